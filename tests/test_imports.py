@@ -1,0 +1,56 @@
+"""Imports point one way, and never in a circle."""
+
+import ast
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MAY_IMPORT = {
+    "compression": set[str](),
+    "protocol": set[str](),
+    "training": {"compression"},
+    "node": {"compression", "protocol", "training"},
+    "sims": {"compression", "protocol", "training", "node"},
+}
+PURE_PROTOCOL_MUST_NOT_IMPORT = {"asyncio", "logging", "random", "secrets", "socket", "time", "torch"}
+
+
+def imports(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+    return names
+
+
+MODULES = {f"farflung.{f}.{p.stem}": imports(p) for f in MAY_IMPORT for p in sorted((ROOT / f).glob("*.py"))}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_one_way(module: str) -> None:
+    folder = module.split(".")[1]
+    used = {name.split(".")[1] for name in MODULES[module] if name.startswith("farflung.")}
+    assert used <= MAY_IMPORT[folder] | {folder}
+
+
+def test_no_cycles() -> None:
+    graph = {name: {u for u in used if u in MODULES} for name, used in MODULES.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError with the cycle
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("farflung.protocol.")])
+def test_protocol_decides_and_does_nothing_else(module: str) -> None:
+    assert not {name.split(".")[0] for name in MODULES[module]} & PURE_PROTOCOL_MUST_NOT_IMPORT
+
+
+def test_stdlib_compression_is_not_hidden() -> None:
+    import bz2
+    import gzip
+    import lzma
+
+    assert all(m.__name__ in sys.modules for m in (bz2, gzip, lzma))
