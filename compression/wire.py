@@ -1,0 +1,160 @@
+"""The header in front of every encoded vector, and moving bytes between payloads and tensors.
+
+32 bytes, little-endian; the body follows without a gap:
+
+    0   magic           2 bytes  "CX"
+    2   header version  u8       1
+    3   codec id        u8
+    4   codec version   u8
+    5   reserved        3 bytes  zero
+    8   numel           u64
+    16  param           u32      the codec's parameter, e.g. its block
+    20  body length     u64      bytes after the header
+    28  checksum        u32      CRC-32 (zlib) of bytes 0-27 and of the body
+
+The checksum finds accidents (disk, memory, a bug of ours); forgery is the business of the signed envelope,
+which also carries name, round and peer. CRC-32 over the int8 body takes about a fifth of decoding it.
+
+Tensors are little-endian in memory on every machine torch ships for; a big-endian one is refused.
+"""
+
+import struct
+import sys
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from farflung.compression.codec import Codec, CodecError, Payload
+
+MAGIC = b"CX"
+HEADER_VERSION = 1
+_FIXED = struct.Struct("<2sBBB3xQIQ")
+_CRC = struct.Struct("<I")
+HEADER_NBYTES = _FIXED.size + _CRC.size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Header:
+    """What a payload says about itself."""
+
+    codec_id: int
+    codec_version: int
+    numel: int
+    """Elements of the vector."""
+    param: int
+    """The codec's parameter."""
+    body_nbytes: int
+    """Bytes after the header."""
+    crc: int
+    """CRC-32 of the header before it, and of the body."""
+
+    @classmethod
+    def read(cls, payload: Payload) -> "Header":
+        """Parse the first 32 bytes; the checksum is not checked. Raises CodecError."""
+        view = as_bytes(payload)
+        if len(view) < HEADER_NBYTES:
+            raise CodecError(f"payload of {len(view)} bytes is shorter than its {HEADER_NBYTES} byte header")
+        magic, header_version, codec_id, codec_version, numel, param, body_nbytes = _FIXED.unpack_from(view)
+        if magic != MAGIC:
+            raise CodecError(f"payload starts with {magic!r}, not with {MAGIC!r}")
+        if header_version != HEADER_VERSION:
+            raise CodecError(f"header version {header_version}, this program reads {HEADER_VERSION}")
+        if any(view[5:8]):
+            raise CodecError("reserved header bytes are not zero")
+        (crc,) = _CRC.unpack_from(view, _FIXED.size)
+        return cls(
+            codec_id=codec_id,
+            codec_version=codec_version,
+            numel=numel,
+            param=param,
+            body_nbytes=body_nbytes,
+            crc=crc,
+        )
+
+
+def as_bytes(payload: Payload) -> memoryview:
+    """A flat byte view. Raises CodecError when the buffer is not contiguous."""
+    view = memoryview(payload)
+    if not view.c_contiguous:
+        raise CodecError("payload is not contiguous in memory")
+    return view.cast("B")
+
+
+def allocate(nbytes: int, *, out: bytearray | memoryview | None, pinned: bool) -> tuple[memoryview, Tensor]:
+    """Memory for a payload, as bytes and as the uint8 tensor [nbytes] over the same bytes.
+
+    Raises ValueError when `out` is too small, read-only or not contiguous.
+    """
+    _check_byte_order()
+    if out is None:
+        fresh = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
+        return tensor_bytes(fresh), fresh
+    view = memoryview(out)
+    if view.readonly or not view.c_contiguous or view.nbytes < nbytes:
+        raise ValueError(f"out must be {nbytes} contiguous writable bytes")
+    view = view.cast("B")[:nbytes]
+    return view, torch.frombuffer(view, dtype=torch.uint8)
+
+
+def seal(view: memoryview, codec: Codec, numel: int) -> None:
+    """Write the header over the first 32 bytes of a payload whose body is complete."""
+    _FIXED.pack_into(
+        view,
+        0,
+        MAGIC,
+        HEADER_VERSION,
+        codec.codec_id,
+        codec.version,
+        numel,
+        codec.param,
+        len(view) - HEADER_NBYTES,
+    )
+    _CRC.pack_into(view, _FIXED.size, _checksum(view))
+
+
+def unseal(payload: Payload, codec: Codec, numel: int, body_nbytes: int) -> memoryview:
+    """The body of a payload that is exactly what was agreed on. Raises CodecError, allocates nothing."""
+    _check_byte_order()
+    header = Header.read(payload)
+    view = as_bytes(payload)
+    for what, got, expected in (
+        ("codec id", header.codec_id, codec.codec_id),
+        ("codec version", header.codec_version, codec.version),
+        ("codec parameter", header.param, codec.param),
+        ("number of elements", header.numel, numel),
+        ("body length", header.body_nbytes, body_nbytes),
+        ("payload length", len(view), HEADER_NBYTES + body_nbytes),
+    ):
+        if got != expected:
+            raise CodecError(f"{what} is {got}, expected {expected}")
+    if _checksum(view) != header.crc:
+        raise CodecError("checksum does not fit the bytes")
+    return view[HEADER_NBYTES:]
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor as writable bytes, without a copy; keeps the tensor alive."""
+    array: Any = tensor.view(torch.uint8).numpy()  # Any: numpy's stubs declare no buffer protocol before 3.12
+    return memoryview(array)
+
+
+def copy_bytes(source: memoryview, start: int, target: Tensor) -> None:
+    """Fill `target` (contiguous, CPU) with the bytes of `source` from `start`, at any alignment.
+
+    `torch.frombuffer` would save the copy, but warns about read-only memory; chunks are copied within the
+    cache.
+    """
+    raw = tensor_bytes(target)
+    raw[:] = source[start : start + len(raw)]
+
+
+def _checksum(view: memoryview) -> int:
+    return zlib.crc32(view[HEADER_NBYTES:], zlib.crc32(view[: _FIXED.size]))
+
+
+def _check_byte_order() -> None:
+    if sys.byteorder != "little":
+        raise CodecError("payloads are little-endian, and this machine is not")
