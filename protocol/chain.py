@@ -1,0 +1,209 @@
+"""The swarm's one history: commits, each naming its parent, certified by a quorum of the parent's view."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from farflung.protocol import ledger as ledgers
+from farflung.protocol.errors import BadSignature, Refused
+from farflung.protocol.keys import PeerId, verify
+from farflung.protocol.ledger import Ledger
+from farflung.protocol.limits import MAX_GROUP_PEERS, MAX_PARTS
+from farflung.protocol.quorum import is_quorum
+from farflung.protocol.types import Count, Digest, Key, Keys, Offset, OptionalDigest, Signature
+
+COMMIT_DOMAIN = b"farflung/commit/1\0"
+VOTE_DOMAIN = b"farflung/vote/1\0"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """What the manifest says about commits."""
+
+    window: int
+    """Samples a member holds after each commit."""
+    lease: int
+    """Rounds for which a vanished member keeps its samples."""
+    max_group: int
+    """Most members of a view."""
+    numel: int
+    """Elements of the flat parameter vector."""
+    tokens_per_sample: int
+
+
+class Contribution(Struct, frozen=True, array_like=True):
+    """What one contributor brought into a round."""
+
+    peer: Key
+    tokens: Count
+    samples: Count
+    """Samples from the front of its window."""
+    ready_ms: Count
+    """How long it needed from the last round to being ready: what adaptive deadlines learn from."""
+
+
+class PartResult(Struct, frozen=True, array_like=True):
+    """One part of the vector after the round."""
+
+    owner: Key
+    start: Offset
+    stop: Offset
+    digest: OptionalDigest
+    """sha256 of the encoded mean; empty when the part was left out for everybody alike."""
+
+
+class RoundResult(Struct, frozen=True, array_like=True):
+    """The all-reduce that a commit carries."""
+
+    plan: Digest
+    contributors: Annotated[tuple[Contribution, ...], Meta(max_length=MAX_GROUP_PEERS)]
+    parts: Annotated[tuple[PartResult, ...], Meta(max_length=MAX_PARTS)]
+    seconds_ms: Count
+    """From plan to the last member that held everything, as the proposer saw it."""
+
+
+class Commit(Struct, frozen=True, array_like=True):
+    """One link of the history."""
+
+    height: Count
+    parent: OptionalDigest
+    """Hash of the commit before; empty at height 0."""
+    version: Count
+    """Rounds that moved the outer state so far: the version of the outer state after this commit."""
+    tokens: Count
+    """Tokens the whole swarm has contributed so far."""
+    view: Keys
+    """Who may vote on the next height, sorted."""
+    left: Keys
+    """Members that said goodbye."""
+    ledger: Ledger
+    round: RoundResult | None = None
+
+
+class Vote(Struct, frozen=True, array_like=True):
+    voter: Key
+    signature: Signature
+
+
+class Certified(Struct, frozen=True, array_like=True):
+    """A commit with the votes that decided it."""
+
+    commit: Commit
+    ballot: Count
+    votes: Annotated[tuple[Vote, ...], Meta(max_length=MAX_GROUP_PEERS)]
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def commit_hash(swarm: bytes, commit: Commit) -> bytes:
+    """sha256 that names a commit, bound to the swarm (32 bytes)."""
+    return sha256(COMMIT_DOMAIN + swarm + _encoder.encode(commit)).digest()
+
+
+def vote_bytes(swarm: bytes, height: int, ballot: int, digest: bytes) -> bytes:
+    """What a voter signs."""
+    return VOTE_DOMAIN + swarm + height.to_bytes(8, "big") + ballot.to_bytes(8, "big") + digest
+
+
+def genesis(founder: PeerId, rules: Rules) -> Commit:
+    """Height 0: the founder alone, with its first window of samples."""
+    ledger = ledgers.advance(Ledger(), trained={}, view=[founder], left=[], window=rules.window, version=0, lease=0)
+    return Commit(height=0, parent=b"", version=0, tokens=0, view=(founder,), left=(), ledger=ledger)
+
+
+def successor(
+    swarm: bytes,
+    parent: Commit,
+    rules: Rules,
+    *,
+    view: tuple[PeerId, ...],
+    left: tuple[PeerId, ...],
+    result: RoundResult | None,
+) -> Commit:
+    """The commit after `parent`; ledger, version and tokens follow from the arguments alone.
+
+    Raises ValueError when a contribution claims samples that its peer does not hold.
+    """
+    contributions = result.contributors if result else ()
+    version = parent.version + (1 if result else 0)
+    trained: Mapping[PeerId, int] = {c.peer: c.samples for c in contributions}
+    ledger = ledgers.advance(
+        parent.ledger,
+        trained=trained,
+        view=view,
+        left=left,
+        window=rules.window,
+        version=version,
+        lease=rules.lease,
+    )
+    return Commit(
+        height=parent.height + 1,
+        parent=commit_hash(swarm, parent),
+        version=version,
+        tokens=parent.tokens + sum(c.tokens for c in contributions),
+        view=tuple(sorted(view)),
+        left=tuple(sorted(left)),
+        ledger=ledger,
+        round=result,
+    )
+
+
+def check_successor(swarm: bytes, parent: Commit, commit: Commit, rules: Rules, *, peer: PeerId) -> None:
+    """Refuse a commit that does not follow from `parent` by the rules. Raises Refused naming `peer`."""
+
+    def demand(holds: bool, what: str) -> None:
+        if not holds:
+            raise Refused(f"commit {commit.height} {what}", peer=peer)
+
+    demand(
+        commit.height == parent.height + 1 and commit.parent == commit_hash(swarm, parent),
+        f"does not follow our commit {parent.height}",
+    )
+    demand(list(commit.view) == sorted(set(commit.view)), "has an unsorted view")
+    demand(0 < len(commit.view) <= rules.max_group, f"has a view of {len(commit.view)} members")
+    demand(set(commit.left) <= set(parent.view), "lets outsiders leave")
+    demand(not set(commit.left) & set(commit.view), "keeps a member that left")
+    demand(
+        is_quorum(parent.view, {*commit.view, *commit.left}),
+        "would leave a view without a quorum of the last",
+    )
+    if commit.round is not None:
+        _check_round(parent, commit.round, rules, demand)
+    try:
+        expected = successor(swarm, parent, rules, view=commit.view, left=commit.left, result=commit.round)
+    except ValueError as error:
+        raise Refused(f"commit {commit.height}: {error}", peer=peer) from error
+    demand(expected == commit, "has a ledger that does not follow from the last")
+
+
+def _check_round(parent: Commit, result: RoundResult, rules: Rules, demand: Callable[[bool, str], None]) -> None:
+    contributors = [c.peer for c in result.contributors]
+    demand(bool(contributors) and contributors == sorted(set(contributors)), "has unsorted contributors")
+    demand(set(contributors) <= set(parent.view), "counts contributors from outside the view")
+    for c in result.contributors:
+        demand(0 < c.tokens == c.samples * rules.tokens_per_sample, "counts tokens that are not its samples")
+    position = 0
+    for part in result.parts:
+        demand(part.start == position < part.stop, "has parts that leave gaps or overlap")
+        demand(len(part.digest) in (0, 32), "has a digest that is none")
+        position = part.stop
+    demand(position == rules.numel, f"covers {position} of {rules.numel} elements")
+    demand(any(part.digest for part in result.parts), "moves nothing")
+
+
+def check_certificate(swarm: bytes, certified: Certified, voters: tuple[PeerId, ...], *, peer: PeerId) -> None:
+    """Check that a quorum of `voters` (the parent's view) signed. Raises Refused or BadSignature naming `peer`."""
+    who = [vote.voter for vote in certified.votes]
+    if len(set(who)) != len(who) or not set(who) <= set(voters) or not is_quorum(voters, who):
+        raise Refused(f"commit {certified.commit.height} has no quorum of votes", peer=peer)
+    signed = vote_bytes(swarm, certified.commit.height, certified.ballot, commit_hash(swarm, certified.commit))
+    for vote in certified.votes:
+        try:
+            verify(vote.voter, vote.signature, signed)
+        except BadSignature as error:
+            raise BadSignature(f"commit {certified.commit.height} carries a forged vote", peer=peer) from error

@@ -1,0 +1,107 @@
+"""What the pure machines ask the node to do. The node executes effects in the order given."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from farflung.protocol.chain import Certified
+from farflung.protocol.keys import PeerId
+from farflung.protocol.messages import Accepted, Message, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a control message; best effort."""
+
+    to: PeerId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class SaveVote:
+    """Write to disk, before anything that follows: what we promised and voted for."""
+
+    height: int
+    ballot: int
+    accepted: Accepted | None
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """A plan was accepted here: its transfers may come."""
+
+    plan_id: bytes
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Contribute:
+    """Take the pseudo-gradient, encode it part by part, and send each part to its owner."""
+
+    plan_id: bytes
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Accumulate one of our parts over the contributors, encode the mean, and send it to the other members."""
+
+    plan_id: bytes
+    plan: Plan
+    part: int
+    weights: tuple[tuple[PeerId, float], ...]
+    """(contributor, share) in the order of keys; shares sum to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchMean:
+    """Get an encoded mean from one of `holders`, checked against `digest`."""
+
+    plan_id: bytes
+    part: int
+    digest: bytes
+    holders: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """The history moved: apply this commit (after all before it)."""
+
+    certified: Certified
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOver:
+    """The round is over for us: training may go on."""
+
+    plan_id: bytes | None
+    contributed: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """End the transfers of this plan."""
+
+    plan_id: bytes
+    final: bool
+    """Nothing can come of it any more, so its means are not needed either."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """Our outer state differs from the majority's at the same version."""
+
+    version: int
+    digest: bytes
+    donors: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something for the log, with its reason (docs/events.md)."""
+
+    event: str
+    fields: Mapping[str, object] = field(default_factory=dict)
+
+
+Effect = Send | SaveVote | Expect | Contribute | Reduce | FetchMean | Apply | RoundOver | Forget | Repair | Note

@@ -1,0 +1,92 @@
+"""Identities: Ed25519 keys, signatures bound to what they sign, and how keys are shown to people.
+
+A peer *is* its 32-byte public key. Every signature covers a domain prefix, so that the bytes of one kind of
+statement can never pass as another kind (a vote as a manifest, say).
+"""
+
+import base64
+import hashlib
+from typing import Protocol
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from farflung.protocol.errors import BadSignature, IdentityError
+
+PeerId = bytes
+"""A peer's Ed25519 public key, 32 bytes."""
+
+PUBLIC_KEY_BYTES = 32
+SEED_BYTES = 32
+SIGNATURE_BYTES = 64
+
+FINGERPRINT_CHARS = 12
+"""Base32 characters of a shown fingerprint: 60 bits, so finding another key with the same one takes 2^60 key
+pairs.
+"""
+
+
+class Signer(Protocol):
+    """Who holds a private key. `node/` keeps it in a file; tests and simulations derive it from a seed."""
+
+    @property
+    def peer_id(self) -> PeerId:
+        """The public key."""
+
+    def sign(self, data: bytes) -> bytes:
+        """The 64-byte signature over `data`. Callers prefix `domain(...)`."""
+
+
+class Ed25519Signer:
+    """A signer from a 32-byte seed. Ed25519 is deterministic: same seed and data, same signature."""
+
+    def __init__(self, seed: bytes) -> None:
+        """Raises IdentityError when `seed` is not 32 bytes long."""
+        if len(seed) != SEED_BYTES:
+            raise IdentityError(f"an identity seed has {SEED_BYTES} bytes, not {len(seed)}")
+        self._key = Ed25519PrivateKey.from_private_bytes(seed)
+        self._peer_id = self._key.public_key().public_bytes_raw()
+
+    @property
+    def peer_id(self) -> PeerId:
+        """The public key, 32 bytes."""
+        return self._peer_id
+
+    def sign(self, data: bytes) -> bytes:
+        """The 64-byte signature over `data`."""
+        return self._key.sign(data)
+
+    def __repr__(self) -> str:
+        return f"Ed25519Signer({short(self._peer_id)})"
+
+
+def domain(what: str) -> bytes:
+    """The prefix that separates signatures and hashes of one kind of statement from all others."""
+    return f"farflung/{what}/1\0".encode("ascii")
+
+
+def verify(peer_id: PeerId, signature: bytes, data: bytes) -> None:
+    """Check that `peer_id` signed `data` (with its domain prefix). Raises BadSignature naming the peer."""
+    try:
+        Ed25519PublicKey.from_public_bytes(peer_id).verify(signature, data)
+    except InvalidSignature:
+        raise BadSignature("the signature does not fit the key and the bytes", peer=peer_id) from None
+    except ValueError as err:  # a key that is not 32 bytes long or no point of the curve
+        raise BadSignature(f"no Ed25519 public key: {err}", peer=peer_id) from None
+
+
+def digest(what: str, data: bytes) -> bytes:
+    """SHA-256 of `data` within a domain, 32 bytes."""
+    return hashlib.sha256(domain(what) + data).digest()
+
+
+def short(peer_id: PeerId) -> str:
+    """A peer for people and logs: the first 12 hex digits, as errors show it."""
+    return peer_id.hex()[:12]
+
+
+def fingerprint(key: PeerId) -> str:
+    """The whole fingerprint of a founder's key: base32 in lower case, 52 characters. People see the first
+    few.
+    """
+    return base64.b32encode(digest("fingerprint", key)).decode("ascii").rstrip("=").lower()

@@ -1,0 +1,131 @@
+"""Which sample belongs to whom: the data ledger that every commit carries (invariant 6).
+
+Samples are numbered on without end: number s is sample perm(epoch)(s mod N) of epoch s div N, so "once per epoch" is
+"each number once". A number below `cursor` is held by a member, free to be handed out again, suspended (its holder
+vanished and keeps it during a lease), or done. Everything here is a pure function of the ledger before, so that every
+voter computes the same ledger after.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from farflung.protocol.keys import PeerId
+from farflung.protocol.types import Count, Intervals, Key
+
+
+class Holding(Struct, frozen=True, array_like=True):
+    """The samples of one member, in the order in which it trains them."""
+
+    peer: Key
+    intervals: Intervals
+
+
+class Suspended(Struct, frozen=True, array_like=True):
+    """The samples of a member that vanished, kept for it until `version` + lease."""
+
+    peer: Key
+    version: Count
+    intervals: Intervals
+
+
+class Ledger(Struct, frozen=True, array_like=True):
+    """Who holds which samples; entries are sorted by peer."""
+
+    cursor: Count = 0
+    held: tuple[Holding, ...] = ()
+    free: Intervals = ()
+    suspended: tuple[Suspended, ...] = ()
+
+    def window(self, peer: PeerId) -> Intervals:
+        """The samples a member holds."""
+        return next((h.intervals for h in self.held if h.peer == peer), ())
+
+
+def count(intervals: Iterable[tuple[int, int]]) -> int:
+    """Samples in the intervals."""
+    return sum(stop - start for start, stop in intervals)
+
+
+def split(intervals: Sequence[tuple[int, int]], num: int) -> tuple[Intervals, Intervals]:
+    """The first `num` samples, in order, and the rest. Fewer than `num` when there are not enough."""
+    taken: list[tuple[int, int]] = []
+    for i, (start, stop) in enumerate(intervals):
+        if num <= 0:
+            return tuple(taken), tuple(intervals[i:])
+        if stop - start > num:
+            return (*taken, (start, start + num)), ((start + num, stop), *intervals[i + 1 :])
+        taken.append((start, stop))
+        num -= stop - start
+    return tuple(taken), ()
+
+
+def join(*parts: Sequence[tuple[int, int]]) -> Intervals:
+    """Concatenate in order, merging neighbours that touch."""
+    merged: list[tuple[int, int]] = []
+    for start, stop in (interval for part in parts for interval in part):
+        if start == stop:
+            continue
+        if merged and merged[-1][1] == start:
+            merged[-1] = (merged[-1][0], stop)
+        else:
+            merged.append((start, stop))
+    return tuple(merged)
+
+
+def is_prefix(short: Sequence[tuple[int, int]], long: Sequence[tuple[int, int]]) -> bool:
+    """Whether `long` begins with exactly the samples of `short`, in the same order."""
+    return join(split(long, count(short))[0]) == join(short)
+
+
+def advance(
+    ledger: Ledger,
+    *,
+    trained: Mapping[PeerId, int],
+    view: Sequence[PeerId],
+    left: Sequence[PeerId],
+    window: int,
+    version: int,
+    lease: int,
+) -> Ledger:
+    """The ledger after a commit.
+
+    `trained`: samples, from the front of their windows, that each contributor's accepted contribution used.
+    `view`: members from now on; `left`: those that said goodbye (their samples are free at once). Members that are
+    neither keep theirs suspended until `lease` versions have passed. Every member's window is filled up to `window`.
+    Raises ValueError when a contributor claims more than it holds.
+    """
+    held = {h.peer: h.intervals for h in ledger.held}
+    for peer, num in trained.items():
+        if num > count(held.get(peer, ())):
+            raise ValueError(f"{peer.hex()[:12]} claims {num} samples and holds {count(held.get(peer, ()))}")
+        held[peer] = split(held[peer], num)[1]
+
+    free = ledger.free
+    suspended: list[Suspended] = []
+    for entry in ledger.suspended:
+        if entry.peer in view:  # back within its lease: its progress is a prefix of what it gets back
+            held[entry.peer] = join(entry.intervals, held.get(entry.peer, ()))
+        elif entry.version + lease <= version or entry.peer in left:
+            free = join(free, entry.intervals)
+        else:
+            suspended.append(entry)
+    for peer in sorted(held):
+        if peer in view:
+            continue
+        gone = held.pop(peer)
+        if peer in left:
+            free = join(free, gone)
+        elif gone:
+            suspended.append(Suspended(peer, version, gone))
+
+    cursor = ledger.cursor
+    for peer in sorted(view):
+        missing = window - count(held.get(peer, ()))
+        if missing > 0:
+            again, free = split(free, missing)
+            fresh = missing - count(again)
+            held[peer] = join(held.get(peer, ()), again, ((cursor, cursor + fresh),))
+            cursor += fresh
+    holdings = tuple(Holding(peer, held[peer]) for peer in sorted(held))
+    return Ledger(cursor, holdings, free, tuple(sorted(suspended, key=lambda s: s.peer)))

@@ -1,0 +1,70 @@
+"""Every limit on what the network may ask of us, in one place: name, unit, reason.
+
+Checked before anything is allocated (invariant 8 of the design).
+"""
+
+MAX_CONTROL_BYTES = 1 << 20
+"""One control message. The largest, a certified commit of 64 peers, is about 30 kB; gRPC's default is 4 MiB."""
+
+MAX_RECORD_BYTES = 16 << 10
+"""One DHT record. Kademlia stores grow slow above a few kB; a manifest is about 2 kB."""
+
+MAX_GROUP_PEERS = 64
+"""Peers in one round. A butterfly of 64 keeps a part at 1/64 of the model and control traffic small."""
+
+MAX_PARTS = 4 * MAX_GROUP_PEERS
+"""Parts of one round."""
+
+MAX_PARAMETERS = 1 << 40
+"""Parameters of a model: a trillion, far above what a swarm of volunteers can hold."""
+
+MAX_INTERVALS = 4096
+"""Sample intervals in one ledger; fragmentation beyond this is a bug or an attack."""
+
+MAX_TEXT = 512
+"""Characters of a free text (a reason, a device name) in a message."""
+
+MAX_ADDRESSES = 16
+"""Addresses one peer may announce."""
+
+MAX_NAME = 64
+"""Characters of a swarm's name."""
+
+MAX_CLOCK_SKEW_S = 60.0
+"""How far a sender's clock may be ahead of ours. NTP keeps machines within a second; laptops drift by minutes."""
+
+MAX_MESSAGE_LIFE_S = 120.0
+"""How long a control message stays valid; longer lives make replay windows large."""
+
+MAX_RECORD_LIFE_S = 3600.0
+"""How long a peer record stays valid."""
+
+REPLAY_WINDOW = 4096
+"""Sequence numbers remembered per sender, as in IPsec's anti-replay window but wider: bulk of heartbeats."""
+
+CHUNK_BYTES = 1 << 20
+"""One chunk of outer state in a state transfer: large enough for full streams, small enough to resume."""
+
+MAX_COMMITS_PER_REPLY = 64
+"""Certified commits in one reply to a peer that catches up."""
+
+MAX_REPLAY_SENDERS = 4096
+"""Senders whose recent messages are remembered at once; about 0.7 kB each. 64 groups' worth."""
+
+MAX_MANIFEST_BYTES = 8 << 10
+"""One encoded manifest; ours are about 1 kB, and it must fit a record with room to spare."""
+
+MAX_TOML_CHARS = 64 << 10
+"""Characters of a person's manifest file; a full one has about 1,500."""
+
+MAX_ADDRESS_CHARS = 256
+"""Characters of one address. A relayed multiaddr with two peer ids has about 180, a DNS name up to 253."""
+
+MAX_INVITATION_BYTES = 4096
+"""Bytes in an invitation before base32; one address makes about 165."""
+
+MAX_CLAIM_LIFE_S = 30 * 86400.0
+"""How long a founder's claim to a name stays valid, so that peers can keep it alive while the founder is away."""
+
+MAX_PROTOCOL_VERSIONS = 16
+"""Versions one peer or manifest may list."""

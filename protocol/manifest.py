@@ -1,0 +1,233 @@
+"""The manifest: everything a swarm agrees on, signed by its founder and never changed. Its hash is the
+swarm's id.
+
+Encoding is MessagePack with field names, all fields present, in the order below; a decoder accepts only bytes
+that it would itself write, so one manifest has one hash. About 1 kB. What a peer decides for itself (device,
+caps, dtype) is not here.
+
+Some fields have one legal value so far (fragments, delay, mix, optimisers, aggregation). They are in the
+format already so that a manifest says what its swarm does, and a later version need not guess.
+"""
+
+import re
+
+import msgspec
+
+from farflung.protocol.checks import check_length, check_range, check_supported
+from farflung.protocol.errors import BadSignature, ConfigError, LocalError, Malformed, WrongSwarm
+from farflung.protocol.keys import PeerId, Signer, digest, domain, short, verify
+from farflung.protocol.limits import (
+    MAX_GROUP_PEERS,
+    MAX_MANIFEST_BYTES,
+    MAX_PROTOCOL_VERSIONS,
+    MAX_RECORD_BYTES,
+)
+from farflung.protocol.manifest_sections import (
+    AdmissionSpec,
+    DataSpec,
+    DeadlineSpec,
+    InnerSpec,
+    ModelSpec,
+    OuterSpec,
+    TokenizerSpec,
+)
+from farflung.protocol.naming import check_name
+from farflung.protocol.types import Signature
+from farflung.protocol.versions import SUPPORTED_VERSIONS, negotiate
+from farflung.protocol.wire import check_size, decode
+
+_DOMAIN = domain("manifest")
+_CODEC = re.compile(r"[a-z0-9][a-z0-9_(),.=+:-]{0,127}")
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a swarm agrees on. Every value is checked when a manifest is made; ConfigError names key and
+    range.
+    """
+
+    protocol_versions: tuple[int, ...] = SUPPORTED_VERSIONS
+    """Versions a member may speak, ascending."""
+    name: str
+    founder: bytes
+    """The founder's public key, 32 bytes."""
+    created: int
+    """Unix seconds."""
+    model: ModelSpec
+    tokenizer: TokenizerSpec = TokenizerSpec()
+    data: DataSpec
+    batch_tokens: int
+    """Tokens of one inner step of one peer; a multiple of `model.seq_len`."""
+    total_steps: int
+    """Inner steps of one peer until the end of the run."""
+    inner: InnerSpec = InnerSpec()
+    outer: OuterSpec = OuterSpec()
+    inner_steps: int = 100
+    """H: inner steps between two rounds of the same fragment."""
+    fragments: int = 1
+    """P: parts of the model that are synchronised in turn."""
+    delay_steps: int = 0
+    """tau: inner steps by which a round's result is applied late."""
+    mix: float = 0.0
+    """alpha: share of the local parameters kept when a round's result is applied."""
+    uplink_codec: str = "int8(block=128)"
+    """Codec of pseudo-gradients on their way to the owners of parts, as `farflung.compression` reads it."""
+    downlink_codec: str = "int8(block=128)"
+    """Codec of the reduced means on their way back."""
+    min_contributors: int = 1
+    """A round with fewer changes nothing."""
+    window_rounds: int = 3
+    """Rounds' worth of samples handed out ahead to each member."""
+    lease_rounds: int = 3
+    """Rounds for which a vanished member's samples are kept for it."""
+    max_group: int = MAX_GROUP_PEERS
+    """Most members of one group."""
+    aggregation: str = "mean"
+    """Rule of the reduction: the mean over contributors, weighted by tokens."""
+    admission: AdmissionSpec
+    deadlines: DeadlineSpec = DeadlineSpec()
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        check_length("founder", self.founder, 32)
+        check_range("created", self.created, 0, 1 << 53)
+        self._check_versions()
+        self._check_steps()
+        check_range("swarm.fragments", self.fragments, 1, self.model.num_layers)
+        check_supported("swarm.fragments", self.fragments, 1)
+        check_range("swarm.delay_steps", self.delay_steps, 0, self.inner_steps)
+        check_supported("swarm.delay_steps", self.delay_steps, 0)
+        check_range("swarm.mix", self.mix, 0.0, 1.0)
+        check_supported("swarm.mix", self.mix, 0.0)
+        check_supported("swarm.aggregation", self.aggregation, "mean")
+        for key, codec in (
+            ("swarm.uplink_codec", self.uplink_codec),
+            ("swarm.downlink_codec", self.downlink_codec),
+        ):
+            if not _CODEC.fullmatch(codec):
+                raise ConfigError(f"{key} = {codec[:160]!r}: no codec looks like that; one is 'int8(block=128)'")
+        check_range("swarm.max_group", self.max_group, 1, MAX_GROUP_PEERS)
+        check_range("swarm.min_contributors", self.min_contributors, 1, self.max_group)
+        check_range("swarm.window_rounds", self.window_rounds, 1, 64)
+        check_range("swarm.lease_rounds", self.lease_rounds, 0, 10_000)
+        if self.tokenizer.kind == "bytes":
+            check_range("model.vocab_size", self.model.vocab_size, 256, 1 << 24)
+
+    def _check_versions(self) -> None:
+        versions = self.protocol_versions
+        check_range("protocol_versions: their number", len(versions), 1, MAX_PROTOCOL_VERSIONS)
+        for version in versions:
+            check_range("protocol_versions", version, 1, 65535)
+        if list(versions) != sorted(set(versions)):
+            raise ConfigError(f"protocol_versions = {list(versions)}: must ascend")
+
+    def _check_steps(self) -> None:
+        seq_len = self.model.seq_len
+        check_range("swarm.batch_tokens", self.batch_tokens, seq_len, 1 << 40)
+        if self.batch_tokens % seq_len:
+            raise ConfigError(
+                f"swarm.batch_tokens = {self.batch_tokens}: must be a multiple of model.seq_len = {seq_len}"
+            )
+        check_range("swarm.total_steps", self.total_steps, 1, 1 << 40)
+        check_range("swarm.inner_steps", self.inner_steps, 1, self.total_steps)
+        check_range("inner.warmup_steps", self.inner.warmup_steps, 0, self.total_steps)
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of one inner step of one peer."""
+        return self.batch_tokens // self.model.seq_len
+
+
+class SignedManifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A manifest as it travels: its canonical bytes and the founder's signature over domain and bytes."""
+
+    manifest: bytes
+    signature: Signature
+
+    @property
+    def swarm(self) -> bytes:
+        """The swarm's id: the hash of the bytes, whatever they are."""
+        return digest("manifest", self.manifest)
+
+    def encode(self) -> bytes:
+        """The bytes on the wire, for `open_manifest`."""
+        return _ENCODER.encode(self)
+
+    def verify(self, *, peer: PeerId | None) -> Manifest:
+        """The manifest, if its founder signed these bytes. `peer` is who gave them to us.
+
+        Raises LimitExceeded, Malformed, WrongVersion, Refused (a value out of range), BadSignature.
+        """
+        manifest = decode_manifest(self.manifest, peer=peer)
+        try:
+            verify(manifest.founder, self.signature, _DOMAIN + self.manifest)
+        except BadSignature as err:
+            raise BadSignature(
+                f"manifest {manifest.name!r} of founder {short(manifest.founder)}: {err.reason}", peer=peer
+            ) from None
+        return manifest
+
+
+class _Versioned(msgspec.Struct):
+    protocol_versions: tuple[int, ...]
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Manifest)
+_VERSION_DECODER = msgspec.msgpack.Decoder(_Versioned)
+_SIGNED_DECODER = msgspec.msgpack.Decoder(SignedManifest)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The canonical bytes of a manifest. Raises LocalError when they are above MAX_MANIFEST_BYTES."""
+    # Python lets an int stand where a float belongs (lr=1), and msgpack would write it as an int: decoding
+    # makes it a float.
+    data = _ENCODER.encode(_DECODER.decode(_ENCODER.encode(manifest)))
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise LocalError(f"the manifest has {len(data)} bytes, at most {MAX_MANIFEST_BYTES} are allowed")
+    return data
+
+
+def manifest_hash(manifest: Manifest) -> bytes:
+    """SHA-256 over domain and canonical bytes: the swarm's id, 32 bytes."""
+    return digest("manifest", encode_manifest(manifest))
+
+
+def decode_manifest(data: bytes, *, peer: PeerId | None) -> Manifest:
+    """A manifest from its canonical bytes; `peer` is who gave them to us.
+
+    Raises LimitExceeded, Malformed (also for bytes that are not canonical), WrongVersion, Refused (out of
+    range).
+    """
+    check_size(data, what="manifest", limit=MAX_MANIFEST_BYTES, peer=peer)
+    # First the versions: a swarm that speaks none of ours may have a manifest of another shape.
+    head = decode(_VERSION_DECODER, data, what="manifest", limit=MAX_MANIFEST_BYTES, peer=peer)
+    negotiate(head.protocol_versions, peer=peer)
+    manifest = decode(_DECODER, data, what="manifest", limit=MAX_MANIFEST_BYTES, peer=peer)
+    if _ENCODER.encode(manifest) != data:
+        raise Malformed("manifest: not in canonical form", peer=peer)
+    return manifest
+
+
+def sign_manifest(signer: Signer, manifest: Manifest) -> SignedManifest:
+    """Found a swarm. Raises LocalError when `signer` is not the manifest's founder or the manifest is too
+    large.
+    """
+    if signer.peer_id != manifest.founder:
+        raise LocalError(
+            f"the manifest's founder is {short(manifest.founder)}, the key at hand is {short(signer.peer_id)}"
+        )
+    data = encode_manifest(manifest)
+    return SignedManifest(data, signer.sign(_DOMAIN + data))
+
+
+def open_manifest(data: bytes, *, swarm: bytes | None, peer: PeerId | None) -> Manifest:
+    """A manifest from `SignedManifest.encode` bytes that `peer` gave us, checked against the id we want
+    (None: any).
+
+    Raises LimitExceeded, Malformed, WrongSwarm (another manifest), WrongVersion, Refused (out of range),
+    BadSignature.
+    """
+    signed = decode(_SIGNED_DECODER, data, what="signed manifest", limit=MAX_RECORD_BYTES, peer=peer)
+    if swarm is not None and signed.swarm != swarm:
+        raise WrongSwarm(f"manifest {short(signed.swarm)}, wanted {short(swarm)}", peer=peer)
+    return signed.verify(peer=peer)

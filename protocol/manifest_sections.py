@@ -1,0 +1,174 @@
+"""The parts of a manifest that belong together: model, tokenizer, data, optimisers, admission, deadlines.
+
+Every value is checked when it is made, from whatever source, so a section that exists is in range.
+ConfigError names the key as the person's TOML spells it.
+"""
+
+import msgspec
+
+from farflung.protocol.checks import check_length, check_one_of, check_range, check_supported, check_text
+from farflung.protocol.errors import ConfigError
+from farflung.protocol.limits import MAX_PARAMETERS, MAX_TEXT
+
+MAX_SEED = (1 << 63) - 1
+"""Seeds fit a signed 64-bit integer, the least that every generator takes."""
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A decoder-only transformer: RMSNorm, RoPE, grouped-query attention, gated feed-forward layer."""
+
+    preset: str = ""
+    """Name of the preset the numbers came from, for people; the numbers below are what counts."""
+    vocab_size: int
+    """Rows of the embedding."""
+    dim: int
+    """Width of the residual stream."""
+    num_layers: int
+    num_heads: int
+    """Query heads; `dim / num_heads` must be a whole, even number for RoPE."""
+    num_kv_heads: int
+    """Key and value heads; divides `num_heads`."""
+    ffn_dim: int
+    """Width inside the feed-forward layer."""
+    seq_len: int
+    """Tokens of one training sample."""
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+    tie_embeddings: bool = True
+    """Head and embedding share one matrix."""
+    init_seed: int = 0
+    """Seed of the initial parameters, which every peer makes for itself."""
+
+    def __post_init__(self) -> None:
+        check_text("model.preset", self.preset, 64)
+        check_range("model.vocab_size", self.vocab_size, 2, 1 << 24)
+        check_range("model.dim", self.dim, 2, 1 << 20)
+        check_range("model.num_layers", self.num_layers, 1, 4096)
+        check_range("model.num_heads", self.num_heads, 1, 4096)
+        check_range("model.num_kv_heads", self.num_kv_heads, 1, self.num_heads)
+        check_range("model.ffn_dim", self.ffn_dim, 1, 1 << 22)
+        check_range("model.seq_len", self.seq_len, 2, 1 << 22)
+        check_range("model.rope_theta", self.rope_theta, 1.0, 1e12)
+        check_range("model.norm_eps", self.norm_eps, 1e-12, 1e-1)
+        check_range("model.init_seed", self.init_seed, 0, MAX_SEED)
+        if self.dim % (2 * self.num_heads):
+            raise ConfigError(f"model.dim = {self.dim}: must be a multiple of 2 * num_heads = {2 * self.num_heads}")
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(f"model.num_kv_heads = {self.num_kv_heads}: must divide num_heads = {self.num_heads}")
+        if self.matrix_parameters() > MAX_PARAMETERS:
+            raise ConfigError(f"model: {self.matrix_parameters()} parameters, at most {MAX_PARAMETERS} are allowed")
+
+    def matrix_parameters(self) -> int:
+        """Parameters in matrices, so all but the norms."""
+        kv_dim = self.dim // self.num_heads * self.num_kv_heads
+        layer = 2 * self.dim * self.dim + 2 * self.dim * kv_dim + 3 * self.dim * self.ffn_dim
+        return self.num_layers * layer + self.vocab_size * self.dim * (1 if self.tie_embeddings else 2)
+
+
+class TokenizerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How text becomes tokens."""
+
+    kind: str = "bytes"
+    """`bytes`: a token is a byte. `file`: a `tokenizers` JSON file."""
+    hash: bytes = b""
+    """SHA-256 of the file; empty for `bytes`."""
+
+    def __post_init__(self) -> None:
+        check_one_of("data.tokenizer", self.kind, ("bytes", "file"))
+        check_length("data.tokenizer_hash", self.hash, 0 if self.kind == "bytes" else 32)
+
+
+class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is trained on, and in which order."""
+
+    spec: str
+    """Where the samples come from, as `farflung.training` reads it."""
+    content_hash: bytes
+    """SHA-256 that the data source computes over its content; peers with other data find out before they
+    train.
+    """
+    order_seed: int = 0
+    """Seed of the permutation of the samples of each epoch."""
+    num_samples: int
+    """Samples of `seq_len` tokens in one epoch."""
+
+    def __post_init__(self) -> None:
+        check_text("data.spec", self.spec, MAX_TEXT)
+        if not self.spec:
+            raise ConfigError("data.spec is empty: say where the text comes from")
+        check_length("data.content_hash", self.content_hash, 32)
+        check_range("data.order_seed", self.order_seed, 0, MAX_SEED)
+        check_range("data.num_samples", self.num_samples, 1, 1 << 48)
+
+
+class InnerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The optimiser of local steps, and its schedule over a peer's `total_steps`."""
+
+    optimizer: str = "adamw"
+    lr: float = 1e-3
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.1
+    grad_clip: float = 1.0
+    """Largest gradient norm."""
+    warmup_steps: int = 100
+    """Inner steps of linear warm-up."""
+    schedule: str = "cosine"
+    """`cosine` to `min_lr_ratio`, or `wsd`: constant, then linear decay over the last `decay_fraction`."""
+    decay_fraction: float = 0.2
+    """Share of `total_steps` that `wsd` decays over."""
+    min_lr_ratio: float = 0.1
+    """Last learning rate over `lr`."""
+
+    def __post_init__(self) -> None:
+        check_supported("inner.optimizer", self.optimizer, "adamw")
+        check_range("inner.lr", self.lr, 1e-8, 10.0)
+        for i, beta in enumerate(self.betas):
+            check_range(f"inner.betas[{i}]", beta, 0.0, 0.999999)
+        check_range("inner.weight_decay", self.weight_decay, 0.0, 10.0)
+        check_range("inner.grad_clip", self.grad_clip, 1e-6, 1e6)
+        check_range("inner.warmup_steps", self.warmup_steps, 0, 1 << 40)
+        check_one_of("inner.schedule", self.schedule, ("cosine", "wsd"))
+        check_range("inner.decay_fraction", self.decay_fraction, 0.0, 1.0)
+        check_range("inner.min_lr_ratio", self.min_lr_ratio, 0.0, 1.0)
+
+
+class OuterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The optimiser of rounds; its gradient is the mean pseudo-gradient. Defaults of DiLoCo (arXiv
+    2311.08105).
+    """
+
+    optimizer: str = "nesterov"
+    lr: float = 0.7
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_supported("outer.optimizer", self.optimizer, "nesterov")
+        check_range("outer.lr", self.lr, 1e-6, 10.0)
+        check_range("outer.momentum", self.momentum, 0.0, 0.999999)
+
+
+class AdmissionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who may become a member."""
+
+    rule: str = "invite"
+    """`invite`: whoever holds the invitation's secret. `open`: anybody, wreckers included."""
+    invite_key: bytes = b""
+    """Public key of the invitation's secret, 32 bytes; empty for `open`."""
+
+    def __post_init__(self) -> None:
+        check_one_of("swarm.admission", self.rule, ("invite", "open"))
+        check_length("swarm.invite_key", self.invite_key, 32 if self.rule == "invite" else 0)
+
+
+class DeadlineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bounds of the adaptive deadline of a round, seconds."""
+
+    min_round_s: float = 5.0
+    """No round is cut off earlier, however fast the others were."""
+    max_round_s: float = 600.0
+    """No round waits longer for anybody."""
+
+    def __post_init__(self) -> None:
+        check_range("swarm.min_round_s", self.min_round_s, 0.01, 86400.0)
+        check_range("swarm.max_round_s", self.max_round_s, self.min_round_s, 86400.0)

@@ -1,0 +1,191 @@
+"""Who is there: heartbeats, suspicion, and a second opinion before anybody is called dead.
+
+A cut link shows only after 30 to 60 s in the engines, so liveness is ours. A peer that was silent for a few heartbeats, or
+to which a connection just broke, is *suspect*. Half-way to the verdict, others are asked when they last heard from it; only if nobody
+has heard from it since the suspicion began is it *dead* (as SWIM's indirect probe, Das et al. 2002). A peer that others hear is merely
+unreachable from here. All of this is one node's opinion: what the swarm decides, it decides by votes.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import sha256
+
+from farflung.protocol.effects import Effect, Note, Send
+from farflung.protocol.keys import PeerId, short
+from farflung.protocol.messages import Heartbeat, Opinion, Probe
+
+SUSPECT_AFTER = 3.5
+"""Heartbeats missed before suspicion."""
+
+ASK_AFTER = 1.25
+"""Heartbeats between suspicion and asking others: long enough that a living peer has sent one more to them."""
+
+VERDICT_AFTER = 2.5
+"""Heartbeats between suspicion and verdict."""
+
+FORGET_AFTER_S = 600.0
+"""Dead or departed peers are forgotten after this; the peer cache on disk remembers addresses for longer."""
+
+NUM_WITNESSES = 3
+"""Peers asked for a second opinion, as in SWIM."""
+
+
+class Liveness(StrEnum):
+    UNKNOWN = "unknown"
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    DEAD = "dead"
+    LEFT = "left"
+
+
+@dataclass(slots=True)
+class Peer:
+    """What we know of one peer."""
+
+    liveness: Liveness = Liveness.UNKNOWN
+    heard_at: float = 0.0
+    since: float = 0.0
+    """When `liveness` last changed."""
+    heartbeat: Heartbeat | None = None
+    leaving: bool = False
+    """It said goodbye; it votes until it is let go, or falls silent."""
+    asked: bool = False
+    witnessed_at: float = -1.0
+    """Latest moment at which, by anybody's word, it was heard."""
+
+
+@dataclass(slots=True)
+class Membership:
+    """This node's opinion of every peer it has heard of; pure, time is an argument (seconds, monotonic)."""
+
+    me: PeerId
+    heartbeat_s: float
+    peers: dict[PeerId, Peer] = field(default_factory=dict)
+
+    def known(self) -> list[PeerId]:
+        """Everybody we might talk to, sorted; the dead too, for they may come back."""
+        return sorted(p for p, peer in self.peers.items() if peer.liveness is not Liveness.LEFT)
+
+    def alive(self, peer: PeerId) -> bool:
+        """Whether to count on a peer. Suspects still count: suspicion is cheap, a wrong verdict is not."""
+        if peer == self.me:
+            return True
+        entry = self.peers.get(peer)
+        return entry is not None and entry.liveness in (Liveness.ALIVE, Liveness.SUSPECT)
+
+    def live(self, peers: Iterable[PeerId]) -> list[PeerId]:
+        return [p for p in peers if self.alive(p)]
+
+    def dead_for(self, peer: PeerId, now: float) -> float:
+        """Seconds since a peer was called dead or left; 0 when it is neither. One never heard of gets the time of a verdict."""
+        entry = self.peers.get(peer)
+        if entry is None or entry.liveness in (Liveness.ALIVE, Liveness.SUSPECT):
+            return 0.0
+        grace = (SUSPECT_AFTER + VERDICT_AFTER) * self.heartbeat_s if entry.liveness is Liveness.UNKNOWN else 0.0
+        return max(0.0, now - entry.since - grace)
+
+    def leaves(self, peer: PeerId) -> bool:
+        """Whether a peer has said goodbye, still here or not."""
+        entry = self.peers.get(peer)
+        return entry is not None and (entry.leaving or entry.liveness is Liveness.LEFT)
+
+    def heartbeat(self, peer: PeerId) -> Heartbeat | None:
+        entry = self.peers.get(peer)
+        return entry.heartbeat if entry else None
+
+    def discover(self, peer: PeerId, now: float) -> bool:
+        """Somebody mentioned a peer; True when it is new to us."""
+        if peer == self.me or peer in self.peers:
+            return False
+        self.peers[peer] = Peer(since=now)
+        return True
+
+    def heard(self, peer: PeerId, now: float, heartbeat: Heartbeat | None = None) -> list[Effect]:
+        """Any verified message from a peer."""
+        entry = self.peers.setdefault(peer, Peer(since=now))
+        entry.heard_at = entry.witnessed_at = now
+        if heartbeat is not None:
+            entry.heartbeat = heartbeat
+            entry.leaving = heartbeat.state == "leaving"
+        if entry.liveness is Liveness.LEFT and heartbeat is None:
+            return []  # stragglers of a peer that said goodbye; only a heartbeat brings it back
+        return self._become(peer, entry, Liveness.ALIVE, now, "heard from it")
+
+    def goodbye(self, peer: PeerId, now: float) -> list[Effect]:
+        """A peer says that it leaves. It stays alive, and a voter, until it falls silent."""
+        entry = self.peers.setdefault(peer, Peer(since=now))
+        entry.leaving = True
+        return []
+
+    def unreachable(self, peer: PeerId, now: float, reason: str) -> list[Effect]:
+        """A connection to the peer broke: suspect it at once."""
+        entry = self.peers.get(peer)
+        if entry is None or entry.liveness is not Liveness.ALIVE:
+            return []
+        return self._suspect(peer, entry, now, reason)
+
+    def opinion(self, target: PeerId, age_s: float, now: float) -> None:
+        """Somebody's answer to our probe."""
+        entry = self.peers.get(target)
+        if entry is not None:
+            entry.witnessed_at = max(entry.witnessed_at, now - age_s)
+
+    def answer(self, sender: PeerId, target: PeerId, now: float) -> list[Effect]:
+        """Answer somebody's probe, when we have anything to say."""
+        entry = self.peers.get(target)
+        if entry is None or entry.heartbeat is None:
+            return []
+        return [Send(sender, Opinion(target, max(0.0, now - entry.heard_at)))]
+
+    def tick(self, now: float, *, keep: Collection[PeerId] = ()) -> list[Effect]:
+        """Suspicions and verdicts. Whoever is gone for long is forgotten, but for those in `keep`: members may always come back."""
+        effects: list[Effect] = []
+        for peer in sorted(self.peers):
+            entry = self.peers[peer]
+            age = now - max(entry.heard_at, entry.witnessed_at)
+            if entry.liveness is Liveness.ALIVE and age > SUSPECT_AFTER * self.heartbeat_s:
+                effects += self._suspect(peer, entry, now, f"silent for {age:.1f} s")
+            elif entry.liveness is Liveness.SUSPECT:
+                effects += self._consider(peer, entry, now)
+            elif entry.liveness is not Liveness.ALIVE and peer not in keep and now - entry.since > FORGET_AFTER_S:
+                del self.peers[peer]
+        return effects
+
+    def _suspect(self, peer: PeerId, entry: Peer, now: float, reason: str) -> list[Effect]:
+        entry.asked = False
+        entry.witnessed_at = entry.heard_at = min(entry.heard_at, now)
+        return self._become(peer, entry, Liveness.SUSPECT, now, reason)
+
+    def _consider(self, peer: PeerId, entry: Peer, now: float) -> list[Effect]:
+        if entry.witnessed_at > entry.since:
+            return self._become(peer, entry, Liveness.ALIVE, now, "others hear it, we do not")
+        suspected_for = now - entry.since
+        if not entry.asked and suspected_for > ASK_AFTER * self.heartbeat_s:
+            entry.asked = True
+            return [Send(w, Probe(peer)) for w in self._witnesses(peer)]
+        if suspected_for > VERDICT_AFTER * self.heartbeat_s:
+            if entry.leaving:
+                return self._become(peer, entry, Liveness.LEFT, now, "said goodbye")
+            witnesses = len(self._witnesses(peer))
+            return self._become(
+                peer,
+                entry,
+                Liveness.DEAD,
+                now,
+                f"nobody of {witnesses + 1} has heard it for {suspected_for:.1f} s",
+            )
+        return []
+
+    def _witnesses(self, target: PeerId) -> list[PeerId]:
+        others = [p for p, e in self.peers.items() if e.liveness is Liveness.ALIVE and p != target]
+        return sorted(others, key=lambda p: sha256(target + p).digest())[:NUM_WITNESSES]
+
+    def _become(self, peer: PeerId, entry: Peer, liveness: Liveness, now: float, reason: str) -> list[Effect]:
+        before, entry.liveness = entry.liveness, liveness
+        if before is liveness:
+            return []
+        entry.since = now
+        if liveness is Liveness.ALIVE and before is Liveness.SUSPECT and reason == "heard from it":
+            return []  # a false alarm is not worth a line in the log
+        return [Note(f"peer.{liveness}", {"of": peer.hex(), "name": short(peer), "reason": reason})]

@@ -1,0 +1,282 @@
+"""Every message peers exchange, and the only list of their numbers.
+
+Protocol `farflung/1`. Bodies are MessagePack arrays [tag, field, …]; new fields go last with a default, types never change, retired tags are
+never used again. Bulk (contributions, means, chunks) travels on streams, each begun by one of the headers below.
+"""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from farflung.protocol import wire
+from farflung.protocol.chain import Certified, Commit
+from farflung.protocol.keys import PeerId
+from farflung.protocol.limits import MAX_COMMITS_PER_REPLY, MAX_CONTROL_BYTES, MAX_GROUP_PEERS, MAX_PARTS
+from farflung.protocol.types import (
+    Count,
+    Digest,
+    Key,
+    Keys,
+    Offset,
+    OptionalDigest,
+    Rate,
+    Seconds,
+    Signature,
+    Text,
+)
+
+
+class Ready(Struct, frozen=True, array_like=True):
+    """A member has local progress to contribute."""
+
+    tokens: Count
+    samples: Count
+    up_bytes_per_s: Rate
+    down_bytes_per_s: Rate
+    ready_ms: Count
+
+
+class Accepted(Struct, frozen=True, array_like=True):
+    """What a member last voted for at a height."""
+
+    ballot: Count
+    commit: Commit
+
+
+class Part(Struct, frozen=True, array_like=True):
+    """One part of a round: elements [start, stop) of the flat vector, reduced by `owner`."""
+
+    owner: Key
+    start: Offset
+    stop: Offset
+
+
+class Contributor(Struct, frozen=True, array_like=True):
+    peer: Key
+    ready: Ready
+
+
+class Heartbeat(Struct, frozen=True, array_like=True, tag=1):
+    """To every known peer, every few seconds and after every commit: I live, and this is what I hold."""
+
+    height: Count
+    ballot: Count
+    version: Count
+    """Version of the outer state this peer really holds (it may lag behind its chain)."""
+    digest: OptionalDigest
+    """Digest of that state; empty while unknown."""
+    state: Text
+    step: Count
+    tokens_per_s: Rate
+    up_bytes_per_s: Rate
+    down_bytes_per_s: Rate
+    loss: float
+    device: Text
+    admission: Annotated[bytes, Meta(max_length=64)]
+    """The invite key's signature over this peer's key; empty in open swarms and for the founder."""
+    addresses: Annotated[tuple[Text, ...], Meta(max_length=16)]
+    reply: bool = False
+    """Whether this only answers another heartbeat (and wants no answer)."""
+
+
+class Goodbye(Struct, frozen=True, array_like=True, tag=2):
+    """I leave on purpose; give my samples to others at once."""
+
+    reason: Text
+
+
+class Probe(Struct, frozen=True, array_like=True, tag=3):
+    """A second opinion, please: when did you last hear from `target`?"""
+
+    target: Key
+
+
+class Opinion(Struct, frozen=True, array_like=True, tag=4):
+    target: Key
+    age_s: Seconds
+    """Seconds since the sender last heard from the target."""
+
+
+class Promise(Struct, frozen=True, array_like=True, tag=5):
+    """Member to proposer: I am at your ballot and will vote for nothing lower; and I am ready, or not."""
+
+    height: Count
+    ballot: Count
+    parent: Digest
+    accepted: Accepted | None
+    ready: Ready | None
+
+
+class Plan(Struct, frozen=True, array_like=True, tag=6):
+    """Proposer to members: the round."""
+
+    height: Count
+    ballot: Count
+    attempt: Count
+    parent: Digest
+    members: Keys
+    """Who receives the mean: live members, and joiners that hold the current state."""
+    contributors: Annotated[tuple[Contributor, ...], Meta(max_length=MAX_GROUP_PEERS)]
+    parts: Annotated[tuple[Part, ...], Meta(max_length=MAX_PARTS)]
+    uplink: Text
+    downlink: Text
+    scatter_s: Seconds
+    gather_s: Seconds
+    reason: Text
+
+
+class Collected(Struct, frozen=True, array_like=True, tag=7):
+    """Owner to proposer: whose contributions I hold for all my parts."""
+
+    plan: Digest
+    peers: Keys
+
+
+class Cut(Struct, frozen=True, array_like=True, tag=8):
+    """Proposer to members: the one set of contributors of this round."""
+
+    plan: Digest
+    contributors: Keys
+
+
+class Held(Struct, frozen=True, array_like=True, tag=9):
+    """Receiver to proposer: the digest of the mean I hold for each part, empty where I hold none."""
+
+    plan: Digest
+    digests: Annotated[tuple[OptionalDigest, ...], Meta(max_length=MAX_PARTS)]
+
+
+class Fetch(Struct, frozen=True, array_like=True, tag=10):
+    """Proposer to a receiver: get this part from one of these."""
+
+    plan: Digest
+    part: Count
+    digest: Digest
+    holders: Keys
+
+
+class Abort(Struct, frozen=True, array_like=True, tag=11):
+    """Proposer to members: nothing comes of this plan."""
+
+    plan: Digest
+    reason: Text
+
+
+class Propose(Struct, frozen=True, array_like=True, tag=12):
+    """Proposer to members: vote for this commit."""
+
+    ballot: Count
+    commit: Commit
+
+
+class Voted(Struct, frozen=True, array_like=True, tag=13):
+    height: Count
+    ballot: Count
+    digest: Digest
+    signature: Signature
+
+
+class Committed(Struct, frozen=True, array_like=True, tag=14):
+    """To everybody: decided."""
+
+    certified: Certified
+
+
+class GetCommits(Struct, frozen=True, array_like=True, tag=15):
+    """Send me what came after this height (`after` = -1: just the newest, with its parent)."""
+
+    after: Annotated[int, Meta(ge=-1, le=1 << 62)]
+
+
+class Commits(Struct, frozen=True, array_like=True, tag=16):
+    """Answer to GetCommits: certified commits in order; `anchor` is the parent of the first one (None at genesis)."""
+
+    anchor: Commit | None
+    chain: Annotated[tuple[Certified, ...], Meta(max_length=MAX_COMMITS_PER_REPLY)]
+
+
+Message = (
+    Heartbeat
+    | Goodbye
+    | Probe
+    | Opinion
+    | Promise
+    | Plan
+    | Collected
+    | Cut
+    | Held
+    | Fetch
+    | Abort
+    | Propose
+    | Voted
+    | Committed
+    | GetCommits
+    | Commits
+)
+
+
+class ContributionHeader(Struct, frozen=True, array_like=True, tag=64):
+    """Bulk stream `contribution`: a contributor's encoded part, for its owner. Then `nbytes` bytes; the owner answers one byte 1."""
+
+    plan: Digest
+    part: Count
+    nbytes: Count
+
+
+class MeanHeader(Struct, frozen=True, array_like=True, tag=65):
+    """Bulk stream `mean`: the encoded mean of a part, from its owner. Then `nbytes` bytes; the receiver answers one byte 1."""
+
+    plan: Digest
+    part: Count
+    nbytes: Count
+
+
+class MeanRequest(Struct, frozen=True, array_like=True, tag=66):
+    """Bulk stream `fetch`: the encoded mean of a part, by its digest. Answer: 8 bytes big-endian length (0: not here), then the bytes."""
+
+    plan: Digest
+    part: Count
+    digest: Digest
+
+
+class ChunkListRequest(Struct, frozen=True, array_like=True, tag=67):
+    """Bulk stream `chunks`: digests of the donor's outer state. Answer: a framed ChunkList."""
+
+
+class ChunkList(Struct, frozen=True, array_like=True, tag=68):
+    version: Count
+    digests: tuple[Digest, ...]
+
+
+class ChunkRequest(Struct, frozen=True, array_like=True, tag=69):
+    """Bulk stream `chunk`: one chunk of outer state. Answer: 8 bytes version, 8 bytes length, the bytes; repeated per request on the stream."""
+
+    index: Count
+
+
+BulkHeader = ContributionHeader | MeanHeader | MeanRequest | ChunkListRequest | ChunkList | ChunkRequest
+
+_encoder = msgspec.msgpack.Encoder()
+_messages: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_headers: msgspec.msgpack.Decoder[BulkHeader] = msgspec.msgpack.Decoder(BulkHeader)
+
+
+def encode(message: Message | BulkHeader) -> bytes:
+    """Canonical bytes of a message or bulk header."""
+    return _encoder.encode(message)
+
+
+def tag(message: Message) -> int:
+    """The message's number on the wire."""
+    return int(message.__struct_config__.tag)  # type: ignore[arg-type]
+
+
+def decode(body: bytes, *, peer: PeerId | None) -> Message:
+    """Raises Malformed or LimitExceeded naming `peer`."""
+    return wire.decode(_messages, body, what="message", limit=MAX_CONTROL_BYTES, peer=peer)
+
+
+def decode_header(body: bytes, *, peer: PeerId | None) -> BulkHeader:
+    """Raises Malformed or LimitExceeded naming `peer`."""
+    return wire.decode(_headers, body, what="bulk header", limit=MAX_CONTROL_BYTES, peer=peer)

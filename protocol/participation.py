@@ -1,0 +1,171 @@
+"""One member's part in one round: contributor, owner, receiver."""
+
+from dataclasses import dataclass, field
+
+from farflung.protocol.chain import Commit, check_successor
+from farflung.protocol.effects import Contribute, Effect, FetchMean, Note, Reduce, Send
+from farflung.protocol.errors import Refused
+from farflung.protocol.keys import PeerId
+from farflung.protocol.ledger import count
+from farflung.protocol.membership import Membership
+from farflung.protocol.messages import Collected, Fetch, Held, Plan, Promise, Ready
+from farflung.protocol.settings import RESEND_S, VOTE_S, Settings
+
+
+def check_ready(ready: Ready, head: Commit, settings: Settings, sender: PeerId) -> None:
+    """Refuse a contribution that claims samples its peer does not hold, or tokens that are not its samples."""
+    held = count(head.ledger.window(sender))
+    if not 0 < ready.samples <= held:
+        raise Refused(f"ready with {ready.samples} samples, holding {held}", peer=sender)
+    if ready.tokens != ready.samples * settings.rules.tokens_per_sample:
+        raise Refused(f"ready with {ready.tokens} tokens of {ready.samples} samples", peer=sender)
+
+
+def check_promise(promise: Promise, head: Commit, settings: Settings, sender: PeerId) -> None:
+    """Refuse a promise from outside the view, and one that reports a vote which cannot have been. Raises Refused naming `sender`."""
+    if sender not in head.view:
+        raise Refused("a promise from outside the view", peer=sender)
+    if promise.ready is not None:
+        check_ready(promise.ready, head, settings, sender)
+    if promise.accepted is not None:
+        if promise.accepted.ballot > promise.ballot:
+            raise Refused("a vote above its own promise", peer=sender)
+        check_successor(settings.swarm, head, promise.accepted.commit, settings.rules, peer=sender)
+
+
+def check_plan(plan: Plan, head: Commit, settings: Settings, me: PeerId, ready: Ready | None, sender: PeerId) -> None:
+    """Refuse a plan that breaks the rules. Raises Refused naming `sender`."""
+
+    def demand(holds: bool, what: str) -> None:
+        if not holds:
+            raise Refused(f"a plan for round {plan.height} {what}", peer=sender)
+
+    contributors = [c.peer for c in plan.contributors]
+    demand(list(plan.members) == sorted(set(plan.members)), "with unsorted or repeated members")
+    demand(contributors == sorted(set(contributors)), "with unsorted or repeated contributors")
+    demand(set(contributors) <= set(head.view) & set(plan.members), "with contributors from outside the view")
+    demand(bool(contributors) and me in plan.members, "without contributors, or sent to an outsider")
+    demand(len(plan.members) <= settings.rules.max_group, f"with {len(plan.members)} members")
+    demand(
+        (plan.uplink, plan.downlink) == (settings.uplink, settings.downlink),
+        "with codecs that the manifest does not name",
+    )
+    limit = settings.max_round_s
+    demand(0 < plan.scatter_s <= limit and 0 < plan.gather_s <= limit, f"with deadlines above {limit} s")
+    position = 0
+    for part in plan.parts:
+        demand(part.owner in contributors, "with a part owned by somebody who does not contribute")
+        demand(part.start == position and part.stop > part.start, "whose parts leave gaps or overlap")
+        demand(
+            part.start % settings.align == 0,
+            f"with a part that does not begin at a multiple of {settings.align}",
+        )
+        position = part.stop
+    demand(position == settings.rules.numel, f"that covers {position} of {settings.rules.numel} elements")
+    demand(len({p.owner for p in plan.parts}) == len(plan.parts), "with two parts of one owner")
+    for contributor in plan.contributors:
+        held = count(head.ledger.window(contributor.peer))
+        demand(0 < contributor.ready.samples <= held, "with a contributor that does not hold its samples")
+        if contributor.peer == me and ready is not None:
+            demand(contributor.ready == ready, "that misstates our contribution")
+
+
+@dataclass(slots=True)
+class Participation:
+    """What this node does, holds and still owes in a round."""
+
+    plan_id: bytes
+    plan: Plan
+    began_at: float
+    contributing: bool
+    digests: list[bytes] = field(default_factory=list)
+    cut: tuple[PeerId, ...] | None = None
+    _collected: dict[int, set[PeerId]] = field(default_factory=dict)
+    _reported_at: float = -1e9
+    _shown_at: float = -1e9
+
+    def __post_init__(self) -> None:
+        self.digests = [b""] * len(self.plan.parts)
+
+    @property
+    def expires_at(self) -> float:
+        """When to give the proposer up: both phases, the vote, and the repetitions between."""
+        return self.began_at + self.plan.scatter_s + self.plan.gather_s + VOTE_S + 4 * RESEND_S
+
+    @property
+    def complete(self) -> bool:
+        return all(self.digests)
+
+    def begin(self, me: PeerId) -> list[Effect]:
+        self._collected = {k: set() for k, part in enumerate(self.plan.parts) if part.owner == me}
+        self.contributing = self.contributing and any(c.peer == me for c in self.plan.contributors)
+        return [Contribute(self.plan_id, self.plan)] if self.contributing else []
+
+    def arrived(self, part: int, peer: PeerId) -> None:
+        if part in self._collected and any(c.peer == peer for c in self.plan.contributors):
+            self._collected[part].add(peer)
+
+    def report(self, membership: Membership, proposer: PeerId, now: float) -> list[Effect]:
+        """Tell the proposer whose contributions we hold, once nobody else's can be expected."""
+        if self.cut is not None or not self._collected or now < self._reported_at + RESEND_S:
+            return []
+        have = set.intersection(*self._collected.values())
+        missing = {c.peer for c in self.plan.contributors} - have
+        if any(membership.alive(p) for p in missing) and now < self.began_at + self.plan.scatter_s:
+            return []
+        self._reported_at = now
+        return [Send(proposer, Collected(self.plan_id, tuple(sorted(have))))]
+
+    def on_cut(self, sender: PeerId, contributors: tuple[PeerId, ...]) -> list[Effect]:
+        if self.cut is not None:
+            return []
+        tokens = {c.peer: c.ready.tokens for c in self.plan.contributors if c.peer in contributors}
+        if not contributors or list(contributors) != sorted(tokens):
+            raise Refused(f"a cut of round {self.plan.height} with contributors that were not planned", peer=sender)
+        self.cut = contributors
+        effects: list[Effect] = [
+            Note("round.cut", {"round": self.plan.height, "contributors": [p.hex() for p in contributors]})
+        ]
+        total = sum(tokens.values())
+        for part, have in self._collected.items():
+            if have >= set(contributors):
+                weights = tuple((p, tokens[p] / total) for p in sorted(tokens))
+                effects.append(Reduce(self.plan_id, self.plan, part, weights))
+        return effects
+
+    def on_fetch(self, message: Fetch) -> list[Effect]:
+        if message.part >= len(self.digests) or self.digests[message.part] == message.digest:
+            return []
+        return [FetchMean(self.plan_id, message.part, message.digest, message.holders)]
+
+    def hold(self, part: int, digest: bytes) -> None:
+        if 0 <= part < len(self.digests):
+            self.digests[part] = digest
+
+    def show(self, proposer: PeerId, now: float) -> list[Effect]:
+        """Tell the proposer what we hold: at once when it is everything, else now and then."""
+        if not self.complete and now < self._shown_at + RESEND_S:
+            return []
+        self._shown_at = now
+        return [Send(proposer, Held(self.plan_id, tuple(self.digests)))]
+
+    def tick(self, membership: Membership, proposer: PeerId, now: float) -> list[Effect]:
+        effects = self.report(membership, proposer, now)
+        if self.cut is not None and now >= self._shown_at + RESEND_S:
+            effects += self.show(proposer, now)
+        return effects
+
+    def check_result(self, commit: Commit, sender: PeerId) -> None:
+        """Refuse a commit that misreports the plan we took part in. Raises Refused."""
+        result = commit.round
+        if result is None or result.plan != self.plan_id:
+            return
+        planned = {c.peer: c.ready for c in self.plan.contributors}
+        if any(
+            c.peer not in planned or (c.tokens, c.samples) != (planned[c.peer].tokens, planned[c.peer].samples)
+            for c in result.contributors
+        ):
+            raise Refused(f"commit {commit.height} counts contributions that were not planned", peer=sender)
+        ranges = [(p.owner, p.start, p.stop) for p in self.plan.parts]
+        if [(p.owner, p.start, p.stop) for p in result.parts] != ranges:
+            raise Refused(f"commit {commit.height} has other parts than its plan", peer=sender)

@@ -1,0 +1,83 @@
+"""Parts of a round: how much of the vector each owner reduces, so that all links finish together.
+
+In a butterfly all-reduce of a vector of S bytes among n contributors and m receivers, an owner of p bytes uploads
+(S - p) of its own contribution and p to each of the m - 1 other receivers, and downloads (n - 1)·p and (S - p).
+The slowest link decides, so parts are chosen by the smallest time T at which they all fit.
+"""
+
+from collections.abc import Sequence
+
+NEARLY_EQUAL = 1.5
+"""Rates within this factor of the typical one count as equal."""
+
+BISECTION_STEPS = 60
+"""Halvings of T: beyond double precision's 52 bits nothing changes."""
+
+
+def fractions(uplinks: Sequence[float], num_receivers: int, downlinks: Sequence[float] | None = None) -> list[float]:
+    """Share of the vector for each owner; sums to 1.
+
+    `uplinks`, `downlinks`: bytes/s of each contributor, 0 or less meaning unknown (then taken as the median of the known).
+    `num_receivers`: peers that get the mean, owners included.
+    """
+    num = len(uplinks)
+    if num == 1:
+        return [1.0]
+    ups = _known(uplinks)
+    # A typical downlink can be guessed only from known ones: any guess out of thin air would outweigh the uplinks.
+    downs = _known(downlinks) if downlinks is not None and max(downlinks) > 0.0 else [float("inf")] * num
+    copies = max(num_receivers - 1, 1)
+
+    def largest(time: float, up: float, down: float) -> float:
+        # upload: (1 - p) + copies*p <= time*up; download: (num-1)*p + (1 - p) <= time*down
+        share = 1.0
+        for budget, factor in ((time * up - 1.0, copies - 1.0), (time * down - 1.0, num - 2.0)):
+            if budget < 0.0:
+                return 0.0
+            if factor > 0.0:
+                share = min(share, budget / factor)
+        return share
+
+    low, high = 0.0, (copies + num) / min(min(ups), min(downs))
+    for _ in range(BISECTION_STEPS):
+        time = (low + high) / 2.0
+        if sum(largest(time, u, d) for u, d in zip(ups, downs, strict=True)) >= 1.0:
+            high = time
+        else:
+            low = time
+    shares = [largest(high, u, d) for u, d in zip(ups, downs, strict=True)]
+    total = sum(shares)
+    return [s / total for s in shares]
+
+
+def cut(numel: int, shares: Sequence[float], align: int) -> list[tuple[int, int]]:
+    """Consecutive ranges [start, stop) that cover [0, numel), in the proportion of `shares`, cut at multiples of `align`."""
+    ranges: list[tuple[int, int]] = []
+    start = 0
+    total = 0.0
+    for i, share in enumerate(shares):
+        total += share
+        end = numel if i == len(shares) - 1 else min(numel, round(total * numel / align) * align)
+        stop = max(start, end)
+        ranges.append((start, stop))
+        start = stop
+    return ranges
+
+
+def levelled(rates: Sequence[float]) -> list[float]:
+    """Measured rates with the unknown ones taken as typical, and those near the typical one as equal to it; all 0 when none is known.
+
+    A measured rate is off by tens of per cent. Shares that follow such noise cost more than they gain, since the parts must fit the
+    slowest link; what is worth following is a link of another kind.
+    """
+    known = sorted(r for r in rates if r > 0.0)
+    if not known:
+        return [0.0] * len(rates)
+    typical = known[len(known) // 2]
+    return [typical if r <= 0.0 or typical / NEARLY_EQUAL <= r <= typical * NEARLY_EQUAL else r for r in rates]
+
+
+def _known(rates: Sequence[float]) -> list[float]:
+    known = sorted(r for r in rates if r > 0.0)
+    typical = known[len(known) // 2] if known else 1.0
+    return [r if r > 0.0 else typical for r in rates]

@@ -1,0 +1,164 @@
+"""The proposer's decisions, each a pure function that returns what to do and why."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from farflung.protocol.keys import PeerId, short
+from farflung.protocol.messages import Ready
+from farflung.protocol.quorum import is_quorum
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Situation:
+    """What a proposer knows when it decides what comes next."""
+
+    view: tuple[PeerId, ...]
+    live: frozenset[PeerId]
+    """Members of the view that are alive, those about to leave included: they vote until they are let go."""
+    left: frozenset[PeerId]
+    """Members of the view that said goodbye."""
+    gone: frozenset[PeerId]
+    """Members of the view that are dead for long enough to be removed."""
+    readies: Mapping[PeerId, Ready]
+    """Live members with progress to contribute."""
+    awaited: frozenset[PeerId]
+    """Live members that are training and not ready yet."""
+    joiners: tuple[PeerId, ...]
+    """Outsiders that may join: admitted, alive, holding the current state."""
+    hold_s: float
+    """Seconds for which the next round is held back so that a newcomer can catch up; 0 or less when there is none."""
+    min_contributors: int
+    max_group: int
+    patience_left_s: float
+    """Seconds until the matchmaking deadline."""
+    finished: bool
+    """Whether all rounds of the run are done."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartRound:
+    members: tuple[PeerId, ...]
+    contributors: tuple[PeerId, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeView:
+    view: tuple[PeerId, ...]
+    left: tuple[PeerId, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    reason: str
+
+
+def decide(s: Situation) -> StartRound | ChangeView | Wait:
+    """What the proposer of a fresh ballot does next, and a sentence that says why."""
+    if not is_quorum(s.view, s.live):
+        return Wait(f"no quorum: {len(s.live)} of {len(s.view)} members reachable")
+
+    change = _change_of_view(s)
+    if change is not None and s.left:  # whoever leaves is waiting to be let go
+        return change
+    if s.hold_s > 0.0 and change is None:
+        return Wait("lets a newcomer catch up")
+    joiners = s.joiners[: max(0, s.max_group - len(s.view))]
+    if not s.finished and len(s.readies) >= s.min_contributors and (not s.awaited or s.patience_left_s <= 0.0):
+        late = f", without waiting longer for {_names(s.awaited)}" if s.awaited else ""
+        members = tuple(sorted([*s.live, *joiners]))
+        return StartRound(
+            members, tuple(sorted(s.readies)), f"{len(s.readies)} of {len(s.live)} members are ready{late}"
+        )
+    if change is not None:
+        return change
+
+    if s.finished:
+        return Wait("the run is complete")
+    if len(s.readies) < s.min_contributors:
+        return Wait(f"{len(s.readies)} of at least {s.min_contributors} contributors are ready")
+    return Wait(f"waiting up to {s.patience_left_s:.0f} s more for {_names(s.awaited)}")
+
+
+def _change_of_view(s: Situation) -> ChangeView | None:
+    """Let in who may join and let go who left or is gone; None when there is nobody, or not enough would remain to decide it."""
+    staying = [p for p in s.view if p not in s.gone | s.left]
+    joiners = s.joiners[: max(0, s.max_group - len(staying))]
+    view = tuple(sorted([*staying, *joiners]))
+    if not view or view == s.view or not is_quorum(s.view, {*view, *s.left}):
+        return None
+    reasons = [f"admits {_names(joiners)}"] if joiners else []
+    reasons += [f"removes {_names(s.gone)} (silent)"] if s.gone else []
+    reasons += [f"lets {_names(s.left)} go"] if s.left else []
+    return ChangeView(view, tuple(sorted(s.left)), "; ".join(reasons))
+
+
+def choose_cut(
+    reports: Mapping[PeerId, frozenset[PeerId]], sizes: Mapping[PeerId, int], tokens: Mapping[PeerId, int]
+) -> tuple[tuple[PeerId, ...], frozenset[PeerId]]:
+    """The contributors that count, and the owners whose parts are reduced over exactly them.
+
+    `reports`: whose contributions each owner holds; `sizes`: elements of each owner's part; `tokens`: of each contributor. A contribution counts
+    only if every kept owner holds it. An owner that received little would cost many contributions, so owners are given up one by one as long as
+    that raises (elements reduced) x (tokens counted); a part given up is left out for everybody alike.
+    """
+
+    def worth(owners: frozenset[PeerId]) -> tuple[int, frozenset[PeerId]]:
+        common = frozenset.intersection(*(reports[o] for o in owners)) & set(tokens)
+        return sum(sizes[o] for o in owners) * sum(tokens[p] for p in common), common
+
+    owners = frozenset(o for o in reports if reports[o])
+    if not owners:
+        return (), frozenset()
+    best, common = worth(owners)
+    while len(owners) > 1:
+        trials = [(worth(owners - {o}), o) for o in sorted(owners)]
+        (score, fewer), victim = max(trials, key=lambda t: (t[0][0], t[1]))
+        if score <= best:
+            break
+        best, common, owners = score, fewer, owners - {victim}
+    return tuple(sorted(common)), owners
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Which parts a round keeps and who goes on with it."""
+
+    digests: tuple[bytes, ...]
+    """Per part; empty where the part is left out for everybody alike."""
+    view: tuple[PeerId, ...]
+    reason: str
+
+
+def conclude(view: Sequence[PeerId], held: Mapping[PeerId, Sequence[bytes]], num_parts: int) -> Result | None:
+    """Choose the parts that a round commits, and the members that hold all of them; None when nothing can be committed.
+
+    `held`: per live member, the digest it holds for each part (empty: none). Parts are given up, the rarest first, until those
+    who hold all the rest are a quorum of the view: a part must never be committed that only a few could lose.
+    """
+    digests = [agreed(held, part) for part in range(num_parts)]
+    while any(digests):
+        holders = sorted(peer for peer, mine in held.items() if all(d in (b"", mine[k]) for k, d in enumerate(digests)))
+        if is_quorum(view, holders):
+            left_out = digests.count(b"")
+            return Result(
+                tuple(digests),
+                tuple(holders),
+                f"{left_out} of {num_parts} parts left out" if left_out else "complete",
+            )
+        counts = {k: sum(mine[k] == d for mine in held.values()) for k, d in enumerate(digests) if d}
+        digests[min(counts, key=lambda k: (counts[k], k))] = b""
+    return None
+
+
+def agreed(held: Mapping[PeerId, Sequence[bytes]], part: int) -> bytes:
+    """The digest most members hold for a part (ties: the smallest), or empty. An owner that told different things loses its minority."""
+    votes = Counter(mine[part] for mine in held.values() if mine[part])
+    return min(votes, key=lambda d: (-votes[d], d)) if votes else b""
+
+
+def _names(peers: Sequence[PeerId] | frozenset[PeerId]) -> str:
+    listed = [short(p) for p in sorted(peers)]
+    return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")

@@ -1,0 +1,382 @@
+"""One ballot of one height, from its proposer's side: gather, plan, cut, collect, propose, certify.
+
+    GATHER ──plan──▶ SCATTER ──cut──▶ HELD ──propose──▶ VOTE ──quorum of votes──▶ certified
+       │  ▲              │              │                 ▲
+       │  └───abort──────┴──────────────┘                 │
+       └──────────── change of view, or a value that a member already voted for ─────┘
+
+Pure: `step` is called after every message and on every tick, looks at what has arrived and at the time, and returns messages.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import sha256
+from typing import Protocol
+
+from farflung.protocol import chain, deadline, partition
+from farflung.protocol.chain import Certified, Commit, Contribution, PartResult, RoundResult, Vote
+from farflung.protocol.effects import Effect, Note, Send
+from farflung.protocol.keys import PeerId
+from farflung.protocol.membership import Membership
+from farflung.protocol.messages import (
+    Abort,
+    Collected,
+    Committed,
+    Contributor,
+    Cut,
+    Fetch,
+    Held,
+    Message,
+    Part,
+    Plan,
+    Promise,
+    Propose,
+    Ready,
+    Voted,
+    encode,
+)
+from farflung.protocol.planning import ChangeView, Situation, StartRound, agreed, choose_cut, conclude, decide
+from farflung.protocol.quorum import is_quorum
+from farflung.protocol.settings import HOLD_S, RESEND_S, SETTLE_S, Settings
+
+PLAN_DOMAIN = b"farflung/plan/1\0"
+
+TRAINING_STATES = frozenset({"training", "ready", "round"})
+"""Heartbeat states of members that a round waits for."""
+
+
+def plan_id(swarm: bytes, plan: Plan) -> bytes:
+    """sha256 that names a plan (32 bytes)."""
+    return sha256(PLAN_DOMAIN + swarm + encode(plan)).digest()
+
+
+class Phase(StrEnum):
+    GATHER = "gather"
+    SCATTER = "scatter"
+    HELD = "held"
+    VOTE = "vote"
+
+
+class Surroundings(Protocol):
+    """What a proposer reads of the member it belongs to."""
+
+    settings: Settings
+    membership: Membership
+    round_at: float
+    """When the last round was committed here, seconds."""
+    state: str
+    """What this node says of itself in heartbeats."""
+
+    @property
+    def me(self) -> PeerId: ...
+
+    @property
+    def head(self) -> Certified: ...
+
+    def recent_rounds(self) -> list[RoundResult]: ...
+
+    def joiners(self) -> tuple[PeerId, ...]: ...
+
+    def newcomer_near(self) -> bool: ...
+
+    def leaves(self, peer: PeerId) -> bool: ...
+
+
+@dataclass(slots=True)
+class Proposer:
+    ballot: int
+    opened_at: float
+    phase: Phase = Phase.GATHER
+    reason: str = "opened"
+    """Why nothing happens, or what does: a sentence for people."""
+    promises: dict[PeerId, Promise] = field(default_factory=dict)
+    attempt: int = 0
+    plan: Plan | None = None
+    plan_id: bytes = b""
+    phase_at: float = 0.0
+    plan_at: float = 0.0
+    sent_at: float = 0.0
+    settle_at: float | None = None
+    collected: dict[PeerId, frozenset[PeerId]] = field(default_factory=dict)
+    contributors: tuple[PeerId, ...] = ()
+    owners: frozenset[PeerId] = frozenset()
+    held: dict[PeerId, tuple[bytes, ...]] = field(default_factory=dict)
+    commit: Commit | None = None
+    votes: dict[PeerId, bytes] = field(default_factory=dict)
+
+    # ---- what members say -------------------------------------------------------------------------------------
+
+    def on_promise(self, sender: PeerId, promise: Promise) -> None:
+        self.promises[sender] = promise
+
+    def on_collected(self, sender: PeerId, message: Collected) -> None:
+        if message.plan == self.plan_id:
+            self.collected[sender] = frozenset(message.peers)
+
+    def on_held(self, sender: PeerId, message: Held) -> None:
+        if self.plan is not None and message.plan == self.plan_id and len(message.digests) == len(self.plan.parts):
+            self.held[sender] = message.digests
+
+    def on_voted(self, sender: PeerId, message: Voted, swarm: bytes) -> None:
+        """The caller has checked the signature."""
+        if self.commit is not None and message.digest == chain.commit_hash(swarm, self.commit):
+            self.votes[sender] = message.signature
+
+    # ---- what follows -----------------------------------------------------------------------------------------
+
+    def step(self, s: Surroundings, now: float) -> list[Effect]:
+        """Everything that can be done now."""
+        effects: list[Effect] = []
+        while True:
+            before = (self.phase, self.attempt)
+            match self.phase:
+                case Phase.GATHER:
+                    effects += self._gather(s, now)
+                case Phase.SCATTER:
+                    effects += self._scatter(s, now)
+                case Phase.HELD:
+                    effects += self._held(s, now)
+                case Phase.VOTE:
+                    effects += self._vote(s, now)
+            if (self.phase, self.attempt) == before:
+                return effects
+
+    def _gather(self, s: Surroundings, now: float) -> list[Effect]:
+        view = s.head.commit.view
+        if self.ballot > 0 and not is_quorum(view, self.promises):
+            self.reason = f"asks for ballot {self.ballot}: {len(self.promises)} of {len(view)} promised"
+            return []
+        accepted = [p.accepted for p in self.promises.values() if p.accepted is not None]
+        if accepted:  # somebody may have seen this value decided: nothing else may be proposed
+            newest = max(accepted, key=lambda a: a.ballot)
+            self.reason = f"finishes what ballot {newest.ballot} began"
+            return self._propose(newest.commit, s, now)
+
+        situation = self._situation(s, now)
+        decision = decide(situation)
+        self.reason = decision.reason
+        if isinstance(decision, ChangeView):
+            if self.settle_at is None:
+                self.settle_at = now + SETTLE_S
+            if now < self.settle_at:
+                return []
+            commit = chain.successor(
+                s.settings.swarm,
+                s.head.commit,
+                s.settings.rules,
+                view=decision.view,
+                left=decision.left,
+                result=None,
+            )
+            return self._propose(commit, s, now)
+        if isinstance(decision, StartRound):
+            return self._start(decision, situation.readies, s, now)
+        return []
+
+    def _situation(self, s: Surroundings, now: float) -> Situation:
+        view = s.head.commit.view
+        left = frozenset(p for p in view if s.leaves(p))
+        live = frozenset(s.membership.live(view))
+        readies = {p: m.ready for p, m in sorted(self.promises.items()) if p in live and m.ready is not None}
+        awaited = frozenset(p for p in live - set(readies) if p != s.me and self._trains(s, p))
+        if s.me in live and s.me not in readies and s.state in TRAINING_STATES:
+            awaited |= {s.me}
+        waits = [c.ready_ms / 1000.0 for r in s.recent_rounds() for c in r.contributors]
+        patience = deadline.adaptive(waits, low=s.settings.min_round_s, high=s.settings.max_round_s)
+        return Situation(
+            view=view,
+            live=live,
+            left=left,
+            gone=frozenset(p for p in view if p not in left and s.membership.dead_for(p, now) > s.settings.removal_s),
+            readies=readies,
+            awaited=awaited,
+            joiners=s.joiners(),
+            hold_s=s.round_at + HOLD_S - now if s.newcomer_near() else 0.0,
+            min_contributors=s.settings.min_contributors,
+            max_group=s.settings.rules.max_group,
+            patience_left_s=s.round_at + patience - now,
+            finished=s.head.commit.version >= s.settings.total_rounds,
+        )
+
+    def _trains(self, s: Surroundings, peer: PeerId) -> bool:
+        heartbeat = s.membership.heartbeat(peer)
+        return heartbeat is not None and heartbeat.state in TRAINING_STATES
+
+    def _start(
+        self, decision: StartRound, readies: Mapping[PeerId, Ready], s: Surroundings, now: float
+    ) -> list[Effect]:
+        rules = s.settings
+        owners = list(decision.contributors)
+        shares = partition.fractions(
+            partition.levelled([readies[p].up_bytes_per_s for p in owners]),
+            len(decision.members),
+            partition.levelled([readies[p].down_bytes_per_s for p in owners]),
+        )
+        ranges = partition.cut(rules.rules.numel, shares, rules.align)
+        parts = tuple(Part(o, a, b) for o, (a, b) in zip(owners, ranges, strict=True) if b > a)
+        estimate = transfer_seconds(rules, parts, readies, len(decision.members))
+        recent = [r.seconds_ms / 1000.0 for r in s.recent_rounds()]
+        budget = max(deadline.adaptive(recent, low=rules.min_round_s, high=rules.max_round_s), 3.0 * estimate)
+        budget = min(budget, rules.max_round_s)
+        self.attempt += 1
+        self.plan = Plan(
+            height=s.head.commit.height + 1,
+            ballot=self.ballot,
+            attempt=self.attempt,
+            parent=chain.commit_hash(rules.swarm, s.head.commit),
+            members=decision.members,
+            contributors=tuple(Contributor(p, readies[p]) for p in owners),
+            parts=parts,
+            uplink=rules.uplink,
+            downlink=rules.downlink,
+            scatter_s=budget,
+            gather_s=budget,
+            reason=decision.reason,
+        )
+        self.plan_id = plan_id(rules.swarm, self.plan)
+        self.phase, self.phase_at, self.plan_at, self.sent_at = Phase.SCATTER, now, now, now
+        self.collected, self.held, self.contributors = {}, {}, ()
+        return self._broadcast(self.plan)
+
+    def _scatter(self, s: Surroundings, now: float) -> list[Effect]:
+        assert self.plan is not None
+        plan = self.plan
+        owners = {part.owner for part in plan.parts}
+        waiting = {o for o in owners if o not in self.collected and s.membership.alive(o)}
+        grace = plan.scatter_s + 2 * RESEND_S  # owners report at the deadline; their word needs a moment to arrive
+        if waiting and now < self.phase_at + grace:
+            self.reason = f"{len(self.collected)} of {len(owners)} owners hold their contributions"
+            return self._repeat(plan, now)
+        self.contributors, self.owners = choose_cut(
+            {o: self.collected[o] for o in owners if o in self.collected},
+            {part.owner: part.stop - part.start for part in plan.parts},
+            {c.peer: c.ready.tokens for c in plan.contributors},
+        )
+        if len(self.contributors) < min(s.settings.min_contributors, len(plan.contributors)):
+            return self._abort(
+                f"only {len(self.contributors)} contributions reached every owner in {plan.scatter_s:.1f} s",
+                s,
+                now,
+            )
+        self.phase, self.phase_at, self.sent_at = Phase.HELD, now, now
+        return self._broadcast(Cut(self.plan_id, self.contributors))
+
+    def _held(self, s: Surroundings, now: float) -> list[Effect]:
+        assert self.plan is not None
+        plan = self.plan
+        live = [p for p in plan.members if s.membership.alive(p)]
+        held = {p: self.held[p] for p in live if p in self.held}
+        digests = [agreed(held, k) for k in range(len(plan.parts))]
+        wanted = [
+            k
+            for k, part in enumerate(plan.parts)
+            if digests[k] or (part.owner in self.owners and s.membership.alive(part.owner))
+        ]
+        complete = bool(wanted) and all(
+            p in held and all(digests[k] and held[p][k] == digests[k] for k in wanted) for p in live
+        )
+        expired = now >= self.phase_at + plan.gather_s
+        if not complete and not expired and wanted:
+            done = sum(all(held[p][k] for k in wanted) for p in live if p in held)
+            self.reason = f"{done} of {len(live)} members hold every part"
+            if now < self.sent_at + RESEND_S:
+                return []
+            effects = self._repeat(Cut(self.plan_id, self.contributors), now)
+            return effects + self._directions(s, held, digests, now)
+
+        result = conclude(s.head.commit.view, held, len(plan.parts))
+        if result is None:
+            return self._abort("no part is held by a quorum", s, now)
+        readies = {c.peer: c.ready for c in plan.contributors}
+        outcome = RoundResult(
+            plan=self.plan_id,
+            contributors=tuple(
+                Contribution(p, readies[p].tokens, readies[p].samples, readies[p].ready_ms) for p in self.contributors
+            ),
+            parts=tuple(
+                PartResult(part.owner, part.start, part.stop, digest)
+                for part, digest in zip(plan.parts, result.digests, strict=True)
+            ),
+            seconds_ms=int(1000 * (now - self.plan_at)),
+        )
+        left = tuple(p for p in s.head.commit.view if s.leaves(p))
+        commit = chain.successor(
+            s.settings.swarm,
+            s.head.commit,
+            s.settings.rules,
+            view=tuple(p for p in result.view if p not in left) or result.view,
+            left=left if set(result.view) - set(left) else (),
+            result=outcome,
+        )
+        self.reason = result.reason
+        return self._propose(commit, s, now)
+
+    def _directions(
+        self, s: Surroundings, held: Mapping[PeerId, tuple[bytes, ...]], digests: list[bytes], now: float
+    ) -> list[Effect]:
+        """Where to fetch parts whose owner cannot serve them, or is slow to."""
+        assert self.plan is not None
+        effects: list[Effect] = []
+        for k, part in enumerate(self.plan.parts):
+            slow = now > self.phase_at + self.plan.gather_s / 4 or not s.membership.alive(part.owner)
+            holders = tuple(p for p, mine in sorted(held.items()) if digests[k] and mine[k] == digests[k])
+            if slow and holders:
+                lacking = [p for p in s.membership.live(self.plan.members) if p not in holders]
+                effects += [Send(p, Fetch(self.plan_id, k, digests[k], holders)) for p in lacking]
+        return effects
+
+    def _propose(self, commit: Commit, s: Surroundings, now: float) -> list[Effect]:
+        self.commit, self.votes = commit, {}
+        self.phase, self.phase_at, self.sent_at = Phase.VOTE, now, now
+        # To ourselves first: our own vote is on disk before anybody hears of the proposal, so that a proposer that
+        # is killed and started again finds it and cannot propose another value at the same ballot.
+        others = sorted({*s.head.commit.view, *commit.view} - {s.me})
+        return [Send(p, Propose(self.ballot, commit)) for p in [s.me, *others]]
+
+    def _vote(self, s: Surroundings, now: float) -> list[Effect]:
+        assert self.commit is not None
+        view = s.head.commit.view
+        if is_quorum(view, self.votes):
+            votes = tuple(Vote(p, sig) for p, sig in sorted(self.votes.items()) if p in view)
+            certified = Certified(self.commit, self.ballot, votes)
+            return [Send(p, Committed(certified)) for p in sorted({s.me, *view, *s.membership.known()})]
+        self.reason = f"{len(self.votes)} of {len(view)} members voted"
+        if now < self.sent_at + RESEND_S:
+            return []
+        self.sent_at = now
+        return [
+            Send(p, Propose(self.ballot, self.commit))
+            for p in sorted({*view, *self.commit.view})
+            if p not in self.votes
+        ]
+
+    def _abort(self, reason: str, s: Surroundings, now: float) -> list[Effect]:
+        effects = self._broadcast(Abort(self.plan_id, reason))
+        effects.append(Note("round.abort", {"round": s.head.commit.height + 1, "reason": reason}))
+        self.phase, self.plan, self.plan_id, self.reason = Phase.GATHER, None, b"", reason
+        return effects
+
+    def _broadcast(self, message: Message) -> list[Effect]:
+        assert self.plan is not None
+        return [Send(p, message) for p in self.plan.members]
+
+    def _repeat(self, message: Message, now: float) -> list[Effect]:
+        if now < self.sent_at + RESEND_S:
+            return []
+        self.sent_at = now
+        return self._broadcast(message)
+
+
+def transfer_seconds(
+    rules: Settings, parts: tuple[Part, ...], readies: Mapping[PeerId, Ready], num_members: int
+) -> float:
+    """Seconds the slowest uplink needs for one direction of the butterfly; 0 while no rate is known."""
+    slowest = 0.0
+    for part in parts:
+        rate = readies[part.owner].up_bytes_per_s
+        if rate > 0.0:
+            mine = part.stop - part.start
+            elements = max(rules.rules.numel - mine, mine * (num_members - 1))
+            slowest = max(slowest, elements * rules.bytes_per_element / rate)
+    return slowest

@@ -1,0 +1,62 @@
+"""What a member's machine needs to know of the manifest and of its node, as plain numbers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from farflung.protocol.chain import Rules
+from farflung.protocol.keys import PeerId
+
+RESEND_S = 1.5
+"""Seconds between repetitions of a message that was not acted on: control messages may be lost."""
+
+SETTLE_S = 1.0
+"""Seconds a proposer waits for more joiners before it changes the view, so that four newcomers cost one commit."""
+
+HOLD_S = 3.0
+"""Least time between two rounds while a newcomer is about to catch up: a fetch, a replay, a heartbeat."""
+
+VOTE_S = 5.0
+"""Seconds from a proposal to its certificate before members move to the next ballot: a few round trips."""
+
+GIVE_UP_S = 10.0
+"""Seconds a ready member waits for a quorum to come back before it trains on by itself."""
+
+REPAIR_S = 30.0
+"""Between two attempts to repair the same version."""
+
+MAX_BALLOT_STEP = 64
+"""Ballots that one message may move us ahead: one for each member that may have failed as a proposer."""
+
+HISTORY = 512
+"""Certified commits kept for those who catch up; at a round a minute, a night's sleep."""
+
+RECENT_ROUNDS = 5
+"""Rounds that adaptive deadlines learn from."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The rules of one swarm, for one member."""
+
+    swarm: bytes
+    """Manifest hash, 32 bytes."""
+    founder: PeerId
+    rules: Rules
+    """What every commit must follow."""
+    align: int
+    """Parts begin at multiples of this many elements (the codecs' block)."""
+    uplink: str
+    downlink: str
+    bytes_per_element: float
+    """Of one encoded contribution; for estimates of transfer times."""
+    min_contributors: int
+    total_rounds: int
+    min_round_s: float
+    """Lower bound of adaptive deadlines, seconds."""
+    max_round_s: float
+    """Upper bound of adaptive deadlines, seconds."""
+    removal_s: float
+    """Seconds after which a dead member is removed from the view."""
+    heartbeat_s: float
+    admits: Callable[[PeerId, bytes], bool]
+    """Whether an admission token opens the swarm to a peer."""

@@ -1,0 +1,27 @@
+"""Field types of the wire: lengths and ranges are checked while decoding, before any rule of ours sees the value."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from farflung.protocol.limits import MAX_GROUP_PEERS, MAX_INTERVALS, MAX_PARAMETERS, MAX_TEXT
+
+Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
+"""A peer: its Ed25519 public key."""
+
+Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
+"""A sha256."""
+
+OptionalDigest = Annotated[bytes, Meta(max_length=32)]
+"""A sha256, or empty where there is none."""
+
+Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
+Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+Offset = Annotated[int, Meta(ge=0, le=MAX_PARAMETERS)]
+Rate = Annotated[float, Meta(ge=0.0, le=1e15)]
+Seconds = Annotated[float, Meta(ge=0.0, le=1e7)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+Keys = Annotated[tuple[Key, ...], Meta(max_length=MAX_GROUP_PEERS)]
+Interval = tuple[Count, Count]
+"""Sample numbers [start, stop)."""
+Intervals = Annotated[tuple[Interval, ...], Meta(max_length=MAX_INTERVALS)]

@@ -1,0 +1,33 @@
+"""Protocol versions by number, what each changed, and how two peers settle on one.
+
+A version is named in every envelope, record and manifest; decoders take it from there and never guess it.
+
+* **1**: replica mode, one fragment, no delay, mean of contributors, dynamic linear voting.
+"""
+
+from collections.abc import Iterable
+
+from farflung.protocol.errors import WrongVersion
+from farflung.protocol.keys import PeerId
+
+PROTOCOL_VERSION = 1
+"""What we write."""
+
+SUPPORTED_VERSIONS: tuple[int, ...] = (1,)
+"""What we can read, ascending."""
+
+
+def negotiate(theirs: Iterable[int], *, peer: PeerId | None, ours: Iterable[int] = SUPPORTED_VERSIONS) -> int:
+    """The highest version that both sides speak. Raises WrongVersion naming both sides' versions."""
+    offered, known = sorted(set(theirs)), sorted(set(ours))
+    common = set(offered) & set(known)
+    if not common:
+        raise WrongVersion(f"speaks protocol versions {offered}, we speak {known}", peer=peer)
+    return max(common)
+
+
+def check_version(version: int, *, what: str, peer: PeerId | None) -> None:
+    """Raise WrongVersion unless we can read `version`."""
+    if version not in SUPPORTED_VERSIONS:
+        known = ", ".join(map(str, SUPPORTED_VERSIONS))
+        raise WrongVersion(f"{what} of protocol version {version}, we read {known}", peer=peer)

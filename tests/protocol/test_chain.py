@@ -1,0 +1,189 @@
+"""One history: what names a commit, what follows from its parent, and what a certificate proves."""
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from tests.protocol.bus import RULES, SWARM, WINDOW, certify, history_of, signers
+
+from farflung.protocol import chain
+from farflung.protocol.chain import Certified, Commit, Contribution, PartResult, RoundResult, Rules, Vote
+from farflung.protocol.errors import BadSignature, Refused
+from farflung.protocol.keys import Ed25519Signer
+from farflung.protocol.ledger import Ledger
+
+WHO = signers(4)
+A, B, C, D = (s.peer_id for s in WHO)
+PARENT = history_of(WHO)[-1].commit
+FROM = b"\7" * 32
+
+
+def round_of(**changes: Any) -> RoundResult:
+    values: dict[str, Any] = dict(
+        plan=b"p" * 32,
+        contributors=(Contribution(A, 800, 8, 1000), Contribution(B, 400, 4, 2000)),
+        parts=(PartResult(A, 0, 500, b"d" * 32), PartResult(B, 500, 1000, b"")),
+        seconds_ms=1234,
+    )
+    return RoundResult(**{**values, **changes})
+
+
+def follow(**changes: Any) -> Commit:
+    values: dict[str, Any] = dict(view=(A, B, C, D), left=(), result=round_of())
+    return chain.successor(SWARM, PARENT, **{"rules": RULES, **values, **changes})
+
+
+def check(commit: Commit, rules: Rules = RULES) -> None:
+    chain.check_successor(SWARM, PARENT, commit, rules, peer=FROM)
+
+
+def refused(commit: Commit, why: str) -> None:
+    with pytest.raises(Refused, match=why) as caught:
+        check(commit)
+    assert caught.value.peer == FROM
+
+
+def but(commit: Commit, **changes: Any) -> Commit:
+    return msgspec.structs.replace(commit, **changes)
+
+
+def test_golden_hashes() -> None:
+    """Changed bytes mean a new protocol version: nodes of two kinds would never agree on a history."""
+    genesis = chain.genesis(WHO[0].peer_id, RULES)
+    assert chain.commit_hash(SWARM, genesis).hex() == GOLDEN_GENESIS
+    assert chain.commit_hash(SWARM, follow()).hex() == GOLDEN_ROUND
+    assert chain.vote_bytes(SWARM, 7, 3, b"d" * 32) == (
+        b"farflung/vote/1\0" + SWARM + bytes(7) + b"\7" + bytes(7) + b"\3" + b"d" * 32
+    )
+
+
+GOLDEN_GENESIS = "a87e274243d3fba4d97d449e47941d4eac718dc32c53b41ad99bd954df07b3ad"
+GOLDEN_ROUND = "2c0fff54688c85e6848ac62e2a499a8529044502e381d1afc381bc082ceb2272"
+
+
+def test_every_field_changes_the_hash() -> None:
+    commit = follow()
+    others = [
+        but(commit, height=9), but(commit, parent=b"q" * 32), but(commit, version=9), but(commit, tokens=9),
+        but(commit, view=(A,)), but(commit, left=(A,)), but(commit, ledger=Ledger()), but(commit, round=None),
+    ]  # fmt: skip
+    hashes = {chain.commit_hash(SWARM, c) for c in [commit, *others]} | {chain.commit_hash(b"w" * 32, commit)}
+    assert len(hashes) == len(others) + 2
+
+
+def test_what_a_round_changes() -> None:
+    commit = follow()
+    assert (commit.height, commit.version, commit.tokens) == (2, PARENT.version + 1, PARENT.tokens + 1200)
+    assert commit.ledger.window(A)[0][0] == PARENT.ledger.window(A)[0][0] + 8
+    check(commit)
+
+
+def test_what_a_change_of_view_does_not_change() -> None:
+    commit = follow(result=None, view=(A, B, C), left=(D,))
+    assert (commit.version, commit.tokens, commit.round) == (PARENT.version, PARENT.tokens, None)
+    assert not commit.ledger.suspended
+    check(commit)
+
+
+def test_the_view_is_sorted() -> None:
+    assert follow(view=(D, B, A, C)) == follow()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (dict(height=3), "does not follow"),
+        (dict(height=1), "does not follow"),
+        (dict(parent=b"q" * 32), "does not follow"),
+        (dict(parent=b""), "does not follow"),
+        (dict(view=(A,)), "without a quorum"),
+        (dict(view=()), "a view of 0"),
+        (dict(view=(C, D)), "without a quorum"),
+        (dict(left=(D,)), "keeps a member that left"),
+        (dict(version=2), "ledger"),
+        (dict(version=0), "ledger"),
+        (dict(tokens=1), "ledger"),
+        (dict(view=(B, A, C, D)), "unsorted view"),
+        (dict(view=(A, A, B, C, D)), "unsorted view"),
+        (dict(view=tuple(sorted([A, B, C, D, *(bytes([i]) * 32 for i in range(20))]))), "a view of 24"),
+        (dict(left=(FROM,)), "lets outsiders leave"),
+        (dict(ledger=PARENT.ledger), "ledger"),
+        (dict(round=None), "ledger"),
+        (dict(round=round_of(contributors=(Contribution(FROM, 100, 1, 1),))), "outside the view"),
+        (dict(round=round_of(contributors=(Contribution(A, 100 * WINDOW + 100, WINDOW + 1, 1),))), "claims"),
+        (dict(round=round_of(contributors=(Contribution(A, 800, 8, 1),) * 2)), "unsorted contributors"),
+        (dict(round=round_of(contributors=())), "unsorted contributors"),
+        (dict(round=round_of(contributors=(Contribution(A, 801, 8, 1),))), "tokens that are not"),
+        (dict(round=round_of(contributors=(Contribution(A, 0, 0, 1),))), "tokens that are not"),
+        (dict(round=round_of(parts=())), "covers 0 of 1000"),
+        (dict(round=round_of(parts=(PartResult(A, 0, 999, b"d" * 32),))), "covers 999 of 1000"),
+        (dict(round=round_of(parts=(PartResult(A, 1, 1000, b"d" * 32),))), "gaps or overlap"),
+        (dict(round=round_of(parts=(PartResult(A, 0, 0, b"d" * 32), PartResult(B, 0, 1000, b"d" * 32)))), "gaps"),
+        (dict(round=round_of(parts=(PartResult(A, 0, 1000, b"d" * 31),))), "a digest that is none"),
+        (dict(round=round_of(parts=(PartResult(A, 0, 1000, b""),))), "moves nothing"),
+        (dict(round=round_of(contributors=(Contribution(A, 900, 9, 1), Contribution(B, 400, 4, 1)))), "ledger"),
+    ],
+)  # fmt: skip
+def test_what_does_not_follow_is_refused(changes: dict[str, Any], why: str) -> None:
+    refused(but(follow(), **changes), why)
+
+
+def test_other_rules_do_not_follow() -> None:
+    gone = follow(view=(A, B, C))
+    check(gone)
+    for other in (replace(RULES, window=WINDOW + 1), replace(RULES, max_group=2), replace(RULES, numel=1001)):
+        with pytest.raises(Refused):
+            check(gone, other)
+
+
+def test_those_who_say_goodbye_help_to_decide_it() -> None:
+    """Three of four may leave at once: they vote for it, and one is left who can go on alone."""
+    check(follow(view=(D,), left=(A, B, C), result=None))
+
+
+def certificate_error(certified: Certified, kind: type[Exception]) -> None:
+    with pytest.raises(kind) as caught:
+        chain.check_certificate(SWARM, certified, PARENT.view, peer=FROM)
+    assert caught.value.peer == FROM  # type: ignore[attr-defined]
+
+
+def test_certificates() -> None:
+    commit = follow()
+    for voters in (WHO, WHO[:3], WHO[1:], WHO[:2]):  # the last: half with the first
+        chain.check_certificate(SWARM, certify(commit, voters), PARENT.view, peer=FROM)
+
+
+def test_too_few_votes() -> None:
+    commit = follow()
+    certificate_error(certify(commit, []), Refused)
+    certificate_error(certify(commit, WHO[2:]), Refused)
+    certificate_error(certify(commit, [WHO[0]] * 4), Refused)
+
+
+def test_votes_of_outsiders() -> None:
+    outsider = Ed25519Signer(b"o" * 32)
+    certificate_error(certify(follow(), [*WHO, outsider]), Refused)
+
+
+def test_forged_votes() -> None:
+    commit = follow()
+    good = certify(commit, WHO[:3])
+    for forged in (
+        but_votes(good, Vote(A, b"s" * 64)),
+        but_votes(good, Vote(A, certify(commit, WHO[1:2]).votes[0].signature)),  # B's word in A's name
+        but_votes(good, certify(commit, WHO[:1], ballot=1).votes[0]),  # A's word about another ballot
+        but_votes(good, certify(PARENT, WHO[:1]).votes[0]),  # A's word about another commit
+        msgspec.structs.replace(good, ballot=5),
+        msgspec.structs.replace(good, commit=but(commit, tokens=0)),
+    ):
+        certificate_error(forged, BadSignature)
+
+
+def test_votes_of_another_swarm() -> None:
+    with pytest.raises(BadSignature):
+        chain.check_certificate(b"w" * 32, certify(follow(), WHO), PARENT.view, peer=FROM)
+
+
+def but_votes(certified: Certified, first: Vote) -> Certified:
+    return msgspec.structs.replace(certified, votes=(first, *certified.votes[1:]))

@@ -1,0 +1,178 @@
+"""Whatever the swarm goes through, the ledger loses no sample and hands none out twice."""
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from farflung.protocol.ledger import Ledger, advance, count, is_prefix, join, split
+
+A, B, C = b"a" * 32, b"b" * 32, b"c" * 32
+PEERS = [bytes([i]) * 32 for i in range(6)]
+WINDOW, LEASE = 7, 3
+
+intervals = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=6).map(
+    lambda pairs: tuple((start, start + size) for start, size in pairs)
+)
+
+
+def numbers(parts: Iterable[tuple[int, int]]) -> list[int]:
+    return [n for start, stop in parts for n in range(start, stop)]
+
+
+@given(intervals, st.integers(0, 60))
+def test_split_and_join_keep_the_order(parts: tuple[tuple[int, int], ...], num: int) -> None:
+    first, rest = split(parts, num)
+    assert numbers(first) == numbers(parts)[:num]
+    assert numbers(rest) == numbers(parts)[num:]
+    assert numbers(join(first, rest)) == numbers(parts)
+    assert is_prefix(first, parts)
+    assert all(start < stop for start, stop in join(parts))
+
+
+@given(intervals, intervals)
+def test_is_prefix_means_prefix(short: tuple[tuple[int, int], ...], long: tuple[tuple[int, int], ...]) -> None:
+    assert is_prefix(short, long) == (numbers(long)[: count(short)] == numbers(short))
+
+
+class Swarm(RuleBasedStateMachine):
+    """Rounds, joins, crashes, goodbyes and returns in any order, against plain sets."""
+
+    @initialize(founder=st.sampled_from(PEERS))
+    def found(self, founder: bytes) -> None:
+        self.version = 0
+        self.view = {founder}
+        self.done: list[int] = []
+        self.kept: dict[bytes, tuple[int, list[int]]] = {}
+        self.ledger = Ledger()
+        self.step({}, self.view, set())
+
+    def step(self, trained: dict[bytes, int], view: set[bytes], left: set[bytes]) -> None:
+        before = self.ledger
+        for peer, num in trained.items():
+            self.done += numbers(split(before.window(peer), num)[0])
+        self.ledger = advance(
+            before,
+            trained=trained,
+            view=sorted(view),
+            left=sorted(left),
+            window=WINDOW,
+            version=self.version,
+            lease=LEASE,
+        )
+        for peer in self.view - view - left:
+            rest = numbers(split(before.window(peer), trained.get(peer, 0))[1])
+            self.kept[peer] = (self.version, rest)
+        for peer in left:
+            self.kept.pop(peer, None)
+            assert not any(s.peer == peer for s in self.ledger.suspended), "a goodbye frees at once"
+        for peer in view & set(self.kept):
+            version, rest = self.kept.pop(peer)
+            still = next((s for s in before.suspended if s.peer == peer), None)
+            if still is not None:  # within its lease
+                assert numbers(self.ledger.window(peer))[: len(rest)] == rest
+        for peer, (version, _) in list(self.kept.items()):
+            suspended = any(s.peer == peer for s in self.ledger.suspended)
+            if suspended:
+                assert version + LEASE > self.version or version == self.version
+            elif version + LEASE <= self.version:
+                del self.kept[peer]
+        self.view = view
+
+    @rule(data=st.data())
+    def round(self, data: st.DataObject) -> None:
+        self.version += 1
+        trained = {}
+        for peer in sorted(self.view):
+            num = data.draw(st.integers(0, count(self.ledger.window(peer))), label="samples")
+            if num:
+                trained[peer] = num
+        stay = data.draw(st.sets(st.sampled_from(sorted(self.view)), min_size=1), label="view")
+        self.step(trained, stay, set())
+
+    @rule(peers=st.sets(st.sampled_from(PEERS), min_size=1))
+    def join_some(self, peers: set[bytes]) -> None:
+        self.step({}, self.view | peers, set())
+
+    @rule(data=st.data())
+    def leave_some(self, data: st.DataObject) -> None:
+        gone = data.draw(st.sets(st.sampled_from(sorted(self.view)), max_size=len(self.view) - 1))
+        self.step({}, self.view - gone, gone)
+
+    @rule(data=st.data())
+    def crash_some(self, data: st.DataObject) -> None:
+        gone = data.draw(st.sets(st.sampled_from(sorted(self.view)), max_size=len(self.view) - 1))
+        self.step({}, self.view - gone, set())
+
+    @invariant()
+    def each_number_is_in_one_place(self) -> None:
+        ledger = self.ledger
+        parts = [h.intervals for h in ledger.held] + [ledger.free] + [s.intervals for s in ledger.suspended]
+        everywhere = sorted(self.done + [n for part in parts for n in numbers(part)])
+        assert everywhere == list(range(ledger.cursor))
+
+    @invariant()
+    def it_is_in_order(self) -> None:
+        ledger = self.ledger
+        assert [h.peer for h in ledger.held] == sorted(self.view)
+        assert [s.peer for s in ledger.suspended] == sorted({s.peer for s in ledger.suspended})
+        assert not {h.peer for h in ledger.held} & {s.peer for s in ledger.suspended}
+        assert all(count(h.intervals) >= WINDOW for h in ledger.held)
+
+
+Swarm.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestAnyHistory = Swarm.TestCase
+
+
+def ledger(view: list[bytes], before: Ledger | None = None, version: int = 0, **changes: object) -> Ledger:
+    values: dict[str, object] = dict(trained={}, left=[], window=10, version=version, lease=2)
+    return advance(before or Ledger(), view=view, **{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_windows_are_filled_from_the_cursor() -> None:
+    first = ledger([A, B])
+    assert (first.window(A), first.window(B), first.cursor) == (((0, 10),), ((10, 20),), 20)
+    second = ledger([A, B], first, 1, trained={A: 4})
+    assert (second.window(A), second.window(B)) == (((4, 10), (20, 24)), ((10, 20),))
+
+
+def test_the_vanished_keep_theirs_for_a_lease_and_then_others_get_them_first() -> None:
+    both = ledger([A, B])
+    gone = ledger([A], both, 1)
+    assert gone.suspended[0].intervals == ((10, 20),) and gone.free == ()
+    waiting = ledger([A], gone, 2, trained={A: 10})
+    assert waiting.suspended and waiting.window(A) == ((20, 30),)
+    expired = ledger([A], waiting, 3, trained={A: 10})
+    assert not expired.suspended
+    assert expired.window(A) == ((10, 20),) and expired.cursor == 30
+
+
+def test_back_within_the_lease_the_prefix_is_the_same() -> None:
+    gone = ledger([A], ledger([A, B], ledger([A, B]), 1, trained={B: 3}), 2)
+    back = ledger([A, B], gone, 3)
+    assert is_prefix(((13, 20),), back.window(B)) and count(back.window(B)) == 10
+
+
+def test_back_after_the_lease_it_gets_others() -> None:
+    expired = ledger([A], ledger([A], ledger([A, B])), 2, trained={A: 10})
+    assert expired.window(A) == ((10, 20),)
+    back = ledger([A, B], expired, 3)
+    assert back.window(B) == ((20, 30),)
+
+
+def test_goodbye_frees_at_once() -> None:
+    after = ledger([A, C], ledger([A, B]), 0, left=[B])
+    assert not after.suspended and after.window(C) == ((10, 20),) and after.cursor == 20
+
+
+def test_goodbye_of_a_suspended_peer_ends_its_lease() -> None:
+    gone = ledger([A], ledger([A, B]), 1)
+    assert ledger([A], gone, 1, left=[B]).free == ((10, 20),)
+
+
+@pytest.mark.parametrize("trained", [{A: 11}, {C: 1}, {A: 3, B: 99}])
+def test_claims_above_the_window_are_refused(trained: dict[bytes, int]) -> None:
+    with pytest.raises(ValueError, match="claims"):
+        ledger([A, B], ledger([A, B]), 1, trained=trained)

@@ -1,0 +1,270 @@
+"""Manifests: every value in range, one encoding, signed by the founder."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farflung.protocol.errors import (
+    BadSignature,
+    ConfigError,
+    LimitExceeded,
+    LocalError,
+    Malformed,
+    Refused,
+    RemoteError,
+    WrongSwarm,
+    WrongVersion,
+)
+from farflung.protocol.keys import Ed25519Signer, domain
+from farflung.protocol.limits import MAX_MANIFEST_BYTES, MAX_RECORD_BYTES
+from farflung.protocol.manifest import (
+    Manifest,
+    SignedManifest,
+    decode_manifest,
+    encode_manifest,
+    manifest_hash,
+    open_manifest,
+    sign_manifest,
+)
+from farflung.protocol.manifest_sections import (
+    AdmissionSpec,
+    DataSpec,
+    DeadlineSpec,
+    InnerSpec,
+    ModelSpec,
+    OuterSpec,
+    TokenizerSpec,
+)
+
+FOUNDER, CARRIER = Ed25519Signer(b"f" * 32), b"c" * 32
+MODEL = ModelSpec(vocab_size=256, dim=64, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=128, seq_len=128)
+
+
+def manifest(**changes: Any) -> Manifest:
+    return Manifest(
+        **{
+            "name": "tiny",
+            "founder": FOUNDER.peer_id,
+            "created": 1_800_000_000,
+            "model": MODEL,
+            "data": DataSpec(spec="stdlib", content_hash=b"d" * 32, num_samples=1000),
+            "batch_tokens": 1024,
+            "total_steps": 2000,
+            "admission": AdmissionSpec(rule="open"),
+            **changes,
+        }
+    )
+
+
+def refuse(data: bytes, expected: type[RemoteError], *, swarm: bytes | None = None) -> str:
+    with pytest.raises(RemoteError) as caught:
+        open_manifest(data, swarm=swarm, peer=CARRIER)
+    assert type(caught.value) is expected
+    assert caught.value.peer == CARRIER
+    return str(caught.value)
+
+
+def signed_raw(raw: object) -> bytes:
+    """Any value as a manifest, well signed by the founder."""
+    data = msgspec.msgpack.encode(raw)
+    return SignedManifest(data, FOUNDER.sign(domain("manifest") + data)).encode()
+
+
+def raw_manifest() -> dict[str, Any]:
+    fields = msgspec.msgpack.decode(encode_manifest(manifest()))
+    assert isinstance(fields, dict)
+    return fields
+
+
+def test_round_trip() -> None:
+    signed = sign_manifest(FOUNDER, manifest())
+    assert open_manifest(signed.encode(), swarm=manifest_hash(manifest()), peer=CARRIER) == manifest()
+    assert signed.swarm == manifest_hash(manifest())
+    assert decode_manifest(encode_manifest(manifest()), peer=None) == manifest()
+    assert manifest().samples_per_step == 8
+
+
+def test_ints_in_float_fields_do_not_change_the_hash() -> None:
+    assert manifest_hash(manifest(inner=InnerSpec(lr=1, grad_clip=1))) == manifest_hash(
+        manifest(inner=InnerSpec(lr=1.0, grad_clip=1.0))
+    )
+
+
+def test_every_field_counts_in_the_hash() -> None:
+    hashes = {manifest_hash(manifest(**change)) for change in ({}, {"name": "b"}, {"inner_steps": 9}, {"created": 1})}
+    assert len(hashes) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"name": "Tiny"}, "swarm name 'Tiny'"),
+        ({"founder": b"x"}, "founder: 1 bytes"),
+        ({"created": -1}, "created = -1"),
+        ({"protocol_versions": ()}, "protocol_versions"),
+        ({"protocol_versions": (2, 1)}, "must ascend"),
+        ({"protocol_versions": (0,)}, "protocol_versions = 0"),
+        ({"batch_tokens": 1000}, "multiple of model.seq_len = 128"),
+        ({"batch_tokens": 64}, "swarm.batch_tokens = 64: must be between 128"),
+        ({"total_steps": 0}, "swarm.total_steps = 0"),
+        ({"inner_steps": 2001}, "swarm.inner_steps = 2001: must be between 1 and 2000"),
+        ({"inner": InnerSpec(warmup_steps=2001)}, "inner.warmup_steps = 2001"),
+        ({"fragments": 2}, "swarm.fragments = 2: not supported yet by protocol version 1"),
+        ({"fragments": 3}, "swarm.fragments = 3: must be between 1 and 2"),
+        ({"delay_steps": 1}, "swarm.delay_steps = 1: not supported yet"),
+        ({"mix": 0.5}, "swarm.mix = 0.5: not supported yet"),
+        ({"mix": float("nan")}, "swarm.mix = nan: must be between"),
+        ({"aggregation": "median"}, "swarm.aggregation = 'median': not supported yet"),
+        ({"uplink_codec": "int8 "}, "swarm.uplink_codec = 'int8 '"),
+        ({"downlink_codec": ""}, "swarm.downlink_codec = ''"),
+        ({"max_group": 65}, "swarm.max_group = 65: must be between 1 and 64"),
+        ({"min_contributors": 0}, "swarm.min_contributors = 0"),
+        ({"window_rounds": 0}, "swarm.window_rounds = 0"),
+        ({"lease_rounds": -1}, "swarm.lease_rounds = -1"),
+        ({"model": msgspec.structs.replace(MODEL, vocab_size=255)}, "model.vocab_size = 255"),
+    ],
+)
+def test_ranges(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        manifest(**change)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"dim": 68}, "model.dim = 68: must be a multiple of 2 * num_heads = 8"),
+        ({"num_kv_heads": 3}, "model.num_kv_heads = 3: must divide num_heads = 4"),
+        ({"num_kv_heads": 8}, "model.num_kv_heads = 8: must be between 1 and 4"),
+        ({"num_layers": 0}, "model.num_layers = 0"),
+        ({"dim": 1 << 20, "num_layers": 4096}, "parameters, at most"),
+        ({"init_seed": -1}, "model.init_seed = -1"),
+        ({"rope_theta": float("inf")}, "model.rope_theta = inf"),
+        ({"preset": "a\x1b[2J"}, "printable"),
+    ],
+)
+def test_model_ranges(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        msgspec.structs.replace(MODEL, **change)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "says"),
+    [
+        (
+            TokenizerSpec,
+            {"kind": "byte"},
+            "data.tokenizer = 'byte': must be one of bytes, file; did you mean 'bytes'?",
+        ),
+        (TokenizerSpec, {"kind": "file"}, "data.tokenizer_hash: 0 bytes, must be 32"),
+        (TokenizerSpec, {"hash": b"x"}, "data.tokenizer_hash: 1 bytes, must be 0"),
+        (DataSpec, {"spec": "", "content_hash": bytes(32), "num_samples": 1}, "data.spec is empty"),
+        (DataSpec, {"spec": "x" * 513, "content_hash": bytes(32), "num_samples": 1}, "at most 512"),
+        (DataSpec, {"spec": "x", "content_hash": b"", "num_samples": 1}, "data.content_hash"),
+        (DataSpec, {"spec": "x", "content_hash": bytes(32), "num_samples": 0}, "data.num_samples = 0"),
+        (InnerSpec, {"optimizer": "muon"}, "inner.optimizer = 'muon': not supported yet"),
+        (InnerSpec, {"lr": 0.0}, "inner.lr = 0.0"),
+        (InnerSpec, {"betas": (0.9, 1.0)}, "inner.betas[1] = 1.0"),
+        (InnerSpec, {"schedule": "cosin"}, "did you mean 'cosine'?"),
+        (InnerSpec, {"decay_fraction": 1.1}, "inner.decay_fraction = 1.1"),
+        (OuterSpec, {"optimizer": "sgd"}, "outer.optimizer = 'sgd': not supported yet"),
+        (OuterSpec, {"momentum": 1.0}, "outer.momentum = 1.0"),
+        (AdmissionSpec, {}, "swarm.invite_key: 0 bytes, must be 32"),
+        (AdmissionSpec, {"rule": "opne"}, "did you mean 'open'?"),
+        (AdmissionSpec, {"rule": "open", "invite_key": bytes(32)}, "swarm.invite_key: 32 bytes, must be 0"),
+        (
+            DeadlineSpec,
+            {"min_round_s": 9.0, "max_round_s": 8.0},
+            "swarm.max_round_s = 8.0: must be between 9.0",
+        ),
+    ],
+)
+def test_section_ranges(section: type[msgspec.Struct], values: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        section(**values)
+    assert says in str(caught.value)
+
+
+def test_only_the_founder_signs() -> None:
+    with pytest.raises(LocalError, match="founder"):
+        sign_manifest(Ed25519Signer(b"x" * 32), manifest())
+
+
+def test_signed_by_another() -> None:
+    data = encode_manifest(manifest())
+    forged = SignedManifest(data, Ed25519Signer(b"x" * 32).sign(domain("manifest") + data)).encode()
+    said = refuse(forged, BadSignature)
+    assert "'tiny'" in said and FOUNDER.peer_id.hex()[:12] in said
+
+
+def test_wrong_swarm() -> None:
+    refuse(sign_manifest(FOUNDER, manifest()).encode(), WrongSwarm, swarm=bytes(32))
+
+
+def test_wrong_version_even_of_another_shape() -> None:
+    assert "[2]" in refuse(signed_raw(raw_manifest() | {"protocol_versions": [2]}), WrongVersion)
+    refuse(signed_raw({"protocol_versions": [2, 3], "new": {"shape": 1}}), WrongVersion)
+
+
+def test_out_of_range_is_refused() -> None:
+    assert "swarm.fragments = 2" in refuse(signed_raw(raw_manifest() | {"fragments": 2}), Refused)
+
+
+@pytest.mark.parametrize(
+    "change", [{"unknown": 1}, {"name": 5}, {"created": "now"}, {"model": {}}, {"inner": [1]}, {"mix": 0}]
+)
+def test_malformed(change: dict[str, Any]) -> None:
+    refuse(signed_raw(raw_manifest() | change), Malformed)
+
+
+def test_another_order_of_fields_is_not_canonical() -> None:
+    assert "canonical" in refuse(signed_raw(dict(reversed(raw_manifest().items()))), Malformed)
+
+
+def test_a_field_left_to_its_default_is_not_canonical() -> None:
+    fields = raw_manifest()
+    del fields["mix"]
+    assert "canonical" in refuse(signed_raw(fields), Malformed)
+
+
+def test_too_large() -> None:
+    refuse(bytes(MAX_RECORD_BYTES + 1), LimitExceeded)
+    refuse(SignedManifest(bytes(MAX_MANIFEST_BYTES + 1), bytes(64)).encode(), LimitExceeded)
+
+
+@given(st.data())
+def test_damage_is_a_remote_error(data: st.DataObject) -> None:
+    whole = sign_manifest(FOUNDER, manifest()).encode()
+    damaged = bytearray(whole)
+    damaged[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
+    cut = data.draw(st.one_of(st.none(), st.integers(0, len(whole) - 1)))
+    with pytest.raises(RemoteError):
+        open_manifest(bytes(damaged[:cut]), swarm=None, peer=CARRIER)
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_a_remote_error(noise: bytes) -> None:
+    with pytest.raises(RemoteError):
+        open_manifest(noise, swarm=None, peer=CARRIER)
+
+
+@given(
+    st.sampled_from(sorted(raw_manifest())),
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.text() | st.binary(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+        max_leaves=5,
+    ),
+)
+def test_any_value_in_any_field(field: str, value: object) -> None:
+    data = signed_raw(raw_manifest() | {field: value})
+    try:
+        opened = open_manifest(data, swarm=None, peer=CARRIER)
+    except RemoteError as err:
+        assert err.peer == CARRIER
+    else:
+        assert encode_manifest(opened) == msgspec.msgpack.decode(data)[0]

@@ -1,0 +1,708 @@
+"""One member against messages that are false, late, early or from the wrong peer; and what a restart and a long absence do to it."""
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from tests.protocol.bus import (
+    SWARM,
+    WINDOW,
+    beat,
+    certify,
+    core,
+    follow,
+    history_of,
+    new_member,
+    ready,
+    rules,
+    signers,
+    state_digest,
+)
+
+from farflung.protocol import chain, messages
+from farflung.protocol.chain import Certified, Commit, Contribution, RoundResult
+from farflung.protocol.effects import Apply, Effect, Forget, Note, Repair, RoundOver, SaveVote, Send
+from farflung.protocol.errors import BadSignature, Refused, RemoteError
+from farflung.protocol.keys import Ed25519Signer, PeerId
+from farflung.protocol.limits import MAX_COMMITS_PER_REPLY
+from farflung.protocol.member import Member, check_chain
+from farflung.protocol.messages import Contributor, Message, Part, Plan, Promise, Propose, Voted
+from farflung.protocol.proposer import plan_id
+from farflung.protocol.quorum import proposer
+from farflung.protocol.settings import GIVE_UP_S, HISTORY, MAX_BALLOT_STEP, VOTE_S
+
+WHO = signers(5)
+INSIDE, OUTSIDER = WHO[:4], WHO[4]
+IDS = [s.peer_id for s in INSIDE]
+BY_ID = {s.peer_id: s for s in WHO}
+RULES = rules(IDS[0])
+PAST = history_of(INSIDE)
+HEAD = PAST[-1].commit
+NEXT = HEAD.height + 1
+PARENT = chain.commit_hash(SWARM, HEAD)
+
+
+def turn(ballot: int) -> PeerId:
+    return proposer(SWARM, HEAD.view, NEXT, ballot)
+
+
+LEADER = turn(0)
+FOLLOWER = next(p for p in IDS if p not in (LEADER, turn(1)))
+THIRD = next(p for p in IDS if p not in (LEADER, FOLLOWER))
+
+
+def member(me: PeerId = FOLLOWER, *, history: list[Certified] | None = None, vote: Any = None) -> Member:
+    """A member that has just heard from everybody and stands at `HEAD`."""
+    made = new_member(BY_ID[me], RULES)
+    made.state = "training"
+    past = PAST if history is None else history
+    if past:
+        made.begin(None, past, 0.0, vote=vote)
+        head = past[-1].commit
+        made.applied(head.height, head.version, state_digest(head.version), 0.0)
+    for peer in [*IDS, OUTSIDER.peer_id]:
+        if peer != me:
+            made.receive(peer, beat(), 0.0)
+    return made
+
+
+def plan(**changes: Any) -> Plan:
+    """Everybody contributes; one owner, for short."""
+    owner = IDS[0]
+    values: dict[str, Any] = dict(
+        height=NEXT, ballot=0, attempt=1, parent=PARENT, members=tuple(IDS),
+        contributors=tuple(Contributor(p, ready()) for p in IDS), parts=(Part(owner, 0, RULES.rules.numel),),
+        uplink=RULES.uplink, downlink=RULES.downlink, scatter_s=4.0, gather_s=4.0, reason="a test",
+    )  # fmt: skip
+    return Plan(**{**values, **changes})
+
+
+PLAN_ID = plan_id(SWARM, plan())
+
+
+def commit(parent: Commit = HEAD, *, view: tuple[PeerId, ...] | None = None, samples: int = 0) -> Commit:
+    """What may follow: a round in which everybody contributed so many samples, or a change of view."""
+    view = view or tuple(IDS)
+    result = None
+    if samples:
+        result = RoundResult(
+            plan=bytes([parent.height % 250]) * 32,
+            contributors=tuple(Contribution(p, 100 * samples, samples, 1000) for p in parent.view),
+            parts=(chain.PartResult(IDS[0], 0, RULES.rules.numel, b"d" * 32),),
+            seconds_ms=100,
+        )
+    return follow(parent, view, result=result)
+
+
+def grown(num: int, start: Commit = HEAD) -> list[Certified]:
+    """So many certified rounds after `start`."""
+    made: list[Certified] = []
+    for _ in range(num):
+        start = commit(start, samples=4)
+        made.append(certify(start, INSIDE[:3]))
+    return made
+
+
+def sends(effects: list[Effect], kind: type[Any]) -> list[Send]:
+    return [e for e in effects if isinstance(e, Send) and isinstance(e.message, kind)]
+
+
+def of(effects: list[Effect], kind: type[Any]) -> list[Any]:
+    return [e for e in effects if isinstance(e, kind)]
+
+
+def but(struct: Any, **changes: Any) -> Any:
+    return msgspec.structs.replace(struct, **changes)
+
+
+# ---- what is refused, and changes nothing ---------------------------------------------------------------------
+
+OTHER_VIEW = commit(view=tuple(IDS[:3]))
+WRONG_LEDGER = but(commit(), ledger=HEAD.ledger, tokens=5)
+TOO_MANY_SAMPLES = but(
+    commit(samples=4),
+    round=but(commit(samples=4).round, contributors=(Contribution(IDS[0], 100 * WINDOW + 100, WINDOW + 1, 1),)),
+)
+FORGED = but(certify(commit(), INSIDE[:3]), votes=certify(HEAD, INSIDE[:3]).votes)
+BAD_SIGNATURE = b"s" * 64
+
+
+RULE_BREAKERS: dict[str, tuple[PeerId, Message, type[RemoteError]]] = {
+    "a plan out of turn": (THIRD, plan(), Refused),
+    "a plan of an outsider": (OUTSIDER.peer_id, plan(), Refused),
+    "a plan with other codecs": (LEADER, plan(uplink="fp32"), Refused),
+    "a plan that misses a part": (LEADER, plan(parts=(Part(IDS[0], 0, 512),)), Refused),
+    "a plan with a foreign contributor": (
+        LEADER,
+        plan(members=tuple(sorted([*IDS, OUTSIDER.peer_id])), contributors=(Contributor(OUTSIDER.peer_id, ready()),)),
+        Refused,
+    ),
+    "a plan that forgets us": (
+        LEADER,
+        plan(members=tuple(p for p in IDS if p != FOLLOWER), contributors=(Contributor(IDS[0], ready()),)),
+        Refused,
+    ),
+    "a plan that misstates us": (
+        LEADER,
+        plan(contributors=tuple(Contributor(p, ready(tokens=1)) for p in IDS)),
+        Refused,
+    ),
+    "a proposal out of turn": (THIRD, Propose(0, commit()), Refused),
+    "a proposal with a wrong ledger": (LEADER, Propose(0, WRONG_LEDGER), Refused),
+    "a proposal that counts too much": (LEADER, Propose(0, TOO_MANY_SAMPLES), Refused),
+    "a proposal without a quorum": (LEADER, Propose(0, commit(view=(IDS[1],))), Refused),
+    "a promise of an outsider": (OUTSIDER.peer_id, Promise(NEXT, 0, PARENT, None, None), Refused),
+    "a commit without votes": (THIRD, messages.Committed(certify(commit(), [])), Refused),
+    "a commit of a minority": (THIRD, messages.Committed(certify(commit(), INSIDE[1:2])), Refused),
+    "a commit with forged votes": (THIRD, messages.Committed(FORGED), BadSignature),
+    "a certified commit that breaks the rules": (THIRD, messages.Committed(certify(WRONG_LEDGER, INSIDE)), Refused),
+    "a history that nobody asked for": (
+        THIRD,
+        messages.Commits(grown(3)[1].commit, (grown(3)[2],)),
+        Refused,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("in_round", [False, True])
+@pytest.mark.parametrize("name", RULE_BREAKERS)
+def test_rule_breakers_are_named_and_change_nothing(name: str, in_round: bool) -> None:
+    sender, message, kind = RULE_BREAKERS[name]
+    one = member()
+    one.set_ready(ready(), 0.1)
+    if in_round:
+        one.receive(LEADER, plan(reason="the one we are in"), 0.2)
+        assert one.part is not None
+    before = core(one)
+    with pytest.raises(kind) as caught:
+        one.receive(sender, message, 0.3)
+    assert caught.value.peer == sender
+    assert core(one) == before
+
+
+IGNORED: dict[str, tuple[PeerId, Message]] = {
+    "a cut by somebody else": (THIRD, messages.Cut(PLAN_ID, tuple(IDS))),
+    "a cut of another plan": (LEADER, messages.Cut(b"q" * 32, tuple(IDS))),
+    "an abort by somebody else": (THIRD, messages.Abort(PLAN_ID, "no")),
+    "an abort of another plan": (LEADER, messages.Abort(b"q" * 32, "no")),
+    "directions by somebody else": (THIRD, messages.Fetch(PLAN_ID, 0, b"d" * 32, (THIRD,))),
+    "directions to no part": (LEADER, messages.Fetch(PLAN_ID, 9, b"d" * 32, (THIRD,))),
+    "a report to somebody who does not lead": (THIRD, messages.Collected(PLAN_ID, tuple(IDS))),
+    "holdings to somebody who does not lead": (THIRD, messages.Held(PLAN_ID, (b"d" * 32,))),
+    "a vote to somebody who does not lead": (THIRD, Voted(NEXT, 0, b"d" * 32, BAD_SIGNATURE)),
+    "the same plan again": (LEADER, plan()),
+    "no commits": (THIRD, messages.Commits(HEAD, ())),
+    "old commits": (THIRD, messages.Commits(None, tuple(PAST))),
+    "an old commit": (THIRD, messages.Committed(PAST[1])),
+    "a question about somebody unknown": (THIRD, messages.Probe(b"x" * 32)),
+    "an opinion about somebody unknown": (THIRD, messages.Opinion(b"x" * 32, 1.0)),
+}
+
+
+@pytest.mark.parametrize("name", IGNORED)
+def test_what_does_not_concern_us_changes_nothing(name: str) -> None:
+    sender, message = IGNORED[name]
+    one = member()
+    one.set_ready(ready(), 0.1)
+    one.receive(LEADER, plan(), 0.2)
+    before = core(one)
+    assert one.receive(sender, message, 0.3) == []
+    assert core(one) == before
+
+
+@pytest.mark.parametrize("height", [0, 1, NEXT + 1, NEXT + 50])
+def test_stale_and_future_heights_change_nothing(height: int) -> None:
+    one = member()
+    before = core(one)
+    parent = b"q" * 32
+    for message in (
+        Promise(height, 0, parent, None, None),
+        plan(height=height, parent=parent),
+        Propose(0, but(commit(), height=height, parent=parent)),
+        Voted(height, 0, b"d" * 32, BAD_SIGNATURE),
+    ):
+        effects = one.receive(LEADER, message, 5.0)
+        after = core(one)
+        after.update({k: before[k] for k in ("_asked_at", "_asked")})
+        assert after == before
+        answers = {type(e.message) for e in of(effects, Send)}
+        assert answers <= ({messages.GetCommits} if height > NEXT else {messages.Commits})
+
+
+def test_strangers_are_not_listened_to() -> None:
+    one = member()
+    stranger = b"\x99" * 32
+    before = core(one)
+    for message in (
+        messages.Goodbye("x"),
+        messages.Probe(IDS[0]),
+        messages.GetCommits(-1),
+        plan(),
+        messages.Commits(None, tuple(PAST)),
+    ):
+        with pytest.raises(Refused, match="before being admitted") as caught:
+            one.receive(stranger, message, 0.5)
+        assert caught.value.peer == stranger
+    with pytest.raises(Refused, match="no invitation"):
+        one.receive(stranger, beat(admission=b"uninvited"), 0.5)
+    assert core(one) == before and stranger not in one.membership.peers
+    one.receive(stranger, beat(admission=b"invited"), 0.5)
+    assert one.admitted(stranger)
+    assert one.receive(stranger, messages.GetCommits(0), 0.6)
+
+
+# ---- two proposals, two ballots -------------------------------------------------------------------------------
+
+
+def vote_of(effects: list[Effect]) -> Voted | None:
+    sent = sends(effects, Voted)
+    return sent[0].message if sent else None
+
+
+def test_a_vote_is_saved_signed_and_repeatable() -> None:
+    one = member()
+    effects = one.receive(LEADER, Propose(0, commit()), 1.0)
+    kinds = [type(e) for e in effects]
+    assert kinds.index(SaveVote) < kinds.index(Send)
+    vote = vote_of(effects)
+    assert vote is not None and vote.digest == chain.commit_hash(SWARM, commit())
+    assert vote_of(one.receive(LEADER, Propose(0, commit()), 2.0)) == vote
+
+
+def test_two_proposals_at_one_ballot() -> None:
+    one = member()
+    one.receive(LEADER, Propose(0, commit()), 1.0)
+    before = core(one)
+    with pytest.raises(Refused, match="two proposals at ballot 0"):
+        one.receive(LEADER, Propose(0, OTHER_VIEW), 2.0)
+    assert core(one) == before
+
+
+def test_a_higher_ballot_may_decide_otherwise_and_a_lower_one_nothing_more() -> None:
+    one = member()
+    one.receive(LEADER, Propose(0, commit()), 1.0)
+    vote = vote_of(one.receive(turn(1), Propose(1, OTHER_VIEW), 2.0))
+    assert vote is not None and (vote.ballot, vote.digest) == (1, chain.commit_hash(SWARM, OTHER_VIEW))
+    assert one.ballot == 1
+    before = core(one)
+    assert one.receive(LEADER, Propose(0, commit()), 3.0) == []
+    assert one.receive(LEADER, plan(), 3.0) == []
+    assert core(one) == before
+
+
+@pytest.mark.parametrize("ballot", [b for b in range(4) if turn(b) != FOLLOWER])
+def test_a_restarted_member_never_says_two_things(ballot: int) -> None:
+    one = member()
+    effects = one.receive(turn(ballot), Propose(ballot, commit()), 1.0)
+    saved = of(effects, SaveVote)[-1]
+    again = member(vote=(saved.height, saved.ballot, saved.accepted))
+    assert again.accepted == one.accepted and again.ballot == ballot
+    with pytest.raises(Refused, match="two proposals"):
+        again.receive(turn(ballot), Propose(ballot, OTHER_VIEW), 2.0)
+    for lower in range(ballot):
+        assert vote_of(again.receive(turn(lower), Propose(lower, OTHER_VIEW), 3.0)) is None
+    assert vote_of(again.receive(turn(ballot), Propose(ballot, commit()), 4.0)) == vote_of(effects)
+    promised = sends(again.tick(9.0), Promise) or sends(again.set_ready(ready(), 9.0), Promise)
+    assert promised[0].message.accepted == saved.accepted, "the next proposer hears of it"
+
+
+def test_a_vote_of_a_height_that_is_over_is_forgotten() -> None:
+    one = member(vote=(HEAD.height, 7, messages.Accepted(7, HEAD)))
+    assert (one.ballot, one.accepted) == (0, None)
+
+
+def test_a_restarted_proposer_proposes_what_it_had_voted_for() -> None:
+    mine = messages.Accepted(0, commit())
+    effects = new_member(BY_ID[LEADER], RULES).begin(None, PAST, 0.0, vote=(NEXT, 0, mine))
+    proposals = sends(effects, Propose)
+    assert proposals and all(p.message.commit == mine.commit for p in proposals)
+
+
+def test_forged_votes_do_not_count() -> None:
+    one = member(LEADER)
+    one.begin(None, PAST, 0.0, vote=(NEXT, 0, messages.Accepted(0, commit())))
+    assert one.proposer is not None and set(one.proposer.votes) == {LEADER}
+    digest = chain.commit_hash(SWARM, commit())
+    before = core(one)
+    for signature in (BAD_SIGNATURE, BY_ID[THIRD].sign(chain.vote_bytes(SWARM, NEXT, 0, digest))):
+        with pytest.raises(BadSignature) as caught:
+            one.receive(FOLLOWER, Voted(NEXT, 0, digest, signature), 1.0)
+        assert caught.value.peer == FOLLOWER
+    assert core(one) == before
+    good = BY_ID[FOLLOWER].sign(chain.vote_bytes(SWARM, NEXT, 0, b"o" * 32))
+    assert one.receive(FOLLOWER, Voted(NEXT, 0, b"o" * 32, good), 1.0) == [], "a vote for something else"
+    assert set(one.proposer.votes) == {LEADER}
+
+
+def test_outsiders_do_not_vote() -> None:
+    newcomers = member(OUTSIDER.peer_id)
+    assert newcomers.receive(LEADER, Propose(0, commit()), 1.0) == []
+    assert newcomers.accepted is None
+
+
+# ---- ballots --------------------------------------------------------------------------------------------------
+
+
+def pass_time(one: Member, start: float, stop: float, silent: set[PeerId], step: float = 0.25) -> list[Effect]:
+    effects: list[Effect] = []
+    now = start
+    while now < stop:
+        for peer in [*IDS, OUTSIDER.peer_id]:
+            if peer not in silent | {one.me}:
+                effects += one.receive(peer, beat(height=one.head.commit.height), now)
+        effects += one.tick(now)
+        now += step
+    return effects
+
+
+def test_a_silent_proposer_is_left_when_there_is_something_to_decide() -> None:
+    one = member()
+    idle = pass_time(one, 0.25, 9.0, {LEADER})
+    assert not of(idle, SaveVote) and one.ballot == 0, "nothing to decide yet"
+    one.set_ready(ready(), 9.0)
+    moved = pass_time(one, 9.0, 10.0, {LEADER})
+    assert one.ballot == 1
+    promise = sends(moved, Promise)[-1]
+    assert (promise.to, promise.message.ballot) == (turn(1), 1)
+    assert next(n.fields["reason"] for n in of(moved, Note) if n.event == "ballot").endswith("is gone")
+
+
+def test_without_a_certificate_the_next_ballot_follows() -> None:
+    one = member()
+    one.receive(LEADER, Propose(0, commit()), 1.0)
+    pass_time(one, 1.0, 1.0 + VOTE_S, set())
+    assert one.ballot == 0
+    moved = pass_time(one, 1.0 + VOTE_S, 2.0 + VOTE_S, set())
+    assert one.ballot == 1 and one.accepted is not None
+    assert sends(moved, Promise)[-1].message.accepted == one.accepted
+
+
+def test_a_plan_that_comes_to_nothing_ends() -> None:
+    one = member()
+    one.set_ready(ready(), 0.1)
+    one.receive(LEADER, plan(scatter_s=1.0, gather_s=0.5), 0.2)
+    assert one.part is not None
+    end = one.part.expires_at
+    pass_time(one, 0.25, end, set())
+    assert one.part is not None
+    effects = pass_time(one, end + 0.01, end + 0.5, set())
+    assert one.part is None and one.ballot == 1 and of(effects, Forget)
+
+
+def test_a_proposer_from_which_nothing_comes_is_left() -> None:
+    """It lives and says so, but perhaps it cannot reach the quorum that the rest of us can."""
+    one = member()
+    one.set_ready(ready(), 1.0)
+    pass_time(one, 1.0, 1.0 + RULES.max_round_s + VOTE_S, set())
+    assert one.ballot == 0
+    moved = pass_time(one, 1.0 + RULES.max_round_s + VOTE_S, 2.0 + RULES.max_round_s + VOTE_S, set())
+    assert one.ballot == 1 and "nothing came from" in next(n.fields["reason"] for n in of(moved, Note))
+
+
+@pytest.mark.parametrize("sender", [THIRD, OUTSIDER.peer_id])
+def test_no_single_message_moves_the_ballot_far(sender: PeerId) -> None:
+    one = member()
+    one.receive(sender, beat(height=HEAD.height, ballot=1 << 62), 1.0)
+    assert one.ballot == (MAX_BALLOT_STEP if sender == THIRD else 0)
+    far = next(b for b in range(1000, 1004) if turn(b) == LEADER)
+    for message in (plan(ballot=far), Propose(far, commit()), Promise(NEXT, far, PARENT, None, None)):
+        with pytest.raises(Refused, match="far above"):
+            one.receive(LEADER, message, 2.0)
+
+
+LIES: dict[str, Promise] = {
+    "more samples than it holds": Promise(NEXT, 0, PARENT, None, ready(WINDOW + 1)),
+    "no samples": Promise(NEXT, 0, PARENT, None, ready(0)),
+    "more tokens than samples": Promise(NEXT, 0, PARENT, None, ready(tokens=1 << 62)),
+    "a vote for what cannot follow": Promise(NEXT, 0, PARENT, messages.Accepted(0, WRONG_LEDGER), ready()),
+    "a vote above its promise": Promise(NEXT, 0, PARENT, messages.Accepted(1, commit()), ready()),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_promise_that_lies_is_refused_and_the_proposer_goes_on(name: str) -> None:
+    one = member(LEADER)
+    before = core(one)
+    with pytest.raises(Refused) as caught:
+        one.receive(FOLLOWER, LIES[name], 1.0)
+    assert caught.value.peer == FOLLOWER and core(one) == before
+    pass_time(one, 1.0, 20.0, set())
+
+
+def test_whoever_is_asked_to_lead_leads() -> None:
+    one = member(turn(1))
+    others = [p for p in IDS if p != one.me]
+    one.receive(others[0], Promise(NEXT, 1, PARENT, None, ready()), 1.0)
+    assert one.ballot == 1 and one.proposer is not None
+    assert set(one.proposer.promises) == {one.me, others[0]}
+
+
+def test_without_a_quorum_a_ready_member_trains_on() -> None:
+    one = member()
+    one.set_ready(ready(), 0.1)
+    silent = set(IDS) - {FOLLOWER}
+    effects = pass_time(one, 0.25, 12.0 + GIVE_UP_S, silent)
+    over = of(effects, RoundOver)
+    assert len(over) == 1 and not over[0].contributed and over[0].reason == "no quorum: 1 of 4 members reachable"
+    assert one.ready is None
+
+
+# ---- catching up ----------------------------------------------------------------------------------------------
+
+
+def deliver(one: Member, donor: Member, request: messages.GetCommits, now: float = 1.0) -> list[Effect]:
+    """Ask a donor and hand its answer on."""
+    one.receive(donor.me, beat(height=donor.head.commit.height, digest=b"d" * 32), now)
+    assert donor.me in one._asked
+    effects: list[Effect] = []
+    for answer in sends(donor.receive(one.me, request, now), messages.Commits):
+        effects += one.receive(donor.me, answer.message, now)
+    return effects
+
+
+def test_commits_are_applied_in_order_and_batches_are_bounded() -> None:
+    rounds = grown(100)
+    donor, one = member(THIRD, history=[*PAST, *rounds]), member()
+    effects = deliver(one, donor, messages.GetCommits(HEAD.height))
+    assert [e.certified.commit.height for e in of(effects, Apply)] == list(range(NEXT, NEXT + MAX_COMMITS_PER_REPLY))
+    effects = deliver(one, donor, messages.GetCommits(one.head.commit.height), 2.0)
+    assert one.head == rounds[-1] and len(of(effects, Apply)) == 100 - MAX_COMMITS_PER_REPLY
+
+
+def test_commits_out_of_order_wait_for_those_before() -> None:
+    rounds = grown(3)
+    one = member()
+    effects = one.receive(THIRD, messages.Committed(rounds[1]), 1.0)
+    assert one.head.commit == HEAD and sends(effects, messages.GetCommits)[0].message.after == HEAD.height
+    one.receive(THIRD, messages.Committed(rounds[0]), 2.0)
+    one.receive(THIRD, messages.Committed(rounds[0]), 2.0)
+    assert len(of(one.receive(THIRD, messages.Committed(rounds[1]), 3.0), Apply)) == 1
+
+
+def test_a_newcomer_takes_the_newest_with_its_parent() -> None:
+    rounds = grown(5)
+    donor, one = member(THIRD, history=[*PAST, *rounds]), member(OUTSIDER.peer_id, history=[])
+    assert not one.started
+    effects = deliver(one, donor, messages.GetCommits(-1))
+    assert [e.certified for e in of(effects, Apply)] == rounds[-1:]
+    assert one.history.anchor == rounds[-2].commit and not one.in_view
+
+
+def absence() -> tuple[Member, list[Certified]]:
+    """A donor that has forgotten what comes after `HEAD`, and the whole story."""
+    rounds = grown(HISTORY + 20)
+    donor = member(THIRD, history=PAST)
+    for certified in rounds:
+        donor.receive(LEADER, messages.Committed(certified), 1.0)
+    return donor, rounds
+
+
+def test_a_long_absence_is_jumped_over() -> None:
+    donor, rounds = absence()
+    assert len(donor.history) == HISTORY and donor.history.anchor is not None
+    assert donor.history.anchor.height == next(iter(donor.history)).commit.height - 1
+    one = member()
+    one.set_ready(ready(), 0.5)
+    for peer in IDS:
+        if peer not in (FOLLOWER, THIRD):
+            one.receive(peer, beat(height=rounds[-1].commit.height), 0.6)
+    effects = deliver(one, donor, messages.GetCommits(one.head.commit.height))
+    assert one.head == rounds[-1] and one.history.anchor == rounds[-2].commit and len(one.history) == 1
+    assert [n.event for n in of(effects, Note)] == ["history.jump"]
+    assert [e.certified for e in of(effects, Apply)] == rounds[-1:]
+    assert [o.contributed for o in of(effects, RoundOver)] == [False] and one.ready is None
+    assert deliver(one, donor, messages.GetCommits(one.head.commit.height), 2.0) == []
+
+
+def test_one_peers_word_is_not_enough_to_leave_our_own_history() -> None:
+    donor, _ = absence()
+    one = member()
+    assert not of(deliver(one, donor, messages.GetCommits(one.head.commit.height)), Apply)
+    assert one.head.commit == HEAD
+
+
+def test_when_nobody_we_knew_is_left_any_history_that_holds_together_will_do() -> None:
+    _donor, rounds = absence()
+    one = member()
+    pass_time(one, 0.25, 12.0, set(IDS))
+    outsider = member(OUTSIDER.peer_id, history=[*PAST[:1], *PAST[1:]])
+    for certified in rounds:
+        outsider.receive(LEADER, messages.Committed(certified), 1.0)
+    deliver(one, outsider, messages.GetCommits(one.head.commit.height), 12.5)
+    assert one.head == rounds[-1]
+
+
+@pytest.mark.parametrize("kind", [Refused, BadSignature])
+def test_a_future_that_does_not_hold_together_is_refused(kind: type[RemoteError]) -> None:
+    rounds = grown(3)
+    bad = but(rounds[2], votes=FORGED.votes) if kind is BadSignature else rounds[2]
+    anchor = rounds[1].commit if kind is BadSignature else HEAD
+    one = member(OUTSIDER.peer_id, history=[])
+    one.receive(THIRD, beat(height=9, digest=b"d" * 32), 0.5)
+    before = core(one)
+    with pytest.raises(kind) as caught:
+        one.receive(THIRD, messages.Commits(anchor, (bad,)), 1.0)
+    assert caught.value.peer == THIRD and core(one) == before
+
+
+def test_what_came_before_a_bad_commit_in_the_same_message_stands() -> None:
+    good, bad = grown(2)
+    one = member()
+    one.set_ready(ready(4), 0.5)
+    effects = one.receive(THIRD, messages.Commits(HEAD, (good, but(bad, votes=FORGED.votes))), 1.0)
+    assert one.head == good
+    assert [e.certified for e in of(effects, Apply)] == [good] and len(of(effects, RoundOver)) == 1
+    refusals = [n for n in of(effects, Note) if n.event == "refused"]
+    assert [(n.fields["error"], n.fields["of"]) for n in refusals] == [("BadSignature", THIRD.hex())]
+
+
+def test_whoever_is_behind_is_helped() -> None:
+    ahead = member(THIRD, history=[*PAST, *grown(2)])
+    effects = ahead.receive(FOLLOWER, Promise(NEXT, 0, PARENT, None, None), 1.0)
+    assert [len(s.message.chain) for s in sends(effects, messages.Commits)] == [2]
+    behind = member()
+    effects = behind.receive(THIRD, beat(height=9, digest=b"d" * 32), 1.0)
+    assert [s.to for s in sends(effects, messages.GetCommits)] == [THIRD]
+    assert not sends(behind.receive(THIRD, beat(height=9, digest=b"d" * 32), 1.1), messages.GetCommits), (
+        "not at once again"
+    )
+
+
+@pytest.mark.parametrize("spoil", ["another founder", "another swarm", "another window"])
+def test_a_first_commit_must_be_the_founders(spoil: str) -> None:
+    first = PAST[0]
+    if spoil == "another founder":
+        first = certify(chain.genesis(OUTSIDER.peer_id, RULES.rules), [OUTSIDER])
+    elif spoil == "another window":
+        first = certify(chain.genesis(IDS[0], replace(RULES.rules, window=WINDOW + 1)), INSIDE[:1])
+    else:
+        first = but(first, votes=(chain.Vote(IDS[0], BY_ID[IDS[0]].sign(b"something else")),))
+    with pytest.raises(RemoteError) as caught:
+        check_chain(RULES, messages.Commits(None, (first,)), THIRD)
+    assert caught.value.peer == THIRD
+    one = member(OUTSIDER.peer_id, history=[])
+    one.receive(THIRD, beat(height=9, digest=b"d" * 32), 0.5)
+    with pytest.raises(RemoteError):
+        one.receive(THIRD, messages.Commits(None, (first,)), 1.0)
+    assert not one.started
+
+
+# ---- after a commit -------------------------------------------------------------------------------------------
+
+
+def test_a_round_is_over_with_a_reason() -> None:
+    for contributes, reason in ((True, "committed"), (False, "the plan of the round did not reach us in time")):
+        one = member()
+        one.set_ready(ready(), 0.1)
+        after = commit(samples=4)
+        if not contributes:
+            assert after.round is not None
+            less = tuple(c for c in after.round.contributors if c.peer != FOLLOWER)
+            after = follow(HEAD, IDS, result=but(after.round, contributors=less))
+        over = of(one.receive(LEADER, messages.Committed(certify(after, INSIDE)), 1.0), RoundOver)
+        assert [(o.contributed, o.reason) for o in over] == [(contributes, reason)]
+        assert one.ready is None
+
+
+def test_a_change_of_view_does_not_end_readiness() -> None:
+    one = member()
+    one.set_ready(ready(), 0.1)
+    effects = one.receive(LEADER, messages.Committed(certify(OTHER_VIEW, INSIDE)), 1.0)
+    assert not of(effects, RoundOver) and one.ready is not None
+
+
+def test_who_is_dropped_from_the_view_notices() -> None:
+    one = member(IDS[3])
+    effects = one.receive(LEADER, messages.Committed(certify(OTHER_VIEW, INSIDE)), 1.0)
+    assert not one.in_view and [n.event for n in of(effects, Note)] == ["view.dropped"]
+    assert one.proposer is None and not sends(one.tick(2.0), Promise)
+
+
+def test_a_minority_repairs_itself_once() -> None:
+    one = member()
+    effects: list[Effect] = []
+    for peer in IDS:
+        if peer != FOLLOWER:
+            effects += one.receive(peer, beat(height=HEAD.height, version=HEAD.version, digest=b"m" * 32), 1.0)
+    (repair,) = of(effects, Repair)
+    assert repair.digest == b"m" * 32 and set(repair.donors) <= set(IDS) - {FOLLOWER}
+    assert not of(one.receive(THIRD, beat(height=HEAD.height, version=HEAD.version, digest=b"m" * 32), 2.0), Repair)
+
+
+def test_a_minority_of_liars_does_not_make_us_repair() -> None:
+    one = member()
+    for peer in (THIRD, OUTSIDER.peer_id):
+        assert not of(one.receive(peer, beat(height=HEAD.height, version=0, digest=b"m" * 32), 1.0), Repair)
+
+
+def test_leaving_tells_everybody() -> None:
+    goodbyes = member().leave("asked to")
+    assert {e.to for e in goodbyes} == {*IDS, OUTSIDER.peer_id} - {FOLLOWER}  # type: ignore[union-attr]
+    one = member()
+    one.receive(THIRD, messages.Goodbye("asked to"), 1.0)
+    assert one.leaves(THIRD) and one.membership.alive(THIRD), "it votes until it is let go"
+    one.state = "leaving"
+    assert one.leaves(FOLLOWER)
+
+
+def test_joiners_are_admitted_hold_our_state_and_live() -> None:
+    one = member()
+    who = OUTSIDER.peer_id
+    assert one.joiners() == ()
+    one.receive(who, beat(height=HEAD.height, digest=state_digest(HEAD.version)), 1.0)
+    assert one.joiners() == (who,)
+    one.receive(who, beat(height=HEAD.height, digest=b"o" * 32), 1.0)
+    assert one.joiners() == ()
+
+
+def test_news_is_answered_once() -> None:
+    one = new_member(BY_ID[FOLLOWER], RULES)
+    one.begin(None, PAST, 0.0)
+    replies = sends(one.receive(THIRD, beat(), 1.0), messages.Heartbeat)
+    assert [s.message.reply for s in replies] == [True]
+    assert not one.receive(THIRD, beat(), 1.1)
+    assert not sends(one.receive(LEADER, beat(reply=True), 1.2), messages.Heartbeat), "an answer wants no answer"
+
+
+def test_nothing_is_done_before_there_is_a_history() -> None:
+    one = member(OUTSIDER.peer_id, history=[])
+    for message in (
+        plan(),
+        Propose(0, commit()),
+        Promise(NEXT, 0, PARENT, None, None),
+        Voted(NEXT, 0, b"d" * 32, BAD_SIGNATURE),
+    ):
+        assert one.receive(IDS[0], message, 1.0) == []  # the founder is known from the manifest
+    one.receive(IDS[0], beat(height=1, digest=b"d" * 32), 1.0)
+    asked = sends(one.tick(3.0), messages.GetCommits)
+    assert asked and {s.message.after for s in asked} == {-1}
+    assert "history" in one.reason
+
+
+@pytest.mark.parametrize("signer", [Ed25519Signer(b"z" * 32)])
+def test_a_history_names_its_swarm(signer: Ed25519Signer) -> None:
+    """The founder of another swarm cannot make us take its chain."""
+    other = [certify(chain.genesis(signer.peer_id, RULES.rules), [signer])]
+    one = member(OUTSIDER.peer_id, history=[])
+    one.receive(IDS[0], beat(height=1, digest=b"d" * 32), 0.5)
+    with pytest.raises(Refused, match="not the founder's"):
+        one.receive(IDS[0], messages.Commits(None, tuple(other)), 1.0)
+
+
+def test_a_late_copy_of_a_plan_that_was_given_up_does_not_bring_it_back() -> None:
+    one = member()
+    one.set_ready(ready(), 0.1)
+    one.receive(LEADER, plan(attempt=1), 0.2)
+    one.receive(LEADER, plan(attempt=2), 0.3)
+    one.receive(LEADER, plan(attempt=1), 0.4)
+    assert one.part is not None and one.part.plan.attempt == 2
+
+
+def test_a_cut_with_contributors_who_were_not_planned_is_refused() -> None:
+    one = member()
+    one.set_ready(ready(), 0.1)
+    one.receive(LEADER, plan(), 0.2)
+    with pytest.raises(Refused):
+        one.receive(LEADER, messages.Cut(PLAN_ID, (b"x" * 32,)), 0.3)
+    assert one.part is not None and one.part.cut is None

@@ -1,0 +1,111 @@
+"""Parts cover the vector, slower links get less, and no other cut would be much faster."""
+
+from itertools import pairwise, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farflung.protocol.partition import cut, fractions, levelled
+
+rates = st.lists(st.sampled_from([0.0, 1e4, 5e4, 1e5, 3e5, 1e6, 1e7, 1e9]), min_size=1, max_size=12)
+
+
+@given(rates, st.integers(0, 5), st.booleans(), st.data())
+def test_shares_sum_to_one(ups: list[float], more: int, with_downlinks: bool, data: st.DataObject) -> None:
+    downs = data.draw(st.lists(st.sampled_from([0.0, 1e5, 1e7]), min_size=len(ups), max_size=len(ups)))
+    shares = fractions(ups, len(ups) + more, downs if with_downlinks else None)
+    assert len(shares) == len(ups)
+    assert sum(shares) == pytest.approx(1.0) and all(0.0 <= s <= 1.0 + 1e-12 for s in shares)
+
+
+@given(rates)
+def test_a_slower_uplink_never_gets_more(ups: list[float]) -> None:
+    known = [u for u in ups if u > 0]
+    if not known:
+        return
+    shares = fractions(known, len(known))
+    pairs = sorted(zip(known, shares, strict=True))
+    assert all(a[1] <= b[1] + 1e-9 for a, b in pairwise(pairs))
+
+
+@given(
+    st.integers(0, 5000),
+    st.lists(st.floats(0, 1), min_size=1, max_size=9),
+    st.sampled_from([1, 16, 128]),
+)
+def test_the_cut_covers_everything_aligned(numel: int, weights: list[float], align: int) -> None:
+    total = sum(weights) or 1.0
+    ranges = cut(numel, [w / total for w in weights], align)
+    assert len(ranges) == len(weights)
+    assert ranges[0][0] == 0 and ranges[-1][1] == numel
+    for (_, stop), (start, _) in pairwise(ranges):
+        assert stop == start
+    for start, stop in ranges:
+        assert start <= stop and (start == stop or start % align == 0)
+
+
+def test_the_cut_follows_the_shares() -> None:
+    assert cut(1000, [0.5, 0.25, 0.25], 10) == [(0, 500), (500, 750), (750, 1000)]
+    assert cut(10, [0.5, 0.5], 16) in ([(0, 0), (0, 10)], [(0, 10), (10, 10)])
+    assert cut(0, [1.0], 16) == [(0, 0)]
+
+
+def makespan(shares: list[float], ups: list[float], downs: list[float], receivers: int) -> float:
+    """Seconds until the slowest link is through, for a vector of one byte."""
+    times = []
+    for share, up, down in zip(shares, ups, downs, strict=True):
+        sent = (1 - share) + (receivers - 1) * share
+        received = (1 - share) + (len(ups) - 1) * share
+        times += [sent / up, received / down]
+    return max(times)
+
+
+@pytest.mark.parametrize(
+    ("ups", "downs", "receivers"),
+    [
+        ([1.0, 1.0, 1.0], None, 3),
+        ([1.0, 2.0, 4.0], None, 3),
+        ([1.0, 0.5, 0.5], None, 5),
+        ([1.0, 10.0, 10.0], None, 3),
+        ([3.0, 2.0], None, 2),
+        ([4.0, 2.0], None, 4),
+        ([1.0, 1.0, 1.0], [1.0, 0.5, 2.0], 3),
+        ([2.0, 1.0, 3.0], [2.0, 2.0, 1.5], 4),
+        ([1.0, 2.0, 3.0, 4.0], None, 4),
+    ],
+)
+def test_close_to_the_best_of_all_cuts(ups: list[float], downs: list[float] | None, receivers: int) -> None:
+    steps = 40 if len(ups) < 4 else 24
+    down = downs or [1e12] * len(ups)
+    best = min(
+        makespan([i / steps for i in [*head, steps - sum(head)]], ups, down, receivers)
+        for head in product(range(steps + 1), repeat=len(ups) - 1)
+        if sum(head) <= steps
+    )
+    found = makespan(fractions(ups, receivers, downs), ups, down, receivers)
+    assert found <= 1.03 * best
+
+
+def test_unknown_links_count_as_typical_ones() -> None:
+    assert fractions([0.0, 0.0, 0.0, 0.0], 4) == pytest.approx([0.25] * 4)
+    assert fractions([1e6, 0.0, 1e6], 3) == pytest.approx([1 / 3] * 3)
+    slow = fractions([1e6, 1e6, 0.0, 6e5], 4)
+    assert slow[2] == pytest.approx(slow[0]) and slow[3] < slow[0]
+
+
+def test_unknown_downlinks_leave_the_uplinks_to_decide() -> None:
+    """No node measures its downlink yet: `Ready.down_bytes_per_s` is 0 everywhere."""
+    ups = [1e6, 6e5, 1e6]
+    assert fractions(ups, 3, [0.0] * 3) == fractions(ups, 3)
+    assert fractions(ups, 3, [0.0] * 3)[1] < 1 / 3
+
+
+def test_one_owner_takes_all() -> None:
+    assert fractions([123.0], 5) == [1.0]
+    assert fractions([0.0], 1, [0.0]) == [1.0]
+
+
+def test_noise_of_measured_rates_is_levelled_and_real_differences_are_not() -> None:
+    assert levelled([1.0, 1.2, 0.9, 0.0, 10.0]) == [1.2, 1.2, 1.2, 1.2, 10.0]
+    assert levelled([0.0, 0.0]) == [0.0, 0.0]
