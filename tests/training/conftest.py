@@ -1,0 +1,55 @@
+"""One tiny model, one way to make a replica of it, and batches made of integers, the same on all machines."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from farflung.training.inner import InnerConfig
+from farflung.training.model import ModelConfig
+from farflung.training.outer import OuterConfig
+from farflung.training.replica import Replica, Runtime
+from farflung.training.schedule import Schedule
+
+MakeReplica = Callable[..., Replica]
+MakeBatch = Callable[[int], npt.NDArray[np.int64]]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def config() -> ModelConfig:
+    return ModelConfig(vocab_size=48, dim=16, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=40, seq_len=24)
+
+
+@pytest.fixture
+def make_replica(config: ModelConfig) -> MakeReplica:
+    def make(*, outer: OuterConfig | None = None, chunk_bytes: int = 4096, microbatch: int = 4) -> Replica:
+        schedule = Schedule(peak=6e-3, warmup_steps=5, total_steps=100)
+        outer = outer or OuterConfig(lr=0.7, momentum=0.5)
+        runtime = Runtime(microbatch=microbatch)
+        inner = InnerConfig(schedule=schedule)
+        return Replica(config, inner, outer, seed=7, runtime=runtime, chunk_bytes=chunk_bytes)
+
+    return make
+
+
+@pytest.fixture
+def batch(config: ModelConfig) -> MakeBatch:
+    """Batch number k: 4 sequences, each counting in steps of its own with a bump now and then."""
+
+    def make(number: int) -> npt.NDArray[np.int64]:
+        rows = number * 4 + np.arange(4)[:, None]
+        places = np.arange(config.seq_len + 1)[None, :]
+        tokens = rows * 5 + places * (1 + rows % 3) + (places * places * rows) % 7 // 6
+        return (tokens % config.vocab_size).astype(np.int64)
+
+    return make

@@ -1,0 +1,249 @@
+"""Data sources: what a sample is, what is held out, and hashes."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farflung.training.corpus import Document, is_held_out, python_documents, split
+from farflung.training.data import Dataset, text_dataset
+from farflung.training.errors import DataError
+from farflung.training.sources import open_dataset
+from farflung.training.streamed import StreamedDataset, StreamSpec
+from farflung.training.tokenizer import ByteTokenizer
+
+BYTES = ByteTokenizer()
+
+
+def check(dataset: Dataset, seq_len: int) -> None:
+    """What holds for every source."""
+    assert dataset.num_samples >= 1
+    for index in {0, dataset.num_samples // 2, dataset.num_samples - 1}:
+        tokens = dataset.tokens(index)
+        assert tokens.shape == (seq_len + 1,) and tokens.dtype == np.int64
+        assert tokens.min() >= 0 and tokens.max() < BYTES.vocab_size
+        assert np.array_equal(tokens, dataset.tokens(index))
+    heldout = dataset.heldout(4)
+    assert heldout.shape[1] == seq_len + 1 and 1 <= heldout.shape[0] <= 4 and heldout.dtype == np.int64
+    assert len(dataset.content_hash) == 64
+    for index in (-1, dataset.num_samples):
+        with pytest.raises(IndexError):
+            dataset.tokens(index)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "texts"
+    (root / "deep").mkdir(parents=True)
+    for number in range(60):
+        (root / "deep" / f"{number:02}.txt").write_text(f"This is text number {number}. " * 20)
+    return root
+
+
+def test_the_embedded_corpus_is_this_python() -> None:
+    documents = python_documents()
+    names = [document.name for document in documents]
+    assert names == sorted(names)
+    assert {"argparse.py", "json/decoder.py"} <= set(names)
+    assert not [name for name in names if name.startswith(("site-packages", "test/", "encodings", "_sysconfigdata"))]
+    # every platform's Python has a few hundred files; a few are held out by name, whatever else there is
+    assert 200 < len(names) < 2000
+    assert 0.02 < np.mean([is_held_out(name) for name in names]) < 0.09
+
+
+def test_the_embedded_corpus_as_a_data_set() -> None:
+    dataset = open_dataset("python", BYTES, 128)
+    check(dataset, 128)
+    assert dataset.num_samples > 20_000
+    text = BYTES.decode(dataset.heldout(100).flatten())
+    assert "import" in text and "def " in text
+
+
+def test_samples_overlap_by_one_token_and_miss_none(folder: Path) -> None:
+    dataset = open_dataset(f"text:{folder}", BYTES, 32)
+    check(dataset, 32)
+    samples = [dataset.tokens(index) for index in range(dataset.num_samples)]
+    assert all(a[-1] == b[0] for a, b in itertools.pairwise(samples))
+    run = np.concatenate([sample[:-1] for sample in samples])
+    kept = [p for p in sorted(folder.rglob("*.txt")) if not is_held_out(p.relative_to(folder).as_posix())]
+    whole = b"".join(p.read_bytes() + b"\0" for p in kept)
+    ends = np.where(run == BYTES.end_of_text, 0, run)
+    assert ends.astype(np.uint8).tobytes() == whole[: run.size]
+
+
+def test_held_out_text_is_never_trained_on(folder: Path) -> None:
+    dataset = open_dataset(f"text:{folder}", BYTES, 32)
+    trained = BYTES.decode(np.concatenate([dataset.tokens(i) for i in range(dataset.num_samples)]))
+    for path in folder.rglob("*.txt"):
+        if is_held_out(path.relative_to(folder).as_posix()):
+            assert path.read_text()[:24] not in trained
+
+
+def test_a_single_file_is_cut_into_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "one.txt"
+    path.write_text("".join(f"line {number}\n" for number in range(3000)))
+    dataset = open_dataset(f"text:{path}", BYTES, 64)
+    check(dataset, 64)
+    assert dataset.heldout(10**6).shape[0] * 64 < 0.3 * path.stat().st_size
+
+
+def test_the_hash_tells_texts_and_lengths_apart(folder: Path) -> None:
+    first = open_dataset(f"text:{folder}", BYTES, 32).content_hash
+    assert open_dataset(f"text:{folder}", BYTES, 32).content_hash == first
+    assert open_dataset(f"text:{folder}", BYTES, 33).content_hash != first
+    changed = folder / "deep" / "00.txt"
+    changed.write_text(changed.read_text().replace("This", "That"))
+    assert open_dataset(f"text:{folder}", BYTES, 32).content_hash != first
+
+
+def test_few_items_still_hold_one_out() -> None:
+    items = ["a", "b", "c"]
+    training, heldout = split(items, items)
+    assert sorted(training + heldout) == items and len(heldout) == 1
+    with pytest.raises(DataError):
+        split(["a"], ["a"])
+
+
+def test_too_little_text_says_so() -> None:
+    with pytest.raises(DataError, match="too small"):
+        text_dataset([Document(name="a", text="ab"), Document(name="b", text="ab")], BYTES, 64)
+
+
+@pytest.mark.parametrize("spec", ["", "pythons", "python:x", "text:", "ftp:x", "text:/no/such/file"])
+def test_wrong_specs_are_named(spec: str) -> None:
+    with pytest.raises(DataError):
+        open_dataset(spec, BYTES, 32)
+
+
+# Token shards
+
+
+@pytest.mark.parametrize("name,dtype", [("a.u16.bin", "<u2"), ("a.u32.bin", "<u4"), ("a.bin", "<u2"), ("a.npy", "<i4")])
+def test_shards_of_every_layout(tmp_path: Path, name: str, dtype: str) -> None:
+    tokens = (np.arange(5000) % 250).astype(dtype)
+    if name.endswith(".npy"):
+        np.save(tmp_path / name, tokens)
+    else:
+        tokens.tofile(tmp_path / name)
+    if name == "a.bin":
+        (tmp_path / "a.bin.dtype").write_text("uint16\n")
+    dataset = open_dataset(f"shards:{tmp_path / name}", BYTES, 32)
+    check(dataset, 32)
+    sample = dataset.tokens(3)
+    assert np.array_equal(np.diff(sample) % 250, np.ones(32))
+    assert dataset.num_samples + dataset.heldout(10**6).shape[0] == (5000 - 1) // 32
+
+
+def test_a_folder_of_shards_has_every_window_once(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    windows = set()
+    for shard in range(3):
+        tokens = rng.integers(0, 250, 1000 + shard, dtype=np.uint16)
+        tokens.tofile(tmp_path / f"{shard}.u16.bin")
+        windows |= {tokens[i * 16 : i * 16 + 17].tobytes() for i in range((tokens.size - 1) // 16)}
+    dataset = open_dataset(f"shards:{tmp_path}", BYTES, 16)
+    check(dataset, 16)
+    training = [dataset.tokens(i) for i in range(dataset.num_samples)]
+    served = [row.astype(np.uint16).tobytes() for row in [*training, *dataset.heldout(10**6)]]
+    assert len(served) == len(set(served)) == len(windows)
+    assert set(served) == windows
+
+
+def test_unusable_shards_say_so(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"\0" * 1000)
+    with pytest.raises(DataError, match="u16"):
+        open_dataset(f"shards:{tmp_path}", BYTES, 16)
+    (tmp_path / "a.bin").unlink()
+    with pytest.raises(DataError, match=r"no \.bin or \.npy"):
+        open_dataset(f"shards:{tmp_path}", BYTES, 16)
+    np.save(tmp_path / "a.npy", np.full(1000, 300))
+    with pytest.raises(DataError, match="300 is none of the tokenizer's 257"):
+        open_dataset(f"shards:{tmp_path}", BYTES, 16)
+    np.save(tmp_path / "a.npy", np.array([{"a": 1}]), allow_pickle=True)
+    with pytest.raises(DataError):
+        open_dataset(f"shards:{tmp_path}", BYTES, 16)
+
+
+# Streams, through the `datasets` library from local files
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    path = tmp_path / "rows.jsonl"
+    lines = [json.dumps({"text": f"row {number:03} says hello", "n": number}) for number in range(200)]
+    path.write_text("\n".join(lines))
+    yield path
+
+
+def test_a_stream_gives_the_rows_of_a_sample(rows: Path) -> None:
+    dataset = open_dataset(f"hf:json?files={rows}&rows=2&samples=100", BYTES, 48)
+    check(dataset, 48)
+    assert dataset.num_samples == 95  # five of a hundred are held out
+    sample = dataset.tokens(7)
+    assert BYTES.decode(sample) == "row 024 says hellorow 025 says hello"
+    assert sample[18] == sample[37] == sample[48] == BYTES.end_of_text
+    assert BYTES.decode(dataset.heldout(1)[0]).startswith("row 000")
+
+
+def test_long_rows_are_cropped(rows: Path) -> None:
+    dataset = open_dataset(f"hf:json:::text?files={rows}&rows=2&samples=100", BYTES, 20)
+    assert BYTES.decode(dataset.tokens(0)) == "row 010 says hellorow"[:20]
+
+
+def test_consecutive_samples_do_not_skip(rows: Path) -> None:
+    dataset = open_dataset(f"hf:json?files={rows}&rows=2&samples=100", BYTES, 48)
+    assert isinstance(dataset, StreamedDataset)
+    skips = []
+    skip = dataset._stream.skip
+    dataset._stream.skip = lambda row: skips.append(row) or skip(row)
+    texts = [BYTES.decode(dataset.tokens(index)) for index in (3, 4, 5, 80, 81, 4)]
+    assert [text[:7] for text in texts] == ["row 016", "row 018", "row 020", "row 170", "row 172", "row 018"]
+    assert skips == [16, 170, 18]
+
+
+def test_streams_that_do_not_fit_say_so(rows: Path) -> None:
+    with pytest.raises(DataError, match=r"samples=N"):
+        open_dataset(f"hf:json?files={rows}", BYTES, 16)
+    with pytest.raises(DataError, match="has no row 2200"):
+        open_dataset(f"hf:json?files={rows}&samples=1000", BYTES, 16).tokens(500)
+    with pytest.raises(DataError, match="column 'n' is no text"):
+        open_dataset(f"hf:json:::n?files={rows}&samples=50", BYTES, 16).tokens(0)
+    with pytest.raises(DataError):
+        open_dataset(f"hf:json?files={rows}.missing&samples=50", BYTES, 16)
+
+
+@pytest.mark.parametrize("spec", ["hf:a:b:c:d:e", "hf::x", "hf:a?rows=0", "hf:a?rows=x", "hf:a?color=red"])
+def test_wrong_stream_specs_are_named(spec: str) -> None:
+    with pytest.raises(DataError, match="hf:"):
+        open_dataset(spec, BYTES, 16)
+
+
+def test_a_missing_library_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    with pytest.raises(DataError, match=r"pip install farflung\[data\]"):
+        open_dataset("hf:anything", BYTES, 16)
+
+
+def test_the_number_of_rows_comes_from_the_data_set(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    load = datasets.load_dataset
+
+    def with_counts(*args: Any, **options: Any) -> Any:
+        stream = load(*args, **options)
+        stream.info.splits = datasets.SplitDict({"train": datasets.SplitInfo("train", num_examples=200)})
+        return stream
+
+    monkeypatch.setattr(datasets, "load_dataset", with_counts)
+    dataset = open_dataset(f"hf:json?files={rows}&rows=4", BYTES, 16)
+    assert dataset.num_samples == 48  # of fifty
+
+
+def test_specs_are_parsed() -> None:
+    spec = StreamSpec.parse("allenai/c4:en:validation", {"rows": ["8"], "revision": ["abc"]})
+    assert spec == StreamSpec(dataset="allenai/c4", config="en", split="validation", rows=8, revision="abc")

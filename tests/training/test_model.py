@@ -1,0 +1,75 @@
+"""The model: shapes, names, seeds, and causality."""
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+import torch
+
+from farflung.training.model import Decoder, ModelConfig
+from farflung.training.presets import PRESETS, num_parameters, preset
+
+
+def test_logits_have_the_shape(config: ModelConfig) -> None:
+    logits = Decoder(config, seed=1)(torch.zeros(3, 5, dtype=torch.int64))
+    assert logits.shape == (3, 5, config.vocab_size)
+
+
+def test_no_token_sees_the_future(config: ModelConfig) -> None:
+    model = Decoder(config, seed=1)
+    tokens = torch.arange(20)[None]
+    changed = tokens.clone()
+    changed[0, 11] = 40
+    before, after = model(tokens), model(changed)
+    assert torch.equal(before[0, :11], after[0, :11])
+    assert not torch.equal(before[0, 11], after[0, 11])
+
+
+def test_initial_weights_are_the_same_bits_everywhere(config: ModelConfig) -> None:
+    digest = hashlib.sha256()
+    for name, parameter in Decoder(config, seed=7).named_parameters():
+        digest.update(name.encode() + parameter.detach().numpy().astype("<f4").tobytes())
+    # made once; integers and one rounding per weight, so no CPU may give another
+    assert digest.hexdigest() == "d3f8791256a59777c6c125a79e17a3a480ac3f8000ee6c0a15f2c784134f7a99"
+
+
+def test_another_seed_gives_other_weights(config: ModelConfig) -> None:
+    first, second = Decoder(config, seed=1), Decoder(config, seed=2)
+    assert not torch.equal(first.model.embed_tokens.weight, second.model.embed_tokens.weight)
+
+
+def test_making_a_model_leaves_the_global_generator_alone(config: ModelConfig) -> None:
+    before = torch.get_rng_state()
+    Decoder(config, seed=1)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_parameters_are_counted(config: ModelConfig, tied: bool) -> None:
+    config = replace(config, tie_embeddings=tied)
+    model = Decoder(config, seed=1)
+    assert num_parameters(config) == sum(parameter.numel() for parameter in model.parameters())
+    assert ("lm_head.weight" in dict(model.named_parameters())) is not tied
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_as_large_as_they_say(name: str) -> None:
+    vocab_size = 128_256 if name in ("1b", "3b", "8b") else 257
+    millions = {"tiny": 0.2, "1b": 1236, "3b": 3213, "8b": 8030}.get(name) or float(name[:-1])
+    assert num_parameters(preset(name, vocab_size=vocab_size)) / 1e6 == pytest.approx(millions, rel=0.03)
+
+
+def test_presets_round_the_vocabulary_up() -> None:
+    assert preset("tiny", vocab_size=257).vocab_size == 264
+    assert preset("tiny", seq_len=99).seq_len == 99
+
+
+def test_unknown_preset_is_named() -> None:
+    with pytest.raises(ValueError, match="no model is called 'huge'"):
+        preset("huge")
+
+
+@pytest.mark.parametrize("wrong", [{"num_heads": 3}, {"num_kv_heads": 3}, {"dim": 0}, {"norm_eps": 0.0}])
+def test_impossible_shapes_are_refused(config: ModelConfig, wrong: dict[str, int | float]) -> None:
+    with pytest.raises(ValueError):
+        replace(config, **wrong)

@@ -1,0 +1,73 @@
+"""Bytes and tokenizer files."""
+
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from farflung.training.errors import DataError
+from farflung.training.tokenizer import ByteTokenizer, JsonTokenizer, open_tokenizer
+
+TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60)
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Path:
+    vocabulary = {"<unk>": 0, "hello": 1, "world": 2, "</s>": 9}
+    tokenizer = tokenizers.Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()  # type: ignore[assignment]
+    tokenizer.add_special_tokens(["</s>"])
+    path = tmp_path / "words.json"
+    tokenizer.save(str(path))
+    return path
+
+
+@given(text=TEXTS)
+def test_bytes_round_trip(text: str) -> None:
+    ids = ByteTokenizer().encode(text)
+    assert ids.tolist() == list(text.encode())
+    assert ByteTokenizer().decode(ids) == text
+
+
+@given(text=TEXTS)
+def test_the_json_form_gives_the_same_ids(text: str) -> None:
+    tokenizer = tokenizers.Tokenizer.from_str(ByteTokenizer().to_json())
+    ids = tokenizer.encode(text).ids
+    assert ids == ByteTokenizer().encode(text).tolist()
+    assert tokenizer.decode(ids) == text
+
+
+def test_strange_ids_and_broken_text_do_no_harm() -> None:
+    assert ByteTokenizer().decode([72, 105, 256, 263, -1]) == "Hi"
+    assert ByteTokenizer().decode([0xFF]) == "\ufffd"
+    assert ByteTokenizer().encode("\ud800").tolist() == [ord("?")]
+
+
+def test_a_file_is_used_and_hashed(words: Path) -> None:
+    tokenizer = open_tokenizer(str(words))
+    assert (tokenizer.vocab_size, tokenizer.end_of_text, tokenizer.end_of_text_name) == (10, 9, "</s>")
+    assert tokenizer.encode("hello world").tolist() == [1, 2]
+    assert tokenizer.decode([1, 2, 9, 77]) == "hello world"
+    assert tokenizer.content_hash != JsonTokenizer(words, end_of_text_name="hello").content_hash
+    assert tokenizer.content_hash == open_tokenizer(str(words)).content_hash
+
+
+def test_unusable_files_say_so(words: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="No such file"):
+        open_tokenizer(str(tmp_path / "missing.json"))
+    broken = tmp_path / "broken.json"
+    broken.write_text("{}")
+    with pytest.raises(DataError, match="not a file of the tokenizers library"):
+        open_tokenizer(str(broken))
+    with pytest.raises(DataError, match="no end-of-text token"):
+        JsonTokenizer(words, end_of_text_name="<end>")
+
+
+def test_bytes_are_a_spec_of_their_own() -> None:
+    tokenizer = open_tokenizer("bytes")
+    assert tokenizer.vocab_size == 257
+    assert tokenizer.end_of_text == 256

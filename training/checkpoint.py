@@ -1,0 +1,82 @@
+"""Tensors and a few facts in a folder, replaced in one step, so that a peer goes on after a crash with the
+bits it had.
+
+A folder holds `state.json` and the tensor file that it names. The tensor file is written and flushed
+first, under a name of its own; then state.json is replaced in one rename, and only then the old tensor
+file goes. A crash at any point leaves a whole state behind. Only safetensors and JSON: nothing on disk can
+run code.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from farflung.training.errors import DamagedCheckpoint
+
+FORMAT = 1
+
+
+def write_state(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, int]) -> None:
+    """Make `tensors` and `facts` the state in `folder`, which is created if need be. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / "state.safetensors.partial"
+    safetensors.torch.save_file(dict(tensors), partial)
+    _flush(partial)
+    digest = _sha256(partial)
+    tensor_file = folder / f"{digest[:16]}.safetensors"
+    partial.replace(tensor_file)
+
+    about = {"format": FORMAT, "tensors": tensor_file.name, "sha256": digest, "facts": dict(facts)}
+    partial_json = folder / "state.json.partial"
+    partial_json.write_text(json.dumps(about, indent=2), encoding="utf-8")
+    _flush(partial_json)
+    partial_json.replace(folder / "state.json")
+    if os.name == "posix":  # the renames themselves; Windows has no handle on a folder
+        _flush(folder)
+    for old in folder.glob("*.safetensors"):
+        if old != tensor_file:
+            old.unlink()
+
+
+def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """What `write_state` wrote. Raises DamagedCheckpoint when it is missing, incomplete or altered."""
+    try:
+        about = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DamagedCheckpoint(f"{folder / 'state.json'}: {error}") from error
+    match about:
+        case {"format": int(format_), "tensors": str(name), "sha256": str(digest), "facts": dict(facts)}:
+            pass
+        case _:
+            raise DamagedCheckpoint(f"{folder / 'state.json'} does not describe a state")
+    if format_ != FORMAT:
+        raise DamagedCheckpoint(f"{folder} has format {format_}; this version reads {FORMAT}")
+    if not all(isinstance(value, int) for value in facts.values()):
+        raise DamagedCheckpoint(f"{folder / 'state.json'} has facts that are no integers")
+    tensor_file = folder / Path(name).name  # a name only: never outside of the folder
+    try:
+        if _sha256(tensor_file) != digest:
+            raise DamagedCheckpoint(f"{tensor_file} is not what was saved: its SHA-256 differs")
+        return safetensors.torch.load_file(tensor_file), facts
+    except (OSError, safetensors.SafetensorError) as error:
+        raise DamagedCheckpoint(f"{tensor_file}: {error}") from error
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    """Wait until the file, or the folder's entries, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

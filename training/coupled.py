@@ -1,0 +1,118 @@
+"""Live parameters and the outer state they belong to: how a round moves both.
+
+Local progress is never thrown away silently. Whenever the outer parameters move, the local ones are moved to
+
+    local = new outer + (local - reference)
+
+where the reference is what the local parameters would be without the progress that still has to be
+reported: the local parameters at the time of sending, if what was sent has been counted; the old outer
+ones, if not. The difference is taken first, so where nothing has happened since, local is the new outer
+parameters to the bit.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from farflung.training.flat import Layout, flatten, host_buffer, synchronize, unflatten
+from farflung.training.outer import OuterConfig, OuterState
+
+Update = tuple[int, int, Tensor]
+"""(start, stop, mean): the mean pseudo-gradient, fp32 [stop - start] on the CPU, of elements [start, stop)."""
+
+
+class Coupled:
+    """A module's parameters, coupled to outer parameters and momentum. Not for several threads at once."""
+
+    def __init__(
+        self,
+        module: nn.Module,  # on its device already
+        outer: OuterConfig,
+        *,
+        device: torch.device,
+        chunk_bytes: int = 1 << 20,  # of one chunk of outer state
+    ) -> None:
+        self.device = device
+        self.layout = Layout(module)
+        self.parameters = [parameter.detach() for parameter in module.parameters()]  # the live ones, by slot
+        self.outer_config = outer
+        params = flatten(self.layout, self.parameters, host_buffer(self.num_parameters, device))
+        momentum = host_buffer(self.num_parameters, device).zero_()
+        self.outer = OuterState(params, momentum, chunk_bytes=chunk_bytes)
+        self.sent: Tensor | None = None
+        """Local parameters [n] at the last `pseudo_gradient()`, while it is in flight."""
+
+    @property
+    def num_parameters(self) -> int:
+        return self.layout.num_parameters
+
+    def pseudo_gradient(self) -> Tensor:
+        """Outer minus local parameters: fp32 [n] on the CPU, the caller's to keep; in flight from now on."""
+        if self.sent is None:
+            self.sent = host_buffer(self.num_parameters, self.device)
+        flatten(self.layout, self.parameters, self.sent)
+        return self.outer.params - self.sent
+
+    def apply(
+        self,
+        updates: Sequence[Update],
+        *,
+        contributed: bool,  # is the pseudo-gradient in flight part of these means?
+    ) -> None:
+        """Take the outer step of one round on each slice, and move the local parameters after it.
+
+        Elements in no slice keep everything, and their progress stays in the next pseudo-gradient; so
+        does all progress of a peer that did not contribute. Raises ValueError, with nothing changed, when
+        an update does not fit, when two overlap, or when nothing is in flight that could have contributed.
+        """
+        covered = 0
+        for start, stop, mean in sorted(updates, key=lambda update: update[:2]):
+            self.outer.check_update(start, stop, mean)
+            if start < covered:
+                raise ValueError(f"two updates of element {start} in one round")
+            covered = stop
+        sent = self._take_sent() if contributed else None
+        for start, stop, mean in updates:
+            old = self.outer.params[start:stop].clone()
+            self.outer.step_(start, stop, mean, self.outer_config.lr, self.outer_config.momentum)
+            self._rebase(start, stop, old if sent is None else sent[start:stop])
+            if self.sent is not None:  # still in flight: it was measured from an outer state that has moved
+                self.sent[start:stop].sub_(old).add_(self.outer.params[start:stop])
+
+    def adopt_outer(
+        self,
+        previous: Tensor | None,  # outer parameters [n] as they were before; None drops the local progress
+        *,
+        contributed: bool = False,  # does the new outer state count the pseudo-gradient in flight?
+    ) -> None:
+        """Go on from outer state that was downloaded into `self.outer`. Nothing is in flight afterwards."""
+        sent = self._take_sent() if contributed else None
+        self.sent = None
+        if previous is None:
+            self.discard_progress()
+        else:
+            self._rebase(0, self.num_parameters, previous if sent is None else sent)
+
+    def discard_progress(self) -> None:
+        """Local parameters become the outer ones; nothing is in flight. The inner moments stay."""
+        self.sent = None
+        unflatten(self.layout, self.outer.params, self.parameters)
+
+    def _take_sent(self) -> Tensor:
+        if self.sent is None:
+            raise ValueError("contributed, but no pseudo-gradient is in flight")
+        sent, self.sent = self.sent, None
+        return sent
+
+    def _rebase(
+        self,
+        start: int,
+        stop: int,
+        reference: Tensor,  # fp32 [stop - start], CPU
+    ) -> None:
+        """local = outer + (local - reference) on one slice."""
+        for low, high, local in self.layout.pieces(self.parameters, start, stop):
+            local.sub_(reference[low - start : high - start].to(self.device, non_blocking=True))
+            local.add_(self.outer.params[low:high].to(self.device, non_blocking=True))
+        synchronize(self.device)

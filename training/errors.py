@@ -1,0 +1,43 @@
+"""What can go wrong in training, as types.
+
+TrainingError
+├── NonFinite            a loss or a gradient norm is not a number; nothing was stepped
+├── BadChunk             a chunk of outer state has the wrong size or values; nothing was changed
+├── DamagedCheckpoint    a saved state is incomplete, altered, or belongs to another model; nothing was
+changed
+├── DataError            a data source or tokenizer cannot be used; the message names the remedy
+└── NotEnoughMemory      not even a microbatch of one sequence fits
+
+A wrong value in a config is a plain `ValueError`, raised where the config is made.
+"""
+
+
+class TrainingError(Exception):
+    """Base of every error this folder raises on purpose."""
+
+
+class NonFinite(TrainingError):
+    """A loss or gradient norm is NaN or infinite. Parameters and optimiser are as before the step."""
+
+    def __init__(self, *, global_step: int, loss: float, grad_norm: float | None = None) -> None:
+        norm = "" if grad_norm is None else f", gradient norm {grad_norm}"
+        super().__init__(f"step {global_step}: loss {loss}{norm}")
+        self.global_step = global_step
+        self.loss = loss
+        self.grad_norm = grad_norm
+
+
+class BadChunk(TrainingError):
+    """A chunk of outer state cannot be what it says it is."""
+
+
+class DamagedCheckpoint(TrainingError):
+    """A saved state cannot be used."""
+
+
+class DataError(TrainingError):
+    """A data source or a tokenizer cannot be used; the message names the remedy."""
+
+
+class NotEnoughMemory(TrainingError):
+    """Not even one sequence at a time fits; the message says how much is missing."""

@@ -1,0 +1,87 @@
+"""One flat vector for all parameters of a model: in the model's order, tied ones once.
+
+Outer state, pseudo-gradients, parts of a round and checkpoints are slices of this vector, so its layout is
+part of what a swarm agrees on; it follows from the model's shape alone.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+PIECE_ELEMENTS = 1 << 24
+"""Longest run that is moved to or from a device at once: 64 MB of fp32."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slot:
+    """Where one parameter lies: elements [start, start + numel) of the flat vector."""
+
+    name: str
+    shape: torch.Size
+    start: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.shape.numel()
+
+
+class Layout:
+    """The slots of one model, in its order."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.slots: list[Slot] = []
+        start = 0
+        for name, parameter in model.named_parameters():  # yields a shared parameter once
+            self.slots.append(Slot(name=name, shape=parameter.shape, start=start))
+            start += parameter.numel()
+        self.num_parameters = start
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """The slices of `flat` [n] by parameter name, in the parameters' shapes, without a copy."""
+        return {slot.name: flat[slot.start : slot.stop].view(slot.shape) for slot in self.slots}
+
+    def pieces(
+        self,
+        tensors: Iterable[Tensor],  # one per slot: the parameters, or anything else of their shapes
+        start: int = 0,
+        stop: int | None = None,
+    ) -> Iterator[tuple[int, int, Tensor]]:
+        """(low, high, view): a tensor's view that is elements [low, high); together they fill [start, stop)."""
+        stop = self.num_parameters if stop is None else stop
+        for slot, tensor in zip(self.slots, tensors, strict=True):
+            flat = tensor.detach().view(-1)
+            for low in range(max(start, slot.start), min(stop, slot.stop), PIECE_ELEMENTS):
+                high = min(stop, slot.stop, low + PIECE_ELEMENTS)
+                yield low, high, flat[low - slot.start : high - slot.start]
+
+
+def flatten(layout: Layout, tensors: Iterable[Tensor], out: Tensor) -> Tensor:
+    """Copy one tensor per slot into `out` [n] on the CPU, and wait until they have arrived. Returns `out`."""
+    device = None
+    for low, high, piece in layout.pieces(tensors):
+        device = piece.device
+        out[low:high].copy_(piece, non_blocking=out.is_pinned())
+    synchronize(device)
+    return out
+
+
+def unflatten(layout: Layout, flat: Tensor, tensors: Iterable[Tensor]) -> None:
+    """Copy `flat` [n] into one tensor per slot, and wait until it has been read."""
+    device = None
+    for low, high, piece in layout.pieces(tensors):
+        device = piece.device
+        piece.copy_(flat[low:high], non_blocking=flat.is_pinned())
+    synchronize(device)
+
+
+def host_buffer(num_elements: int, device: torch.device) -> Tensor:
+    """An fp32 buffer on the CPU, page-locked where `device` can copy to and from it in the background."""
+    return torch.empty(num_elements, dtype=torch.float32, pin_memory=device.type == "cuda")
+
+
+def synchronize(device: torch.device | None) -> None:
+    """Wait for background copies: page-locked memory must not change, or be read, under them."""
+    if device is not None and device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,200 @@
+"""A LLaMA-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+
+Source: Touvron et al. 2023 (2302.13971) with the grouped-query attention of Llama 2. Notable choices:
+
+- parameter names, and the rotate-half convention of the rotary embedding, are those of `transformers`'
+  LlamaForCausalLM, so an export is a copy without any permutation (`export.py`);
+- a tied head has no parameter of its own, so every parameter occurs once in `named_parameters()`;
+- the initial weights are scaled integers from a seeded generator: the same bits on every machine. A normal
+  distribution would go through vectorised log and cos, which differ between CPUs in the last bit.
+
+Shapes: B batch, T sequence, D dim, H heads, K key/value heads, E dim of a head, V vocabulary.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """The shape of a model. Raises ValueError when the numbers do not fit together."""
+
+    vocab_size: int
+    """Rows of the embedding; at least the tokenizer's vocabulary."""
+    dim: int
+    """Width of the residual stream."""
+    num_layers: int
+    num_heads: int
+    """Query heads; `dim` is a multiple."""
+    num_kv_heads: int
+    """Key/value heads; `num_heads` is a multiple."""
+    ffn_dim: int
+    """Width of the SwiGLU layer."""
+    seq_len: int
+    """Longest sequence in tokens."""
+    rope_theta: float = 10_000.0
+    """Base of the rotary frequencies."""
+    norm_eps: float = 1e-5
+    tie_embeddings: bool = True
+    """The head uses the embedding's weights."""
+
+    def __post_init__(self) -> None:
+        sizes = (self.vocab_size, self.dim, self.num_layers, self.num_heads, self.num_kv_heads, self.ffn_dim)
+        if min(*sizes, self.seq_len) < 1:
+            raise ValueError("all sizes of a model must be at least 1")
+        if self.dim % self.num_heads or self.head_dim % 2:
+            raise ValueError(f"dim {self.dim} must be an even multiple of num_heads {self.num_heads}")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads {self.num_heads} must be a multiple of num_kv_heads {self.num_kv_heads}")
+        if self.rope_theta <= 0 or self.norm_eps <= 0:
+            raise ValueError("rope_theta and norm_eps must be positive")
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.num_heads
+
+    @property
+    def kv_dim(self) -> int:
+        """Width of all key heads together."""
+        return self.num_kv_heads * self.head_dim
+
+
+class Rotary(nn.Module):
+    """Rotates pairs (i, i + E/2) of each head by an angle that grows with the position."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        half = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+        frequencies = 1.0 / config.rope_theta**half
+        angles = torch.outer(torch.arange(config.seq_len, dtype=torch.float32), frequencies).repeat(1, 2)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, x_BHTE: Tensor) -> Tensor:
+        T = x_BHTE.shape[2]
+        left, right = x_BHTE.chunk(2, dim=-1)
+        # cos and sin are fp32, so under autocast the product is rounded once, at the end
+        rotated = x_BHTE * self.cos[:T] + torch.cat((-right, left), dim=-1) * self.sin[:T]
+        return rotated.to(x_BHTE.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        self.grouped = config.num_kv_heads != config.num_heads
+        self.q_proj = nn.Linear(config.dim, config.dim, bias=False)
+        self.k_proj = nn.Linear(config.dim, config.kv_dim, bias=False)
+        self.v_proj = nn.Linear(config.dim, config.kv_dim, bias=False)
+        self.o_proj = nn.Linear(config.dim, config.dim, bias=False)
+
+    def forward(self, x_BTD: Tensor, rotary: Rotary) -> Tensor:
+        B, T, _ = x_BTD.shape
+
+        def heads(y: Tensor) -> Tensor:
+            return y.view(B, T, -1, self.head_dim).transpose(1, 2)
+
+        q, k, v = heads(self.q_proj(x_BTD)), heads(self.k_proj(x_BTD)), heads(self.v_proj(x_BTD))
+        y = F.scaled_dot_product_attention(rotary(q), rotary(k), v, is_causal=True, enable_gqa=self.grouped)
+        out: Tensor = self.o_proj(y.transpose(1, 2).reshape(B, T, -1))
+        return out
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.dim, config.ffn_dim, bias=False)
+        self.up_proj = nn.Linear(config.dim, config.ffn_dim, bias=False)
+        self.down_proj = nn.Linear(config.ffn_dim, config.dim, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))
+        return out
+
+
+class Layer(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = FeedForward(config)
+        self.input_layernorm = nn.RMSNorm(config.dim, config.norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.dim, config.norm_eps)
+
+    def forward(self, x_BTD: Tensor, rotary: Rotary) -> Tensor:
+        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), rotary)
+        out: Tensor = x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
+        return out
+
+
+class Trunk(nn.Module):
+    """Embedding, layers and final norm; a module of its own because of the names (`model.layers.0...`)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.dim)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.norm = nn.RMSNorm(config.dim, config.norm_eps)
+        self.rotary = Rotary(config)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        x_BTD = self.embed_tokens(tokens_BT)
+        for layer in self.layers:
+            x_BTD = layer(x_BTD, self.rotary)
+        out: Tensor = self.norm(x_BTD)
+        return out
+
+
+class Decoder(nn.Module):
+    """The whole model. Weights are made in fp32 on the CPU from `seed`; move it with `.to(device)`."""
+
+    def __init__(self, config: ModelConfig, *, seed: int) -> None:
+        super().__init__()
+        self.config = config
+        with torch.device("meta"):  # no random numbers drawn from anybody else's generator
+            self.model = Trunk(config)
+            self.lm_head = None if config.tie_embeddings else nn.Linear(config.dim, config.vocab_size, bias=False)
+        self.to_empty(device="cpu")
+        self.model.rotary = Rotary(config)  # buffers are not parameters: made anew, after to_empty
+        initialise_(self, seed)
+
+    def forward(
+        self,
+        tokens_BT: Tensor,  # int64, T at most seq_len
+    ) -> Tensor:  # logits [B, T, V], in the dtype of the matrix products
+        x_BTD = self.model(tokens_BT)
+        head = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+        return F.linear(x_BTD, head)
+
+
+def initialise_(model: Decoder, seed: int) -> None:
+    """Norms to 1; matrices uniform with standard deviation fan_in**-0.5, those that write to the residual
+    stream smaller by (2 * layers)**-0.5; embedding and head 0.02. The same bits on every machine."""
+    generator = torch.Generator().manual_seed(seed)
+    residual_scale = (2 * model.config.num_layers) ** -0.5
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(1.0)
+                continue
+            is_table = name.startswith(("model.embed_tokens", "lm_head"))
+            std = 0.02 if is_table else parameter.shape[1] ** -0.5
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                std *= residual_scale
+            # integers of 24 bits are exact in fp32, so there is one rounding, in the one product
+            integers = torch.randint(-(1 << 23), 1 << 23, parameter.shape, generator=generator)
+            parameter.copy_(integers).mul_(std * math.sqrt(3.0) / (1 << 23))
+
+
+def next_token_loss(
+    logits_BTV: Tensor,
+    targets_BT: Tensor,  # int64
+) -> Tensor:  # scalar fp32
+    """Mean cross-entropy in nats per token."""
+    return F.cross_entropy(logits_BTV.float().flatten(0, 1), targets_BT.flatten())

@@ -1,0 +1,173 @@
+"""One peer's whole training state: the live model on its device, the inner optimiser, and the outer state.
+
+The order of a round, with H inner steps:
+
+    for step in ...: replica.train_step(tokens, step)      # the live ("local") parameters move
+    delta = replica.pseudo_gradient()                      # outer - local, remembered as in flight
+    ... the swarm averages; training may go on meanwhile ...
+    replica.apply([(start, stop, mean), ...], contributed=True)
+
+Local progress is never thrown away silently: when the outer parameters move, the local ones follow,
+as `farflung.training.coupled` says in full.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from farflung.training.checkpoint import read_state, write_state
+from farflung.training.coupled import Coupled
+from farflung.training.errors import DamagedCheckpoint
+from farflung.training.flat import flatten, host_buffer, unflatten
+from farflung.training.inner import (
+    MOMENTS,
+    InnerConfig,
+    StepReport,
+    make_optimizer,
+    precision,
+    read_moments,
+    reset_moments,
+    train_step,
+)
+from farflung.training.memory import choose_microbatch, free_bytes
+from farflung.training.model import Decoder, ModelConfig, next_token_loss
+from farflung.training.outer import OuterConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Runtime:
+    """How this peer computes; its own choice, and never part of what a swarm agrees on."""
+
+    device: str = "cpu"
+    """As torch names it: cpu, cuda, cuda:1, mps."""
+    autocast: torch.dtype | None = None
+    """Precision of the matrix products; None is fp32. Parameters and moments are fp32 in any case."""
+    microbatch: int | None = None
+    """Sequences at a time; None takes what the memory allows at the first step."""
+    compile: bool = False
+    """Compile the model with torch.compile: a minute of waiting, then faster steps on GPUs."""
+
+    def __post_init__(self) -> None:
+        if self.microbatch is not None and self.microbatch < 1:
+            raise ValueError("microbatch must be at least 1")
+
+    @classmethod
+    def best(cls, device: str) -> "Runtime":
+        """bf16 on GPUs that compute in it, fp32 elsewhere."""
+        on_cuda = torch.device(device).type == "cuda"
+        has_bf16 = on_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+        return cls(device=device, autocast=torch.bfloat16 if has_bf16 else None)
+
+
+class Replica(Coupled):
+    """See the module. Not for several threads at once."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        inner: InnerConfig,
+        outer: OuterConfig,
+        *,
+        seed: int,  # of the initial parameters, the same for all peers of a swarm
+        runtime: Runtime | None = None,  # CPU in fp32 when not given
+        chunk_bytes: int = 1 << 20,  # of one chunk of outer state
+    ) -> None:
+        self.runtime = Runtime() if runtime is None else runtime
+        device = torch.device(self.runtime.device)
+        self.model = Decoder(model, seed=seed).to(device)
+        super().__init__(self.model, outer, device=device, chunk_bytes=chunk_bytes)
+        self.inner_config = inner
+        self.optimizer = make_optimizer(self.model, inner)
+        self._forward = torch.compile(self.model) if self.runtime.compile else self.model
+        self._microbatch = self.runtime.microbatch
+
+    def train_step(
+        self,
+        tokens: Tensor | npt.NDArray[np.int64],  # int64 [batch, seq_len + 1]
+        global_step: int,  # of the run, for the learning rate
+    ) -> StepReport:
+        """One inner step. Raises NonFinite or NotEnoughMemory, with nothing changed."""
+        tokens = torch.as_tensor(tokens).to(self.device)
+        if self._microbatch is None:
+            self._microbatch = self._microbatch_for(tokens.shape[0])
+        return train_step(
+            self.model,
+            self._forward,
+            self.optimizer,
+            self.inner_config,
+            tokens,
+            global_step=global_step,
+            microbatch=self._microbatch,
+            autocast=self.runtime.autocast,
+        )
+
+    @contextmanager
+    def outer_parameters(self) -> Iterator[Decoder]:
+        """The model with the outer parameters in it; at the end the local ones come back, to the bit."""
+        local = flatten(self.layout, self.parameters, host_buffer(self.num_parameters, self.device))
+        unflatten(self.layout, self.outer.params, self.parameters)
+        try:
+            yield self.model
+        finally:
+            unflatten(self.layout, local, self.parameters)
+
+    def evaluate(
+        self,
+        heldout: Tensor | npt.NDArray[np.int64],  # int64 [k, seq_len + 1]
+        batch: int = 16,  # sequences at a time
+    ) -> float:
+        """Mean loss of the outer parameters in nats per token."""
+        tokens = torch.as_tensor(heldout)
+        total = 0.0
+        with self.outer_parameters() as model, torch.no_grad():
+            for piece in torch.split(tokens, batch):
+                piece = piece.to(self.device)
+                with precision(self.device, self.runtime.autocast):
+                    logits = model(piece[:, :-1])
+                total += float(next_token_loss(logits, piece[:, 1:])) * piece.shape[0]
+        return total / tokens.shape[0]
+
+    def save(self, folder: Path) -> None:
+        """Write the whole state, with what is in flight, in place of an earlier one. Raises OSError."""
+        tensors = {
+            "outer.params": self.outer.params,
+            "outer.momentum": self.outer.momentum,
+            "local": flatten(self.layout, self.parameters, torch.empty(self.num_parameters)),
+        }
+        if self.sent is not None:
+            tensors["sent"] = self.sent
+        inner_steps, moments = read_moments(self.optimizer, self.model)
+        for name, values in moments.items():
+            tensors[name] = flatten(self.layout, values, torch.empty(self.num_parameters))
+        write_state(folder, tensors, {"inner_steps": inner_steps})
+
+    def load(self, folder: Path) -> None:
+        """Bring back what `save` wrote for a model of this shape; training then goes on with the same bits.
+
+        Raises DamagedCheckpoint, with nothing changed, when it is missing, altered or of another model.
+        """
+        tensors, facts = read_state(folder)
+        inner_steps = facts.get("inner_steps", -1)
+        names = {"outer.params", "outer.momentum", "local"} | set(MOMENTS if inner_steps else ())
+        wrong = [t for t in tensors.values() if t.shape != (self.num_parameters,) or t.dtype != torch.float32]
+        if inner_steps < 0 or set(tensors) - {"sent"} != names or wrong:
+            raise DamagedCheckpoint(f"{folder} does not hold the tensors of this model")
+        self.outer.params.copy_(tensors["outer.params"])
+        self.outer.momentum.copy_(tensors["outer.momentum"])
+        unflatten(self.layout, tensors["local"], self.parameters)
+        self.sent = tensors.get("sent")
+        for name, values in reset_moments(self.optimizer, self.model, inner_steps).items():
+            unflatten(self.layout, tensors[name], values)
+
+    def _microbatch_for(self, batch: int) -> int:
+        compute_bytes = 4 if self.runtime.autocast is None else self.runtime.autocast.itemsize
+        casts = 0 if compute_bytes == 4 else compute_bytes
+        moments_and_gradients = (4 if self.optimizer.state else 12) * self.num_parameters
+        left = free_bytes(self.device) - moments_and_gradients - casts * self.num_parameters
+        return choose_microbatch(self.model.config, batch, left, compute_bytes)

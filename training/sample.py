@@ -1,0 +1,52 @@
+"""Text from a model, one token at a time.
+
+There is no key/value cache: every token costs a pass over the window. It is meant for a look at a run; for
+use, export the model and run it in any engine.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from farflung.training.model import Decoder
+from farflung.training.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How the next token is drawn."""
+
+    max_tokens: int = 200
+    """Tokens after the prompt; the text may end earlier by itself."""
+    temperature: float = 0.8
+    """0 takes the most likely token."""
+    top_k: int = 40
+    """Draw from the k most likely tokens only; 0 draws from all."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 0 or self.temperature < 0 or self.top_k < 0:
+            raise ValueError("max_tokens, temperature and top_k must be at least 0")
+
+
+@torch.no_grad()
+def sample_text(model: Decoder, tokenizer: Tokenizer, prompt: str, sampling: Sampling) -> str:
+    """What the model, of `Replica.outer_parameters()` say, writes after `prompt`; without the prompt."""
+    generator = torch.Generator().manual_seed(sampling.seed)
+    device = model.model.embed_tokens.weight.device
+    ids = [tokenizer.end_of_text, *tokenizer.encode(prompt).tolist()]
+    num_prompt = len(ids)
+    while len(ids) < num_prompt + sampling.max_tokens:
+        window = torch.tensor([ids[-model.config.seq_len :]], device=device)
+        logits = model(window)[0, -1, : tokenizer.vocab_size].float().cpu()  # rows beyond are only padding
+        if sampling.temperature == 0:
+            token = int(logits.argmax())
+        else:
+            k = min(sampling.top_k or logits.numel(), logits.numel())
+            best, candidates = logits.topk(k)
+            weights = (best / sampling.temperature).softmax(0)
+            token = int(candidates[torch.multinomial(weights, 1, generator=generator)])
+        if token == tokenizer.end_of_text:
+            break
+        ids.append(token)
+    return tokenizer.decode(ids[num_prompt:])

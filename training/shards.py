@@ -1,0 +1,93 @@
+"""Token shards: files of token ids made elsewhere, memory-mapped and never copied whole.
+
+Layouts, all without a header of our own:
+
+- `NAME.u16.bin`, `NAME.u32.bin`: little-endian unsigned ids of 2 or 4 bytes, one after the other;
+- `NAME.bin`: the same, with the width in a side file `NAME.bin.dtype` that holds `uint16` or `uint32`;
+- `NAME.npy`: one-dimensional array of integers in numpy's own format (never pickled).
+
+A shard is cut into runs of whole windows; one run in twenty is held out, by the hash of shard name and run
+number.
+"""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from farflung.training.corpus import split
+from farflung.training.data import TokenWindows
+from farflung.training.errors import DataError
+from farflung.training.tokenizer import Tokenizer
+
+RUN_WINDOWS = 1024
+"""Most windows of one run. Shorter ones would make a long list for terabytes of tokens."""
+
+_READ_BYTES = 1 << 24
+
+
+def open_shards(path: Path, tokenizer: Tokenizer, seq_len: int) -> TokenWindows:
+    """A shard, or all shards of a folder in the order of their names. Raises DataError."""
+    files = [path]
+    if path.is_dir():
+        files = sorted(p for p in path.rglob("*") if p.suffix in (".bin", ".npy") and p.is_file())
+    root = path if path.is_dir() else path.parent
+    shards = {file.relative_to(root).as_posix(): _map(file) for file in files}
+    if not shards:
+        raise DataError(f"shards:{path}: no .bin or .npy file in it")
+
+    total_windows = sum(max(0, (tokens.size - 1) // seq_len) for tokens in shards.values())
+    run_tokens = seq_len * max(1, min(RUN_WINDOWS, total_windows // 200))
+    runs, names = [], []
+    for name, tokens in shards.items():
+        for number, start in enumerate(range(0, tokens.size - seq_len, run_tokens)):
+            runs.append(tokens[start : start + run_tokens + 1])
+            names.append(f"{name}#{number}")
+    training, heldout = split(runs, names)
+
+    def hash_content() -> str:
+        digest = hashlib.sha256(f"{tokenizer.content_hash} {seq_len}".encode())
+        for name, tokens in shards.items():
+            digest.update(f"\n{name} {tokens.dtype.str} {tokens.size}\n".encode())
+            step = _READ_BYTES // tokens.itemsize
+            for start in range(0, tokens.size, step):
+                digest.update(tokens[start : start + step].tobytes())
+        return digest.hexdigest()
+
+    dataset = TokenWindows(training, heldout, seq_len=seq_len, hash_content=hash_content)
+    _check_ids(dataset, tokenizer, path)
+    return dataset
+
+
+def _map(file: Path) -> npt.NDArray[np.integer]:
+    try:
+        if file.suffix == ".npy":
+            array: npt.NDArray[np.integer] = np.load(file, mmap_mode="r", allow_pickle=False)
+        else:
+            array = np.memmap(file, dtype=_dtype(file), mode="r")
+    except (OSError, ValueError) as error:
+        raise DataError(f"shard {file}: {error}") from error
+    if array.ndim != 1 or array.dtype.kind not in "ui":
+        raise DataError(f"shard {file}: {array.dtype} of shape {array.shape}, not a row of integers")
+    return array
+
+
+def _dtype(file: Path) -> str:
+    side_file = file.with_name(file.name + ".dtype")
+    by_suffix = {".u16": "uint16", ".u32": "uint32"}.get(Path(file.stem).suffix)
+    name = by_suffix or (side_file.read_text().strip() if side_file.is_file() else "")
+    if name not in ("uint16", "uint32"):
+        raise DataError(f"shard {file}: call it NAME.u16.bin or NAME.u32.bin, or write uint16 or uint32 to {side_file}")
+    return {"uint16": "<u2", "uint32": "<u4"}[name]
+
+
+def _check_ids(dataset: TokenWindows, tokenizer: Tokenizer, path: Path) -> None:
+    """A wrong tokenizer or width shows in the first windows; reading all would take as long as an epoch."""
+    for index in range(min(16, dataset.num_samples)):
+        tokens = dataset.tokens(index)
+        if tokens.min() < 0 or tokens.max() >= tokenizer.vocab_size:
+            raise DataError(
+                f"shards:{path}: id {int(tokens.max())} is none of the tokenizer's {tokenizer.vocab_size}: "
+                "give the tokenizer that made these shards"
+            )

@@ -1,0 +1,32 @@
+"""Opening a data set by its spec, the string that stands in a manifest and on the command line."""
+
+from pathlib import Path
+from urllib.parse import parse_qs
+
+from farflung.training.corpus import python_documents, text_documents
+from farflung.training.data import Dataset, text_dataset
+from farflung.training.errors import DataError
+from farflung.training.shards import open_shards
+from farflung.training.streamed import StreamSpec, open_stream
+from farflung.training.tokenizer import Tokenizer
+
+DATA_SPECS = (
+    "python, text:PATH, shards:PATH, hf:DATASET[:CONFIG[:SPLIT[:COLUMN]]][?rows=R&samples=N&revision=V&files=F]"
+)
+"""What a spec may be: the text of this Python, a text file or folder, token shards, a data set of the hub."""
+
+
+def open_dataset(spec: str, tokenizer: Tokenizer, seq_len: int) -> Dataset:
+    """The data set that `spec` names, see DATA_SPECS. Raises DataError, whose message names the remedy."""
+    kind, _, rest = spec.partition(":")
+    match kind:
+        case "python" if not rest:
+            return text_dataset(python_documents(), tokenizer, seq_len)
+        case "text" if rest:
+            return text_dataset(text_documents(Path(rest)), tokenizer, seq_len)
+        case "shards" if rest:
+            return open_shards(Path(rest), tokenizer, seq_len)
+        case "hf" if rest:
+            name, _, options = rest.partition("?")
+            return open_stream(StreamSpec.parse(name, parse_qs(options)), tokenizer, seq_len)
+    raise DataError(f"data {spec!r} is none of {DATA_SPECS}")

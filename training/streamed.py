@@ -1,0 +1,152 @@
+"""Data sets of the Hugging Face hub, streamed: rows come over the network as they are trained on.
+
+A sample is made of a fixed number of consecutive rows: their texts with end-of-text behind each, cropped
+to seq_len + 1 tokens, or filled up with end-of-text. So every sample number means the same rows on every
+machine, and nothing but a count of rows is shared. What is beyond the crop is never trained on: choose
+`rows` near the sequence length.
+
+The first rows of the stream are the held-out part. A stream skips to a row at the cost of reading over
+those before it in its file; consecutive samples continue where the last one ended, so samples are ordered
+in blocks.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from farflung.training.data import Tokens
+from farflung.training.errors import DataError
+from farflung.training.tokenizer import Tokenizer
+
+HELD_OUT_SAMPLES = 256
+"""Most samples at the head of the stream that are never trained on; at most one in twenty."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamSpec:
+    """Which rows of which data set."""
+
+    dataset: str
+    """Name on the hub, a local folder, or a builder such as `json` together with `files`."""
+    config: str | None = None
+    split: str = "train"
+    column: str = "text"
+    rows: int = 4
+    """Consecutive rows in one sample."""
+    samples: int | None = None
+    """Samples in the data set; needed where it does not say how many rows it has."""
+    revision: str | None = None
+    """A commit of the data set on the hub; without it, whatever is newest there."""
+    files: str | None = None
+    """For builders: path of the files."""
+
+    @classmethod
+    def parse(cls, name: str, options: Mapping[str, Sequence[str]]) -> "StreamSpec":
+        """From DATASET[:CONFIG[:SPLIT[:COLUMN]]] and the options behind the `?`. Raises DataError."""
+        fields: dict[str, Any] = {}
+        parts = name.split(":")
+        if len(parts) > 4 or not parts[0]:
+            raise DataError(f"hf:{name} is not hf:DATASET[:CONFIG[:SPLIT[:COLUMN]]]")
+        for key, value in zip(("dataset", "config", "split", "column"), parts, strict=False):
+            if value:
+                fields[key] = value
+        for key, values in options.items():
+            if key in ("revision", "files"):
+                fields[key] = values[-1]
+            elif key in ("rows", "samples") and values[-1].isdecimal() and int(values[-1]) > 0:
+                fields[key] = int(values[-1])
+            else:
+                raise DataError(f"hf:{name}: option {key}={values[-1]} is none of rows, samples, revision, files")
+        return cls(**fields)
+
+
+class StreamedDataset:
+    """Samples made of rows of a stream. Not for several threads at once: it holds one open stream."""
+
+    block = 64
+
+    def __init__(self, stream: Any, spec: StreamSpec, num_rows: int, tokenizer: Tokenizer, seq_len: int) -> None:
+        total = num_rows // spec.rows if spec.samples is None else min(spec.samples, num_rows // spec.rows)
+        self._num_heldout = max(1, min(HELD_OUT_SAMPLES, total // 20))
+        self.num_samples = total - self._num_heldout
+        if self.num_samples < 1:
+            raise DataError(f"hf:{spec.dataset}: {num_rows} rows are too few for samples of {spec.rows} rows")
+        self._stream, self._spec, self._tokenizer, self._seq_len = stream, spec, tokenizer, seq_len
+        self._rows: Iterator[Mapping[str, Any]] = iter(())
+        self._next_row = -1  # of self._rows; -1 before the first
+
+    def tokens(self, index: int) -> Tokens:
+        if not 0 <= index < self.num_samples:
+            raise IndexError(f"sample {index} of {self.num_samples}")
+        return self._sample(self._num_heldout + index)
+
+    def heldout(self, k: int) -> Tokens:
+        k = min(k, self._num_heldout)
+        return np.stack([sample for sample in self._head[:k]])
+
+    @cached_property
+    def content_hash(self) -> str:
+        """Of the spec and the held-out samples; a stream cannot be hashed whole. Pin `revision` for certainty."""
+        about = f"{self._spec} {self.num_samples} {self._seq_len} {self._tokenizer.content_hash}"
+        return hashlib.sha256(about.encode() + np.stack(self._head).astype("<i8").tobytes()).hexdigest()
+
+    @cached_property
+    def _head(self) -> list[Tokens]:
+        return [self._sample(number) for number in range(self._num_heldout)]
+
+    def _sample(self, number: int) -> Tokens:
+        run = np.full(self._seq_len + 1, self._tokenizer.end_of_text, dtype=np.int64)
+        place = 0
+        for text in self._texts(number * self._spec.rows, self._spec.rows):
+            ids = self._tokenizer.encode(text)[: max(0, run.size - place)]
+            run[place : place + ids.size] = ids
+            place += ids.size + 1
+        return run
+
+    def _texts(self, first_row: int, num_rows: int) -> list[str]:
+        if first_row != self._next_row:
+            self._rows = iter(self._stream.skip(first_row))
+        self._next_row = -1  # until all of them have come
+        texts = []
+        for row_number in range(first_row, first_row + num_rows):
+            row = next(self._rows, None)
+            if row is None:
+                raise DataError(f"hf:{self._spec.dataset} has no row {row_number}: give a smaller samples=N")
+            text = row.get(self._spec.column)
+            if not isinstance(text, str):
+                raise DataError(
+                    f"hf:{self._spec.dataset}: column {self._spec.column!r} is no text; it has {sorted(row)}"
+                )
+            texts.append(text)
+        self._next_row = first_row + num_rows
+        return texts
+
+
+def open_stream(spec: StreamSpec, tokenizer: Tokenizer, seq_len: int) -> StreamedDataset:
+    """Open the data set that `spec` names. Raises DataError, also when `datasets` is not installed."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError("hf: needs the datasets library: pip install farflung[data]") from error
+    try:
+        stream = datasets.load_dataset(
+            spec.dataset,
+            spec.config,
+            split=spec.split,
+            revision=spec.revision,
+            data_files=spec.files,
+            streaming=True,
+        )
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(f"hf:{spec.dataset}: {error}") from error
+    splits = stream.info.splits or {}
+    num_rows = splits[spec.split].num_examples if spec.split in splits else 0
+    if not num_rows:
+        if spec.samples is None:
+            raise DataError(f"hf:{spec.dataset} does not say how many rows it has: add ?samples=N")
+        num_rows = spec.samples * spec.rows
+    return StreamedDataset(stream, spec, num_rows, tokenizer, seq_len)

@@ -1,0 +1,152 @@
+"""Text to token ids and back: bytes, embedded in this package, or any JSON file of the `tokenizers` library.
+
+Bytes need no file and no training and know every text; they cost about four times the tokens of a 32 k
+vocabulary.
+"""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+
+from farflung.training.errors import DataError
+
+END_OF_TEXT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "[SEP]")
+"""Names that tokenizer files give to the token that ends a text; the first one that a file has is taken."""
+
+
+class Tokenizer(Protocol):
+    """What training needs of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are in [0, vocab_size)."""
+
+    @property
+    def end_of_text(self) -> int:
+        """The id that ends every text."""
+
+    @property
+    def end_of_text_name(self) -> str: ...
+
+    @property
+    def content_hash(self) -> str:
+        """Hex SHA-256 of everything that decides the ids; goes into a swarm's manifest."""
+
+    def encode(self, text: str) -> npt.NDArray[np.int64]:
+        """The ids of a text, without an end-of-text."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids; end-of-text and unknown ids vanish, broken bytes become U+FFFD."""
+
+    def to_json(self) -> str:
+        """The same tokenizer as a `tokenizers` file (tokenizer.json)."""
+
+
+class ByteTokenizer:
+    """Ids 0 to 255 are the bytes of UTF-8, 256 is end-of-text."""
+
+    vocab_size = 257
+    end_of_text = 256
+    end_of_text_name = "<|endoftext|>"
+    content_hash = hashlib.sha256(b"farflung bytes 0-255, end of text 256").hexdigest()
+
+    def encode(self, text: str) -> npt.NDArray[np.int64]:
+        return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8).astype(np.int64)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return bytes(i for i in ids if 0 <= i < 256).decode("utf-8", errors="replace")
+
+    def to_json(self) -> str:
+        """A byte-level BPE without merges. It differs from `encode` in one text: the name of end-of-text
+        itself."""
+        byte_level = {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": False,
+        }
+        special = {
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
+        vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
+        vocabulary[self.end_of_text_name] = self.end_of_text
+        return json.dumps(
+            {
+                "version": "1.0",
+                "truncation": None,
+                "padding": None,
+                "added_tokens": [{"id": self.end_of_text, "content": self.end_of_text_name, **special}],
+                "normalizer": None,
+                "pre_tokenizer": byte_level,
+                "post_processor": None,
+                "decoder": byte_level,
+                "model": {
+                    "type": "BPE",
+                    "dropout": None,
+                    "unk_token": None,
+                    "continuing_subword_prefix": None,
+                    "end_of_word_suffix": None,
+                    "fuse_unk": False,
+                    "byte_fallback": False,
+                    "ignore_merges": False,
+                    "vocab": vocabulary,
+                    "merges": [],
+                },
+            },
+            ensure_ascii=False,
+        )
+
+
+class JsonTokenizer:
+    """A tokenizer.json of the `tokenizers` library. Raises DataError when it cannot be used."""
+
+    def __init__(self, path: Path, *, end_of_text_name: str | None = None) -> None:
+        try:
+            self._json = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"tokenizer {path}: {error}") from error
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(self._json)
+        except Exception as error:  # the library raises nothing narrower
+            raise DataError(f"tokenizer {path} is not a file of the tokenizers library: {error}") from error
+        names = END_OF_TEXT_NAMES if end_of_text_name is None else (end_of_text_name,)
+        known = [(name, i) for name in names if (i := self._tokenizer.token_to_id(name)) is not None]
+        if not known:
+            raise DataError(f"tokenizer {path} has no end-of-text token among {', '.join(names)}: name it")
+        self.end_of_text_name, self.end_of_text = known[0]
+        self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())  # ids may have holes
+        self.content_hash = hashlib.sha256(self._json.encode() + self.end_of_text_name.encode()).hexdigest()
+
+    def encode(self, text: str) -> npt.NDArray[np.int64]:
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        known: Sequence[int] = [i for i in ids if 0 <= i < self.vocab_size]
+        text: str = self._tokenizer.decode(known, skip_special_tokens=True)
+        return text
+
+    def to_json(self) -> str:
+        return self._json
+
+
+def open_tokenizer(spec: str) -> Tokenizer:
+    """`bytes`, or the path of a tokenizer.json. Raises DataError."""
+    return ByteTokenizer() if spec == "bytes" else JsonTokenizer(Path(spec))
+
+
+def _byte_characters() -> list[str]:
+    """How byte-level BPE writes each byte: as itself if printable, else as a character from U+0100 on (GPT-2)."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    substitutes = map(chr, itertools.count(0x100))
+    return [chr(byte) if byte in printable else next(substitutes) for byte in range(256)]
