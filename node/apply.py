@@ -1,0 +1,321 @@
+"""The apply loop: commits enter the learner one after another, whatever has to be fetched for them.
+
+A commit with a round needs the encoded means of its parts: from the round itself, from disk after a restart, or from other members. When they
+cannot be had any more, or there is no state yet, the outer state is downloaded. Everything here happens in order and one at a time;
+training pauses only while the learner really changes.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+
+from farflung.compression.codec import Payload
+from farflung.node.catchup import Catchup
+from farflung.node.door import Doors
+from farflung.node.events import EventLog
+from farflung.node.exchange import Exchange
+from farflung.node.learner import Learner
+from farflung.node.means import MeanStore
+from farflung.node.statesync import Donor
+from farflung.node.storage import Place, Storage
+from farflung.node.trainer import Progress, Trainer
+from farflung.protocol.chain import Certified, Commit, RoundResult
+from farflung.protocol.effects import Repair
+from farflung.protocol.keys import short
+from farflung.protocol.ledger import split
+from farflung.protocol.member import Member
+
+EVALUATION_SHARE = 0.01
+"""Part of the time that evaluations may take beyond the time a node waits anyway."""
+
+FETCH_ATTEMPTS = 4
+"""Rounds of asking everybody for a mean before the whole state is downloaded instead."""
+
+
+class Applier:
+    """Brings the learner along the history, and knows where it is."""
+
+    donor: Donor
+
+    def __init__(
+        self,
+        *,
+        member: Member,
+        exchange: Exchange,
+        means: MeanStore,
+        catchup: Catchup,
+        trainer: Trainer,
+        learner: Learner,
+        doors: Doors,
+        storage: Storage,
+        log: EventLog,
+        checkpoint_s: float,
+        applied: Callable[[int, int, bytes], None],
+    ) -> None:
+        self.height = -1
+        """Height of the last commit applied here."""
+        self.version = -1
+        """Version of the outer state in the learner; -1 before there is one."""
+        self.evaluated: tuple[int, float] | None = None
+        """Version and held-out loss of the last evaluation made here."""
+        self._member = member
+        self._exchange = exchange
+        self._means_kept = means
+        self._catchup = catchup
+        self._trainer = trainer
+        self._learner = learner
+        self._learn = doors.learner.run
+        self._aside = doors.side.run
+        self._storage = storage
+        self._log = log
+        self._checkpoint_s = checkpoint_s
+        self._checkpoint_at = 0.0
+        self._evaluated_at = 0.0
+        self._evaluation_s = 0.0
+        self._applied = applied
+        self._queue: asyncio.Queue[Certified | Repair | None] = asyncio.Queue()
+        self._pending = 0
+        self._digest = b""
+        self._finishing = False
+        self.steady = asyncio.Event()
+        """Set while the learner's outer state is that of `version`; not while a commit or a download changes it."""
+        self.steady.set()
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything known has been applied."""
+        return self._pending == 0
+
+    def push(self, work: Certified | Repair) -> None:
+        """Apply this after everything before it."""
+        self._pending += 1
+        self._queue.put_nowait(work)
+
+    async def restore(self, history: list[Certified]) -> bool:
+        """Load the last checkpoint, or take the fresh parameters as the genesis state. Returns whether a checkpoint was there."""
+        place = await self._learn(self._storage.load_learner, self._learner)
+        if place is not None:
+            self.height, self.version = place.height, place.version
+            self._exchange.in_flight = place.in_flight
+            self._trainer.progress = Progress(place.trained, place.steps)
+            self._trainer.version = place.version
+        elif history and history[0].commit.height == 0 and self._member.me == self._member.settings.founder:
+            self.height, self.version = 0, 0
+        return place is not None
+
+    async def resume(self, history: list[Certified]) -> None:
+        """After a start with a history: what the learner lacks of it is applied; where it stands is announced."""
+        for certified in history:
+            if certified.commit.height == self.height:
+                await self._settle(certified.commit, None)
+                await self._announce(certified.commit, changed=True)
+            elif certified.commit.height > self.height:
+                self.push(certified)
+
+    def finish(self) -> None:
+        """End `run` after what it is doing now."""
+        self._finishing = True
+        self._queue.put_nowait(None)
+
+    async def run(self) -> None:
+        """Apply until `finish`."""
+        self._checkpoint_at = asyncio.get_running_loop().time()
+        while (work := await self._queue.get()) is not None and not self._finishing:
+            if isinstance(work, Repair):
+                await self._repair(work)
+            elif work.commit.height > self.height:
+                await self._apply(work)
+            self._pending -= 1
+            self._trainer.wake()
+
+    # ---- one commit --------------------------------------------------------------------------------------------
+
+    async def _apply(self, certified: Certified) -> None:
+        commit = certified.commit
+        before = self.version
+        means: dict[int, Payload] | None = {}
+        if self.version < 0 or commit.version > self.version + 1:
+            means = None
+        elif commit.version == self.version + 1:
+            assert commit.round is not None
+            holders = self._member.membership.live(p for p in commit.view if p != self._member.me)
+            means = await self._exchange.collect(commit.round, holders, attempts=FETCH_ATTEMPTS)
+        if means is None:
+            await self._download_state(commit)
+        async with self._trainer.busy:
+            if commit.version == self.version + 1 and means is not None:
+                assert commit.round is not None
+                self.steady.clear()
+                await self._take_round(commit.round, means)
+                self.version = commit.version
+            await self._settle(commit, commit.round)
+            self.steady.set()
+        await self._announce(commit, changed=self.version != before)
+        if commit.round is not None and means:
+            await self._report_round(commit, commit.round, means)
+        elif commit.round is None:
+            self._log.emit("view.commit", view=[p.hex() for p in commit.view], reason=_view_change(commit))
+        await self._exchange.decided(commit.height, commit.round.plan if commit.round is not None else b"")
+        await self._evaluate(commit)
+        await self._checkpoint_when_due()
+
+    async def _take_round(self, result: RoundResult, means: dict[int, Payload]) -> None:
+        """The outer step, and what it does to our progress."""
+        counted = self._counted(result)
+        contributed = counted > 0 and self._exchange.in_flight == result.plan
+        updates = await self._aside(self._exchange.decode, result, means)
+        await self._learn(lambda: self._learner.apply(updates, contributed=contributed))
+        if counted and not contributed:
+            self._drop("a round counted it before this node was restarted")
+            await self._learn(self._learner.discard_progress)
+
+    async def _settle(self, commit: Commit, result: RoundResult | None) -> None:
+        """What follows from a commit for our data."""
+        counted = self._counted(result) if result is not None else 0
+        if not self._trainer.settle(commit.ledger, self.version, counted):
+            self._drop("its samples were handed to others")
+            await self._learn(self._learner.discard_progress)
+
+    async def _announce(self, commit: Commit, *, changed: bool) -> None:
+        """Say that we are at `commit`."""
+        self.height = commit.height
+        self._log.bind(height=self.height, version=self.version, step=self._trainer.global_step)
+        if changed:
+            await self._say_where()
+        else:
+            self._applied(self.height, self.version, self._digest)
+
+    async def _say_where(self) -> None:
+        """Say where we stand, with the digest of the state."""
+        digests = await self._aside(self._learner.outer.chunk_digests)
+        self.donor.remember(self.version, digests)
+        self._digest = hashlib.sha256(b"".join(digests)).digest()
+        self._applied(self.height, self.version, self._digest)
+
+    def _counted(self, result: RoundResult) -> int:
+        """Our samples that a round counted."""
+        return next((c.samples for c in result.contributors if c.peer == self._member.me), 0)
+
+    def _drop(self, reason: str) -> None:
+        """Give up local progress; the learner's parameters are the caller's business."""
+        steps = self._trainer.progress.steps
+        self._trainer.drop()
+        self._exchange.in_flight = b""
+        if steps:
+            self._log.emit("progress.dropped", steps=steps, reason=reason)
+
+    async def _report_round(self, commit: Commit, result: RoundResult, means: dict[int, Payload]) -> None:
+        self._means_kept.decide(result.plan, means)
+        sent, received = self._exchange.forget(result.plan)
+        parent = self._member.history.parent_of(commit.height)
+        samples = {
+            c.peer.hex(): [list(i) for i in split(parent.ledger.window(c.peer), c.samples)[0]]
+            for c in result.contributors
+            if parent is not None
+        }
+        self._log.emit(
+            "round.commit",
+            round=commit.height,
+            contributors={c.peer.hex(): c.tokens for c in result.contributors},
+            view=[p.hex() for p in commit.view],
+            parts_left_out=sum(not part.digest for part in result.parts),
+            seconds=result.seconds_ms / 1000.0,
+            sent_bytes=sent,
+            received_bytes=received,
+            contributed=self._counted(result) > 0,
+            samples=samples,
+            digest=self._digest.hex(),
+        )
+
+    # ---- whole state -------------------------------------------------------------------------------------------
+
+    async def _download_state(self, commit: Commit) -> None:
+        """Get outer state of `commit`'s version or newer from those who hold it, and go on from there."""
+        async with self._trainer.busy:
+            progress = self._trainer.progress.steps
+            previous = self._learner.outer.params.clone() if self.version >= 0 and progress else None
+            self.steady.clear()
+            version = await self._catchup.download(commit.version)
+            counted = [
+                c.commit.round
+                for c in self._member.history
+                if self.height < c.commit.height and c.commit.version <= version
+                if c.commit.round is not None and self._counted(c.commit.round)
+            ]
+            in_flight = [r for r in counted if r.plan == self._exchange.in_flight]
+            if counted and not in_flight:
+                previous = None
+                self._drop("rounds that we were away for had counted it")
+            contributed = bool(in_flight) and previous is not None
+            await self._learn(lambda: self._learner.adopt_outer(previous, contributed=contributed))
+            self._exchange.in_flight = b""
+            for result in in_flight:
+                self._trainer.count(self._counted(result))
+            self.version = self._trainer.version = version
+            self.steady.set()
+
+    async def _repair(self, work: Repair) -> None:
+        """Replace the chunks in which we differ from the majority."""
+        chunks = await self._catchup.fetch_repair(work) if work.version == self.version else None
+        if chunks is None:
+            return
+        async with self._trainer.busy:
+            self.steady.clear()
+            previous = self._learner.outer.params.clone()
+            for index, data in chunks.items():
+                self._learner.outer.load_chunk(index, data)
+            await self._learn(lambda: self._learner.adopt_outer(previous))
+            self._exchange.in_flight = b""
+            self.steady.set()
+        reason = f"{len(work.donors)} members held other bytes"
+        self._log.emit("state.repair", chunks=len(chunks), reason=reason)
+        await self._say_where()
+
+    # ---- now and then ------------------------------------------------------------------------------------------
+
+    async def _evaluate(self, commit: Commit) -> None:
+        """Held-out loss of the outer parameters, by the contributor that had waited longest for this round, in the time it waited.
+
+        Where nobody waits, and for a lone node always, it may cost a hundredth of the time.
+        """
+        if commit.round is None or commit.version != self.version:
+            return
+        waits = {c.peer: c.ready_ms for c in commit.round.contributors}
+        if min(waits, key=lambda p: (waits[p], p)) != self._member.me:
+            return
+        loop = asyncio.get_running_loop()
+        idle_s = (max(waits.values()) - waits[self._member.me]) / 1000.0
+        allowance_s = idle_s + EVALUATION_SHARE * (loop.time() - self._evaluated_at)
+        if self._evaluation_s > allowance_s and not self._finished():
+            return
+        began = loop.time()
+        loss = await self._learn(self._learner.evaluate)
+        self._evaluated_at = loop.time()
+        self._evaluation_s = self._evaluated_at - began
+        self.evaluated = (self.version, loss)
+        self._log.emit("outer.eval", loss=loss, tokens=commit.tokens)
+
+    async def _checkpoint_when_due(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now >= self._checkpoint_at + self._checkpoint_s or self._finished():
+            self._checkpoint_at = now
+            await self.save_place()
+
+    def _finished(self) -> bool:
+        return self.version >= self._member.settings.total_rounds
+
+    async def save_place(self) -> None:
+        """Checkpoint the learner and where it stands."""
+        if self.version < 0:
+            return
+        async with self._trainer.busy:
+            progress = self._trainer.progress
+            place = Place(self.height, self.version, progress.trained, progress.steps, self._exchange.in_flight)
+            ahead = [c.commit for c in self._member.history if c.commit.height > self.height]
+            keep = self._means_kept.needed() | {c.round.plan for c in ahead if c.round is not None}
+            await self._learn(self._storage.save_learner, self._learner, place, keep)
+
+
+def _view_change(commit: Commit) -> str:
+    left = f"{', '.join(short(p) for p in commit.left)} left; " if commit.left else ""
+    return f"{left}{len(commit.view)} members"

@@ -1,0 +1,187 @@
+"""Outer state from others: late join, coming back after a long absence, and repair of a minority.
+
+A download ends only when every chunk, rolled forward to one version, has the digest that stands in a list whose own digest a quorum of the view
+announces. What an earlier process had already fetched is taken up again. A repair touches nothing until all it needs is here and checked.
+"""
+
+import asyncio
+import hashlib
+
+from torch import Tensor
+
+from farflung.node.door import Doors
+from farflung.node.events import EventLog
+from farflung.node.exchange import Exchange
+from farflung.node.learner import Learner
+from farflung.node.means import KEPT_ROUNDS
+from farflung.node.network import PeerId
+from farflung.node.statesync import Download, StateSync
+from farflung.node.storage import Storage
+from farflung.protocol.effects import Repair
+from farflung.protocol.errors import NetworkError, Refused, RemoteError
+from farflung.protocol.member import Member
+from farflung.protocol.messages import ChunkList
+from farflung.protocol.quorum import is_quorum
+
+RETRY_S = 1.0
+"""Between attempts that depend on what others say in their heartbeats."""
+
+REPORT_CHUNKS = 16
+"""Chunks between two lines of progress."""
+
+VERSIONS_AHEAD = 2
+"""Versions by which a donor may be ahead of the history we know: a commit or two that have not reached us yet."""
+
+
+class Catchup:
+    """Downloads into the learner's outer state. Whoever calls keeps training out of it meanwhile."""
+
+    def __init__(
+        self,
+        *,
+        sync: StateSync,
+        member: Member,
+        exchange: Exchange,
+        learner: Learner,
+        doors: Doors,
+        storage: Storage,
+        log: EventLog,
+        outer_step: tuple[float, float],
+    ) -> None:
+        self._sync = sync
+        self._member = member
+        self._exchange = exchange
+        self._learner = learner
+        self._aside = doors.side.run
+        self._learn = doors.learner.run
+        self._storage = storage
+        self._log = log
+        self._outer_lr, self._outer_momentum = outer_step
+        self._download: Download | None = None
+
+    async def download(self, at_least: int) -> int:
+        """Fetch, roll forward and verify until the whole outer state is that of one version; returns it."""
+        download = self._download = self._download or await self._begin()
+        while True:
+            await self._sync.fetch(download, self._donors(download), self._arrived)
+            agreed = self._agreed_state(max([at_least, *download.have.values()]))
+            if agreed is not None and download.complete:
+                version, digest, holders = agreed
+                await self._roll_forward(download, version)
+                if download.complete and await self._verified(download, digest, holders):
+                    self._download = None
+                    self._report(download)
+                    return version
+            await asyncio.sleep(RETRY_S)
+
+    async def _verified(self, download: Download, digest: bytes, holders: tuple[PeerId, ...]) -> bool:
+        """Whether the state is the one announced. If not, a list tells which chunks are wrong, while there is somebody at that version."""
+        mine = await self._aside(self._learner.outer.chunk_digests)
+        if hashlib.sha256(b"".join(mine)).digest() == digest:
+            return True
+        listing = await self._listing(holders, digest)
+        if listing is None:
+            download.have.clear()  # nobody can say which are wrong any more
+        else:
+            self._sync.verify(download, mine, listing)
+        return False
+
+    async def fetch_repair(self, work: Repair) -> dict[int, bytes] | None:
+        """The chunks in which we differ from the majority, checked against its digests; None when they cannot be had any more."""
+        listing = await self._listing(work.donors, work.digest)
+        if listing is None:
+            return None  # the swarm has moved on; if we still differ, the next comparison says so
+        mine = await self._aside(self._learner.outer.chunk_digests)
+        same = {i: work.version for i, (a, b) in enumerate(zip(mine, listing.digests, strict=True)) if a == b}
+        chunks: dict[int, bytes] = {}
+
+        async def check(index: int, version: int, data: bytes) -> None:
+            if version == work.version and hashlib.sha256(data).digest() == listing.digests[index]:
+                chunks[index] = data
+
+        await self._sync.fetch(Download(len(mine), have=dict(same)), list(work.donors), check)
+        return chunks if len(chunks) + len(same) == len(mine) else None
+
+    async def _begin(self) -> Download:
+        """A new transfer, with the chunks that an earlier one had already brought."""
+        download = Download(self._learner.outer.num_chunks)
+        oldest = self._member.head.commit.version - KEPT_ROUNDS  # older ones cannot be rolled forward
+        for index, version, data in await self._aside(self._storage.load_chunks):
+            if index < download.num_chunks and version >= max(oldest, download.have.get(index, 0)):
+                self._learner.outer.load_chunk(index, data)
+                download.have[index] = version
+        return download
+
+    async def _arrived(self, index: int, version: int, data: bytes) -> None:
+        download = self._download
+        assert download is not None
+        if version > self._member.head.commit.version + VERSIONS_AHEAD:
+            raise Refused(f"chunk {index} of version {version}, which there cannot be", peer=download.source[index])
+        self._learner.outer.load_chunk(index, data)
+        await self._aside(self._storage.save_chunk, index, version, data)
+        if len(download.have) % REPORT_CHUNKS == 0:
+            self._report(download)
+
+    def _report(self, download: Download) -> None:
+        self._log.emit(
+            "state.sync",
+            chunks_done=len(download.have),
+            chunks=download.num_chunks,
+            donors=[p.hex() for p in sorted(set(download.source.values()))],
+            bytes=download.received_bytes,
+        )
+
+    async def _roll_forward(self, download: Download, version: int) -> None:
+        """Bring older chunks to `version` by the means of the rounds between; drop those for which that is not possible."""
+        oldest = min(download.have.values(), default=version)
+        rounds = {c.commit.version: c.commit for c in self._member.history if c.commit.round is not None}
+        for target in range(max(oldest, version - KEPT_ROUNDS) + 1, version + 1):
+            commit = rounds.get(target)
+            if commit is None or commit.round is None:
+                continue
+            holders = self._member.membership.live(p for p in commit.view if p != self._member.me)
+            means = await self._exchange.collect(commit.round, holders)
+            if means is not None:
+                updates = await self._aside(self._exchange.decode, commit.round, means)
+                await self._learn(self._sync.roll, download, target, updates, self._outer_step)
+        for index in [i for i, at in download.have.items() if at != version]:
+            del download.have[index]
+
+    def _outer_step(self, start: int, stop: int, mean: Tensor) -> None:
+        self._learner.outer.step_(start, stop, mean, self._outer_lr, self._outer_momentum)
+
+    def _donors(self, download: Download) -> list[PeerId]:
+        """Everybody alive who holds a state, beginning at a place of our own so that newcomers do not all ask the same."""
+        members = self._member.membership
+        holders = [
+            p
+            for p in members.live(members.known())
+            if p not in download.distrusted and (beat := members.heartbeat(p)) is not None and beat.digest
+        ]
+        if not holders:
+            download.distrusted.clear()  # better the doubtful than nobody; what they give is checked all the same
+        me = self._member.me
+        return [p for p in holders if p > me] + [p for p in holders if p < me]
+
+    def _agreed_state(self, at_least: int) -> tuple[int, bytes, tuple[PeerId, ...]] | None:
+        """The newest (version, digest) that a quorum of the view holds, and who does; None while there is none."""
+        said: dict[tuple[int, bytes], list[PeerId]] = {}
+        view = self._member.head.commit.view
+        for peer in self._member.membership.live(p for p in view if p != self._member.me):
+            beat = self._member.membership.heartbeat(peer)
+            if beat is not None and beat.digest:
+                said.setdefault((beat.version, beat.digest), []).append(peer)
+        for (version, digest), donors in sorted(said.items(), reverse=True):
+            if version >= at_least and is_quorum(view, {*donors, self._member.me}):
+                return version, digest, tuple(donors)
+        return None
+
+    async def _listing(self, donors: tuple[PeerId, ...], digest: bytes) -> ChunkList | None:
+        for donor in donors:
+            try:
+                return await self._sync.list_chunks(donor, digest)
+            except NetworkError:
+                continue
+            except RemoteError as error:
+                self._sync.refused(error)
+        return None

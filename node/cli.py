@@ -1,0 +1,305 @@
+"""The command line: reads flags, hands plain options to the daemon, prints answers.
+
+Commands import what they need inside, so that `farflung --help` and `farflung status` start without torch,
+the engine or the plots. Exit codes: 0 done; 1 a bug, with its traceback; 2 something the user, the machine or
+a peer can change, as one line on stderr (also typer's own code for wrong usage).
+"""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from farflung.protocol.errors import FarflungError
+
+
+class ErrorsAsLines(TyperGroup):
+    """A command group that prints errors made on purpose as one line and exits with 2. Others keep their
+    traceback.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except FarflungError as error:
+            from rich.console import Console
+            from rich.text import Text
+
+            said = Text.assemble(("error: ", "bold red"), str(error))
+            Console(stderr=True, highlight=False).print(said, soft_wrap=True)
+            raise typer.Exit(2) from error
+
+
+app = typer.Typer(
+    name="farflung",
+    cls=ErrorsAsLines,
+    help="Train one language model on GPUs scattered over the internet.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # typer's own view prints local variables, keys among them
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+id_app = typer.Typer(help="This machine's identity: an Ed25519 key.", no_args_is_help=True)
+app.add_typer(id_app, name="id")
+
+Home = Annotated[
+    Path | None,
+    typer.Option("--home", help="Keep all files here instead of the platform's folders (or set FARFLUNG_HOME)."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+Swarm = Annotated[
+    str | None,
+    typer.Argument(metavar="[NAME]", help="The swarm; not needed when this machine knows only one."),
+]
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document on stdout."""
+    typer.echo(json.dumps(value, indent=2))
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(help="Name of the new swarm: a-z, 0-9, '.', '_', '-'.")],
+    config: Annotated[Path | None, typer.Option(help="TOML file with the manifest's keys; flags win.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Named size of the model.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="`python`, a text file or folder, token shards, or `hf:DATASET`.")
+    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="`bytes` or a `tokenizers` JSON file.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Inner steps of one peer until the end.")] = None,
+    inner_steps: Annotated[int | None, typer.Option(help="H: inner steps between two rounds.")] = None,
+    batch_tokens: Annotated[int | None, typer.Option(help="Tokens of one inner step of one peer.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate of the inner optimiser.")] = None,
+    min_contributors: Annotated[
+        int | None, typer.Option(help="Peers that must contribute for a round to count.")
+    ] = None,
+    codec: Annotated[str | None, typer.Option(help="How contributions are packed, as `int8(block=128)`.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of parameters and of the order of samples.")] = None,
+    open_: Annotated[
+        bool, typer.Option("--open", help="Let anybody join who finds the name, wreckers included.")
+    ] = False,
+    peer: Annotated[list[str] | None, typer.Option(help="Address of a peer to publish through; repeatable.")] = None,
+    port: Annotated[int, typer.Option(help="Port this machine's node will listen on; 0: any.")] = 0,
+    local: Annotated[bool, typer.Option("--local", help="For nodes on this machine only.")] = False,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Found a swarm: write and sign its manifest, and print the invitation."""
+    from farflung.node.options import CreateOptions
+
+    options = CreateOptions(
+        name=name,
+        config=config,
+        preset=preset,
+        data=data,
+        tokenizer=tokenizer,
+        steps=steps,
+        inner_steps=inner_steps,
+        batch_tokens=batch_tokens,
+        lr=lr,
+        min_contributors=min_contributors,
+        codec=codec,
+        seed=seed,
+        open=open_,
+        peers=tuple(peer or ()),
+        port=port,
+        local=local,
+        home=home,
+    )
+    from farflung.node import daemon
+
+    made = daemon.create(options)
+    if as_json:
+        facts = {"name": made.name, "hash": made.hash_hex, "founder": made.founder, "open": open_}
+        print_json(facts | {"invitation": made.invitation, "manifest": str(made.manifest)})
+        return
+    typer.echo(f"swarm {made.name} founded ({made.hash_hex[:12]})")
+    if open_:
+        typer.echo("anybody who finds the name may join and send it anything; founded with --open")
+    typer.echo(f"\nstart this machine's node:   farflung join {made.name}")
+    typer.echo(f"others join with:            farflung join {made.invitation}")
+
+
+@app.command()
+def join(
+    swarm: Annotated[str, typer.Argument(metavar="NAME|INVITATION", help="A known name, or an invitation.")],
+    peer: Annotated[list[str] | None, typer.Option(help="Address of a peer to ask first; repeatable.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, bf16 or fp32.")] = "auto",
+    compile_: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Compile the model: slow start, faster steps.")
+    ] = False,
+    threads: Annotated[int | None, typer.Option(help="CPU threads for training.")] = None,
+    up_mbps: Annotated[float | None, typer.Option(help="Most megabits per second to send.")] = None,
+    down_mbps: Annotated[float | None, typer.Option(help="Most megabits per second to receive.")] = None,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: any.")] = 0,
+    local: Annotated[
+        bool, typer.Option("--local", help="Listen on 127.0.0.1 only: for nodes on this machine.")
+    ] = False,
+    data: Annotated[
+        str | None, typer.Option(help="Where the swarm's data lies here, if not where the manifest says.")
+    ] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="The swarm's tokenizer file, if it has one.")] = None,
+    exit_when_done: Annotated[
+        bool,
+        typer.Option("--exit-when-done/--stay", help="End with the run, or stay and serve the model to others."),
+    ] = True,
+    live: Annotated[bool, typer.Option("--live/--no-live", help="Show progress here.")] = True,
+    home: Home = None,
+) -> None:
+    """Run this machine's node in a swarm, until the run is done or Ctrl-C."""
+    from farflung.node.options import JoinOptions
+
+    options = JoinOptions(
+        swarm=swarm,
+        peers=tuple(peer or ()),
+        device=device,
+        dtype=dtype,
+        compile=compile_,
+        threads=threads,
+        up_mbps=up_mbps,
+        down_mbps=down_mbps,
+        port=port,
+        local=local,
+        data=data,
+        tokenizer=tokenizer,
+        exit_when_done=exit_when_done,
+        live=live,
+        home=home,
+    )
+    from farflung.node import daemon
+
+    daemon.run_join(options)
+
+
+@app.command()
+def status(
+    name: Swarm = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep showing, until the node ends or Ctrl-C.")] = False,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Show what the nodes on this machine do."""
+    from farflung.node.query import follow, running_statuses
+
+    if watch:
+        asyncio.run(follow(name, home))
+        return
+    statuses = asyncio.run(running_statuses(name, home))
+    if as_json:
+        import msgspec
+
+        print_json({"nodes": msgspec.to_builtins(statuses)})
+        return
+    from rich.console import Console
+
+    from farflung.node.live import panel
+
+    console = Console()
+    for one in statuses:
+        console.print(panel(one))
+
+
+@app.command()
+def peers(name: Swarm = None, home: Home = None, as_json: Json = False) -> None:
+    """List the peers that this machine's node knows."""
+    from farflung.node.query import known_peers, peer_table
+
+    found = asyncio.run(known_peers(name, home))
+    if as_json:
+        import msgspec
+
+        print_json({"peers": msgspec.to_builtins(found)})
+        return
+    from rich.console import Console
+
+    Console().print(peer_table(found))
+
+
+@app.command()
+def leave(
+    name: Swarm = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the node to hand over and save.")] = 120.0,
+    home: Home = None,
+) -> None:
+    """Ask this machine's node to finish or hand back its data, say goodbye, save and end."""
+    from farflung.node.query import leave_swarm
+
+    reason = asyncio.run(leave_swarm(name, home, timeout_s=timeout))
+    typer.echo(f"left: {reason}")
+
+
+@app.command()
+def export(
+    name: Annotated[str, typer.Argument(help="The swarm.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder to write.")],
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Write the swarm's model as a Hugging Face folder that `transformers` loads."""
+    from farflung.node.options import ExportOptions
+
+    options = ExportOptions(swarm=name, folder=folder, home=home)
+    from farflung.node import daemon
+
+    facts = daemon.export(options)
+    if as_json:
+        print_json(facts)
+        return
+    typer.echo(f"model of {name} written to {folder}")
+    for key, value in facts.items():
+        typer.echo(f"  {key}: {value}")
+
+
+@id_app.command("show")
+def id_show(home: Home = None, as_json: Json = False) -> None:
+    """Print this machine's public key; makes one at first use."""
+    from farflung.node.identity import Identity
+    from farflung.node.paths import resolve_paths
+
+    path = resolve_paths(home).identity
+    identity = Identity.load_or_create(path)
+    facts = {"peer": identity.public_key.hex(), "libp2p": identity.libp2p_id, "file": str(path)}
+    if as_json:
+        print_json(facts)
+        return
+    for key, value in facts.items():
+        typer.echo(f"{key:8}{value}")
+
+
+@id_app.command("backup")
+def id_backup(
+    file: Annotated[Path, typer.Argument(help="New file for the copy; keep it secret.")],
+    seal: Annotated[bool, typer.Option("--seal", help="Ask for a passphrase and encrypt the copy.")] = False,
+    home: Home = None,
+) -> None:
+    """Copy the key to a new file that only you can read."""
+    from farflung.node.identity_files import backup_identity
+    from farflung.node.paths import resolve_paths
+
+    path = resolve_paths(home).identity
+    passphrase = typer.prompt("passphrase", hide_input=True, confirmation_prompt=True) if seal else None
+    peer = backup_identity(path, file, passphrase)
+    typer.echo(f"identity {peer.hex()[:12]} copied to {file}; whoever has it can act as this machine")
+
+
+@id_app.command("restore")
+def id_restore(
+    file: Annotated[Path, typer.Argument(help="A file written by `farflung id backup`.")],
+    force: Annotated[bool, typer.Option("--force", help="Put the key that is here aside.")] = False,
+    home: Home = None,
+) -> None:
+    """Make a backed-up key this machine's identity."""
+    from farflung.node.identity_files import is_sealed, restore_identity
+    from farflung.node.paths import resolve_paths
+
+    passphrase = typer.prompt("passphrase", hide_input=True) if is_sealed(file) else None
+    path = resolve_paths(home).identity
+    peer, aside = restore_identity(path, file, passphrase, force=force)
+    typer.echo(f"this machine is {peer.hex()[:12]} now")
+    if aside is not None:
+        typer.echo(f"the former key lies in {aside}")

@@ -1,0 +1,412 @@
+"""The node daemon: finds the swarm, starts engine and peer, and runs them until the run is done or somebody stops it.
+
+What happens in order: key and swarm (by name on this machine, by invitation, or by a look-up in the DHT) ─ lock ─ engine ─
+manifest (disk or DHT, verified) ─ data and learner ─ peer. Around the peer run: the control socket, the announcements and
+look-ups in the DHT, the book of known peers, and what is shown. On the way out the peer says goodbye and saves first, then
+the control socket answers who waits, then the network closes.
+
+Signals: the first SIGINT or SIGTERM leaves cleanly, a second SIGINT ends at once; what is on disk is always enough to go on.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import msgspec
+from rich.console import Console
+
+from farflung.node import exporting, founding
+from farflung.node.control import ControlServer, only_node
+from farflung.node.discovery import Announcer, Finder, check_record, find_claims, find_manifest
+from farflung.node.door import Doors
+from farflung.node.engine import Engine, EngineConfig
+from farflung.node.enginelog import engine_log
+from farflung.node.events import Event, EventLog
+from farflung.node.identity import Identity
+from farflung.node.inside import NodeInside
+from farflung.node.live import show
+from farflung.node.network import PeerId
+from farflung.node.options import CreatedSwarm, CreateOptions, ExportOptions, JoinOptions
+from farflung.node.p2pd import P2pdConfig
+from farflung.node.paths import Paths, SwarmPaths, resolve_paths
+from farflung.node.peer import Facts, Peer
+from farflung.node.recipe import (
+    Recipe,
+    choose_runtime,
+    describe_device,
+    read_recipe,
+    swarm_dataset,
+    swarm_tokenizer,
+)
+from farflung.node.runner import run_loop
+from farflung.node.signer import IdentitySigner
+from farflung.node.status import NodeStatus
+from farflung.node.storage import FileStorage, newest_history
+from farflung.node.swarmfiles import (
+    claim_file,
+    data_file,
+    load_manifest,
+    load_secret,
+    save_manifest,
+    save_tokenizer,
+    tokenizer_file,
+)
+from farflung.node.wanted import Wanted, founders_here, local_swarm
+from farflung.protocol.admission import admission_token
+from farflung.protocol.errors import ConfigError, NetworkError
+from farflung.protocol.keys import short
+from farflung.protocol.manifest import SignedManifest, open_manifest
+from farflung.protocol.naming import resolve
+
+MEGABIT = 1e6 / 8
+"""Bytes."""
+
+CHECKPOINT_S = 300.0
+"""Between two checkpoints; the means of the rounds since then are on disk, so nothing is lost in between."""
+
+SMALL_STATE_BYTES = 50e6
+"""A learner below this is saved after every round: it takes a moment, and a restart need not replay."""
+
+REPLICA_BYTES_PER_PARAMETER = 24
+"""Outer parameters and momentum, local and sent parameters, two moments, fp32 each."""
+
+LOOK_UP_S = 90.0
+"""How long the DHT is asked for a name or a manifest before giving up: members may just be starting."""
+
+RETRY_S = 2.0
+
+T = TypeVar("T")
+
+
+def create(options: CreateOptions) -> CreatedSwarm:
+    """`farflung create`: see `founding`. Blocks."""
+    return founding.found_swarm(options)
+
+
+def export(options: ExportOptions) -> dict[str, Any]:
+    """`farflung export`: see `exporting`. Blocks."""
+    return exporting.export_swarm(options)
+
+
+def run_join(options: JoinOptions) -> None:
+    """`farflung join`: run this machine's node until the end. Blocks. Raises FarflungError for what a person can change."""
+    paths = resolve_paths(options.home)
+    identity = Identity.load_or_create(paths.identity)
+    wanted = local_swarm(paths, options.swarm, options.peers)
+    console = Console(force_terminal=None if options.live else False, highlight=False)
+    if options.threads is not None:
+        import torch
+
+        torch.set_num_threads(options.threads)
+    console.print("starting the network (libp2p, some seconds) ...")
+    with ExitStack() as stack:
+        if wanted.swarm is not None:
+            stack.enter_context(only_node(wanted.swarm))
+        folder = wanted.swarm.folder if wanted.swarm is not None else paths.state
+        stack.enter_context(engine_log(folder / "engine.log"))
+        node = NodeDaemon(options, paths, identity, wanted, console, stack)
+        run_loop(_until_signalled(node))
+
+
+class NodeDaemon:
+    """One run of `farflung join`; several may live in one loop."""
+
+    def __init__(
+        self,
+        options: JoinOptions,
+        paths: Paths,
+        identity: Identity,
+        wanted: Wanted,
+        console: Console,
+        locks: ExitStack,
+    ) -> None:
+        self._options = options
+        self._paths = paths
+        self._identity = identity
+        self._signer = IdentitySigner(identity)
+        self._wanted = wanted
+        self._console = console
+        self._locks = locks
+        self._peer: Peer | None = None
+        self._stop_reason = ""
+
+    def stop(self, reason: str) -> bool:
+        """Leave cleanly. Whether the node is up; when it is not, it will leave as soon as it is."""
+        self._stop_reason = reason
+        if self._peer is not None:
+            self._peer.stop(reason)
+        return self._peer is not None
+
+    async def run(self) -> None:
+        """The whole life of the node. To end it before its time use `stop`; cancelling is for the time before it is up."""
+        async with AsyncExitStack() as stack:
+            engine = await Engine.create(
+                self._identity, self._engine_config(), check_record=check_record, admit=self._admit
+            )
+            stack.push_async_callback(engine.close)
+            where = next((a for a in engine.addresses() if a.startswith("/")), "no address yet")
+            self.say(f"this node is {short(engine.peer_id)}, listening on {where}")
+            swarm = await self._find_swarm(engine)
+            signed = await self._find_manifest(engine, swarm)
+            recipe = read_recipe(open_manifest(signed.encode(), swarm=signed.swarm, peer=None))
+            self.say(
+                f"swarm {swarm.name} ({swarm.hash_hex[:12]}): {recipe.num_parameters / 1e6:,.1f} M parameters, "
+                f"{recipe.manifest.total_steps:,} steps, {recipe.total_rounds:,} rounds"
+            )
+            await self._live(engine, swarm, signed, recipe)
+
+    # ---- which swarm -------------------------------------------------------------------------------------------
+
+    async def _find_swarm(self, engine: Engine) -> SwarmPaths:
+        """The swarm's folder; a name that this machine does not know is looked up in the DHT."""
+        if self._wanted.swarm is not None:
+            return self._wanted.swarm
+        name = self._options.swarm
+        self.say(f"looking up the name {name!r} ...")
+
+        async def look() -> SwarmPaths | None:
+            claims = [found.claim for found in await find_claims(engine, name.partition("@")[0])]
+            if not claims:
+                return None
+            claim = resolve(name, claims, founders_here(self._paths))
+            return self._paths.add_swarm(claim.swarm.hex(), claim.name)
+
+        swarm = await self._until_found(look)
+        if swarm is None:
+            raise ConfigError(
+                f"nobody answers for the name {name!r} (asked for {LOOK_UP_S:.0f} s). Check the spelling, give `--peer "
+                "ADDRESS` of a running member, or ask for an invitation: it works without a look-up"
+            )
+        self._locks.enter_context(only_node(swarm))
+        return swarm
+
+    async def _find_manifest(self, engine: Engine, swarm: SwarmPaths) -> SignedManifest:
+        if load_manifest(swarm) is None:
+            self.say(f"fetching the manifest of {swarm.name} ...")
+
+            async def look() -> bytes | None:
+                found = await find_manifest(engine, bytes.fromhex(swarm.hash_hex))
+                return None if found is None else found[1]
+
+            value = await self._until_found(look)
+            if value is None:
+                raise NetworkError(
+                    f"no peer of swarm {swarm.name} could be reached within {LOOK_UP_S:.0f} s: is one running? If its address "
+                    "has changed, give the new one with `--peer ADDRESS`, or ask for a new invitation"
+                )
+            save_manifest(swarm, value)
+        return msgspec.msgpack.decode(swarm.manifest.read_bytes(), type=SignedManifest)
+
+    async def _until_found(self, look: Callable[[], Awaitable[T | None]]) -> T | None:
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + LOOK_UP_S
+        while True:
+            with contextlib.suppress(NetworkError):  # nobody answers yet; the next attempt may find somebody
+                found = await look()
+                if found is not None:
+                    return found
+            if loop.time() >= give_up_at:
+                return None
+            await asyncio.sleep(RETRY_S)
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    async def _live(self, engine: Engine, swarm: SwarmPaths, signed: SignedManifest, recipe: Recipe) -> None:
+        manifest, settings = recipe.manifest, recipe.settings()
+        seed = load_secret(swarm)
+        if manifest.admission.rule == "invite" and not seed:
+            raise ConfigError(
+                f"swarm {swarm.name} is by invitation only, and this machine has none; join with the invitation that a "
+                "member gives you: `farflung join farflung1...`"
+            )
+        token = admission_token(seed, recipe.swarm, self._identity.public_key) if seed else b""
+        runtime = choose_runtime(self._options.device, self._options.dtype, compiled=self._options.compile)
+        doors = Doors.threads()
+        with contextlib.closing(doors), contextlib.closing(self._log(engine, swarm)) as log:
+            self.say(f"opening the data ({manifest.data.spec}) ...")
+            dataset = await doors.side.run(self._open_data, swarm, recipe)
+            learner = await doors.learner.run(recipe.learner, dataset, runtime)
+            storage = FileStorage(swarm.checkpoint)
+            small = REPLICA_BYTES_PER_PARAMETER * recipe.num_parameters < SMALL_STATE_BYTES
+            peer = Peer(
+                network=engine,
+                signer=self._signer,
+                settings=settings,
+                pace=recipe.pace(),
+                learner=learner,
+                uplink=recipe.uplink,
+                downlink=recipe.downlink,
+                outer_step=(manifest.outer.lr, manifest.outer.momentum),
+                doors=doors,
+                storage=storage,
+                log=log,
+                facts=Facts(device=describe_device(runtime), admission=token),
+                checkpoint_s=0.0 if small else CHECKPOINT_S,
+                exit_when_done=self._options.exit_when_done,
+            )
+            book = self._wanted.book(swarm)
+            inside = NodeInside(
+                engine,
+                peer,
+                recipe,
+                name=swarm.name,
+                started=self._fresh_status(engine, swarm, recipe),
+                seed=seed,
+            )
+            announcer = Announcer(
+                engine,
+                self._signer,
+                manifest,
+                signed,
+                claim_file=claim_file(swarm),
+                describe=inside.record,
+            )
+            finder = Finder(
+                engine,
+                recipe.swarm,
+                book,
+                admits=lambda who, shown: who == settings.founder or settings.admits(who, shown),
+                discovered=peer.discovered,
+                refused=peer.refused,
+                heard=inside.heard,
+            )
+            await announcer.claim_name()
+            self._invite(inside)
+            for known, addresses in book.peers().items():
+                engine.add_addresses(known, addresses)
+            await self._together(engine, swarm, recipe, peer, storage, inside, announcer, finder, list(book.peers()))
+
+    async def _together(
+        self,
+        engine: Engine,
+        swarm: SwarmPaths,
+        recipe: Recipe,
+        peer: Peer,
+        storage: FileStorage,
+        inside: NodeInside,
+        announcer: Announcer,
+        finder: Finder,
+        known: list[PeerId],
+    ) -> None:
+        anchor, history = newest_history(storage.load_history())
+        control = ControlServer(swarm.socket, inside.verbs())
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(control.run())
+            await control.started.wait()
+            unsubscribe = peer.log.subscribe(inside.status.apply)
+            status = self._fresh_status(engine, swarm, recipe)
+            viewing = tasks.create_task(show(_until_stopped(peer.log), status, self._console))
+            others = [tasks.create_task(work) for work in (announcer.run(), finder.run(), engine.wait_failed())]
+            await asyncio.sleep(0)  # the view follows from here on
+            self._peer = peer
+            if self._stop_reason:
+                peer.stop(self._stop_reason)
+            reason = await peer.run(anchor=anchor, history=history, known=[p for p in known if p != engine.peer_id])
+            self._peer = None
+            for task in others:
+                task.cancel()
+            finder.save()
+            inside.left(reason)
+            control.stop()
+            await asyncio.wait([serving, viewing])
+            unsubscribe()
+
+    def _open_data(self, swarm: SwarmPaths, recipe: Recipe) -> Any:
+        """The data set; what `--data` and `--tokenizer` say is remembered for the next start."""
+        if self._options.tokenizer is not None:
+            swarm_tokenizer(recipe.manifest, self._options.tokenizer)
+            save_tokenizer(swarm, self._options.tokenizer)
+        tokenizer = swarm_tokenizer(recipe.manifest, tokenizer_file(swarm))
+        spec = None
+        if self._options.data is not None:
+            spec = founding.data_spec(self._options.data)
+        elif data_file(swarm).exists():
+            spec = data_file(swarm).read_text(encoding="utf-8").strip()
+        dataset = swarm_dataset(recipe.manifest, tokenizer, spec)
+        if spec is not None:
+            data_file(swarm).write_text(spec + "\n", encoding="utf-8")
+        return dataset
+
+    # ---- small things ------------------------------------------------------------------------------------------
+
+    def _engine_config(self) -> EngineConfig:
+        options = self._options
+        seeds = tuple(dict.fromkeys([*options.peers, *self._wanted.seeds(self._identity.public_key)]))
+        up = options.up_mbps * MEGABIT if options.up_mbps else None
+        down = options.down_mbps * MEGABIT if options.down_mbps else None
+        tls_port = options.port + 1 if 0 < options.port < 65535 else 0
+        if options.local:
+            config = EngineConfig.loopback(initial_peers=seeds)
+            only_here = (f"/ip4/127.0.0.1/tcp/{options.port}",)
+            config = replace(config, libp2p=replace(config.libp2p, listen=only_here))
+        else:
+            anywhere = (f"/ip4/0.0.0.0/tcp/{options.port}", f"/ip6/::/tcp/{options.port}")
+            config = EngineConfig(libp2p=P2pdConfig(listen=anywhere), initial_peers=seeds)
+        return replace(config, tls_port=tls_port, up_bytes_per_s=up, down_bytes_per_s=down)
+
+    def _admit(self, who: PeerId) -> bool:
+        """Who may open bulk streams to us."""
+        return self._peer is not None and self._peer.member.admitted(who)
+
+    def _log(self, engine: Engine, swarm: SwarmPaths) -> EventLog:
+        return EventLog(swarm.events, swarm=swarm.name, peer=engine.peer_id.hex())
+
+    def _fresh_status(self, engine: Engine, swarm: SwarmPaths, recipe: Recipe) -> NodeStatus:
+        return NodeStatus(
+            swarm=swarm.name,
+            peer=engine.peer_id.hex(),
+            inner_steps=recipe.manifest.inner_steps,
+            total_steps=recipe.manifest.total_steps,
+        )
+
+    def _invite(self, inside: NodeInside) -> None:
+        """Who holds the secret can invite: the founder is told how."""
+        if inside.is_founder:
+            self.say(f"invite others with:  farflung join {inside.invitation()}")
+
+    def say(self, text: str) -> None:
+        """Print a line for the person at the terminal."""
+        self._console.print(text, markup=False, soft_wrap=True)
+
+
+async def _until_signalled(node: NodeDaemon) -> None:
+    """Run a node; SIGTERM and the first SIGINT make it leave, a second SIGINT ends the process at once."""
+    loop, main = asyncio.get_running_loop(), asyncio.current_task()
+    assert main is not None
+    asked: list[signal.Signals] = []
+
+    def on_signal(kind: signal.Signals) -> None:
+        if asked and kind is signal.SIGINT:
+            os._exit(128 + signal.SIGINT)  # the place on disk is whole at any moment; p2pd ends with our pipe
+        asked.append(kind)
+        if node.stop("asked to stop"):
+            node.say("leaving: finishing the step, saying goodbye, saving (Ctrl-C again ends at once)")
+        elif len(asked) == 1:
+            main.cancel()
+
+    kinds = (signal.SIGINT, signal.SIGTERM)
+    for kind in kinds:
+        loop.add_signal_handler(kind, on_signal, kind)
+    try:
+        await node.run()
+    except asyncio.CancelledError:
+        if not asked:
+            raise
+        node.say("stopped before the node was up")
+    finally:
+        for kind in kinds:
+            loop.remove_signal_handler(kind)
+
+
+async def _until_stopped(log: EventLog) -> AsyncIterator[Event]:
+    """Events of the node, its `node.stop` being the last."""
+    with log.follow() as follower:
+        async for event in follower:
+            yield event
+            if event["event"] == "node.stop":
+                return

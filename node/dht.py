@@ -1,0 +1,149 @@
+"""Records in hivemind's Kademlia DHT, in our own event loop, with the guard (`dht_guard.py`).
+
+Searches always ask for the latest over all replicas; hivemind's caches are switched off, since a cached heartbeat is a
+wrong one. Seeds that do not answer at the start are tried again until one does, and all of them now and then, because
+two halves that started apart stay apart otherwise (hivemind issue 624).
+"""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from farflung.node.identity import libp2p_bytes
+from farflung.node.network import PeerId
+from farflung.protocol import limits
+from farflung.protocol.errors import NetworkError
+
+if TYPE_CHECKING:
+    from hivemind.dht.node import DHTNode
+    from hivemind.p2p.p2p_daemon import P2P
+
+    from farflung.node.dht_guard import RecordCheck
+
+REPLICAS = 5
+RPC_S = 3.0
+RETRY_S = 2.0
+RETRY_MAX_S = 60.0
+REJOIN_S = 600.0
+"""How often the seeds are asked again once we are in."""
+SEARCH_S = 30.0
+CLOSE_S = 3.0
+
+_log = structlog.get_logger(__name__)
+
+
+def key_digest(key: str) -> bytes:
+    """What the check of records sees of a record's key: hivemind's 20-byte id of it."""
+    return hashlib.sha1(msgspec.msgpack.encode(key), usedforsecurity=False).digest()
+
+
+class Records:
+    """The DHT node of a peer."""
+
+    def __init__(self, node: "DHTNode", connect: Callable[[PeerId], Awaitable[None]]) -> None:
+        self._node = node
+        self._connect = connect
+        self._seeds: dict[PeerId, None] = {}
+        self._wake = asyncio.Event()
+        self.joined = asyncio.Event()
+
+    @classmethod
+    async def start(cls, p2p: "P2P", check: "RecordCheck", connect: Callable[[PeerId], Awaitable[None]]) -> "Records":
+        """`connect` makes libp2p dial a peer by its known addresses; raises NetworkError."""
+        from hivemind.dht.node import DHTNode
+
+        from farflung.node import dht_guard
+
+        dht_guard.register()
+        node = await DHTNode.create(
+            p2p=p2p,
+            num_replicas=REPLICAS,
+            wait_timeout=RPC_S,
+            cache_locally=False,
+            cache_on_store=False,
+            cache_nearest=0,
+            cache_refresh_before_expiry=0,
+            record_validator=dht_guard.CheckedRecords(check),
+        )
+        dht_guard.install(node)
+        return cls(node, connect)
+
+    def add_seed(self, peer: PeerId) -> None:
+        """A peer through which the DHT can be joined."""
+        if peer not in self._seeds and len(self._seeds) < limits.MAX_ADDRESSES:
+            self._seeds[peer] = None
+            self._wake.set()
+
+    async def stay_joined(self) -> None:
+        """Join through the seeds, and again later. Runs until cancelled."""
+        retry = RETRY_S
+        while True:
+            self._wake.clear()
+            await self.join_once()
+            if self.joined.is_set() or not self._seeds:
+                pause, retry = REJOIN_S, RETRY_S
+            else:
+                pause, retry = retry, min(RETRY_MAX_S, 2 * retry)
+            try:
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def join_once(self) -> bool:
+        """Ask all seeds once; True when one answered."""
+        seeds = list(self._seeds)
+        async with asyncio.TaskGroup() as group:
+            answers = [group.create_task(self._ping(seed)) for seed in seeds]
+        if not any(task.result() for task in answers):
+            return False
+        await self._node.find_nearest_nodes([self._node.node_id])
+        self.joined.set()
+        return True
+
+    async def _ping(self, peer: PeerId) -> bool:
+        from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
+
+        try:
+            await self._connect(peer)
+        except NetworkError as error:
+            _log.info("a seed does not answer", peer=peer.hex()[:12], error=str(error))
+            return False
+        return await self._node.protocol.call_ping(PeerID(libp2p_bytes(peer))) is not None
+
+    async def put(self, key: str, subkey: str, value: bytes, expires_at: float) -> bool:
+        """See `network.Network.put_record`. Raises ValueError for a record of ours above the limits."""
+        if len(value) > limits.MAX_RECORD_BYTES or len(subkey) > limits.MAX_TEXT:
+            raise ValueError(f"a record has at most {limits.MAX_RECORD_BYTES} bytes, not {len(value)}")
+        if not expires_at > time.time():
+            return False
+        return bool(await self._node.store(key, value, expires_at, subkey=subkey))
+
+    async def get(self, key: str) -> dict[str, bytes]:
+        """See `network.Network.get_records`."""
+        try:
+            async with asyncio.timeout(SEARCH_S):
+                found = await self._node.get(key, latest=True)
+        except TimeoutError:
+            raise NetworkError(f"no answer about {key!r} within {SEARCH_S:.0f} s") from None
+        if found is None or not isinstance(found.value, dict):
+            return {}
+        now = time.time()
+        return {
+            subkey: entry.value
+            for subkey, entry in found.value.items()
+            if isinstance(subkey, str) and isinstance(entry.value, bytes) and entry.expiration_time > now
+        }
+
+    async def close(self) -> None:
+        """Leave the DHT; returns in time also when the libp2p daemon no longer answers."""
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self._node.shutdown()
+        except TimeoutError:
+            _log.info("the DHT node did not shut down in time")

@@ -1,0 +1,134 @@
+"""Keeps hivemind's record storage from losing records to older, endless or oversized ones.
+
+hivemind 1.1.12 (`utils/timed_storage.py`): a store with an older expiration is refused, yet it replaces the entry of the
+expiry heap, so the newer record vanishes when the older one would have expired. Anyone could erase any record. Besides:
+an infinite expiration, refused for the record itself, still freezes `latest_expiration_time` of its dictionary; and the
+dictionaries travel over the wire with whatever size and expirations the sender wrote.
+
+The guard refuses stale, non-finite and too distant expirations before they reach the storage, and bounds what is stored.
+`tests/node/test_dht_guard.py` shows the fault without it. Drop this module when upstream is fixed.
+Imports hivemind (and so torch): import it only where a DHT node is made.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from hivemind.dht.node import DHTNode
+from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.utils import timed_storage
+from hivemind.utils.serializer import MSGPackSerializer
+
+from farflung.protocol import limits
+
+RecordCheck = Callable[[bytes, str, bytes, float], bool]
+"""(key as `dht.key_digest` gives it, subkey, value, expires_at in unix seconds) -> accept? Must not raise."""
+
+MAX_STORED_KEYS = 4096
+"""Keys one node stores; beyond this those that expire first give way."""
+MAX_SUBKEYS = 1024
+"""Entries under one key: far above the peers of a swarm's group, far below what would hurt a node."""
+MAX_LIFE_S = limits.MAX_RECORD_LIFE_S + 2 * limits.MAX_CLOCK_SKEW_S
+"""Longest life of a stored record, with room for clocks that differ."""
+
+_DICTIONARY_EXT_CODE = 0x50  # the code under which hivemind registers DictionaryDHTValue
+
+
+def _acceptable(entry: Any, expiration_time: object) -> bool:
+    """Whether a store with this expiration may reach the storage, given the entry that is there (or None)."""
+    if not isinstance(expiration_time, float) or not math.isfinite(expiration_time):
+        return False
+    now = timed_storage.get_dht_time()
+    if not now <= expiration_time <= now + MAX_LIFE_S:
+        return False
+    # Equal expirations change nothing in the storage, but hivemind's answer is "refused" then as well.
+    return entry is None or bool(entry.expiration_time < expiration_time)
+
+
+class GuardedDictionary(DictionaryDHTValue):  # type: ignore[misc]  # hivemind is untyped
+    """hivemind's dictionary value, with the guard."""
+
+    def store(self, key: Any, value: Any, expiration_time: Any) -> bool:
+        if not isinstance(key, str) or not isinstance(value, bytes):
+            return False
+        if not _acceptable(self.data.get(key), expiration_time):
+            return False
+        if key not in self.data and len(self) >= MAX_SUBKEYS:
+            return False
+        return bool(super().store(key, value, expiration_time))
+
+    @classmethod
+    def unpackb(cls, raw: bytes) -> "GuardedDictionary":
+        """Decode from the wire. Raises ValueError; entries that the guard refuses are left out."""
+        try:
+            decoded = msgspec.msgpack.decode(raw)
+            _maxsize, _latest, items = decoded
+            if len(items) > MAX_SUBKEYS:
+                raise ValueError("too many entries in a dictionary record")
+            new = cls()
+            for key, value, expiration_time in items:
+                new.store(key, value, expiration_time)
+        except (msgspec.DecodeError, TypeError) as error:
+            raise ValueError("damaged dictionary record") from error
+        return new
+
+
+class GuardedStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is untyped
+    """hivemind's storage of one node, with the guard. Plain records (without subkey) are refused: we have none."""
+
+    def store(self, key: Any, value: Any, expiration_time: Any, subkey: Any = None) -> bool:
+        if subkey is not None:
+            return self.store_subkey(key, subkey, value, expiration_time)
+        if not isinstance(value, GuardedDictionary):
+            return False
+        # A whole dictionary (a cached search result): entry by entry, each with its own expiration.
+        accepted = [
+            self.store_subkey(key, name, entry.value, entry.expiration_time) for name, entry in list(value.items())
+        ]
+        return all(accepted) and bool(accepted)
+
+    def store_subkey(self, key: Any, subkey: Any, value: Any, expiration_time: Any) -> bool:
+        found = self.get(key)
+        dictionary = GuardedDictionary() if found is None else found.value
+        if not dictionary.store(subkey, value, expiration_time):
+            return False
+        if found is None or found.expiration_time < expiration_time:
+            super().store(key, dictionary, expiration_time)  # stores the dictionary, or prolongs it
+        return True
+
+
+class CheckedRecords(RecordValidatorBase):  # type: ignore[misc]  # hivemind is untyped
+    """Applies our own check to every record that a DHT node is asked to store or is given in answer to a search."""
+
+    def __init__(self, check: RecordCheck) -> None:
+        self._check = check
+
+    def validate(self, record: DHTRecord) -> bool:
+        if len(record.value) > limits.MAX_RECORD_BYTES + 8 or not math.isfinite(record.expiration_time):
+            return False
+        try:
+            subkey = msgspec.msgpack.decode(record.subkey, type=str, strict=True)
+            value = msgspec.msgpack.decode(record.value, type=bytes, strict=True)
+        except msgspec.DecodeError:
+            return False
+        if len(subkey) > limits.MAX_TEXT or len(value) > limits.MAX_RECORD_BYTES:
+            return False
+        return self._check(record.key, subkey, value, record.expiration_time)
+
+
+def register() -> None:
+    """Have dictionaries from the wire decoded with the guard. Idempotent, for the whole process."""
+    if MSGPackSerializer._ext_type_codes.get(_DICTIONARY_EXT_CODE) is GuardedDictionary:
+        return
+    # `ext_serializable` would do the same, with a warning in the log about the replaced registration.
+    MSGPackSerializer._ext_type_codes[_DICTIONARY_EXT_CODE] = GuardedDictionary
+    MSGPackSerializer._ext_types[GuardedDictionary] = _DICTIONARY_EXT_CODE
+
+
+def install(node: DHTNode) -> None:
+    """Give a DHT node guarded storages. To be called before the node has met any peer."""
+    register()
+    node.protocol.storage = GuardedStorage(maxsize=MAX_STORED_KEYS)
+    node.protocol.cache = GuardedStorage(maxsize=MAX_STORED_KEYS)

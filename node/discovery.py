@@ -1,0 +1,272 @@
+"""What a node reads from and writes to the DHT: names, manifests, and who is in a swarm.
+
+Everything found is verified before it is used; everything we are responsible for is put again well before it expires. The
+DHT is slow and may be empty (a swarm's first node, a partition), so nothing here is ever waited for by a round.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from farflung.node.dht import key_digest
+from farflung.node.network import Network, PeerId
+from farflung.node.peerbook import PeerBook
+from farflung.node.storage import write_atomically
+from farflung.protocol.errors import NetworkError, RemoteError
+from farflung.protocol.keys import Signer
+from farflung.protocol.limits import MAX_CLAIM_LIFE_S, MAX_RECORD_LIFE_S
+from farflung.protocol.manifest import Manifest, SignedManifest
+from farflung.protocol.naming import NameClaim, check_free
+from farflung.protocol.peer_record import PeerRecord
+from farflung.protocol.records import (
+    MANIFEST_SUBKEY,
+    Placed,
+    manifest_key,
+    name_key,
+    open_claim,
+    open_manifest_record,
+    open_peer,
+    peers_key,
+    place_claim,
+    place_manifest,
+    place_of,
+    place_peer,
+    refreshed,
+    validate_record,
+)
+from farflung.protocol.replay import first_seq
+
+PEER_LIFE_S = 600.0
+"""Life of our own record: who is gone without a word is listed for ten minutes more."""
+
+ANNOUNCE_S = 120.0
+"""Between two announcements of ourselves: four may fail before the record expires."""
+
+KEEP_ALIVE_S = MAX_RECORD_LIFE_S / 4
+"""Between two refreshes of manifest and claim."""
+
+FIRST_LOOKS_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+"""Pauses between the first looks for others: a young swarm's records appear one by one."""
+
+LOOK_S = 60.0
+"""Between later looks; members learn of each other from commits much sooner."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundClaim:
+    """A verified claim to a name, and the record to keep it alive with."""
+
+    claim: NameClaim
+    placed: Placed
+
+
+def check_record(key: bytes, subkey: str, value: bytes, expires_at: float) -> bool:
+    """For `Engine.create`: whether our DHT node stores and believes a record. `key` is `dht.key_digest` of its key."""
+    try:
+        place, belongs_to = place_of(value)
+        if key_digest(place) != key or belongs_to != subkey:
+            return False
+        validate_record(place, subkey, value, expires_at, time.time())
+    except RemoteError:
+        return False
+    return True
+
+
+async def find_claims(network: Network, name: str) -> list[FoundClaim]:
+    """All verified claims to a name. Raises NetworkError when the DHT does not answer."""
+    found: list[FoundClaim] = []
+    now = network.unix_time()
+    for subkey, value in (await network.get_records(name_key(name))).items():
+        try:
+            claim = open_claim(name, subkey, value, now)
+        except RemoteError as error:
+            _log.info("a claim was refused", name=name, error=str(error))
+            continue
+        until = min(claim.expires_at, now + MAX_RECORD_LIFE_S)
+        placed = Placed(key=name_key(name), subkey=subkey, value=value, expires_at=until)
+        found.append(FoundClaim(claim=claim, placed=placed))
+    return found
+
+
+async def find_manifest(network: Network, swarm: bytes) -> tuple[Manifest, bytes] | None:
+    """The manifest with hash `swarm` and its signed bytes; None when nobody has it. Raises NetworkError."""
+    value = (await network.get_records(manifest_key(swarm))).get(MANIFEST_SUBKEY)
+    if value is None:
+        return None
+    try:
+        return open_manifest_record(swarm, value), value
+    except RemoteError as error:
+        _log.info("a manifest was refused", swarm=swarm.hex()[:12], error=str(error))
+        return None
+
+
+async def publish_founding(network: Network, signer: Signer, name: str, signed: SignedManifest) -> None:
+    """Put manifest and claim into the DHT for the first time. Raises NetworkError when no node took them."""
+    now = network.unix_time()
+    claim = place_claim(signer, name, signed.swarm, seq=first_seq(now), now=now, life_s=MAX_CLAIM_LIFE_S)
+    for placed in (place_manifest(signed, now=now), claim):
+        if not await _put(network, placed):
+            raise NetworkError(f"no peer took the record {placed.key!r}; try again, or publish at the first join")
+
+
+class Announcer:
+    """Keeps this node's record, the manifest and the founder's claim in the DHT."""
+
+    def __init__(
+        self,
+        network: Network,
+        signer: Signer,
+        manifest: Manifest,
+        signed: SignedManifest,
+        *,
+        claim_file: Path,
+        describe: Callable[[], PeerRecord],
+    ) -> None:
+        """`claim_file` remembers the claim between runs; `describe` says what our record shall hold."""
+        self._network = network
+        self._signer = signer
+        self._manifest = manifest
+        self._signed = signed
+        self._claim_file = claim_file
+        self._describe = describe
+        self._seq = first_seq(network.unix_time())
+
+    async def run(self) -> None:
+        """Announce until cancelled."""
+        loop = asyncio.get_running_loop()
+        keep_alive_at = loop.time()
+        while True:
+            await self._announce()
+            if loop.time() >= keep_alive_at:
+                done = await self._keep_alive()
+                keep_alive_at = loop.time() + (KEEP_ALIVE_S if done else ANNOUNCE_S)
+            await asyncio.sleep(ANNOUNCE_S)
+
+    async def claim_name(self) -> None:
+        """For the founder, before the first announcement: make sure that the name is free.
+
+        Raises NameContested or ConfigError when it is not; a claim made in an earlier run stands. No answer from the DHT is
+        no objection: a swarm's first node has nobody to ask.
+        """
+        if self._signer.peer_id != self._manifest.founder or self._claim_file.exists():
+            return
+        try:
+            claims = await find_claims(self._network, self._manifest.name)
+        except NetworkError:
+            return
+        check_free(self._manifest.name, [found.claim for found in claims], self._signer.peer_id, self._signed.swarm)
+
+    async def _announce(self) -> None:
+        self._seq += 1
+        now = self._network.unix_time()
+        record = self._describe()
+        await self._try(
+            place_peer(self._signer, self._signed.swarm, record, seq=self._seq, now=now, life_s=PEER_LIFE_S)
+        )
+
+    async def _keep_alive(self) -> bool:
+        """Put manifest and claim again; whether both were taken."""
+        done = await self._try(place_manifest(self._signed, now=self._network.unix_time()))
+        claim = await self._claim()
+        return done and claim is not None and await self._try(claim)
+
+    async def _claim(self) -> Placed | None:
+        """The founder's claim to put: freshly signed by the founder, as last seen by anybody else."""
+        now = self._network.unix_time()
+        name, swarm = self._manifest.name, self._signed.swarm
+        if self._signer.peer_id == self._manifest.founder:
+            self._seq += 1
+            placed = place_claim(self._signer, name, swarm, seq=self._seq, now=now, life_s=MAX_CLAIM_LIFE_S)
+            write_atomically(self._claim_file, placed.value)
+            return placed
+        subkey = self._manifest.founder.hex()
+        try:
+            for found in await find_claims(self._network, name):
+                if found.claim.founder == self._manifest.founder and found.claim.swarm == swarm:
+                    write_atomically(self._claim_file, found.placed.value)
+        except NetworkError as error:
+            _log.info("no look-up of the claim", error=str(error))
+        if not self._claim_file.exists():
+            return None
+        value = self._claim_file.read_bytes()
+        try:
+            open_claim(name, subkey, value, now)
+        except RemoteError as error:
+            _log.info("the claim on disk is of no use any more", error=str(error))
+            return None
+        return refreshed(Placed(key=name_key(name), subkey=subkey, value=value, expires_at=now), now)
+
+    async def _try(self, placed: Placed) -> bool:
+        taken = await _put(self._network, placed)
+        if not taken:
+            _log.info("no peer took a record", key=placed.key)
+        return taken
+
+
+class Finder:
+    """Looks for peers of a swarm in its DHT records, and keeps the book of known peers on disk."""
+
+    def __init__(
+        self,
+        network: Network,
+        swarm: bytes,
+        book: PeerBook,
+        *,
+        admits: Callable[[PeerId, bytes], bool],
+        discovered: Callable[[PeerId], None],
+        refused: Callable[[RemoteError], None],
+        heard: Callable[[], Iterable[tuple[PeerId, Iterable[str], float]]],
+    ) -> None:
+        """`heard` lists who is known from heartbeats: key, addresses, when last heard (unix seconds)."""
+        self._network = network
+        self._swarm = swarm
+        self._book = book
+        self._admits = admits
+        self._discovered = discovered
+        self._refused = refused
+        self._heard = heard
+
+    async def run(self) -> None:
+        """Look and save until cancelled."""
+        looks = iter(FIRST_LOOKS_S)
+        while True:
+            await self.look()
+            self.save()
+            await asyncio.sleep(next(looks, LOOK_S))
+
+    async def look(self) -> None:
+        """One look-up; a DHT that does not answer is no error."""
+        try:
+            records = await self._network.get_records(peers_key(self._swarm))
+        except NetworkError as error:
+            _log.info("no look-up of peers", error=str(error))
+            return
+        now = self._network.unix_time()
+        for subkey, value in records.items():
+            try:
+                found = open_peer(self._swarm, subkey, value, now)
+            except RemoteError as error:
+                self._refused(error)
+                continue
+            if found.peer == self._network.peer_id or not self._admits(found.peer, found.record.admission_token):
+                continue
+            self._network.add_addresses(found.peer, list(found.record.addresses))
+            self._book.note(found.peer, found.record.addresses, 0.0)
+            self._discovered(found.peer)
+
+    def save(self) -> None:
+        """Write down whom we hear, so that the next start finds somebody."""
+        for peer, addresses, seen in self._heard():
+            if peer != self._network.peer_id:
+                self._book.note(peer, addresses, seen)
+        self._book.save()
+
+
+async def _put(network: Network, placed: Placed) -> bool:
+    return await network.put_record(placed.key, placed.subkey, placed.value, placed.expires_at)

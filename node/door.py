@@ -1,0 +1,58 @@
+"""Doors out of the event loop: what computes or waits for a disk goes through one, one call at a time, in order.
+
+A node has three. The *learner's* door is the one to the model: training steps, pseudo-gradients, outer steps, evaluation. The *side* door takes
+what must not wait behind a training step of many seconds: encoding and decoding, hashing, means and chunks on disk. The *journal*'s
+writes votes and commits, before which no message may leave: a few milliseconds, never behind anything longer.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import ParamSpec, Protocol, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Door(Protocol):
+    """Runs one computation after another, away from the loop."""
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call `function`; raises what it raises. A cancelled caller does not stop a call that has begun."""
+
+    def close(self) -> None:
+        """No calls after this."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Doors:
+    """The doors of a node."""
+
+    learner: Door
+    side: Door
+    journal: Door
+
+    @classmethod
+    def threads(cls) -> "Doors":
+        """A thread for each."""
+        return cls(learner=ThreadDoor("learner"), side=ThreadDoor("side"), journal=ThreadDoor("journal"))
+
+    def close(self) -> None:
+        self.learner.close()
+        self.side.close()
+        self.journal.close()
+
+
+class ThreadDoor:
+    """A single worker thread."""
+
+    def __init__(self, name: str) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, lambda: function(*args, **kwargs))
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)

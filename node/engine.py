@@ -1,0 +1,354 @@
+"""The real network: hivemind's DHT for records, libp2p streams for control, direct TLS or libp2p for bulk.
+
+Control never shares a connection with bulk over TLS; where bulk has to go over libp2p it shares one, and is paced below
+the uplink. The carrier is chosen per stream by what was measured (`links.py`). Everything runs in the caller's event
+loop; p2pd is the only child process, and it ends with us however we end.
+
+Shutdown order of `close`: refuse what is new; let queued messages and closed streams hand over, for seconds; cut the
+other streams; end all our tasks; leave the DHT; detach from p2pd and end it.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from farflung.node import frames
+from farflung.node.addresses import host_of, reach, split_addresses, split_peer, tls_address
+from farflung.node.dht import Records
+from farflung.node.identity import Identity, libp2p_text
+from farflung.node.libp2p import Libp2p
+from farflung.node.libp2p_stream import Libp2pStream
+from farflung.node.links import LIBP2P, MAX_PEERS, TLS, LinkBook
+from farflung.node.mail import Mail, MailStats
+from farflung.node.network import LinkStats, MessageHandler, PeerId, Stream, StreamHandler
+from farflung.node.p2pd import P2pdConfig
+from farflung.node.pacing import Pacer
+from farflung.node.scope import TaskScope
+from farflung.node.tls import TlsCarrier
+from farflung.node.tls_stream import StripedStream
+from farflung.protocol import limits
+from farflung.protocol.errors import NetworkError, RemoteError
+
+ADDRESSES_S = 60.0
+"""How often our own addresses are looked up again: networks change under laptops, NATs are learnt late."""
+FLUSH_S = 2.0
+"""How long `close` waits for queued messages and for closed libp2p streams."""
+KIND_S = 15.0
+"""How long an incoming libp2p stream may take to say its kind."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """How a node talks to the world."""
+
+    libp2p: P2pdConfig = field(default_factory=P2pdConfig)
+    """How libp2p listens and gets through NATs."""
+    initial_peers: tuple[str, ...] = ()
+    """Multiaddrs with /p2p/ of peers to join through; those that do not answer are tried again."""
+    tls: bool = True
+    """Offer and use direct TLS for bulk."""
+    tls_hosts: tuple[str, ...] = ("0.0.0.0", "::")
+    """IP addresses to listen on for TLS."""
+    tls_port: int = 0
+    """TCP port for TLS; 0: any free one (a port to forward on a router must be fixed)."""
+    tls_announce: tuple[str, ...] = ()
+    """`tls://host:port` addresses to announce instead of those found."""
+    connections: int | None = None
+    """TLS connections per large stream; None: 2 near by, 8 on links with latency."""
+    up_bytes_per_s: float | None = None
+    """Cap on bulk sent; None: no cap."""
+    down_bytes_per_s: float | None = None
+    """Cap on bulk received; None: no cap."""
+
+    def __post_init__(self) -> None:
+        for address in self.initial_peers:
+            split_peer(address)
+        if self.connections is not None and not 1 <= self.connections <= 16:
+            raise ValueError("connections must be 1 to 16")
+        if not 0 <= self.tls_port < 65536:
+            raise ValueError("tls_port must be 0 to 65535")
+
+    @classmethod
+    def loopback(cls, *, initial_peers: tuple[str, ...] = (), tls: bool = True) -> "EngineConfig":
+        """For several nodes on one machine: listens on 127.0.0.1 only and asks no router for anything."""
+        return cls(
+            libp2p=P2pdConfig(
+                listen=("/ip4/127.0.0.1/tcp/0",),
+                nat_port_map=False,
+                auto_nat=False,
+                use_relay=False,
+                auto_relay=False,
+            ),
+            initial_peers=initial_peers,
+            tls=tls,
+            tls_hosts=("127.0.0.1",),
+        )
+
+
+def everyone(peer: PeerId) -> bool:
+    """The default of `admit`: anybody may open bulk streams; the handlers decide by the stream's peer."""
+    return True
+
+
+def any_record(key: bytes, subkey: str, value: bytes, expires_at: float) -> bool:
+    """A check of records that accepts all within the limits, for tests and tools that only read."""
+    return True
+
+
+class Engine:
+    """Implements `network.Network`. Made by `Engine.create`, ended by `close`."""
+
+    def __init__(self, identity: Identity, config: EngineConfig, admit: Callable[[PeerId], bool]) -> None:
+        self._identity = identity
+        self._config = config
+        self._admit = admit
+        self._scope = TaskScope()
+        self._links = LinkBook()
+        self._cap = config.up_bytes_per_s
+        self._up = Pacer(self._cap)
+        self._down = Pacer(config.down_bytes_per_s)
+        self._handlers: dict[str, StreamHandler] = {}
+        self._direct: dict[PeerId, list[tuple[str, int]]] = {}
+        self._multiaddrs: dict[PeerId, list[str]] = {}
+        self._own_addresses: list[str] = []
+        self._tls_port = 0
+        self._closing = False
+        self._lingering: set[asyncio.Task[None]] = set()
+        self._tls: TlsCarrier | None = None
+        self._libp2p: Libp2p  # these three from `_start` on
+        self._mail: Mail
+        self._records: Records
+
+    @classmethod
+    async def create(
+        cls,
+        identity: Identity,
+        config: EngineConfig | None = None,
+        *,
+        check_record: Callable[[bytes, str, bytes, float], bool] = any_record,
+        admit: Callable[[PeerId], bool] = everyone,
+    ) -> "Engine":
+        """Start a network. It is usable at once, also while seeds do not answer (`joined` says when one did).
+
+        `check_record(key digest (dht.key_digest), subkey, value, expires_at)` decides which records our DHT node stores
+        and believes; `admit` who may open bulk streams to us. Neither may raise. Raises NetworkError, ConfigError.
+        """
+        config = EngineConfig() if config is None else config
+        self = cls(identity, config, admit)
+        async with AsyncExitStack() as undo:
+            await self._scope.open()
+            undo.push_async_callback(self._scope.close)
+            await self._start(check_record, undo)
+            undo.pop_all()
+        return self
+
+    async def _start(self, check_record: Callable[[bytes, str, bytes, float], bool], undo: AsyncExitStack) -> None:
+        config = self._config
+        seeds = [split_peer(address) for address in config.initial_peers]
+        libp2p = config.libp2p
+        if libp2p.use_relay and not libp2p.trusted_relays:
+            libp2p = replace(libp2p, trusted_relays=config.initial_peers)  # as hivemind and libp2p do
+        self._libp2p = await Libp2p.start(self._identity, libp2p, self._scope, self._multiaddrs)
+        undo.push_async_callback(self._libp2p.close)
+        self._scope.start(self._libp2p.watch(), "p2pd")
+        self._mail = Mail(self._scope, lambda peer: self._libp2p.open(peer, frames.CONTROL_PROTOCOL))
+        await self._libp2p.serve(frames.CONTROL_PROTOCOL, self._mail.accept)
+        await self._libp2p.serve(frames.BULK_PROTOCOL, self._accept_bulk)
+        if config.tls:
+            self._tls = TlsCarrier(
+                self._identity,
+                self._scope,
+                self._links,
+                up=self._up,
+                down=self._down,
+                connections=config.connections,
+                admit=self._admit,
+                served=lambda kind: kind in self._handlers,
+                opened=lambda stream: self._handle(stream, stream.kind),
+            )
+            undo.push_async_callback(self._tls.close)
+            self._tls_port = await self._tls.listen(list(config.tls_hosts), config.tls_port)
+        await self._refresh_addresses()
+        self._records = await Records.start(self._libp2p.p2p, check_record, self._libp2p.connect)
+        for peer, multiaddr in seeds:
+            self._multiaddrs.setdefault(peer, []).append(multiaddr)
+            self._records.add_seed(peer)
+        if seeds:
+            await self._records.join_once()
+        self._scope.start(self._records.stay_joined(), "stay in the DHT")
+        self._scope.start(self._watch_addresses(), "own addresses")
+
+    # --- network.Network ------------------------------------------------------------------------------------------
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self._identity.public_key
+
+    def addresses(self) -> list[str]:
+        return list(self._own_addresses)
+
+    def add_addresses(self, peer: PeerId, addresses: list[str]) -> None:
+        if peer == self.peer_id:
+            return
+        for known in (self._multiaddrs, self._direct):
+            if peer not in known and len(known) >= MAX_PEERS:
+                del known[next(iter(known))]  # the one learnt first; peers announce themselves again
+        multiaddrs, direct = split_addresses(peer, addresses)
+        if multiaddrs and multiaddrs != self._multiaddrs.get(peer):
+            self._multiaddrs[peer] = multiaddrs
+        if direct and direct != self._direct.get(peer):
+            self._direct[peer] = direct
+            self._links.forget_failures(peer)
+
+    def on_message(self, handler: MessageHandler) -> None:
+        self._mail.on_message(handler)
+
+    def send(self, peer: PeerId, message: bytes) -> None:
+        self._mail.send(peer, message)
+
+    def serve(self, kind: str, handler: StreamHandler) -> None:
+        frames.encode_kind(kind)
+        self._handlers[kind] = handler
+
+    async def open_stream(self, peer: PeerId, kind: str) -> Stream:
+        name = frames.encode_kind(kind)
+        if self._closing:
+            raise NetworkError("the network is closed")
+        direct = self._direct.get(peer, [])
+        dialable = self._tls is not None and (bool(direct) or self._tls.connected(peer))
+        now = time.monotonic()
+        if self._tls is not None and self._links.choose(peer, dialable=dialable, now=now) == TLS:
+            try:
+                stream = await self._tls.open(peer, kind, direct)
+            except NetworkError as error:
+                _log.info("TLS failed, using libp2p", peer=peer.hex()[:12], error=str(error))
+                self._links.dial_failed(peer, time.monotonic())
+            else:
+                self._links.dial_succeeded(peer)
+                return stream
+        reader, writer = await self._libp2p.open(peer, frames.BULK_PROTOCOL)
+        writer.write(bytes([len(name)]) + name)
+        return self._libp2p_stream(peer, reader, writer)
+
+    async def put_record(self, key: str, subkey: str, value: bytes, expires_at: float) -> bool:
+        return await self._records.put(key, subkey, value, expires_at)
+
+    async def get_records(self, key: str) -> Mapping[str, bytes]:
+        return await self._records.get(key)
+
+    def links(self) -> Mapping[PeerId, LinkStats]:
+        return self._links.stats()
+
+    def unix_time(self) -> float:
+        return time.time()
+
+    async def close(self) -> None:
+        if self._closing:
+            return
+        self._closing = True
+        self._libp2p.begin_close()
+        if not self._scope.failed:
+            await self._mail.flush(FLUSH_S)
+            if self._lingering:
+                await asyncio.wait(self._lingering, timeout=FLUSH_S)
+        if self._tls is not None:
+            await self._tls.close()
+        try:
+            await self._scope.close()  # raises what broke the engine, if something did
+        finally:
+            try:
+                await self._records.close()
+            finally:
+                await self._libp2p.close()
+
+    # --- beyond the interface -------------------------------------------------------------------------------------
+
+    @property
+    def joined(self) -> bool:
+        """Whether a seed has answered since the start."""
+        return self._records.joined.is_set()
+
+    @property
+    def mail_stats(self) -> MailStats:
+        """What happened to control messages."""
+        return self._mail.stats
+
+    def set_caps(self, up_bytes_per_s: float | None, down_bytes_per_s: float | None) -> None:
+        """New caps on bulk, in bytes per second."""
+        self._cap = up_bytes_per_s
+        self._up.set_rate(up_bytes_per_s)
+        self._down.set_rate(down_bytes_per_s)
+
+    def pace(self, up_bytes_per_s: float | None) -> None:
+        """See `Network.pace`."""
+        limits = [rate for rate in (self._cap, up_bytes_per_s) if rate is not None]
+        rate = min(limits, default=None)
+        if rate != self._up.rate:
+            self._up.set_rate(rate)
+
+    async def wait_failed(self) -> None:
+        """Until the engine breaks (p2pd ended, or a fault of ours): raises an ExceptionGroup then. Returns after `close`."""
+        await self._scope.wait()
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    async def _accept_bulk(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(KIND_S):
+                (size,) = await reader.readexactly(1)
+                kind = frames.decode_kind(await reader.readexactly(size), peer)
+            if kind not in self._handlers or not self._admit(peer):
+                raise NetworkError(f"{kind!r} is not served to {peer.hex()[:12]}")
+        except (OSError, asyncio.IncompleteReadError, TimeoutError, RemoteError, NetworkError) as error:
+            _log.info("bulk stream refused", peer=peer.hex()[:12], error=str(error))
+            writer.close()
+            return
+        await self._handle(self._libp2p_stream(peer, reader, writer), kind)
+
+    async def _handle(self, stream: StripedStream | Libp2pStream, kind: str) -> None:
+        try:
+            await self._handlers[kind](stream)
+        except (NetworkError, RemoteError) as error:
+            _log.info("bulk stream failed", kind=kind, peer=stream.peer.hex()[:12], error=str(error))
+        finally:
+            await stream.close()
+
+    def _libp2p_stream(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Libp2pStream:
+        return Libp2pStream(
+            peer,
+            reader,
+            writer,
+            up=self._up,
+            down=self._down,
+            meter=self._links.meter(peer, LIBP2P),
+            scope=self._scope,
+            lingering=self._lingering,
+        )
+
+    async def _watch_addresses(self) -> None:
+        while True:
+            await asyncio.sleep(ADDRESSES_S)
+            await self._refresh_addresses()
+
+    async def _refresh_addresses(self) -> None:
+        visible = await self._libp2p.visible()
+        suffix = f"/p2p/{libp2p_text(self.peer_id)}"
+        visible = [text if text.endswith(suffix) else text + suffix for text in visible]
+        hosts = {text: host_of(text) for text in visible}
+        # Best first: the whole internet, then relays, then the local network, then this machine.
+        multiaddrs = sorted(visible, key=lambda text: 0.5 if (host := hosts[text]) is None else reach(host))
+        direct = list(self._config.tls_announce)
+        if not direct and self._tls is not None:
+            # What p2pd listens on, TLS listens on as well; a NAT in between shows when somebody dials.
+            found = dict.fromkeys(host for host in hosts.values() if host is not None)
+            direct = [tls_address(host, self._tls_port) for host in sorted(found, key=reach)]
+        room = limits.MAX_ADDRESSES // 2
+        self._own_addresses = [*multiaddrs[: max(room, limits.MAX_ADDRESSES - len(direct))], *direct][
+            : limits.MAX_ADDRESSES
+        ]

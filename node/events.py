@@ -1,0 +1,183 @@
+"""What a node did, as JSON lines: the one record that status, reports and the demo read (schema:
+docs/events.md).
+
+structlog builds the lines: an `EventLog` owns a logger with its processors instead of configuring the library
+globally, so that several nodes live in one process under simulation. One event is one `write` of one line to
+a file opened for appending, so a killed node tears at most its last line; `read_events` forgives exactly
+that, and a restarted node cuts the torn line off before it appends.
+
+Not thread-safe: `emit` belongs to the event loop's thread, as everything but torch does.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import structlog
+
+from farflung.protocol.errors import ConfigError
+
+Event = dict[str, Any]
+Subscriber = Callable[[Event], None]
+"""Called in the event loop's thread for every event; must not block, raise or change the event."""
+
+FOLLOW_EVENTS = 1024
+"""Events waiting for one follower. A stuck terminal loses the oldest beyond this; the file loses nothing."""
+
+
+class EventLog:
+    """Appends the events of one node of one swarm to a file and hands them to subscribers."""
+
+    def __init__(self, path: Path | None, *, swarm: str, peer: str, clock: Callable[[], float] = time.time) -> None:
+        """Open `path` for appending (None: subscribers only).
+
+        `peer` is the public key in hex; `clock` gives unix seconds and is virtual in simulations.
+        """
+        self._clock = clock
+        self._subscribers: list[Subscriber] = []
+        self._resources = ExitStack()
+        output: structlog.typing.WrappedLogger = structlog.ReturnLogger()
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _cut_torn_line(path)
+            file = self._resources.enter_context(path.open("a", buffering=1, encoding="utf-8", newline="\n"))
+            output = structlog.WriteLogger(file)
+        self._logger: _Logger = structlog.wrap_logger(
+            output,
+            processors=[self._stamp, self._publish, structlog.processors.JSONRenderer(serializer=_render)],
+            wrapper_class=_Logger,
+            context_class=dict,
+            swarm=swarm,
+            peer=peer,
+            height=0,
+            version=0,
+            step=0,
+        )
+
+    def bind(self, **context: int) -> None:
+        """Set what every later line carries: `height`, `version`, `step`."""
+        self._logger = self._logger.bind(**context)
+
+    def emit(self, event: str, **fields: Any) -> None:
+        """Write one event. Fields are JSON-able; keys of the context may be given to override it for this
+        line.
+        """
+        self._logger.write(event, **fields)
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Call `subscriber` with every event from now on, until the returned function is called."""
+        self._subscribers.append(subscriber)
+        return lambda: self._subscribers.remove(subscriber)
+
+    def follow(self, *, max_waiting: int = FOLLOW_EVENTS) -> "Follower":
+        """Every event from now on, to be read with `async for` inside `with`."""
+        return Follower(self, max_waiting)
+
+    def close(self) -> None:
+        """Close the file; `emit` raises ValueError afterwards."""
+        self._resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _stamp(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        return {"time": round(self._clock(), 3), "event": event.pop("event"), **event}
+
+    def _publish(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        for subscriber in tuple(self._subscribers):  # a subscriber may unsubscribe while it is called
+            subscriber(dict(event))
+        return event
+
+
+class Follower(AsyncIterator[Event]):
+    """Events of one log for one slow reader: a bounded queue that drops the oldest and says how many.
+
+    After a loss the reader gets one `log.skipped` with `count` before the next event.
+    """
+
+    def __init__(self, log: EventLog, max_waiting: int) -> None:
+        self._waiting: asyncio.Queue[Event] = asyncio.Queue(maxsize=max_waiting)
+        self._skipped = 0
+        self._unsubscribe = log.subscribe(self._keep)
+
+    def _keep(self, event: Event) -> None:
+        if self._waiting.full():
+            self._waiting.get_nowait()
+            self._skipped += 1
+        self._waiting.put_nowait(event)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._unsubscribe()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._skipped:
+            count, self._skipped = self._skipped, 0
+            return {"event": "log.skipped", "count": count}
+        return await self._waiting.get()
+
+
+class _Logger(structlog.BoundLoggerBase):
+    """structlog's wrapper without levels: an event here has a name, not a severity."""
+
+    def write(self, event: str, **fields: Any) -> None:
+        self._proxy_to_logger("msg", event, **fields)
+
+
+def _render(event: Event, **_: Any) -> str:
+    # msgspec writes NaN as null, which is JSON; the standard library writes NaN, which is not.
+    return msgspec.json.encode(event).decode()
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """Events of one file, oldest first. A torn last line (the node was killed while writing) is left out.
+
+    Raises ConfigError naming file and line when any other line is no JSON object.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return  # only the last line can lack its end
+            try:
+                event = json.loads(line)
+            except ValueError as error:
+                raise ConfigError(f"{path}, line {number}: not JSON ({error})") from error
+            if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+                raise ConfigError(f"{path}, line {number}: not an event")
+            yield event
+
+
+def _cut_torn_line(path: Path) -> None:
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        size = file.seek(0, 2)
+        keep = size
+        while keep:
+            start = max(0, keep - 4096)
+            file.seek(start)
+            end = file.read(keep - start).rfind(b"\n")
+            if end >= 0:
+                keep = start + end + 1
+                break
+            keep = start
+        if keep < size:
+            file.truncate(keep)

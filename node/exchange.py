@@ -1,0 +1,414 @@
+"""The butterfly all-reduce over the engine's streams: contributions to owners, means to everybody, and who has what.
+
+Encode once, scatter parts, the owner accumulates in fp32 in the order of keys, encodes the mean once, and everybody, the owner included, later
+decodes the same bytes. Which transfers are due is decided by `protocol/`; this module moves the bytes and tells what has arrived.
+Everything that a stream may bring is checked against the accepted plan before memory is taken for it.
+"""
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from farflung.compression.codec import Codec, CodecError, Payload
+from farflung.node import framing
+from farflung.node.door import Doors
+from farflung.node.learner import Learner
+from farflung.node.means import MeanStore
+from farflung.node.network import Network, PeerId, Stream, StreamHandler
+from farflung.node.uplink import Uplink
+from farflung.protocol.chain import RoundResult
+from farflung.protocol.errors import Malformed, NetworkError, Refused, RemoteError
+from farflung.protocol.messages import ContributionHeader, MeanHeader, MeanRequest, Part, Plan
+
+PLAN_WAIT_S = 10.0
+"""How long a transfer may be ahead of the message that announces its plan."""
+
+SEND_ATTEMPTS = 4
+"""Tries to deliver one part; the plan's deadline ends them earlier."""
+
+RETRY_S = 1.0
+"""Between tries."""
+
+FETCH_S = 30.0
+"""Until somebody who is asked for a mean answers."""
+
+SLOWEST_BYTES_PER_S = 25_000.0
+"""A fifth of a megabit per second: slower than this counts as no answer."""
+
+TRANSFER_S = 3600.0
+"""Longest life of one transfer; rounds have deadlines of their own, this only frees what a dead link holds."""
+
+MOST_TRIES = 2
+"""Streams at a time for one contribution: one that hangs, and its repetition."""
+
+ACK = b"\1"
+
+
+class News(Protocol):
+    """Whom the exchange tells."""
+
+    def contribution_arrived(self, plan_id: bytes, part: int, peer: PeerId) -> None: ...
+
+    def mean_held(self, plan_id: bytes, part: int, digest: bytes) -> None: ...
+
+    def unreachable(self, peer: PeerId, reason: str) -> None: ...
+
+    def refused(self, error: RemoteError) -> None: ...
+
+
+@dataclass(slots=True)
+class Round:
+    """Bytes of one plan."""
+
+    plan: Plan
+    contributions: dict[int, dict[PeerId, Payload]] = field(default_factory=dict)
+    """Part (of ours) → contributor → payload."""
+    arriving: Counter[tuple[int, PeerId]] = field(default_factory=Counter)
+    """(part, contributor) → streams that bring it at the moment."""
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+class Exchange:
+    """Transfers of all current rounds, and the means of recent ones."""
+
+    def __init__(
+        self,
+        network: Network,
+        doors: Doors,
+        learner: Learner,
+        means: MeanStore,
+        *,
+        uplink: Codec,
+        downlink: Codec,
+        news: News,
+    ) -> None:
+        self._network = network
+        self._doors = doors
+        self._learner = learner
+        self._means = means
+        self._uplink = uplink
+        self._downlink = downlink
+        self._news = news
+        self._rounds: dict[bytes, Round] = {}
+        self._heights: dict[bytes, int] = {}
+        """Plans not known to be over."""
+        self._waiting: dict[bytes, list[asyncio.Future[None]]] = {}
+        self._group: asyncio.TaskGroup
+        self.in_flight = b""
+        """Plan to which the learner's last pseudo-gradient went."""
+        self.link = Uplink()
+
+    def serve(self) -> None:
+        """Accept transfers."""
+        self._network.serve("contribution", self._guard(self._serve_contribution))
+        self._network.serve("mean", self._guard(self._serve_mean))
+        self._network.serve("fetch", self._guard(self._serve_fetch))
+
+    # ---- what the node asks for --------------------------------------------------------------------------------
+
+    def expect(self, plan_id: bytes, plan: Plan) -> None:
+        """A plan was accepted: transfers that name it are welcome."""
+        self._rounds.setdefault(plan_id, Round(plan))
+        self._heights[plan_id] = plan.height
+        for waiter in self._waiting.pop(plan_id, []):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def start(self, plan_id: bytes, work: Coroutine[None, None, None], group: asyncio.TaskGroup) -> None:
+        """Run a part of a round's work as a task that ends with the round."""
+        self._group = group
+        round_ = self._rounds.get(plan_id)
+        if round_ is None:
+            work.close()
+        else:
+            self._spawn(round_, work)
+
+    def forget(self, plan_id: bytes) -> tuple[int, int]:
+        """The plan is over, committed or not: end its transfers, free its bytes. Returns bytes (sent, received) in it.
+
+        Whoever still lacks a mean of a committed plan fetches it.
+        """
+        round_ = self._rounds.pop(plan_id, None)
+        if round_ is None:
+            return 0, 0
+        for task in round_.tasks:
+            task.cancel()
+        return round_.sent_bytes, round_.received_bytes
+
+    async def decided(self, height: int, plan_id: bytes) -> None:
+        """Commit `height` is applied; of its plans, `plan_id` (empty: none) was it. What is held of the others is not needed."""
+        over = [plan for plan, at in self._heights.items() if at <= height]
+        for plan in over:
+            del self._heights[plan]
+            if plan != plan_id:
+                self.forget(plan)
+                await self._means.discard(plan)
+
+    async def contribute(self, plan_id: bytes) -> None:
+        """Encode our pseudo-gradient part by part, and send each part to its owner while the next is being encoded."""
+        round_ = self._rounds.get(plan_id)
+        if round_ is None:
+            return
+        parts = round_.plan.parts
+        delta = await self._doors.learner.run(self._learner.pseudo_gradient)
+        self.in_flight = plan_id
+        mine = next((k for k, p in enumerate(parts) if p.owner == self._network.peer_id), 0)
+        for k in [
+            *range(mine + 1, len(parts)),
+            *range(mine + 1),
+        ]:  # each contributor begins with another owner
+            part = parts[k]
+            payload = await self._doors.side.run(self._uplink.encode, delta[part.start : part.stop])
+            if part.owner == self._network.peer_id:
+                self._store_contribution(plan_id, round_, k, part.owner, payload)
+            else:
+                header = ContributionHeader(plan_id, k, len(payload))
+                self._spawn(round_, self._push(round_, part.owner, "contribution", header, payload))
+
+    async def reduce(self, plan_id: bytes, part: int, weights: Sequence[tuple[PeerId, float]]) -> None:
+        """Accumulate one of our parts in the order given, encode the mean, keep it, and send it to every other member."""
+        round_ = self._rounds.get(plan_id)
+        if round_ is None:
+            return
+        payloads = round_.contributions.get(part, {})
+        bounds = round_.plan.parts[part]
+        try:
+            payload = await self._doors.side.run(
+                self._reduce, bounds, [(payloads[peer], weight) for peer, weight in weights]
+            )
+        except CodecError as error:
+            self._news.refused(Malformed(f"a contribution to part {part}: {error}"))
+            return
+        round_.contributions.pop(part, None)
+        header = MeanHeader(plan_id, part, len(payload))
+        for peer in _rotated(round_.plan.members, self._network.peer_id):
+            self._spawn(round_, self._push(round_, peer, "mean", header, payload))
+        self._news.mean_held(plan_id, part, await self._means.put(plan_id, part, payload))  # while it is sent
+
+    async def fetch_due(self, plan_id: bytes, part: int, digest: bytes, holders: Sequence[PeerId]) -> None:
+        """Fetch a mean that the current round still lacks."""
+        round_ = self._rounds.get(plan_id)
+        if round_ is not None:
+            bounds = round_.plan.parts[part]
+            await self.fetch(plan_id, part, digest, holders, bounds.stop - bounds.start)
+
+    async def fetch(
+        self, plan_id: bytes, part: int, digest: bytes, holders: Sequence[PeerId], numel: int
+    ) -> Payload | None:
+        """Get the encoded mean of a part of `numel` elements from whoever of `holders` has it; None when nobody can give it."""
+        here = await self._means.get(plan_id, part, digest)
+        if here is not None:
+            self._news.mean_held(plan_id, part, digest)
+            return here
+        for peer in _rotated(holders, self._network.peer_id):
+            try:
+                payload = await self._fetch_from(peer, MeanRequest(plan_id, part, digest), numel)
+            except NetworkError as error:
+                self._news.unreachable(peer, str(error))
+                continue
+            except RemoteError as error:
+                self._news.refused(error)
+                continue
+            if payload is None:
+                continue
+            await self._means.put(plan_id, part, payload, replace=True)
+            round_ = self._rounds.get(plan_id)
+            if round_ is not None:
+                round_.received_bytes += len(payload)
+            self._news.mean_held(plan_id, part, digest)
+            return payload
+        return None
+
+    async def collect(
+        self, result: RoundResult, holders: Sequence[PeerId], *, attempts: int = 1
+    ) -> dict[int, Payload] | None:
+        """Encoded means of all parts that a committed round kept; None when nobody has them any more."""
+        wanted = [k for k, part in enumerate(result.parts) if part.digest]
+        means: dict[int, Payload] = {}
+        for attempt in range(attempts):
+            if attempt > 0:
+                await asyncio.sleep(RETRY_S)
+            for k in [k for k in wanted if k not in means]:
+                part = result.parts[k]
+                payload = await self.fetch(result.plan, k, part.digest, holders, part.stop - part.start)
+                if payload is not None:
+                    means[k] = payload
+            if len(means) == len(wanted):
+                return means
+        return None
+
+    def decode(self, result: RoundResult, means: dict[int, Payload]) -> list[tuple[int, int, torch.Tensor]]:
+        """The updates of a committed round. Raises CodecError. Blocks: call through the door."""
+        updates: list[tuple[int, int, torch.Tensor]] = []
+        for k, part in enumerate(result.parts):
+            if part.digest:
+                updates.append((part.start, part.stop, self._downlink.decode(means[k], part.stop - part.start)))
+        return updates
+
+    # ---- moving bytes ------------------------------------------------------------------------------------------
+
+    async def _push(
+        self,
+        round_: Round,
+        peer: PeerId,
+        kind: str,
+        header: ContributionHeader | MeanHeader,
+        payload: Payload,
+    ) -> None:
+        for attempt in range(SEND_ATTEMPTS):
+            try:
+                stream = await self._network.open_stream(peer, kind)
+                try:
+                    with self.link.sending(len(payload)):
+                        await framing.write_header(stream, header)
+                        await stream.write(payload)
+                        await framing.read_exactly(stream, len(ACK))
+                finally:
+                    await stream.close()
+            except NetworkError as error:
+                self._news.unreachable(peer, str(error))
+                if attempt + 1 < SEND_ATTEMPTS:
+                    await asyncio.sleep(RETRY_S)
+                continue
+            round_.sent_bytes += len(payload)
+            return
+
+    async def _fetch_from(self, peer: PeerId, request: MeanRequest, numel: int) -> Payload | None:
+        """One answer, checked: digest, and that it decodes. Raises NetworkError, RemoteError naming the peer."""
+        limit = self._downlink.max_nbytes(numel)
+        try:
+            async with asyncio.timeout(FETCH_S + limit / SLOWEST_BYTES_PER_S):
+                stream = await self._network.open_stream(peer, "fetch")
+                try:
+                    await framing.write_header(stream, request)
+                    payload = await framing.read_blob(stream, limit)
+                finally:
+                    await stream.close()
+        except TimeoutError as error:
+            raise NetworkError(f"no answer to a request for part {request.part}") from error
+        if payload is None:
+            return None
+        if await self._doors.side.run(_sha256, payload) != request.digest:
+            raise Refused(f"a mean of part {request.part} with another digest than asked for", peer=peer)
+        try:
+            await self._doors.side.run(self._downlink.check, payload, numel)
+        except CodecError as error:
+            raise Malformed(f"a mean of part {request.part}: {error}", peer=peer) from error
+        return payload
+
+    async def _serve_contribution(self, stream: Stream) -> None:
+        header = await framing.read_header(stream, ContributionHeader)
+        round_ = await self._await_round(header.plan, stream.peer)
+        part = self._part(round_, header.part, stream.peer)
+        if part.owner != self._network.peer_id or all(c.peer != stream.peer for c in round_.plan.contributors):
+            raise Refused("a contribution that the plan does not send here", peer=stream.peer)
+        if header.nbytes > self._uplink.max_nbytes(part.stop - part.start):
+            raise Refused(f"a contribution of {header.nbytes} bytes to part {header.part}", peer=stream.peer)
+        if stream.peer in round_.contributions.get(header.part, {}):  # sent again, since our answer was lost
+            await framing.drain(stream, header.nbytes)
+            await stream.write(ACK)
+            return
+        arriving = round_.arriving[header.part, stream.peer]
+        if arriving >= MOST_TRIES:
+            raise Refused(f"{arriving + 1} contributions to part {header.part} at a time", peer=stream.peer)
+        round_.arriving[header.part, stream.peer] += 1  # a broken connection may be noticed by its sender first
+        try:
+            await self._take_contribution(stream, header, round_, part)
+        finally:
+            round_.arriving[header.part, stream.peer] -= 1
+
+    async def _take_contribution(self, stream: Stream, header: ContributionHeader, round_: Round, part: Part) -> None:
+        payload = await framing.read_payload(stream, header.nbytes)
+        try:
+            await self._doors.side.run(self._uplink.check, payload, part.stop - part.start)
+        except CodecError as error:
+            raise Malformed(f"a contribution to part {header.part}: {error}", peer=stream.peer) from error
+        await stream.write(ACK)
+        round_.received_bytes += header.nbytes
+        self._store_contribution(header.plan, round_, header.part, stream.peer, payload)
+
+    async def _serve_mean(self, stream: Stream) -> None:
+        header = await framing.read_header(stream, MeanHeader)
+        round_ = await self._await_round(header.plan, stream.peer)
+        part = self._part(round_, header.part, stream.peer)
+        if part.owner != stream.peer:
+            raise Refused("a mean from somebody who does not own the part", peer=stream.peer)
+        if header.nbytes > self._downlink.max_nbytes(part.stop - part.start):
+            raise Refused(f"a mean of {header.nbytes} bytes for part {header.part}", peer=stream.peer)
+        payload = await framing.read_payload(stream, header.nbytes)
+        try:
+            await self._doors.side.run(self._downlink.check, payload, part.stop - part.start)
+        except CodecError as error:
+            raise Malformed(f"a mean of part {header.part}: {error}", peer=stream.peer) from error
+        await stream.write(ACK)
+        round_.received_bytes += header.nbytes
+        self._news.mean_held(header.plan, header.part, await self._means.put(header.plan, header.part, payload))
+
+    async def _serve_fetch(self, stream: Stream) -> None:
+        request = await framing.read_header(stream, MeanRequest)
+        payload = await self._means.get(request.plan, request.part, request.digest)
+        await framing.write_blob(stream, payload)
+
+    def _guard(self, handler: Callable[[Stream], Awaitable[None]]) -> StreamHandler:
+        return framing.guarded(handler, self._news.refused, within_s=TRANSFER_S)
+
+    # ---- small things ------------------------------------------------------------------------------------------
+
+    def _reduce(self, bounds: Part, payloads: Sequence[tuple[Payload, float]]) -> memoryview:
+        acc = torch.zeros(bounds.stop - bounds.start, dtype=torch.float32)
+        for payload, weight in payloads:
+            self._uplink.decode_add_(payload, acc, weight)
+        return self._downlink.encode(acc)
+
+    def _store_contribution(self, plan_id: bytes, round_: Round, part: int, peer: PeerId, payload: Payload) -> None:
+        if plan_id in self._rounds and peer not in round_.contributions.setdefault(part, {}):
+            round_.contributions[part][peer] = payload
+            self._news.contribution_arrived(plan_id, part, peer)
+
+    async def _await_round(self, plan_id: bytes, peer: PeerId) -> Round:
+        """The round of a plan; a transfer may overtake the message that announces it."""
+        if plan_id not in self._rounds:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(plan_id, []).append(waiter)
+            try:
+                async with asyncio.timeout(PLAN_WAIT_S):
+                    await waiter
+            except TimeoutError as error:
+                raise Refused("a transfer for a plan that we do not know", peer=peer) from error
+            finally:
+                waiters = self._waiting.get(plan_id, [])
+                if waiter in waiters:
+                    waiters.remove(waiter)
+                if not waiters:
+                    self._waiting.pop(plan_id, None)
+        if plan_id not in self._rounds:
+            raise Refused("a transfer for a plan that is over", peer=peer)
+        return self._rounds[plan_id]
+
+    def _part(self, round_: Round, index: int, peer: PeerId) -> Part:
+        if index >= len(round_.plan.parts):
+            raise Refused(f"part {index} of a plan of {len(round_.plan.parts)}", peer=peer)
+        return round_.plan.parts[index]
+
+    def _spawn(self, round_: Round, work: Coroutine[None, None, None]) -> None:
+        task = self._group.create_task(work)
+        round_.tasks.add(task)
+        task.add_done_callback(round_.tasks.discard)
+
+
+def _rotated(peers: Sequence[PeerId], me: PeerId) -> list[PeerId]:
+    """The others, beginning after ourselves, so that not everybody turns to the same peer first."""
+    ring = sorted(peers)
+    after = [p for p in ring if p > me]
+    return after + [p for p in ring if p < me]
+
+
+def _sha256(payload: Payload) -> bytes:
+    return hashlib.sha256(payload).digest()

@@ -1,0 +1,102 @@
+"""`farflung export`: the last checkpoint's outer parameters as a Hugging Face folder, with what is known of the run."""
+
+from collections.abc import Iterable
+from importlib.metadata import version
+from typing import Any
+
+from farflung.node.events import Event, read_events
+from farflung.node.options import ExportOptions
+from farflung.node.paths import SwarmPaths, resolve_paths
+from farflung.node.recipe import Recipe, read_recipe, swarm_tokenizer
+from farflung.node.storage import FileStorage
+from farflung.node.swarmfiles import load_manifest, tokenizer_file
+from farflung.protocol.chain import Commit
+from farflung.protocol.errors import ConfigError, LocalError
+from farflung.training.checkpoint import read_state
+from farflung.training.errors import DamagedCheckpoint
+from farflung.training.export import export_folder
+from farflung.training.flat import Layout
+from farflung.training.model import Decoder
+
+ATTEMPTS = 3
+"""A running node may replace the checkpoint while it is being read."""
+
+
+def export_swarm(options: ExportOptions) -> dict[str, Any]:
+    """Write the folder; returns the facts in its model card. Blocks. Raises ConfigError, LocalError, OSError."""
+    swarm = resolve_paths(options.home).find_swarm(options.swarm)
+    manifest = load_manifest(swarm)
+    if manifest is None:
+        raise ConfigError(f"this machine has no manifest of {swarm.name}: it has never reached the swarm")
+    recipe = read_recipe(manifest)
+    tokenizer = swarm_tokenizer(manifest, tokenizer_file(swarm))
+    storage = FileStorage(swarm.checkpoint)
+    saved = _read(storage, swarm)
+    outer, at_version = saved
+    commits = [link.certified.commit for link in storage.load_history()]
+    facts = _facts(swarm, recipe, commits, at_version)
+    layout = Layout(Decoder(recipe.model, seed=manifest.model.init_seed))
+    if outer.numel() != layout.num_parameters:
+        raise LocalError(f"the checkpoint of {swarm.name} is of another model than its manifest says")
+    export_folder(options.folder, recipe.model, layout.views(outer), tokenizer, name=manifest.name, facts=facts)
+    return facts
+
+
+def _read(storage: FileStorage, swarm: SwarmPaths) -> tuple[Any, int]:
+    """Outer parameters [n] and their version."""
+    for attempt in range(ATTEMPTS):
+        saved = storage.saved_learner()
+        if saved is None:
+            raise ConfigError(
+                f"there is no checkpoint of {swarm.name} on this machine yet; a node writes one after its first rounds and "
+                "when it leaves"
+            )
+        folder, place = saved
+        try:
+            return read_state(folder)[0]["outer.params"], place.version
+        except (DamagedCheckpoint, KeyError) as error:
+            if attempt + 1 == ATTEMPTS:
+                raise LocalError(f"the checkpoint of {swarm.name} cannot be read: {error}") from error
+    raise AssertionError("unreachable")
+
+
+def _facts(swarm: SwarmPaths, recipe: Recipe, commits: list[Commit], at_version: int) -> dict[str, Any]:
+    manifest = recipe.manifest
+    rounds = [c for c in commits if c.round is not None and c.version <= at_version]
+    contributors = {c.peer for commit in rounds if commit.round for c in commit.round.contributors}
+    tokens = max((c.tokens for c in commits if c.version <= at_version), default=0)
+    events = list(read_events(swarm.events)) if swarm.events.exists() else []
+    losses = [e for e in events if e["event"] == "outer.eval" and e["version"] <= at_version]
+    facts: dict[str, Any] = {
+        "swarm": manifest.name,
+        "manifest hash": swarm.hash_hex,
+        "parameters": recipe.num_parameters,
+        "rounds": at_version,
+        "steps": at_version * manifest.inner_steps,
+        "tokens": tokens,
+        "peers that contributed": len(contributors),
+    }
+    if losses:
+        newest = max(losses, key=lambda e: int(e["version"]))
+        facts["held-out loss"] = f"{newest['loss']:.4f} nats per token, after round {newest['version']}"
+    facts |= {
+        "data": manifest.data.spec,
+        "tokens per step and peer": manifest.batch_tokens,
+        "inner steps between rounds": manifest.inner_steps,
+        "codec up": recipe.uplink.spec,
+        "codec down": recipe.downlink.spec,
+        "sent by this peer, bytes": _sent(events),
+        "farflung": version("farflung"),
+    }
+    return facts
+
+
+def _sent(events: Iterable[Event]) -> int:
+    """Bytes sent in all lives of this node."""
+    total = current = 0
+    for event in events:
+        if event["event"] == "node.start":
+            total, current = total + current, 0
+        elif event["event"] == "net":
+            current = int(event["sent_bytes"])
+    return total + current

@@ -1,0 +1,288 @@
+"""Founding a swarm: from flags and a TOML file to a signed manifest, its folder on this machine, and an invitation.
+
+What the person leaves out comes from the file, then from defaults that suit a first run; number of samples and content
+hash come from opening the data. The founder's folder gets the genesis commit here and nowhere else: a founder that has
+lost its folder joins its own swarm as anybody does, and cannot begin a second history.
+"""
+
+import dataclasses
+import ipaddress
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from farflung.node.discovery import find_claims, publish_founding
+from farflung.node.engine import Engine, EngineConfig
+from farflung.node.identity import Identity, libp2p_text
+from farflung.node.options import CreatedSwarm, CreateOptions
+from farflung.node.p2pd import P2pdConfig
+from farflung.node.paths import SwarmPaths, resolve_paths
+from farflung.node.peerbook import PeerBook
+from farflung.node.recipe import Recipe, file_hash, read_recipe
+from farflung.node.runner import run_loop
+from farflung.node.signer import IdentitySigner
+from farflung.node.storage import FileStorage
+from farflung.node.swarmfiles import save_manifest, save_secret, save_tokenizer
+from farflung.protocol.admission import invite_key
+from farflung.protocol.chain import Certified, Vote, commit_hash, genesis, vote_bytes
+from farflung.protocol.checks import nearest
+from farflung.protocol.errors import ConfigError
+from farflung.protocol.invitation import Invitation, encode_invitation
+from farflung.protocol.keys import SEED_BYTES
+from farflung.protocol.limits import MAX_ADDRESSES
+from farflung.protocol.manifest import SignedManifest, sign_manifest
+from farflung.protocol.manifest_toml import Sections, manifest_from_sections, parse_toml
+from farflung.protocol.naming import check_free, check_name
+from farflung.training.data import Dataset
+from farflung.training.errors import DataError
+from farflung.training.presets import PRESETS, preset
+from farflung.training.sources import open_dataset
+from farflung.training.tokenizer import Tokenizer, open_tokenizer
+
+DEFAULT_PRESET = "1m"
+"""Trains on any laptop."""
+
+DEFAULT_STEPS = 2000
+DEFAULT_BATCH = 16
+"""Sequences of one inner step of one peer."""
+
+DEFAULT_INNER_STEPS = 100
+
+
+def found_swarm(options: CreateOptions) -> CreatedSwarm:
+    """`farflung create`. Blocks; raises ConfigError, IdentityError, NameContested, NetworkError."""
+    check_name(options.name)
+    paths = resolve_paths(options.home)
+    if known := [swarm.hash_hex[:12] for swarm in paths.swarms() if swarm.name == options.name]:
+        raise ConfigError(
+            f"this machine knows a swarm {options.name!r} already ({known[0]}); choose another name, or continue that "
+            f"one with `farflung join {options.name}`"
+        )
+    identity = Identity.load_or_create(paths.identity)
+    signer = IdentitySigner(identity)
+    sections = _sections(options)
+    tokenizer, tokenizer_file = _tokenizer(sections)
+    _fill_model(sections, tokenizer)
+    dataset = _fill_data(sections, tokenizer)
+    _fill_steps(sections)
+    seed = _fill_admission(sections)
+    manifest = manifest_from_sections(
+        sections, founder=identity.public_key, created=int(time.time()), presets=_presets(tokenizer, sections)
+    )
+    recipe = read_recipe(manifest)
+    if manifest.data.num_samples < manifest.samples_per_step:
+        raise ConfigError(
+            f"the data has {dataset.num_samples:,} samples of {manifest.model.seq_len} tokens, fewer than one step takes "
+            f"({manifest.samples_per_step:,}): give more data, or a smaller --batch-tokens"
+        )
+    signed = sign_manifest(signer, manifest)
+    if options.peers:
+        run_loop(_publish(options, identity, signed))
+
+    swarm = paths.add_swarm(signed.swarm.hex(), manifest.name)
+    save_manifest(swarm, signed.encode())
+    if seed:
+        save_secret(swarm, seed)
+    if tokenizer_file is not None:
+        save_tokenizer(swarm, tokenizer_file)
+    _write_genesis(swarm, recipe, signer)
+    book = PeerBook(swarm.peers)
+    book.note_multiaddrs(options.peers)
+    book.save()
+    addresses = [*own_addresses(identity, options.port, local=options.local), *options.peers]
+    invitation = Invitation(
+        name=manifest.name,
+        swarm=signed.swarm,
+        founder=identity.public_key,
+        invite_seed=seed,
+        addresses=tuple(addresses[:MAX_ADDRESSES]),
+    )
+    return CreatedSwarm(
+        name=manifest.name,
+        hash_hex=signed.swarm.hex(),
+        invitation=encode_invitation(invitation),
+        founder=identity.public_key.hex(),
+        manifest=swarm.manifest,
+    )
+
+
+def own_addresses(identity: Identity, port: int, *, local: bool) -> list[str]:
+    """Multiaddrs at which a node on `port` will be found, as far as this machine's interfaces tell; none for port 0."""
+    if port == 0:
+        return []
+    hosts: list[ipaddress.IPv4Address | ipaddress.IPv6Address] = []
+    for interface in psutil.net_if_addrs().values():
+        for entry in interface:
+            try:
+                host = ipaddress.ip_address(entry.address.partition("%")[0])
+            except ValueError:
+                continue  # an Ethernet address
+            if host.is_loopback == local and not host.is_link_local:
+                hosts.append(host)
+    if local:
+        hosts = [ipaddress.IPv4Address("127.0.0.1")]
+    ranked = sorted(set(hosts), key=lambda host: (not host.is_global, host.version, int(host)))
+    return [f"/ip{host.version}/{host}/tcp/{port}/p2p/{libp2p_text(identity.public_key)}" for host in ranked[:4]]
+
+
+# ---- the manifest's sections ---------------------------------------------------------------------------------------
+
+
+def _sections(options: CreateOptions) -> Sections:
+    """The TOML file with the flags over it."""
+    sections: Sections = {}
+    if options.config is not None:
+        try:
+            sections = parse_toml(options.config.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read {options.config}: {error}") from error
+    flags: list[tuple[str, str, Any]] = [
+        ("model", "preset", options.preset),
+        ("data", "spec", options.data),
+        ("data", "tokenizer", options.tokenizer),
+        ("swarm", "total_steps", options.steps),
+        ("swarm", "inner_steps", options.inner_steps),
+        ("swarm", "batch_tokens", options.batch_tokens),
+        ("inner", "lr", options.lr),
+        ("swarm", "min_contributors", options.min_contributors),
+        ("swarm", "uplink_codec", options.codec),
+        ("swarm", "downlink_codec", options.codec),
+        ("swarm", "admission", "open" if options.open else None),
+        ("model", "init_seed", options.seed),
+        ("data", "order_seed", options.seed),
+    ]
+    for section, key, value in flags:
+        if value is not None:
+            sections.setdefault(section, {})[key] = value
+    for section in ("model", "data", "inner", "swarm"):
+        sections.setdefault(section, {})
+    sections["swarm"]["name"] = options.name
+    return sections
+
+
+def _tokenizer(sections: Sections) -> tuple[Tokenizer, Path | None]:
+    """The tokenizer; `data.tokenizer` becomes what a manifest knows: `bytes`, or `file` and a hash."""
+    data = sections["data"]
+    wanted = data.get("tokenizer", "bytes")
+    if wanted == "bytes":
+        return open_tokenizer("bytes"), None
+    if not isinstance(wanted, str) or wanted == "file":
+        raise ConfigError('data.tokenizer: give "bytes", or the path of a tokenizer.json')
+    file = Path(wanted).expanduser()
+    data["tokenizer"], data["tokenizer_hash"] = "file", file_hash(file)
+    try:
+        return open_tokenizer(str(file)), file
+    except DataError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _presets(tokenizer: Tokenizer, sections: Sections) -> dict[str, dict[str, Any]]:
+    seq_len = sections["model"].get("seq_len")
+    wanted = {name: preset(name, vocab_size=tokenizer.vocab_size, seq_len=seq_len) for name in PRESETS}
+    return {name: dataclasses.asdict(config) for name, config in wanted.items()}
+
+
+def _fill_model(sections: Sections, tokenizer: Tokenizer) -> None:
+    model = sections["model"]
+    if "preset" not in model and "dim" not in model:
+        model["preset"] = DEFAULT_PRESET
+    name = model.get("preset", "")
+    if name and name not in PRESETS and "dim" not in model:
+        raise ConfigError(f"no model is called {name!r}; there are {', '.join(PRESETS)}{nearest(name, PRESETS)}")
+    if "seq_len" not in model and name in PRESETS:
+        model["seq_len"] = PRESETS[name].seq_len
+    if "vocab_size" not in model and name not in PRESETS:
+        model["vocab_size"] = -(-tokenizer.vocab_size // 8) * 8
+    for key in ("seq_len", "vocab_size"):
+        if key in model and not (isinstance(model[key], int) and model[key] >= 2):
+            raise ConfigError(f"model.{key} = {model[key]!r}: must be a whole number of at least 2")
+    if model.get("vocab_size", tokenizer.vocab_size) < tokenizer.vocab_size:
+        raise ConfigError(
+            f"model.vocab_size = {model['vocab_size']}: the tokenizer has {tokenizer.vocab_size} ids; leave it out"
+        )
+    if "seq_len" not in model:
+        raise ConfigError("model.seq_len is missing: say how many tokens a sample has")
+
+
+def _fill_data(sections: Sections, tokenizer: Tokenizer) -> Dataset:
+    data = sections["data"]
+    data["spec"] = data_spec(str(data.get("spec", "python")))
+    try:
+        dataset = open_dataset(data["spec"], tokenizer, sections["model"]["seq_len"])
+        found = dataset.content_hash
+    except DataError as error:
+        raise ConfigError(str(error)) from error
+    for key, value in (("content_hash", found), ("num_samples", dataset.num_samples)):
+        if data.setdefault(key, value) != value:
+            raise ConfigError(
+                f"data.{key} = {data[key]}: the data here has {value}; leave the line out, or use the data it was made for"
+            )
+    return dataset
+
+
+def data_spec(wanted: str) -> str:
+    """What a person typed as a spec of `training.sources`: a bare path becomes `text:` or `shards:`."""
+    if wanted == "python" or wanted.partition(":")[0] in ("text", "shards", "hf"):
+        return wanted
+    path = Path(wanted).expanduser()
+    if not path.exists():
+        raise ConfigError(f"--data {wanted!r}: there is no such file or folder; give `python`, a path, or `hf:DATASET`")
+    files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+    kind = "shards" if any(p.suffix in (".bin", ".npy") for p in files) else "text"
+    return f"{kind}:{path.absolute()}"
+
+
+def _fill_steps(sections: Sections) -> None:
+    swarm, inner, seq_len = sections["swarm"], sections["inner"], sections["model"]["seq_len"]
+    steps = swarm.setdefault("total_steps", DEFAULT_STEPS)
+    swarm.setdefault("batch_tokens", DEFAULT_BATCH * seq_len)
+    if isinstance(steps, int) and steps >= 1:
+        swarm.setdefault("inner_steps", min(DEFAULT_INNER_STEPS, steps))
+        inner.setdefault("warmup_steps", min(100, steps // 10))
+
+
+def _fill_admission(sections: Sections) -> bytes:
+    """The secret of the invitation; empty for an open swarm."""
+    swarm = sections["swarm"]
+    if swarm.get("admission", "invite") != "invite":
+        return b""
+    if "invite_key" in swarm:
+        raise ConfigError("swarm.invite_key: leave it out, the key of the invitation is made here")
+    seed = secrets.token_bytes(SEED_BYTES)
+    swarm["invite_key"] = invite_key(seed)
+    return seed
+
+
+# ---- what goes out, and what stays here ----------------------------------------------------------------------------
+
+
+async def _publish(options: CreateOptions, identity: Identity, signed: SignedManifest) -> None:
+    """Refuse a name that is taken; put manifest and claim into the DHT."""
+    config = EngineConfig(
+        libp2p=P2pdConfig(nat_port_map=False, auto_nat=False, use_relay=False, auto_relay=False),
+        initial_peers=options.peers,
+        tls=False,
+    )
+    engine = await Engine.create(identity, config)
+    try:
+        if not engine.joined:
+            raise ConfigError(
+                f"none of the peers answers ({', '.join(options.peers)}); check the addresses, or leave --peer out: then "
+                "the manifest is published at the first `farflung join`"
+            )
+        claims = await find_claims(engine, options.name)
+        check_free(options.name, [found.claim for found in claims], identity.public_key, signed.swarm)
+        await publish_founding(engine, IdentitySigner(identity), options.name, signed)
+    finally:
+        await engine.close()
+
+
+def _write_genesis(swarm: SwarmPaths, recipe: Recipe, signer: IdentitySigner) -> None:
+    """Height 0 of the history, with the founder's vote."""
+    commit = genesis(signer.peer_id, recipe.rules)
+    vote = signer.sign(vote_bytes(recipe.swarm, 0, 0, commit_hash(recipe.swarm, commit)))
+    certified = Certified(commit, 0, (Vote(signer.peer_id, vote),))
+    FileStorage(swarm.checkpoint).append_commit(None, certified)

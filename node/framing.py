@@ -1,0 +1,101 @@
+"""Headers and blobs on bulk streams: each is preceded by its length, and every length is checked before memory is taken."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from farflung.compression.codec import Payload
+from farflung.node.network import Stream, StreamHandler
+from farflung.protocol.errors import LimitExceeded, NetworkError, Refused, RemoteError
+from farflung.protocol.messages import BulkHeader, decode_header, encode
+
+H = TypeVar("H", bound=BulkHeader)
+
+MAX_HEADER_BYTES = 1 << 10
+"""Requests and headers are below 100 bytes."""
+
+DRAIN_BYTES = 1 << 16
+"""Buffer for bytes that are not kept."""
+
+HEADER_LENGTH_BYTES = 2
+BLOB_LENGTH_BYTES = 8
+ABSENT = (1 << 64) - 1
+"""Length that says "not here"."""
+
+
+async def write_header(stream: Stream, header: BulkHeader) -> None:
+    """Raises NetworkError."""
+    data = encode(header)
+    await stream.write(len(data).to_bytes(HEADER_LENGTH_BYTES, "big") + data)
+
+
+async def read_header(stream: Stream, kind: type[H]) -> H:
+    """The header a stream begins with. Raises NetworkError; LimitExceeded, Malformed or Refused naming the peer."""
+    length = int.from_bytes(await read_exactly(stream, HEADER_LENGTH_BYTES), "big")
+    if length > MAX_HEADER_BYTES:
+        raise LimitExceeded(f"bulk header of {length} bytes, limit {MAX_HEADER_BYTES}", peer=stream.peer)
+    header = decode_header(await read_exactly(stream, length), peer=stream.peer)
+    if not isinstance(header, kind):
+        raise Refused(f"a {type(header).__name__} where a {kind.__name__} belongs", peer=stream.peer)
+    return header
+
+
+async def read_exactly(stream: Stream, num_bytes: int) -> bytes:
+    """The next `num_bytes`; the caller has checked the number. Raises NetworkError."""
+    return bytes(await read_payload(stream, num_bytes))
+
+
+async def read_payload(stream: Stream, num_bytes: int) -> memoryview:
+    """The next `num_bytes`, however many, in fresh memory that is neither zeroed nor copied. Raises NetworkError."""
+    memory: Any = np.empty(num_bytes, dtype=np.uint8)  # Any: numpy declares no buffer protocol before 3.12
+    buffer = memoryview(memory)
+    await stream.readinto(buffer)
+    return buffer
+
+
+async def drain(stream: Stream, num_bytes: int) -> None:
+    """Read and drop. Raises NetworkError."""
+    buffer = bytearray(min(num_bytes, DRAIN_BYTES))
+    while num_bytes > 0:
+        size = min(num_bytes, len(buffer))
+        await stream.readinto(memoryview(buffer)[:size])
+        num_bytes -= size
+
+
+async def write_blob(stream: Stream, payload: Payload | None) -> None:
+    """A length and the bytes, or that there are none. Raises NetworkError."""
+    length = ABSENT if payload is None else len(payload)
+    await stream.write(length.to_bytes(BLOB_LENGTH_BYTES, "big"))
+    if payload:
+        await stream.write(payload)
+
+
+async def read_blob(stream: Stream, limit: int) -> bytes | None:
+    """What `write_blob` wrote. Raises NetworkError, or LimitExceeded naming the peer when it is above `limit` bytes."""
+    length = int.from_bytes(await read_exactly(stream, BLOB_LENGTH_BYTES), "big")
+    if length == ABSENT:
+        return None
+    if length > limit:
+        raise LimitExceeded(f"a blob of {length} bytes, limit {limit}", peer=stream.peer)
+    return await read_exactly(stream, length)
+
+
+def guarded(
+    handler: Callable[[Stream], Awaitable[None]], refused: Callable[[RemoteError], None], *, within_s: float
+) -> StreamHandler:
+    """A stream handler whose failures stay its own: broken links end it, broken rules are reported, slow peers time out."""
+
+    async def serve(stream: Stream) -> None:
+        try:
+            async with asyncio.timeout(within_s):
+                await handler(stream)
+        except RemoteError as error:
+            refused(error)
+        except (NetworkError, TimeoutError):
+            pass  # the peer or the link is gone; whoever waits for these bytes has a deadline of its own
+        finally:
+            await stream.close()
+
+    return serve

@@ -1,0 +1,152 @@
+"""A running node as others see it: its answers on the control socket, its record in the DHT, its invitation."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from farflung.node.control import Answer, Handler
+from farflung.node.engine import Engine
+from farflung.node.network import PeerId
+from farflung.node.peer import AGENT, Peer
+from farflung.node.recipe import Recipe
+from farflung.node.status import NodeStatus, PeerStatus
+from farflung.protocol.invitation import Invitation, encode_invitation
+from farflung.protocol.membership import Liveness
+from farflung.protocol.peer_record import PeerRecord
+
+INVITATION_ADDRESSES = 4
+"""Addresses of this node in an invitation, and of other members: enough to survive any one of them."""
+
+
+class NodeInside:
+    """Reads a peer and its engine; changes nothing but by `leave`."""
+
+    def __init__(
+        self, engine: Engine, peer: Peer, recipe: Recipe, *, name: str, started: NodeStatus, seed: bytes
+    ) -> None:
+        """`started` is the status that the node's events are folded into; `seed` is the invitation's secret, or empty."""
+        self.status = started
+        self._engine = engine
+        self._peer = peer
+        self._recipe = recipe
+        self._name = name
+        self._seed = seed
+        self._left: asyncio.Event = asyncio.Event()
+        self._reason = ""
+
+    @property
+    def is_founder(self) -> bool:
+        return self._engine.peer_id == self._recipe.manifest.founder
+
+    def verbs(self) -> Mapping[str, Handler]:
+        """What the control socket serves."""
+        return {
+            "status": self._answer_status,
+            "peers": self._answer_peers,
+            "leave": self._answer_leave,
+            "events": self._answer_events,
+            "invitation": self._answer_invitation,
+        }
+
+    def left(self, reason: str) -> None:
+        """The node has left and saved: whoever waits for that is told."""
+        self._reason = reason
+        self._left.set()
+
+    def invitation(self) -> str:
+        """An invitation with our addresses and those of members we hear."""
+        mine = [a for a in self._engine.addresses() if a.startswith("/")][:INVITATION_ADDRESSES]
+        others = [
+            next((a for a in addresses if a.startswith("/")), "")
+            for who, addresses, _ in self.heard()
+            if who in self._view()
+        ]
+        return encode_invitation(
+            Invitation(
+                name=self._recipe.manifest.name,
+                swarm=self._recipe.swarm,
+                founder=self._recipe.manifest.founder,
+                invite_seed=self._seed,
+                addresses=(*mine, *[a for a in others if a][:INVITATION_ADDRESSES]),
+            )
+        )
+
+    def record(self) -> PeerRecord:
+        """What we say of ourselves in the DHT."""
+        member, trainer = self._peer.member, self._peer.trainer
+        return PeerRecord(
+            addresses=tuple(self._engine.addresses()),
+            device=self._peer.facts.device,
+            tokens_per_s=trainer.tokens_per_s,
+            up_bytes_per_s=self._peer.exchange.link.bytes_per_s,
+            stages=(0, self._recipe.model.num_layers),
+            height=max(0, member.applied_height),
+            version=max(0, member.applied_version),
+            state_digest=member.digest,
+            agent=AGENT,
+            state=member.state,
+            admission_token=self._peer.facts.admission,
+        )
+
+    def heard(self) -> Iterator[tuple[PeerId, tuple[str, ...], float]]:
+        """Peers that sent heartbeats: key, addresses, when last heard (unix seconds)."""
+        now, unix_now = asyncio.get_running_loop().time(), self._engine.unix_time()
+        for who, entry in self._peer.member.membership.peers.items():
+            if entry.heartbeat is not None and entry.heartbeat.addresses:
+                yield who, entry.heartbeat.addresses, unix_now - (now - entry.heard_at)
+
+    def peers(self) -> list[PeerStatus]:
+        """One row for each peer we know of, and ourselves."""
+        links, view, now = self._engine.links(), self._view(), asyncio.get_running_loop().time()
+        trainer = self._peer.trainer
+        rows = [
+            PeerStatus(
+                peer=self._engine.peer_id.hex(),
+                state="self",
+                member=self._engine.peer_id in view,
+                device=self._peer.facts.device,
+                tokens_per_s=trainer.tokens_per_s,
+                version=max(0, trainer.version),
+                step=trainer.global_step,
+                addresses=self._engine.addresses(),
+            )
+        ]
+        for who, entry in sorted(self._peer.member.membership.peers.items()):
+            row = PeerStatus(peer=who.hex(), state=str(entry.liveness), member=who in view)
+            if entry.liveness is not Liveness.UNKNOWN:
+                row.last_seen_s = max(0.0, now - entry.heard_at)
+            if (beat := entry.heartbeat) is not None:
+                row.device, row.tokens_per_s = beat.device, beat.tokens_per_s
+                row.version, row.step, row.addresses = beat.version, beat.step, list(beat.addresses)
+            if (link := links.get(who)) is not None:
+                row.carrier = link.carrier
+                row.up_bytes_per_s, row.down_bytes_per_s = link.up_bytes_per_s, link.down_bytes_per_s
+                row.sent_bytes, row.received_bytes = link.sent_bytes, link.received_bytes
+            rows.append(row)
+        return rows
+
+    def _view(self) -> tuple[PeerId, ...]:
+        return self._peer.member.head.commit.view if self._peer.member.started else ()
+
+    async def _answer_status(self, args: Answer) -> Answer:
+        self.status.reason = self._peer.state_reason or self.status.reason
+        answer: dict[str, Any] = msgspec.to_builtins(self.status)
+        return answer
+
+    async def _answer_peers(self, args: Answer) -> Answer:
+        return {"peers": msgspec.to_builtins(self.peers())}
+
+    async def _answer_leave(self, args: Answer) -> Answer:
+        self._peer.stop("asked to leave")
+        await self._left.wait()
+        return {"reason": self._reason}
+
+    async def _answer_events(self, args: Answer) -> AsyncIterator[Answer]:
+        with self._peer.log.follow() as follower:
+            async for event in follower:
+                yield event
+
+    async def _answer_invitation(self, args: Answer) -> Answer:
+        return {"invitation": self.invitation()}

@@ -1,0 +1,97 @@
+"""What trains, as the node sees it, and its real implementation: a replica of the model fed from a data set.
+
+All methods block and compute: the node calls them through its door (`farflung.node.door`), never from the loop.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from farflung.training.data import Dataset
+from farflung.training.inner import StepReport
+from farflung.training.order import SampleOrder
+from farflung.training.outer import OuterState
+from farflung.training.replica import Replica
+
+HELDOUT_SAMPLES = 64
+"""Sequences of the held-out split that an evaluation reads: its standard error is well below the changes between rounds."""
+
+
+class Learner(Protocol):
+    """One peer's mathematics: local training, and the outer state that all peers share."""
+
+    @property
+    def outer(self) -> OuterState: ...
+
+    @property
+    def num_parameters(self) -> int: ...
+
+    def train(self, numbers: Sequence[int], global_step: int) -> StepReport:
+        """One inner step on the samples with these numbers."""
+
+    def pseudo_gradient(self) -> Tensor:
+        """Outer minus local parameters, fp32 [n] on the CPU; in flight from now on."""
+
+    def apply(self, updates: Sequence[tuple[int, int, Tensor]], *, contributed: bool) -> None:
+        """One outer step on slices (start, stop, mean)."""
+
+    def adopt_outer(self, previous: Tensor | None, *, contributed: bool = False) -> None:
+        """Go on from outer state that was written into `outer`; `previous` None drops local progress."""
+
+    def discard_progress(self) -> None:
+        """Local parameters become the outer ones."""
+
+    def evaluate(self) -> float:
+        """Held-out loss of the outer parameters, nats per token."""
+
+    def save(self, folder: Path) -> None:
+        """Write everything, atomically."""
+
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote. Raises DamagedCheckpoint."""
+
+
+class SwarmLearner:
+    """The real one: `farflung.training`'s replica, data set and sample order."""
+
+    def __init__(self, replica: Replica, dataset: Dataset, order: SampleOrder) -> None:
+        self.replica = replica
+        self._dataset = dataset
+        self._order = order
+        self._heldout = dataset.heldout(HELDOUT_SAMPLES)
+
+    @property
+    def outer(self) -> OuterState:
+        return self.replica.outer
+
+    @property
+    def num_parameters(self) -> int:
+        return self.replica.num_parameters
+
+    def train(self, numbers: Sequence[int], global_step: int) -> StepReport:
+        tokens = np.stack([self._dataset.tokens(self._order.index(number)) for number in numbers])
+        return self.replica.train_step(tokens, global_step)
+
+    def pseudo_gradient(self) -> Tensor:
+        return self.replica.pseudo_gradient()
+
+    def apply(self, updates: Sequence[tuple[int, int, Tensor]], *, contributed: bool) -> None:
+        self.replica.apply(updates, contributed=contributed)
+
+    def adopt_outer(self, previous: Tensor | None, *, contributed: bool = False) -> None:
+        self.replica.adopt_outer(previous, contributed=contributed)
+
+    def discard_progress(self) -> None:
+        self.replica.discard_progress()
+
+    def evaluate(self) -> float:
+        return self.replica.evaluate(self._heldout)
+
+    def save(self, folder: Path) -> None:
+        self.replica.save(folder)
+
+    def load(self, folder: Path) -> None:
+        self.replica.load(folder)

@@ -1,0 +1,172 @@
+"""libp2p through hivemind: dialling by known addresses, binary streams named by protocol, and our visible addresses.
+
+hivemind (and with it torch) is imported when a node starts, not before. Peers are named by public key; libp2p proves
+them in its handshake, and the key is inside the peer id, so a stream's sender needs no further check.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from farflung.node.identity import Identity, from_libp2p_bytes, libp2p_bytes
+from farflung.node.network import PeerId
+from farflung.node.p2pd import P2pd, P2pdConfig
+from farflung.node.scope import TaskScope
+from farflung.protocol.errors import NetworkError
+
+if TYPE_CHECKING:
+    from hivemind.p2p.p2p_daemon import P2P
+    from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
+
+DIAL_S = 15.0
+"""Budget to reach a peer, relays and hole punching included (0.55 s measured at 100 ms round trip)."""
+MAX_STREAMS = 4096
+"""Incoming streams at a time."""
+
+_log = structlog.get_logger(__name__)
+
+Accepted = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Libp2p:
+    """A node's libp2p host."""
+
+    def __init__(
+        self,
+        daemon: P2pd,
+        p2p: "P2P",
+        dialler: "ControlClient",
+        scope: TaskScope,
+        known: Mapping[PeerId, list[str]],
+    ) -> None:
+        self._daemon = daemon
+        self.p2p = p2p
+        self._dialler = dialler
+        self._scope = scope
+        self._known = known
+        self._incoming: set[asyncio.StreamWriter] = set()
+        self._closing = False
+
+    @classmethod
+    async def start(
+        cls, identity: Identity, config: P2pdConfig, scope: TaskScope, known: Mapping[PeerId, list[str]]
+    ) -> "Libp2p":
+        """Start the daemon and attach to it. `known`: multiaddrs (without /p2p/) at which to dial peers, kept current by
+        the caller. Raises NetworkError."""
+        from hivemind.p2p.p2p_daemon import P2P
+        from hivemind.p2p.p2p_daemon_bindings.control import ControlClient, DaemonConnector
+        from hivemind.utils.multiaddr import Multiaddr
+
+        daemon = await P2pd.start(identity, config)
+        started = False
+        try:
+            control = Multiaddr(daemon.control)
+            p2p = await P2P.replicate(control)
+            # P2P itself cannot dial an address at run time; the client of its own bindings can.
+            dialler = await ControlClient.create(DaemonConnector(control), use_persistent_conn=False)
+            if p2p.peer_id.to_bytes() != libp2p_bytes(identity.public_key):
+                raise NetworkError("the libp2p daemon runs under another identity")
+            started = True
+        except OSError as error:
+            raise NetworkError(f"cannot attach to the libp2p daemon: {error}") from error
+        finally:
+            if not started:
+                await daemon.stop()
+        return cls(daemon, p2p, dialler, scope, known)
+
+    async def watch(self) -> None:
+        """Until the daemon ends by itself; raises NetworkError then."""
+        await self._daemon.wait()
+        if not self._closing:
+            raise NetworkError(f"the libp2p daemon ended: {self._daemon.last_words}")
+
+    async def serve(self, protocol: str, accepted: Accepted) -> None:
+        """Have `accepted` called, in a task of ours, for each incoming stream of `protocol`."""
+
+        async def handle(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                peer = from_libp2p_bytes(info.peer_id.to_bytes())
+            except ValueError:
+                writer.close()  # a key of another kind is none of ours
+                return
+            if self._closing or len(self._incoming) >= MAX_STREAMS:
+                writer.close()
+                return
+            self._incoming.add(writer)
+            if self._scope.start(self._run(accepted, peer, reader, writer), protocol) is None:
+                self._incoming.discard(writer)
+                writer.close()
+
+        await self.p2p.add_binary_stream_handler(protocol, handle)
+
+    async def _run(
+        self, accepted: Accepted, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        try:
+            await accepted(peer, reader, writer)
+        finally:
+            self._incoming.discard(writer)
+
+    async def connect(self, peer: PeerId) -> None:
+        """Make sure of a connection, by known addresses. Raises NetworkError."""
+        from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
+        from hivemind.utils.multiaddr import Multiaddr
+
+        addresses = []
+        for text in self._known.get(peer, []):
+            try:
+                addresses.append(Multiaddr(text))
+            except ValueError as error:
+                _log.debug("bad multiaddr", address=text, error=str(error))
+        try:
+            async with asyncio.timeout(DIAL_S):
+                await self._dialler.connect(PeerID(libp2p_bytes(peer)), addresses)
+        except TimeoutError:
+            raise NetworkError(f"cannot reach {peer.hex()[:12]}: no answer in {DIAL_S:.0f} s") from None
+        except _daemon_errors() as error:
+            raise NetworkError(f"cannot reach {peer.hex()[:12]}: {error}") from error
+
+    async def open(self, peer: PeerId, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A stream to a peer, dialled if needed. Raises NetworkError."""
+        from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
+
+        if self._known.get(peer):
+            await self.connect(peer)  # at once when there is a connection
+        try:
+            async with asyncio.timeout(DIAL_S):
+                _, reader, writer = await self.p2p.call_binary_stream_handler(PeerID(libp2p_bytes(peer)), protocol)
+        except TimeoutError:
+            raise NetworkError(f"cannot reach {peer.hex()[:12]}: no answer in {DIAL_S:.0f} s") from None
+        except _daemon_errors() as error:
+            raise NetworkError(f"cannot open a stream to {peer.hex()[:12]}: {error}") from error
+        return reader, writer
+
+    async def visible(self) -> list[str]:
+        """Our multiaddrs as libp2p sees them, with /p2p/; observed ones behind a NAT included."""
+        try:
+            return [str(address) for address in await self.p2p.get_visible_maddrs(latest=True)]
+        except ValueError:
+            return []  # none found yet: a node without a reachable address still dials out
+        except _daemon_errors() as error:
+            raise NetworkError(f"the libp2p daemon does not answer: {error}") from error
+
+    def begin_close(self) -> None:
+        """Refuse new streams."""
+        self._closing = True
+
+    async def close(self) -> None:
+        """Detach and end the daemon. The scope's tasks have ended before."""
+        self._closing = True
+        for writer in list(self._incoming):
+            writer.close()
+        await self.p2p.shutdown()
+        await self._daemon.stop()
+
+
+def _daemon_errors() -> tuple[type[Exception], ...]:
+    """What hivemind's bindings raise when the daemon refuses or goes away."""
+    from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
+
+    return (P2PDaemonError, OSError, asyncio.IncompleteReadError)

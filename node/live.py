@@ -1,0 +1,183 @@
+"""A running node on the terminal: one panel that follows its events, or plain lines where there is no
+terminal.
+
+Driven by the events alone (the node's own log, or the control socket's stream), so it needs no timer: a node
+says at least `net` every few seconds. Words are torchtitan's: step, loss, grad_norm, tokens/s.
+"""
+
+import time
+from collections.abc import AsyncIterable
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from farflung.node.status import NodeStatus
+
+REDRAW_S = 0.25
+"""Shortest time between two redraws of the panel."""
+
+PLAIN_STEP_S = 10.0
+"""Shortest time between two `step` lines where output is plain; rounds and changes of state are always
+printed.
+"""
+
+BARS = "▁▂▃▄▅▆▇█"
+STATE_STYLES = {
+    "training": "green",
+    "round": "cyan",
+    "ready": "cyan",
+    "finished": "bold green",
+    "stopped": "red",
+}
+
+
+async def show(events: AsyncIterable[dict[str, Any]], status: NodeStatus, console: Console) -> None:
+    """Fold `events` into `status` and show it until they end. Cancel to stop earlier; the panel stays on the
+    screen.
+    """
+    if not console.is_terminal:
+        await _show_lines(events, status, console)
+        return
+    drawn = 0.0
+    with Live(panel(status), console=console, auto_refresh=False) as live:
+        try:
+            async for event in events:
+                status.apply(event)
+                if time.monotonic() - drawn >= REDRAW_S:
+                    live.update(panel(status), refresh=True)
+                    drawn = time.monotonic()
+        finally:
+            live.update(panel(status), refresh=True)
+
+
+async def _show_lines(events: AsyncIterable[dict[str, Any]], status: NodeStatus, console: Console) -> None:
+    printed_step = float("-inf")
+    async for event in events:
+        status.apply(event)
+        if event["event"] == "step":
+            if status.time - printed_step < PLAIN_STEP_S:
+                continue
+            printed_step = status.time
+        text = line(event)
+        if text is not None:
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def headline(status: NodeStatus) -> Text:
+    """One line of truth: what the node does, where in the run, and why if it waits."""
+    of = f"/{status.total_steps:,}" if status.total_steps else ""
+    text = Text()
+    text.append(status.state, style=STATE_STYLES.get(status.state, "yellow"))
+    text.append(f" · step {status.step:,}{of} · round {status.round:,}")
+    if status.phase:
+        text.append(f" ({status.phase})")
+    if status.reason:
+        text.append(f" · {status.reason}", style="dim")
+    return text
+
+
+def panel(status: NodeStatus) -> Panel:
+    """The node as a bordered block: also what `farflung status` prints."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column()
+    loss = _number(status.loss, ".3f")
+    if status.outer_loss is not None:
+        loss += f" · outer, held-out {status.outer_loss:.3f}"
+    facts.add_row("loss", Text.assemble(loss, "  ", (sparkline(status.recent_losses), "green")))
+    facts.add_row("speed", f"{status.tokens_per_s:,.0f} tokens/s · {status.tokens:,} tokens trained here")
+    rounds = f"{status.rounds_contributed:,} of {status.rounds_done:,} rounds carry this node's work"
+    if status.last_round_s:
+        rounds += f" · last took {status.last_round_s:.1f} s"
+    facts.add_row("rounds", rounds)
+    if status.next_sync_s is not None:
+        facts.add_row("next sync", f"in {duration(status.next_sync_s)}")
+    if status.last_missed is not None:
+        missed = f"{status.rounds_missed:,} · last: round {status.last_missed.round}: {status.last_missed.reason}"
+        facts.add_row("missed", Text(missed, style="yellow"))
+    if status.synced_chunks < status.chunks:
+        facts.add_row("state", f"{status.synced_chunks:,} of {status.chunks:,} chunks received")
+    facts.add_row(
+        "network",
+        f"{status.peers} peers · up {size(status.sent_bytes)} · down {size(status.received_bytes)}",
+    )
+    uptime = duration(status.time - status.started) if status.started else "not up yet"
+    facts.add_row("node", f"{status.peer[:12]} · {status.device or 'unknown device'} · up for {uptime}")
+    title = Text(f"farflung · {status.swarm}", style="bold")
+    return Panel(Group(headline(status), Text(), facts), title=title, title_align="left", expand=False)
+
+
+def line(event: dict[str, Any]) -> str | None:
+    """One event as one plain line, or None for what only fills a log."""
+    at = time.strftime("%H:%M:%S", time.localtime(event["time"])) if "time" in event else "--:--:--"
+    match event["event"]:
+        case "node.start":
+            said = f"node {event['peer'][:12]} on {event['device']}" + (", resumed" if event["resumed"] else "")
+        case "node.stop":
+            said = f"stopped: {event['reason']}"
+        case "node.state":
+            said = event["state"] + (f": {event['reason']}" if event["reason"] else "")
+        case "step":
+            said = (
+                f"step {event['step']}  loss {_number(event['loss'], '.4f')}"
+                f"  grad_norm {_number(event['grad_norm'], '.3f')}  {event['tokens_per_s']:,.0f} tokens/s"
+            )
+        case "round.commit":
+            said = (
+                f"round {event['round']} committed in {event['seconds']:.1f} s with "
+                f"{len(event['contributors'])} contributors, sent {size(event['sent_bytes'])}, received {size(event['received_bytes'])}"
+            )
+        case "round.missed":
+            said = f"round {event['round']} missed: {event['reason']}"
+        case "outer.eval":
+            said = f"outer held-out loss {_number(event['loss'], '.4f')} after {event['tokens']:,} tokens"
+        case "peer.suspect" | "peer.dead" | "peer.left":
+            said = f"peer {event['of'][:12]} {event['event'].removeprefix('peer.')}: {event['reason']}"
+        case "state.sync":
+            said = f"state: {event['chunks_done']} of {event['chunks']} chunks"
+        case "progress.dropped":
+            said = f"{event['steps']} steps dropped: {event['reason']}"
+        case "invariant.broken":
+            said = f"INVARIANT {event['which']} BROKEN: {event['detail']}"
+        case "log.skipped":
+            said = f"({event['count']} events not shown)"
+        case _:
+            return None
+    return f"{at} {said}"
+
+
+def sparkline(values: list[float], width: int = 40) -> str:
+    """The last `width` values as bars between their own least and greatest."""
+    shown = values[-width:]
+    if len(shown) < 2:
+        return ""
+    low, high = min(shown), max(shown)
+    span = high - low or 1.0
+    return "".join(BARS[round((value - low) / span * (len(BARS) - 1))] for value in shown)
+
+
+def size(num_bytes: float) -> str:
+    """Bytes for people, in powers of 1000: `1.2 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: `42 s`, `3 min 20 s`, `5 h 10 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "not finite" if value is None else format(value, form)

@@ -1,0 +1,86 @@
+"""Encoded means of rounds: what a commit is made of, kept until nobody can need it any more.
+
+A part counts as held only once it is on disk: members report what they hold, votes follow, and a node that is killed and started again still has
+what it voted for. So does everybody else, and a commit can never outlive its bytes. In memory are the means of undecided plans and of recent
+commits, for those who catch up; on disk, besides, all since the last checkpoint of the learner.
+"""
+
+import hashlib
+from collections import OrderedDict
+
+from farflung.compression.codec import Payload
+from farflung.node.door import Door
+from farflung.node.storage import Storage
+
+KEPT_ROUNDS = 8
+"""Committed rounds whose means are kept for those who catch up: one byte a parameter each with int8."""
+
+
+class MeanStore:
+    """Means by (plan, part)."""
+
+    def __init__(self, storage: Storage, side: Door) -> None:
+        self._storage = storage
+        self._aside = side.run
+        self._undecided: dict[bytes, dict[int, Payload]] = {}
+        self._protected: set[bytes] = set()
+        self._digests: dict[tuple[bytes, int], bytes] = {}
+        """Of what is in memory, so that nothing is hashed twice."""
+        self._committed: OrderedDict[bytes, dict[int, Payload]] = OrderedDict()
+
+    async def put(self, plan: bytes, part: int, payload: Payload, *, replace: bool = False) -> bytes:
+        """Keep a mean of a plan that is not decided yet; it is on disk when this returns. Returns its sha256.
+
+        What is held was reported as held, so another mean of the same part changes nothing, unless the proposer has told us
+        to `replace` it: then the digest of the one that stays is returned.
+        """
+        held = self._digests.get((plan, part))
+        if held is not None and not replace:
+            return held
+        await self._aside(self._storage.save_mean, plan, part, payload)
+        digest = await self._aside(_sha256, payload)
+        self._undecided.setdefault(plan, {})[part] = payload
+        self._digests[plan, part] = digest
+        return digest
+
+    async def get(self, plan: bytes, part: int, digest: bytes) -> Payload | None:
+        """The mean with this digest, when it is here."""
+        for memory in (self._undecided, self._committed):
+            payload = memory.get(plan, {}).get(part)
+            if payload is not None and self._digests.get((plan, part)) == digest:
+                return payload
+        stored = await self._aside(self._storage.load_mean, plan, part)
+        if stored is not None and await self._aside(_sha256, stored) == digest:
+            return stored
+        return None
+
+    def decide(self, plan: bytes, means: dict[int, Payload]) -> None:
+        """The plan is committed and applied."""
+        self._undecided.pop(plan, None)
+        self._protected.discard(plan)
+        self._committed[plan] = means
+        while len(self._committed) > KEPT_ROUNDS:
+            self._forget_digests(self._committed.popitem(last=False)[0])
+
+    async def discard(self, plan: bytes) -> None:
+        """Nothing can come of the plan any more."""
+        self._protected.discard(plan)
+        if self._undecided.pop(plan, None) is not None:
+            self._forget_digests(plan)
+            await self._aside(self._storage.drop_means, plan)
+
+    def protect(self, plan: bytes) -> None:
+        """A plan that we voted for before a restart: its means stay on disk until it is decided."""
+        self._protected.add(plan)
+
+    def _forget_digests(self, plan: bytes) -> None:
+        for key in [key for key in self._digests if key[0] == plan]:
+            del self._digests[key]
+
+    def needed(self) -> set[bytes]:
+        """Plans whose means must stay on disk after a checkpoint."""
+        return {*self._undecided, *self._protected, *self._committed}
+
+
+def _sha256(payload: Payload) -> bytes:
+    return hashlib.sha256(payload).digest()

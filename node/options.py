@@ -1,0 +1,149 @@
+"""What a person asks of `create`, `join` and `export`: plain data between the command line and the daemon.
+
+`None` means "not said": the TOML file, the manifest or the machine decides. Checks here are those that need
+no model, no network and no file, so that a wrong flag fails before anything heavy is imported.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from farflung.protocol.errors import ConfigError
+
+DTYPES = ("auto", "bf16", "fp32")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CreateOptions:
+    """`farflung create`: what the manifest shall say. A flag wins over the TOML file."""
+
+    name: str
+    """Name of the swarm, for people; scoped by the founder's key."""
+    config: Path | None = None
+    """TOML file with the manifest's keys."""
+    preset: str | None = None
+    """Named size of the model."""
+    data: str | None = None
+    """`python` (embedded corpus), a text file or folder, a folder of token shards, or `hf:DATASET`."""
+    tokenizer: str | None = None
+    """`bytes` or a `tokenizers` JSON file."""
+    steps: int | None = None
+    """Global inner steps after which the swarm is done."""
+    inner_steps: int | None = None
+    """H: inner steps between two rounds."""
+    batch_tokens: int | None = None
+    """Tokens of one inner step of one peer."""
+    lr: float | None = None
+    """Peak learning rate of the inner optimiser."""
+    min_contributors: int | None = None
+    """Peers that must contribute for a round to move the outer state."""
+    codec: str | None = None
+    """How contributions are packed: `int8` or `fp32`."""
+    open: bool = False
+    """Anybody who finds the name may join; otherwise an invitation is needed."""
+    seed: int | None = None
+    """Seed of the first parameters and of the order of the samples."""
+    peers: tuple[str, ...] = ()
+    """Addresses of peers through which the manifest is published at once; without any, it is published at the
+    first `join`.
+    """
+    port: int = 0
+    """Port this machine's node will listen on, for the addresses in the invitation; 0 lets the system choose.
+    """
+    local: bool = False
+    """The swarm stays on this machine: the invitation names 127.0.0.1."""
+    home: Path | None = None
+    """Replaces all folders."""
+
+    def __post_init__(self) -> None:
+        _positive(
+            steps=self.steps,
+            inner_steps=self.inner_steps,
+            batch_tokens=self.batch_tokens,
+            lr=self.lr,
+            min_contributors=self.min_contributors,
+        )
+        _port(self.port)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CreatedSwarm:
+    """What `create` hands back to be printed."""
+
+    name: str
+    hash_hex: str
+    """Hash of the manifest: the swarm's id."""
+    invitation: str
+    """The short string to give to others."""
+    founder: str
+    """Public key of the founder in hex."""
+    manifest: Path
+    """Where the signed manifest lies."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinOptions:
+    """`farflung join`: which swarm, and what this machine gives to it."""
+
+    swarm: str
+    """A name, an invitation, or the beginning of a known manifest hash."""
+    peers: tuple[str, ...] = ()
+    """Addresses of peers to ask first."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda`, `cuda:N` or `mps`."""
+    dtype: str = "auto"
+    """Precision of the inner steps: `auto` is bf16 autocast where the device has it, else fp32."""
+    compile: bool = False
+    """Compile the model (minutes at the start, faster steps)."""
+    threads: int | None = None
+    """CPU threads torch may use."""
+    up_mbps: float | None = None
+    """Most megabits per second this node may send."""
+    down_mbps: float | None = None
+    """Most megabits per second this node may receive in bulk."""
+    port: int = 0
+    """Port to listen on, TLS on the one above; 0 lets the system choose."""
+    local: bool = False
+    """Listen on 127.0.0.1 only, and ask no router for anything."""
+    data: str | None = None
+    """Where the swarm's data lies here, when elsewhere than the manifest says."""
+    tokenizer: Path | None = None
+    """The swarm's tokenizer file, when it has one and this machine does not know it yet."""
+    exit_when_done: bool = True
+    """End when the swarm has done its steps; otherwise stay and serve state to others."""
+    live: bool = True
+    """Show progress on the terminal."""
+    home: Path | None = None
+    """Replaces all folders."""
+
+    def __post_init__(self) -> None:
+        _positive(threads=self.threads, up_mbps=self.up_mbps, down_mbps=self.down_mbps)
+        _port(self.port)
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportOptions:
+    """`farflung export`: the outer state of a swarm as a Hugging Face folder."""
+
+    swarm: str | None
+    """Name or beginning of the manifest hash; None means the only swarm of this machine."""
+    folder: Path
+    """Where to write; must not exist or be empty."""
+    home: Path | None = None
+    """Replaces all folders."""
+
+    def __post_init__(self) -> None:
+        if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
+            raise ConfigError(f"{self.folder} exists and is not an empty folder; name a new one")
+
+
+def _positive(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not value > 0:
+            raise ConfigError(f"--{name.replace('_', '-')} must be above 0, not {value}")
+
+
+def _port(port: int) -> None:
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"--port must be between 0 and 65535, not {port}")

@@ -1,0 +1,431 @@
+"""One node of a swarm: events in, decisions by `protocol.member`, effects out, over any engine and any clock.
+
+    messages ─▶ Member ─▶ effects ─▶ pump ─▶ messages, transfers, votes on disk
+                   ▲                    └─▶ commits ─▶ apply loop ─▶ learner ─▶ training loop ─▶ ready ─┐
+                   └──────────────────────────────────────────────────────────────────────────────────┘
+
+`Member` is only touched from the event loop, between awaits, so its state is consistent whenever anything looks. Shutdown order: training
+stops, goodbye goes out, the place is saved, transfers are cancelled, the network is closed by whoever made it.
+"""
+
+import asyncio
+import contextlib
+import math
+import os
+from dataclasses import dataclass
+
+from farflung.compression.codec import Codec
+from farflung.node.apply import Applier
+from farflung.node.catchup import Catchup
+from farflung.node.door import Doors
+from farflung.node.events import EventLog
+from farflung.node.exchange import Exchange
+from farflung.node.learner import Learner
+from farflung.node.means import MeanStore
+from farflung.node.network import Network
+from farflung.node.statesync import Donor, StateSync
+from farflung.node.storage import SavedVote, Storage
+from farflung.node.trainer import Pace, Trainer
+from farflung.protocol import messages
+from farflung.protocol.chain import Certified, Commit
+from farflung.protocol.effects import (
+    Apply,
+    Contribute,
+    Effect,
+    Expect,
+    FetchMean,
+    Forget,
+    Note,
+    Reduce,
+    Repair,
+    RoundOver,
+    SaveVote,
+    Send,
+)
+from farflung.protocol.envelope import Opener, seal
+from farflung.protocol.errors import Malformed, RemoteError
+from farflung.protocol.keys import PeerId, Signer
+from farflung.protocol.limits import MAX_ADDRESSES
+from farflung.protocol.member import Member
+from farflung.protocol.membership import Membership
+from farflung.protocol.messages import Heartbeat, Message, Plan, Ready
+from farflung.protocol.replay import first_seq
+from farflung.protocol.settings import Settings
+
+TICK_S = 0.25
+"""Between two looks at deadlines; heartbeats and repetitions are seconds apart."""
+
+MESSAGE_LIFE_S = 60.0
+"""How long a control message is valid: longer than any queue, shorter than MAX_MESSAGE_LIFE_S."""
+
+BROADCAST_S = 0.5
+"""Sends of one message object within this time are one broadcast."""
+
+NET_EVERY_S = 5.0
+"""Between two `net` lines in the log."""
+
+LINGER_S = 20.0
+"""How long a node that has finished serves those who have not."""
+
+LET_GO_S = 8.0
+"""How long a leaving node waits to be let go: two heartbeats, the proposer's settling time, a vote."""
+
+STOP_S = 30.0
+"""How long a leaving node waits for the step or the commit it is busy with."""
+
+TRANSFER_S = 3600.0
+"""Longest download that a donor serves on one stream."""
+
+AGENT = "farflung/0.1.0"
+"""What this software calls itself."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What this node says of itself in heartbeats."""
+
+    device: str
+    admission: bytes = b""
+
+
+class Peer:
+    """See the module. `run` is the whole life of the node."""
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        signer: Signer,
+        settings: Settings,
+        pace: Pace,
+        learner: Learner,
+        uplink: Codec,
+        downlink: Codec,
+        outer_step: tuple[float, float],
+        doors: Doors,
+        storage: Storage,
+        log: EventLog,
+        facts: Facts,
+        checkpoint_s: float = 300.0,
+        exit_when_done: bool = True,
+    ) -> None:
+        self.network = network
+        self.log = log
+        self.settings = settings
+        self.facts = facts
+        self.member = Member(settings, signer, Membership(signer.peer_id, settings.heartbeat_s), self._vitals)
+        self._means = MeanStore(storage, doors.side)
+        self.exchange = Exchange(network, doors, learner, self._means, uplink=uplink, downlink=downlink, news=self)
+        self.trainer = Trainer(
+            signer.peer_id,
+            learner,
+            doors.learner,
+            log,
+            pace,
+            may_train=self._may_train,
+            set_ready=self._ready,
+            withdraw=lambda: self._do(self.member.withdraw(self._now())),
+            up_bytes_per_s=lambda: self.exchange.link.bytes_per_s,
+        )
+        self.applier = Applier(
+            member=self.member,
+            exchange=self.exchange,
+            means=self._means,
+            catchup=Catchup(
+                sync=StateSync(network, learner, self.refused),
+                member=self.member,
+                exchange=self.exchange,
+                learner=learner,
+                doors=doors,
+                storage=storage,
+                log=log,
+                outer_step=outer_step,
+            ),
+            trainer=self.trainer,
+            learner=learner,
+            doors=doors,
+            storage=storage,
+            log=log,
+            checkpoint_s=checkpoint_s,
+            applied=self._applied,
+        )
+        self._donor = Donor(network, learner, lambda: self.applier.version, self.applier.steady)
+        self.applier.donor = self._donor
+        self._signer = signer
+        self._journal = doors.journal.run
+        self._storage = storage
+        self._opener = Opener(settings.swarm)
+        self._exit_when_done = exit_when_done
+        self._seq = 0
+        self._sealed: tuple[Message | None, float, bytes] = (None, 0.0, b"")
+        self._effects: asyncio.Queue[Effect] = asyncio.Queue()
+        self._remembered = -2
+        self._stop = asyncio.Event()
+        self._let_go = asyncio.Event()
+        self.stop_reason = ""
+        self.state_reason = ""
+        self._linger_until = 0.0
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    async def run(self, *, anchor: Commit | None, history: list[Certified], known: list[PeerId]) -> str:
+        """Live in the swarm until it is done or `stop` is called. Returns the reason.
+
+        `history` is the genesis (founder), what was saved (restart), or empty (newcomer); `known` are peers to talk to first.
+        """
+        self._seq = first_seq(self.network.unix_time())
+        resumed = await self.applier.restore(history)
+        self.log.emit("node.start", pid=os.getpid(), device=self.facts.device, agent=AGENT, resumed=resumed)
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                if history:
+                    self._remembered = history[-1].commit.height
+                    saved = await self._journal(self._storage.load_vote)
+                    vote = None if saved is None else (saved.height, saved.ballot, saved.accepted)
+                    if saved is not None and saved.accepted is not None and saved.accepted.commit.round is not None:
+                        self._means.protect(saved.accepted.commit.round.plan)
+                    self._do(self.member.begin(anchor, history, self._now(), vote=vote))
+                    await self.applier.resume(history)
+                self.network.on_message(self._on_message)
+                self.exchange.serve()
+                self._donor.serve(self.refused, self.member.admitted, within_s=TRANSFER_S)
+                working = {group.create_task(self.applier.run()), group.create_task(self.trainer.run())}
+                group.create_task(self._pump())
+                group.create_task(self._tick())
+                for peer in known:
+                    self._do(self.member.discovered(peer, self._now()))
+                await self._stop.wait()
+                await self._leave(working)
+                raise _Ended
+        except* _Ended:
+            pass
+        self.log.emit("node.stop", reason=self.stop_reason)
+        return self.stop_reason
+
+    def stop(self, reason: str) -> None:
+        """Leave cleanly: finish the step, say goodbye, save."""
+        self.stop_reason = self.stop_reason or reason
+        self._stop.set()
+
+    async def _leave(self, working: set[asyncio.Task[None]]) -> None:
+        """Finish what is being computed, wait to be let go, so that the others are not left short of a vote, and save."""
+        self.member.state = "leaving"
+        self._do(self.member.withdraw(self._now()))
+        self.trainer.finish()
+        self._do(self.member.leave(self.stop_reason))
+        with contextlib.suppress(TimeoutError):  # nobody can be made to let us go; they will find us gone
+            async with asyncio.timeout(LET_GO_S):
+                await self._let_go.wait()
+        self.applier.finish()
+        # A download is given up at once: what it has is on disk, and the next start goes on from there.
+        _, busy = await asyncio.wait(working, timeout=STOP_S if self.applier.steady.is_set() else 0.0)
+        if not busy and self.applier.steady.is_set():
+            await self.applier.save_place()
+
+    def _others_vote(self) -> bool:
+        """Whether we are still a member of a view with others alive in it."""
+        view = self.member.head.commit.view if self.member.in_view else ()
+        return bool(self.member.membership.live(p for p in view if p != self.member.me))
+
+    def _watch_end(self, now: float) -> None:
+        """When the run is complete: serve those who are behind for a moment, then leave."""
+        if self.trainer.version < self.settings.total_rounds or not self.applier.idle or not self._exit_when_done:
+            return
+        self._linger_until = self._linger_until or now + LINGER_S
+        if now >= self._linger_until or not self._somebody_is_behind():
+            self.stop("the run is complete")
+
+    def _somebody_is_behind(self) -> bool:
+        others = [p for p in self.member.head.commit.view if p != self.member.me and self.member.membership.alive(p)]
+        beats = [self.member.membership.heartbeat(p) for p in others]
+        return any(b is None or b.version < self.settings.total_rounds for b in beats)
+
+    # ---- what comes in -----------------------------------------------------------------------------------------
+
+    def _on_message(self, sender: PeerId, data: bytes) -> None:
+        try:
+            opened = self._opener.open(data, self.network.unix_time(), sender)
+            message = messages.decode(opened.body, peer=sender)
+            if messages.tag(message) != opened.kind:
+                raise Malformed(f"a message of kind {opened.kind} that holds another", peer=sender)
+            if isinstance(message, Heartbeat):
+                self.network.add_addresses(sender, list(message.addresses))
+            effects = self.member.receive(sender, message, self._now())
+        except RemoteError as error:
+            self.refused(error)
+        else:
+            self._do(effects)
+
+    def contribution_arrived(self, plan_id: bytes, part: int, peer: PeerId) -> None:
+        self._do(self.member.contribution_arrived(plan_id, part, peer, self._now()))
+
+    def mean_held(self, plan_id: bytes, part: int, digest: bytes) -> None:
+        self._do(self.member.mean_held(plan_id, part, digest, self._now()))
+
+    def unreachable(self, peer: PeerId, reason: str) -> None:
+        self._do(self.member.unreachable(peer, reason, self._now()))
+
+    def discovered(self, peer: PeerId) -> None:
+        """A record or a cache mentions a peer."""
+        self._do(self.member.discovered(peer, self._now()))
+
+    def refused(self, error: RemoteError) -> None:
+        """A peer broke a rule; nothing of ours has changed."""
+        of = error.peer.hex() if error.peer else ""
+        self.log.emit("refused", error=type(error).__name__, of=of, reason=error.reason)
+
+    def _ready(self, ready: Ready) -> None:
+        self._do(self.member.set_ready(ready, self._now()))
+
+    def _applied(self, height: int, version: int, digest: bytes) -> None:
+        self._do(self.member.applied(height, version, digest, self._now()))
+        self.trainer.wake()
+
+    def _may_train(self) -> bool:
+        return (
+            self.member.in_view
+            and self.member.ready is None
+            and self.applier.idle
+            and self.applier.height == self.member.head.commit.height
+            and self.trainer.version < self.settings.total_rounds
+        )
+
+    async def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        net_at = loop.time()
+        while True:
+            self._do(self.member.tick(self._now()))
+            self._update_state()
+            self.network.pace(self.exchange.link.pace_bytes_per_s)
+            if self._stop.is_set() and not self._others_vote():
+                self._let_go.set()
+            self._watch_end(self._now())
+            if loop.time() >= net_at:
+                net_at += NET_EVERY_S
+                links = self.network.links()
+                self.log.emit(
+                    "net",
+                    sent_bytes=sum(link.sent_bytes for link in links.values()),
+                    received_bytes=sum(link.received_bytes for link in links.values()),
+                    peers=len(self.member.membership.live(self.member.membership.known())),
+                )
+            await asyncio.sleep(TICK_S)
+
+    # ---- what goes out -----------------------------------------------------------------------------------------
+
+    def _do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            self._effects.put_nowait(effect)
+
+    async def _pump(self) -> None:
+        """Execute effects in order; what takes long becomes a task of its own."""
+        while True:
+            effect = await self._effects.get()
+            match effect:
+                case Send(to, message):
+                    self._send(to, message)
+                case SaveVote(height, ballot, accepted):
+                    await self._journal(self._storage.save_vote, SavedVote(height, ballot, accepted))
+                case Expect(plan_id, plan):
+                    self.exchange.expect(plan_id, plan)
+                case Contribute(plan_id, plan):
+                    self.log.emit("round.scatter", round=plan.height, bytes=self._contribution_bytes(plan))
+                    self.exchange.start(plan_id, self.exchange.contribute(plan_id), self._group)
+                case Reduce(plan_id, _, part, weights):
+                    self.exchange.start(plan_id, self.exchange.reduce(plan_id, part, weights), self._group)
+                case FetchMean(plan_id, part, digest, holders):
+                    self.exchange.start(plan_id, self.exchange.fetch_due(plan_id, part, digest, holders), self._group)
+                case Forget(plan_id, final):
+                    self.exchange.forget(plan_id)
+                    if final:
+                        await self._means.discard(plan_id)
+                case Apply(certified):
+                    await self._remember(certified)
+                    self.applier.push(certified)
+                case Repair():
+                    self.applier.push(effect)
+                case RoundOver(plan_id, contributed, reason):
+                    if not contributed:
+                        self.log.emit("round.missed", round=self.member.head.commit.height, reason=reason)
+                    self.trainer.over()
+                case Note(event, fields):
+                    self.log.emit(event, **fields)
+
+    async def _remember(self, certified: Certified) -> None:
+        follows = certified.commit.height == self._remembered + 1
+        anchor = None if follows else self.member.history.parent_of(certified.commit.height)
+        self._remembered = certified.commit.height
+        if certified.commit.round is not None:
+            await self._journal(self._storage.sync_means, certified.commit.round.plan)
+        await self._journal(self._storage.append_commit, anchor, certified)
+
+    def _send(self, to: PeerId, message: Message) -> None:
+        """Seal and hand to the network. One signature serves all receivers of a broadcast; a repetition is sealed anew, for its number
+        must be new and its life begins now."""
+        now = self._now()
+        if self._sealed[0] is not message or now > self._sealed[1] + BROADCAST_S:
+            self._seq += 1
+            expires_at = self.network.unix_time() + MESSAGE_LIFE_S
+            body = messages.encode(message)
+            sealed = seal(self.member.signer, self.settings.swarm, messages.tag(message), self._seq, expires_at, body)
+            self._sealed = (message, now, sealed)
+        self.network.send(to, self._sealed[2])
+
+    def _contribution_bytes(self, plan: Plan) -> int:
+        mine = sum(p.stop - p.start for p in plan.parts if p.owner == self.member.me)
+        return int((self.settings.rules.numel - mine) * self.settings.bytes_per_element)
+
+    # ---- what is said of us ------------------------------------------------------------------------------------
+
+    def _vitals(self) -> Heartbeat:
+        loss = self.trainer.loss
+        return Heartbeat(
+            height=0,
+            ballot=0,
+            version=0,
+            digest=b"",
+            state="",
+            step=self.trainer.global_step,
+            tokens_per_s=self.trainer.tokens_per_s,
+            up_bytes_per_s=self.exchange.link.bytes_per_s,
+            down_bytes_per_s=0.0,
+            loss=loss if math.isfinite(loss) else 0.0,
+            device=self.facts.device,
+            admission=self.facts.admission,
+            addresses=tuple(self.network.addresses()[:MAX_ADDRESSES]),
+        )
+
+    def _update_state(self) -> None:
+        state, reason = self._state()
+        if (state, reason) != (self.member.state, self.state_reason):
+            changed = state != self.member.state
+            self.member.state, self.state_reason = state, reason
+            if changed:
+                self.log.emit("node.state", state=state, reason=reason)
+
+    def _state(self) -> tuple[str, str]:
+        member = self.member
+        if self._stop.is_set():
+            return "leaving", self.stop_reason
+        if not member.in_view:
+            return "joining", member.reason if self.applier.idle else "downloading the outer state"
+        if self.trainer.version >= self.settings.total_rounds:
+            return "finished", "the run is complete"
+        if member.part is not None and member.ready is not None:
+            return "round", f"round {member.part.plan.height}"
+        if member.ready is not None:
+            return "ready", member.reason
+        if self.applier.idle and self.trainer.out_of_samples:
+            return (
+                "waiting",
+                "the samples handed out are used up; the swarm must commit a round before there are more",
+            )
+        return "training", member.reason
+
+
+class _Ended(Exception):
+    """Ends the task group of a node that leaves."""

@@ -1,0 +1,84 @@
+"""Peers that this machine has met in a swarm, on disk, so that it can join again when all the first ones are gone.
+
+One JSON file beside the swarm's manifest, replaced whole: key in hex, addresses best first, when last heard from. It is a
+cache of what peers said of themselves: an address that lies only makes one dial fail.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from farflung.node.addresses import split_peer
+from farflung.node.network import PeerId
+from farflung.node.storage import write_atomically
+from farflung.protocol.errors import ConfigError
+from farflung.protocol.limits import MAX_ADDRESSES
+
+MAX_PEERS = 256
+"""Peers remembered; those heard from longest ago go first. Four full groups."""
+
+MAX_SEEDS = 8
+"""Peers asked at a start: the most recent ones; one that answers is enough."""
+
+
+class KnownPeer(msgspec.Struct, kw_only=True):
+    """One peer of the book."""
+
+    addresses: list[str]
+    seen: float
+    """Unix seconds; 0 when an invitation or a flag named it and it was never heard."""
+
+
+class _File(msgspec.Struct):
+    peers: dict[str, KnownPeer]
+
+
+class PeerBook:
+    """The known peers of one swarm."""
+
+    def __init__(self, path: Path) -> None:
+        """Read `path` if it is there. Raises ConfigError when it is damaged."""
+        self._path = path
+        self._peers: dict[str, KnownPeer] = {}
+        if path.exists():
+            try:
+                self._peers = msgspec.json.decode(path.read_bytes(), type=_File).peers
+            except msgspec.DecodeError as error:
+                raise ConfigError(
+                    f"{path} is damaged ({error}); remove it and join with an invitation or --peer"
+                ) from error
+
+    def note(self, peer: PeerId, addresses: Iterable[str], seen: float) -> None:
+        """Remember what a peer announces. Without addresses nothing is remembered: it could not be dialled."""
+        listed = list(addresses)[:MAX_ADDRESSES]
+        if listed:
+            known = self._peers.get(peer.hex())
+            self._peers[peer.hex()] = KnownPeer(addresses=listed, seen=max(seen, known.seen if known else 0.0))
+
+    def note_multiaddrs(self, addresses: Iterable[str]) -> None:
+        """Remember addresses of an invitation or a flag, each with /p2p/ID at its end. Raises ConfigError."""
+        found: dict[PeerId, list[str]] = {}
+        for address in addresses:
+            if address.startswith("/"):
+                found.setdefault(split_peer(address)[0], []).append(address)
+        for peer, listed in found.items():
+            known = self._peers.get(peer.hex())
+            self.note(peer, dict.fromkeys([*listed, *(known.addresses if known else ())]), 0.0)
+
+    def peers(self) -> dict[PeerId, list[str]]:
+        """Everybody, the most recently heard first."""
+        ranked = sorted(self._peers.items(), key=lambda item: (-item[1].seen, item[0]))
+        return {bytes.fromhex(peer): known.addresses for peer, known in ranked}
+
+    def seeds(self, me: PeerId) -> list[str]:
+        """Multiaddrs (with /p2p/ID) of the peers to ask first, ourselves left out."""
+        others = [addresses for peer, addresses in self.peers().items() if peer != me]
+        dialable = [[a for a in listed if a.startswith("/") and "/p2p/" in a] for listed in others]
+        return [address for listed in [d for d in dialable if d][:MAX_SEEDS] for address in listed]
+
+    def save(self) -> None:
+        """Replace the file. Raises OSError."""
+        ranked = sorted(self._peers.items(), key=lambda item: (-item[1].seen, item[0]))[:MAX_PEERS]
+        self._peers = dict(ranked)
+        write_atomically(self._path, msgspec.json.format(msgspec.json.encode(_File(self._peers))))

@@ -1,0 +1,100 @@
+"""What commands ask of running nodes, over the control socket: which node is meant, and its typed answers."""
+
+import socket
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from farflung.node.control import NoNode, request, stream
+from farflung.node.live import duration, show, size
+from farflung.node.paths import SwarmPaths, resolve_paths
+from farflung.node.status import NodeStatus, PeerStatus
+
+PEER_STYLES = {"self": "bold", "alive": "green", "suspect": "yellow", "dead": "red", "left": "dim"}
+
+
+async def running_statuses(name: str | None, home: Path | None) -> list[NodeStatus]:
+    """Status of the named swarm's node, or of every node that runs here.
+
+    Raises NoNode when none runs, ConfigError when no swarm of this name is known.
+    """
+    if name is not None:
+        return [await _status(resolve_paths(home).find_swarm(name))]
+    found = [await _status(swarm) for swarm in resolve_paths(home).swarms() if _runs(swarm)]
+    if not found:
+        known = resolve_paths(home).find_swarm(None)  # raises when there are none or several
+        raise NoNode(f"no node of swarm {known.name} runs here; start it with `farflung join {known.name}`")
+    return found
+
+
+async def known_peers(name: str | None, home: Path | None) -> list[PeerStatus]:
+    """All peers that a node knows, itself included. Raises as `running_statuses` does."""
+    reply = await request(the_running(name, home), "peers")
+    return msgspec.convert(reply["peers"], list[PeerStatus])
+
+
+async def leave_swarm(name: str | None, home: Path | None, *, timeout_s: float) -> str:
+    """Make a node leave and wait until it has saved; what it says at the end. Raises as `running_statuses`
+    does.
+    """
+    reply = await request(the_running(name, home), "leave", timeout_s=timeout_s)
+    return str(reply["reason"])
+
+
+async def follow(name: str | None, home: Path | None) -> None:
+    """Show a node's events until it ends. Raises as `running_statuses` does."""
+    swarm = the_running(name, home)
+    await show(stream(swarm, "events"), await _status(swarm), Console())
+
+
+def the_running(name: str | None, home: Path | None) -> SwarmPaths:
+    """The swarm that is meant: the named one, else the only one with a node here, else the only one known."""
+    paths = resolve_paths(home)
+    running = [swarm for swarm in paths.swarms() if _runs(swarm)]
+    return running[0] if name is None and len(running) == 1 else paths.find_swarm(name)
+
+
+def peer_table(peers: list[PeerStatus]) -> Table:
+    """The peers as a table, this node first, then by key."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("peer", no_wrap=True, min_width=12)
+    for heading in ("state", "device"):
+        table.add_column(heading)
+    for heading in ("step", "tokens/s"):
+        table.add_column(heading, justify="right")
+    table.add_column("link")
+    for heading in ("sent", "received", "seen"):
+        table.add_column(heading, justify="right")
+    for one in sorted(peers, key=lambda peer: (peer.state != "self", peer.peer)):
+        link = one.carrier
+        if one.up_bytes_per_s or one.down_bytes_per_s:
+            link += f", up {size(one.up_bytes_per_s)}/s, down {size(one.down_bytes_per_s)}/s"
+        table.add_row(
+            one.peer[:12],
+            Text(one.state if one.member else f"{one.state}, no member", style=PEER_STYLES.get(one.state, "")),
+            one.device,
+            f"{one.step:,}",
+            f"{one.tokens_per_s:,.0f}",
+            link,
+            size(one.sent_bytes),
+            size(one.received_bytes),
+            "" if one.last_seen_s is None else f"{duration(one.last_seen_s)} ago",
+        )
+    return table
+
+
+async def _status(swarm: SwarmPaths) -> NodeStatus:
+    return msgspec.convert(await request(swarm, "status"), NodeStatus)
+
+
+def _runs(swarm: SwarmPaths) -> bool:
+    """Whether a node answers; a killed one leaves its socket behind."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as attempt:
+        try:
+            attempt.connect(str(swarm.socket))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+    return True

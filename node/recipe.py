@@ -1,0 +1,307 @@
+"""From a manifest to what a node computes with: configs, codecs, protocol settings, data, and a learner on this machine.
+
+A manifest is plain numbers and text; everything that can be wrong about them *here* (other data, a codec this version
+does not know, too little memory) is a ConfigError that says what differs and what to do. Nothing else turns a manifest
+into objects, so the node, the export and the demo's solo worker cannot disagree about what a swarm is.
+"""
+
+import hashlib
+import math
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from farflung.compression.codec import Codec
+from farflung.compression.registry import parse_codec
+from farflung.node.learner import SwarmLearner
+from farflung.node.trainer import Pace
+from farflung.protocol.admission import verify_admission
+from farflung.protocol.chain import Rules
+from farflung.protocol.errors import ConfigError, RemoteError
+from farflung.protocol.keys import PeerId, short
+from farflung.protocol.limits import CHUNK_BYTES
+from farflung.protocol.manifest import Manifest, manifest_hash
+from farflung.protocol.settings import Settings
+from farflung.training.data import Dataset
+from farflung.training.errors import DataError
+from farflung.training.inner import InnerConfig
+from farflung.training.memory import RESERVE, forecast, free_bytes
+from farflung.training.model import ModelConfig
+from farflung.training.order import SampleOrder
+from farflung.training.outer import OuterConfig
+from farflung.training.presets import num_parameters
+from farflung.training.replica import Replica, Runtime
+from farflung.training.schedule import Schedule
+from farflung.training.sources import open_dataset
+from farflung.training.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
+
+HEARTBEAT_S = 2.0
+"""Between two heartbeats: a vanished peer is called dead after six of them."""
+
+REMOVAL_S = 10.0
+"""How long a dead member stays in the view: shorter than this, and a restart would cost two changes of the view."""
+
+ADMISSIONS = 4096
+"""Admission tokens whose verdict is remembered."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """What a manifest means to this version of farflung."""
+
+    manifest: Manifest
+    swarm: bytes
+    """The manifest's hash, 32 bytes."""
+    model: ModelConfig
+    inner: InnerConfig
+    outer: OuterConfig
+    uplink: Codec
+    downlink: Codec
+
+    @property
+    def num_parameters(self) -> int:
+        return num_parameters(self.model)
+
+    @property
+    def total_rounds(self) -> int:
+        """Rounds until the run is complete: whole rounds of H steps, at least one."""
+        return max(1, self.manifest.total_steps // self.manifest.inner_steps)
+
+    @property
+    def rules(self) -> Rules:
+        """What every commit must follow."""
+        m = self.manifest
+        return Rules(
+            window=m.window_rounds * m.inner_steps * m.samples_per_step,
+            lease=m.lease_rounds,
+            max_group=m.max_group,
+            numel=self.num_parameters,
+            tokens_per_sample=m.model.seq_len,
+        )
+
+    def settings(self) -> Settings:
+        """The protocol's rules."""
+        m, numel = self.manifest, self.num_parameters
+        return Settings(
+            swarm=self.swarm,
+            founder=m.founder,
+            rules=self.rules,
+            align=math.lcm(self.uplink.block, self.downlink.block),
+            uplink=self.uplink.spec,
+            downlink=self.downlink.spec,
+            bytes_per_element=self.uplink.max_nbytes(numel) / numel,
+            min_contributors=m.min_contributors,
+            total_rounds=self.total_rounds,
+            min_round_s=m.deadlines.min_round_s,
+            max_round_s=m.deadlines.max_round_s,
+            removal_s=REMOVAL_S,
+            heartbeat_s=HEARTBEAT_S,
+            admits=admission_check(m),
+        )
+
+    def pace(self) -> Pace:
+        """The rhythm of training."""
+        m = self.manifest
+        return Pace(
+            inner_steps=m.inner_steps,
+            samples_per_step=m.samples_per_step,
+            tokens_per_sample=m.model.seq_len,
+            total_rounds=self.total_rounds,
+        )
+
+    def learner(self, dataset: Dataset, runtime: Runtime) -> SwarmLearner:
+        """A fresh replica on this machine, fed from `dataset`. Blocks; raises ConfigError when memory is too small."""
+        check_memory(self.model, runtime)
+        replica = Replica(
+            self.model,
+            self.inner,
+            self.outer,
+            seed=self.manifest.model.init_seed,
+            runtime=runtime,
+            chunk_bytes=CHUNK_BYTES,
+        )
+        order = SampleOrder(
+            num_samples=self.manifest.data.num_samples,
+            seed=self.manifest.data.order_seed,
+            block=dataset.block,
+        )
+        return SwarmLearner(replica, dataset, order)
+
+
+def read_recipe(manifest: Manifest) -> Recipe:
+    """What `manifest` means here. Raises ConfigError naming what this version does not know."""
+    model, inner, outer = manifest.model, manifest.inner, manifest.outer
+    try:
+        return Recipe(
+            manifest=manifest,
+            swarm=manifest_hash(manifest),
+            model=ModelConfig(
+                vocab_size=model.vocab_size,
+                dim=model.dim,
+                num_layers=model.num_layers,
+                num_heads=model.num_heads,
+                num_kv_heads=model.num_kv_heads,
+                ffn_dim=model.ffn_dim,
+                seq_len=model.seq_len,
+                rope_theta=model.rope_theta,
+                norm_eps=model.norm_eps,
+                tie_embeddings=model.tie_embeddings,
+            ),
+            inner=InnerConfig(
+                schedule=Schedule(
+                    peak=inner.lr,
+                    warmup_steps=inner.warmup_steps,
+                    total_steps=manifest.total_steps,
+                    kind="wsd" if inner.schedule == "wsd" else "cosine",
+                    final_ratio=inner.min_lr_ratio,
+                    decay_ratio=inner.decay_fraction,
+                ),
+                betas=inner.betas,
+                weight_decay=inner.weight_decay,
+                max_grad_norm=inner.grad_clip,
+            ),
+            outer=OuterConfig(lr=outer.lr, momentum=outer.momentum),
+            uplink=parse_codec(manifest.uplink_codec),
+            downlink=parse_codec(manifest.downlink_codec),
+        )
+    except ValueError as error:
+        raise ConfigError(f"the manifest of {manifest.name!r} cannot be used: {error}") from error
+
+
+def admission_check(manifest: Manifest) -> Callable[[PeerId, bytes], bool]:
+    """Whether a token admits a peer; verdicts are remembered, for every heartbeat carries a token."""
+
+    @lru_cache(maxsize=ADMISSIONS)
+    def admits(peer: PeerId, token: bytes) -> bool:
+        try:
+            verify_admission(manifest, peer, token)
+        except RemoteError:
+            return False
+        return True
+
+    return admits
+
+
+def file_hash(path: Path) -> bytes:
+    """SHA-256 of a tokenizer file, 32 bytes. Raises ConfigError when it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).digest()
+    except OSError as error:
+        raise ConfigError(f"cannot read the tokenizer {path}: {error.strerror}") from error
+
+
+def swarm_tokenizer(
+    manifest: Manifest,
+    file: Path,  # where the swarm's tokenizer file lies here; not looked at when the swarm trains on bytes
+) -> Tokenizer:
+    """The tokenizer that the manifest means. Raises ConfigError when the file is missing or another one."""
+    if manifest.tokenizer.kind == "bytes":
+        return ByteTokenizer()
+    wanted = manifest.tokenizer.hash
+    if not file.is_file():
+        raise ConfigError(
+            f"swarm {manifest.name!r} uses a tokenizer file with SHA-256 {wanted.hex()}; get it from the founder "
+            "and give it with `--tokenizer FILE`"
+        )
+    if (found := file_hash(file)) != wanted:
+        raise ConfigError(
+            f"{file} is not the tokenizer of swarm {manifest.name!r}: its SHA-256 is {found.hex()[:16]}…, the swarm's "
+            f"is {wanted.hex()[:16]}…; give the founder's file with `--tokenizer FILE`"
+        )
+    try:
+        return JsonTokenizer(file)
+    except DataError as error:
+        raise ConfigError(str(error)) from error
+
+
+def swarm_dataset(
+    manifest: Manifest,
+    tokenizer: Tokenizer,
+    spec: str | None = None,  # where the data lies here, when elsewhere than the manifest says
+) -> Dataset:
+    """The swarm's data on this machine, checked against the manifest's content hash.
+
+    Reads all of it once. Raises ConfigError that says what differs and how to fix it.
+    """
+    spec = spec or manifest.data.spec
+    try:
+        dataset = open_dataset(spec, tokenizer, manifest.model.seq_len)
+        found = dataset.content_hash
+    except DataError as error:
+        elsewhere = "" if spec.startswith(("python", "hf:")) else "; say where it lies here with `--data`"
+        raise ConfigError(f"the data of swarm {manifest.name!r} cannot be opened: {error}{elsewhere}") from error
+    wanted = manifest.data
+    if found != wanted.content_hash.hex() or dataset.num_samples != wanted.num_samples:
+        raise ConfigError(
+            f"the data {spec!r} on this machine is not what swarm {manifest.name!r} trains on: it has "
+            f"{dataset.num_samples:,} samples with content hash {found[:12]}, the swarm's has {wanted.num_samples:,} with "
+            f"{short(wanted.content_hash)}. {_data_remedy(spec)}"
+        )
+    return dataset
+
+
+def choose_runtime(device: str, dtype: str, *, compiled: bool) -> Runtime:
+    """What `--device`, `--dtype` and `--compile` mean on this machine. Raises ConfigError."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ConfigError(f"--device {device!r}: give auto, cpu, cuda, cuda:N or mps") from error
+    index = torch.device(device).index or 0
+    if kind == "cuda" and index >= torch.cuda.device_count():
+        raise ConfigError(
+            f"--device {device}: this machine has {torch.cuda.device_count()} CUDA devices that torch can use; "
+            "see `python -c 'import torch; print(torch.cuda.is_available())'`, or give --device cpu"
+        )
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("--device mps: torch finds no Apple GPU here; give --device cpu")
+    best = Runtime.best(device)
+    autocast = {"auto": best.autocast, "bf16": torch.bfloat16, "fp32": None}[dtype]
+    return Runtime(device=device, autocast=autocast, compile=compiled)
+
+
+def describe_device(runtime: Runtime) -> str:
+    """The device for people, as it stands in heartbeats and records."""
+    device = torch.device(runtime.device)
+    if device.type == "cuda":
+        facts = torch.cuda.get_device_properties(device)
+        return f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB"
+    if device.type == "mps":
+        return "Apple GPU"
+    return f"CPU {platform.machine()}, {torch.get_num_threads()} of {os.cpu_count()} threads"
+
+
+def check_memory(model: ModelConfig, runtime: Runtime) -> None:
+    """Raise ConfigError, before anything is allocated, unless one sequence at a time fits."""
+    compute_bytes = 4 if runtime.autocast is None else runtime.autocast.itemsize
+    needs = forecast(model, microbatch=1, compute_bytes=compute_bytes)
+    device = torch.device(runtime.device)
+    wanted = {device: needs.device_bytes}
+    host = torch.device("cpu")
+    wanted[host] = wanted.get(host, 0) + needs.outer_bytes
+    for place, num_bytes in wanted.items():
+        usable = free_bytes(place) * (1 - RESERVE)
+        if num_bytes > usable:
+            where = "this machine's memory" if place.type == "cpu" else str(place)
+            raise ConfigError(
+                f"a model of {num_parameters(model) / 1e6:,.1f} M parameters needs {num_bytes / 1e9:.1f} GB of {where} to "
+                f"train, and {max(0.0, usable) / 1e9:.1f} GB can be used: close other programs, choose another --device, "
+                "or join a swarm with a smaller model"
+            )
+
+
+def _data_remedy(spec: str) -> str:
+    if spec == "python":
+        return (
+            f"The embedded corpus is the standard library of the Python that runs farflung ({platform.python_version()} "
+            "here): run it with the founder's Python version."
+        )
+    if spec.startswith("hf:"):
+        return "The data set has changed since the founding: the founder should pin a revision."
+    return "Copy the founder's files, and say where they lie with `--data` if that is elsewhere."

@@ -1,0 +1,64 @@
+"""One asyncio loop for a whole command: uvloop's where there is one. And errors out of task groups as one error."""
+
+import asyncio
+import importlib.util
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from farflung.protocol.errors import FarflungError, LocalError
+from farflung.training.errors import DamagedCheckpoint, NonFinite, TrainingError
+
+T = TypeVar("T")
+
+
+def run_loop(main: Coroutine[Any, Any, T]) -> T:
+    """Run `main` to its end. Of errors made on purpose that come in a group, the first is raised alone."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        try:
+            return runner.run(main)
+        except BaseExceptionGroup as group:
+            said = _on_purpose(group)
+            if said is None:
+                raise
+            raise said from group
+        except TrainingError as error:
+            raise _as_local(error) from error
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if importlib.util.find_spec("uvloop") is None:
+        return None
+    import uvloop
+
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+def _on_purpose(group: BaseExceptionGroup[BaseException]) -> FarflungError | None:
+    """The error to show when every error in the group was made on purpose; None when there is a bug among them."""
+    errors: list[BaseException] = []
+    _collect(group, errors)
+    known = [e for e in errors if isinstance(e, FarflungError | TrainingError)]
+    if not known or len(known) < len(errors):
+        return None
+    first = known[0]
+    return first if isinstance(first, FarflungError) else _as_local(first)
+
+
+def _as_local(error: TrainingError) -> LocalError:
+    if isinstance(error, NonFinite):
+        return LocalError(
+            f"training diverged at {error}; this node has left the swarm. If it happens to others too, the swarm's learning "
+            "rate is too high"
+        )
+    if isinstance(error, DamagedCheckpoint):
+        return LocalError(f"{error}; remove the swarm's checkpoint folder and join again")
+    return LocalError(str(error))
+
+
+def _collect(group: BaseExceptionGroup[BaseException], into: list[BaseException]) -> None:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            _collect(error, into)
+        else:
+            into.append(error)

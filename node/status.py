@@ -1,0 +1,146 @@
+"""What a node is doing, as `farflung status` and the live view show it: a fold over the node's own events.
+
+The daemon folds its events as it emits them and answers `status` with the result; a terminal that follows the
+events of a running node folds them the same way. So there is one account of a node, and it is the one that
+the event file tells.
+"""
+
+from typing import Any
+
+import msgspec
+
+RECENT_LOSSES = 60
+"""Losses kept for the small curve in the terminal."""
+
+PHASES = {"round.plan": "planned", "round.scatter": "sending", "round.cut": "reducing"}
+
+
+class MissedRound(msgspec.Struct, frozen=True, kw_only=True):
+    """A round that this peer's contribution did not get into, and why."""
+
+    round: int
+    reason: str
+
+
+class NodeStatus(msgspec.Struct, kw_only=True):
+    """One running node, for people and scripts. Rates are per second; `*_s` are seconds, `*_bytes` bytes."""
+
+    swarm: str
+    peer: str
+    """Public key in hex."""
+    inner_steps: int = 0
+    """H of the manifest; 0 when unknown."""
+    total_steps: int = 0
+    """Global inner steps after which the swarm is done; 0 when unknown."""
+    pid: int = 0
+    device: str = ""
+    agent: str = ""
+    started: float = 0.0
+    """Unix seconds of `node.start`."""
+    time: float = 0.0
+    """Unix seconds of the last event."""
+    state: str = "starting"
+    reason: str = ""
+    height: int = 0
+    version: int = 0
+    step: int = 0
+    loss: float | None = None
+    outer_loss: float | None = None
+    """Last held-out loss of the outer parameters."""
+    tokens_per_s: float = 0.0
+    tokens: int = 0
+    """Trained by this node since it started."""
+    swarm_tokens: int = 0
+    """Of the swarm, as of the last evaluation."""
+    peers: int = 0
+    """Other peers connected."""
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    round: int = 0
+    """The round under way, or the last one."""
+    phase: str = ""
+    """`planned`, `sending`, `reducing`; empty between rounds."""
+    rounds_done: int = 0
+    rounds_contributed: int = 0
+    rounds_missed: int = 0
+    last_missed: MissedRound | None = None
+    last_round_s: float = 0.0
+    next_sync_s: float | None = None
+    """Forecast until this node has done its H steps."""
+    synced_chunks: int = 0
+    chunks: int = 0
+    """Progress of a late join; 0 of 0 when there is none."""
+    recent_losses: list[float] = []
+    round_step: int = 0
+    """Step at the last commit."""
+
+    def apply(self, event: dict[str, Any]) -> None:
+        """Take one event of this node into account. Unknown events only move the clock."""
+        self.time = event.get("time", self.time)
+        self.height = event.get("height", self.height)
+        self.version = event.get("version", self.version)
+        self.step = event.get("step", self.step)
+        match event["event"]:
+            case "node.start":
+                self.started, self.state, self.reason = self.time, "joining", ""
+                self.pid, self.device, self.agent = event["pid"], event["device"], event["agent"]
+                self.round_step = self.step
+            case "node.stop":
+                self.state, self.reason, self.next_sync_s = "stopped", event["reason"], None
+            case "node.state":
+                self.state, self.reason = event["state"], event["reason"]
+                if self.state != "training":
+                    self.next_sync_s = None
+            case "step":
+                self._apply_step(event)
+            case "round.plan" | "round.scatter" | "round.cut":
+                self.round, self.phase = event["round"], PHASES[event["event"]]
+            case "round.commit":
+                self.round, self.phase, self.round_step = event["round"], "", self.step
+                self.rounds_done += 1
+                self.rounds_contributed += bool(event["contributed"])
+                self.last_round_s = event["seconds"]
+            case "round.missed":
+                self.phase = ""
+                self.rounds_missed += 1
+                self.last_missed = MissedRound(round=event["round"], reason=event["reason"])
+            case "outer.eval":
+                self.outer_loss, self.swarm_tokens = event["loss"], event["tokens"]
+            case "net":
+                self.sent_bytes, self.received_bytes = event["sent_bytes"], event["received_bytes"]
+                self.peers = event["peers"]
+            case "state.sync":
+                self.synced_chunks, self.chunks = event["chunks_done"], event["chunks"]
+
+    def _apply_step(self, event: dict[str, Any]) -> None:
+        self.loss, self.tokens_per_s = event["loss"], event["tokens_per_s"]
+        self.tokens += event["tokens"]
+        if self.loss is not None:  # a loss that is not finite is null in JSON
+            self.recent_losses = [*self.recent_losses[1 - RECENT_LOSSES :], self.loss]
+        if self.inner_steps and self.tokens_per_s > 0:
+            left = max(0, self.inner_steps - (self.step - self.round_step))
+            self.next_sync_s = left * event["tokens"] / self.tokens_per_s
+
+
+class PeerStatus(msgspec.Struct, kw_only=True):
+    """Another peer, as this node sees it; one row of `farflung peers`."""
+
+    peer: str
+    """Public key in hex."""
+    state: str
+    """`alive`, `suspect`, `dead` or `left`, and `self` for the node that answers."""
+    member: bool = False
+    """It may vote."""
+    device: str = ""
+    tokens_per_s: float = 0.0
+    version: int = 0
+    step: int = 0
+    last_seen_s: float | None = None
+    """Seconds since the last message; None when none came yet."""
+    carrier: str = ""
+    """`tls` or `libp2p`: what bulk to this peer uses."""
+    up_bytes_per_s: float = 0.0
+    down_bytes_per_s: float = 0.0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    addresses: list[str] = []

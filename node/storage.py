@@ -1,0 +1,271 @@
+"""What a node must not forget, on disk: votes, history, means not yet in a checkpoint, the learner and its place in the data.
+
+    vote.msgpack        what was promised and voted for at the open height; written before the vote leaves
+    history.msgpack     certified commits, appended one by one
+    means/PLAN-PART     encoded means of rounds committed since the last checkpoint
+    chunks/             outer state of a late join that is not complete yet
+    learner-a, -b       the replica (safetensors) and its place: which height it is at, which samples its progress has used
+    current             which of the two counts
+
+`kill -9` at any moment leaves a state from which the node goes on: the learner's checkpoint, plus the means of the rounds after it.
+"""
+
+import os
+import shutil
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from farflung.compression.codec import Payload
+from farflung.node.learner import Learner
+from farflung.protocol.chain import Certified, Commit
+from farflung.protocol.errors import LocalError
+from farflung.protocol.messages import Accepted
+from farflung.protocol.settings import HISTORY
+from farflung.protocol.types import Intervals
+
+T = TypeVar("T")
+
+LENGTH_BYTES = 4
+"""Prefix of each entry of the history."""
+
+PLAN_CHARS = 32
+"""Hex characters of a plan's hash in file names: 128 bits."""
+
+
+class SavedVote(Struct, frozen=True, array_like=True):
+    height: int
+    ballot: int
+    accepted: Accepted | None
+
+
+class Place(Struct, frozen=True, array_like=True):
+    """Where a saved learner stands."""
+
+    height: int
+    """Its outer state is that of this commit."""
+    version: int
+    trained: Intervals
+    """Samples that its local progress has used, not yet counted by any round."""
+    steps: int
+    """Inner steps of that progress."""
+    in_flight: bytes
+    """Plan to which its last pseudo-gradient went; empty when none is in flight."""
+
+
+class Link(Struct, frozen=True, array_like=True):
+    """One entry of the saved history; the first one carries its parent."""
+
+    anchor: Commit | None
+    certified: Certified
+
+
+class Storage(Protocol):
+    """All methods block; the node calls them through its door or before it serves."""
+
+    def save_vote(self, vote: SavedVote) -> None: ...
+
+    def load_vote(self) -> SavedVote | None: ...
+
+    def append_commit(self, anchor: Commit | None, certified: Certified) -> None:
+        """`anchor` is the parent when `certified` does not follow what was appended last."""
+
+    def load_history(self) -> list[Link]: ...
+
+    def save_mean(self, plan: bytes, part: int, payload: Payload) -> None: ...
+
+    def load_mean(self, plan: bytes, part: int) -> bytes | None: ...
+
+    def sync_means(self, plan: bytes) -> None:
+        """The plan is committed: its means must survive a power failure from now on."""
+
+    def drop_means(self, plan: bytes) -> None: ...
+
+    def save_chunk(self, index: int, version: int, data: bytes) -> None:
+        """One verified chunk of a state transfer that is not complete yet."""
+
+    def load_chunks(self) -> list[tuple[int, int, bytes]]:
+        """(index, version, bytes) of a transfer that was broken off."""
+
+    def save_learner(self, learner: Learner, place: Place, keep: Collection[bytes]) -> None:
+        """Checkpoint; chunks of a download, and means of plans that are not in `keep`, are dropped."""
+
+    def load_learner(self, learner: Learner) -> Place | None:
+        """Restore into `learner`; None when there is no checkpoint."""
+
+
+class FileStorage:
+    """A folder of one swarm on this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._history_checked = False
+        for name in ("means", "chunks"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+
+    def save_vote(self, vote: SavedVote) -> None:
+        write_atomically(self.folder / "vote.msgpack", msgspec.msgpack.encode(vote))
+
+    def load_vote(self) -> SavedVote | None:
+        path = self.folder / "vote.msgpack"
+        return _decode(path, SavedVote) if path.exists() else None
+
+    def append_commit(self, anchor: Commit | None, certified: Certified) -> None:
+        data = msgspec.msgpack.encode(Link(anchor, certified))
+        path = self.folder / "history.msgpack"
+        if not self._history_checked:  # a kill while writing can tear only the last entry, once a start
+            _cut_torn_end(path)
+            self._history_checked = True
+        with path.open("ab") as file:
+            file.write(len(data).to_bytes(LENGTH_BYTES, "big") + data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def load_history(self) -> list[Link]:
+        path = self.folder / "history.msgpack"
+        if not path.exists():
+            return []
+        return [_decode_bytes(path, entry, Link) for entry in _entries(path.read_bytes())]
+
+    def save_mean(self, plan: bytes, part: int, payload: Payload) -> None:
+        # No fsync: a killed process loses nothing that the system has taken, and a power failure everywhere at
+        # once is not what this protects from. It would cost a disk's latency in every part of every round.
+        path = self._mean(plan, part)
+        temporary = path.with_name(path.name + ".new")
+        temporary.write_bytes(payload)
+        temporary.replace(path)
+
+    def load_mean(self, plan: bytes, part: int) -> bytes | None:
+        path = self._mean(plan, part)
+        return path.read_bytes() if path.exists() else None
+
+    def sync_means(self, plan: bytes) -> None:
+        for path in self._means_of(plan):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        _sync_folder(self.folder / "means")
+
+    def drop_means(self, plan: bytes) -> None:
+        for path in self._means_of(plan):
+            path.unlink()
+
+    def save_chunk(self, index: int, version: int, data: bytes) -> None:
+        write_atomically(self.folder / "chunks" / f"{index}-{version}", data)
+
+    def load_chunks(self) -> list[tuple[int, int, bytes]]:
+        found: list[tuple[int, int, bytes]] = []
+        for path in sorted((self.folder / "chunks").iterdir()):
+            index, _, version = path.name.partition("-")
+            if version.isdecimal():  # not a half-written file
+                found.append((int(index), int(version), path.read_bytes()))
+        return found
+
+    def save_learner(self, learner: Learner, place: Place, keep: Collection[bytes]) -> None:
+        # Two folders in turn, and one small file that says which counts: the switch is one atomic rename.
+        slot = "a" if self._current() != "a" else "b"
+        shutil.rmtree(self.folder / f"learner-{slot}", ignore_errors=True)
+        learner.save(self.folder / f"learner-{slot}")
+        write_atomically(self.folder / f"learner-{slot}" / "place.msgpack", msgspec.msgpack.encode(place))
+        write_atomically(self.folder / "current", slot.encode())
+        kept = tuple(plan.hex()[:PLAN_CHARS] for plan in keep)
+        for path in (self.folder / "means").iterdir():
+            if not path.name.startswith(kept):
+                path.unlink()
+        for path in (self.folder / "chunks").iterdir():
+            path.unlink()
+
+    def load_learner(self, learner: Learner) -> Place | None:
+        slot = self._current()
+        if slot is None:
+            return None
+        place = _decode(self.folder / f"learner-{slot}" / "place.msgpack", Place)
+        learner.load(self.folder / f"learner-{slot}")
+        return place
+
+    def saved_learner(self) -> tuple[Path, Place] | None:
+        """Folder and place of the checkpoint that counts; None when there is none."""
+        slot = self._current()
+        if slot is None:
+            return None
+        folder = self.folder / f"learner-{slot}"
+        return folder, _decode(folder / "place.msgpack", Place)
+
+    def _means_of(self, plan: bytes) -> list[Path]:
+        return sorted((self.folder / "means").glob(f"{plan.hex()[:PLAN_CHARS]}-*"))
+
+    def _mean(self, plan: bytes, part: int) -> Path:
+        return self.folder / "means" / f"{plan.hex()[:PLAN_CHARS]}-{part}"
+
+    def _current(self) -> str | None:
+        path = self.folder / "current"
+        return path.read_text() if path.exists() else None
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file so that a crash leaves the old one or the new one."""
+    temporary = path.with_name(path.name + ".new")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    _sync_folder(path.parent)  # or the rename itself may be lost with the power
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _decode(path: Path, kind: type[T]) -> T:
+    return _decode_bytes(path, path.read_bytes(), kind)
+
+
+def _decode_bytes(path: Path, data: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise LocalError(f"{path} is damaged ({error}); remove the swarm's folder and join again") from error
+
+
+def _entries(data: bytes) -> list[bytes]:
+    """Whole entries; a torn one at the end, left by a kill while writing, is dropped."""
+    entries: list[bytes] = []
+    position = 0
+    while position + LENGTH_BYTES <= len(data):
+        length = int.from_bytes(data[position : position + LENGTH_BYTES], "big")
+        end = position + LENGTH_BYTES + length
+        if end > len(data):
+            break
+        entries.append(data[position + LENGTH_BYTES : end])
+        position = end
+    return entries
+
+
+def _cut_torn_end(path: Path) -> None:
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    whole = sum(LENGTH_BYTES + len(entry) for entry in _entries(data))
+    if whole < len(data):
+        os.truncate(path, whole)
+
+
+def newest_history(links: Sequence[Link]) -> tuple[Commit | None, list[Certified]]:
+    """The last unbroken run of saved commits, and the parent of its first."""
+    start = 0
+    for i, link in enumerate(links):
+        if link.anchor is not None or link.certified.commit.height == 0:
+            start = i
+    run = links[start:][-HISTORY:]
+    if not run:
+        return None, []
+    first = len(links) - len(run)
+    anchor = run[0].anchor if first == start else links[first - 1].certified.commit
+    return anchor, [link.certified for link in run]

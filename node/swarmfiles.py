@@ -1,0 +1,89 @@
+"""Files of one swarm's folder that are written once: manifest, invitation secret, tokenizer, where its data lies here.
+
+manifest         the signed manifest, as received
+invite           the invitation's secret in hex, mode 0600; whoever has it can invite further
+tokenizer.json   the swarm's tokenizer file, when it has one
+data             spec of the data on this machine, when it lies elsewhere than the manifest says
+claim            the founder's claim to the name, as it stands in the DHT
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+from farflung.node.paths import SwarmPaths
+from farflung.node.storage import write_atomically
+from farflung.protocol.errors import ConfigError, RemoteError
+from farflung.protocol.keys import SEED_BYTES
+from farflung.protocol.manifest import Manifest, open_manifest
+
+
+def save_manifest(swarm: SwarmPaths, signed: bytes) -> None:
+    """Keep the signed manifest, checked by the caller."""
+    write_atomically(swarm.manifest, signed)
+
+
+def load_manifest(swarm: SwarmPaths) -> Manifest | None:
+    """The manifest on disk; None when there is none yet. Raises ConfigError when it is damaged."""
+    if not swarm.manifest.exists():
+        return None
+    try:
+        return open_manifest(swarm.manifest.read_bytes(), swarm=bytes.fromhex(swarm.hash_hex), peer=None)
+    except RemoteError as error:
+        raise ConfigError(
+            f"{swarm.manifest} cannot be used ({error.reason}); remove it, and it is fetched from the swarm again"
+        ) from error
+
+
+def save_secret(swarm: SwarmPaths, seed: bytes) -> None:
+    """Keep an invitation's secret where only this user can read it."""
+    path = _secret(swarm)
+    temporary = path.with_name(path.name + ".new")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(seed.hex() + "\n")
+    temporary.replace(path)
+
+
+def load_secret(swarm: SwarmPaths) -> bytes:
+    """The invitation's secret; empty when this machine has none. Raises ConfigError when it is damaged."""
+    path = _secret(swarm)
+    if not path.exists():
+        return b""
+    try:
+        seed = bytes.fromhex(path.read_text(encoding="ascii"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged; remove it and join with an invitation again") from error
+    if len(seed) != SEED_BYTES:
+        raise ConfigError(f"{path} is damaged; remove it and join with an invitation again")
+    return seed
+
+
+def tokenizer_file(swarm: SwarmPaths) -> Path:
+    """Where the swarm's tokenizer file lies; it need not exist."""
+    return swarm.folder / "tokenizer.json"
+
+
+def save_tokenizer(swarm: SwarmPaths, file: Path) -> None:
+    """Keep a copy of a tokenizer file. Raises ConfigError when it cannot be read."""
+    try:
+        shutil.copyfile(file, tokenizer_file(swarm))
+    except shutil.SameFileError:
+        pass  # the copy itself was given
+    except OSError as error:
+        raise ConfigError(f"cannot read the tokenizer {file}: {error.strerror}") from error
+
+
+def data_file(swarm: SwarmPaths) -> Path:
+    """A file that holds where the data lies here; it need not exist."""
+    return swarm.folder / "data"
+
+
+def claim_file(swarm: SwarmPaths) -> Path:
+    """The founder's claim as last seen; it need not exist."""
+    return swarm.folder / "claim"
+
+
+def _secret(swarm: SwarmPaths) -> Path:
+    return swarm.folder / "invite"

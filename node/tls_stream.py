@@ -1,0 +1,251 @@
+"""A bulk stream striped over several TLS connections.
+
+`write` cuts its bytes into segments and gives each to the connection with the shortest queue, waiting while all are
+full: a connection that drains faster takes more, and one that stalls on a lost packet holds up one segment only. One TCP
+flow gets a tenth of a long lossy link, eight get most of it (measured). More connections than the first are dialled when
+a stream proves large (`grow`).
+"""
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+
+from farflung.node.links import Meter
+from farflung.node.network import PeerId
+from farflung.node.pacing import Pacer
+from farflung.node.stripes import Reassembly
+from farflung.node.tls_connection import TlsConnection
+from farflung.protocol.errors import NetworkError
+
+GROW_BYTES = 512 << 10
+"""A stream that moved this much in either direction gets its further connections."""
+SEGMENT_BYTES = 64 << 10
+"""On links with latency: small, so that the last segment on a slow connection does not hold up the end."""
+LINGER_S = 120.0
+"""How long connections of a closed stream may take to hand over what is queued and to hear the other side's end."""
+
+
+class StripedStream:
+    """Implements `network.Stream`. Made by `farflung.node.tls.TlsCarrier` only."""
+
+    def __init__(
+        self,
+        peer: PeerId,
+        stream_id: bytes,
+        kind: str,
+        *,
+        up: Pacer,
+        down: Pacer,
+        meter: Meter,
+        grow: Callable[["StripedStream"], None],
+        freed: Callable[[TlsConnection], None],
+    ) -> None:
+        self._peer = peer
+        self.stream_id = stream_id
+        self.kind = kind
+        self._up = up
+        self._down = down
+        self._meter = meter
+        self._grow = grow
+        self._freed = freed
+        self._connections: list[TlsConnection] = []
+        self._in = Reassembly(peer)
+        self._reader: asyncio.Future[None] | None = None
+        self._writing = asyncio.Lock()
+        self._writable = asyncio.Event()
+        self._error: str | None = None
+        self._read_over = False
+        self._closed = False
+        self._sent = 0
+        self._moved = 0
+        self._grown = False
+        self._linger: asyncio.TimerHandle | None = None
+        self.segment_bytes = SEGMENT_BYTES
+
+    # --- network.Stream -------------------------------------------------------------------------------------------
+
+    @property
+    def peer(self) -> PeerId:
+        return self._peer
+
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        """See `network.Stream.write`. A cancelled write breaks the stream: nobody could tell what was sent."""
+        view = memoryview(data).cast("B")
+        async with self._writing:
+            try:
+                start = 0
+                while start < len(view):
+                    size = min(self.segment_bytes, self._up.chunk_bytes, len(view) - start)
+                    begun = monotonic()
+                    await self._up.take(size)
+                    connection = await self._free_connection()
+                    connection.write_segment(self._sent, view[start : start + size])
+                    self._sent += size
+                    start += size
+                    self._count(size)
+                    # Writing to a fast link never waits by itself; others must run in between.
+                    await asyncio.sleep(0)
+                    self._meter.sent(size, monotonic() - begun)
+            except asyncio.CancelledError:
+                self.fail("a write was cancelled")
+                raise
+
+    async def readinto(self, buffer: memoryview) -> None:
+        """See `network.Stream.readinto`. A cancelled read breaks the stream: the buffer is given back at once."""
+        view = buffer.cast("B")
+        step = len(view) if self._down.rate is None else self._down.chunk_bytes
+        start = 0
+        while start < len(view):
+            part = view[start : start + step]
+            begun = monotonic()
+            await self._down.take(len(part))
+            await self._fill(part)
+            self._meter.received(len(part), monotonic() - begun)
+            start += len(part)
+
+    async def close(self) -> None:
+        """See `network.Stream.close`. Returns at once; the connections hand over what is queued on their own."""
+        if self._closed:
+            return
+        if self._reader is not None:
+            self.fail("closed while a read was waiting")  # its buffer must be given back at once
+        self._closed = True
+        self._in.drop()
+        if self._error is None:
+            for connection in tuple(self._connections):
+                connection.retry_place()  # what waited is discarded now
+                connection.write_fin(self._sent)
+        if self._connections:
+            self._linger = asyncio.get_running_loop().call_later(LINGER_S, self.fail, "the other side never ended")
+
+    # --- the carrier's side ---------------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> bool:
+        """Whether more connections are of use."""
+        return not self._closed and self._error is None
+
+    @property
+    def ended(self) -> bool:
+        """Closed, and all connections given back."""
+        return self._closed and not self._connections
+
+    def add(self, connection: TlsConnection, open_frame: bytes | None) -> None:
+        """Use one more connection; the dialler passes the OPEN payload."""
+        self._connections.append(connection)
+        connection.attach(self, open_frame)
+        if self._error is not None:
+            connection.abort(self._error)
+        elif self._closed:
+            connection.write_fin(self._sent)
+        else:
+            self._writable.set()
+
+    def fail(self, reason: str) -> None:
+        """Break the stream and cut its connections."""
+        if self._error is None:
+            self._error = reason
+        self._in.drop()
+        self._stop_reader(reason)
+        self._writable.set()
+        for connection in tuple(self._connections):
+            connection.abort(reason)
+
+    # --- tls_connection.Attached ----------------------------------------------------------------------------------
+
+    def segment_claimed(self, offset: int, length: int) -> None:
+        self._in.claim(offset, length)
+
+    def segment_place(self, offset: int, length: int) -> memoryview | None:
+        if self._closed or self._error is not None:
+            return memoryview(b"")
+        return self._in.place(offset, length)
+
+    def segment_landed(self, offset: int, length: int) -> None:
+        if self._closed or self._error is not None:
+            return
+        self._count(length)
+        if self._in.land(offset, length):
+            self._wake_reader()
+
+    def stream_ended(self, total: int) -> None:
+        self._in.end(total)
+        if self._in.ended_short:
+            self._end_reading()
+            self._stop_reader("the stream ended")
+
+    def connection_writable(self) -> None:
+        self._writable.set()
+
+    def connection_done(self, connection: TlsConnection) -> None:
+        self._connections.remove(connection)
+        if self.ended and self._linger is not None:
+            self._linger.cancel()
+        self._freed(connection)
+
+    def connection_failed(self, connection: TlsConnection, reason: str) -> None:
+        self._connections.remove(connection)
+        self.fail(reason)
+        if self._linger is not None and not self._connections:
+            self._linger.cancel()
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    async def _free_connection(self) -> TlsConnection:
+        while True:
+            if self._error is not None:
+                raise NetworkError(f"stream to {self._peer.hex()[:12]}: {self._error}")
+            if self._closed:
+                raise NetworkError("the stream was closed")
+            free = [c for c in self._connections if c.writable and not c.closing]
+            if free:
+                return min(free, key=lambda connection: connection.queued_bytes)
+            self._writable.clear()
+            await self._writable.wait()
+
+    async def _fill(self, part: memoryview) -> None:
+        if self._reader is not None:
+            raise RuntimeError("a stream has one reader at a time")
+        if self._closed:
+            raise NetworkError("the stream was closed")
+        # What arrived before the stream broke is lost with it: it may have gaps.
+        if self._error is not None:
+            raise NetworkError(f"stream from {self._peer.hex()[:12]}: {self._error}")
+        if not self._read_over and self._in.set_target(part):
+            self._retry_waiting()
+            return
+        if self._read_over or self._in.ended_short:
+            self._end_reading()
+            raise NetworkError(f"stream from {self._peer.hex()[:12]}: the stream ended")
+        self._reader = asyncio.get_running_loop().create_future()
+        self._retry_waiting()
+        try:
+            await self._reader
+        except asyncio.CancelledError:
+            self.fail("a read was cancelled")
+            raise
+        finally:
+            self._reader = None
+        self._retry_waiting()
+
+    def _end_reading(self) -> None:
+        self._read_over = True
+        self._in.drop()
+
+    def _retry_waiting(self) -> None:
+        for connection in tuple(self._connections):
+            connection.retry_place()
+
+    def _wake_reader(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _stop_reader(self, reason: str) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_exception(NetworkError(f"stream from {self._peer.hex()[:12]}: {reason}"))
+
+    def _count(self, size: int) -> None:
+        self._moved += size
+        if not self._grown and self._moved >= GROW_BYTES:
+            self._grown = True
+            self._grow(self)

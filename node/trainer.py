@@ -1,0 +1,190 @@
+"""The training loop of a node: take a batch, step, and after H steps stand until the round is over. Read `run` top to bottom."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from farflung.node.door import Door
+from farflung.node.events import EventLog
+from farflung.node.learner import Learner
+from farflung.protocol.keys import PeerId
+from farflung.protocol.ledger import Ledger, count, is_prefix, join, split
+from farflung.protocol.messages import Ready
+from farflung.protocol.types import Intervals
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """What the manifest says about the rhythm of training."""
+
+    inner_steps: int
+    """H: steps between two rounds."""
+    samples_per_step: int
+    tokens_per_sample: int
+    total_rounds: int
+
+
+@dataclass(slots=True)
+class Progress:
+    """Local training since the outer state last counted it."""
+
+    trained: Intervals = ()
+    """Samples used, a prefix of this node's window."""
+    steps: int = 0
+    began_at: float = 0.0
+    """When this interval of training began, for adaptive deadlines."""
+
+
+class Trainer:
+    """Trains when it may, and reports when it is ready for a round."""
+
+    def __init__(
+        self,
+        me: PeerId,
+        learner: Learner,
+        door: Door,
+        log: EventLog,
+        pace: Pace,
+        *,
+        may_train: Callable[[], bool],
+        set_ready: Callable[[Ready], None],
+        withdraw: Callable[[], None],
+        up_bytes_per_s: Callable[[], float],
+    ) -> None:
+        self.me = me
+        self.pace = pace
+        self.progress = Progress()
+        self.window: Intervals = ()
+        self.version = 0
+        self.loss = float("nan")
+        self.tokens_per_s = 0.0
+        self._learner = learner
+        self._door = door
+        self._log = log
+        self._may_train = may_train
+        self._set_ready = set_ready
+        self._withdraw = withdraw
+        self._up_bytes_per_s = up_bytes_per_s
+        self.busy = asyncio.Lock()
+        """Held while the learner and `progress` change together: a step, or the application of a commit."""
+        self._finishing = False
+        self._standing = False
+        self._changed = asyncio.Event()
+
+    @property
+    def global_step(self) -> int:
+        """Inner steps of the run so far, as the learning rate counts them: those of all rounds, and ours since."""
+        return self.version * self.pace.inner_steps + self.progress.steps
+
+    def wake(self) -> None:
+        """Something changed on which `run` may be waiting."""
+        self._changed.set()
+
+    def finish(self) -> None:
+        """End `run` after the step it is doing now."""
+        self._finishing = True
+        self.wake()
+
+    async def run(self) -> None:
+        """Train until `finish`."""
+        while not self._finishing:
+            if not self._may_train() or self._standing:
+                await self._change()
+            else:
+                async with self.busy:
+                    trained = await self._step()
+                if self._is_ready(trained):
+                    self._stand()
+                elif not trained:
+                    await self._change()
+
+    def _is_ready(self, trained: bool) -> bool:
+        """After every H steps; and with whatever there is when no samples are left, for only a round brings more."""
+        if trained:
+            return self.progress.steps % self.pace.inner_steps == 0
+        return self._may_train() and self.progress.steps > 0 and self.out_of_samples
+
+    async def _step(self) -> bool:
+        """One inner step on the next batch of the window; False when there is none."""
+        if self._finishing or not self._may_train() or (batch := self._next_batch()) is None:
+            return False
+        loop = asyncio.get_running_loop()
+        if self.progress.steps == 0:
+            self.progress.began_at = loop.time()
+        began = loop.time()
+        numbers = [number for start, stop in batch for number in range(start, stop)]
+        report = await self._door.run(self._learner.train, numbers, self.global_step)
+        self.progress.trained = join(self.progress.trained, batch)
+        self.progress.steps += 1
+        seconds = max(loop.time() - began, 1e-9)
+        self.loss = report.loss
+        self.tokens_per_s = report.tokens / seconds
+        self._log.bind(step=self.global_step)
+        self._log.emit(
+            "step",
+            loss=report.loss,
+            tokens=report.tokens,
+            tokens_per_s=self.tokens_per_s,
+            grad_norm=report.grad_norm,
+            lr=report.lr,
+        )
+        return True
+
+    def _stand(self) -> None:
+        """Offer the progress to the swarm, and stand until `over`."""
+        self._standing = True
+        samples = count(self.progress.trained)
+        ready_s = asyncio.get_running_loop().time() - self.progress.began_at
+        self._set_ready(
+            Ready(
+                tokens=samples * self.pace.tokens_per_sample,
+                samples=samples,
+                up_bytes_per_s=self._up_bytes_per_s(),
+                down_bytes_per_s=0.0,
+                ready_ms=int(1000 * ready_s),
+            )
+        )
+
+    def over(self) -> None:
+        """The round is over for us, one way or the other."""
+        self._standing = False
+        self.wake()
+
+    def settle(self, ledger: Ledger, version: int, contributed_samples: int) -> bool:
+        """After a commit was applied: what is counted, and what we hold now.
+
+        Returns whether the local progress may stay; when False, its samples were handed to others, and the caller drops it.
+        """
+        self.version = version
+        self.count(contributed_samples)
+        suspended = next((s.intervals for s in ledger.suspended if s.peer == self.me), ())
+        self.window = ledger.window(self.me) or suspended
+        return is_prefix(self.progress.trained, self.window)
+
+    def count(self, samples: int) -> None:
+        """A round has counted our first `samples` samples."""
+        if samples:
+            rest = split(self.progress.trained, samples)[1]
+            steps = count(rest) // self.pace.samples_per_step
+            self.progress = Progress(rest, steps, self.progress.began_at)
+
+    def drop(self) -> None:
+        """Give up local progress."""
+        self.progress = Progress()
+        self._standing = False
+        self._withdraw()
+        self.wake()
+
+    def _next_batch(self) -> Intervals | None:
+        fresh = split(self.window, count(self.progress.trained))[1]
+        batch = split(fresh, self.pace.samples_per_step)[0]
+        return batch if count(batch) == self.pace.samples_per_step else None
+
+    @property
+    def out_of_samples(self) -> bool:
+        """Whether the window is used up."""
+        return self._next_batch() is None
+
+    async def _change(self) -> None:
+        await self._changed.wait()
+        self._changed.clear()

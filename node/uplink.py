@@ -1,0 +1,71 @@
+"""What this node's uplink gives, and how fast bulk may go so that control is not queued behind it.
+
+A queue builds at the bottleneck when bulk is sent as fast as TCP takes it: control messages then wait for hundreds of milliseconds, and packets
+drop (transport digest, section 2). So bulk is paced a little below the best rate seen lately. Now and then it goes unpaced for once, or a link
+that became faster would never be noticed. Fast links need no brake.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+MEASURABLE_BYTES = 1 << 16
+"""Smaller transfers say more about latency than about the link's rate."""
+
+BELOW = 0.95
+"""Pace, as a part of the best rate seen."""
+
+REMEMBERED = 12
+"""Measurements of which the best counts; one in so many goes unpaced."""
+
+PACEABLE_S = 3.0
+"""Shorter transfers do not set the pace: a good part of them is latency, and of a paced one more so."""
+
+FAST_BYTES_PER_S = 6.25e6
+"""50 Mbit/s: faster uplinks all count the same. There the processor, not the link, decides what is measured."""
+
+
+class Uplink:
+    """Measures transfers and says at which rate to send."""
+
+    def __init__(self) -> None:
+        self.bytes_per_s = 0.0
+        """Smoothed rate, at most FAST_BYTES_PER_S; 0 before the first measurement."""
+        self._seen: deque[float] = deque(maxlen=REMEMBERED)
+        self._count = 0
+        self._sending = 0
+        self._since = 0.0
+        self._bytes = 0
+
+    @property
+    def pace_bytes_per_s(self) -> float | None:
+        """The rate for bulk now; None: as fast as it goes."""
+        if self._count % REMEMBERED == 0 or max(self._seen) >= FAST_BYTES_PER_S:
+            return None
+        return BELOW * max(self._seen)
+
+    @contextmanager
+    def sending(self, num_bytes: int) -> Iterator[None]:
+        """Around one transfer; it counts unless it raises. Transfers share the link, so what counts is the bytes of all of them
+        over the time in which any was under way."""
+        loop = asyncio.get_running_loop()
+        if self._sending == 0:
+            self._since, self._bytes = loop.time(), 0
+        self._sending += 1
+        try:
+            yield
+            self._bytes += num_bytes
+        finally:
+            self._sending -= 1
+            seconds = loop.time() - self._since
+            if self._sending == 0 and self._bytes >= MEASURABLE_BYTES and seconds > 0.0:
+                self.observe(self._bytes / seconds, seconds)
+
+    def observe(self, bytes_per_s: float, seconds: float) -> None:
+        """One measurement, which took so long."""
+        if seconds >= PACEABLE_S:
+            self._seen.append(bytes_per_s)
+            self._count += 1
+        smoothed = 0.7 * self.bytes_per_s + 0.3 * bytes_per_s if self.bytes_per_s else bytes_per_s
+        self.bytes_per_s = min(smoothed, FAST_BYTES_PER_S)

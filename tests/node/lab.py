@@ -1,0 +1,162 @@
+"""A few nodes' exchanges, donors and learners over an in-memory network under a virtual clock."""
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import torch
+
+from farflung.compression.int8 import Int8
+from farflung.node import framing
+from farflung.node.door import Doors
+from farflung.node.exchange import Exchange
+from farflung.node.means import MeanStore
+from farflung.node.network import PeerId
+from farflung.protocol.errors import NetworkError, RemoteError
+from farflung.protocol.messages import BulkHeader, Contributor, Part, Plan, Ready, encode
+from farflung.sims import clock
+from farflung.sims.links import LinkModel
+from farflung.sims.network import MemoryHub, MemoryNetwork
+from farflung.sims.toy import MemoryStorage, ToyLearner, VirtualDoor
+from farflung.training.outer import OuterConfig
+
+T = TypeVar("T")
+
+NUMEL = 600
+CODEC = Int8(block=16)
+OUTER = OuterConfig(lr=0.7, momentum=0.5)
+PLAN_ID = b"P" * 32
+
+
+def peer(number: int) -> PeerId:
+    return bytes([number + 1]) * 32
+
+
+def sha(payload: Any) -> bytes:
+    return hashlib.sha256(payload).digest()
+
+
+def payload_of(numel: int, seed: int) -> bytes:
+    """An encoded vector."""
+    return bytes(CODEC.encode(torch.sin(torch.arange(1, numel + 1) * (0.01 * (seed + 1)))))
+
+
+def doors() -> Doors:
+    return Doors(**{name: VirtualDoor(lambda _: 0.001) for name in ("learner", "side", "journal")})
+
+
+class Node:
+    """One process: what the exchange told it, in order."""
+
+    def __init__(self, lab: "Lab", number: int) -> None:
+        self.number = number
+        self.id = peer(number)
+        self.network = MemoryNetwork(lab.hub, self.id)
+        self.disk = MemoryStorage()
+        self.learner = ToyLearner(NUMEL, OUTER, chunk_bytes=800)
+        self.doors = doors()
+        self.means = MeanStore(self.disk, self.doors.side)
+        self.exchange = Exchange(
+            self.network,
+            self.doors,
+            self.learner,
+            self.means,
+            uplink=CODEC,
+            downlink=CODEC,
+            news=self,
+        )
+        self.arrived: list[tuple[bytes, int, PeerId]] = []
+        self.held: dict[tuple[bytes, int], bytes] = {}
+        self.errors: list[RemoteError] = []
+        self.lost: list[PeerId] = []
+        self.news = asyncio.Event()
+        self.exchange.serve()
+
+    def contribution_arrived(self, plan_id: bytes, part: int, peer: PeerId) -> None:
+        self.arrived.append((plan_id, part, peer))
+        self.news.set()
+
+    def mean_held(self, plan_id: bytes, part: int, digest: bytes) -> None:
+        self.held[plan_id, part] = digest
+        self.news.set()
+
+    def unreachable(self, peer: PeerId, reason: str) -> None:
+        self.lost.append(peer)
+
+    def refused(self, error: RemoteError) -> None:
+        self.errors.append(error)
+        self.news.set()
+
+    async def until(self, holds: Callable[[], bool], seconds: float = 60.0) -> None:
+        """Wait for news until something holds. Raises TimeoutError."""
+        async with asyncio.timeout(seconds):
+            while not holds():
+                await self.news.wait()
+                self.news.clear()
+
+
+class Lab:
+    """Nodes 0..num-1 and the task group they work in."""
+
+    def __init__(self, num: int, group: asyncio.TaskGroup, **link: Any) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, clock.VirtualLoop)
+        self.group = group
+        self.hub = MemoryHub(loop, random.Random(1), LinkModel(jitter_s=0.0, **link))
+        self.nodes = [Node(self, n) for n in range(num)]
+
+    def plan(self, *, owners: list[int] | None = None, contributors: list[int] | None = None) -> Plan:
+        ids = [n.id for n in self.nodes]
+        owners = list(range(len(ids))) if owners is None else owners
+        givers = list(range(len(ids))) if contributors is None else contributors
+        size = NUMEL // len(owners) // CODEC.block * CODEC.block
+        edges = [k * size for k in range(len(owners))] + [NUMEL]
+        ready = Ready(tokens=8, samples=1, up_bytes_per_s=0.0, down_bytes_per_s=0.0, ready_ms=1)
+        return Plan(
+            height=1, ballot=0, attempt=1, parent=b"h" * 32, members=tuple(ids),
+            contributors=tuple(Contributor(ids[g], ready) for g in givers),
+            parts=tuple(Part(ids[o], edges[k], edges[k + 1]) for k, o in enumerate(owners)),
+            uplink=CODEC.spec, downlink=CODEC.spec, scatter_s=10.0, gather_s=10.0, reason="a test",
+        )  # fmt: skip
+
+
+class _Over(Exception):
+    """Ends the task group of a lab; carries the result."""
+
+
+def in_lab(num: int, main: Callable[[Lab], Awaitable[T]], **link: Any) -> T:
+    """Run a test with a lab of so many nodes; what still runs in its group is cancelled at the end."""
+
+    async def body() -> T:
+        async with asyncio.TaskGroup() as group:
+            result = await main(Lab(num, group, **link))
+            raise _Over(result)
+
+    async def until_over() -> T:
+        try:
+            await body()
+        except* _Over as over:
+            result: T = over.exceptions[0].args[0]
+        return result
+
+    torch.set_num_threads(1)
+    return clock.run(until_over())
+
+
+async def say(
+    network: MemoryNetwork, to: PeerId, kind: str, header: BulkHeader | bytes, payload: bytes = b"", *, answer: int = 1
+) -> bytes | None:
+    """Open a stream, write a header and bytes, and read the answer; None when the other side hung up."""
+    stream = await network.open_stream(to, kind)
+    body = header if isinstance(header, bytes) else encode(header)
+    try:
+        await stream.write(len(body).to_bytes(framing.HEADER_LENGTH_BYTES, "big") + body)
+        if payload:
+            await stream.write(payload)
+        return await framing.read_exactly(stream, answer)
+    except NetworkError:
+        return None
+    finally:
+        await stream.close()

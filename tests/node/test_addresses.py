@@ -1,0 +1,59 @@
+"""Addresses of peers: what is taken, what is left out."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farflung.node.addresses import host_of, reach, split_addresses, split_peer, tls_address
+from farflung.node.identity import libp2p_text
+from farflung.protocol import limits
+from farflung.protocol.errors import ConfigError
+
+PEER = b"p" * 32
+OTHER = b"o" * 32
+
+
+def test_split() -> None:
+    relay = f"/ip4/9.9.9.9/tcp/1/p2p/{libp2p_text(OTHER)}/p2p-circuit"
+    addresses = [
+        f"/ip4/1.2.3.4/tcp/5/p2p/{libp2p_text(PEER)}",
+        "/ip4/1.2.3.5/tcp/5",
+        f"/ip4/1.2.3.6/tcp/5/p2p/{libp2p_text(OTHER)}",
+        f"{relay}/p2p/{libp2p_text(PEER)}",
+        relay,
+        "tls://1.2.3.4:443",
+        "tls://[2001:db8::1]:443",
+        "tls://host.example:0",
+        "tls://host.example:99999",
+        "http://host",
+        "tls://" + "x" * 1000 + ":1",
+    ]
+    assert split_addresses(PEER, addresses) == (
+        ["/ip4/1.2.3.4/tcp/5", "/ip4/1.2.3.5/tcp/5", relay, relay],
+        [("1.2.3.4", 443), ("2001:db8::1", 443)],
+    )
+
+
+def test_count_is_bounded() -> None:
+    many = [f"tls://host:{port}" for port in range(1, 1000)]
+    assert len(split_addresses(PEER, many)[1]) == limits.MAX_ADDRESSES
+
+
+@given(st.lists(st.text(max_size=60)))
+def test_nonsense_never_raises(addresses: list[str]) -> None:
+    split_addresses(PEER, addresses)
+
+
+def test_peer_argument() -> None:
+    assert split_peer(f"/ip4/1.2.3.4/tcp/5/p2p/{libp2p_text(PEER)}") == (PEER, "/ip4/1.2.3.4/tcp/5")
+    for wrong in ("", "1.2.3.4:5", "/ip4/1.2.3.4/tcp/5", "/ip4/1.2.3.4/tcp/5/p2p/QmNope"):
+        with pytest.raises(ConfigError):
+            split_peer(wrong)
+
+
+def test_hosts() -> None:
+    assert host_of("/ip6/::1/tcp/5/p2p/x") == "::1"
+    assert host_of("/ip4/1.2.3.4/udp/5/quic-v1") is None
+    assert host_of("/ip4/1.2.3.4/tcp/5/p2p/x/p2p-circuit") is None
+    assert tls_address("::1", 5) == "tls://[::1]:5"
+    assert [reach(host) for host in ("8.8.8.8", "192.168.1.1", "127.0.0.1", "name.example")] == [0, 1, 2, 0]

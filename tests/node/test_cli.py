@@ -1,0 +1,231 @@
+"""The command line: help, errors, options handed on, and answers of a node behind the real control socket."""
+
+import asyncio
+import json
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from farflung.node import options
+from farflung.node.cli import app
+from farflung.node.control import ControlServer
+from farflung.node.paths import resolve_paths
+from farflung.node.status import NodeStatus, PeerStatus
+from farflung.protocol.errors import NetworkError
+
+SWARM = "ab" * 32
+PEER = "12" * 32
+HEAVY = ("torch", "hivemind", "matplotlib", "cryptography", "numpy", "farflung.node.daemon")
+EVENTS: list[dict[str, Any]] = [
+    {"time": 50.0, "event": "node.state", "state": "training", "reason": ""},
+    {"time": 51.0, "event": "round.missed", "round": 4, "reason": "two seconds late"},
+]
+
+
+def run(*words: object) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    resolve_paths(tmp_path, {}).add_swarm(SWARM, "alpha")
+    return tmp_path
+
+
+@contextmanager
+def running_node(home: Path) -> Iterator[None]:
+    """A control server as a node has one, in a thread of its own; commands run their own loop."""
+    node = NodeStatus(swarm="alpha", peer=PEER, state="training", step=40, total_steps=100, loss=2.5)
+    peers = [
+        PeerStatus(peer="34" * 32, state="suspect", member=True, last_seen_s=75.0, carrier="tls", sent_bytes=10**6),
+        PeerStatus(peer=PEER, state="self", member=True, step=40, device="cpu"),
+    ]
+    started, loops = threading.Event(), []
+
+    async def serve() -> None:
+        async def status(args: dict[str, Any]) -> dict[str, Any]:
+            return dict(msgspec.to_builtins(node))
+
+        async def known(args: dict[str, Any]) -> dict[str, Any]:
+            return {"peers": msgspec.to_builtins(peers)}
+
+        async def leave(args: dict[str, Any]) -> dict[str, Any]:
+            return {"reason": "asked to"}
+
+        async def events(args: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+            for event in EVENTS:
+                yield event
+
+        handlers = {"status": status, "peers": known, "leave": leave, "events": events}
+        server = ControlServer(resolve_paths(home, {}).find_swarm().socket, handlers)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(server.run())
+            await server.started.wait()
+            loops.append((asyncio.get_running_loop(), server))
+            started.set()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    assert started.wait(20)
+    try:
+        yield
+    finally:
+        loop, server = loops[0]
+        loop.call_soon_threadsafe(server.stop)
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    "command", ["create", "join", "status", "peers", "leave", "export", "id show", "id backup", "id restore"]
+)
+def test_every_command_has_help(command: str) -> None:
+    result = run(*command.split(), "--help")
+    assert result.exit_code == 0
+    assert "--home" in result.output
+
+
+def test_help_and_status_import_nothing_heavy(tmp_path: Path) -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from farflung.sims.main import app\n"
+        "assert CliRunner().invoke(app, ['--help']).exit_code == 0\n"
+        f"assert CliRunner().invoke(app, ['status', '--home', {str(tmp_path)!r}]).exit_code == 2\n"
+        f"print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_status_and_peers_of_a_running_node(home: Path) -> None:
+    with running_node(home):
+        shown = run("status", "--home", home)
+        assert shown.exit_code == 0, shown.output
+        assert "training · step 40/100" in shown.stdout and "alpha" in shown.stdout
+        nodes = json.loads(run("status", "alpha", "--home", home, "--json").stdout)["nodes"]
+        assert [(one["swarm"], one["loss"]) for one in nodes] == [("alpha", 2.5)]
+        table = run("peers", "--home", home).stdout
+        assert table.index(PEER[:12]) < table.index("343434343434")
+        peers = json.loads(run("peers", "alpha", "--home", home, "--json").stdout)["peers"]
+        assert [peer["state"] for peer in peers] == ["suspect", "self"]
+        assert run("leave", "--home", home).stdout == "left: asked to\n"
+        assert "round 4 missed: two seconds late" in run("status", "--watch", "--home", home).stdout
+
+
+@pytest.mark.parametrize("command", ["status", "peers", "leave"])
+def test_no_node_is_one_line_and_exit_code_2(home: Path, command: str) -> None:
+    result = run(command, "--home", home)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    said = "error: no node of swarm alpha runs here; start it with `farflung join alpha`\n"
+    assert result.stderr == said
+    assert run(command, "beta", "--home", home).stderr.startswith("error: this machine knows no swarm 'beta'")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["create", "x", "--inner-steps", "0"], "--inner-steps must be above 0"),
+        (["create", "x", "--port", "70000"], "--port must be between"),
+        (["join", "x", "--dtype", "int4"], "--dtype must be one of auto, bf16, fp32"),
+        (["join", "x", "--up-mbps", "nan"], "--up-mbps must be above 0"),
+        (["export", "x", "."], "not an empty folder"),
+    ],
+)
+def test_wrong_flags_name_the_flag(words: list[str], said: str) -> None:
+    result = run(*words)
+    assert result.exit_code == 2
+    assert said in result.stderr and result.stderr.count("\n") == 1
+
+
+def fake_daemon(monkeypatch: pytest.MonkeyPatch, **functions: Any) -> None:
+    daemon = SimpleNamespace(**functions)
+    monkeypatch.setitem(sys.modules, "farflung.node.daemon", daemon)  # type: ignore[arg-type]
+    import farflung.node
+
+    monkeypatch.setattr(farflung.node, "daemon", daemon, raising=False)
+
+
+def test_create_hands_its_flags_on_and_prints_the_invitation(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[options.CreateOptions] = []
+
+    def create(wanted: options.CreateOptions) -> options.CreatedSwarm:
+        asked.append(wanted)
+        return options.CreatedSwarm(
+            name="x", hash_hex=SWARM, invitation="farflung1abc", founder=PEER, manifest=Path("m")
+        )
+
+    fake_daemon(monkeypatch, create=create)
+    result = run("create", "x", "--preset", "micro", "--steps", 40, "--peer", "a", "--peer", "b", "--open")
+    assert "farflung join farflung1abc" in result.stdout and "anybody" in result.stdout
+    made = json.loads(run("create", "x", "--json").stdout)
+    assert made["invitation"] == "farflung1abc" and made["hash"] == SWARM
+    first = options.CreateOptions(name="x", preset="micro", steps=40, peers=("a", "b"), open=True)
+    assert asked == [first, options.CreateOptions(name="x")]
+
+
+def test_join_and_export_hand_their_flags_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    def export(wanted: options.ExportOptions) -> dict[str, Any]:
+        asked.append(wanted)
+        return {"step": 40}
+
+    fake_daemon(monkeypatch, run_join=asked.append, export=export)
+    assert run("join", "x", "--stay", "--compile", "--up-mbps", "5", "--threads", 1, "--no-live").exit_code == 0
+    assert run("export", "x", tmp_path / "out").stdout.endswith("step: 40\n")
+    joined = options.JoinOptions(swarm="x", exit_when_done=False, compile=True, up_mbps=5.0, threads=1, live=False)
+    assert asked == [joined, options.ExportOptions(swarm="x", folder=tmp_path / "out")]
+
+
+def test_bugs_keep_their_traceback_and_errors_of_peers_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(wanted: Any) -> None:
+        raise KeyError("bug")
+
+    def unreachable(wanted: Any) -> None:
+        raise NetworkError("nobody answers")
+
+    fake_daemon(monkeypatch, run_join=bug)
+    result = run("join", "x")
+    assert result.exit_code == 1 and isinstance(result.exception, KeyError)
+    fake_daemon(monkeypatch, run_join=unreachable)
+    result = run("join", "x")
+    assert result.exit_code == 2 and result.stderr == "error: nobody answers\n"
+
+
+def test_identity_is_made_copied_and_restored(tmp_path: Path) -> None:
+    here, there, copy = tmp_path / "here", tmp_path / "there", tmp_path / "copy.txt"
+    assert "farflung id show" in run("id", "backup", copy, "--home", here).stderr
+    shown = json.loads(run("id", "show", "--home", here, "--json").stdout)
+    assert json.loads(run("id", "show", "--home", here, "--json").stdout) == shown
+    assert run("id", "backup", copy, "--home", here).exit_code == 0
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    assert "exists" in run("id", "backup", copy, "--home", here).stderr
+
+    other = json.loads(run("id", "show", "--home", there, "--json").stdout)
+    refused = run("id", "restore", copy, "--home", there)
+    assert refused.exit_code == 2 and "--force" in refused.stderr
+    assert run("id", "restore", copy, "--home", there, "--force").exit_code == 0
+    assert json.loads(run("id", "show", "--home", there, "--json").stdout)["peer"] == shown["peer"]
+    assert Path(other["file"] + "." + other["peer"][:12]).exists()
+    assert run("id", "restore", copy, "--home", there).exit_code == 0  # the same key once more
+    assert "cannot read" in run("id", "restore", tmp_path / "none", "--home", there).stderr
+
+
+def test_a_sealed_copy_needs_its_passphrase(tmp_path: Path) -> None:
+    copy = tmp_path / "copy.txt"
+    run("id", "show", "--home", tmp_path / "a")
+    words = ["id", "backup", str(copy), "--seal", "--home", str(tmp_path / "a")]
+    assert CliRunner().invoke(app, words, input="open sesame\nopen sesame\n").exit_code == 0
+    words = ["id", "restore", str(copy), "--home", str(tmp_path / "b")]
+    assert CliRunner().invoke(app, words, input="wrong\n").exit_code == 2
+    assert CliRunner().invoke(app, words, input="open sesame\n").exit_code == 0

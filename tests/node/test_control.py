@@ -1,0 +1,205 @@
+"""The control socket: one answer, streams, errors, rights, limits, stopping."""
+
+import asyncio
+import json
+import os
+import stat
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farflung.node import control
+from farflung.node.control import (
+    ControlError,
+    ControlServer,
+    Handler,
+    NoNode,
+    only_node,
+    request,
+    stream,
+)
+from farflung.node.events import EventLog
+from farflung.node.paths import SwarmPaths, resolve_paths
+from farflung.protocol.errors import ConfigError
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> SwarmPaths:
+    return resolve_paths(tmp_path, {}).add_swarm("ab" * 32, "alpha")
+
+
+def serve(swarm: SwarmPaths, handlers: Mapping[str, Handler], use: Callable[[ControlServer], Awaitable[None]]) -> None:
+    """Run `use` against a server, then stop the server and wait for its end."""
+
+    async def both() -> None:
+        server = ControlServer(swarm.socket, handlers)
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            tasks.create_task(server.run())
+            await server.started.wait()
+            await use(server)
+            server.stop()
+
+    asyncio.run(both())
+
+
+async def echo(args: dict[str, Any]) -> dict[str, Any]:
+    return {"said": args}
+
+
+async def refuse(args: dict[str, Any]) -> dict[str, Any]:
+    raise ConfigError("not like this")
+
+
+async def count(args: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    for number in range(args["to"]):
+        yield {"number": number}
+
+
+async def raw(swarm: SwarmPaths, line: bytes) -> dict[str, Any]:
+    reader, writer = await asyncio.open_unix_connection(str(swarm.socket))
+    writer.write(line)
+    answer: dict[str, Any] = json.loads(await reader.readline())
+    writer.close()
+    return answer
+
+
+def test_round_trip_and_stream(swarm: SwarmPaths) -> None:
+    async def use(server: ControlServer) -> None:
+        assert await request(swarm, "echo", word="hello") == {"said": {"word": "hello"}}
+        assert [item["number"] async for item in stream(swarm, "count", to=3)] == [0, 1, 2]
+
+    serve(swarm, {"echo": echo, "count": count}, use)
+    assert not swarm.socket.exists()
+
+
+def test_only_this_user_can_open_it(swarm: SwarmPaths) -> None:
+    async def use(server: ControlServer) -> None:
+        assert stat.S_IMODE(swarm.socket.stat().st_mode) == 0o600
+        assert stat.S_IMODE(swarm.socket.parent.stat().st_mode) == 0o700
+
+    serve(swarm, {}, use)
+    swarm.socket.parent.chmod(0o755)
+    with pytest.raises(ConfigError, match="chmod 700"):
+        asyncio.run(ControlServer(swarm.socket, {}).run())
+
+
+def test_errors_made_on_purpose_reach_the_client(swarm: SwarmPaths) -> None:
+    async def use(server: ControlServer) -> None:
+        with pytest.raises(ControlError, match="not like this") as caught:
+            await request(swarm, "refuse")
+        assert caught.value.kind == "ConfigError"
+        with pytest.raises(ControlError, match="no verb 'jump'; there are echo, refuse"):
+            await request(swarm, "jump")
+
+    serve(swarm, {"refuse": refuse, "echo": echo}, use)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"x" * (control.MAX_REQUEST_BYTES + 100) + b"\n", "a line of more than"),
+        (b"not json\n", "not a request"),
+        (b'{"verb": "echo", "other": 1}\n', "not a request"),
+        (b'{"verb": 3}\n', "not a request"),
+        (b"\xff\xfe\n", "not a request"),
+    ],
+)
+def test_bad_lines_are_refused_and_the_server_lives_on(swarm: SwarmPaths, line: bytes, said: str) -> None:
+    async def use(server: ControlServer) -> None:
+        assert said in (await raw(swarm, line))["error"]["message"]
+        assert await request(swarm, "echo") == {"said": {}}
+
+    serve(swarm, {"echo": echo}, use)
+
+
+def test_connections_are_limited(swarm: SwarmPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "MAX_CONNECTIONS", 1)
+
+    async def use(server: ControlServer) -> None:
+        _, silent = await asyncio.open_unix_connection(str(swarm.socket))
+        with pytest.raises(ControlError, match="more than 1 commands"):
+            await request(swarm, "echo")
+        silent.close()
+
+    serve(swarm, {"echo": echo}, use)
+
+
+def test_no_node_is_said_with_the_remedy(swarm: SwarmPaths) -> None:
+    with pytest.raises(NoNode, match="no node of swarm alpha runs here; start it with `farflung join alpha`"):
+        asyncio.run(request(swarm, "status"))
+
+
+def test_the_socket_of_a_killed_node_is_replaced(swarm: SwarmPaths) -> None:
+    control._bind(swarm.socket).close()
+    assert swarm.socket.is_socket()
+    with pytest.raises(NoNode):
+        asyncio.run(request(swarm, "status"))
+
+    async def use(server: ControlServer) -> None:
+        assert await request(swarm, "echo") == {"said": {}}
+        with pytest.raises(ConfigError, match="answers at"):
+            await ControlServer(swarm.socket, {}).run()
+
+    serve(swarm, {"echo": echo}, use)
+
+
+def test_stopping_finishes_answers_and_ends_streams(swarm: SwarmPaths) -> None:
+    log = EventLog(None, swarm="alpha", peer="aa")
+    asked, allowed, listening, arrived = (asyncio.Event() for _ in range(4))
+
+    async def leave(args: dict[str, Any]) -> dict[str, Any]:
+        asked.set()
+        await allowed.wait()
+        return {"reason": "saved"}
+
+    async def events(args: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        with log.follow() as followed:
+            listening.set()
+            async for event in followed:
+                yield event
+
+    async def use(server: ControlServer) -> None:
+        async def watch() -> list[str]:
+            heard = []
+            async for item in stream(swarm, "events"):
+                heard.append(item["event"])
+                arrived.set()
+            return heard
+
+        async with asyncio.TaskGroup() as tasks:
+            left = tasks.create_task(request(swarm, "leave"))
+            watched = tasks.create_task(watch())
+            await asked.wait()
+            await listening.wait()
+            log.emit("one")
+            await arrived.wait()
+            server.stop()
+            allowed.set()
+        assert left.result() == {"reason": "saved"}
+        assert watched.result() == ["one"]
+
+    serve(swarm, {"leave": leave, "events": events}, use)
+    assert log._subscribers == []
+
+
+def test_a_slow_node_is_a_clear_error(swarm: SwarmPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(args: dict[str, Any]) -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    async def use(server: ControlServer) -> None:
+        with pytest.raises(ControlError, match=r"did not answer within 0\.05 s"):
+            await request(swarm, "never", timeout_s=0.05)
+
+    monkeypatch.setattr(control, "GRACE_S", 0.05)
+    serve(swarm, {"never": never}, use)
+
+
+def test_one_node_per_swarm_and_home(swarm: SwarmPaths) -> None:
+    with only_node(swarm):
+        with pytest.raises(ConfigError, match="runs here already"), only_node(swarm):
+            pass
+    with only_node(swarm):
+        assert os.path.exists(swarm.lock)

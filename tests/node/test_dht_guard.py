@@ -1,0 +1,151 @@
+"""hivemind's storage loses a newer record to a refused older one; the guarded storage does not."""
+
+import math
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
+KEY = 7
+VALUE = b"\xc4\x01v"  # MessagePack of b"v"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    from hivemind.utils import timed_storage
+
+    time = {"now": 1000.0}
+    monkeypatch.setattr(timed_storage, "get_dht_time", lambda: time["now"])
+    return time
+
+
+@pytest.fixture
+def guarded(clock: dict[str, float]) -> Any:
+    from farflung.node import dht_guard
+
+    dht_guard.register()
+    return dht_guard.GuardedStorage(maxsize=dht_guard.MAX_STORED_KEYS)
+
+
+def live(storage: Any) -> dict[str, bytes]:
+    found = storage.get(KEY)
+    return {} if found is None else {subkey: entry.value for subkey, entry in found.value.items()}
+
+
+def older_after_newer(storage: Any, clock: dict[str, float]) -> dict[str, bytes]:
+    assert storage.store(KEY, VALUE, 1060.0, subkey="peer")
+    assert not storage.store(KEY, b"older", 1001.5, subkey="peer")
+    clock["now"] = 1002.5
+    return live(storage)
+
+
+def test_the_fault_without_the_guard(clock: dict[str, float]) -> None:
+    from hivemind.dht.storage import DHTLocalStorage
+
+    # When this fails, upstream is fixed and dht_guard.py can go.
+    assert older_after_newer(DHTLocalStorage(), clock) == {}
+
+
+def test_the_guard_keeps_the_newer_record(guarded: Any, clock: dict[str, float]) -> None:
+    assert older_after_newer(guarded, clock) == {"peer": VALUE}
+    clock["now"] = 1061.0
+    assert live(guarded) == {}
+
+
+@pytest.mark.parametrize("expires", [math.inf, -math.inf, math.nan, 999.0, 1e9, 1060, "soon", None])
+def test_bad_expirations_change_nothing(guarded: Any, expires: Any) -> None:
+    assert guarded.store(KEY, VALUE, 1060.0, subkey="peer")
+    before = guarded.get(KEY).expiration_time
+    for subkey in ("peer", "other"):
+        assert not guarded.store(KEY, VALUE, expires, subkey=subkey)
+    assert guarded.get(KEY).expiration_time == before
+    assert guarded.store(KEY, VALUE, 1090.0, subkey="other")  # later stores still prolong the dictionary
+    assert guarded.get(KEY).expiration_time == 1090.0
+
+
+def test_plain_records_are_refused(guarded: Any) -> None:
+    assert not guarded.store(KEY, VALUE, 1060.0)
+    assert not guarded.store(KEY, VALUE, 1060.0, subkey=5)
+
+
+def test_entries_are_bounded(guarded: Any) -> None:
+    from farflung.node import dht_guard
+
+    for index in range(dht_guard.MAX_SUBKEYS):
+        assert guarded.store(KEY, VALUE, 1060.0, subkey=str(index))
+    assert not guarded.store(KEY, VALUE, 1061.0, subkey="one more")
+    assert guarded.store(KEY, b"newer", 1061.0, subkey="0")
+
+
+def test_dictionaries_over_the_wire(guarded: Any, clock: dict[str, float]) -> None:
+    from hivemind.dht.storage import DictionaryDHTValue
+    from hivemind.utils.serializer import MSGPackSerializer
+
+    from farflung.node import dht_guard
+
+    hostile = DictionaryDHTValue()
+    hostile.latest_expiration_time = math.inf
+    hostile.store("good", VALUE, 1060.0)
+    hostile.store("endless", VALUE, math.inf)
+    hostile.store(5, VALUE, 1059.0)
+    received = MSGPackSerializer.loads(MSGPackSerializer.dumps(hostile))
+    assert type(received) is dht_guard.GuardedDictionary
+    assert [subkey for subkey, _ in received.items()] == ["good"]
+    assert guarded.store(KEY, received, math.inf)
+    assert live(guarded) == {"good": VALUE}
+    assert guarded.get(KEY).expiration_time == 1060.0
+    again = MSGPackSerializer.loads(MSGPackSerializer.dumps(guarded.get(KEY).value))
+    assert [subkey for subkey, _ in again.items()] == ["good"]
+    # The same dictionary with one older entry must not take the newer one away.
+    older = DictionaryDHTValue()
+    older.store("good", b"older", 1001.0)
+    guarded.store(KEY, MSGPackSerializer.loads(MSGPackSerializer.dumps(older)), 1060.0)
+    clock["now"] = 1002.0
+    assert live(guarded) == {"good": VALUE}
+
+
+@pytest.mark.parametrize("raw", [b"", b"\x93", b"\xc0", b"\x93\x01\x02\x03", b"\x93\x01\x02\x91\x01"])
+def test_damaged_dictionaries_are_value_errors(raw: bytes) -> None:
+    from farflung.node.dht_guard import GuardedDictionary
+
+    with pytest.raises(ValueError):
+        GuardedDictionary.unpackb(raw)
+
+
+@pytest.mark.parametrize(
+    ("subkey", "value", "expires", "accepted"),
+    [
+        (b"\xa1s", b"\xc4\x01v", 5.0, True),
+        (b"\xa1s", b"\xc4\x01w", 5.0, False),  # the check says no
+        (b"\xa1s", b"\xc4\x01v", math.nan, False),
+        (b"\xc0", b"\xc4\x01v", 5.0, False),  # no subkey
+        (b"\xa1s", b"\xa1v", 5.0, False),  # text instead of bytes
+        (b"\xa1s", b"", 5.0, False),
+        (b"\xa1s", b"\xc5\xff\xff" + bytes(0xFFFF), 5.0, False),  # too long
+    ],
+)
+def test_records_are_checked(subkey: bytes, value: bytes, expires: float, accepted: bool) -> None:
+    from hivemind.dht.validation import DHTRecord
+
+    from farflung.node.dht_guard import CheckedRecords
+
+    seen: list[tuple[bytes, str, bytes, float]] = []
+
+    def check(key: bytes, name: str, content: bytes, expires_at: float) -> bool:
+        seen.append((key, name, content, expires_at))
+        return content == b"v"
+
+    checked = CheckedRecords(check)
+    assert checked.validate(DHTRecord(b"k" * 20, subkey, value, expires)) == accepted
+    if accepted:
+        assert seen == [(b"k" * 20, "s", b"v", 5.0)]
+
+
+def test_key_digest_is_hiveminds() -> None:
+    from hivemind.dht.routing import DHTID
+
+    from farflung.node.dht import key_digest
+
+    for key in ("", "swarm/peers", "x" * 300):
+        assert key_digest(key) == DHTID.generate(key).to_bytes()

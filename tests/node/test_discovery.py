@@ -1,0 +1,153 @@
+"""Names, manifests and peers through records: found, refused, kept alive; over the modelled network and its clock."""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from farflung.node.dht import key_digest
+from farflung.node.discovery import (
+    Announcer,
+    Finder,
+    check_record,
+    find_claims,
+    find_manifest,
+    publish_founding,
+)
+from farflung.node.network import Network, PeerId
+from farflung.node.peerbook import PeerBook
+from farflung.protocol.errors import NameContested, RemoteError
+from farflung.protocol.keys import Ed25519Signer
+from farflung.protocol.manifest import Manifest, SignedManifest, sign_manifest
+from farflung.protocol.manifest_sections import AdmissionSpec, DataSpec, ModelSpec
+from farflung.protocol.peer_record import PeerRecord
+from farflung.protocol.records import place_manifest, place_peer
+from farflung.protocol.replay import first_seq
+from farflung.sims.clock import VirtualLoop, run
+from farflung.sims.links import LinkModel
+from farflung.sims.network import MemoryHub, MemoryNetwork
+
+START = 1_700_000_000.0
+ADDRESS = "/ip4/10.0.0.1/tcp/4242/p2p/12D3KooWGvEK4Bfmd48PE13bcA6NNt2euWS9mys2x2FyMA563x26"
+MODEL = ModelSpec(vocab_size=264, dim=8, num_layers=1, num_heads=1, num_kv_heads=1, ffn_dim=8, seq_len=8)
+SIGNERS = [Ed25519Signer(bytes([n]) * 32) for n in range(3)]
+
+
+def founded(signer: Ed25519Signer) -> tuple[Manifest, SignedManifest]:
+    manifest = Manifest(
+        name="alpha",
+        founder=signer.peer_id,
+        created=int(START),
+        model=MODEL,
+        data=DataSpec(spec="python", content_hash=bytes(32), num_samples=100),
+        batch_tokens=8,
+        total_steps=200,
+        admission=AdmissionSpec(rule="open"),
+    )
+    return manifest, sign_manifest(signer, manifest)
+
+
+def in_network(body: Callable[[list[Network]], Awaitable[None]]) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        hub = MemoryHub(loop, random.Random(0), LinkModel(jitter_s=0.0, record_delay_s=0.0))
+        await body([cast(Network, MemoryNetwork(hub, signer.peer_id)) for signer in SIGNERS])
+
+    run(main(), start=START)
+
+
+def announcer(network: Network, signer: Ed25519Signer, file: Path, of: Ed25519Signer) -> Announcer:
+    manifest, signed = founded(of)
+    record = PeerRecord(addresses=(ADDRESS,), stages=(0, 1))
+    return Announcer(network, signer, manifest, signed, claim_file=file, describe=lambda: record)
+
+
+def test_what_is_published_is_found_and_a_taken_name_is_refused(tmp_path: Path) -> None:
+    manifest, signed = founded(SIGNERS[0])
+
+    async def body(networks: list[Network]) -> None:
+        assert await find_claims(networks[1], "alpha") == []
+        assert await find_manifest(networks[1], signed.swarm) is None
+        await publish_founding(networks[0], SIGNERS[0], "alpha", signed)
+        (found,) = await find_claims(networks[1], "alpha")
+        assert (found.claim.founder, found.claim.swarm) == (manifest.founder, signed.swarm)
+        assert await find_manifest(networks[1], signed.swarm) == (manifest, signed.encode())
+        # The founder's own claim is no obstacle, somebody else's is.
+        await announcer(networks[0], SIGNERS[0], tmp_path / "0", SIGNERS[0]).claim_name()
+        late = announcer(networks[1], SIGNERS[1], tmp_path / "1", SIGNERS[1])
+        with pytest.raises(NameContested, match="claimed already by alpha@"):
+            await late.claim_name()
+        (tmp_path / "1").touch()  # but not one who had claimed it before
+        await late.claim_name()
+
+    in_network(body)
+
+
+def test_members_keep_manifest_and_claim_alive_without_the_founder(tmp_path: Path) -> None:
+    _, signed = founded(SIGNERS[0])
+
+    async def body(networks: list[Network]) -> None:
+        await publish_founding(networks[0], SIGNERS[0], "alpha", signed)
+        await networks[0].close()
+        async with asyncio.TaskGroup() as tasks:
+            member = announcer(networks[1], SIGNERS[1], tmp_path / "claim", SIGNERS[0])
+            task = tasks.create_task(member.run())
+            await asyncio.sleep(5 * 3600.0)  # a record lives for an hour
+            assert [f.claim.founder for f in await find_claims(networks[2], "alpha")] == [SIGNERS[0].peer_id]
+            assert await find_manifest(networks[2], signed.swarm) is not None
+            task.cancel()
+
+    in_network(body)
+
+
+def test_peers_are_found_verified_and_written_down(tmp_path: Path) -> None:
+    _, signed = founded(SIGNERS[0])
+    met: list[PeerId] = []
+    refused: list[RemoteError] = []
+    book = PeerBook(tmp_path / "peers.json")
+
+    async def body(networks: list[Network]) -> None:
+        for n in (0, 1):
+            now = networks[n].unix_time()
+            record = PeerRecord(addresses=(ADDRESS,), stages=(0, 1))
+            placed = place_peer(SIGNERS[n], signed.swarm, record, seq=first_seq(now), now=now, life_s=600.0)
+            await networks[n].put_record(placed.key, placed.subkey, placed.value, placed.expires_at)
+        bad = SIGNERS[0].peer_id.hex()[:-2] + "00"
+        await networks[0].put_record(placed.key, bad, b"nonsense", START + 600.0)
+        finder = Finder(
+            networks[2],
+            signed.swarm,
+            book,
+            admits=lambda peer, token: peer != SIGNERS[1].peer_id,
+            discovered=met.append,
+            refused=refused.append,
+            heard=lambda: [
+                (SIGNERS[1].peer_id, [ADDRESS], START + 5.0),
+                (SIGNERS[2].peer_id, [ADDRESS], START),
+            ],
+        )
+        await finder.look()
+        finder.save()
+
+    in_network(body)
+    assert met == [SIGNERS[0].peer_id] and len(refused) == 1
+    known = PeerBook(tmp_path / "peers.json").peers()
+    assert list(known) == [SIGNERS[1].peer_id, SIGNERS[0].peer_id]  # heard first; ourselves never
+
+
+def test_our_dht_node_stores_only_what_belongs_where_it_is_put() -> None:
+    _, signed = founded(SIGNERS[0])
+    now = time.time()
+    good = place_manifest(signed, now=now)
+    at = key_digest(good.key)
+    assert check_record(at, good.subkey, good.value, good.expires_at)
+    assert not check_record(key_digest(good.key + "x"), good.subkey, good.value, good.expires_at)
+    assert not check_record(at, "other", good.value, good.expires_at)
+    assert not check_record(at, good.subkey, good.value[:-1] + b"\0", good.expires_at)
+    assert not check_record(at, good.subkey, b"", good.expires_at)
+    assert not check_record(at, good.subkey, good.value, now + 1e6)

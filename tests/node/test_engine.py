@@ -1,0 +1,382 @@
+"""Real engines on loopback: hivemind's p2pd, DHT and streams, direct TLS, and what happens when things die."""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from farflung.node import engine as module
+from farflung.node import p2pd
+from farflung.node.dht import key_digest
+from farflung.node.engine import Engine, EngineConfig
+from farflung.node.identity import Identity, libp2p_text
+from farflung.node.network import Stream
+from farflung.protocol import limits
+from farflung.protocol.errors import ConfigError, NetworkError
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
+]
+
+MB = 1 << 20
+
+
+def run(main: Callable[[], Awaitable[None]], seconds: float = 60) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(seconds):
+            await main()
+
+    asyncio.run(bounded())
+
+
+@asynccontextmanager
+async def engines(count: int, **changes: object) -> AsyncIterator[list[Engine]]:
+    """`count` engines; all join through the first and know nothing else of each other."""
+    async with AsyncExitStack() as stack:
+        made: list[Engine] = []
+        for _ in range(count):
+            seeds = (made[0].addresses()[0],) if made else ()
+            config = replace(EngineConfig.loopback(initial_peers=seeds), **changes)  # type: ignore[arg-type]
+            made.append(await Engine.create(Identity.generate(), config))
+            stack.push_async_callback(made[-1].close)
+        yield made
+
+
+def introduce(nodes: list[Engine]) -> None:
+    for one in nodes:
+        for other in nodes:
+            one.add_addresses(other.peer_id, other.addresses())
+
+
+async def read(stream: Stream, size: int) -> bytes:
+    buffer = bytearray(size)
+    await stream.readinto(memoryview(buffer))
+    return bytes(buffer)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def mailbox(node: Engine) -> "asyncio.Queue[tuple[bytes, bytes]]":
+    queue: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue()
+    node.on_message(lambda peer, message: queue.put_nowait((peer, message)))
+    return queue
+
+
+def test_messages_between_three() -> None:
+    async def main() -> None:
+        async with engines(3) as (a, b, c):
+            boxes = [mailbox(node) for node in (a, b, c)]
+            # b and c have never heard of each other's address; libp2p finds it through a.
+            b.send(c.peer_id, b"from b")
+            assert await boxes[2].get() == (b.peer_id, b"from b")
+            c.send(b.peer_id, b"x" * limits.MAX_CONTROL_BYTES)
+            assert await boxes[1].get() == (c.peer_id, b"x" * limits.MAX_CONTROL_BYTES)
+            for index in range(100):
+                a.send(b.peer_id, b"%d" % index)
+            assert [(await boxes[1].get())[1] for _ in range(100)] == [b"%d" % i for i in range(100)]
+            with pytest.raises(ValueError):
+                a.send(b.peer_id, b"x" * (limits.MAX_CONTROL_BYTES + 1))
+            assert b.joined and c.joined
+
+    run(main)
+
+
+@pytest.mark.parametrize("carrier", ["tls", "libp2p"])
+def test_bulk_both_ways(carrier: str) -> None:
+    size = 32 * MB
+    up, down = random.Random(1).randbytes(size), random.Random(2).randbytes(size)
+
+    async def main() -> None:
+        async with engines(2, tls=carrier == "tls") as (a, b):
+            introduce([a, b])
+            received: list[bool] = []
+
+            async def handler(stream: Stream) -> None:
+                assert stream.peer == b.peer_id
+                received.append(await read(stream, size) == up)
+                await stream.write(down)
+
+            a.serve("part", handler)
+            stream = await b.open_stream(a.peer_id, "part")
+            assert stream.peer == a.peer_id
+            await stream.write(up)
+            assert await read(stream, size) == down
+            await stream.close()
+            assert received == [True]
+            for one, other in ((a, b), (b, a)):
+                link = one.links()[other.peer_id]
+                assert link.sent_bytes == link.received_bytes == size
+                assert link.down_bytes_per_s > 0
+            assert b.links()[a.peer_id].carrier == carrier
+
+    run(main)
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_last_bytes_survive_close(tls: bool) -> None:
+    """A writer that closes at once, and a reader that comes late, lose nothing."""
+
+    async def main() -> None:
+        async with engines(2, tls=tls) as (a, b):
+            introduce([a, b])
+            results: asyncio.Queue[bytes] = asyncio.Queue()
+
+            async def handler(stream: Stream) -> None:
+                await asyncio.sleep(0.2)
+                results.put_nowait(await read(stream, 3 * MB))
+                with pytest.raises(NetworkError):
+                    await read(stream, 1)
+
+            a.serve("part", handler)
+            data = random.Random(3).randbytes(3 * MB)
+            stream = await b.open_stream(a.peer_id, "part")
+            await stream.write(data)
+            await stream.close()
+            assert await results.get() == data
+
+    run(main)
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_last_words_survive_the_engine(tls: bool) -> None:
+    """What was sent and written before `close` arrives, as far as the other side takes it at once."""
+
+    async def main() -> None:
+        async with engines(2, tls=tls) as (a, b):
+            introduce([a, b])
+            box = mailbox(a)
+            results: asyncio.Queue[bytes] = asyncio.Queue()
+
+            async def handler(stream: Stream) -> None:
+                results.put_nowait(await read(stream, 3 * MB))
+
+            a.serve("part", handler)
+            stream = await b.open_stream(a.peer_id, "part")
+            await stream.write(bytes(3 * MB))
+            await stream.close()
+            b.send(a.peer_id, b"goodbye")
+            await b.close()
+            assert await box.get() == (b.peer_id, b"goodbye")
+            assert await results.get() == bytes(3 * MB)
+
+    run(main)
+
+
+def test_falls_back_to_libp2p_when_tls_cannot_be_dialled() -> None:
+    async def main() -> None:
+        async with engines(2) as (a, b):
+            a.serve("part", lambda stream: stream.write(b"ok"))
+            multiaddrs = [address for address in a.addresses() if address.startswith("/")]
+            b.add_addresses(a.peer_id, [*multiaddrs, "tls://127.0.0.1:1"])
+            for _ in range(2):
+                stream = await b.open_stream(a.peer_id, "part")
+                assert await read(stream, 2) == b"ok"
+                await stream.close()
+                assert b.links()[a.peer_id].carrier == "libp2p"
+            b.add_addresses(a.peer_id, a.addresses())  # the right address is tried at once
+            stream = await b.open_stream(a.peer_id, "part")
+            assert await read(stream, 2) == b"ok"
+            await stream.close()
+            assert b.links()[a.peer_id].carrier == "tls"
+
+    run(main)
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_kinds_and_keys_that_are_not_admitted(tls: bool) -> None:
+    async def main() -> None:
+        stranger = Identity.generate()
+        async with AsyncExitStack() as stack:
+            config = EngineConfig.loopback(tls=tls)
+            a = await Engine.create(Identity.generate(), config, admit=lambda peer: peer != stranger.public_key)
+            stack.push_async_callback(a.close)
+            b = await Engine.create(stranger, config)
+            stack.push_async_callback(b.close)
+            a.serve("part", lambda stream: stream.write(b"ok"))
+            introduce([a, b])
+            for kind in ("part", "nothing"):
+                with pytest.raises(NetworkError):
+                    stream = await b.open_stream(a.peer_id, kind)
+                    await read(stream, 2)
+            # Another key at a known address: refused by both carriers.
+            wrong = Identity.generate().public_key
+            tls_only = [address for address in a.addresses() if address.startswith("tls")]
+            b.add_addresses(wrong, [a.addresses()[0].split("/p2p/")[0], *tls_only])
+            with pytest.raises(NetworkError):
+                await b.open_stream(wrong, "part")
+
+    run(main)
+
+
+def test_records() -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+
+            def check(key: bytes, subkey: str, value: bytes, expires_at: float) -> bool:
+                return key == key_digest("swarm") and value.startswith(b"good")
+
+            made: list[Engine] = []
+            for _ in range(3):
+                seeds = (made[0].addresses()[0],) if made else ()
+                made.append(
+                    await Engine.create(
+                        Identity.generate(), EngineConfig.loopback(initial_peers=seeds), check_record=check
+                    )
+                )
+                stack.push_async_callback(made[-1].close)
+            a, b, c = made
+            soon = time.time() + 60
+            assert await a.put_record("swarm", "a", b"good a", soon)
+            assert await b.put_record("swarm", "b", b"good b", soon)
+            assert not await c.put_record("swarm", "c", b"bad", soon)
+            assert not await c.put_record("other", "c", b"good", soon)
+            assert await b.put_record("swarm", "b", b"good b, newer", soon + 1)
+            assert not await c.put_record("swarm", "b", b"good b, older", soon - 50)
+            assert not await c.put_record("swarm", "c", b"good", time.time() - 1)
+            for node in made:
+                assert await node.get_records("swarm") == {"a": b"good a", "b": b"good b, newer"}
+                assert await node.get_records("nothing") == {}
+            with pytest.raises(ValueError):
+                await a.put_record("swarm", "a", bytes(limits.MAX_RECORD_BYTES + 1), soon)
+            assert await a.put_record("swarm", "a", b"good" + bytes(limits.MAX_RECORD_BYTES - 4), soon + 2)
+            assert len((await c.get_records("swarm"))["a"]) == limits.MAX_RECORD_BYTES
+
+    run(main)
+
+
+def test_dead_seeds_do_not_prevent_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        nobody = f"/ip4/127.0.0.1/tcp/1/p2p/{libp2p_text(Identity.generate().public_key)}"
+        async with engines(1) as (a,):
+            node = await Engine.create(Identity.generate(), EngineConfig.loopback(initial_peers=(nobody,)))
+            assert not node.joined
+            await node.close()
+            seeds = (nobody, a.addresses()[0])
+            node = await Engine.create(Identity.generate(), EngineConfig.loopback(initial_peers=seeds))
+            assert node.joined
+            await node.close()
+
+    run(main)
+
+
+def test_daemon_that_dies_or_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with engines(1) as (a,):
+            (child,) = p2pd_children(os.getpid())
+            child.kill()
+            with pytest.raises(ExceptionGroup) as caught:
+                await a.wait_failed()
+            assert "libp2p daemon ended" in str(caught.value.exceptions[0])
+            with pytest.raises(ExceptionGroup):
+                await a.close()
+        bad = replace(EngineConfig.loopback(), libp2p=p2pd.P2pdConfig(listen=("/nonsense",)))
+        with pytest.raises(NetworkError, match="daemon ended"):
+            await Engine.create(Identity.generate(), bad)
+        slow = replace(EngineConfig.loopback(), libp2p=p2pd.P2pdConfig(startup_timeout_s=0.0))
+        with pytest.raises(NetworkError, match="startup_timeout_s"):
+            await Engine.create(Identity.generate(), slow)
+        assert not psutil.Process().children()
+
+    run(main)
+
+
+def p2pd_children(pid: int) -> list[psutil.Process]:
+    children = psutil.Process(pid).children(recursive=True)
+    return [child for child in children if child.name() == "p2pd"]
+
+
+NODE = """
+import asyncio
+import structlog
+from farflung.node.engine import Engine, EngineConfig
+from farflung.node.identity import Identity
+
+async def main():
+    node = await Engine.create(Identity.generate(), EngineConfig.loopback())
+    async def hold(stream):
+        await asyncio.Event().wait()
+    node.serve("hold", hold)
+    print(node.peer_id.hex(), *node.addresses(), flush=True)
+    await asyncio.Event().wait()
+
+structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+asyncio.run(main())
+"""
+
+
+def test_killed_peer_is_noticed_and_leaves_nothing_behind() -> None:
+    async def main(peer: bytes, addresses: list[str], process: "subprocess.Popen[str]") -> None:
+        async with engines(1) as (a,):
+            a.add_addresses(peer, addresses)
+            direct = await a.open_stream(peer, "hold")
+            a._links.dial_failed(peer, time.monotonic())
+            relayed = await a.open_stream(peer, "hold")
+            assert type(direct) is not type(relayed)
+            await direct.write(b"x")
+            await relayed.write(b"x")
+            children = psutil.Process(process.pid).children(recursive=True)
+            (daemon,) = (child for child in children if child.name() == "p2pd")
+            (control,) = (flag for flag in daemon.cmdline() if flag.startswith("-listen="))
+            folder = Path(control.removeprefix("-listen=/unix")).parent
+            assert [path.name for path in folder.iterdir()] == ["control"]  # the key is gone
+            process.send_signal(signal.SIGKILL)
+            begun = time.monotonic()
+            for stream in (direct, relayed):
+                with pytest.raises(NetworkError):
+                    await read(stream, 1)
+                await stream.close()
+            assert time.monotonic() - begun < 5
+            await until(lambda: not any(child.is_running() for child in children))
+            assert not folder.exists()
+
+    with subprocess.Popen([sys.executable, "-c", NODE], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            key, *addresses = process.stdout.readline().split()
+            run(lambda: main(bytes.fromhex(key), addresses, process), 30)
+        finally:
+            process.kill()
+
+
+def test_caps_hold_for_real() -> None:
+    async def main() -> None:
+        async with engines(2) as (a, b):
+            introduce([a, b])
+            b.set_caps(4e6, None)
+
+            async def handler(stream: Stream) -> None:
+                await read(stream, 4_000_000)
+                await stream.write(b"ok")
+
+            a.serve("part", handler)
+            stream = await b.open_stream(a.peer_id, "part")
+            begun = time.monotonic()
+            await stream.write(bytes(4_000_000))
+            await read(stream, 2)
+            assert time.monotonic() - begun >= 0.9  # a loaded machine may only be slower
+            await stream.close()
+
+    run(main)
+
+
+def test_config() -> None:
+    for wrong in ({"connections": 0}, {"connections": 17}, {"tls_port": 1 << 16}):
+        with pytest.raises(ValueError):
+            EngineConfig(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):
+        EngineConfig(initial_peers=("1.2.3.4:5",))
+    assert module.EngineConfig().libp2p.startup_timeout_s >= 120

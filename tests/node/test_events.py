@@ -1,0 +1,86 @@
+"""The event file: its lines, its torn last line, and its subscribers."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from farflung.node.events import Event, EventLog, read_events
+from farflung.protocol.errors import ConfigError
+
+
+def make_log(path: Path | None) -> EventLog:
+    return EventLog(path, swarm="s", peer="aa", clock=lambda: 12.3456)
+
+
+def test_lines_carry_the_context(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "events.jsonl"
+    with make_log(path) as log:
+        log.emit("node.start", pid=1)
+        log.bind(height=3, version=2, step=40)
+        log.emit("step", loss=float("nan"), tokens=8)
+        assert len(path.read_text().splitlines()) == 2  # written at once, not at the end
+    first, second = read_events(path)
+    known = {"time": 12.346, "swarm": "s", "peer": "aa"}
+    assert first == known | {"event": "node.start", "height": 0, "version": 0, "step": 0, "pid": 1}
+    assert second["height"] == 3 and second["step"] == 40
+    assert second["loss"] is None
+
+
+def test_two_logs_do_not_mix(tmp_path: Path) -> None:
+    with make_log(tmp_path / "a") as a, EventLog(tmp_path / "b", swarm="t", peer="bb") as b:
+        a.bind(step=5)
+        b.emit("node.start")
+    assert next(read_events(tmp_path / "b"))["step"] == 0
+    assert list(read_events(tmp_path / "a")) == []
+
+
+def test_a_torn_last_line_is_forgiven_and_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with make_log(path) as log:
+        log.emit("one")
+        log.emit("two", long="x" * 10_000)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    assert [event["event"] for event in read_events(path)] == ["one"]
+    with make_log(path) as log:
+        log.emit("three")
+    assert [event["event"] for event in read_events(path)] == ["one", "three"]
+    path.write_bytes(whole[:20])
+    with make_log(path):
+        assert path.read_bytes() == b""
+
+
+@pytest.mark.parametrize("bad", [b'{"event": "x"', b"[]\n", b'{"time": 1}\n', b"\xff\n"])
+def test_any_other_damage_is_an_error_with_its_place(tmp_path: Path, bad: bytes) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"event": "a"}\n' + bad.rstrip(b"\n") + b"\n" + b'{"event": "b"}\n')
+    with pytest.raises(ConfigError, match=r"events\.jsonl, line 2"):
+        list(read_events(path))
+
+
+def test_subscribers_hear_until_they_leave() -> None:
+    log = make_log(None)
+    heard: list[Event] = []
+    leave = log.subscribe(heard.append)
+    log.emit("one")
+    leave()
+    log.emit("two")
+    assert [event["event"] for event in heard] == ["one"]
+    assert json.dumps(heard[0])
+
+
+def test_a_slow_follower_loses_the_oldest_and_is_told() -> None:
+    log = make_log(None)
+
+    async def follow() -> list[Event]:
+        with log.follow(max_waiting=2) as events:
+            for number in range(5):
+                log.emit(f"e{number}")
+            return [await anext(events) for _ in range(3)]
+
+    skipped, first, second = asyncio.run(follow())
+    assert (skipped["event"], skipped["count"]) == ("log.skipped", 3)
+    assert (first["event"], second["event"]) == ("e3", "e4")
+    log.emit("nobody listens any more")

@@ -1,0 +1,302 @@
+"""The butterfly over an in-memory network: what arrives, what is refused, and that nothing is stored of what is refused."""
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+from tests.node.lab import CODEC, NUMEL, PLAN_ID, Lab, in_lab, payload_of, peer, say, sha
+
+from farflung.node import framing
+from farflung.node.exchange import ACK, PLAN_WAIT_S, SEND_ATTEMPTS
+from farflung.protocol.chain import PartResult, RoundResult
+from farflung.protocol.errors import LimitExceeded, Malformed, Refused, RemoteError
+from farflung.protocol.messages import ContributionHeader, MeanHeader, MeanRequest, Plan
+
+
+def accept(lab: Lab, plan: Plan | None = None) -> Plan:
+    """Everybody has the plan."""
+    plan = plan or lab.plan()
+    for node in lab.nodes:
+        node.exchange.expect(PLAN_ID, plan)
+    return plan
+
+
+def numel(plan: Plan, part: int) -> int:
+    return plan.parts[part].stop - plan.parts[part].start
+
+
+def stored(lab: Lab, number: int) -> Any:
+    """What a node keeps of contributions and means."""
+    node = lab.nodes[number]
+    rounds = {k: {p: sorted(c) for p, c in r.contributions.items() if c} for k, r in node.exchange._rounds.items()}
+    return rounds, dict(node.disk.means), dict(node.held), list(node.arrived)
+
+
+# ---- a whole round --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num", [1, 2, 4])
+def test_a_round_gives_everybody_the_weighted_mean(num: int) -> None:
+    async def main(lab: Lab) -> None:
+        plan = accept(lab)
+        for node in lab.nodes:
+            node.learner.train([node.number + 1], 0)
+            node.exchange.start(PLAN_ID, node.exchange.contribute(PLAN_ID), lab.group)
+        for node in lab.nodes:
+            await node.until(lambda n=node: len(n.arrived) == num)
+            assert {p for *_, p in node.arrived} == {n.id for n in lab.nodes}
+        weights = tuple((node.id, (node.number + 1) / sum(range(1, num + 1))) for node in lab.nodes)
+        for node in lab.nodes:
+            node.exchange.start(PLAN_ID, node.exchange.reduce(PLAN_ID, node.number, weights), lab.group)
+        for node in lab.nodes:
+            await node.until(lambda n=node: len(n.held) == num)
+        assert all(node.held == lab.nodes[0].held for node in lab.nodes), "the same bytes everywhere"
+        assert all(node.disk.means.keys() == node.held.keys() for node in lab.nodes), "and on disk before held"
+
+        first = lab.nodes[0]
+        result = RoundResult(
+            plan=PLAN_ID, contributors=(), seconds_ms=0,
+            parts=tuple(PartResult(p.owner, p.start, p.stop, first.held[PLAN_ID, k]) for k, p in enumerate(plan.parts)),
+        )  # fmt: skip
+        means = {k: bytes(first.disk.means[PLAN_ID, k]) for k in range(num)}
+        mean = torch.cat([m for *_, m in first.exchange.decode(result, means)])
+        deltas = [n.learner.outer.params - n.learner.parameters[0] for n in lab.nodes]
+        expected = sum(d * w for d, (_, w) in zip(deltas, weights, strict=True))
+        torch.testing.assert_close(mean, expected, atol=2e-3, rtol=0.05)
+        await asyncio.sleep(1.0)
+        sent = [node.exchange.forget(PLAN_ID) for node in lab.nodes]
+        if num > 1:
+            assert all(up > 0 and down > 0 for up, down in sent)
+            assert sum(up for up, _ in sent) == sum(down for _, down in sent)
+        assert not any(node.errors for node in lab.nodes)
+
+    in_lab(num, main)
+
+
+def test_a_transfer_may_overtake_its_plan() -> None:
+    async def main(lab: Lab) -> None:
+        a, b = lab.nodes
+        plan = lab.plan()
+        payload = payload_of(numel(plan, 1), 1)
+
+        async def late() -> None:
+            await asyncio.sleep(PLAN_WAIT_S - 1.0)
+            b.exchange.expect(PLAN_ID, plan)
+
+        lab.group.create_task(late())
+        assert await say(a.network, b.id, "contribution", ContributionHeader(PLAN_ID, 1, len(payload)), payload) == ACK
+        assert b.arrived == [(PLAN_ID, 1, a.id)]
+
+    in_lab(2, main)
+
+
+def test_a_contribution_counts_once() -> None:
+    """Sent again, because an answer was lost or in the hope to count twice: what came first stays."""
+
+    async def main(lab: Lab) -> None:
+        a, b = lab.nodes
+        plan = accept(lab)
+        for seed in (1, 2):
+            payload = payload_of(numel(plan, 1), seed)
+            await say(a.network, b.id, "contribution", ContributionHeader(PLAN_ID, 1, len(payload)), payload)
+        assert b.arrived == [(PLAN_ID, 1, a.id)]
+        assert bytes(b.exchange._rounds[PLAN_ID].contributions[1][a.id]) == payload_of(numel(plan, 1), 1)
+        assert all(type(e) is Refused and e.peer == a.id for e in b.errors)
+
+    in_lab(2, main)
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------
+
+GOOD = payload_of(192, 1)
+CORRUPT = bytes([GOOD[0] ^ 0xFF]) + GOOD[1:]
+"""Of three nodes, parts 0 and 1 have 192 elements."""
+
+BAD: dict[str, tuple[int, str, Any, bytes, type[RemoteError]]] = {
+    "an unknown plan": (0, "contribution", ContributionHeader(b"?" * 32, 1, len(GOOD)), GOOD, Refused),
+    "an unknown plan's mean": (0, "mean", MeanHeader(b"?" * 32, 0, len(GOOD)), GOOD, Refused),
+    "another owner's part": (0, "contribution", ContributionHeader(PLAN_ID, 0, len(GOOD)), GOOD, Refused),
+    "no such part": (0, "contribution", ContributionHeader(PLAN_ID, 7, len(GOOD)), GOOD, Refused),
+    "no such part's mean": (0, "mean", MeanHeader(PLAN_ID, 7, len(GOOD)), GOOD, Refused),
+    "not a contributor": (2, "contribution", ContributionHeader(PLAN_ID, 1, len(GOOD)), GOOD, Refused),
+    "not the owner": (0, "mean", MeanHeader(PLAN_ID, 2, len(GOOD)), GOOD, Refused),
+    "a mean of the receiver's own part": (0, "mean", MeanHeader(PLAN_ID, 1, len(GOOD)), GOOD, Refused),
+    "too large": (0, "contribution", ContributionHeader(PLAN_ID, 1, CODEC.max_nbytes(192) + 1), GOOD + b"x", Refused),
+    "enormous": (0, "contribution", ContributionHeader(PLAN_ID, 1, 1 << 60), b"", Refused),
+    "an enormous mean": (0, "mean", MeanHeader(PLAN_ID, 0, 1 << 60), b"", Refused),
+    "corrupt": (0, "contribution", ContributionHeader(PLAN_ID, 1, len(GOOD)), CORRUPT, Malformed),
+    "short": (0, "contribution", ContributionHeader(PLAN_ID, 1, len(GOOD) - 1), GOOD[:-1], Malformed),
+    "empty": (0, "contribution", ContributionHeader(PLAN_ID, 1, 0), b"", Malformed),
+    "of another size": (0, "contribution", ContributionHeader(PLAN_ID, 1, len(payload_of(96, 1))), payload_of(96, 1), Malformed),
+    "a corrupt mean": (0, "mean", MeanHeader(PLAN_ID, 0, len(GOOD)), CORRUPT, Malformed),
+    "another header": (0, "contribution", MeanHeader(PLAN_ID, 1, len(GOOD)), GOOD, Refused),
+    "no header": (0, "mean", b"\xc1\xc1", b"", Malformed),
+    "a long header": (0, "mean", bytes(2000), b"", LimitExceeded),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_transfers_are_refused_by_name_and_leave_nothing(name: str) -> None:
+    """Node 1 is the receiver; 0 and 1 contribute; each owns the part of its number."""
+    who, kind, header, payload, error = BAD[name]
+
+    async def main(lab: Lab) -> None:
+        receiver = lab.nodes[1]
+        accept(lab, lab.plan(contributors=[0, 1]))
+        before = stored(lab, 1)
+        assert await say(lab.nodes[who].network, receiver.id, kind, header, payload) is None, "no answer"
+        assert stored(lab, 1) == before
+        assert [type(e) for e in receiver.errors] == [error]
+        assert receiver.errors[0].peer == peer(who)
+        assert not receiver.exchange._waiting, "and nobody waits for it any more"
+        good = ContributionHeader(PLAN_ID, 1, len(GOOD))
+        assert await say(lab.nodes[0].network, receiver.id, "contribution", good, GOOD) == ACK, "others go on"
+
+    in_lab(3, main)
+
+
+def test_a_torn_transfer_leaves_nothing() -> None:
+    async def main(lab: Lab) -> None:
+        a, b = lab.nodes
+        plan = accept(lab)
+        payload = payload_of(numel(plan, 1), 1)
+        before = stored(lab, 1)
+        header = ContributionHeader(PLAN_ID, 1, len(payload))
+        stream = await a.network.open_stream(b.id, "contribution")
+        await framing.write_header(stream, header)
+        await stream.write(payload[: len(payload) // 2])
+        await stream.close()
+        await asyncio.sleep(5.0)
+        assert stored(lab, 1) == before and b.errors == []
+
+    in_lab(2, main)
+
+
+def test_a_plan_that_is_over_takes_nothing_more() -> None:
+    async def main(lab: Lab) -> None:
+        a, b = lab.nodes
+        plan = accept(lab)
+        b.exchange.forget(PLAN_ID)
+        payload = payload_of(numel(plan, 1), 1)
+        assert await say(a.network, b.id, "contribution", ContributionHeader(PLAN_ID, 1, len(payload)), payload) is None
+        assert [type(e) for e in b.errors] == [Refused] and not b.arrived
+
+    in_lab(2, main)
+
+
+# ---- sending --------------------------------------------------------------------------------------------------
+
+
+def test_a_dead_owner_is_tried_a_few_times_and_reported() -> None:
+    async def main(lab: Lab) -> None:
+        a, b = lab.nodes
+        accept(lab)
+        lab.hub.kill(b.id)
+        a.exchange.start(PLAN_ID, a.exchange.contribute(PLAN_ID), lab.group)
+        await asyncio.sleep(120.0)
+        assert a.lost == [b.id] * SEND_ATTEMPTS
+        assert a.arrived == [(PLAN_ID, 0, a.id)]
+
+    in_lab(2, main)
+
+
+def test_forgetting_a_plan_ends_its_transfers() -> None:
+    async def main(lab: Lab) -> None:
+        a, b = lab.nodes
+        accept(lab)
+        lab.hub.pause(b.id)
+        a.exchange.start(PLAN_ID, a.exchange.contribute(PLAN_ID), lab.group)
+        await a.until(lambda: bool(a.arrived))
+        tasks = set(a.exchange._rounds[PLAN_ID].tasks)
+        assert tasks
+        a.exchange.forget(PLAN_ID)
+        await asyncio.sleep(0.1)
+        assert all(task.done() for task in tasks) and a.exchange.forget(PLAN_ID) == (0, 0)
+        lab.hub.resume(b.id)
+
+    in_lab(2, main)
+
+
+def test_work_for_a_forgotten_plan_is_not_begun() -> None:
+    async def main(lab: Lab) -> None:
+        (a,) = lab.nodes
+        a.exchange.start(PLAN_ID, a.exchange.contribute(PLAN_ID), lab.group)
+        await a.exchange.contribute(PLAN_ID)
+        await a.exchange.reduce(PLAN_ID, 0, ())
+        assert not a.arrived and not a.held and a.exchange.in_flight == b""
+
+    in_lab(1, main)
+
+
+# ---- fetching -------------------------------------------------------------------------------------------------
+
+
+def test_a_mean_is_fetched_from_whoever_has_it() -> None:
+    async def main(lab: Lab) -> None:
+        a, b, c = lab.nodes
+        mean = payload_of(NUMEL, 3)
+        await c.means.put(PLAN_ID, 0, mean)
+        found = await a.exchange.fetch(PLAN_ID, 0, sha(mean), [b.id, c.id], NUMEL)
+        assert found is not None and bytes(found) == mean
+        assert a.held == {(PLAN_ID, 0): sha(mean)} and sha(a.disk.means[PLAN_ID, 0]) == sha(mean)
+        lab.hub.kill(c.id)
+        assert await a.exchange.fetch(PLAN_ID, 0, sha(mean), [c.id], NUMEL) is not None, "it is here by now"
+
+    in_lab(3, main)
+
+
+def test_nobody_has_it() -> None:
+    async def main(lab: Lab) -> None:
+        a, b, c = lab.nodes
+        lab.hub.kill(c.id)
+        assert await a.exchange.fetch(PLAN_ID, 0, b"d" * 32, [b.id, c.id], 1000) is None
+        assert a.lost == [c.id] and not a.held and not a.disk.means
+
+    in_lab(3, main)
+
+
+def test_a_holder_that_serves_other_bytes_is_named_and_another_asked() -> None:
+    async def main(lab: Lab) -> None:
+        a, b, c = lab.nodes
+        mean = payload_of(NUMEL, 3)
+        await c.means.put(PLAN_ID, 0, mean)
+
+        async def lie(stream: Any) -> None:
+            await framing.read_header(stream, MeanRequest)
+            await framing.write_blob(stream, b"other bytes")
+
+        b.network.serve("fetch", lie)
+        found = await a.exchange.fetch(PLAN_ID, 0, sha(mean), [b.id, c.id], NUMEL)
+        assert found is not None and bytes(found) == mean
+        assert [(type(e), e.peer) for e in a.errors] == [(Refused, b.id)]
+
+    in_lab(3, main)
+
+
+def test_a_holder_that_does_not_answer_is_left_for_another() -> None:
+    async def main(lab: Lab) -> None:
+        a, b, c = lab.nodes
+        mean = payload_of(NUMEL, 3)
+        await c.means.put(PLAN_ID, 0, mean)
+
+        async def stall(stream: Any) -> None:
+            await framing.read_header(stream, MeanRequest)
+            await asyncio.Event().wait()
+
+        b.network.serve("fetch", stall)
+        async with asyncio.timeout(60.0):
+            found = await a.exchange.fetch(PLAN_ID, 0, sha(mean), [b.id, c.id], NUMEL)
+        assert found is not None and bytes(found) == mean and a.lost == [b.id]
+
+    in_lab(3, main)
+
+
+def test_a_mean_that_does_not_decode_is_refused_though_its_digest_fits() -> None:
+    async def main(lab: Lab) -> None:
+        a, b = lab.nodes
+        await b.means.put(PLAN_ID, 0, b"nonsense")
+        assert await a.exchange.fetch(PLAN_ID, 0, sha(b"nonsense"), [b.id], NUMEL) is None
+        assert [(type(e), e.peer) for e in a.errors] == [(Malformed, b.id)] and not a.disk.means
+
+    in_lab(2, main)

@@ -1,0 +1,120 @@
+"""The fold of events into a status, and how it looks on and off a terminal."""
+
+import asyncio
+import io
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from farflung.node.live import duration, headline, panel, show, size, sparkline
+from farflung.node.status import NodeStatus
+
+PEER = "12" * 32
+
+
+def event(at: float, kind: str, **fields: Any) -> dict[str, Any]:
+    return {"time": at, "event": kind, "swarm": "alpha", "peer": PEER, "height": 3, "version": 3} | fields
+
+
+RUN = [
+    event(100.0, "node.start", step=20, pid=7, device="cpu", agent="farflung", resumed=True),
+    event(101.0, "state.sync", step=20, chunks_done=2, chunks=8, donors=2, bytes=9),
+    event(102.0, "node.state", step=20, state="training", reason=""),
+    event(103.0, "step", step=21, loss=3.5, tokens=100, tokens_per_s=50.0, grad_norm=1.0, lr=0.1),
+    event(105.0, "step", step=22, loss=None, tokens=100, tokens_per_s=50.0, grad_norm=1.0, lr=0.1),
+    event(105.5, "net", step=22, sent_bytes=1_500_000, received_bytes=20, peers=3),
+    event(106.0, "round.plan", step=22, round=4),
+    event(107.0, "round.missed", step=22, round=4, reason="[late] by 2 s"),
+    event(108.0, "outer.eval", step=22, loss=3.25, tokens=5000),
+    event(109.0, "of.tomorrow", step=23),
+]
+
+
+def folded(events: list[dict[str, Any]]) -> NodeStatus:
+    status = NodeStatus(swarm="alpha", peer=PEER, inner_steps=10, total_steps=100)
+    for one in events:
+        status.apply(one)
+    return status
+
+
+async def replay() -> AsyncIterator[dict[str, Any]]:
+    for one in RUN:
+        yield one
+
+
+def shown(*, terminal: bool) -> str:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=110, color_system=None)
+    asyncio.run(show(replay(), folded([]), console))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_fold() -> None:
+    status = folded(RUN)
+    assert (status.state, status.step, status.height, status.time) == ("training", 23, 3, 109.0)
+    assert status.loss is None and status.recent_losses == [3.5]
+    assert status.outer_loss == 3.25 and status.tokens == 200
+    assert status.last_missed is not None and status.last_missed.round == 4
+    assert status.rounds_missed == 1 and status.phase == ""
+    assert status.next_sync_s == 8 * 100 / 50  # 8 of 10 steps left, at two seconds each
+    assert msgspec.convert(msgspec.to_builtins(status), NodeStatus) == status
+
+
+def test_a_round_moves_the_forecast_and_the_counts() -> None:
+    commit = event(
+        110.0,
+        "round.commit",
+        step=30,
+        height=4,
+        version=4,
+        round=4,
+        seconds=2.5,
+        contributed=True,
+        contributors={},
+    )
+    status = folded([*RUN, event(109.5, "round.cut", step=30, round=4, contributors=[]), commit])
+    assert (status.rounds_done, status.rounds_contributed, status.last_round_s) == (1, 1, 2.5)
+    status.apply(event(112.0, "step", step=31, loss=3.0, tokens=100, tokens_per_s=50.0, grad_norm=1.0, lr=0.1))
+    assert status.next_sync_s == 9 * 2.0
+    status.apply(event(113.0, "node.state", step=31, state="waiting", reason="1 of 2 peers"))
+    assert status.next_sync_s is None
+    assert "waiting · step 31/100 · round 4 · 1 of 2 peers" in headline(status).plain
+
+
+def test_terminal_view_names_all_that_matters() -> None:
+    text = shown(terminal=True)
+    for said in ("alpha", "outer, held-out 3.250", "50 tokens/s", "3 peers", "up 1.5 MB", "2 of 8 chunks"):
+        assert said in text
+    assert "[late] by 2 s" in text  # brackets are text, not markup
+
+
+def test_plain_lines() -> None:
+    lines = shown(terminal=False).splitlines()
+    said = [line.split(" ", 1)[1] for line in lines]
+    assert said[0] == f"node {PEER[:12]} on cpu, resumed"
+    assert "step 21  loss 3.5000  grad_norm 1.000  50 tokens/s" in said
+    assert not any(line.startswith("step 22") for line in said)  # too soon after step 21
+    assert "round 4 missed: [late] by 2 s" in said
+
+
+def test_panel_of_a_node_that_has_done_nothing_yet() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(panel(NodeStatus(swarm="alpha", peer=PEER)))
+    assert isinstance(console.file, io.StringIO)
+    assert "starting" in console.file.getvalue()
+
+
+def test_numbers_for_people() -> None:
+    assert [size(n) for n in (0, 999, 1500, 2e6, 3e9, 4e12)] == [
+        "0 B",
+        "999 B",
+        "1.5 kB",
+        "2.0 MB",
+        "3.0 GB",
+        "4.0 TB",
+    ]
+    assert [duration(s) for s in (3.4, 200, 18600)] == ["3 s", "3 min 20 s", "5 h 10 min"]
+    assert sparkline([1.0]) == "" and sparkline([1.0, 2.0, 3.0]) == "▁▅█"
+    assert len(sparkline([1.0] * 100, 40)) == 40

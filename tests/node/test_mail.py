@@ -1,0 +1,149 @@
+"""Control messages over a fake libp2p: bounds, drops, reconnection, limits."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from farflung.node import frames, mail
+from farflung.node.mail import Mail
+from farflung.node.scope import TaskScope
+from farflung.protocol import limits
+from farflung.protocol.errors import NetworkError
+
+PEER = b"p" * 32
+
+
+class Wire:
+    """Opens loopback TCP streams to a server of the test, or fails."""
+
+    def __init__(self) -> None:
+        self.reachable = True
+        self.dials = 0
+        self.accepted: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+        self.port = 0
+
+    async def open(self, peer: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        self.dials += 1
+        if not self.reachable:
+            raise NetworkError("unreachable")
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+
+def run(body: Callable[[Mail, Wire], Awaitable[None]]) -> None:
+    async def main() -> None:
+        wire, scope = Wire(), TaskScope()
+        server = await asyncio.start_server(lambda r, w: wire.accepted.put_nowait((r, w)), "127.0.0.1", 0)
+        wire.port = server.sockets[0].getsockname()[1]
+        await scope.open()
+        async with asyncio.timeout(20):
+            await body(Mail(scope, wire.open), wire)
+        await scope.close()
+        while not wire.accepted.empty():
+            wire.accepted.get_nowait()[1].close()
+        server.close()
+
+    asyncio.run(main())
+
+
+async def read(reader: asyncio.StreamReader) -> bytes:
+    (length,) = frames.LENGTH.unpack(await reader.readexactly(4))
+    return await reader.readexactly(length)
+
+
+def test_one_stream_in_order() -> None:
+    async def body(box: Mail, wire: Wire) -> None:
+        for index in range(50):
+            box.send(PEER, str(index).encode())
+        reader, writer = await wire.accepted.get()
+        assert [await read(reader) for _ in range(50)] == [str(i).encode() for i in range(50)]
+        box.send(PEER, b"later")
+        assert await read(reader) == b"later"
+        assert wire.dials == 1 and box.stats.sent == 51
+        writer.close()
+
+    run(body)
+
+
+def test_full_queue_drops_the_oldest() -> None:
+    async def body(box: Mail, wire: Wire) -> None:
+        for index in range(mail.MAX_QUEUED + 10):
+            box.send(PEER, str(index).encode())
+        assert box.stats.dropped_full == 10
+        reader, writer = await wire.accepted.get()
+        assert await read(reader) == b"10"
+        for _ in range(10):
+            box.send(b"q" * 32, bytes(limits.MAX_CONTROL_BYTES))
+        assert box._outboxes[b"q" * 32].size <= mail.MAX_QUEUED_BYTES
+        writer.close()
+
+    run(body)
+
+
+def test_broken_stream_is_opened_again() -> None:
+    async def body(box: Mail, wire: Wire) -> None:
+        box.send(PEER, b"one")
+        reader, writer = await wire.accepted.get()
+        assert await read(reader) == b"one"
+        writer.transport.abort()
+        while wire.dials < 2:  # what is written before the break is noticed may be lost
+            box.send(PEER, b"two")
+            await asyncio.sleep(0.01)
+        reader, writer = await wire.accepted.get()
+        assert await read(reader) == b"two"
+        writer.close()
+
+    run(body)
+
+
+def test_unreachable_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail, "FIRST_PAUSE_S", 0.01)
+
+    async def body(box: Mail, wire: Wire) -> None:
+        wire.reachable = False
+        box.send(PEER, b"kept")
+        while wire.dials < 3:
+            await asyncio.sleep(0.01)
+        wire.reachable = True
+        reader, writer = await wire.accepted.get()
+        assert await read(reader) == b"kept"
+        writer.close()
+
+    run(body)
+
+
+def test_old_messages_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(mail, "MAX_AGE_S", 0.05)
+
+    async def body(box: Mail, wire: Wire) -> None:
+        wire.reachable = False
+        box.send(PEER, b"old")
+        while not box.stats.dropped_old:
+            await asyncio.sleep(0.01)
+        assert PEER not in box._outboxes or not box._outboxes[PEER].queue
+
+    run(body)
+
+
+@pytest.mark.parametrize("size", [0, limits.MAX_CONTROL_BYTES + 1])
+def test_our_own_messages_have_limits(size: int) -> None:
+    async def body(box: Mail, wire: Wire) -> None:
+        with pytest.raises(ValueError):
+            box.send(PEER, bytes(size))
+
+    run(body)
+
+
+def test_incoming_limits() -> None:
+    async def body(box: Mail, wire: Wire) -> None:
+        received: list[tuple[bytes, bytes]] = []
+        box.on_message(lambda peer, message: received.append((peer, message)))
+        _, ours = await asyncio.open_connection("127.0.0.1", wire.port)
+        reader, writer = await wire.accepted.get()
+        ours.write(frames.LENGTH.pack(2) + b"ok" + frames.LENGTH.pack(limits.MAX_CONTROL_BYTES + 1))
+        await box.accept(PEER, reader, writer)  # returns: the stream was cut
+        assert received == [(PEER, b"ok")] and not box._incoming
+        ours.close()
+
+    run(body)

@@ -1,0 +1,94 @@
+"""Means: on disk before they count as held, found by digest, and kept for those who catch up."""
+
+import asyncio
+import hashlib
+from collections.abc import Coroutine
+from typing import Any
+
+from farflung.node.means import KEPT_ROUNDS, MeanStore
+from farflung.sims.toy import MemoryStorage
+
+PLANS = [bytes([i]) * 32 for i in range(KEPT_ROUNDS + 3)]
+
+
+class InlineDoor:
+    """Calls at once, and remembers the order."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    async def run(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append(function.__name__)
+        return function(*args, **kwargs)
+
+    def close(self) -> None:
+        pass
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(main)
+
+
+def sha(payload: bytes) -> bytes:
+    return hashlib.sha256(payload).digest()
+
+
+def store(disk: MemoryStorage | None = None) -> tuple[MeanStore, MemoryStorage]:
+    disk = disk or MemoryStorage()
+    return MeanStore(disk, InlineDoor()), disk
+
+
+def test_held_means_on_disk() -> None:
+    async def main() -> None:
+        means, disk = store()
+        assert await means.put(PLANS[0], 2, b"mean") == sha(b"mean")
+        assert disk.means == {(PLANS[0], 2): b"mean"}
+        assert await means.get(PLANS[0], 2, sha(b"mean")) == b"mean"
+
+    run(main())
+
+
+def test_found_by_plan_part_and_digest_only() -> None:
+    async def main() -> None:
+        means, _ = store()
+        await means.put(PLANS[0], 2, b"mean")
+        assert await means.get(PLANS[0], 2, sha(b"other")) is None
+        assert await means.get(PLANS[0], 1, sha(b"mean")) is None
+        assert await means.get(PLANS[1], 2, sha(b"mean")) is None
+
+    run(main())
+
+
+def test_a_restart_finds_what_was_held() -> None:
+    async def main() -> None:
+        means, disk = store()
+        await means.put(PLANS[0], 0, b"mean")
+        again, _ = store(disk)
+        assert await again.get(PLANS[0], 0, sha(b"mean")) == b"mean"
+        disk.means[PLANS[0], 0] = b"rotten"
+        assert await again.get(PLANS[0], 0, sha(b"mean")) is None, "what is on disk is believed by its digest only"
+
+    run(main())
+
+
+def test_recent_rounds_are_kept_for_others() -> None:
+    async def main() -> None:
+        means, disk = store()
+        for plan in PLANS:
+            await means.put(plan, 0, plan[:4])
+            means.decide(plan, {0: plan[:4]})
+        assert means.needed() == set(PLANS[-KEPT_ROUNDS:])
+        disk.means.clear()
+        assert await means.get(PLANS[-1], 0, sha(PLANS[-1][:4])) == PLANS[-1][:4]
+        assert await means.get(PLANS[0], 0, sha(PLANS[0][:4])) is None
+
+    run(main())
+
+
+def test_what_is_not_decided_yet_survives_a_checkpoint() -> None:
+    async def main() -> None:
+        means, _ = store()
+        await means.put(PLANS[0], 0, b"x")
+        assert PLANS[0] in means.needed()
+
+    run(main())

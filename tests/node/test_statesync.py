@@ -1,0 +1,351 @@
+"""Late join: chunks from several donors, at whatever version they are, rolled forward, verified, and asked for again elsewhere."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.node.lab import NUMEL, OUTER, Lab, Node, in_lab, peer, sha
+
+from farflung.node import framing
+from farflung.node.statesync import CHUNK_S, SERVED_AT_ONCE, Donor, Download, StateSync, decode_list
+from farflung.protocol.errors import LimitExceeded, NetworkError, Refused, RemoteError
+from farflung.protocol.messages import ChunkList, ChunkListRequest, ChunkRequest, encode
+
+
+class Serving:
+    """A node as a donor: its learner's state at `version`."""
+
+    def __init__(self, node: Node, version: int = 5) -> None:
+        self.node = node
+        self.version = version
+        self.steady = asyncio.Event()
+        self.steady.set()
+        self.errors: list[RemoteError] = []
+        self.admitted = True
+        self.donor = Donor(node.network, node.learner, lambda: self.version, self.steady)
+        self.donor.serve(self.errors.append, lambda peer: self.admitted, within_s=600.0)
+        self.remember()
+
+    def remember(self) -> None:
+        self.donor.remember(self.version, self.node.learner.outer.chunk_digests())
+
+    @property
+    def digest(self) -> bytes:
+        return self.node.learner.outer.digest()
+
+
+def update(seed: int) -> torch.Tensor:
+    return torch.cos(torch.arange(NUMEL) * (0.1 + seed))
+
+
+def step(node: Node, seed: int) -> None:
+    """One outer step of the whole vector."""
+    node.learner.outer.step_(0, NUMEL, update(seed), OUTER.lr, OUTER.momentum)
+
+
+def newcomer(node: Node) -> tuple[StateSync, Download, list[tuple[int, int]], Callable[..., Any]]:
+    """A sync, an empty download, and what arrived."""
+    node.learner.outer.params.zero_()
+    arrived: list[tuple[int, int]] = []
+
+    async def note(index: int, version: int, data: bytes) -> None:
+        node.learner.outer.load_chunk(index, data)
+        arrived.append((index, version))
+
+    sync = StateSync(node.network, node.learner, node.refused)
+    return sync, Download(node.learner.outer.num_chunks), arrived, note
+
+
+def test_everything_comes_from_several_donors() -> None:
+    async def main(lab: Lab) -> None:
+        me, *others = lab.nodes
+        donors = [Serving(n) for n in others]
+        for n in others:
+            step(n, 1)
+        sync, download, arrived, note = newcomer(me)
+        await sync.fetch(download, [n.id for n in others], note)
+        assert me.learner.outer.digest() == donors[0].digest
+        assert download.have == {i: 5 for i in range(download.num_chunks)}
+        assert sorted(arrived) == sorted(download.have.items()), "each chunk is told once"
+        assert set(download.source.values()) == {n.id for n in others}, "all helped"
+        assert download.received_bytes == 8 * NUMEL
+
+    in_lab(4, main, up_bytes_per_s=5e3)
+
+
+def test_what_is_there_already_is_not_asked_for() -> None:
+    async def main(lab: Lab) -> None:
+        me, other = lab.nodes
+        Serving(other)
+        sync, download, arrived, note = newcomer(me)
+        download.have = {0: 4, 2: 5}
+        await sync.fetch(download, [other.id], note)
+        assert {i for i, _ in arrived} == set(range(download.num_chunks)) - {0, 2}
+        assert download.have[0] == 4
+        arrived.clear()
+        await sync.fetch(download, [other.id], note)
+        assert arrived == []
+
+    in_lab(2, main)
+
+
+def test_older_chunks_are_rolled_forward_to_the_same_bits() -> None:
+    """The swarm commits two rounds in the middle of the download."""
+
+    async def main(lab: Lab) -> None:
+        me, other = lab.nodes
+        donor = Serving(other)
+        sync, download, _, note = newcomer(me)
+        versions: list[int] = []
+
+        async def arrived(index: int, version: int, data: bytes) -> None:
+            await note(index, version, data)
+            versions.append(version)
+            if len(versions) in (2, 4):
+                step(other, donor.version)
+                donor.version += 1
+
+        await sync.fetch(download, [other.id], arrived)
+        assert {5, 7} <= set(versions) <= {5, 6, 7}
+        own = lambda a, b, mean: me.learner.outer.step_(a, b, mean, OUTER.lr, OUTER.momentum)  # noqa: E731
+        for version in (6, 7):
+            mean = update(version - 1)
+            parts = [(0, 208, mean[:208]), (208, NUMEL, mean[208:])]
+            sync.roll(download, version, parts, own)
+        assert set(download.have.values()) == {7}
+        assert me.learner.outer.digest() == donor.digest
+
+    in_lab(2, main)
+
+
+def test_a_part_that_was_left_out_does_not_move() -> None:
+    async def main(lab: Lab) -> None:
+        me, other = lab.nodes
+        donor = Serving(other)
+        sync, download, _, note = newcomer(me)
+        await sync.fetch(download, [other.id], note)
+        mean = update(1)[:208]
+        other.learner.outer.step_(0, 208, mean, OUTER.lr, OUTER.momentum)
+        own = lambda a, b, m: me.learner.outer.step_(a, b, m, OUTER.lr, OUTER.momentum)  # noqa: E731
+        sync.roll(download, 6, [(0, 208, mean)], own)
+        assert me.learner.outer.digest() == donor.digest and set(download.have.values()) == {6}
+        sync.roll(download, 8, [(0, 208, mean)], own)
+        assert set(download.have.values()) == {6}, "a version is not skipped"
+
+    in_lab(2, main)
+
+
+# ---- bad donors -----------------------------------------------------------------------------------------------
+
+
+def lie(node: Node, answer: Callable[[int], bytes | None], version: int = 5) -> None:
+    """A donor with chunks of its own making."""
+
+    async def serve(stream: Any) -> None:
+        while True:
+            request = await framing.read_header(stream, ChunkRequest)
+            await stream.write(version.to_bytes(8, "big"))
+            await framing.write_blob(stream, answer(request.index))
+
+    node.network.serve("chunk", framing.guarded(serve, node.refused, within_s=600.0))
+
+
+def test_a_bad_donors_chunks_are_detected_named_and_fetched_from_another() -> None:
+    async def main(lab: Lab) -> None:
+        me, good, bad = lab.nodes
+        donor = Serving(good)
+        step(bad, 99)
+        lie(bad, bad.learner.outer.chunk_bytes)
+        sync, download, _, note = newcomer(me)
+        await sync.fetch(download, [good.id, bad.id], note)
+        theirs = {i for i, who in download.source.items() if who == bad.id}
+        assert theirs, "or this tests nothing"
+        listing = await sync.list_chunks(good.id, donor.digest)
+        sync.verify(download, me.learner.outer.chunk_digests(), listing)
+        assert [(type(e), e.peer) for e in me.errors] == [(Refused, bad.id)] * len(theirs)
+        assert set(download.have) == set(range(download.num_chunks)) - theirs
+        await sync.fetch(download, [good.id], note)
+        sync.verify(download, me.learner.outer.chunk_digests(), listing)
+        assert download.complete
+        assert me.learner.outer.digest() == donor.digest
+
+    in_lab(3, main, up_bytes_per_s=5e3)
+
+
+BAD_CHUNKS: dict[str, tuple[Callable[[int], bytes | None], type[RemoteError]]] = {
+    "too short": (lambda i: b"x" * 16, Refused),
+    "not finite": (lambda i: b"\xff" * 800, Refused),
+    "none": (lambda i: None, Refused),
+    "above the limit": (lambda i: bytes((1 << 20) + 1), LimitExceeded),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CHUNKS)
+def test_chunks_that_are_none_are_refused_at_once_and_others_deliver(name: str) -> None:
+    answer, kind = BAD_CHUNKS[name]
+
+    async def main(lab: Lab) -> None:
+        me, good, bad = lab.nodes
+        donor = Serving(good)
+        lie(bad, answer)
+        sync, download, _, note = newcomer(me)
+        await sync.fetch(download, [bad.id, good.id], note)
+        assert me.errors and {(type(e), e.peer) for e in me.errors} == {(kind, bad.id)}
+        assert me.learner.outer.digest() == donor.digest
+        assert set(download.source.values()) == {good.id} and download.distrusted == {bad.id}
+
+    in_lab(3, main)
+
+
+def test_without_a_good_donor_the_download_ends_unfinished() -> None:
+    async def main(lab: Lab) -> None:
+        me, bad, gone = lab.nodes
+        lie(bad, lambda i: b"")
+        lab.hub.kill(gone.id)
+        sync, download, arrived, note = newcomer(me)
+        await sync.fetch(download, [bad.id, gone.id], note)
+        await sync.fetch(download, [], note)
+        assert download.have == {} and arrived == []
+
+    in_lab(3, main)
+
+
+def test_a_stalled_donor_does_not_stall_the_download() -> None:
+    """What it was asked for is asked for again elsewhere when nothing else is left."""
+
+    async def main(lab: Lab) -> None:
+        me, good, slow = lab.nodes
+        donor = Serving(good)
+
+        async def stall(stream: Any) -> None:
+            await framing.read_header(stream, ChunkRequest)
+            await asyncio.Event().wait()
+
+        slow.network.serve("chunk", stall)
+        sync, download, arrived, note = newcomer(me)
+        began = asyncio.get_running_loop().time()
+        await sync.fetch(download, [slow.id, good.id], note)
+        assert asyncio.get_running_loop().time() - began < CHUNK_S / 4
+        assert me.learner.outer.digest() == donor.digest and len(arrived) == download.num_chunks
+
+    in_lab(3, main)
+
+
+def test_a_donor_that_dies_is_replaced() -> None:
+    async def main(lab: Lab) -> None:
+        me, good, dying = lab.nodes
+        donor = Serving(good)
+        Serving(dying)
+        sync, download, arrived, note = newcomer(me)
+
+        async def kill(index: int, version: int, data: bytes) -> None:
+            await note(index, version, data)
+            if download.source[index] == dying.id and dying.id in lab.hub.running():
+                lab.hub.kill(dying.id)
+
+        await sync.fetch(download, [dying.id, good.id], kill)
+        assert dying.id not in lab.hub.running()
+        assert me.learner.outer.digest() == donor.digest and len(arrived) == download.num_chunks
+
+    in_lab(3, main)
+
+
+# ---- the donor's side -----------------------------------------------------------------------------------------
+
+
+def test_strangers_get_nothing() -> None:
+    async def main(lab: Lab) -> None:
+        me, other = lab.nodes
+        donor = Serving(other)
+        donor.admitted = False
+        sync, download, arrived, note = newcomer(me)
+        await sync.fetch(download, [other.id], note)
+        with pytest.raises(NetworkError):
+            await sync.list_chunks(other.id, donor.digest)
+        assert not arrived and {e.peer for e in donor.errors} == {me.id}
+        assert {type(e) for e in donor.errors} == {Refused}
+
+    in_lab(2, main)
+
+
+def test_no_such_chunk() -> None:
+    async def main(lab: Lab) -> None:
+        me, other = lab.nodes
+        donor = Serving(other)
+        stream = await me.network.open_stream(other.id, "chunk")
+        await framing.write_header(stream, ChunkRequest(other.learner.outer.num_chunks))
+        with pytest.raises(NetworkError):
+            await framing.read_exactly(stream, 8)
+        assert [(type(e), e.peer) for e in donor.errors] == [(Refused, me.id)]
+
+    in_lab(2, main)
+
+
+def test_nothing_is_served_while_the_state_changes() -> None:
+    async def main(lab: Lab) -> None:
+        me, other = lab.nodes
+        donor = Serving(other)
+        sync, download, arrived, note = newcomer(me)
+        donor.steady.clear()
+
+        async def change() -> None:
+            await asyncio.sleep(5.0)
+            assert arrived == []
+            step(other, 1)
+            donor.version = 6
+            donor.steady.set()
+
+        lab.group.create_task(change())
+        await sync.fetch(download, [other.id], note)
+        assert set(download.have.values()) == {6} and me.learner.outer.digest() == donor.digest
+        assert SERVED_AT_ONCE >= 1
+
+    in_lab(2, main)
+
+
+# ---- lists ----------------------------------------------------------------------------------------------------
+
+
+def test_lists_are_believed_by_their_digest_only() -> None:
+    async def main(lab: Lab) -> None:
+        me, other = lab.nodes
+        donor = Serving(other)
+        sync, *_ = newcomer(me)
+        listing = await sync.list_chunks(other.id, donor.digest)
+        assert listing == ChunkList(5, tuple(other.learner.outer.chunk_digests()))
+        with pytest.raises(NetworkError, match="not the one a quorum announced"):
+            await sync.list_chunks(other.id, b"d" * 32)
+        donor.version = 6  # applied, but the digests of it are still being computed
+        with pytest.raises(NetworkError, match="between two versions"):
+            await sync.list_chunks(other.id, donor.digest)
+
+    in_lab(2, main)
+
+
+def test_a_list_of_another_length_is_refused() -> None:
+    async def main(lab: Lab) -> None:
+        me, other = lab.nodes
+        digests = tuple(bytes([i]) * 32 for i in range(3))
+
+        async def serve(stream: Any) -> None:
+            await framing.read_header(stream, ChunkListRequest)
+            await framing.write_blob(stream, encode(ChunkList(5, digests)))
+
+        other.network.serve("chunks", serve)
+        sync, *_ = newcomer(me)
+        with pytest.raises(Refused, match="a list of 3 chunks") as caught:
+            await sync.list_chunks(other.id, sha(b"".join(digests)))
+        assert caught.value.peer == other.id
+
+    in_lab(2, main)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xc1", b"\x90", encode(ChunkRequest(1)), encode(ChunkList(1, (b"d" * 32,)))[:-1]]
+)
+def test_damaged_lists(data: bytes) -> None:
+    with pytest.raises(Refused) as caught:
+        decode_list(data, peer(0))
+    assert caught.value.peer == peer(0)

@@ -1,0 +1,277 @@
+"""Whatever moment a node is killed at, what it finds on its disk is something to go on from."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from farflung.node.storage import FileStorage, Link, Place, SavedVote, newest_history, write_atomically
+from farflung.protocol.chain import Certified, Commit
+from farflung.protocol.errors import LocalError
+from farflung.protocol.ledger import Ledger
+from farflung.protocol.messages import Accepted
+from farflung.protocol.settings import HISTORY
+
+A = b"a" * 32
+PLANS = [bytes([i]) * 32 for i in range(4)]
+
+
+def commit(height: int) -> Commit:
+    return Commit(height=height, parent=b"p" * 32, version=height, tokens=0, view=(A,), left=(), ledger=Ledger())
+
+
+def certified(height: int) -> Certified:
+    return Certified(commit(height), 0, ())
+
+
+class ToyLearner:
+    """Two files, as a replica has: state is a number, and both must be of one save."""
+
+    def __init__(self, state: int = 0) -> None:
+        self.state = state
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "outer", str(self.state).encode())
+        write_atomically(folder / "facts", str(self.state).encode())
+
+    def load(self, folder: Path) -> None:
+        assert (folder / "outer").read_text() == (folder / "facts").read_text(), "a mixture of two saves"
+        self.state = int((folder / "outer").read_text())
+
+
+def place(height: int) -> Place:
+    return Place(height, height, ((0, height),), 1, b"")
+
+
+def save(storage: FileStorage, state: int, *keep: bytes) -> None:
+    storage.save_learner(ToyLearner(state), place(state), keep)  # type: ignore[arg-type]
+
+
+def load(storage: FileStorage) -> tuple[int, Place] | None:
+    learner = ToyLearner()
+    found = storage.load_learner(learner)  # type: ignore[arg-type]
+    return None if found is None else (learner.state, found)
+
+
+# ---- the good case --------------------------------------------------------------------------------------------
+
+
+def test_a_fresh_folder_holds_nothing(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path / "swarm")
+    assert storage.load_vote() is None and storage.load_history() == [] and storage.load_chunks() == []
+    assert load(storage) is None and storage.saved_learner() is None
+    assert storage.load_mean(PLANS[0], 0) is None
+
+
+def test_everything_comes_back(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path)
+    vote = SavedVote(7, 2, Accepted(1, commit(7)))
+    storage.save_vote(vote)
+    storage.append_commit(None, certified(0))
+    storage.append_commit(None, certified(1))
+    save(storage, 5, PLANS[1])
+    storage.save_mean(PLANS[1], 3, b"mean")
+    storage.save_chunk(4, 9, b"chunk")
+    again = FileStorage(tmp_path)
+    assert again.load_vote() == vote
+    assert again.load_history() == [Link(None, certified(0)), Link(None, certified(1))]
+    assert load(again) == (5, place(5))
+    assert again.load_mean(PLANS[1], 3) == b"mean" and again.load_mean(PLANS[1], 2) is None
+    assert again.load_chunks() == [(4, 9, b"chunk")]
+    saved = again.saved_learner()
+    assert saved is not None and saved[1] == place(5) and (saved[0] / "outer").exists()
+
+
+def test_a_checkpoint_drops_what_it_makes_unnecessary(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path)
+    for plan in PLANS:
+        storage.save_mean(plan, 0, b"m")
+    storage.save_chunk(0, 1, b"c")
+    save(storage, 1, PLANS[2], PLANS[3])
+    assert [storage.load_mean(plan, 0) is not None for plan in PLANS] == [False, False, True, True]
+    assert storage.load_chunks() == []
+    save(storage, 2)
+    assert not any((tmp_path / "means").iterdir())
+
+
+def test_checkpoints_alternate_and_the_newest_counts(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path)
+    for state in range(1, 6):
+        save(storage, state)
+        assert load(FileStorage(tmp_path)) == (state, place(state))
+    assert {p.name for p in tmp_path.glob("learner-*")} == {"learner-a", "learner-b"}
+
+
+# ---- torn files -----------------------------------------------------------------------------------------------
+
+
+def test_every_torn_end_of_the_history_is_cut(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path)
+    storage.append_commit(None, certified(0))
+    whole = (tmp_path / "history.msgpack").stat().st_size
+    storage.append_commit(None, certified(1))
+    data = (tmp_path / "history.msgpack").read_bytes()
+    for size in range(whole, len(data)):
+        (tmp_path / "history.msgpack").write_bytes(data[:size])
+        again = FileStorage(tmp_path)
+        assert again.load_history() == [Link(None, certified(0))]
+        again.append_commit(None, certified(1))
+        again.append_commit(None, certified(2))
+        heights = [link.certified.commit.height for link in FileStorage(tmp_path).load_history()]
+        assert heights == [0, 1, 2], f"cut at {size} of {len(data)}"
+
+
+def test_a_history_torn_in_its_first_entry(tmp_path: Path) -> None:
+    FileStorage(tmp_path).append_commit(None, certified(0))
+    data = (tmp_path / "history.msgpack").read_bytes()
+    for size in range(len(data)):
+        (tmp_path / "history.msgpack").write_bytes(data[:size])
+        assert FileStorage(tmp_path).load_history() == []
+
+
+@pytest.mark.parametrize("name", ["vote.msgpack", "history.msgpack"])
+def test_damage_that_a_kill_cannot_do_is_said(tmp_path: Path, name: str) -> None:
+    storage = FileStorage(tmp_path)
+    storage.save_vote(SavedVote(1, 0, None))
+    storage.append_commit(None, certified(0))
+    path = tmp_path / name
+    data = bytearray(path.read_bytes())
+    data[4:8] = b"\xc1\xc1\xc1\xc1"  # 0xc1 is no MessagePack
+    path.write_bytes(data)
+    with pytest.raises(LocalError, match=f"{name} is damaged"):
+        FileStorage(tmp_path).load_vote() if name.startswith("vote") else FileStorage(tmp_path).load_history()
+
+
+def test_half_written_files_are_not_read(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path)
+    storage.save_chunk(1, 2, b"whole")
+    (tmp_path / "chunks" / "3-4.new").write_bytes(b"ha")
+    (tmp_path / "means" / f"{PLANS[0].hex()[:32]}-0.new").write_bytes(b"ha")
+    (tmp_path / "vote.msgpack.new").write_bytes(b"\x93")
+    again = FileStorage(tmp_path)
+    assert again.load_chunks() == [(1, 2, b"whole")]
+    assert again.load_mean(PLANS[0], 0) is None and again.load_vote() is None
+
+
+# ---- a kill between any two steps -----------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+STEPS: list[tuple[Any, str]] = [
+    (Path, "open"), (Path, "write_bytes"), (Path, "replace"), (Path, "unlink"), (Path, "mkdir"),
+    (os, "fsync"), (os, "truncate"), (shutil, "rmtree"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def kill_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Callable[[], int]]]:
+    """`kill_at(n)`: the n-th step on the disk does not happen. Returns how to ask for the number of steps so far."""
+
+    def arm(fatal: int) -> Callable[[], int]:
+        steps = 0
+
+        def wrap(owner: Any, name: str) -> None:
+            real = getattr(owner, name)
+
+            def step(*args: Any, **kwargs: Any) -> Any:
+                nonlocal steps
+                steps += 1
+                if steps > fatal:
+                    raise Killed
+                return real(*args, **kwargs)
+
+            monkeypatch.setattr(owner, name, step)
+
+        for owner, name in STEPS:
+            wrap(owner, name)
+        return lambda: steps
+
+    yield arm
+
+
+def a_day(storage: FileStorage) -> None:
+    """Everything a node writes between two checkpoints, and the second checkpoint."""
+    storage.save_vote(SavedVote(2, 1, Accepted(1, commit(2))))
+    storage.save_mean(PLANS[2], 0, b"new")
+    storage.append_commit(None, certified(2))
+    storage.save_chunk(0, 2, b"newer")
+    save(storage, 2, PLANS[2])
+
+
+@pytest.mark.parametrize("fatal", range(60))
+def test_a_kill_at_any_step(
+    tmp_path: Path, kill_at: Callable[[int], Callable[[], int]], monkeypatch: pytest.MonkeyPatch, fatal: int
+) -> None:
+    storage = FileStorage(tmp_path)
+    storage.save_vote(SavedVote(1, 0, None))
+    for height in (0, 1):
+        storage.append_commit(None, certified(height))
+    save(storage, 1)
+    storage.save_mean(PLANS[1], 0, b"old")
+    storage.save_chunk(0, 1, b"older")
+
+    steps = kill_at(fatal)
+    finished = False
+    try:
+        a_day(FileStorage(tmp_path))
+        finished = True
+    except Killed:
+        pass
+    num_steps = steps()
+    monkeypatch.undo()
+
+    again = FileStorage(tmp_path)
+    vote, found = again.load_vote(), load(again)
+    assert vote in (SavedVote(1, 0, None), SavedVote(2, 1, Accepted(1, commit(2))))
+    heights = [link.certified.commit.height for link in again.load_history()]
+    assert heights in ([0, 1], [0, 1, 2])
+    assert not (2 in heights and vote == SavedVote(1, 0, None)), "in the order in which they were asked for"
+    assert found in ((1, place(1)), (2, place(2)))
+    if found == (1, place(1)):
+        assert again.load_mean(PLANS[1], 0) == b"old", "means are kept until the checkpoint counts"
+        assert all(data in (b"older", b"newer") for *_, data in again.load_chunks())
+    assert again.load_mean(PLANS[2], 0) in (None, b"new")
+    if found == (2, place(2)):
+        assert again.load_mean(PLANS[2], 0) == b"new"
+    a_day(again)  # and life goes on
+    assert load(FileStorage(tmp_path)) == (2, place(2))
+    if fatal == 59:
+        assert finished, f"{num_steps} steps: look at more of them"
+
+
+# ---- the newest unbroken history ------------------------------------------------------------------------------
+
+
+def links(*heights: int, anchors: tuple[int, ...] = ()) -> list[Link]:
+    return [Link(commit(h - 1) if h in anchors else None, certified(h)) for h in heights]
+
+
+def test_newest_history() -> None:
+    assert newest_history([]) == (None, [])
+    assert newest_history(links(0, 1, 2)) == (None, [certified(h) for h in (0, 1, 2)])
+    assert newest_history(links(7, 8, anchors=(7,))) == (commit(6), [certified(7), certified(8)])
+    jumped = links(0, 1, 9, 10, anchors=(9,))
+    assert newest_history(jumped) == (commit(8), [certified(9), certified(10)])
+    twice = links(0, 1, 9, 20, 21, anchors=(9, 20))
+    assert newest_history(twice) == (commit(19), [certified(20), certified(21)])
+
+
+def test_a_long_history_is_cut_and_anchored() -> None:
+    anchor, run = newest_history(links(*range(HISTORY + 5)))
+    assert len(run) == HISTORY and run[-1] == certified(HISTORY + 4)
+    assert anchor == commit(4) and run[0] == certified(5)
+    anchor, run = newest_history(links(*range(HISTORY)))
+    assert anchor is None and len(run) == HISTORY
+
+
+def test_links_are_as_they_were_written() -> None:
+    """The format of the file, which an older version of this software wrote."""
+    assert msgspec.msgpack.encode(Link(None, certified(0)))[:2] == b"\x92\xc0"

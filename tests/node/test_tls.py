@@ -1,0 +1,540 @@
+"""The direct carrier over loopback: content, pins, limits, failures, reuse. No libp2p here."""
+
+import asyncio
+import random
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from farflung.node import frames, tls, tls_connection, tls_stream
+from farflung.node.identity import Identity
+from farflung.node.links import LinkBook
+from farflung.node.pacing import Pacer
+from farflung.node.scope import TaskScope
+from farflung.node.tls import TlsCarrier
+from farflung.node.tls_connection import TlsConnection
+from farflung.node.tls_keys import make_context
+from farflung.node.tls_stream import StripedStream
+from farflung.protocol.errors import NetworkError
+
+Handler = Callable[[StripedStream], Awaitable[None]]
+
+
+@dataclass
+class End:
+    identity: Identity
+    scope: TaskScope
+    carrier: TlsCarrier
+    port: int = 0
+    handlers: dict[str, Handler] = field(default_factory=dict)
+    refused: set[bytes] = field(default_factory=set)
+    problems: list[NetworkError] = field(default_factory=list)
+
+    @property
+    def address(self) -> list[tuple[str, int]]:
+        return [("127.0.0.1", self.port)]
+
+    @property
+    def key(self) -> bytes:
+        return self.identity.public_key
+
+
+@asynccontextmanager
+async def end(connections: int | None = 2) -> AsyncIterator[End]:
+    identity, scope = Identity.generate(), TaskScope()
+    await scope.open()
+
+    async def opened(stream: StripedStream) -> None:
+        try:
+            await made.handlers[stream.kind](stream)
+        except NetworkError as error:
+            made.problems.append(error)
+        finally:
+            await stream.close()
+
+    carrier = TlsCarrier(
+        identity,
+        scope,
+        LinkBook(),
+        up=Pacer(None),
+        down=Pacer(None),
+        connections=connections,
+        admit=lambda peer: peer not in made.refused,
+        served=lambda kind: kind in made.handlers,
+        opened=opened,
+    )
+    made = End(identity, scope, carrier)
+    made.port = await carrier.listen(["127.0.0.1"], 0)
+    try:
+        yield made
+    finally:
+        await carrier.close()
+        await scope.close()
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await main()
+
+    asyncio.run(bounded())
+
+
+async def read(stream: StripedStream, size: int) -> bytes:
+    buffer = bytearray(size)
+    await stream.readinto(memoryview(buffer))
+    return bytes(buffer)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Poll for something that only the other side's transport knows; bounded by the test's timeout."""
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+async def echo(stream: StripedStream) -> None:
+    size = int.from_bytes(await read(stream, 4), "big")
+    await stream.write(await read(stream, size))
+
+
+async def ask(client: End, server: End, data: bytes) -> bytes:
+    stream = await client.carrier.open(server.key, "echo", server.address)
+    assert stream.peer == server.key
+
+    async def write() -> None:
+        await stream.write(len(data).to_bytes(4, "big"))
+        await stream.write(data)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(write())
+        answer = await read(stream, len(data))
+    await stream.close()
+    return answer
+
+
+@pytest.mark.parametrize("connections", [1, 4])
+@pytest.mark.parametrize("segment", [frames.MAX_SEGMENT_BYTES, 5000])
+def test_content_both_ways(connections: int, segment: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TlsCarrier, "_segment_bytes", lambda self, connection: segment)
+
+    async def main() -> None:
+        async with end(connections) as server, end(connections) as client:
+            senders: list[bytes] = []
+
+            async def handler(stream: StripedStream) -> None:
+                senders.append(stream.peer)
+                await echo(stream)
+
+            server.handlers["echo"] = handler
+            for size in (0, 1, 8_000_000, 70_001):
+                data = random.Random(size).randbytes(size)
+                assert await ask(client, server, data) == data
+                await until(lambda: all(connection.free for connection in client.carrier._all))
+            assert senders == [client.key] * 4
+            # All four streams went over the same connections.
+            assert len(client.carrier._idle[server.key]) == len(client.carrier._all) == connections
+
+    run(main)
+
+
+def test_odd_reads_and_writes() -> None:
+    async def main() -> None:
+        async with end() as server, end() as client:
+            rng = random.Random(1)
+            data = rng.randbytes(3_000_000)
+            received = bytearray()
+            finished = asyncio.Event()
+
+            async def handler(stream: StripedStream) -> None:
+                while len(received) < len(data):
+                    size = min(rng.choice([1, 7, 4096, 300_000]), len(data) - len(received))
+                    received.extend(await read(stream, size))
+                finished.set()
+
+            server.handlers["x"] = handler
+            stream = await client.carrier.open(server.key, "x", server.address)
+            start = 0
+            while start < len(data):
+                size = rng.choice([1, 100, 65_536, 1_000_000])
+                chunk = bytearray(data[start : start + size])
+                await stream.write(chunk)
+                chunk[:] = bytes(len(chunk))  # a buffer may be reused as soon as `write` returns
+                start += size
+            await finished.wait()
+            await stream.close()
+            assert received == data
+
+    run(main)
+
+
+def test_wrong_key_of_the_listener() -> None:
+    async def main() -> None:
+        async with end() as server, end() as client:
+            server.handlers["echo"] = echo
+            with pytest.raises(NetworkError, match="another key"):
+                await client.carrier.open(Identity.generate().public_key, "echo", server.address)
+            assert not client.carrier._all
+
+    run(main)
+
+
+def test_refused_key_of_the_dialler() -> None:
+    async def main() -> None:
+        async with end() as server, end() as client:
+            server.handlers["echo"] = echo
+            server.refused.add(client.key)
+            with pytest.raises(NetworkError, match="cannot dial"):
+                await client.carrier.open(server.key, "echo", server.address)
+            assert not server.carrier._all and not server.carrier._incoming
+
+    run(main)
+
+
+def test_dialler_without_certificate() -> None:
+    async def main() -> None:
+        async with end() as server:
+            context = make_context(Identity.generate(), server=False)
+            bare = type(context)(context.protocol)
+            bare.check_hostname = False
+            bare.verify_mode = ssl.CERT_NONE
+            bare.set_alpn_protocols([frames.TLS_ALPN])
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=bare)
+            with pytest.raises(OSError):
+                assert await reader.read(1) == b""
+                raise OSError
+            writer.close()
+            assert not server.carrier._all
+
+    run(main)
+
+
+def test_unserved_kind_fails_the_stream() -> None:
+    async def main() -> None:
+        async with end() as server, end() as client:
+            stream = await client.carrier.open(server.key, "nothing", server.address)
+            with pytest.raises(NetworkError):
+                await read(stream, 1)
+            with pytest.raises(NetworkError):
+                await stream.write(b"x")
+            await stream.close()
+
+    run(main)
+
+
+def test_end_of_stream() -> None:
+    async def main() -> None:
+        async with end() as server, end() as client:
+
+            async def handler(stream: StripedStream) -> None:
+                await stream.write(b"short")
+
+            server.handlers["x"] = handler
+            stream = await client.carrier.open(server.key, "x", server.address)
+            with pytest.raises(NetworkError, match="ended"):
+                await read(stream, 6)
+            with pytest.raises(NetworkError, match="ended"):
+                await read(stream, 1)
+            await stream.close()
+
+    run(main)
+
+
+def test_back_pressure() -> None:
+    async def main() -> None:
+        async with end() as server, end() as client:
+            proceed = asyncio.Event()
+            size = 48 << 20
+
+            async def handler(stream: StripedStream) -> None:
+                await proceed.wait()
+                await read(stream, size)
+
+            server.handlers["x"] = handler
+            stream = await client.carrier.open(server.key, "x", server.address)
+            data = bytes(1 << 20)
+
+            async def write() -> None:
+                for _ in range(size >> 20):
+                    await stream.write(data)
+
+            async with asyncio.TaskGroup() as group:
+                writing = group.create_task(write())
+                sent = -1
+                while sent != stream._sent:  # until nothing moves any more
+                    sent = stream._sent
+                    await asyncio.sleep(0.2)
+                assert not writing.done() and sent < size
+                (theirs,) = server.carrier._streams.values()
+                assert theirs._in.held_bytes <= 5 << 20
+                proceed.set()
+            await stream.close()
+
+    run(main)
+
+
+def test_broken_connection_fails_both_sides_at_once() -> None:
+    async def main() -> None:
+        async with end() as server, end() as client:
+
+            async def handler(stream: StripedStream) -> None:
+                await read(stream, 1 << 30)
+
+            server.handlers["x"] = handler
+            stream = await client.carrier.open(server.key, "x", server.address)
+            await stream.write(bytes(3 << 20))
+            async with asyncio.TaskGroup() as group:
+                reading = group.create_task(asyncio.wait([group.create_task(swallow(stream))]))
+                await until(lambda: len(stream._connections) == 2)
+                next(iter(server.carrier._all)).abort("cable cut")
+                await reading
+            await until(lambda: bool(server.problems))
+            with pytest.raises(NetworkError):
+                await stream.write(b"x")
+            await stream.close()
+            await until(lambda: not client.carrier._all and not server.carrier._all)
+
+    async def swallow(stream: StripedStream) -> None:
+        with pytest.raises(NetworkError):
+            await read(stream, 1)
+
+    run(main)
+
+
+def test_cancelled_read_gives_its_buffer_back() -> None:
+    async def main() -> None:
+        async with end() as server, end() as client:
+
+            async def handler(stream: StripedStream) -> None:
+                await read(stream, 1)
+
+            server.handlers["x"] = handler
+            stream = await client.carrier.open(server.key, "x", server.address)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await read(stream, 10)
+            with pytest.raises(NetworkError, match="cancelled"):
+                await read(stream, 1)
+            await stream.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        frames.HEADER.pack(frames.DATA, 0, 1 << 30),
+        frames.HEADER.pack(frames.DATA, 0, 10),
+        frames.HEADER.pack(frames.FIN, 0, 0),
+        frames.HEADER.pack(frames.READY, 0, 0),
+        frames.HEADER.pack(frames.OPEN, 0, 1 << 20),
+        frames.HEADER.pack(frames.OPEN, 0, 18) + bytes(16) + b"\xff\xff",
+        frames.HEADER.pack(99, 0, 0),
+        frames.HEADER.pack(frames.OPEN, 0, 17) + bytes(16) + b"x" + frames.HEADER.pack(frames.FIN, 0, 0) * 2,
+        (frames.HEADER.pack(frames.OPEN, 0, 17) + bytes(16) + b"x") * 2,
+    ],
+)
+def test_nonsense_is_cut(frame: bytes) -> None:
+    async def main() -> None:
+        async with end() as server:
+
+            async def handler(stream: StripedStream) -> None:
+                await read(stream, 1)
+
+            server.handlers["x"] = handler
+            context = make_context(Identity.generate(), server=False)
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=context)
+            assert await reader.readexactly(frames.HEADER.size) == frames.HEADER.pack(frames.READY, 0, 0)
+            writer.write(frame)
+            try:
+                rest = await reader.read()
+            except OSError:
+                rest = b""
+            assert rest in (b"", frames.HEADER.pack(frames.FIN, 0, 0))
+            writer.close()
+            await until(lambda: not server.carrier._all)
+
+    run(main)
+
+
+def test_connections_of_one_peer_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls, "MAX_CONNECTIONS_PER_PEER", 2)
+
+    async def main() -> None:
+        async with end() as server, end() as client:
+
+            async def handler(stream: StripedStream) -> None:
+                await read(stream, 1)
+
+            server.handlers["x"] = handler
+            streams = [await client.carrier.open(server.key, "x", server.address) for _ in range(2)]
+            with pytest.raises(NetworkError):
+                await client.carrier.open(server.key, "x", server.address)
+            for stream in streams:
+                await stream.close()
+
+    run(main)
+
+
+def test_writer_to_a_closed_stream_is_cut() -> None:
+    async def main() -> None:
+        async with end() as server, end() as client:
+
+            async def handler(stream: StripedStream) -> None:
+                return
+
+            server.handlers["x"] = handler
+            stream = await client.carrier.open(server.key, "x", server.address)
+            with pytest.raises(NetworkError):
+                for _ in range(64):
+                    await stream.write(bytes(1 << 20))
+            assert stream._sent < (tls_connection.MAX_DISCARD_BYTES + (32 << 20))
+            await stream.close()
+
+    run(main)
+
+
+def test_dead_address_does_not_hold_up_a_good_one() -> None:
+    async def main() -> None:
+        async with end() as server, end() as client:
+            server.handlers["echo"] = echo
+            silent: list[asyncio.StreamWriter] = []
+            dead = await asyncio.start_server(lambda _, writer: silent.append(writer), "127.0.0.1", 0)
+            port = dead.sockets[0].getsockname()[1]
+            addresses = [("127.0.0.1", port), ("127.0.0.1", 1), *server.address]
+            stream = await client.carrier.open(server.key, "echo", addresses)
+            await stream.write((1).to_bytes(4, "big") + b"x")
+            assert await read(stream, 1) == b"x"
+            await stream.close()
+            dead.close()
+            for writer in silent:
+                writer.close()
+
+    run(main)
+
+
+def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls, "IDLE_S", 0.1)
+
+    async def main() -> None:
+        async with end() as server, end() as client:
+            server.handlers["echo"] = echo
+            assert await ask(client, server, b"data") == b"data"
+            await until(lambda: not client.carrier._all and not server.carrier._all)
+            assert await ask(client, server, b"again") == b"again"
+
+    run(main)
+
+
+def test_a_stream_that_never_ends_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls_stream, "LINGER_S", 0.1)
+
+    async def main() -> None:
+        async with end() as server, end() as client:
+
+            async def handler(stream: StripedStream) -> None:
+                await asyncio.Event().wait()
+
+            server.handlers["x"] = handler
+            stream = await client.carrier.open(server.key, "x", server.address)
+            await stream.close()
+            await until(lambda: not client.carrier._all)
+
+    run(main)
+
+
+def test_late_connection_joins_a_closed_stream() -> None:
+    async def main() -> None:
+        async with end() as server, end() as client:
+            server.handlers["echo"] = echo
+            stream = await client.carrier.open(server.key, "echo", server.address)
+            await stream.write((1).to_bytes(4, "big") + b"x")
+            assert await read(stream, 1) == b"x"
+            await until(lambda: next(iter(server.carrier._streams.values()))._closed)
+            late: TlsConnection = await client.carrier._dial(server.key, server.address)
+            stream.add(late, stream.stream_id + b"echo")
+            await stream.close()
+            await until(lambda: len(client.carrier._idle.get(server.key, [])) == 2)
+
+    run(main)
+
+
+@asynccontextmanager
+async def slow_path(port: int, delay_s: float, fast: float, slow: float) -> AsyncIterator[int]:
+    """A TCP relay in front of `port`: latency, and connections of two speeds (bytes/s) in turn. Yields its port."""
+    tasks = asyncio.TaskGroup()
+    accepted = 0
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, rate: float | None) -> None:
+        queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(64)
+
+        async def take() -> None:
+            data = b"start"
+            while data:
+                data = await reader.read(16 << 10)
+                if rate is not None:
+                    await asyncio.sleep(len(data) / rate)
+                await queue.put((asyncio.get_running_loop().time() + delay_s, data))
+
+        async def give() -> None:
+            while True:
+                due, data = await queue.get()
+                await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
+                if not data:
+                    break
+                writer.write(data)
+                await writer.drain()
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(take())
+                group.create_task(give())
+        except* OSError:
+            pass  # one side cut its connection; so do we
+        finally:
+            writer.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal accepted
+        accepted += 1
+        rate = fast if accepted % 2 else slow
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+        tasks.create_task(pump(reader, far_writer, rate))
+        tasks.create_task(pump(far_reader, writer, None))
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 << 10)  # the relay itself holds little
+    server = await asyncio.start_server(relay, sock=listener, limit=16 << 10)
+    async with tasks:
+        yield server.sockets[0].getsockname()[1]
+        server.close()
+
+
+def test_far_peers_get_eight_connections_and_fast_ones_take_more() -> None:
+    async def main() -> None:
+        async with end(None) as server:
+            data = random.Random(5).randbytes(12_000_000)
+            received = bytearray(len(data))
+
+            async def handler(stream: StripedStream) -> None:
+                await stream.readinto(memoryview(received))
+                await stream.write(b"k")
+
+            server.handlers["x"] = handler
+            async with slow_path(server.port, 0.01, 2e6, 1e5) as port:
+                async with end(None) as client:
+                    stream = await client.carrier.open(server.key, "x", [("127.0.0.1", port)])
+                    await stream.write(data)
+                    assert await read(stream, 1) == b"k"
+                    assert len(client.carrier._all) == tls.FAR_CONNECTIONS
+                    await stream.close()
+            assert received == data
+
+    # Four connections of 0.1 MB/s must not hold up four of 2 MB/s: split evenly it would take 15 s, ideally 1.5 s.
+    begun = time.monotonic()
+    run(main)
+    assert time.monotonic() - begun < 10

@@ -1,0 +1,212 @@
+"""The training loop: batches off the window, standing when ready, and what a commit does to local progress."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from farflung.node.events import EventLog
+from farflung.node.trainer import Pace, Progress, Trainer
+from farflung.protocol.ledger import Holding, Ledger, Suspended
+from farflung.protocol.messages import Ready
+from farflung.sims import clock
+from farflung.sims.toy import ToyLearner, VirtualDoor
+from farflung.training.outer import OuterConfig
+
+ME, OTHER = b"m" * 32, b"o" * 32
+PACE = Pace(inner_steps=3, samples_per_step=2, tokens_per_sample=10, total_rounds=100)
+
+
+class Lab:
+    """A trainer with a window of 18 samples: three rounds."""
+
+    def __init__(self, window: int = 18) -> None:
+        self.learner = ToyLearner(8, OuterConfig(lr=0.7, momentum=0.5))
+        self.ready: list[Ready] = []
+        self.withdrawn = 0
+        self.may = True
+        self.trainer = Trainer(
+            ME,
+            self.learner,
+            VirtualDoor(lambda name: 1.0),
+            EventLog(None, swarm="test", peer="me", clock=lambda: 0.0),
+            PACE,
+            may_train=lambda: self.may,
+            set_ready=self.ready.append,
+            withdraw=self._withdraw,
+            up_bytes_per_s=lambda: 5.0,
+        )
+        self.trainer.window = ((0, window),) if window else ()
+
+    def _withdraw(self) -> None:
+        self.withdrawn += 1
+
+
+def run(main: Callable[[Lab], Awaitable[None]], window: int = 18) -> None:
+    async def body() -> None:
+        lab = Lab(window)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(lab.trainer.run())
+            await main(lab)
+            lab.trainer.finish()
+
+    clock.run(body())
+
+
+def holding(*intervals: tuple[int, int], suspended: bool = False) -> Ledger:
+    if suspended:
+        return Ledger(99, (), (), (Suspended(ME, 1, intervals),))
+    return Ledger(99, (Holding(ME, intervals), Holding(OTHER, ((90, 99),))))
+
+
+def test_after_h_steps_it_stands_and_says_what_it_has() -> None:
+    async def main(lab: Lab) -> None:
+        await asyncio.sleep(10.0)
+        assert lab.learner.trained == list(range(6))
+        (ready,) = lab.ready
+        assert (ready.samples, ready.tokens, ready.up_bytes_per_s) == (6, 60, 5.0)
+        assert ready.ready_ms == 3000
+        assert lab.trainer.progress.trained == ((0, 6),) and lab.trainer.progress.steps == 3
+
+    run(main)
+
+
+def test_a_round_that_missed_us_leaves_the_progress_and_more_is_added() -> None:
+    async def main(lab: Lab) -> None:
+        await asyncio.sleep(10.0)
+        lab.trainer.over()
+        await asyncio.sleep(10.0)
+        assert [r.samples for r in lab.ready] == [6, 12]
+        assert lab.learner.trained == list(range(12))
+
+    run(main)
+
+
+def test_a_round_that_counted_us_takes_the_counted_away() -> None:
+    async def main(lab: Lab) -> None:
+        await asyncio.sleep(10.0)
+        assert lab.trainer.settle(holding((6, 24)), 1, 6)
+        assert lab.trainer.progress.trained == () and lab.trainer.progress.steps == 0
+        assert lab.trainer.global_step == 3
+        lab.trainer.over()
+        await asyncio.sleep(10.0)
+        assert lab.learner.trained[6:] == list(range(6, 12)) and lab.ready[1].ready_ms == 3000
+
+    run(main)
+
+
+def test_progress_beyond_what_was_counted_stays() -> None:
+    lab = Lab()
+    lab.trainer.progress = Progress(((0, 10),), 5, 0.0)
+    assert lab.trainer.settle(holding((6, 24)), 1, 6)
+    assert lab.trainer.progress.trained == ((6, 10),) and lab.trainer.progress.steps == 2
+
+
+@pytest.mark.parametrize("suspended", [False, True])
+def test_progress_stays_while_its_samples_are_ours(suspended: bool) -> None:
+    lab = Lab()
+    lab.trainer.progress = Progress(((0, 6),), 3, 0.0)
+    assert lab.trainer.settle(holding((0, 8), (30, 40), suspended=suspended), 4, 0)
+    assert lab.trainer.progress.steps == 3 and lab.trainer.window == ((0, 8), (30, 40))
+
+
+@pytest.mark.parametrize("window", [((30, 48),), ((2, 20),), ((0, 4), (30, 40)), ()])
+def test_progress_whose_samples_went_to_others_is_dropped(window: tuple[tuple[int, int], ...]) -> None:
+    lab = Lab()
+    lab.trainer.progress = Progress(((0, 6),), 3, 0.0)
+    ledger = holding(*window) if window else Ledger(99)
+    assert not lab.trainer.settle(ledger, 4, 0)
+    assert lab.trainer.progress.steps == 3 and lab.trainer.window == window, "the caller drops it"
+    lab.trainer.drop()
+    assert lab.trainer.progress == Progress()
+    assert lab.withdrawn == 1, "nothing is left to contribute"
+
+
+def test_after_a_drop_it_trains_on_the_new_window() -> None:
+    async def main(lab: Lab) -> None:
+        await asyncio.sleep(10.0)
+        assert not lab.trainer.settle(holding((40, 58)), 2, 0)
+        lab.trainer.drop()
+        lab.learner.discard_progress()
+        await asyncio.sleep(10.0)
+        assert lab.learner.trained == list(range(40, 46)) and len(lab.ready) == 2
+
+    run(main)
+
+
+def test_a_window_is_used_up_and_filled_again() -> None:
+    async def main(lab: Lab) -> None:
+        await asyncio.sleep(30.0)
+        assert lab.trainer.out_of_samples
+        trained = len(lab.learner.trained)
+        assert trained == 4, "no batch is cut short"
+        lab.trainer.settle(holding((0, 10)), 1, 0)
+        lab.trainer.over()
+        await asyncio.sleep(30.0)
+        assert lab.learner.trained == list(range(6)) or lab.learner.trained == list(range(10))
+
+    run(main, window=5)
+
+
+def test_with_no_samples_left_what_there_is_is_offered() -> None:
+    """Only a round brings more: waiting for H steps would be waiting for ever."""
+
+    async def main(lab: Lab) -> None:
+        await asyncio.sleep(30.0)
+        assert [r.samples for r in lab.ready] == [4]
+
+    run(main, window=5)
+
+
+def test_it_trains_only_when_it_may() -> None:
+    async def main(lab: Lab) -> None:
+        lab.may = False
+        await asyncio.sleep(10.0)
+        assert lab.learner.trained == []
+        lab.may = True
+        lab.trainer.wake()
+        await asyncio.sleep(1.5)
+        lab.may = False
+        await asyncio.sleep(10.0)
+        assert lab.trainer.progress.steps <= 2
+        assert lab.learner.trained == list(range(2 * lab.trainer.progress.steps)), "a step is whole or not at all"
+
+    run(main)
+
+
+def test_a_commit_waits_for_the_step_that_is_running() -> None:
+    async def main(lab: Lab) -> None:
+        await asyncio.sleep(0.5)
+        async with lab.trainer.busy:
+            assert len(lab.learner.trained) == 2 == 2 * lab.trainer.progress.steps
+            before = list(lab.learner.trained)
+            await asyncio.sleep(5.0)
+            assert lab.learner.trained == before
+
+    run(main)
+
+
+def test_finish_ends_the_loop_after_its_step() -> None:
+    async def body() -> None:
+        lab = Lab()
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(lab.trainer.run())
+            await asyncio.sleep(0.5)
+            lab.trainer.finish()
+            await asyncio.sleep(1.0)
+            assert task.done() and lab.trainer.progress.steps == 1
+
+    clock.run(body())
+
+
+def test_the_log_has_every_step() -> None:
+    events: list[dict[str, Any]] = []
+
+    async def main(lab: Lab) -> None:
+        lab.trainer._log.subscribe(events.append)
+        await asyncio.sleep(10.0)
+
+    run(main)
+    assert [e["event"] for e in events] == ["step"] * 3
+    assert [e["step"] for e in events] == [1, 2, 3] and all(e["tokens"] == 2 for e in events)
