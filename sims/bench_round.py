@@ -1,0 +1,293 @@
+"""`farflung bench round`: seconds of one round of real peers, beside hivemind's averager and gloo.
+
+Every peer is a process with a real engine and a real `Peer` (`bench_peer vector`). It holds one vector and
+contributes again as soon as a round is over. A round is timed from its plan to the moment the last peer has the
+certified commit; from then on everybody holds the mean's bytes, agreed on. What follows is not part of it and
+reported apart: bytes to disk, decoding, outer step and digest of the state (`applied`).
+
+The baselines run with the same number of peers, one torch thread each, in the same minutes. They neither sign,
+agree on a membership, survive a death, nor (gloo) encrypt. Behind the emulated WAN there are no baselines: there the
+measure is what the link itself would need for the bytes that were sent.
+"""
+
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from farflung.sims import wan as wans
+from farflung.sims.baselines import BaselineResult, gloo_average, hivemind_average
+from farflung.sims.bench_workers import BenchError, Worker, workers
+from farflung.sims.wan import Link
+
+MB = 1_000_000
+
+MEASURED_ROUNDS = 3
+"""After one round of warm-up, in which connections are made."""
+
+WAN_LINK = Link(rate_bit_s=20e6, delay_s=0.025, loss=0.005)
+"""20 Mbit/s for each peer, and between any two a round trip of 100 ms and 1 % loss."""
+
+UP_CAP = 0.94
+"""Share of the uplink that peers behind the WAN are told to use, as a person would: headers need the rest."""
+
+WAN_PEERS = 4
+
+ROUNDS_WITHIN_S = 900.0
+"""Then something hangs; the processes are ended."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundFigures:
+    """Rounds of one size. All are medians over the measured rounds."""
+
+    method: str
+    codec: str
+    peers: int
+    mb: float
+    """fp32 megabytes (1e6 bytes) of each peer's vector."""
+    seconds: float
+    """From the plan to the last peer that has the certified commit."""
+    mb_per_s: float
+    """fp32 megabytes averaged per second by each peer."""
+    scatter_s: float
+    """From the plan to the cut: encoding and sending contributions."""
+    gather_s: float
+    """From the cut until everybody holds every mean: reducing and sending means."""
+    commit_s: float
+    """From then on: votes, certificate."""
+    apply_s: float
+    """After that, not in `seconds`: means to disk, decoding, outer step, digest; the slowest peer."""
+    sent_mb: float
+    """Encoded megabytes that a peer sent in one round; the most of any peer."""
+    nmse: float
+    """Squared error of the outer parameters, relative to those of exact means; the largest of any peer."""
+    rounds: tuple[float, ...]
+    """Seconds of each measured round."""
+
+
+def measure_rounds(
+    num_bytes: int,
+    *,
+    peers: int,
+    rounds: int = MEASURED_ROUNDS,
+    within_s: float = ROUNDS_WITHIN_S,
+    wan: wans.Wan | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> RoundFigures:
+    """Do rounds with one vector of `num_bytes` of fp32 in each peer. Raises BenchError."""
+    with workers(within_s) as start:
+        members: list[Worker] = []
+        contact: list[str] = []
+        addresses: list[list[str]] = []
+        codec = ""
+        for rank in range(peers):
+            arguments = ["vector", "--rank", str(rank), "--peers", str(peers)]
+            arguments += ["--numel", str(num_bytes // 4), "--rounds", str(1 + rounds)]
+            if wan is None:
+                members.append(start([*arguments, "--contact", *contact]))
+            else:
+                host = wan.hosts[rank]
+                arguments += ["--host", host.address, "--up-mbit", str(UP_CAP * WAN_LINK.rate_bit_s / 1e6)]
+                arguments += ["--contact", *contact]
+                members.append(start(arguments, lambda argv, h=host, **o: wan.popen(h, argv, **o)))
+            if rank == 0:
+                hello = members[0].hear()
+                addresses.append(hello["contact"])
+                contact, codec = hello["contact"][:1], hello["codec"]
+        addresses += [member.hear()["contact"] for member in members[1:]]
+        for member in members:
+            member.tell(addresses=addresses)
+        progress("warm-up")
+        results = [_last_answer(member, rounds, progress if k == 0 else None) for k, member in enumerate(members)]
+    return _figures(num_bytes, codec, results)
+
+
+def _last_answer(member: Worker, rounds: int, progress: Callable[[str], None] | None) -> dict[str, Any]:
+    while "rounds" not in (message := member.hear()):
+        if progress is not None:
+            progress(f"round {message['round']} of {1 + rounds} done")
+    return message
+
+
+def _figures(num_bytes: int, codec: str, results: Sequence[dict[str, Any]]) -> RoundFigures:
+    """From what every peer saw to medians. Raises BenchError when a round was not what it should be."""
+    odd = sorted({text for result in results for text in result["said"]})
+    if odd:
+        raise BenchError(f"the peers did not agree in peace: {'; '.join(odd)[:500]}")
+    rows: list[tuple[float, ...]] = []
+    for seen in zip(*(result["rounds"] for result in results), strict=True):
+        if any(r["contributors"] != len(results) or r["left_out"] for r in seen):
+            raise BenchError("a round went without somebody's contribution")
+        if len({r["digest"] for r in seen}) != 1:
+            raise BenchError("the peers hold different outer states")
+        planned = min(r["planned"] for r in seen)
+        cut = min(r["cut"] for r in seen)
+        held = planned + seen[0]["held_s"]
+        committed = max(r["committed"] for r in seen)
+        applied = max(r["applied"] for r in seen)
+        sent = max(r["sent_bytes"] for r in seen) / MB
+        rows.append((committed - planned, cut - planned, held - cut, committed - held, applied - committed, sent))
+    seconds, scatter, gather, commit, apply, sent = (statistics.median(c) for c in zip(*rows[1:], strict=True))
+    return RoundFigures(
+        method="farflung",
+        codec=codec,
+        peers=len(results),
+        mb=num_bytes / MB,
+        seconds=seconds,
+        mb_per_s=num_bytes / MB / seconds,
+        scatter_s=scatter,
+        gather_s=gather,
+        commit_s=commit,
+        apply_s=apply,
+        sent_mb=sent,
+        nmse=max(result["nmse"] for result in results),
+        rounds=tuple(row[0] for row in rows[1:]),
+    )
+
+
+def run_round(
+    *,
+    as_json: bool = False,
+    sizes: Sequence[int] = (16, 64, 256),
+    peers: int = 8,
+    wan: Sequence[int] = (16, 64),
+    rounds: int = MEASURED_ROUNDS,
+) -> list[dict[str, Any]]:
+    """Measure, show, and return one row per figure. `sizes` and `wan`: fp32 megabytes on loopback and on the WAN.
+
+    Raises BenchError, BaselineError.
+    """
+    console = Console(stderr=as_json)
+    rows: list[dict[str, Any]] = []
+    with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True) as shown:
+        task = shown.add_task("starting", total=None)
+        for size in sizes:
+
+            def say(text: str, size: int = size) -> None:
+                shown.update(task, description=f"{peers} peers on loopback, {size} MB: {text}")
+
+            ours = measure_rounds(size * MB, peers=peers, rounds=rounds, progress=say)
+            say("hivemind's averager")
+            hivemind = hivemind_average(size * MB, peers=peers, rounds=rounds)
+            say("gloo")
+            gloo = gloo_average(size * MB, peers=peers, rounds=rounds)
+            rows += _loopback_rows(ours, hivemind, gloo)
+        refused = wans.available() if wan else "not asked for"
+        for size in wan if refused is None else ():
+
+            def tell(text: str, size: int = size) -> None:
+                shown.update(task, description=f"{WAN_PEERS} peers behind a WAN, {size} MB: {text}")
+
+            with wans.emulate([WAN_LINK] * WAN_PEERS) as net:
+                tell(f"carried by {net.carrier}")
+                ours = measure_rounds(size * MB, peers=WAN_PEERS, rounds=rounds, wan=net, progress=tell)
+            rows.append(_wan_row(ours, net.carrier))
+        if refused is not None:
+            rows.append({"where": "wan", "skipped": refused})
+    if as_json:
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+    else:
+        _show(rows, console)
+    return rows
+
+
+def _loopback_rows(ours: RoundFigures, hivemind: BaselineResult, gloo: BaselineResult) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = [{"where": "loopback", **asdict(ours)}]
+    for baseline in (hivemind, gloo):
+        rows.append(
+            {
+                "where": "loopback",
+                "method": baseline.method,
+                "codec": baseline.codec,
+                "peers": baseline.peers,
+                "mb": ours.mb,
+                "seconds": baseline.seconds,
+                "mb_per_s": baseline.mb_per_s,
+                "setup_s": baseline.setup_seconds,
+                "nmse": baseline.nmse,
+                "rounds": baseline.rounds,
+                "times_slower_than_farflung": baseline.seconds / ours.seconds,
+                "times_slower_than_farflung_applied": baseline.seconds / (ours.seconds + ours.apply_s),
+                "note": baseline.note,
+            }
+        )
+    return rows
+
+
+def _wan_row(ours: RoundFigures, carrier: str) -> dict[str, Any]:
+    link_s = ours.sent_mb * MB * 8 / WAN_LINK.rate_bit_s
+    return {
+        "where": "wan",
+        "carrier": carrier,
+        **asdict(ours),
+        "rate_mbit_s": WAN_LINK.rate_bit_s / 1e6,
+        "link_s": link_s,
+        "times_the_link": ours.seconds / link_s,
+    }
+
+
+def _show(rows: Sequence[dict[str, Any]], console: Console) -> None:
+    near = Table(title="One round on loopback, per peer", title_justify="left")
+    for name in (
+        "fp32 MB",
+        "method",
+        "codec",
+        "seconds",
+        "MB/s",
+        "scatter / gather / commit",
+        "then apply",
+        "NMSE",
+    ):
+        near.add_column(name, justify="left" if name in ("method", "codec") else "right")
+    near.add_column("farflung is", justify="right")
+    far = Table(
+        title=f"One round of {WAN_PEERS} peers at {WAN_LINK.rate_bit_s / 1e6:.0f} Mbit/s, 100 ms, 1 % loss",
+        title_justify="left",
+    )
+    for name in ("fp32 MB", "seconds", "scatter / gather / commit", "MB sent", "bytes/rate", "ratio"):
+        far.add_column(name, justify="right")
+    notes: list[str] = []
+    for row in rows:
+        if "skipped" in row:
+            notes.append(f"WAN skipped: {row['skipped']}")
+            continue
+        phases = ""
+        if "scatter_s" in row:
+            phases = f"{row['scatter_s']:.2f} / {row['gather_s']:.2f} / {row['commit_s']:.2f}"
+        if row["where"] == "wan":
+            far.add_row(
+                f"{row['mb']:.0f}",
+                f"{row['seconds']:.2f}",
+                phases,
+                f"{row['sent_mb']:.1f}",
+                f"{row['link_s']:.2f}",
+                f"{row['times_the_link']:.2f}",
+            )
+            continue
+        slower = row.get("times_slower_than_farflung")
+        near.add_row(
+            f"{row['mb']:.0f}",
+            row["method"],
+            row["codec"],
+            f"{row['seconds']:.3f}",
+            f"{row['mb_per_s']:.1f}",
+            phases,
+            f"{row['apply_s']:.2f}" if "apply_s" in row else "",
+            f"{row['nmse']:.1e}",
+            "" if slower is None else f"{slower:.2f} times as fast",
+        )
+        if row.get("note") and (text := f"{row['method']}: {row['note']}") not in notes:
+            notes.append(text)
+    if near.row_count:
+        console.print(near)
+    if far.row_count:
+        console.print(far)
+    for note in notes:
+        console.print(note, style="dim", markup=False, highlight=False)

@@ -1,0 +1,113 @@
+"""Starts the processes of a benchmark, talks to them in JSON lines, and ends them, by id."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any
+
+GOODBYE_S = 20.0
+"""How long a process may take to end when its work is done."""
+
+_STDERR_TAIL = 2000
+
+Popen = Callable[..., "subprocess.Popen[Any]"]
+"""(argv, **options of subprocess.Popen) to the process, in a session of its own."""
+
+
+class BenchError(RuntimeError):
+    """The benchmark did not come to figures; the message says why."""
+
+
+class Worker:
+    """One process of a benchmark, and its JSON lines."""
+
+    def __init__(self, process: "subprocess.Popen[Any]", log: IO[bytes]) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._process = process
+        self._orders, self._answers = process.stdin, process.stdout
+        self._log = log
+
+    def tell(self, **message: object) -> None:
+        """Send one order. Raises BenchError when the process is gone."""
+        try:
+            self._orders.write(json.dumps(message).encode() + b"\n")
+            self._orders.flush()
+        except (BrokenPipeError, ValueError) as error:
+            raise BenchError(f"a process of the benchmark ended early: {self.last_words()}") from error
+
+    def finish(self) -> None:
+        """No orders after this."""
+        self._orders.close()
+
+    def hear(self) -> dict[str, Any]:
+        """The next answer. Raises BenchError when the process is gone."""
+        line = self._answers.readline()
+        if not line:
+            raise BenchError(f"a process of the benchmark ended early: {self.last_words()}")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def last_words(self) -> str:
+        """The end of what it wrote to stderr."""
+        size = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, size - _STDERR_TAIL))
+        return self._log.read().decode(errors="replace").strip()
+
+    def end(self, within_s: float) -> None:
+        """Wait for its end, then end what is left of its session."""
+        if not self._orders.closed:
+            with contextlib.suppress(BrokenPipeError):
+                self._orders.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(within_s)
+        self.kill()
+        self._process.wait()
+        self._answers.close()
+
+    def kill(self) -> None:
+        """End its session, by id."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def workers(within_s: float) -> Iterator[Callable[..., Worker]]:
+    """Yields what starts a worker (`bench_peer` with these arguments); all of them end with the block.
+
+    After `within_s` seconds they are killed, and whoever waits for their words gets BenchError.
+    """
+    running: list[Worker] = []
+    with contextlib.ExitStack() as stack:
+
+        def start(arguments: Sequence[str], popen: Popen = subprocess.Popen) -> Worker:
+            log = stack.enter_context(tempfile.TemporaryFile())
+            argv = [sys.executable, "-m", "farflung.sims.bench_peer", *arguments]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
+            if popen is subprocess.Popen:
+                process = subprocess.Popen(argv, start_new_session=True, **pipes)  # type: ignore[call-overload]
+            else:
+                process = popen(argv, **pipes)
+            running.append(Worker(process, log))
+            return running[-1]
+
+        def kill_all() -> None:
+            for worker in running:
+                worker.kill()
+
+        watchdog = threading.Timer(within_s, kill_all)
+        watchdog.daemon = True
+        watchdog.start()
+        patience = 0.0
+        try:
+            yield start
+            patience = GOODBYE_S
+        finally:
+            watchdog.cancel()
+            for worker in running:
+                worker.end(patience)

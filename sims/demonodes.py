@@ -1,0 +1,139 @@
+"""Real node processes of one machine, as the demo runs them: started, followed over their control sockets, killed, ended.
+
+Each has a folder of its own for everything it keeps (FARFLUNG_HOME), a session of its own (so that Ctrl-C reaches only the
+demo), and is ended by its process id.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from farflung.node.control import ControlError, NoNode, stream
+from farflung.node.events import Event
+from farflung.node.identity import Identity
+from farflung.node.paths import SwarmPaths, resolve_paths
+from farflung.node.status import NodeStatus
+from farflung.protocol.errors import LocalError
+
+CONNECT_S = 0.2
+"""Between two attempts to reach a node that is starting."""
+
+GOODBYE_S = 20.0
+"""How long a node may take to leave when asked to; then it is killed."""
+
+OUTPUT_TAIL = 1500
+"""Characters of a node's output to show when it fails."""
+
+
+class NodeFailed(LocalError):
+    """A node ended that was not meant to."""
+
+
+@dataclass(slots=True)
+class DemoNode:
+    """One node process."""
+
+    name: str
+    """For people: `node 1`."""
+    role: str
+    home: Path
+    swarm_hash: str
+    swarm_name: str
+    peer: str = ""
+    """Public key in hex."""
+    status: NodeStatus = field(init=False)
+    process: asyncio.subprocess.Process | None = None
+    killed: bool = False
+    dismissed: bool = False
+    """Asked to leave: how it ends is no failure any more."""
+    ended: bool = False
+    on_event: Callable[["DemoNode", Event], None] = lambda node, event: None
+
+    def __post_init__(self) -> None:
+        self.peer = Identity.load_or_create(resolve_paths(self.home).identity).public_key.hex()
+        self.status = NodeStatus(swarm=self.swarm_name, peer=self.peer)
+
+    @property
+    def swarm(self) -> SwarmPaths:
+        return resolve_paths(self.home).swarm(self.swarm_hash, self.swarm_name)
+
+    @property
+    def output(self) -> Path:
+        return self.home / "output.txt"
+
+    async def run(self, words: list[str]) -> None:
+        """Start `farflung join WORDS`, follow the node until it ends. Raises NodeFailed when it fails by itself."""
+        command = [sys.executable, "-P", "-m", "farflung.sims.main", "join", *words, "--home", str(self.home)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "dumb", "COLUMNS": "160"}
+        with self.output.open("ab") as output:
+            self.process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                cwd=self.home,
+                start_new_session=True,
+            )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                following = tasks.create_task(self._follow())
+                status = await self.process.wait()
+                self.ended = True
+                following.cancel()
+        finally:
+            await self.end()
+        if status != 0 and not self.killed and not self.dismissed:
+            raise NodeFailed(f"{self.name} ended with status {status}; its last words:\n{self.last_words()}")
+
+    def kill(self) -> None:
+        """SIGKILL, now."""
+        if self.process is not None and self.process.returncode is None:
+            self.killed = True
+            self.process.send_signal(signal.SIGKILL)
+
+    def ask_to_leave(self) -> None:
+        """SIGTERM: leave cleanly."""
+        self.dismissed = True
+        if self.process is not None and self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGTERM)
+
+    async def end(self) -> None:
+        """Make sure that the process is gone."""
+        if self.process is None or self.process.returncode is not None:
+            return
+        self.ask_to_leave()
+        try:
+            async with asyncio.timeout(GOODBYE_S):
+                await self.process.wait()
+        except TimeoutError:
+            self.process.kill()
+            await self.process.wait()
+
+    def last_words(self) -> str:
+        """The end of what the node printed."""
+        return self.output.read_text(errors="replace")[-OUTPUT_TAIL:] if self.output.exists() else ""
+
+    async def _follow(self) -> None:
+        """Fold the node's events, and hand each to `on_event` the moment it comes."""
+        while not self.ended:
+            try:
+                async with aclosing(stream(self.swarm, "events")) as events:
+                    async for event in events:
+                        self.status.apply(event)
+                        self.on_event(self, event)
+            except (NoNode, ControlError):
+                await asyncio.sleep(CONNECT_S)
+
+
+def now() -> float:
+    """Unix seconds, as the nodes' events have them."""
+    return time.time()

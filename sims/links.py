@@ -1,0 +1,199 @@
+"""What a modelled link does to bytes: how long they take, and what becomes of them.
+
+Every peer has one access link; a path is made of the links of its two ends. Control messages suffer latency, jitter, loss,
+duplication and reordering, each drawn from the caller's `random.Random`. Bulk has latency and is serialised first come, first
+served at the sender's uplink and the receiver's downlink, a chunk at a time, so that streams of one peer share it by turns.
+`Rates.reserve` is the whole of the rate model: a fluid-flow model replaces that one function.
+
+Not modelled: TCP's slow start and its collapse under loss, queues in the network's middle, control sharing the uplink with bulk.
+"""
+
+import math
+import random
+from dataclasses import dataclass
+from functools import lru_cache
+
+from farflung.node.network import LinkStats, PeerId
+
+_SMOOTHING = 0.3
+"""Weight of the newest rate in the smoothed one; about the last five transfers count."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkModel:
+    """The access link of one peer, or of all. The defaults are a calm home connection that loses nothing."""
+
+    latency_s: float = 0.05
+    """One way, in seconds. A path's latency is the mean of its ends'."""
+    jitter_s: float = 0.01
+    """Up to so many seconds more for a control message, uniform. A path's is the mean of its ends'."""
+    drop: float = 0.0
+    """Probability that a control message is lost. A path's is the larger of its ends', as for the next two."""
+    duplicate: float = 0.0
+    """Probability that a control message arrives twice."""
+    reorder: float = 0.0
+    """Probability that a control message is held back, so that later ones overtake it."""
+    reorder_s: float = 0.5
+    """How long a message is held back at most, in seconds."""
+    up_bytes_per_s: float = 2.5e6
+    """Uplink: 20 Mbit/s."""
+    down_bytes_per_s: float = 12.5e6
+    """Downlink: 100 Mbit/s."""
+    window_bytes: int = 1 << 20
+    """Bulk of one direction of a stream that may be written and not yet read: go-libp2p blocks after 1.1 MiB."""
+    queue_messages: int = 256
+    """Control messages kept for a stopped process; the rest is lost."""
+    connect_timeout_s: float = 10.0
+    """How long opening a stream waits for an answer, in seconds."""
+    break_after_s: tuple[float, float] = (30.0, 60.0)
+    """A stream over a cut link fails after so many seconds, uniform: measured 11 s (TCP with data) to 60 s."""
+    record_delay_s: float = 0.2
+    """Until a stored record is seen by others, and for a store or a look-up: up to so many seconds, uniform."""
+    record_miss: float = 0.0
+    """Probability that a look-up misses a subkey that exists."""
+    record_timeout_s: float = 3.0
+    """Up to so many seconds more for stores and look-ups while the network is partitioned."""
+
+    def __post_init__(self) -> None:
+        for name in ("drop", "duplicate", "reorder", "record_miss"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"{name} is a probability, not {getattr(self, name)}")
+        for name in (
+            "latency_s",
+            "jitter_s",
+            "reorder_s",
+            "record_delay_s",
+            "record_timeout_s",
+            "connect_timeout_s",
+        ):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is a finite time of at least 0 s, not {getattr(self, name)}")
+        if not 0.0 <= self.break_after_s[0] <= self.break_after_s[1] < math.inf:
+            raise ValueError(f"break_after_s is a range (least, most), not {self.break_after_s}")
+        if not (self.up_bytes_per_s > 0 and self.down_bytes_per_s > 0):
+            raise ValueError("rates are above 0 bytes per second")
+        if self.window_bytes < 1 or self.queue_messages < 0:
+            raise ValueError("window_bytes is at least 1 and queue_messages at least 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Disturbance:
+    """Something wrong with the network for a while, on top of the links."""
+
+    drop: float = 0.0
+    """Probability that a control message is lost."""
+    duplicate: float = 0.0
+    """Probability that a control message arrives twice."""
+    delay_s: float = 0.0
+    """Added to the latency of control and bulk, in seconds."""
+    peers: tuple[PeerId, ...] | None = None
+    """Touches only what goes from or to these; None: everything."""
+
+    def touches(self, a: PeerId, b: PeerId) -> bool:
+        """True when it disturbs the path between the two."""
+        return self.peers is None or a in self.peers or b in self.peers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Path:
+    """What lies between two peers at this moment; the fields are those of `LinkModel`."""
+
+    latency_s: float
+    jitter_s: float
+    drop: float
+    duplicate: float
+    reorder: float
+    reorder_s: float
+    window_bytes: int
+
+
+@lru_cache(maxsize=4096)
+def path_between(a: LinkModel, b: LinkModel, disturbances: tuple[Disturbance, ...] = ()) -> Path:
+    """The path between two access links under these disturbances."""
+    passed = 1.0 - max(a.drop, b.drop)
+    single = 1.0 - max(a.duplicate, b.duplicate)
+    for disturbance in disturbances:
+        passed *= 1.0 - disturbance.drop
+        single *= 1.0 - disturbance.duplicate
+    return Path(
+        latency_s=(a.latency_s + b.latency_s) / 2 + sum(d.delay_s for d in disturbances),
+        jitter_s=(a.jitter_s + b.jitter_s) / 2,
+        drop=1.0 - passed,
+        duplicate=1.0 - single,
+        reorder=max(a.reorder, b.reorder),
+        reorder_s=max(a.reorder_s, b.reorder_s),
+        window_bytes=min(a.window_bytes, b.window_bytes),
+    )
+
+
+def copies(rng: random.Random, path: Path) -> list[float]:
+    """Draw the fate of one control message: the delay in seconds of each copy that arrives, so none when it is lost.
+
+    Always takes the same number of draws, so that changing one probability leaves the fates of other messages alone.
+    """
+    lost = rng.random() < path.drop
+    num_copies = 2 if rng.random() < path.duplicate else 1
+    delays = []
+    for _ in range(2):
+        jitter, held, how_long = rng.random(), rng.random() < path.reorder, rng.random()
+        delays.append(path.latency_s + path.jitter_s * jitter + (path.reorder_s * how_long if held else 0.0))
+    return [] if lost else delays[:num_copies]
+
+
+class Rates:
+    """When each uplink and each downlink is next free."""
+
+    def __init__(self) -> None:
+        self._free_at: dict[tuple[PeerId, str], float] = {}
+
+    def reserve(self, peer: PeerId, way: str, num_bytes: int, bytes_per_s: float, now: float) -> float:
+        """Queue bytes on the `up` or `down` link of a peer; returns when the last one is through, in seconds."""
+        done = max(now, self._free_at.get((peer, way), now)) + num_bytes / bytes_per_s
+        self._free_at[peer, way] = done
+        return done
+
+    def forget(self, peer: PeerId) -> None:
+        """Nothing of this peer is queued any more: its process is gone."""
+        self._free_at.pop((peer, "up"), None)
+        self._free_at.pop((peer, "down"), None)
+
+
+class Meter:
+    """What one peer measured about bulk with another."""
+
+    def __init__(self) -> None:
+        self._up = self._down = 0.0
+        self._sent_bytes = self._received_bytes = 0
+
+    def sent(self, num_bytes: int) -> None:
+        """Count bytes sent."""
+        self._sent_bytes += num_bytes
+
+    def sent_at(self, num_bytes: int, seconds: float) -> None:
+        """Measure the rate of one write, unless it took no time."""
+        self._up = _smooth(self._up, num_bytes, seconds)
+
+    def received(self, num_bytes: int) -> None:
+        """Count bytes received."""
+        self._received_bytes += num_bytes
+
+    def received_at(self, num_bytes: int, seconds: float) -> None:
+        """Measure the rate of one read, unless it took no time."""
+        self._down = _smooth(self._down, num_bytes, seconds)
+
+    def stats(self) -> LinkStats:
+        """A snapshot for `Network.links`."""
+        return LinkStats(
+            carrier="memory",
+            up_bytes_per_s=self._up,
+            down_bytes_per_s=self._down,
+            sent_bytes=self._sent_bytes,
+            received_bytes=self._received_bytes,
+        )
+
+
+def _smooth(old: float, num_bytes: int, seconds: float) -> float:
+    if seconds <= 0.0:
+        return old
+    new = num_bytes / seconds
+    return new if old == 0.0 else old + _SMOOTHING * (new - old)

@@ -1,0 +1,60 @@
+"""The `farflung` program: the node's commands, and those that need `farflung.sims`: the demo and the
+benchmarks.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farflung.node.cli import Json, app, print_json
+
+bench_app = typer.Typer(help="Measure what the README claims, beside its baselines.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the report, the logs and the exported model.")] = Path(
+        "farflung-demo"
+    ),
+    minutes: Annotated[float, typer.Option(help="About how long it may take.")] = 5.0,
+    as_json: Json = False,
+) -> None:
+    """Train with five real nodes on this machine, kill one on the way, and report."""
+    from farflung.sims.demo import run_demo
+    from farflung.sims.summary import violations
+
+    figures = run_demo(out, minutes=minutes, quiet=as_json)
+    if as_json:
+        print_json(figures)
+    broken = violations(figures)
+    for said in broken:
+        typer.echo(f"INVARIANT BROKEN: {said}", err=True)
+    if broken:
+        raise typer.Exit(1)
+
+
+@bench_app.command("overhead")
+def bench_overhead(as_json: Json = False) -> None:
+    """Tokens per second of a lone node beside a bare PyTorch loop, in one run."""
+    from farflung.sims.bench_overhead import run_overhead
+
+    run_overhead(as_json=as_json)
+
+
+@bench_app.command("round")
+def bench_round(as_json: Json = False) -> None:
+    """Seconds of one round of real peers beside hivemind's averager and gloo, in one run."""
+    from farflung.sims.bench_round import run_round
+
+    run_round(as_json=as_json)
+
+
+def main() -> None:
+    """Entry point of the `farflung` script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,473 @@
+"""The engine under virtual time: an in-memory network that implements `farflung.node.network.Network`, with everything that goes wrong.
+
+One `MemoryHub` is the internet and the fate of the processes on it; each process has a `MemoryNetwork`. Control messages suffer what
+`links.LinkModel` draws for them; bulk streams are those of `streams`; records are those of `records`. On top, at any moment:
+
+- `partition`: nothing passes between groups. Messages sent or arriving meanwhile are lost, streams stall and break after a timeout.
+- `kill`: the process is gone. Its streams reset, what was on its way to it is lost, what it had sent still arrives. Its
+  `MemoryNetwork` never delivers again; a restarted peer makes a new one with the same id.
+- `pause`: the process is stopped (SIGSTOP). Tasks that run in `process_context(peer)` stand still, its kernel keeps taking bytes up to
+  the windows and messages up to a bound, and everything happens at once at `resume`.
+- `disturb`: more loss, duplicates or delay for a while. `set_skew`: a wrong clock.
+
+Same seed and same program, same sequence of events, whatever Python's hash seed: no set of bytes is ever iterated, and all
+timers and callbacks run in the total order of `farflung.sims.clock`. `on_event` sees every event, `counts` counts them by (what, detail).
+"""
+
+import asyncio
+import contextvars
+import math
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from farflung.node.network import LinkStats, MessageHandler, PeerId, StreamHandler
+from farflung.protocol.errors import FarflungError, NetworkError
+from farflung.protocol.limits import MAX_CONTROL_BYTES, MAX_RECORD_BYTES
+from farflung.sims.clock import VirtualLoop, process_context
+from farflung.sims.links import Disturbance, LinkModel, Meter, Path, Rates, copies, path_between
+from farflung.sims.records import RecordStore
+from farflung.sims.streams import Connection, MemoryStream
+
+_DIAL_RETRY_S = 1.0
+"""Between two attempts to reach a silent peer: the first retransmission of a TCP SYN comes after 1 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetEvent:
+    """One thing that happened on the network."""
+
+    at: float
+    """Virtual seconds."""
+    what: str
+    """`deliver`, `drop`, `duplicate` or `queue` a message; `open`, `refuse`, `chunk`, `stream-end`, `stream-broken` or
+    `handler-failed` of a stream; `put`, `put-refused`, `get` or `get-miss` of records; `kill`, `pause`, `resume`, `partition`, `heal`."""
+    sender: PeerId
+    receiver: PeerId
+    num_bytes: int
+    detail: str
+    """Why, or of which kind; few values, fit for counting."""
+
+
+class MemoryHub:
+    """A modelled internet for any number of peers. `link` is the access link of each that has none of its own."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        rng: random.Random,
+        link: LinkModel,
+        *,
+        on_event: Callable[[NetEvent], None] | None = None,
+    ) -> None:
+        self.loop = loop
+        self.link = link
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.records = RecordStore(rng, self.cut)
+        self.on_event = on_event
+        self._rng = rng
+        self._links: dict[PeerId, LinkModel] = {}
+        self._skews: dict[PeerId, float] = {}
+        self._running: dict[PeerId, MemoryNetwork] = {}
+        self._paused: dict[PeerId, deque[tuple[PeerId, bytes]]] = {}
+        self._sides: dict[PeerId, int] | None = None
+        self._cut_at = math.inf
+        self._disturbances: dict[int, Disturbance] = {}
+        self._num_disturbances = 0
+        self._connections: dict[int, Connection] = {}
+        self._num_connections = 0
+        self._rates = Rates()
+        # Empty: the network's own timers belong to no process, so they go on while their cause is stopped.
+        self._context = contextvars.Context()
+
+    # --- what a test or a schedule of faults does ---
+
+    def set_link(self, peer: PeerId, link: LinkModel) -> None:
+        """Give one peer its own access link; of `connect_timeout_s`, `break_after_s` and `record_*` the hub's count."""
+        self._links[peer] = link
+
+    def set_skew(self, peer: PeerId, seconds: float) -> None:
+        """Set how far a peer's clock is ahead, in seconds; it keeps it over restarts."""
+        self._skews[peer] = seconds
+
+    def partition(self, groups: Sequence[Sequence[PeerId]]) -> None:
+        """Cut the network between groups, instead of any cut so far. Peers in no group form one more.
+
+        Raises ValueError when a peer is in two groups.
+        """
+        sides = {peer: side for side, group in enumerate(groups) for peer in group}
+        if len(sides) != sum(len(group) for group in groups):
+            raise ValueError("a peer is in two groups")
+        self._sides = sides
+        self._cut_at = min(self._cut_at, self.now())
+        self.record("partition", b"", b"", 0, f"{len(groups)} groups")
+        self._check_links()
+
+    def heal(self) -> None:
+        """End the partition. Stalled streams go on, unless they have failed."""
+        self._sides = None
+        self._cut_at = math.inf
+        self.record("heal", b"", b"", 0, "")
+        self._check_links()
+
+    def _check_links(self) -> None:
+        for connection in list(self._connections.values()):
+            connection.check_link()
+
+    def kill(self, peer: PeerId, *, reset: bool = True) -> None:
+        """End a peer's process on the spot; without `reset` its machine goes silent, and streams to it only time out.
+
+        The network is all that dies here: the caller cancels the peer's tasks. Raises KeyError when it is not running.
+        """
+        network = self._running[peer]
+        self.record("kill", peer, peer, 0, "reset" if reset else "silent")
+        self.resume(peer)
+        self._take_down(network, reset=reset)
+
+    def _take_down(self, network: "MemoryNetwork", *, reset: bool) -> None:
+        del self._running[network.peer_id]
+        self._paused.pop(network.peer_id, None)
+        self._rates.forget(network.peer_id)
+        network.stop_serving()
+        for connection in list(self._connections.values()):
+            if network.peer_id in connection.peers:
+                connection.killed(network.peer_id, reset=reset)
+
+    def pause(self, peer: PeerId) -> None:
+        """Stop a peer's process where it stands. Raises KeyError when it is not running."""
+        network = self._running[peer]
+        self._paused.setdefault(peer, deque())
+        self.loop.freeze(network.peer_id)
+        self.record("pause", peer, peer, 0, "")
+
+    def resume(self, peer: PeerId) -> None:
+        """Let a paused process go on, first with what it was doing, then with the messages it kept; else no effect."""
+        kept = self._paused.pop(peer, None)
+        if kept is None:
+            return
+        self.record("resume", peer, peer, 0, "")
+        self.loop.thaw(peer)
+        for sender, message in kept:
+            self.loop.call_soon(self._arrive, sender, self._running[peer], message, context=self._context)
+
+    def disturb(self, disturbance: Disturbance) -> int:
+        """Make the network worse until `calm` is called with the number returned."""
+        self._num_disturbances += 1
+        self._disturbances[self._num_disturbances] = disturbance
+        return self._num_disturbances
+
+    def calm(self, number: int) -> None:
+        """End one disturbance. Raises KeyError when there is none of this number."""
+        del self._disturbances[number]
+
+    # --- facts ---
+
+    def running(self) -> list[PeerId]:
+        """Peers with a live process, paused ones included, in the order in which they started."""
+        return list(self._running)
+
+    def is_paused(self, peer: PeerId) -> bool:
+        """True while the peer's process is stopped."""
+        return peer in self._paused
+
+    def link_of(self, peer: PeerId) -> LinkModel:
+        """The access link of a peer."""
+        return self._links.get(peer, self.link)
+
+    def unix_time(self, peer: PeerId) -> float:
+        """What a peer's clock shows, in seconds."""
+        return self.loop.time() + self._skews.get(peer, 0.0)
+
+    # --- the wire (`streams.Wire`) ---
+
+    def now(self) -> float:
+        """Virtual seconds."""
+        return self.loop.time()
+
+    def at(self, when: float, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+        """Call back at `when` virtual seconds, in no process's context."""
+        return self.loop.call_at(when, callback, *args, context=self._context)
+
+    def cut(self, a: PeerId, b: PeerId) -> bool:
+        """True while a partition separates the two."""
+        return self._sides is not None and self._sides.get(a, -1) != self._sides.get(b, -1)
+
+    def path(self, a: PeerId, b: PeerId) -> Path:
+        """The path between two peers under the present disturbances."""
+        disturbances = tuple(d for d in self._disturbances.values() if d.touches(a, b))
+        return path_between(self.link_of(a), self.link_of(b), disturbances)
+
+    def up(self, peer: PeerId, num_bytes: int) -> float:
+        """Queue bytes on a peer's uplink; returns when the last has left."""
+        return self._rates.reserve(peer, "up", num_bytes, self.link_of(peer).up_bytes_per_s, self.now())
+
+    def down(self, peer: PeerId, num_bytes: int) -> float:
+        """Queue bytes on a peer's downlink; returns when the last is in."""
+        return self._rates.reserve(peer, "down", num_bytes, self.link_of(peer).down_bytes_per_s, self.now())
+
+    def draw_break_s(self) -> float:
+        """How long a stream over a cut link takes to fail, in seconds."""
+        return self._rng.uniform(*self.link.break_after_s)
+
+    def record(self, what: str, sender: PeerId, receiver: PeerId, num_bytes: int, detail: str) -> None:
+        """Count and log one event."""
+        self.counts[what, detail] += 1
+        if self.on_event is not None:
+            self.on_event(NetEvent(self.now(), what, sender, receiver, num_bytes, detail))
+
+    def forget(self, connection: Connection) -> None:
+        """A connection whose ends are both over."""
+        self._connections.pop(connection.number, None)
+
+    # --- what networks call ---
+
+    def attach(self, network: "MemoryNetwork") -> None:
+        """A process has started. Raises ValueError when its id is running already."""
+        if network.peer_id in self._running:
+            raise ValueError(f"peer {network.peer_id.hex()[:12]} is running already")
+        self._running[network.peer_id] = network
+
+    def detach(self, network: "MemoryNetwork") -> None:
+        """A process has ended of its own accord: its operating system closes what it left open."""
+        if self.is_running(network):
+            self.resume(network.peer_id)
+            self._take_down(network, reset=True)
+
+    def is_running(self, network: "MemoryNetwork") -> bool:
+        """True until this very process ends; a later one of the same peer does not count."""
+        return self._running.get(network.peer_id) is network
+
+    def post(self, source: "MemoryNetwork", receiver: PeerId, message: bytes) -> None:
+        """Send one control message into the modelled network."""
+        sender = source.peer_id
+        target = self._running.get(receiver)
+        if not self.is_running(source):
+            self.record("drop", sender, receiver, len(message), "sender gone")
+        elif self.is_paused(sender):
+            self.record("drop", sender, receiver, len(message), "sender paused")
+        elif target is None:
+            self.record("drop", sender, receiver, len(message), "receiver gone")
+        elif target is source:
+            self.at(self.now(), self._arrive, sender, target, message)
+        elif self.cut(sender, receiver):
+            self.record("drop", sender, receiver, len(message), "cut")
+        else:
+            delays = copies(self._rng, self.path(sender, receiver))
+            if not delays:
+                self.record("drop", sender, receiver, len(message), "lost")
+            elif len(delays) > 1:
+                self.record("duplicate", sender, receiver, len(message), "")
+            for delay_s in delays:
+                self.at(self.now() + delay_s, self._arrive, sender, target, message)
+
+    def _arrive(self, sender: PeerId, target: "MemoryNetwork", message: bytes) -> None:
+        receiver = target.peer_id
+        if not self.is_running(target):
+            self.record("drop", sender, receiver, len(message), "receiver gone")
+        elif self.cut(sender, receiver):
+            self.record("drop", sender, receiver, len(message), "cut")
+        elif (kept := self._paused.get(receiver)) is None:
+            target.deliver(sender, message)
+        elif len(kept) < self.link_of(receiver).queue_messages:
+            kept.append((sender, message))
+            self.record("queue", sender, receiver, len(message), "")
+        else:
+            self.record("drop", sender, receiver, len(message), "queue full")
+
+    async def dial(self, source: "MemoryNetwork", peer: PeerId, kind: str) -> MemoryStream:
+        """Open a stream: two round trips, as TCP and TLS 1.3 need (208 ms measured at 100 ms). Raises NetworkError."""
+        me = source.peer_id
+        give_up_at = self.now() + self.link.connect_timeout_s
+        while self.cut(me, peer) or self.is_paused(peer):
+            if self.now() >= give_up_at:
+                self._refuse(me, peer, "no answer")
+            await asyncio.sleep(min(_DIAL_RETRY_S, give_up_at - self.now()))
+        await asyncio.sleep(4 * self.path(me, peer).latency_s)
+        target = self._running.get(peer)
+        if not self.is_running(source):
+            raise NetworkError("this network was closed")
+        if target is None:
+            self._refuse(me, peer, "connection refused")
+        if not target.serves(kind):
+            self._refuse(me, peer, "kind not served")
+        self.record("open", me, peer, 0, kind)
+        self._num_connections += 1
+        meters = (source.meter(peer), target.meter(me))
+        connection = Connection(self, self._num_connections, kind, me, peer, meters)
+        self._connections[connection.number] = connection
+        connection.check_link()
+        target.accept(kind, connection.server)
+        return connection.client
+
+    def _refuse(self, sender: PeerId, receiver: PeerId, why: str) -> NoReturn:
+        self.record("refuse", sender, receiver, 0, why)
+        raise NetworkError(f"no stream to {receiver.hex()[:12]}: {why}")
+
+    async def put(self, author: PeerId, key: str, subkey: str, value: bytes, expires_at: float) -> bool:
+        """Store a record; True when it was taken."""
+        await self._ask_the_dht()
+        taken = self.records.put(
+            key,
+            subkey,
+            value,
+            expires_at,
+            author=author,
+            now=self.now(),
+            cut_at=self._cut_at,
+            delay_s=self.link.record_delay_s,
+        )
+        self.record("put" if taken else "put-refused", author, b"", len(value), "")
+        return taken
+
+    async def get(self, reader: PeerId, key: str) -> dict[str, bytes]:
+        """Look records up, as `reader` finds them."""
+        await self._ask_the_dht()
+        found, num_missed = self.records.get(
+            key, reader=reader, now=self.now(), cut_at=self._cut_at, miss=self.link.record_miss
+        )
+        self.record("get", b"", reader, sum(map(len, found.values())), "")
+        for _ in range(num_missed):
+            self.record("get-miss", b"", reader, 0, "")
+        return found
+
+    async def _ask_the_dht(self) -> None:
+        slow_s = self.link.record_timeout_s if self._sides is not None else 0.0
+        await asyncio.sleep((self.link.record_delay_s + slow_s) * self._rng.random())
+
+
+class MemoryNetwork:
+    """One process on a `MemoryHub`, alive from its construction to `close` or to the hub's `kill`."""
+
+    def __init__(self, hub: MemoryHub, peer_id: PeerId) -> None:
+        self._hub = hub
+        self._peer_id = peer_id
+        self._context = process_context(peer_id)
+        self._on_message: MessageHandler | None = None
+        self._handlers: dict[str, StreamHandler] = {}
+        self._serving: dict[asyncio.Task[None], None] = {}
+        self._meters: dict[PeerId, Meter] = {}
+        self._addresses: dict[PeerId, list[str]] = {}
+        hub.attach(self)
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our own public key."""
+        return self._peer_id
+
+    def addresses(self) -> list[str]:
+        """One address, which only says who we are: in memory everybody can reach everybody."""
+        return [f"memory://{self._peer_id.hex()}"]
+
+    def add_addresses(self, peer: PeerId, addresses: list[str]) -> None:
+        """Remembered, and not needed."""
+        self._addresses[peer] = list(addresses)
+
+    def on_message(self, handler: MessageHandler) -> None:
+        """Set the one handler of control messages. What it raises ends the simulation."""
+        self._on_message = handler
+
+    def send(self, peer: PeerId, message: bytes) -> None:
+        """Send one control message, best effort. Raises ValueError when it is above the limit."""
+        if len(message) > MAX_CONTROL_BYTES:
+            raise ValueError(f"a control message of {len(message)} bytes; the limit is {MAX_CONTROL_BYTES}")
+        self._hub.post(self, peer, bytes(message))
+
+    def serve(self, kind: str, handler: StreamHandler) -> None:
+        """Accept incoming streams of `kind`. What a handler raises closes its stream if it is a
+        `FarflungError`, and ends the simulation if it is not."""
+        self._handlers[kind] = handler
+
+    async def open_stream(self, peer: PeerId, kind: str) -> MemoryStream:
+        """Open a stream. Raises NetworkError when there is no answer, nobody, or nobody who serves this kind."""
+        self._check_running()
+        return await self._hub.dial(self, peer, kind)
+
+    async def put_record(self, key: str, subkey: str, value: bytes, expires_at: float) -> bool:
+        """Store a record; False when it is expired or would not outlast what is there.
+
+        Raises ValueError above the limit, NetworkError after `close`.
+        """
+        if len(value) > MAX_RECORD_BYTES:
+            raise ValueError(f"a record of {len(value)} bytes; the limit is {MAX_RECORD_BYTES}")
+        self._check_running()
+        taken = await self._hub.put(self._peer_id, key, subkey, bytes(value), expires_at)
+        self._check_running()
+        return taken
+
+    async def get_records(self, key: str) -> Mapping[str, bytes]:
+        """Live records, as far as they have come here and are not missed. Raises NetworkError after `close`."""
+        self._check_running()
+        found = await self._hub.get(self._peer_id, key)
+        self._check_running()
+        return found
+
+    def links(self) -> Mapping[PeerId, LinkStats]:
+        """What was measured of each peer's bulk."""
+        return {peer: meter.stats() for peer, meter in self._meters.items()}
+
+    def pace(self, up_bytes_per_s: float | None) -> None:
+        """The model's control messages do not queue behind bulk, so there is nothing to do."""
+
+    def unix_time(self) -> float:
+        """Virtual seconds, by this peer's clock."""
+        return self._hub.unix_time(self._peer_id)
+
+    async def close(self) -> None:
+        """End streams and handlers, and leave the hub. No effect the second time, or after a kill."""
+        self._hub.detach(self)
+        own = asyncio.current_task()
+        await asyncio.gather(*(task for task in self._serving if task is not own), return_exceptions=True)
+
+    # --- what the hub calls ---
+
+    def deliver(self, sender: PeerId, message: bytes) -> None:
+        """Hand a message to the handler, in this process's context."""
+        if self._on_message is None:
+            self._hub.record("drop", sender, self._peer_id, len(message), "no handler")
+        else:
+            self._hub.record("deliver", sender, self._peer_id, len(message), "")
+            self._context.run(self._on_message, sender, message)
+
+    def serves(self, kind: str) -> bool:
+        """True when there is a handler for this kind of stream."""
+        return kind in self._handlers
+
+    def accept(self, kind: str, stream: MemoryStream) -> None:
+        """Start the handler of an incoming stream."""
+        # Not a TaskGroup's: a network has no run() that could hold one. The dict owns the task, `close` awaits it.
+        serving = self._serve(kind, self._handlers[kind], stream)
+        task = self._hub.loop.create_task(serving, context=self._context.copy())
+        self._serving[task] = None
+        task.add_done_callback(self._served)
+
+    async def _serve(self, kind: str, handler: StreamHandler, stream: MemoryStream) -> None:
+        try:
+            await handler(stream)
+        except FarflungError:
+            self._hub.record("handler-failed", stream.peer, self._peer_id, 0, kind)
+        finally:
+            await stream.close()
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        del self._serving[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._hub.loop.call_exception_handler({"message": "a stream handler failed", "exception": error})
+
+    def stop_serving(self) -> None:
+        """The process ends: nothing is handled any more."""
+        self._on_message = None
+        self._handlers.clear()
+        own = asyncio.current_task(self._hub.loop)  # a handler may close its own network
+        for task in list(self._serving):
+            if task is not own:
+                task.cancel()
+
+    def meter(self, peer: PeerId) -> Meter:
+        """The meter of bulk with one peer."""
+        return self._meters.setdefault(peer, Meter())
+
+    def _check_running(self) -> None:
+        if not self._hub.is_running(self):
+            raise NetworkError("this network was closed")

@@ -1,0 +1,336 @@
+"""Bulk streams of the modelled network: ordered, reliable, with back-pressure, and broken the way real ones break.
+
+A `Connection` is two pipes and the two ends that a program holds. Bytes written travel in chunks: sender's uplink, latency,
+receiver's downlink, buffer. What has been written and not yet read is bounded by the path's window, and the credit comes back
+the instant that the reader takes the bytes (a real one takes a trip). How a stream ends:
+
+- closed: the other end reads what was written, then meets the end; its own writes fail.
+- the other process is killed: the reset shows one trip later, and what was unread is gone, as with TCP.
+- the link is cut: nothing shows; chunks wait. When the link heals in time they go on, else both ends fail after the
+  model's timeout. A machine that loses power sends no reset either.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from farflung.node.network import PeerId
+from farflung.protocol.errors import NetworkError
+from farflung.sims.links import Meter, Path
+
+CHUNK_BYTES = 64 << 10
+"""Bulk is serialised in chunks of this size: small beside any tensor, large enough that events stay few."""
+
+
+class Wire(Protocol):
+    """What a connection needs of the network around it."""
+
+    def now(self) -> float:
+        """Virtual seconds."""
+
+    def at(self, when: float, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+        """Call back at `when` virtual seconds, in the network's own context."""
+
+    def cut(self, a: PeerId, b: PeerId) -> bool:
+        """True while nothing passes between the two."""
+
+    def path(self, a: PeerId, b: PeerId) -> Path:
+        """The path between the two at this moment."""
+
+    def up(self, peer: PeerId, num_bytes: int) -> float:
+        """Queue bytes on a peer's uplink; returns when the last has left."""
+
+    def down(self, peer: PeerId, num_bytes: int) -> float:
+        """Queue bytes on a peer's downlink; returns when the last is in."""
+
+    def draw_break_s(self) -> float:
+        """How long a stream over a cut link takes to fail."""
+
+    def record(self, what: str, sender: PeerId, receiver: PeerId, num_bytes: int, detail: str) -> None:
+        """Log one event."""
+
+    def forget(self, connection: "Connection") -> None:
+        """Both ends are over."""
+
+
+class _Signal:
+    """Wakes whoever waits for a change of one stream end."""
+
+    def __init__(self) -> None:
+        self._waiters: list[asyncio.Future[None]] = []
+
+    async def wait(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.remove(waiter)
+
+    def wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class _Pipe:
+    """One direction. An arrival takes the oldest chunk on the wire, so order holds whatever the delays do."""
+
+    def __init__(self, wire: Wire, sender: PeerId, receiver: PeerId, kind: str, changed: Callable[[], None]) -> None:
+        self._wire = wire
+        self._sender = sender
+        self._receiver = receiver
+        self._kind = kind
+        self._changed = changed
+        self._travelling: deque[bytes] = deque()
+        self._last_due = 0.0
+        self._num_stalled = 0
+        self.arrived: deque[memoryview] = deque()
+        self.in_flight_bytes = 0
+        self.ended = False
+        self.dead = False
+
+    def offer(self, chunk: bytes) -> float:
+        """Put a chunk, or the empty one that ends the stream, on the uplink; returns when it has left."""
+        left_at = self._wire.up(self._sender, len(chunk))
+        self._travelling.append(chunk)
+        self.in_flight_bytes += len(chunk)
+        latency_s = self._wire.path(self._sender, self._receiver).latency_s
+        self._last_due = max(self._last_due, left_at + latency_s)
+        self._wire.at(self._last_due, self._reach_downlink)
+        return left_at
+
+    def _reach_downlink(self) -> None:
+        if self.dead:
+            return
+        if self._wire.cut(self._sender, self._receiver):
+            self._num_stalled += 1
+            return
+        chunk = self._travelling.popleft()
+        self._wire.at(self._wire.down(self._receiver, len(chunk)), self._arrive, chunk)
+
+    def _arrive(self, chunk: bytes) -> None:
+        if self.dead:
+            return
+        if chunk:
+            self.arrived.append(memoryview(chunk))
+        else:
+            self.ended = True
+        what = "chunk" if chunk else "stream-end"
+        self._wire.record(what, self._sender, self._receiver, len(chunk), self._kind)
+        self._changed()
+
+    def unstall(self) -> None:
+        """The link is whole again: what waited is sent again."""
+        due = self._wire.now() + self._wire.path(self._sender, self._receiver).latency_s
+        self._last_due = max(self._last_due, due)
+        for _ in range(self._num_stalled):
+            self._wire.at(due, self._reach_downlink)
+        self._num_stalled = 0
+
+    def kill(self) -> None:
+        """Nothing arrives any more, and what was unread is gone."""
+        self.dead = True
+        self._travelling.clear()
+        self.arrived.clear()
+        self.in_flight_bytes = 0
+
+
+class MemoryStream:
+    """One end of a connection: `farflung.node.network.Stream`."""
+
+    def __init__(self, connection: "Connection", peer: PeerId, incoming: _Pipe, outgoing: _Pipe, meter: Meter) -> None:
+        self._connection = connection
+        self._peer = peer
+        self._in = incoming
+        self._out = outgoing
+        self._meter = meter
+        self._writing = asyncio.Lock()
+        self._error: str | None = None
+        self._closed = False
+        self.changed = _Signal()
+
+    @property
+    def peer(self) -> PeerId:
+        """Public key of the other side."""
+        return self._peer
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes we wrote that the other side has not read: never above the path's window."""
+        return self._out.in_flight_bytes
+
+    @property
+    def over(self) -> bool:
+        """True when our side has closed it or has seen it break."""
+        return self._closed or self.failed
+
+    @property
+    def failed(self) -> bool:
+        """True when our side has seen it break."""
+        return self._error is not None
+
+    @property
+    def done(self) -> bool:
+        """True when nothing of our side is on its way any more."""
+        return self.failed or (self._closed and (self._out.ended or self._in.ended))
+
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send all of `data`, at the pace of the uplink and of the reader. Raises NetworkError."""
+        view = memoryview(data).cast("B")
+        wire, started = self._connection.wire, self._connection.wire.now()
+        async with self._writing:
+            self._check_writable()
+            position = 0
+            while position < len(view):
+                window = wire.path(*self._connection.peers).window_bytes
+                chunk = bytes(view[position : position + min(CHUNK_BYTES, window)])
+                while self._out.in_flight_bytes + len(chunk) > window:
+                    await self._wait()
+                left_at = self._out.offer(chunk)
+                position += len(chunk)
+                self._meter.sent(len(chunk))
+                if left_at > wire.now():
+                    wire.at(left_at, self.changed.wake)
+                while left_at > wire.now():
+                    await self._wait()
+        if len(view) >= CHUNK_BYTES:
+            self._meter.sent_at(len(view), wire.now() - started)
+
+    async def _wait(self) -> None:
+        await self.changed.wait()
+        self._check_writable()
+
+    def _check_writable(self) -> None:
+        if self._error is None and self._in.ended:
+            raise NetworkError(f"stream with {self._peer.hex()[:12]}: closed by the other side")
+        self._check()
+
+    def _check(self) -> None:
+        if self.over:
+            raise NetworkError(f"stream with {self._peer.hex()[:12]}: {self._error or 'closed by us'}")
+
+    async def readinto(self, buffer: memoryview) -> None:
+        """Fill the whole of `buffer`. Raises NetworkError when the stream ends or breaks first."""
+        view = buffer.cast("B")
+        position = first_bytes = 0
+        first_at = 0.0
+        self._check()
+        while position < len(view):
+            if not self._in.arrived:
+                if self._in.ended:
+                    raise NetworkError(
+                        f"stream with {self._peer.hex()[:12]}: ended {len(view) - position} bytes too early"
+                    )
+                await self.changed.wait()
+                self._check()
+                continue
+            piece = self._in.arrived.popleft()
+            taken = min(len(piece), len(view) - position)
+            view[position : position + taken] = piece[:taken]
+            if taken < len(piece):
+                self._in.arrived.appendleft(piece[taken:])
+            if position == 0:
+                first_bytes, first_at = taken, self._connection.wire.now()
+            position += taken
+            self._meter.received(taken)
+            self._in.in_flight_bytes -= taken
+            self._connection.other(self).changed.wake()
+        # The first bytes may have waited for us, or we for them: the rate is that of what followed.
+        followed = len(view) - first_bytes
+        if followed >= CHUNK_BYTES:
+            self._meter.received_at(followed, self._connection.wire.now() - first_at)
+
+    async def close(self) -> None:
+        """End the stream; returns when all that was written has arrived, or will not. Never raises for a dead peer."""
+        if self.over:
+            return
+        self._closed = True
+        self.changed.wake()
+        if not self._in.ended:
+            self._out.offer(b"")
+        self._connection.settle()
+        while not self.done:
+            await self.changed.wait()
+
+    def fail(self, reason: str) -> None:
+        """Break this end, at once."""
+        if self._error is None:
+            self._error = reason
+            self._in.kill()
+            self._out.kill()
+            self.changed.wake()
+            self._connection.settle()
+
+
+class Connection:
+    """Two ends, and what the network does to both."""
+
+    def __init__(
+        self, wire: Wire, number: int, kind: str, client: PeerId, server: PeerId, meters: tuple[Meter, Meter]
+    ) -> None:
+        self.wire = wire
+        self.number = number
+        self.kind = kind
+        self.peers = (client, server)
+        self._there = _Pipe(wire, client, server, kind, self._wake)
+        self._back = _Pipe(wire, server, client, kind, self._wake)
+        self.client = MemoryStream(self, server, self._back, self._there, meters[0])
+        self.server = MemoryStream(self, client, self._there, self._back, meters[1])
+        self._breaks: asyncio.TimerHandle | None = None
+        self._silent = False
+
+    def _wake(self) -> None:
+        self.client.changed.wake()
+        self.server.changed.wake()
+        self.settle()
+
+    def other(self, end: MemoryStream) -> MemoryStream:
+        """The opposite end."""
+        return self.server if end is self.client else self.client
+
+    def check_link(self) -> None:
+        """The network was cut or healed somewhere: start or stop waiting for the timeout."""
+        if self.wire.cut(*self.peers) or self._silent:
+            if self._breaks is None:
+                due = self.wire.now() + self.wire.draw_break_s()
+                self._breaks = self.wire.at(due, self._time_out)
+        elif self._breaks is not None:
+            self._breaks.cancel()
+            self._breaks = None
+            self._there.unstall()
+            self._back.unstall()
+            for end in (self.client, self.server):
+                if end.failed:
+                    self._reset(self.other(end))
+
+    def _time_out(self) -> None:
+        for end in (self.client, self.server):
+            self._fail(end, "no answer: the link is cut")
+
+    def killed(self, peer: PeerId, *, reset: bool) -> None:
+        """The process of `peer` is gone; the other side sees a reset, or nothing when the machine went silent."""
+        end = self.client if peer == self.peers[0] else self.server
+        end.fail("our process has ended")
+        self._silent = not reset
+        if self._silent or self.wire.cut(*self.peers):
+            self.check_link()
+        else:
+            self._reset(self.other(end))
+
+    def _reset(self, end: MemoryStream) -> None:
+        due = self.wire.now() + self.wire.path(*self.peers).latency_s
+        self.wire.at(due, self._fail, end, "connection reset by the other side")
+
+    def _fail(self, end: MemoryStream, reason: str) -> None:
+        if not end.over:
+            self.wire.record("stream-broken", end.peer, self.other(end).peer, 0, self.kind)
+        end.fail(reason)
+
+    def settle(self) -> None:
+        """Something ended: when both ends are done, nobody needs this connection."""
+        if self.client.done and self.server.done:
+            if self._breaks is not None:
+                self._breaks.cancel()
+            self.wire.forget(self)

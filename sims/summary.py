@@ -1,0 +1,145 @@
+"""The figures of a run, worked out from its nodes' events alone, with nothing taken from a node's own opinion
+of itself.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from farflung.node.events import Event
+from farflung.sims.facts import Interval, RunFacts
+
+Events = Mapping[str, Sequence[Event]]
+"""Events by public key in hex, each peer's in the order of time."""
+
+
+def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
+    """The figures that `farflung demo --json` prints.
+
+    * `outer_loss`: the last held-out loss of the outer parameters (None without one); `solo_loss`: that of
+    the run alone. * `bytes_sent_per_peer`: {name: bytes} over all lives of a node; `ddp_bytes_per_peer`: what
+    data-parallel would send. * `rounds_committed`: distinct heights; `rounds_missed`: [{peer, round,
+    reason}]. * `digests_equal`: all commits of one version have one digest over all peers. *
+    `samples_trained_twice`: how often a sample was committed beyond its first time, each commit counted once
+    however many peers saw it; two different commits of one height count as two, so a fork shows here as well.
+    * `samples_lost`: numbers below the ledger's cursor that are in no commit and in nobody's hands. *
+    `invariants_broken`: [{peer, which, detail}].
+    """
+    names = {facts.peer: facts.name for facts in run.peers}
+    commits = committed_samples(events_by_peer)
+    outer = outer_losses(events_by_peer)
+    ledger = run.ledger
+    kept = [
+        *ledger.free,
+        *(interval for intervals in ledger.held.values() for interval in intervals),
+        *(interval for intervals in ledger.suspended.values() for interval in intervals),
+    ]
+    trained = [interval for intervals in commits for interval in intervals]
+    covered = _clip(merge([*trained, *kept]), ledger.cursor)
+    return {
+        "outer_loss": outer[-1]["loss"] if outer else None,
+        "solo_loss": run.solo_loss[-1].loss if run.solo_loss else None,
+        "bytes_sent_per_peer": {
+            names.get(peer, peer[:12]): total_bytes(events, "sent_bytes") for peer, events in events_by_peer.items()
+        },
+        "ddp_bytes_per_peer": run.ddp_bytes_per_peer,
+        "rounds_committed": len({event["round"] for event in _all(events_by_peer, "round.commit")}),
+        "rounds_missed": [
+            {"peer": names.get(e["peer"], e["peer"][:12]), "round": e["round"], "reason": e["reason"]}
+            for e in _all(events_by_peer, "round.missed")
+        ],
+        "digests_equal": digests_equal(events_by_peer),
+        "samples_trained_twice": length(trained) - length(merge(trained)),
+        "samples_lost": ledger.cursor - length(covered),
+        "peers_killed": sum(incident.what == "kill" for incident in run.timeline),
+        "peers_joined": sum(incident.what == "join" for incident in run.timeline),
+        "seconds": round(run.ended - run.started, 1),
+        "invariants_broken": [
+            {"peer": names.get(e["peer"], e["peer"][:12]), "which": e["which"], "detail": e["detail"]}
+            for e in _all(events_by_peer, "invariant.broken")
+        ],
+    }
+
+
+def violations(figures: Mapping[str, Any]) -> list[str]:
+    """What in the figures breaks an invariant of the design, one sentence each; empty for a sound run."""
+    said = [f"{b['peer']} reports invariant {b['which']} broken: {b['detail']}" for b in figures["invariants_broken"]]
+    if not figures["digests_equal"]:
+        said.append("peers held different bits at the same version")
+    if figures["samples_trained_twice"]:
+        said.append(f"{figures['samples_trained_twice']} samples were trained twice")
+    if figures["samples_lost"]:
+        said.append(f"{figures['samples_lost']} samples were lost")
+    return said
+
+
+def outer_losses(events_by_peer: Events) -> list[Event]:
+    """`outer.eval` events with a finite loss, one per version (the latest), in the order of versions."""
+    by_version: dict[int, Event] = {}
+    for event in _all(events_by_peer, "outer.eval"):
+        if event["loss"] is not None:
+            by_version[event["version"]] = event
+    return [by_version[version] for version in sorted(by_version)]
+
+
+def digests_equal(events_by_peer: Events) -> bool:
+    """Whether all `round.commit` events of equal version carry one digest."""
+    digest_of: dict[int, str] = {}
+    return all(
+        digest_of.setdefault(event["version"], event["digest"]) == event["digest"]
+        for event in _all(events_by_peer, "round.commit")
+    )
+
+
+def committed_samples(events_by_peer: Events) -> list[list[Interval]]:
+    """Sample intervals of each distinct commit, of all its contributors together."""
+    commits: dict[tuple[int, tuple[Interval, ...]], list[Interval]] = {}
+    for event in _all(events_by_peer, "round.commit"):
+        intervals = sorted((start, stop) for own in event["samples"].values() for start, stop in own)
+        commits[event["round"], tuple(intervals)] = intervals
+    return list(commits.values())
+
+
+def commits_by_round(events_by_peer: Events) -> dict[int, Event]:
+    """One `round.commit` event per round height, the slowest peer's, in the order of heights."""
+    found: dict[int, Event] = {}
+    for event in _all(events_by_peer, "round.commit"):
+        known = found.get(event["round"])
+        if known is None or event["seconds"] > known["seconds"]:
+            found[event["round"]] = event
+    return dict(sorted(found.items()))
+
+
+def total_bytes(events: Sequence[Event], key: str) -> int:
+    """`sent_bytes` or `received_bytes` of a peer's last `net` in each of its lives, added up."""
+    total = current = 0
+    for event in events:
+        if event["event"] == "node.start":
+            total, current = total + current, 0
+        elif event["event"] == "net":
+            current = event[key]
+    return total + current
+
+
+def merge(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same numbers as disjoint intervals, ascending."""
+    merged: list[Interval] = []
+    for start, stop in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], stop))
+        elif start < stop:
+            merged.append((start, stop))
+    return merged
+
+
+def length(intervals: Iterable[Interval]) -> int:
+    """Numbers in the intervals, counted as often as they occur."""
+    return sum(stop - start for start, stop in intervals)
+
+
+def _clip(intervals: Iterable[Interval], below: int) -> Iterator[Interval]:
+    return ((start, min(stop, below)) for start, stop in intervals if start < below)
+
+
+def _all(events_by_peer: Events, kind: str) -> list[Event]:
+    found = [event for events in events_by_peer.values() for event in events if event["event"] == kind]
+    return sorted(found, key=lambda event: float(event["time"]))

@@ -1,0 +1,178 @@
+"""A learner small enough for thousands of rounds: real coupling to a real outer state, toy gradients.
+
+Every sample moves the parameters in a direction of its own, so what was trained shows in the numbers, and the learner remembers which samples its
+local progress holds: the simulation compares that with what the ledger says (invariant 6).
+"""
+
+import asyncio
+import copy
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from farflung.compression.codec import Payload
+from farflung.node.learner import Learner
+from farflung.node.storage import Link, Place, SavedVote
+from farflung.protocol.chain import Certified, Commit
+from farflung.training.coupled import Coupled, Update
+from farflung.training.inner import StepReport
+from farflung.training.outer import OuterConfig
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Vector(nn.Module):
+    """A model that is one vector."""
+
+    def __init__(self, numel: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1.0, 1.0, numel))
+
+
+class ToyLearner(Coupled):
+    """See the module."""
+
+    def __init__(self, numel: int, outer: OuterConfig, *, chunk_bytes: int = 1 << 10) -> None:
+        super().__init__(Vector(numel), outer, device=torch.device("cpu"), chunk_bytes=chunk_bytes)
+        self.trained: list[int] = []
+        """Sample numbers in the local progress, in order."""
+        self.sent_samples: list[int] = []
+        """Those in the pseudo-gradient that was taken last."""
+        self._grid = torch.arange(1, numel + 1, dtype=torch.float32)
+
+    def train(self, numbers: Sequence[int], global_step: int) -> StepReport:
+        local = self.parameters[0]
+        for number in numbers:
+            local.sub_(torch.sin(self._grid * (number % 89 + 1)).mul_(0.01))
+        self.trained.extend(numbers)
+        return StepReport(loss=float(local.square().mean()), tokens=len(numbers), grad_norm=1.0, lr=0.01)
+
+    def pseudo_gradient(self) -> Tensor:
+        self.sent_samples = list(self.trained)
+        return super().pseudo_gradient()
+
+    def apply(self, updates: Sequence[Update], *, contributed: bool) -> None:
+        super().apply(updates, contributed=contributed)
+        if contributed:
+            del self.trained[: len(self.sent_samples)]
+
+    def adopt_outer(self, previous: Tensor | None, *, contributed: bool = False) -> None:
+        super().adopt_outer(previous, contributed=contributed)
+        if contributed:
+            del self.trained[: len(self.sent_samples)]
+        elif previous is None:
+            self.trained.clear()
+
+    def discard_progress(self) -> None:
+        super().discard_progress()
+        self.trained.clear()
+
+    def evaluate(self) -> float:
+        return float(self.outer.params.square().mean())
+
+    def save(self, folder: Path) -> None:
+        raise NotADirectoryError("a toy learner is saved by MemoryStorage only")
+
+    def load(self, folder: Path) -> None:
+        raise NotADirectoryError("a toy learner is loaded by MemoryStorage only")
+
+    def freeze(self) -> dict[str, object]:
+        """Everything, as copies."""
+        return {
+            "params": self.outer.params.clone(),
+            "momentum": self.outer.momentum.clone(),
+            "local": self.parameters[0].clone(),
+            "sent": None if self.sent is None else self.sent.clone(),
+            "trained": list(self.trained),
+            "sent_samples": list(self.sent_samples),
+        }
+
+    def thaw(self, state: dict[str, object]) -> None:
+        """Back to what `freeze` copied."""
+        state = copy.deepcopy(state)
+        for target, name in (
+            (self.outer.params, "params"),
+            (self.outer.momentum, "momentum"),
+            (self.parameters[0], "local"),
+        ):
+            value = state[name]
+            assert isinstance(value, Tensor)
+            target.copy_(value)
+        self.sent = state["sent"]  # type: ignore[assignment]
+        self.trained = state["trained"]  # type: ignore[assignment]
+        self.sent_samples = state["sent_samples"]  # type: ignore[assignment]
+
+
+class VirtualDoor:
+    """The door under a virtual clock: calls take modelled seconds, one after another, and run in the loop itself."""
+
+    def __init__(self, seconds: Callable[[str], float]) -> None:
+        self._seconds = seconds
+        self._lock = asyncio.Lock()
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        async with self._lock:
+            await asyncio.sleep(self._seconds(getattr(function, "__name__", "")))
+            return function(*args, **kwargs)
+
+    def close(self) -> None:
+        pass
+
+
+class MemoryStorage:
+    """A disk that outlives its process."""
+
+    def __init__(self) -> None:
+        self.vote: SavedVote | None = None
+        self.history: list[Link] = []
+        self.means: dict[tuple[bytes, int], bytes] = {}
+        self.chunks: dict[tuple[int, int], bytes] = {}
+        self.learner: tuple[dict[str, object], Place] | None = None
+
+    def save_vote(self, vote: SavedVote) -> None:
+        self.vote = vote
+
+    def load_vote(self) -> SavedVote | None:
+        return self.vote
+
+    def append_commit(self, anchor: Commit | None, certified: Certified) -> None:
+        self.history.append(Link(anchor, certified))
+
+    def load_history(self) -> list[Link]:
+        return list(self.history)
+
+    def save_mean(self, plan: bytes, part: int, payload: Payload) -> None:
+        self.means[plan, part] = bytes(payload)
+
+    def load_mean(self, plan: bytes, part: int) -> bytes | None:
+        return self.means.get((plan, part))
+
+    def sync_means(self, plan: bytes) -> None:
+        pass
+
+    def drop_means(self, plan: bytes) -> None:
+        for key in [key for key in self.means if key[0] == plan]:
+            del self.means[key]
+
+    def save_chunk(self, index: int, version: int, data: bytes) -> None:
+        self.chunks[index, version] = data
+
+    def load_chunks(self) -> list[tuple[int, int, bytes]]:
+        return [(index, version, data) for (index, version), data in sorted(self.chunks.items())]
+
+    def save_learner(self, learner: Learner, place: Place, keep: Collection[bytes]) -> None:
+        assert isinstance(learner, ToyLearner)
+        self.learner = (learner.freeze(), place)
+        self.means = {(plan, part): p for (plan, part), p in self.means.items() if plan in keep}
+        self.chunks.clear()
+
+    def load_learner(self, learner: Learner) -> Place | None:
+        assert isinstance(learner, ToyLearner)
+        if self.learner is None:
+            return None
+        learner.thaw(self.learner[0])
+        return self.learner[1]

@@ -1,0 +1,56 @@
+"""The baselines average what they should, and end what they started."""
+
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from farflung.sims.baselines import BaselineError, BaselineResult, gloo_average, hivemind_average
+
+
+def check(result: BaselineResult, *, nmse: float) -> None:
+    assert (result.peers, result.num_bytes, len(result.rounds)) == (2, 1_000_000, 1)
+    assert result.seconds > 0 and result.nmse < nmse
+    assert result.mb_per_s == pytest.approx(1.0 / result.seconds)
+
+
+@pytest.fixture(autouse=True)
+def ends_what_it_started() -> Iterator[None]:
+    """No session that a baseline opened outlives it."""
+    before = set(psutil.pids())
+    yield
+    mine = []
+    for pid in set(psutil.pids()) - before:
+        try:
+            command = " ".join(psutil.Process(pid).cmdline())
+        except psutil.NoSuchProcess:
+            continue
+        if "farflung.sims.baselines" in command or "p2pd" in command:
+            mine.append(command)
+    assert mine == []
+
+
+@pytest.mark.slow
+def test_gloo() -> None:
+    result = gloo_average(1_000_000, peers=2, rounds=1, timeout_s=60)
+    check(result, nmse=1e-12)
+    assert result.codec == "fp32"
+
+
+@pytest.mark.slow
+def test_hivemind() -> None:
+    result = hivemind_average(1_000_000, peers=2, rounds=1, timeout_s=100)
+    check(result, nmse=1e-2)
+    assert result.codec == "uniform 8 bit" or "hence fp16" in result.note
+
+
+@pytest.mark.parametrize("average", [gloo_average, hivemind_average])
+def test_a_deadline_ends_every_process(average: Callable[..., BaselineResult]) -> None:
+    with pytest.raises(BaselineError, match="did not finish"):
+        average(1_000_000, peers=2, rounds=1, timeout_s=0.3)
+
+
+def test_arguments_are_checked() -> None:
+    for num_bytes, peers, rounds in ((0, 2, 1), (6, 2, 1), (8, 1, 1), (8, 2, 0)):
+        with pytest.raises(ValueError, match="at least"):
+            gloo_average(num_bytes, peers=peers, rounds=rounds)

@@ -1,0 +1,195 @@
+"""The benchmarks measure real nodes, refuse figures that mean nothing, and end what they started."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from farflung.sims import bench_overhead, bench_round
+from farflung.sims import wan as wans
+from farflung.sims.baselines import BaselineResult
+from farflung.sims.bench_overhead import measure_overhead
+from farflung.sims.bench_round import MB, RoundFigures, measure_rounds, run_round
+from farflung.sims.bench_workers import BenchError, workers
+
+
+@pytest.fixture(autouse=True)
+def ends_what_it_started() -> Iterator[None]:
+    """No process of a benchmark outlives it."""
+    yield
+    left = [child for child in psutil.Process().children(recursive=True) if child.is_running()]
+    assert left == []
+
+
+@pytest.mark.slow
+def test_rounds_of_real_peers() -> None:
+    said: list[str] = []
+    figures = measure_rounds(MB, peers=3, rounds=2, within_s=90, progress=said.append)
+    assert (figures.peers, figures.mb, figures.codec, len(figures.rounds)) == (3, 1.0, "int8(block=128)", 2)
+    assert 0 < figures.seconds < 30 and figures.mb_per_s == pytest.approx(1.0 / figures.seconds)
+    assert figures.scatter_s + figures.gather_s + figures.commit_s > 0 and figures.apply_s > 0
+    # two thirds of the vector to the owners, one third to both others, at 8.125 bits an element; more for a larger part
+    assert 4 / 3 * 0.253 < figures.sent_mb < 2.0 * 0.255
+    assert 1e-5 < figures.nmse < 1e-3
+    assert said[0] == "warm-up" and said[-1] == "round 3 of 3 done"
+
+
+@pytest.mark.slow
+def test_a_node_beside_a_loop() -> None:
+    figures = measure_overhead(preset="tiny", batch=2, steps=4, pairs=2, threads=1)
+    assert (figures.inner_steps, figures.tokens_per_step, len(figures.ratios)) == (4, 256, 2)
+    assert 0 < figures.ratio < 3 and figures.node_tokens_per_s > 0 and figures.loop_tokens_per_s > 0
+
+
+def test_a_deadline_ends_every_process() -> None:
+    with pytest.raises(BenchError, match="ended early"):
+        measure_rounds(MB, peers=2, rounds=1, within_s=0.2)
+
+
+def test_the_last_words_are_told() -> None:
+    with workers(30) as start:
+        worker = start(["vector", "--rank", "none"])
+        with pytest.raises(BenchError, match="invalid int value: 'none'"):
+            worker.hear()
+
+
+def seen(**changed: Any) -> dict[str, Any]:
+    """What one peer says of one round."""
+    return {
+        "planned": 10.0,
+        "cut": 10.5,
+        "held_s": 0.9,
+        "committed": 11.0,
+        "applied": 11.5,
+        "sent_bytes": 3 * MB,
+        "digest": "ab",
+        "contributors": 2,
+        "left_out": 0,
+    } | changed
+
+
+def answers(first: dict[str, Any], second: dict[str, Any]) -> list[dict[str, Any]]:
+    warm_up = seen(committed=99.0)
+    return [
+        {"said": [], "nmse": 1e-4, "rounds": [warm_up, first]},
+        {"said": [], "nmse": 2e-4, "rounds": [warm_up, second]},
+    ]
+
+
+def test_the_slowest_peer_counts_and_the_warm_up_does_not() -> None:
+    results = answers(seen(), seen(planned=10.1, cut=10.6, committed=11.2, applied=12.0, sent_bytes=4 * MB))
+    figures = bench_round._figures(16 * MB, "int8", results)
+    assert figures.seconds == pytest.approx(1.2) and figures.mb_per_s == pytest.approx(16 / 1.2)
+    assert (figures.scatter_s, figures.gather_s) == (pytest.approx(0.5), pytest.approx(0.4))
+    assert (figures.commit_s, figures.apply_s) == (pytest.approx(0.3), pytest.approx(0.8))
+    assert figures.sent_mb == 4.0 and figures.nmse == 2e-4
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"contributors": 1}, "without somebody's contribution"),
+        ({"left_out": 1}, "without somebody's contribution"),
+        ({"digest": "cd"}, "different outer states"),
+    ],
+)
+def test_rounds_that_failed_give_no_figures(changed: dict[str, Any], why: str) -> None:
+    with pytest.raises(BenchError, match=why):
+        bench_round._figures(MB, "int8", answers(seen(), seen(**changed)))
+
+
+def test_what_should_not_happen_is_told() -> None:
+    results = answers(seen(), seen())
+    results[0]["said"] = ["round.missed: too late"]
+    with pytest.raises(BenchError, match="too late"):
+        bench_round._figures(MB, "int8", results)
+
+
+FIGURES = RoundFigures(
+    method="farflung",
+    codec="int8(block=128)",
+    peers=8,
+    mb=16.0,
+    seconds=0.5,
+    mb_per_s=32.0,
+    scatter_s=0.2,
+    gather_s=0.2,
+    commit_s=0.1,
+    apply_s=0.5,
+    sent_mb=2.0,
+    nmse=1e-4,
+    rounds=(0.5,),
+)
+
+
+def baseline(method: str, seconds: float) -> BaselineResult:
+    return BaselineResult(
+        method=method,  # type: ignore[arg-type]
+        codec="fp16",
+        peers=8,
+        num_bytes=16 * MB,
+        seconds=seconds,
+        setup_seconds=1.0,
+        mb_per_s=16 / seconds,
+        nmse=1e-7,
+        rounds=(seconds,),
+        note=f"note of {method}",
+    )
+
+
+@pytest.fixture
+def canned(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(bench_round, "measure_rounds", lambda *a, **k: FIGURES)
+    monkeypatch.setattr(bench_round, "hivemind_average", lambda *a, **k: baseline("hivemind", 2.0))
+    monkeypatch.setattr(bench_round, "gloo_average", lambda *a, **k: baseline("gloo", 0.25))
+    monkeypatch.setattr(wans, "available", lambda: "no namespaces here")
+    return monkeypatch
+
+
+@pytest.mark.usefixtures("canned")
+def test_json_has_the_ratios_and_says_what_was_skipped(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = run_round(as_json=True, sizes=[16])
+    printed = json.loads(capsys.readouterr().out)
+    assert [row.get("method") for row in printed] == ["farflung", "hivemind", "gloo", None]
+    assert [row["codec"] for row in printed[:3]] == ["int8(block=128)", "fp16", "fp16"]
+    assert printed[1]["times_slower_than_farflung"] == 4.0
+    assert printed[1]["times_slower_than_farflung_applied"] == 2.0
+    assert printed[3] == rows[3] == {"where": "wan", "skipped": "no namespaces here"}
+
+
+@pytest.mark.usefixtures("canned")
+def test_the_table_is_for_people(canned: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    canned.setenv("COLUMNS", "160")
+    run_round(sizes=[16])
+    shown = capsys.readouterr().out
+    assert "4.00 times as fast" in shown and "0.12 times as fast" not in shown
+    assert "note of hivemind" in shown and "WAN skipped: no namespaces here" in shown
+
+
+def test_wan_is_measured_against_its_link() -> None:
+    row = bench_round._wan_row(FIGURES, "tunnel")
+    assert row["link_s"] == pytest.approx(0.8) and row["times_the_link"] == pytest.approx(0.625)
+
+
+def test_overhead_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = bench_overhead.OverheadFigures(
+        preset="1m",
+        parameters=1_000_000,
+        threads=2,
+        inner_steps=100,
+        tokens_per_step=2048,
+        step_s=0.1,
+        node_tokens_per_s=19_700.0,
+        loop_tokens_per_s=20_000.0,
+        ratio=0.985,
+        ratios=(0.98, 0.985, 0.99),
+        warm_up_ratio=0.9,
+    )
+    monkeypatch.setattr(bench_overhead, "measure_overhead", lambda **k: figures)
+    bench_overhead.run_overhead(as_json=True)
+    assert json.loads(capsys.readouterr().out)["ratio"] == 0.985
+    bench_overhead.run_overhead()
+    shown = capsys.readouterr().out
+    assert "19,700" in shown and "20,000" in shown and "0.985" in shown

@@ -1,0 +1,134 @@
+"""The demo's own logic: its plan, its bookkeeping, what it refuses; and the whole of it, short, with real nodes."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from farflung.protocol.errors import ConfigError
+from farflung.sims import demo
+from farflung.sims.demo import Story
+from farflung.sims.demonodes import DemoNode, NodeFailed
+from farflung.sims.facts import SoloPoint, load_run
+from farflung.sims.solo import best_run
+
+KEYS = {
+    "outer_loss",
+    "solo_loss",
+    "bytes_sent_per_peer",
+    "ddp_bytes_per_peer",
+    "rounds_committed",
+    "rounds_missed",
+    "digests_equal",
+    "samples_trained_twice",
+    "samples_lost",
+    "peers_killed",
+    "peers_joined",
+    "seconds",
+}
+
+
+def points(*losses: float) -> list[SoloPoint]:
+    return [SoloPoint(30 * (i + 1), 0, 0.0, loss) for i, loss in enumerate(losses)]
+
+
+def test_a_worker_alone_is_compared_after_at_least_as_many_steps() -> None:
+    slow, fast = points(3.0, 2.5, 2.0), points(3.0, 2.4, 2.3)
+    assert [p.loss for p in best_run([slow, fast], 60)] == [3.0, 2.4]
+    assert [p.loss for p in best_run([slow, fast], 61)] == [3.0, 2.5, 2.0]
+    assert [p.loss for p in best_run([slow, fast], 90)] == [3.0, 2.5, 2.0]
+
+
+def test_the_plan_fits_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = time.time()
+    long, short = demo._plan(began, 5.0), demo._plan(began, 0.1)
+    assert demo.MIN_ROUNDS == short.rounds <= long.rounds <= demo.MAX_ROUNDS
+    assert long.training_until <= began + 300 - demo.END_S
+    assert short.training_until > time.time() + demo.LEAST_TRAINING_S
+
+
+def test_only_a_demos_own_files_are_removed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    demo._clear(out)
+    (out / "run.json").write_text("{}")
+    (out / "nodes" / "old").touch()
+    demo._clear(out)
+    assert [p.name for p in out.rglob("*")] == ["nodes"]
+    (out / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match=r"thesis\.tex, which is no demo's"):
+        demo._clear(out)
+    assert (out / "thesis.tex").exists()
+
+
+def node(tmp_path: Path, number: int, events: list[dict[str, object]]) -> DemoNode:
+    one = DemoNode(
+        name=f"node {number}",
+        role="",
+        home=tmp_path / str(number),
+        swarm_hash="ab" * 32,
+        swarm_name="demo",
+    )
+    one.swarm.folder.mkdir(parents=True)
+    one.swarm.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    return one
+
+
+def test_a_kill_counts_only_in_the_middle_of_a_round(tmp_path: Path) -> None:
+    scatter = {"event": "round.scatter", "round": 7}
+    story = Story()
+    with pytest.raises(NodeFailed, match="more --minutes"):
+        demo._check_kill(story)
+    story.victim, story.killed_in = node(tmp_path, 1, [{"event": "round.commit", "round": 6}, scatter]), 7
+    demo._check_kill(story)
+    story.victim = node(tmp_path, 2, [scatter, {"event": "round.commit", "round": 7}])
+    with pytest.raises(NodeFailed, match="not in the middle of round 7"):
+        demo._check_kill(story)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_demo_keeps_its_promises(tmp_path: Path) -> None:
+    """Everything but the loss, which needs more rounds than a test has time for."""
+    command = [
+        sys.executable,
+        "-m",
+        "farflung.sims.main",
+        "demo",
+        "--json",
+        "--minutes",
+        "1.5",
+        "--out",
+        "out",
+    ]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=290,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads(done.stdout)
+    assert set(figures) == KEYS | {"invariants_broken"}
+    assert (figures["digests_equal"], figures["samples_trained_twice"], figures["samples_lost"]) == (
+        True,
+        0,
+        0,
+    )
+    assert (figures["peers_killed"], figures["peers_joined"]) == (1, 2)
+    assert figures["rounds_committed"] >= 5 and figures["invariants_broken"] == []
+    assert all(missed["reason"] for missed in figures["rounds_missed"])
+    assert max(figures["bytes_sent_per_peer"].values()) < figures["ddp_bytes_per_peer"]
+    out = tmp_path / "out"
+    assert "<svg" in (out / "report.html").read_text()
+    assert json.loads((out / "report.json").read_text()) == figures
+    assert (out / "model" / "model.safetensors").exists()
+    run = load_run(out / "run.json")
+    assert [incident.what for incident in run.timeline].count("start") == 4
+    assert len(run.sample_text) > 50 and run.ledger.cursor > 0

@@ -1,0 +1,52 @@
+"""The `farflung` program has the node's commands and its own, and a broken invariant is not exit code 0."""
+
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import farflung.sims
+from farflung.sims.main import app
+
+SOUND = {
+    "invariants_broken": [],
+    "digests_equal": True,
+    "samples_trained_twice": 0,
+    "samples_lost": 0,
+}
+
+
+def fake(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Any) -> None:
+    module = SimpleNamespace(**functions)
+    monkeypatch.setitem(sys.modules, f"farflung.sims.{name}", module)  # type: ignore[arg-type]
+    monkeypatch.setattr(farflung.sims, name, module, raising=False)
+
+
+def test_all_commands_are_listed() -> None:
+    shown = CliRunner().invoke(app, ["--help"]).output
+    for command in ("create", "join", "status", "peers", "leave", "export", "id", "demo", "bench"):
+        assert command in shown
+    assert "overhead" in CliRunner().invoke(app, ["bench", "--help"]).output
+
+
+@pytest.mark.parametrize(("changed", "code"), [({}, 0), ({"samples_lost": 3}, 1), ({"digests_equal": False}, 1)])
+def test_demo_exits_nonzero_when_an_invariant_broke(
+    monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], code: int
+) -> None:
+    fake(monkeypatch, "demo", run_demo=lambda out, minutes, quiet: SOUND | changed)
+    result = CliRunner().invoke(app, ["demo", "--json", "--minutes", "1"])
+    assert result.exit_code == code, result.output
+    assert json.loads(result.stdout) == SOUND | changed
+    assert ("INVARIANT BROKEN" in result.stderr) == bool(code)
+
+
+def test_benchmarks_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[tuple[str, bool]] = []
+    fake(monkeypatch, "bench_overhead", run_overhead=lambda as_json: called.append(("overhead", as_json)))
+    fake(monkeypatch, "bench_round", run_round=lambda as_json: called.append(("round", as_json)))
+    assert CliRunner().invoke(app, ["bench", "overhead", "--json"]).exit_code == 0
+    assert CliRunner().invoke(app, ["bench", "round"]).exit_code == 0
+    assert called == [("overhead", True), ("round", False)]

@@ -1,0 +1,268 @@
+"""The report of a run that never happened, with every kind of event that a report reads."""
+
+import json
+import math
+import random
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farflung.protocol.errors import ConfigError
+from farflung.sims.facts import (
+    Incident,
+    LedgerFacts,
+    PeerFacts,
+    RunFacts,
+    SoloPoint,
+    load_events,
+    load_run,
+    save_run,
+)
+from farflung.sims.report import reason_letters, report_folder
+from farflung.sims.scene import Scene, smooth, state_spans
+
+START = 1_700_000_000.0
+STEP_TOKENS = 2048
+INNER_STEPS = 20
+ROUND_S = 9.0
+ROUNDS = 20
+KEYS = [bytes([17 * number] * 32).hex() for number in range(1, 7)]
+REASON = "the plan's deadline passed 1.8 s before the last part arrived at node 3"
+
+
+class Writer:
+    """Events of one peer, with the context that every event carries."""
+
+    def __init__(self, peer: str) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.context: dict[str, Any] = {"swarm": "demo", "peer": peer, "height": 0, "version": 0, "step": 0}
+
+    def __call__(self, at: float, event: str, **fields: Any) -> None:
+        self.lines.append({"time": round(START + at, 3), "event": event, **self.context, **fields})
+
+
+def join_at(first: int) -> float:
+    """Seconds at which a newcomer that waits through round `first` starts."""
+    return first * ROUND_S - 3.5
+
+
+def write_run(folder: Path) -> RunFacts:
+    """Four nodes from the start, one joins late, one is killed in a round, another one takes its place."""
+    rng = random.Random(1)
+    writers = [Writer(key) for key in KEYS]
+    present_from = [0, 0, 0, 0, 5, 12]
+    kill_round, killed = 10, 1
+    for number, first in enumerate(present_from):
+        at = join_at(first) if first else 0.4 * number
+        writer = writers[number]
+        writer(at, "node.start", pid=100 + number, device="cpu", agent="farflung 0.1.0", resumed=False)
+        writer(at, "node.state", state="joining", reason="asking 3 peers for the manifest")
+        if first:
+            for done in (3, 9):
+                writer(at + done / 3, "state.sync", chunks_done=done, chunks=9, donors=2, bytes=done << 20)
+    cursor, sent = 0, [0] * 6
+    for height in range(1, ROUNDS + 1):
+        begin = (height - 1) * ROUND_S + 3
+        alive = [
+            n for n, first in enumerate(present_from) if height > first and not (n == killed and height > kill_round)
+        ]
+        dead_now = {killed} if height == kill_round else set()
+        missing = {3} if height in (7, 15) else set()
+        contributors = [n for n in alive if n not in missing | dead_now]
+        samples, tokens = {}, {}
+        for n in contributors:
+            width = INNER_STEPS * 4
+            samples[KEYS[n]] = [[cursor, cursor + width]]
+            tokens[KEYS[n]] = INNER_STEPS * STEP_TOKENS
+            cursor += width
+        took = 1.6 + rng.random() * 0.7 + (2.4 if dead_now else 0) + (0.9 if missing else 0)
+        for n in alive:
+            writer, pace = writers[n], 1.0 + 0.1 * n
+            writer(begin, "node.state", state="training", reason="")
+            for step in range(INNER_STEPS):
+                at = begin + (step + 1) / INNER_STEPS * 4.0 * pace
+                writer.context["step"] = (height - 1) * INNER_STEPS + step + 1
+                loss = 1.9 + 3.6 * math.exp(-writer.context["step"] / 90) + rng.gauss(0, 0.09)
+                writer(
+                    at,
+                    "step",
+                    loss=loss,
+                    tokens=STEP_TOKENS,
+                    tokens_per_s=10240 / pace,
+                    grad_norm=0.8,
+                    lr=1e-3,
+                )
+            ready = begin + 4.0 * pace
+            plan = begin + 6.0
+            writer(ready, "node.state", state="ready", reason="")
+            if n not in missing:
+                writer(plan, "node.state", state="round", reason="")
+                writer(plan, "round.scatter", round=height, bytes=1 << 20)
+            if n in dead_now:
+                continue
+            sent[n] += int(3.1e6 + rng.random() * 4e5)
+            writer.context |= {"height": height, "version": height}
+            if n in missing:
+                writer(plan + took, "round.missed", round=height, reason=REASON)
+            writer(
+                plan + took,
+                "round.commit",
+                round=height,
+                contributors=tokens,
+                view=[KEYS[m] for m in contributors],
+                parts_left_out=0,
+                seconds=took - 0.05 * n,
+                sent_bytes=sent[n],
+                received_bytes=sent[n],
+                contributed=n in contributors,
+                samples=samples,
+                digest=f"{height:064x}",
+            )
+            writer(plan + took, "net", sent_bytes=sent[n], received_bytes=sent[n], peers=len(alive) - 1)
+            if n == contributors[-1]:
+                outer = 1.95 + 3.5 * math.exp(-height * INNER_STEPS / 80)
+                writer(plan + took + 0.3, "outer.eval", loss=outer, tokens=cursor * 512)
+    end = (ROUNDS * ROUND_S) + 4
+    for n, writer in enumerate(writers):
+        if n != killed:
+            writer(end - 2, "node.state", state="finished", reason="all steps are done")
+            writer(end, "node.stop", reason="the run is done")
+        target = folder / f"node-{n}" / "events.jsonl"
+        target.parent.mkdir(parents=True)
+        target.write_text("".join(json.dumps(line) + "\n" for line in writer.lines))
+    roles = ["founder", "member", "member", "member", "joined late", "replacement"]
+    kill_at = START + (kill_round - 1) * ROUND_S + 3 + 6.4
+    timeline = [Incident(time=START + 0.4 * n, what="start", peer=KEYS[n]) for n in range(4)]
+    timeline += [Incident(time=START + join_at(present_from[n]), what="join", peer=KEYS[n]) for n in (4, 5)]
+    timeline.append(Incident(time=kill_at, what="kill", peer=KEYS[killed]))
+    run = RunFacts(
+        name="demo",
+        started=START,
+        ended=START + end,
+        peers=[PeerFacts(peer=key, name=f"node {n + 1}", role=roles[n]) for n, key in enumerate(KEYS)],
+        timeline=sorted(timeline, key=lambda incident: incident.time),
+        solo_loss=[
+            SoloPoint(
+                step=step,
+                tokens=step * STEP_TOKENS,
+                seconds=step * 0.22,
+                loss=2.35 + 3.2 * math.exp(-step / 70),
+            )
+            for step in range(0, ROUNDS * INNER_STEPS + 1, 20)
+        ],
+        ddp_bytes_per_peer=int(ROUNDS * INNER_STEPS * 2 * 4.2e6),
+        ledger=LedgerFacts(
+            cursor=cursor + 160, held={KEYS[0]: [(cursor, cursor + 80)]}, free=[(cursor + 80, cursor + 160)]
+        ),
+        description="micro preset (1.05 M parameters), bytes, text of the Python installation; 2 CPU cores",
+        sample_text='def parse(self, value):\n    """Return the value as a string <str>."""\n    return self._read(value)',
+    )
+    save_run(folder / "run.json", run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    write_run(folder)
+    report_folder(folder)
+    return folder
+
+
+def test_figures_on_disk(folder: Path) -> None:
+    figures = json.loads((folder / "report.json").read_text())
+    assert figures["rounds_committed"] == ROUNDS
+    assert figures["rounds_missed"] == [{"peer": "node 4", "round": n, "reason": REASON} for n in (7, 15)]
+    assert figures["digests_equal"] is True
+    assert (figures["samples_trained_twice"], figures["samples_lost"]) == (0, 0)
+    assert (figures["peers_killed"], figures["peers_joined"]) == (1, 2)
+    assert figures["outer_loss"] < figures["solo_loss"]
+
+
+def test_page_fetches_nothing_and_is_well_formed(folder: Path) -> None:
+    page = (folder / "report.html").read_text()
+    assert "http" not in page and "@import" not in page and "<script" not in page
+    assert not re.search(r"\bsrc=", page)
+    assert all(target.startswith("#") for target in re.findall(r'href="([^"]*)"', page))
+    ids = re.findall(r'\bid="([^"]*)"', page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:href="|url\()#([^")]*)', page)) <= set(ids)
+    assert not re.search(r"#0102|#0103|#0104|#0101", page)  # every marker colour became a variable
+    assert page.count("<svg") == 4
+
+    class Balanced(HTMLParser):
+        open_tags: list[str]
+        VOID = ("meta", "use", "path", "br")
+
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            if tag not in self.VOID:
+                self.open_tags.append(tag)
+
+        def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            pass
+
+        def handle_endtag(self, tag: str) -> None:
+            assert self.open_tags.pop() == tag
+
+    parser = Balanced()
+    parser.open_tags = []
+    parser.feed(page)
+    assert parser.open_tags == []
+
+
+def test_page_escapes_what_nodes_said(folder: Path, tmp_path: Path) -> None:
+    write_run(tmp_path)
+    file = tmp_path / "node-3" / "events.jsonl"
+    file.write_text(file.read_text().replace("the plan's deadline", "<img src=x onerror=1>"))
+    report_folder(tmp_path)
+    assert "<img" not in (tmp_path / "report.html").read_text()
+    assert "&lt;img" in (tmp_path / "report.html").read_text()
+
+
+def test_report_of_a_run_in_which_nothing_happened(tmp_path: Path) -> None:
+    run = RunFacts(
+        name="empty",
+        started=START,
+        ended=START,
+        peers=[],
+        timeline=[],
+        solo_loss=[],
+        ddp_bytes_per_peer=0,
+        ledger=LedgerFacts(cursor=0),
+    )
+    save_run(tmp_path / "run.json", run)
+    figures = report_folder(tmp_path)
+    assert figures["outer_loss"] is None and figures["rounds_committed"] == 0
+
+
+def test_damaged_run_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"name": 3}')
+    with pytest.raises(ConfigError, match=r"run\.json.*name"):
+        load_run(tmp_path / "run.json")
+
+
+def test_a_killed_peers_last_span_ends_with_the_kill(folder: Path) -> None:
+    scene = Scene(
+        events=load_events(folder.rglob("events.jsonl")),
+        run=load_run(folder / "run.json"),
+    )
+    kill = next(i.time for i in scene.run.timeline if i.what == "kill")
+    spans = state_spans(scene, KEYS[1])
+    assert spans[-1][1] == kill
+    assert all(before[1] <= after[0] for before, after in pairwise(spans))
+    assert state_spans(scene, KEYS[0])[-1][2] == "finished"
+
+
+def test_letters_name_distinct_reasons() -> None:
+    missed = [{"reason": reason} for reason in ["late", "cut off", "late", *map(str, range(30))]]
+    letters = reason_letters(missed)
+    assert letters["late"] == "a" and letters["cut off"] == "b"
+    assert len(set(letters.values())) == len(letters) == 32
+
+
+def test_smoothing_keeps_a_constant() -> None:
+    assert smooth([2.0] * 5) == pytest.approx([2.0] * 5)

@@ -1,0 +1,130 @@
+"""Every figure of the summary against events small enough to work out by hand."""
+
+from typing import Any
+
+import pytest
+
+from farflung.node.events import Event
+from farflung.sims.facts import Incident, Interval, LedgerFacts, PeerFacts, RunFacts, SoloPoint
+from farflung.sims.summary import merge, summarise, violations
+
+A, B = "aa" * 32, "bb" * 32
+LEDGER = LedgerFacts(cursor=0)
+
+
+def facts(ledger: LedgerFacts = LEDGER, **changed: Any) -> RunFacts:
+    known: dict[str, Any] = {
+        "name": "t",
+        "started": 100.0,
+        "ended": 161.5,
+        "peers": [
+            PeerFacts(peer=A, name="node 1", role="founder"),
+            PeerFacts(peer=B, name="node 2", role="late"),
+        ],
+        "timeline": [
+            Incident(time=100.0, what="start", peer=A),
+            Incident(time=110.0, what="join", peer=B),
+            Incident(time=120.0, what="kill", peer=B),
+        ],
+        "solo_loss": [SoloPoint(0, 0, 0.0, 5.5), SoloPoint(10, 100, 4.0, 3.25)],
+        "ddp_bytes_per_peer": 1000,
+        "ledger": ledger,
+    }
+    return RunFacts(**(known | changed))
+
+
+def event(peer: str, at: float, kind: str, **fields: Any) -> Event:
+    return {"time": at, "event": kind, "peer": peer, "height": 0, "version": 0, "step": 0, **fields}
+
+
+def commit(peer: str, number: int, samples: dict[str, list[Interval]], digest: str = "d", at: float = 110.0) -> Event:
+    contributors = dict.fromkeys(samples, 10)
+    return event(
+        peer, at, "round.commit", round=number, version=number, digest=digest, samples=samples, seconds=1.0,
+        contributors=contributors,
+    )  # fmt: skip
+
+
+def figures(*events: Event, run: RunFacts | None = None) -> dict[str, Any]:
+    by_peer: dict[str, list[Event]] = {A: [], B: []}
+    for one in events:
+        by_peer[one["peer"]].append(one)
+    return summarise(by_peer, run or facts())
+
+
+def test_losses_are_the_last_ones() -> None:
+    result = figures(
+        event(A, 130.0, "outer.eval", loss=3.0, tokens=200, version=2),
+        event(B, 125.0, "outer.eval", loss=4.0, tokens=100, version=1),
+        event(B, 131.0, "outer.eval", loss=None, tokens=300, version=3),
+    )
+    assert result["outer_loss"] == 3.0
+    assert result["solo_loss"] == 3.25
+    assert figures(run=facts(solo_loss=[]))["solo_loss"] is None
+
+
+def test_bytes_add_up_over_the_lives_of_a_peer() -> None:
+    result = figures(
+        event(A, 100.0, "node.start"),
+        event(A, 101.0, "net", sent_bytes=5, received_bytes=0, peers=0),
+        event(A, 102.0, "net", sent_bytes=70, received_bytes=0, peers=0),
+        event(A, 105.0, "node.start"),
+        event(A, 106.0, "net", sent_bytes=30, received_bytes=0, peers=0),
+    )
+    assert result["bytes_sent_per_peer"] == {"node 1": 100, "node 2": 0}
+    assert result["ddp_bytes_per_peer"] == 1000
+
+
+def test_a_commit_seen_by_two_peers_is_one_round() -> None:
+    samples: dict[str, list[Interval]] = {A: [(0, 4)], B: [(4, 8)]}
+    result = figures(commit(A, 1, samples), commit(B, 1, samples), commit(A, 2, {A: [(8, 12)]}))
+    assert result["rounds_committed"] == 2
+    assert result["samples_trained_twice"] == 0
+
+
+def test_missed_rounds_carry_their_reasons() -> None:
+    result = figures(event(B, 111.0, "round.missed", round=7, reason="too late by 2 s"))
+    assert result["rounds_missed"] == [{"peer": "node 2", "round": 7, "reason": "too late by 2 s"}]
+
+
+@pytest.mark.parametrize(("digest", "equal"), [("d", True), ("e", False)])
+def test_digests_of_one_version_are_compared_over_peers(digest: str, equal: bool) -> None:
+    result = figures(commit(A, 1, {A: [(0, 4)]}), commit(B, 1, {A: [(0, 4)]}, digest=digest))
+    assert result["digests_equal"] is equal
+    assert bool(violations(result)) is not equal
+
+
+def test_samples_in_two_commits_count_as_trained_twice() -> None:
+    result = figures(commit(A, 1, {A: [(0, 10)]}), commit(A, 2, {A: [(7, 12)]}), commit(A, 3, {B: [(8, 9)]}))
+    assert result["samples_trained_twice"] == 3 + 1
+    within = figures(commit(A, 1, {A: [(0, 10)], B: [(9, 12)]}))
+    assert within["samples_trained_twice"] == 1
+
+
+def test_two_different_commits_of_one_round_show_as_trained_twice() -> None:
+    result = figures(commit(A, 1, {A: [(0, 10)]}), commit(B, 1, {A: [(0, 10)], B: [(10, 20)]}))
+    assert result["samples_trained_twice"] == 10
+
+
+def test_samples_in_nobodys_hands_are_lost() -> None:
+    ledger = LedgerFacts(cursor=100, free=[(10, 20)], held={A: [(20, 40)]}, suspended={B: [(40, 45), (90, 120)]})
+    result = figures(commit(A, 1, {A: [(0, 10)]}), commit(A, 2, {B: [(50, 90)]}), run=facts(ledger))
+    assert result["samples_lost"] == 5  # 45 to 50
+    assert violations(result) == ["5 samples were lost"]
+
+
+def test_counts_and_seconds() -> None:
+    result = figures()
+    assert (result["peers_killed"], result["peers_joined"], result["seconds"]) == (1, 1, 61.5)
+    assert result["rounds_committed"] == 0 and result["rounds_missed"] == []
+    assert violations(result) == []
+
+
+def test_broken_invariants_are_told() -> None:
+    result = figures(event(A, 101.0, "invariant.broken", which=5, detail="two histories"))
+    assert result["invariants_broken"] == [{"peer": "node 1", "which": 5, "detail": "two histories"}]
+    assert violations(result) == ["node 1 reports invariant 5 broken: two histories"]
+
+
+def test_merge() -> None:
+    assert merge([(5, 9), (0, 2), (2, 4), (6, 7), (3, 3)]) == [(0, 4), (5, 9)]
