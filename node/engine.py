@@ -35,8 +35,8 @@ from farflung.protocol.errors import NetworkError, RemoteError
 
 ADDRESSES_S = 60.0
 """How often our own addresses are looked up again: networks change under laptops, NATs are learnt late."""
-FLUSH_S = 2.0
-"""How long `close` waits for queued messages and for closed libp2p streams."""
+FLUSH_S = 5.0
+"""How long `close` waits until peers have read what is queued for them, and again for closed libp2p streams."""
 KIND_S = 15.0
 """How long an incoming libp2p stream may take to say its kind."""
 

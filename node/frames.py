@@ -1,6 +1,7 @@
 """The bytes between two engines: sizes and headers, all checked before anything is allocated.
 
-Control (libp2p stream `farflung/control/1`, one per direction):   length u32 | message
+Control (libp2p stream `farflung/control/1`, one per direction):   length u32 | message; length 0 ends the stream, and is
+    answered by closing it
 Bulk over libp2p (`farflung/bulk/1`):   kind length u8 | kind | then per chunk: length u32 | bytes; length 0 ends the stream
 Bulk over TLS (ALPN `farflung/1`), each connection:   type u8 | offset u64 | length u32 | payload
     READY    offset 0, no payload: the listener accepted the dialler's key
@@ -27,6 +28,7 @@ FIN: Final = 4
 
 LENGTH = struct.Struct(">I")
 HEADER = struct.Struct(">BQI")
+CONTROL_END = LENGTH.pack(0)
 
 STREAM_ID_BYTES: Final = 16
 MAX_KIND_BYTES: Final = 64
@@ -54,9 +56,9 @@ def decode_kind(data: bytes, peer: bytes) -> str:
 
 
 def control_length(header: bytes, peer: bytes) -> int:
-    """Length of the next control message. Raises LimitExceeded."""
+    """Length of the next control message, 0 for the end. Raises LimitExceeded."""
     (length,) = LENGTH.unpack(header)
-    if not 0 < length <= limits.MAX_CONTROL_BYTES:
+    if length > limits.MAX_CONTROL_BYTES:
         raise LimitExceeded(f"a control message of {length} bytes", peer=peer)
     return int(length)
 

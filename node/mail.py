@@ -4,6 +4,9 @@
 supersede older ones, and the protocol repeats what matters. Messages too old to be of use are dropped as well. A stream
 that breaks is opened again, with growing pauses, as long as there is something to send; a peer that is heard from is
 tried at once.
+
+What is written lies in p2pd, not with the peer. So `flush` ends each stream with a length of 0 and waits until the peer,
+having read so far, closes it.
 """
 
 import asyncio
@@ -57,9 +60,9 @@ class _Outbox:
         self.queue: deque[tuple[float, bytes]] = deque()
         self.size = 0
         self.filled = asyncio.Event()
-        self.emptied = asyncio.Event()
         self.retry = asyncio.Event()
-        self.running = False
+        self.ending = False
+        self.task: asyncio.Task[None] | None = None
 
 
 class Mail:
@@ -87,20 +90,22 @@ class Mail:
             outbox.size -= len(outbox.queue.popleft()[1])
             self.stats.dropped_full += 1
         outbox.filled.set()
-        outbox.emptied.clear()
-        if not outbox.running:
-            outbox.running = True
-            self._scope.start(self._serve_outbox(peer, outbox), "control messages out")
+        if outbox.task is None:
+            outbox.task = self._scope.start(self._serve_outbox(peer, outbox), "control messages out")
 
     async def flush(self, seconds: float) -> None:
-        """Wait until all queues are handed over, at most so long: for the last words of a node that leaves."""
-        waiting = [outbox for outbox in self._outboxes.values() if outbox.queue]
-        try:
-            async with asyncio.timeout(seconds):
-                for outbox in waiting:
-                    await outbox.emptied.wait()
-        except TimeoutError:
-            pass  # unreachable peers learn of our absence by our silence
+        """Wait until every peer has read what is queued, at most so long: for the last words of a node that leaves.
+
+        Peers out of reach learn of our absence by our silence.
+        """
+        tasks = []
+        for outbox in self._outboxes.values():
+            outbox.ending = True
+            outbox.filled.set()
+            if outbox.task is not None:
+                tasks.append(outbox.task)
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
 
     async def accept(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Read one incoming control stream until it ends."""
@@ -114,7 +119,10 @@ class Mail:
         try:
             while True:
                 header = await reader.readexactly(frames.LENGTH.size)
-                message = await reader.readexactly(frames.control_length(header, peer))
+                length = frames.control_length(header, peer)
+                if not length:
+                    break  # closing the stream says that all was read
+                message = await reader.readexactly(length)
                 self.stats.received += 1
                 if self._handler is not None:
                     self._handler(peer, message)
@@ -148,7 +156,7 @@ class Mail:
                     await self._pause(outbox, pause)
                     pause = min(MAX_PAUSE_S, 2 * pause)
         finally:
-            outbox.running = False
+            outbox.task = None
             if not outbox.queue:
                 self._outboxes.pop(peer, None)
 
@@ -157,16 +165,16 @@ class Mail:
         try:
             async with asyncio.TaskGroup() as group:
                 closed = group.create_task(self._until_closed(reader))
-                writing = group.create_task(self._write(outbox, writer))
+                writing = group.create_task(self._write(outbox, writer, closed))
                 # Either ends the other; cancelling a finished task does nothing.
                 closed.add_done_callback(lambda _: writing.cancel())
                 writing.add_done_callback(lambda _: closed.cancel())
         finally:
             writer.close()
 
-    async def _write(self, outbox: _Outbox, writer: asyncio.StreamWriter) -> None:
+    async def _write(self, outbox: _Outbox, writer: asyncio.StreamWriter, closed: asyncio.Task[None]) -> None:
         try:
-            while True:
+            while outbox.queue or not outbox.ending:
                 async with asyncio.timeout(IDLE_S):
                     await outbox.filled.wait()
                 self._drop_old(outbox)
@@ -178,7 +186,9 @@ class Mail:
                     async with asyncio.timeout(WRITE_S):
                         await writer.drain()
                 outbox.filled.clear()
-                outbox.emptied.set()
+            writer.write(frames.CONTROL_END)
+            await writer.drain()
+            await closed
         except (OSError, TimeoutError):
             pass  # idle, stuck or broken: what is still queued goes over a new stream
 

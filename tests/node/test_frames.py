@@ -46,7 +46,8 @@ def test_limits(header: tuple[int, int, int]) -> None:
 
 def test_lengths() -> None:
     assert frames.control_length(frames.LENGTH.pack(limits.MAX_CONTROL_BYTES), PEER) == limits.MAX_CONTROL_BYTES
-    for length in (0, limits.MAX_CONTROL_BYTES + 1, 2**32 - 1):
+    assert frames.control_length(frames.CONTROL_END, PEER) == 0
+    for length in (limits.MAX_CONTROL_BYTES + 1, 2**32 - 1):
         with pytest.raises(LimitExceeded):
             frames.control_length(frames.LENGTH.pack(length), PEER)
     with pytest.raises(LimitExceeded):

@@ -147,3 +147,44 @@ def test_incoming_limits() -> None:
         ours.close()
 
     run(body)
+
+
+def test_flush_waits_until_the_peer_has_read_all() -> None:
+    async def body(box: Mail, wire: Wire) -> None:
+        box.send(PEER, b"said long ago")
+        reader, writer = await wire.accepted.get()
+        assert await read(reader) == b"said long ago"
+        box.send(PEER, b"last words")
+        async with asyncio.TaskGroup() as group:
+            flushing = group.create_task(box.flush(20))
+            assert await read(reader) == b"last words"
+            assert await reader.readexactly(4) == frames.CONTROL_END
+            await asyncio.sleep(0.05)
+            assert not flushing.done()
+            writer.close()  # as `accept` does
+        assert not box._outboxes
+
+    run(body)
+
+
+def test_flush_gives_up_on_a_silent_peer() -> None:
+    async def body(box: Mail, wire: Wire) -> None:
+        box.send(PEER, b"hello")
+        _, writer = await wire.accepted.get()
+        await box.flush(0.05)
+        writer.close()
+
+    run(body)
+
+
+def test_accept_answers_the_end_by_closing() -> None:
+    async def body(box: Mail, wire: Wire) -> None:
+        theirs, ours = await asyncio.open_connection("127.0.0.1", wire.port)
+        reader, writer = await wire.accepted.get()
+        ours.write(frames.LENGTH.pack(2) + b"ok" + frames.CONTROL_END)
+        await box.accept(PEER, reader, writer)
+        assert box.stats.received == 1
+        assert await theirs.read() == b""
+        ours.close()
+
+    run(body)
