@@ -1,13 +1,10 @@
 """What a codec is: fp32 vector to bytes and back, as a pure function of its parameters.
 
-A codec is a frozen dataclass without state (error feedback and the like wrap it), so that a spec such as
-`int8(block=128)` in a manifest means the same bytes everywhere. Two promises hold for every codec here:
-
-- `decode` is a pure function of the payload with one IEEE rounding per element: the bits of the result do
-  not depend on thread count, chunk size, alignment or flush-to-zero mode. That keeps the outer state of all
-  peers identical.
-- `encode` of a slice that starts at a multiple of `block` gives the same codes as that slice of the whole.
-  Parts of a vector are therefore encoded independently, and decode to slices of the whole.
+A codec is a frozen dataclass without state (error feedback wraps it), so that a spec such as `int8(block=128)`
+in a manifest means the same bytes everywhere. What all keep: `decode` is a pure function of the payload with one
+IEEE rounding per element: the bits of the result do not depend on thread count, chunk size, alignment, device or
+flush-to-zero mode. That keeps the outer state of all peers identical. What `encode` writes may differ between machines
+in the last bit of a mean, say, but never between thread counts.
 
 Whole-tensor eager code runs at 3-10 % of memcpy because its temporaries are fresh pages; everything here
 works in chunks that stay in the L2 cache, with scratch that is reused from chunk to chunk (compression
@@ -17,6 +14,7 @@ Legend: n = elements of the vector.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
 from typing import ClassVar, Protocol, Self
 
 import torch
@@ -42,6 +40,8 @@ class CodecError(ValueError):
 class Codec(Protocol):
     """Encode and decode vectors of fp32. Implementations are frozen dataclasses."""
 
+    name: ClassVar[str]
+    """Its name in specs: lower-case letters and digits."""
     codec_id: ClassVar[int]
     """Number in the wire header; never reused for another codec."""
     version: ClassVar[int]
@@ -49,15 +49,15 @@ class Codec(Protocol):
 
     @property
     def block(self) -> int:
-        """Elements that share side information; parts of a vector start at multiples of it."""
+        """Elements that share side information; parts of a vector had better start at multiples of it."""
 
     @property
     def spec(self) -> str:
-        """Canonical text, e.g. `int8(block=128)`; `registry.parse_codec` reads it back."""
+        """Canonical text with all parameters, e.g. `int8(block=128)` (see `spec_of`); `registry.parse_codec` reads it back."""
 
     @property
     def param(self) -> int:
-        """The parameter as it stands in the wire header (32 bits, 0 where there is none)."""
+        """All parameters as they stand in the wire header: 64 bits, 0 where there are none."""
 
     @classmethod
     def from_param(cls, param: int) -> Self:
@@ -86,6 +86,13 @@ class Codec(Protocol):
         Multiply and add round separately (no FMA), so every machine gets the same bits. Raises CodecError and
         leaves `acc` as it was when the payload is bad.
         """
+
+
+def spec_of(codec: Codec) -> str:
+    """`name(field=value,...)` of a codec's dataclass, with all fields in their order; the name alone when it has none."""
+    assert is_dataclass(codec)
+    arguments = ",".join(f"{field.name}={getattr(codec, field.name)}" for field in fields(codec))
+    return f"{codec.name}({arguments})" if arguments else codec.name
 
 
 def check_vector(x: Tensor, what: str) -> None:

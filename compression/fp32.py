@@ -17,6 +17,7 @@ from farflung.compression.codec import ChunkReader, CodecError, Payload
 class Fp32:
     """The exact codec."""
 
+    name: ClassVar[str] = "fp32"
     codec_id: ClassVar[int] = 1
     version: ClassVar[int] = 1
 
@@ -28,7 +29,7 @@ class Fp32:
     @property
     def spec(self) -> str:
         """Canonical text."""
-        return "fp32"
+        return codec.spec_of(self)
 
     @property
     def param(self) -> int:
@@ -74,7 +75,7 @@ class Fp32:
         codec.decode_add_with(self._open(payload, acc.numel()), acc, self.block, weight)
 
     def _open(self, payload: Payload, numel: int) -> ChunkReader:
-        body = wire.unseal(payload, self, numel, self.max_nbytes(numel) - wire.HEADER_NBYTES)
+        body = wire.unseal_exactly(payload, self, numel)
         _check_finite(body, numel)
 
         def read(start: int, stop: int, out: Tensor) -> None:

@@ -40,6 +40,7 @@ _MAX_SCALE_BITS = 0x7B81  # bf16(2**127 / 127) = 129 * 2**113
 class Int8:
     """8-bit integers with one bf16 scale per block."""
 
+    name: ClassVar[str] = "int8"
     codec_id: ClassVar[int] = 2
     version: ClassVar[int] = 1
 
@@ -53,7 +54,7 @@ class Int8:
     @property
     def spec(self) -> str:
         """Canonical text."""
-        return f"int8(block={self.block})"
+        return codec.spec_of(self)
 
     @property
     def param(self) -> int:
@@ -116,7 +117,7 @@ class Int8:
         return -(-numel // self.block)
 
     def _open(self, payload: Payload, numel: int) -> ChunkReader:
-        body = wire.unseal(payload, self, numel, self.max_nbytes(numel) - wire.HEADER_NBYTES)
+        body = wire.unseal_exactly(payload, self, numel)
         block = self.block
         stored = torch.empty(self._num_blocks(numel), dtype=torch.bfloat16)
         wire.copy_bytes(body, 0, stored)

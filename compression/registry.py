@@ -1,28 +1,46 @@
 """From a spec in a manifest, or from the header of a payload, to the codec."""
 
 import re
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
 
 from farflung.compression.codec import Codec, CodecError, Payload
 from farflung.compression.fp32 import Fp32
 from farflung.compression.int8 import Int8
 from farflung.compression.wire import Header
 
-_BY_ID: dict[int, type[Fp32] | type[Int8]] = {Fp32.codec_id: Fp32, Int8.codec_id: Int8}
-_SPEC = re.compile(r"(?P<name>[a-z0-9]+)(?:\((?P<key>[a-z]+)=(?P<value>[1-9][0-9]{0,8})\))?")
+CODECS: tuple[type[Codec], ...] = (Fp32, Int8)
+"""All there are. Names and ids are never used again for another codec."""
+
+_BY_ID = {codec.codec_id: codec for codec in CODECS}
+_BY_NAME = {codec.name: codec for codec in CODECS}
+_SPEC = re.compile(r"(?P<name>[a-z][a-z0-9]*)(?:\((?P<arguments>[a-z0-9_=.,+-]+)\))?")
+MAX_SPEC = 128
+"""Characters of a spec: longer ones come from nobody honest."""
 
 
 def parse_codec(spec: str) -> Codec:
-    """The codec of a spec: `fp32`, `int8`, `int8(block=256)`. Raises ValueError naming the possible."""
-    match = _SPEC.fullmatch(spec)
-    if match:
-        name, key, value = match["name"], match["key"], match["value"]
-        if name == "fp32" and key is None:
-            return Fp32()
-        if name == "int8" and key is None:
-            return Int8()
-        if name == "int8" and key == "block":
-            return Int8(block=int(value))
-    raise ValueError(f"unknown codec {spec[:64]!r}; possible are 'fp32' and 'int8(block=128)'")
+    """The codec of a spec: `fp32`, `int8`, `int8(block=256)`; what is not said has its default. Raises ValueError."""
+    match = _SPEC.fullmatch(spec) if len(spec) <= MAX_SPEC else None
+    kind = _BY_NAME.get(match["name"]) if match else None
+    if match is None or kind is None:
+        raise ValueError(f"unknown codec {spec[:64]!r}; possible are {', '.join(_BY_NAME)}")
+    given: dict[str, int | float | str] = {}
+    for argument in match["arguments"].split(",") if match["arguments"] else ():
+        key, equals, text = argument.partition("=")
+        types = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
+        if not equals or key not in types or key in given:
+            raise ValueError(f"{spec!r}: {kind.name} has {', '.join(types) or 'no parameters'}")
+        try:
+            given[key] = _TYPES[types[key]](text)
+        except ValueError as error:
+            raise ValueError(f"{spec!r}: {key}={text!r} cannot be read") from error
+    return kind(**given)
+
+
+_TYPES: dict[Any, Callable[[str], int | float | str]] = {int: int, float: float, str: str}
+"""Of the fields of codecs."""
 
 
 def codec_of(payload: Payload) -> Codec:

