@@ -245,7 +245,7 @@ class NodeDaemon:
                 doors=doors,
                 storage=storage,
                 log=log,
-                facts=Facts(device=describe_device(runtime), admission=token),
+                facts=Facts(device=describe_device(runtime), pid=os.getpid(), admission=token),
                 checkpoint_s=0.0 if small else CHECKPOINT_S,
                 exit_when_done=self._options.exit_when_done,
             )

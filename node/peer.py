@@ -11,7 +11,6 @@ stops, goodbye goes out, the place is saved, transfers are cancelled, the networ
 import asyncio
 import contextlib
 import math
-import os
 from dataclasses import dataclass
 
 from farflung.compression.codec import Codec
@@ -82,9 +81,11 @@ AGENT = "farflung/0.1.0"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What this node says of itself in heartbeats."""
+    """What this node says of itself in heartbeats and in its log."""
 
     device: str
+    pid: int
+    """Of its process; 0 where several nodes share one."""
     admission: bytes = b""
 
 
@@ -178,7 +179,7 @@ class Peer:
         """
         self._seq = first_seq(self.network.unix_time())
         resumed = await self.applier.restore(history)
-        self.log.emit("node.start", pid=os.getpid(), device=self.facts.device, agent=AGENT, resumed=resumed)
+        self.log.emit("node.start", pid=self.facts.pid, device=self.facts.device, agent=AGENT, resumed=resumed)
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group

@@ -195,7 +195,7 @@ async def make_node(
         doors=Doors.threads(),
         storage=storage,
         log=log,
-        facts=Facts(device="bench"),
+        facts=Facts(device="bench", pid=os.getpid()),
         checkpoint_s=1e9,
     )
     return Node(peer=peer, engine=engine, storage=storage, log=log, history=history)

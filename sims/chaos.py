@@ -154,7 +154,7 @@ class Swarm:
             doors=doors,
             storage=self.disks[index],
             log=log,
-            facts=Facts(device="toy"),
+            facts=Facts(device="toy", pid=0),
             checkpoint_s=60.0,
             exit_when_done=False,
         )
