@@ -25,7 +25,7 @@ from farflung.protocol.keys import short
 from farflung.protocol.ledger import split
 from farflung.protocol.member import Member
 
-EVALUATION_SHARE = 0.01
+EVALUATION_SHARE = 0.005
 """Part of the time that evaluations may take beyond the time a node waits anyway."""
 
 FETCH_ATTEMPTS = 4
@@ -233,7 +233,7 @@ class Applier:
         """Get outer state of `commit`'s version or newer from those who hold it, and go on from there."""
         async with self._trainer.busy:
             progress = self._trainer.progress.steps
-            previous = self._learner.outer.params.clone() if self.version >= 0 and progress else None
+            previous = await self._learn(self._learner.outer.params.clone) if self.version >= 0 and progress else None
             self.steady.clear()
             version = await self._catchup.download(commit.version)
             counted = [
@@ -261,9 +261,9 @@ class Applier:
             return
         async with self._trainer.busy:
             self.steady.clear()
-            previous = self._learner.outer.params.clone()
+            previous = await self._learn(self._learner.outer.params.clone)
             for index, data in chunks.items():
-                self._learner.outer.load_chunk(index, data)
+                await self._learn(self._learner.outer.load_chunk, index, data)
             await self._learn(lambda: self._learner.adopt_outer(previous))
             self._exchange.in_flight = b""
             self.steady.set()
@@ -276,7 +276,7 @@ class Applier:
     async def _evaluate(self, commit: Commit) -> None:
         """Held-out loss of the outer parameters, by the contributor that had waited longest for this round, in the time it waited.
 
-        Where nobody waits, and for a lone node always, it may cost a hundredth of the time.
+        Where nobody waits, and for a lone node always, it may cost a two-hundredth of the time.
         """
         if commit.round is None or commit.version != self.version:
             return

@@ -3,6 +3,10 @@
 A node has three. The *learner's* door is the one to the model: training steps, pseudo-gradients, outer steps, evaluation. The *side* door takes
 what must not wait behind a training step of many seconds: encoding and decoding, hashing, means and chunks on disk. The *journal*'s
 writes votes and commits, before which no message may leave: a few milliseconds, never behind anything longer.
+
+Only the learner's thread has torch's worker threads. OpenMP gives every thread that computes in parallel a pool of its own, and
+as soon as there are more of these threads than cores, GNU's stops spinning at barriers and sleeps instead: a training
+step then took 20 % longer (2 cores, measured), although the other pool did nothing.
 """
 
 import asyncio
@@ -10,6 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ParamSpec, Protocol, TypeVar
+
+import torch
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,7 +42,11 @@ class Doors:
     @classmethod
     def threads(cls) -> "Doors":
         """A thread for each."""
-        return cls(learner=ThreadDoor("learner"), side=ThreadDoor("side"), journal=ThreadDoor("journal"))
+        return cls(
+            learner=ThreadDoor("learner", torch.get_num_threads()),
+            side=ThreadDoor("side", 1),
+            journal=ThreadDoor("journal", 1),
+        )
 
     def close(self) -> None:
         self.learner.close()
@@ -45,10 +55,10 @@ class Doors:
 
 
 class ThreadDoor:
-    """A single worker thread."""
+    """A single worker thread, in which torch computes with `torch_threads` threads."""
 
-    def __init__(self, name: str) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+    def __init__(self, name: str, torch_threads: int) -> None:
+        self._pool = ThreadPoolExecutor(1, name, initializer=_compute_with, initargs=(torch_threads,))
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         loop = asyncio.get_running_loop()
@@ -56,3 +66,9 @@ class ThreadDoor:
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _compute_with(threads: int) -> None:
+    """How many threads torch uses when called from this one."""
+    torch.get_num_threads()  # or else the first computation here would take the number that any thread set last
+    torch.set_num_threads(threads)

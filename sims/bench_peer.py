@@ -157,6 +157,7 @@ def loop_factory() -> asyncio.AbstractEventLoop:
 
 async def make_node(
     folder: Path,
+    doors: Doors,
     learner: Learner,
     pace: Pace,
     *,
@@ -192,7 +193,7 @@ async def make_node(
         uplink=codec,
         downlink=codec,
         outer_step=(OUTER.lr, OUTER.momentum),
-        doors=Doors.threads(),
+        doors=doors,
         storage=storage,
         log=log,
         facts=Facts(device="bench", pid=os.getpid()),
@@ -272,6 +273,7 @@ async def run_vector(arguments: argparse.Namespace, folder: Path, say: Say, hear
     pace = Pace(inner_steps=1, samples_per_step=1, tokens_per_sample=1, total_rounds=arguments.rounds)
     node = await make_node(
         folder,
+        Doors.threads(),
         learner,
         pace,
         rank=arguments.rank,
@@ -368,7 +370,8 @@ class TurnLearner(SwarmLearner):
 
 async def run_node(arguments: argparse.Namespace, folder: Path, say: Say, hear: Callable[[], Any]) -> None:
     """A lone node, for as many turns as it is told."""
-    replica, dataset, order = make_training(arguments)
+    doors = Doors.threads()
+    replica, dataset, order = await doors.learner.run(make_training, arguments)
     orders: SimpleQueue[bool] = SimpleQueue()
     steps = arguments.steps
     learner = TurnLearner(replica, dataset, order, steps, say, orders.get)
@@ -378,7 +381,7 @@ async def run_node(arguments: argparse.Namespace, folder: Path, say: Say, hear: 
         tokens_per_sample=replica.model.config.seq_len,
         total_rounds=1 << 40,
     )
-    node = await make_node(folder, learner, pace, rank=0, peers=1, host="127.0.0.1", contact=[])
+    node = await make_node(folder, doors, learner, pace, rank=0, peers=1, host="127.0.0.1", contact=[])
     try:
         async with asyncio.TaskGroup() as group:
             life = group.create_task(node.peer.run(anchor=None, history=node.history, known=[]), name="node")

@@ -1,0 +1,37 @@
+"""What computes where."""
+
+import asyncio
+import contextlib
+import threading
+
+import torch
+
+from farflung.node.door import Doors
+
+
+def test_only_the_learner_has_worker_threads_of_torch() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with contextlib.closing(Doors.threads()) as doors:
+
+            async def main() -> list[int]:
+                for door in (doors.side, doors.learner, doors.journal):  # in an order that is not theirs
+                    await door.run(torch.ones, 1)
+                return [await door.run(torch.get_num_threads) for door in (doors.learner, doors.side, doors.journal)]
+
+            assert asyncio.run(main()) == [3, 1, 1]
+            assert torch.get_num_threads() == 3, "the caller keeps its own"
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_door_is_one_thread() -> None:
+    with contextlib.closing(Doors.threads()) as doors:
+
+        async def main() -> list[int]:
+            async with asyncio.TaskGroup() as group:
+                calls = [group.create_task(doors.side.run(threading.get_ident)) for _ in range(8)]
+            return [call.result() for call in calls]
+
+        assert len(set(asyncio.run(main()))) == 1
