@@ -7,10 +7,11 @@ from typing import Any
 
 from farflung.compression.codec import Codec, CodecError, Payload
 from farflung.compression.fp32 import Fp32
+from farflung.compression.int4 import Int4
 from farflung.compression.int8 import Int8
 from farflung.compression.wire import Header
 
-CODECS: tuple[type[Codec], ...] = (Fp32, Int8)
+CODECS: tuple[type[Codec], ...] = (Fp32, Int8, Int4)
 """All there are. Names and ids are never used again for another codec."""
 
 _BY_ID = {codec.codec_id: codec for codec in CODECS}

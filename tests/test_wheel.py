@@ -75,9 +75,12 @@ def farflung(python: Path, cwd: Path, *words: object) -> str:
 
 def test_the_wheel_holds_our_folders_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as files:
-        top = {tuple(name.split("/")[:2]) for name in files.namelist() if ".dist-info/" not in name}
+        names = [name for name in files.namelist() if ".dist-info/" not in name]
+    top = {tuple(name.split("/")[:2]) for name in names}
     folders = {"compression", "node", "protocol", "sims", "training"}
     assert top == {("farflung", folder) for folder in folders}
+    sources = {f"farflung/compression/{file.name}" for file in (ROOT / "compression").glob("*.[ch]")}
+    assert sources and sources <= set(names)
 
 
 def test_it_is_imported_from_where_it_is_installed(installed: Path, tmp_path: Path) -> None:

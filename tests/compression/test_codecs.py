@@ -11,10 +11,11 @@ from torch import Tensor
 from farflung.compression import codec as codec_module
 from farflung.compression.codec import Codec, CodecError
 from farflung.compression.fp32 import Fp32
+from farflung.compression.int4 import Int4
 from farflung.compression.int8 import Int8
 from farflung.compression.registry import codec_of, parse_codec
 
-CODECS: list[Codec] = [Fp32(), Int8(), Int8(block=16)]
+CODECS: list[Codec] = [Fp32(), Int8(), Int8(block=16), Int4(), Int4(block=16)]
 CHUNK = 4096  # small, so that short vectors span several chunks
 
 
@@ -185,7 +186,7 @@ def test_spec_and_header_lead_back_to_the_codec(codec: Codec) -> None:
     assert codec_of(codec.encode(gaussian(10))) == codec
 
 
-@pytest.mark.parametrize("spec", ["", "int4", "int8(", "int8(block=100)", "int8(block=8)", "fp32(block=128)", "int8()"])
+@pytest.mark.parametrize("spec", ["", "int5", "int8(", "int8(block=100)", "int8(block=8)", "fp32(block=128)", "int8()"])
 def test_unknown_specs_are_refused(spec: str) -> None:
     with pytest.raises(ValueError, match=r"unknown codec|power of two|has no parameters|cannot be read|has block"):
         parse_codec(spec)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from farflung.compression.codec import Codec, CodecError
 from farflung.compression.fp32 import Fp32
+from farflung.compression.int4 import Int4
 from farflung.compression.int8 import Int8
 from farflung.compression.registry import codec_of
 from farflung.compression.wire import HEADER_NBYTES
@@ -25,7 +26,7 @@ GOLDEN = {
         "4358010201000000120000000000000010000000000000001600000000000000803f1f360001fe00007f813f00000000000000007fd6"
     ),
 }
-CODECS: list[Codec] = [Fp32(), Int8(block=16)]
+CODECS: list[Codec] = [Fp32(), Int8(block=16), Int4(block=16)]
 
 
 @pytest.mark.parametrize("codec", GOLDEN, ids=lambda c: c.spec)
