@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 from rich.console import Console
 
+from farflung.compression import kernels
 from farflung.node import exporting, founding
 from farflung.node.control import ControlServer, only_node
 from farflung.node.discovery import Announcer, Finder, check_record, find_claims, find_manifest
@@ -228,6 +229,8 @@ class NodeDaemon:
         runtime = choose_runtime(self._options.device, self._options.dtype, compiled=self._options.compile)
         doors = Doors.threads()
         with contextlib.closing(doors), contextlib.closing(self._log(engine, swarm)) as log:
+            prepared = await doors.side.run(kernels.prepare, self._paths.cache / "kernels")
+            log.emit("kernels", native=prepared.native, reason=prepared.reason)
             self.say(f"opening the data ({manifest.data.spec}) ...")
             dataset = await doors.side.run(self._open_data, swarm, recipe)
             learner = await doors.learner.run(recipe.learner, dataset, runtime)

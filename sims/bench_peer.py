@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from farflung.compression import kernels
 from farflung.compression.codec import Codec
 from farflung.compression.int8 import Int8
 from farflung.node.door import Doors
@@ -36,6 +37,7 @@ from farflung.node.engine import Engine, EngineConfig
 from farflung.node.events import Event, EventLog
 from farflung.node.identity import Identity
 from farflung.node.learner import Learner, SwarmLearner
+from farflung.node.paths import resolve_paths
 from farflung.node.peer import Facts, Peer
 from farflung.node.storage import FileStorage, Place
 from farflung.node.trainer import Pace
@@ -168,6 +170,7 @@ async def make_node(
     up_mbit: float = 0.0,
 ) -> Node:
     """Start an engine on `host` and put a node on it. The caller closes the engine."""
+    await doors.side.run(kernels.prepare, resolve_paths().cache / "kernels")
     codec = Int8()
     signers = [Ed25519Signer(seed_of(r)) for r in range(peers)]
     identity = Identity(Ed25519PrivateKey.from_private_bytes(seed_of(rank)))
