@@ -245,6 +245,9 @@ class Engine:
     def links(self) -> Mapping[PeerId, LinkStats]:
         return self._links.stats()
 
+    def delivered_bytes(self) -> int:
+        return 0 if self._tls is None else self._tls.delivered_bytes()
+
     def unix_time(self) -> float:
         return time.time()
 

@@ -94,6 +94,9 @@ class Network(Protocol):
     def links(self) -> Mapping[PeerId, LinkStats]:
         """What is known of each peer's bulk link; shown in `status`."""
 
+    def delivered_bytes(self) -> int:
+        """Bytes of bulk connections that have arrived at peers since the start, where the system can tell (TCP on Linux); else 0."""
+
     def pace(self, up_bytes_per_s: float | None) -> None:
         """Send bulk no faster than this (None: no limit but the user's own cap), so that control is not queued behind it."""
 

@@ -268,6 +268,7 @@ class Peer:
         self._do(self.member.mean_held(plan_id, part, digest, self._now()))
 
     def unreachable(self, peer: PeerId, reason: str) -> None:
+        self.log.emit("peer.unreachable", of=peer.hex(), reason=reason)
         self._do(self.member.unreachable(peer, reason, self._now()))
 
     def discovered(self, peer: PeerId) -> None:
@@ -301,6 +302,7 @@ class Peer:
         while True:
             self._do(self.member.tick(self._now()))
             self._update_state()
+            self.exchange.link.sample(loop.time(), self.network.delivered_bytes())
             self.network.pace(self.exchange.link.pace_bytes_per_s)
             if self._stop.is_set() and not self._others_vote():
                 self._let_go.set()

@@ -87,6 +87,7 @@ class TlsCarrier:
         self._idle: dict[PeerId, list[TlsConnection]] = {}
         self._streams: OrderedDict[tuple[PeerId, bytes], StripedStream] = OrderedDict()
         self._addresses: dict[StripedStream, list[tuple[str, int]]] = {}
+        self._delivered_by_gone = 0
         self._closing = False
         self._all_gone = asyncio.Event()
 
@@ -130,6 +131,10 @@ class TlsCarrier:
     def connected(self, peer: PeerId) -> bool:
         """Whether an idle connection to the peer is at hand."""
         return bool(self._idle.get(peer))
+
+    def delivered_bytes(self) -> int:
+        """Bytes that peers have acknowledged on all connections so far, TLS's own included; 0 where the system does not tell."""
+        return self._delivered_by_gone + sum(connection.acknowledged_bytes() for connection in self._all)
 
     async def close(self) -> None:
         """See the module."""
@@ -188,6 +193,7 @@ class TlsCarrier:
     def gone(self, connection: TlsConnection) -> None:
         if connection in self._all:
             self._all.remove(connection)
+            self._delivered_by_gone += connection.acknowledged_bytes()
             if not connection.dialed:
                 self._incoming[connection.peer] -= 1
                 if not self._incoming[connection.peer]:

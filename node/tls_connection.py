@@ -27,6 +27,7 @@ USER_TIMEOUT_MS: Final = 30_000
 """A link cut without a reset is noticed after this time (Linux); protocol deadlines are shorter."""
 
 _TCP_USER_TIMEOUT: Final = 18  # from linux/tcp.h; the socket module knows it on Linux only
+_TCP_INFO_BYTES_ACKED: Final = slice(120, 128)  # of struct tcp_info in linux/tcp.h
 
 
 class Attached(Protocol):
@@ -95,6 +96,7 @@ class TlsConnection(asyncio.BufferedProtocol):
         self._scratch: bytearray | None = None
         self._discarding = 0  # bytes of the current segment still to drop
         self._discarded = 0
+        self._acknowledged = 0
 
     # --- asyncio's side -------------------------------------------------------------------------------------------
 
@@ -213,6 +215,14 @@ class TlsConnection(asyncio.BufferedProtocol):
         """Close a free connection."""
         if self._transport is not None:
             self._transport.close()
+
+    def acknowledged_bytes(self) -> int:
+        """Bytes that the other side's TCP has acknowledged; 0 where the system does not tell. The last count once it is closed."""
+        if sys.platform == "linux" and self._transport is not None and not self._transport.is_closing():
+            sock: socket.socket = self._transport.get_extra_info("socket")
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES_ACKED.stop)
+            self._acknowledged = int.from_bytes(info[_TCP_INFO_BYTES_ACKED], sys.byteorder)  # shorter on old kernels: 0
+        return self._acknowledged
 
     def _tune(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -72,6 +72,7 @@ class StripedStream:
         """See `network.Stream.write`. A cancelled write breaks the stream: nobody could tell what was sent."""
         view = memoryview(data).cast("B")
         async with self._writing:
+            self._grow_for(self._moved + len(view))
             try:
                 start = 0
                 while start < len(view):
@@ -246,6 +247,10 @@ class StripedStream:
 
     def _count(self, size: int) -> None:
         self._moved += size
-        if not self._grown and self._moved >= GROW_BYTES:
+        self._grow_for(self._moved)
+
+    def _grow_for(self, size: int) -> None:
+        """Ask for more connections, once, when the stream is known to carry at least so many bytes and that is a lot."""
+        if not self._grown and size >= GROW_BYTES:
             self._grown = True
             self._grow(self)

@@ -325,7 +325,15 @@ def _rounds(events: Sequence[Event], committed: dict[int, float]) -> list[dict[s
 
 def _odd(events: Sequence[Event]) -> list[str]:
     """What should not have happened."""
-    odd = ("round.missed", "round.abort", "peer.dead", "state.repair", "progress.dropped")
+    odd = (
+        "round.missed",
+        "round.abort",
+        "peer.dead",
+        "peer.unreachable",
+        "refused",
+        "state.repair",
+        "progress.dropped",
+    )
     return [f"{e['event']}: {e.get('reason', '')}" for e in events if e["event"] in odd]
 
 

@@ -407,6 +407,10 @@ class MemoryNetwork:
         """What was measured of each peer's bulk."""
         return {peer: meter.stats() for peer, meter in self._meters.items()}
 
+    def delivered_bytes(self) -> int:
+        """Not known here, as on systems that do not tell."""
+        return 0
+
     def pace(self, up_bytes_per_s: float | None) -> None:
         """The model's control messages do not queue behind bulk, so there is nothing to do."""
 

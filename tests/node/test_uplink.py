@@ -23,6 +23,10 @@ def test_short_transfers_and_fast_links_set_no_pace() -> None:
     link = Uplink()
     link.observe(1.0e6, 0.5)
     assert link.pace_bytes_per_s is None and link.bytes_per_s == 1.0e6
+    link.observe(1.0e6, 10.0)
+    assert link.pace_bytes_per_s == BELOW * 1.0e6
+    link.observe(0.5e6, 0.5)
+    assert link.pace_bytes_per_s is None, "what is sent now is short"
     link.observe(1.0e9, 10.0)
     assert link.pace_bytes_per_s is None and link.bytes_per_s == FAST_BYTES_PER_S
 
@@ -52,3 +56,33 @@ def test_a_transfer_that_fails_does_not_count() -> None:
 
     clock.run(fail())
     assert link.bytes_per_s == 0.0
+
+
+def test_the_best_stretch_counts_and_not_the_slow_start_and_the_wait_at_the_end() -> None:
+    link = Uplink()
+
+    async def send() -> None:
+        loop = asyncio.get_running_loop()
+        delivered = 7_000_000  # earlier transfers
+        with link.sending(8_000_000):
+            for rate in [0.0] * 8 + [1_000_000.0] * 32 + [0.0] * 8:  # 2 s of nothing, 8 s at full speed, 2 s of nothing
+                await asyncio.sleep(0.25)
+                delivered += int(rate / 4)
+                link.sample(loop.time(), delivered)
+
+    clock.run(send())
+    assert link.bytes_per_s == pytest.approx(1_000_000.0)
+    assert link.pace_bytes_per_s == pytest.approx(BELOW * 1_000_000.0)
+
+
+def test_samples_between_transfers_count_for_nothing() -> None:
+    link = Uplink()
+    link.sample(0.0, 0)
+    link.sample(10.0, 10_000_000_000)
+
+    async def send() -> None:
+        with link.sending(1_000_000):
+            await asyncio.sleep(4.0)
+
+    clock.run(send())
+    assert link.bytes_per_s == pytest.approx(250_000.0)
