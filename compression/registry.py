@@ -6,12 +6,16 @@ from dataclasses import fields
 from typing import Any
 
 from farflung.compression.codec import Codec, CodecError, Payload
+from farflung.compression.four_bit import E3m0, Mxfp4, Nf4, Nvfp4
 from farflung.compression.fp32 import Fp32
+from farflung.compression.half import Bf16, Fp16
 from farflung.compression.int4 import Int4
 from farflung.compression.int8 import Int8
+from farflung.compression.sign import Sign
+from farflung.compression.stat2 import Stat2
 from farflung.compression.wire import Header
 
-CODECS: tuple[type[Codec], ...] = (Fp32, Int8, Int4)
+CODECS: tuple[type[Codec], ...] = (Fp32, Int8, Int4, Bf16, Fp16, Nf4, Mxfp4, Nvfp4, E3m0, Stat2, Sign)
 """All there are. Names and ids are never used again for another codec."""
 
 _BY_ID = {codec.codec_id: codec for codec in CODECS}

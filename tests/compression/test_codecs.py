@@ -10,12 +10,20 @@ from torch import Tensor
 
 from farflung.compression import codec as codec_module
 from farflung.compression.codec import Codec, CodecError
+from farflung.compression.four_bit import E3m0, Mxfp4, Nf4, Nvfp4
 from farflung.compression.fp32 import Fp32
+from farflung.compression.half import Bf16, Fp16
 from farflung.compression.int4 import Int4
 from farflung.compression.int8 import Int8
 from farflung.compression.registry import codec_of, parse_codec
+from farflung.compression.sign import Sign
+from farflung.compression.stat2 import Stat2
 
 CODECS: list[Codec] = [Fp32(), Int8(), Int8(block=16), Int4(), Int4(block=16)]
+CODECS += [Bf16(), Fp16(), Nf4(), Mxfp4(), Nvfp4(), E3m0(), Sign(), Stat2()]
+IDEMPOTENT = [codec for codec in CODECS if codec.name != "stat2"]  # the others give decoded vectors back exactly
+LOCAL = [codec for codec in CODECS if codec.name not in {"nvfp4", "stat2"}]  # nothing is shared beyond a block
+SUMMING = {"sign", "stat2"}  # their sums may differ between devices in the last bit
 CHUNK = 4096  # small, so that short vectors span several chunks
 
 
@@ -44,7 +52,7 @@ def nmse(x: Tensor, y: Tensor) -> float:
     return float((x - y).double().square().sum() / x.double().square().sum())
 
 
-@pytest.mark.parametrize("codec", CODECS, ids=lambda c: c.spec)
+@pytest.mark.parametrize("codec", IDEMPOTENT, ids=lambda c: c.spec)
 @pytest.mark.parametrize("numel", [0, 1, 15, 16, 17, 127, 128, 129, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 77])
 @pytest.mark.usefixtures("small_chunks")
 def test_length_is_exact_and_decoding_is_idempotent(codec: Codec, numel: int) -> None:
@@ -131,7 +139,7 @@ def test_decode_add_is_multiply_then_add(codec: Codec) -> None:
     assert same_bits(acc, expected)
 
 
-@pytest.mark.parametrize("codec", CODECS, ids=lambda c: c.spec)
+@pytest.mark.parametrize("codec", LOCAL, ids=lambda c: c.spec)
 @pytest.mark.usefixtures("small_chunks")
 def test_parts_decode_to_slices_of_the_whole(codec: Codec) -> None:
     x = gaussian(3 * CHUNK + 50)
@@ -200,7 +208,8 @@ def test_a_gpu_encodes_like_a_cpu(codec: Codec, numel: int, monkeypatch: pytest.
     x = gaussian(numel)
     payload = codec.encode(x.cuda())
     assert torch.frombuffer(payload, dtype=torch.uint8).is_pinned()
-    assert bytes(payload) == bytes(codec.encode(x))
+    if codec.name not in SUMMING:
+        assert bytes(payload) == bytes(codec.encode(x))
     broken = x.cuda()
     broken[-1] = float("nan")
     with pytest.raises(CodecError, match="finite"):

@@ -8,10 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.compression.codec import Codec, CodecError
+from farflung.compression.four_bit import E3m0, Mxfp4, Nf4, Nvfp4
 from farflung.compression.fp32 import Fp32
+from farflung.compression.half import Bf16, Fp16
 from farflung.compression.int4 import Int4
 from farflung.compression.int8 import Int8
 from farflung.compression.registry import codec_of
+from farflung.compression.sign import Sign
+from farflung.compression.stat2 import Stat2
 from farflung.compression.wire import HEADER_NBYTES
 
 # Encodings of GOLDEN_INPUT by version 1 of each codec. They change only together with the codec's version.
@@ -27,6 +31,7 @@ GOLDEN = {
     ),
 }
 CODECS: list[Codec] = [Fp32(), Int8(block=16), Int4(block=16)]
+CODECS += [Bf16(), Fp16(), Nf4(), Mxfp4(), Nvfp4(), E3m0(), Sign(), Stat2()]
 
 
 @pytest.mark.parametrize("codec", GOLDEN, ids=lambda c: c.spec)
@@ -81,7 +86,7 @@ def test_junk_is_a_typed_error(codec: Codec, data: st.DataObject) -> None:
     [
         (0, b"XX", "starts with"),
         (2, b"\x02", "header version"),
-        (3, b"\x09", "codec id"),
+        (3, b"\xfe", "codec id"),
         (4, b"\x09", "codec version"),
         (5, b"\x01", "reserved"),
         (8, b"\x13", "number of elements"),
