@@ -37,8 +37,8 @@ class CodecError(ValueError):
     """A payload is damaged or not what was expected, or a vector cannot be encoded."""
 
 
-class Codec(Protocol):
-    """Encode and decode vectors of fp32. Implementations are frozen dataclasses."""
+class Format(Protocol):
+    """What is said of a payload in specs and in its header. Implementations are frozen dataclasses."""
 
     name: ClassVar[str]
     """Its name in specs: lower-case letters and digits."""
@@ -48,12 +48,8 @@ class Codec(Protocol):
     """Version of this codec's payload layout, in the wire header."""
 
     @property
-    def block(self) -> int:
-        """Elements that share side information; parts of a vector had better start at multiples of it."""
-
-    @property
     def spec(self) -> str:
-        """Canonical text with all parameters, e.g. `int8(block=128)` (see `spec_of`); `registry.parse_codec` reads it back."""
+        """Canonical text with all parameters, e.g. `int8(block=128)` (see `spec_of`); `registry` reads it back."""
 
     @property
     def param(self) -> int:
@@ -65,6 +61,14 @@ class Codec(Protocol):
 
     def max_nbytes(self, numel: int) -> int:
         """Largest payload in bytes, header included, of `numel` elements. Raises ValueError if negative."""
+
+
+class Codec(Format, Protocol):
+    """Encode and decode vectors of fp32 (`activations.ActivationCodec` is for activations)."""
+
+    @property
+    def block(self) -> int:
+        """Elements that share side information; parts of a vector had better start at multiples of it."""
 
     def encode(self, x: Tensor, *, out: bytearray | memoryview | None = None) -> memoryview:
         """Encode `x` [n], fp32, contiguous, on the CPU or a GPU; `x` is never changed.
@@ -88,7 +92,7 @@ class Codec(Protocol):
         """
 
 
-def spec_of(codec: Codec) -> str:
+def spec_of(codec: Format) -> str:
     """`name(field=value,...)` of a codec's dataclass, with all fields in their order; the name alone when it has none."""
     assert is_dataclass(codec)
     arguments = ",".join(f"{field.name}={getattr(codec, field.name)}" for field in fields(codec))
@@ -101,9 +105,22 @@ def check_vector(x: Tensor, what: str) -> None:
         raise ValueError(f"{what} must be a contiguous fp32 vector, not {x.dtype} of shape {tuple(x.shape)}")
 
 
+def check_magnitude(x: Tensor, limit: float) -> None:
+    """Raise CodecError unless all elements of the vector `x`, of any float dtype, are finite and at most `limit`."""
+    for start, stop in chunks(x.numel(), 1, cuda=x.is_cuda):
+        low, high = torch.aminmax(x[start:stop])  # both are NaN when any element is
+        if not bool((low >= -limit) & (high <= limit)):
+            raise CodecError(f"an element is not finite, or its magnitude is above {limit:g}")
+
+
+def chunk_numel(block: int, *, cuda: bool = False) -> int:
+    """Elements of a chunk: a multiple of `block`, as close below the target as there is."""
+    return max((CUDA_CHUNK if cuda else CPU_CHUNK) // block, 1) * block
+
+
 def chunks(numel: int, block: int, *, cuda: bool = False) -> Iterator[tuple[int, int]]:
     """(start, stop) of each chunk; every start is a multiple of `block`."""
-    step = max(CUDA_CHUNK if cuda else CPU_CHUNK, block)
+    step = chunk_numel(block, cuda=cuda)
     for start in range(0, numel, step):
         yield start, min(start + step, numel)
 
@@ -122,7 +139,7 @@ def decode_with(read: ChunkReader, numel: int, block: int, out: Tensor | None) -
 def decode_add_with(read: ChunkReader, acc: Tensor, block: int, weight: float) -> None:
     """acc += weight * decoded, chunk by chunk, with one chunk of scratch."""
     numel = acc.numel()
-    scratch = torch.empty(min(numel, max(CPU_CHUNK, block)), dtype=torch.float32)
+    scratch = torch.empty(min(numel, chunk_numel(block)), dtype=torch.float32)
     with torch.no_grad():
         for start, stop in chunks(numel, block):
             part = scratch[: stop - start]

@@ -1,23 +1,44 @@
 """From a spec in a manifest, or from the header of a payload, to the codec."""
 
 import re
-from collections.abc import Callable
-from dataclasses import fields
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar
 
-from farflung.compression.codec import Codec, CodecError, Payload
+from farflung.compression.codec import Codec, CodecError, Format, Payload
+from farflung.compression.dct import Dct
 from farflung.compression.four_bit import E3m0, Mxfp4, Nf4, Nvfp4
 from farflung.compression.fp32 import Fp32
 from farflung.compression.half import Bf16, Fp16
 from farflung.compression.int4 import Int4
 from farflung.compression.int8 import Int8
+from farflung.compression.lowrank import LowRank
+from farflung.compression.randk import RandK
 from farflung.compression.sign import Sign
 from farflung.compression.stat2 import Stat2
+from farflung.compression.topk import TopK
 from farflung.compression.wire import Header
 
-CODECS: tuple[type[Codec], ...] = (Fp32, Int8, Int4, Bf16, Fp16, Nf4, Mxfp4, Nvfp4, E3m0, Stat2, Sign)
+CODECS: tuple[type[Codec], ...] = (
+    Fp32,
+    Int8,
+    Int4,
+    Bf16,
+    Fp16,
+    Nf4,
+    Mxfp4,
+    Nvfp4,
+    E3m0,
+    Stat2,
+    Sign,
+    TopK,
+    RandK,
+    LowRank,
+    Dct,
+)
 """All there are. Names and ids are never used again for another codec."""
 
+_F = TypeVar("_F", bound=Format)
 _BY_ID = {codec.codec_id: codec for codec in CODECS}
 _BY_NAME = {codec.name: codec for codec in CODECS}
 _SPEC = re.compile(r"(?P<name>[a-z][a-z0-9]*)(?:\((?P<arguments>[a-z0-9_=.,+-]+)\))?")
@@ -27,20 +48,27 @@ MAX_SPEC = 128
 
 def parse_codec(spec: str) -> Codec:
     """The codec of a spec: `fp32`, `int8`, `int8(block=256)`; what is not said has its default. Raises ValueError."""
+    return _parse(spec, _BY_NAME)
+
+
+def _parse(spec: str, by_name: Mapping[str, type[_F]]) -> _F:
     match = _SPEC.fullmatch(spec) if len(spec) <= MAX_SPEC else None
-    kind = _BY_NAME.get(match["name"]) if match else None
+    kind = by_name.get(match["name"]) if match else None
     if match is None or kind is None:
-        raise ValueError(f"unknown codec {spec[:64]!r}; possible are {', '.join(_BY_NAME)}")
+        raise ValueError(f"unknown codec {spec[:64]!r}; possible are {', '.join(by_name)}")
+    parameters = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     given: dict[str, int | float | str] = {}
     for argument in match["arguments"].split(",") if match["arguments"] else ():
         key, equals, text = argument.partition("=")
-        types = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
-        if not equals or key not in types or key in given:
-            raise ValueError(f"{spec!r}: {kind.name} has {', '.join(types) or 'no parameters'}")
+        if not equals or key not in parameters or key in given:
+            raise ValueError(f"{spec!r}: {kind.name} has {', '.join(parameters) or 'no parameters'}")
         try:
-            given[key] = _TYPES[types[key]](text)
+            given[key] = _TYPES[parameters[key].type](text)
         except ValueError as error:
             raise ValueError(f"{spec!r}: {key}={text!r} cannot be read") from error
+    missing = [key for key, field in parameters.items() if field.default is MISSING and key not in given]
+    if missing:
+        raise ValueError(f"{spec!r}: {kind.name} needs {', '.join(missing)}")
     return kind(**given)
 
 

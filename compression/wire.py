@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farflung.compression.codec import Codec, CodecError, Payload
+from farflung.compression.codec import CodecError, Format, Payload
 
 MAGIC = b"CX"
 HEADER_VERSION = 1
@@ -93,7 +93,7 @@ def allocate(nbytes: int, *, out: bytearray | memoryview | None, pinned: bool) -
     return view, torch.frombuffer(view, dtype=torch.uint8)
 
 
-def seal(view: memoryview, codec: Codec, numel: int) -> None:
+def seal(view: memoryview, codec: Format, numel: int) -> None:
     """Write the header over the first 32 bytes of a payload whose body is complete."""
     _HEADER.pack_into(
         view,
@@ -108,7 +108,15 @@ def seal(view: memoryview, codec: Codec, numel: int) -> None:
     )
 
 
-def unseal(payload: Payload, codec: Codec, numel: int) -> memoryview:
+def fill(view: memoryview, codec: Format, numel: int, body: bytes) -> memoryview:
+    """Write header and body, of whatever length, into memory for the largest payload. Returns the payload."""
+    payload = view[: HEADER_NBYTES + len(body)]
+    payload[HEADER_NBYTES:] = body
+    seal(payload, codec, numel)
+    return payload
+
+
+def unseal(payload: Payload, codec: Format, numel: int) -> memoryview:
     """The body of a payload that is of this codec and of `numel` elements, and not longer than such a one can be.
 
     Raises CodecError, allocates nothing.
@@ -130,7 +138,7 @@ def unseal(payload: Payload, codec: Codec, numel: int) -> memoryview:
     return view[HEADER_NBYTES:]
 
 
-def unseal_exactly(payload: Payload, codec: Codec, numel: int) -> memoryview:
+def unseal_exactly(payload: Payload, codec: Format, numel: int) -> memoryview:
     """`unseal` for codecs whose payloads of `numel` elements all have `max_nbytes(numel)` bytes. Raises CodecError."""
     body = unseal(payload, codec, numel)
     expected = codec.max_nbytes(numel) - HEADER_NBYTES

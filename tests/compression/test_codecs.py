@@ -10,19 +10,33 @@ from torch import Tensor
 
 from farflung.compression import codec as codec_module
 from farflung.compression.codec import Codec, CodecError
+from farflung.compression.dct import Dct
 from farflung.compression.four_bit import E3m0, Mxfp4, Nf4, Nvfp4
 from farflung.compression.fp32 import Fp32
 from farflung.compression.half import Bf16, Fp16
 from farflung.compression.int4 import Int4
 from farflung.compression.int8 import Int8
+from farflung.compression.lowrank import LowRank
+from farflung.compression.randk import RandK
 from farflung.compression.registry import codec_of, parse_codec
 from farflung.compression.sign import Sign
 from farflung.compression.stat2 import Stat2
+from farflung.compression.topk import TopK
 
-CODECS: list[Codec] = [Fp32(), Int8(), Int8(block=16), Int4(), Int4(block=16)]
-CODECS += [Bf16(), Fp16(), Nf4(), Mxfp4(), Nvfp4(), E3m0(), Sign(), Stat2()]
-IDEMPOTENT = [codec for codec in CODECS if codec.name != "stat2"]  # the others give decoded vectors back exactly
-LOCAL = [codec for codec in CODECS if codec.name not in {"nvfp4", "stat2"}]  # nothing is shared beyond a block
+DENSE: list[Codec] = [Fp32(), Int8(), Int8(block=16), Int4(), Int4(block=16)]
+DENSE += [Bf16(), Fp16(), Nf4(), Mxfp4(), Nvfp4(), E3m0(), Sign(), Stat2()]
+"""Payloads of one length only."""
+CODECS: list[Codec] = [
+    *DENSE,
+    TopK(chunk=256, k=16),
+    TopK(chunk=256, k=16, bits=2),
+    TopK(chunk=256, k=16, bits=8),
+    RandK(every=4),
+    LowRank(rank=2, cols=100),
+    Dct(cols=64),
+]
+IDEMPOTENT = [codec for codec in DENSE if codec.name != "stat2"]  # they give decoded vectors back exactly
+LOCAL = [codec for codec in DENSE if codec.name not in {"nvfp4", "stat2"}]  # nothing is shared beyond a block
 SUMMING = {"sign", "stat2"}  # their sums may differ between devices in the last bit
 CHUNK = 4096  # small, so that short vectors span several chunks
 

@@ -8,14 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.compression.codec import Codec, CodecError
+from farflung.compression.dct import Dct
 from farflung.compression.four_bit import E3m0, Mxfp4, Nf4, Nvfp4
 from farflung.compression.fp32 import Fp32
 from farflung.compression.half import Bf16, Fp16
 from farflung.compression.int4 import Int4
 from farflung.compression.int8 import Int8
+from farflung.compression.lowrank import LowRank
+from farflung.compression.randk import RandK
 from farflung.compression.registry import codec_of
 from farflung.compression.sign import Sign
 from farflung.compression.stat2 import Stat2
+from farflung.compression.topk import TopK
 from farflung.compression.wire import HEADER_NBYTES
 
 # Encodings of GOLDEN_INPUT by version 1 of each codec. They change only together with the codec's version.
@@ -32,6 +36,14 @@ GOLDEN = {
 }
 CODECS: list[Codec] = [Fp32(), Int8(block=16), Int4(block=16)]
 CODECS += [Bf16(), Fp16(), Nf4(), Mxfp4(), Nvfp4(), E3m0(), Sign(), Stat2()]
+CODECS += [
+    TopK(chunk=64, k=16),
+    TopK(chunk=64, k=16, bits=2),
+    TopK(chunk=64, k=16, bits=8),
+    RandK(every=2),
+    LowRank(rank=2, cols=4),
+    Dct(cols=64, k=3),
+]
 
 
 @pytest.mark.parametrize("codec", GOLDEN, ids=lambda c: c.spec)
