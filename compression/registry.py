@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
+from farflung.compression.activations import ActivationCodec
 from farflung.compression.codec import Codec, CodecError, Format, Payload
 from farflung.compression.dct import Dct
 from farflung.compression.four_bit import E3m0, Mxfp4, Nf4, Nvfp4
@@ -14,8 +15,11 @@ from farflung.compression.int4 import Int4
 from farflung.compression.int8 import Int8
 from farflung.compression.lowrank import LowRank
 from farflung.compression.randk import RandK
+from farflung.compression.rotint4 import RotInt4
 from farflung.compression.sign import Sign
 from farflung.compression.stat2 import Stat2
+from farflung.compression.subspace import Subspace
+from farflung.compression.tokenint8 import TokenInt8
 from farflung.compression.topk import TopK
 from farflung.compression.wire import Header
 
@@ -38,9 +42,13 @@ CODECS: tuple[type[Codec], ...] = (
 )
 """All there are. Names and ids are never used again for another codec."""
 
+ACTIVATION_CODECS: tuple[type[ActivationCodec], ...] = (RotInt4, TokenInt8, Subspace)
+"""Those of pipeline boundaries; names and ids are of the same sets as those of CODECS."""
+
 _F = TypeVar("_F", bound=Format)
 _BY_ID = {codec.codec_id: codec for codec in CODECS}
 _BY_NAME = {codec.name: codec for codec in CODECS}
+_ACTIVATIONS_BY_NAME = {codec.name: codec for codec in ACTIVATION_CODECS}
 _SPEC = re.compile(r"(?P<name>[a-z][a-z0-9]*)(?:\((?P<arguments>[a-z0-9_=.,+-]+)\))?")
 MAX_SPEC = 128
 """Characters of a spec: longer ones come from nobody honest."""
@@ -49,6 +57,11 @@ MAX_SPEC = 128
 def parse_codec(spec: str) -> Codec:
     """The codec of a spec: `fp32`, `int8`, `int8(block=256)`; what is not said has its default. Raises ValueError."""
     return _parse(spec, _BY_NAME)
+
+
+def parse_activation_codec(spec: str) -> ActivationCodec:
+    """The codec of a pipeline boundary, as `tokenint8(width=1024)`. Raises ValueError."""
+    return _parse(spec, _ACTIVATIONS_BY_NAME)
 
 
 def _parse(spec: str, by_name: Mapping[str, type[_F]]) -> _F:
