@@ -3,7 +3,7 @@
 Of each rotated block: scale = bf16(absmax / 7), q = round_to_even(y / scale), decoded rotate_back(q * scale). The rotation
 spreads outliers over their block: NMSE 1.4e-2 on Gaussian, Laplace and Student t4 data at block 128. With one element in a
 hundred 20 times as large, as activations have them, it is 7e-3, and 9e-2 for int4 without rotation (digest, 1.6 and 1.7).
-On one core it takes 10 times as long as copying the fp32 values, each way, most of it in the rotation.
+On one core it takes 10 to 13 times as long as copying the fp32 values, each way, most of it in the rotation.
 
 A row: scales bf16[width / block], then bytes of two codes, q + 8, the low half of which is of the first half of the row
 and the high half of the second.
