@@ -1,6 +1,6 @@
 """The butterfly all-reduce over the engine's streams: contributions to owners, means to everybody, and who has what.
 
-Encode once, scatter parts, the owner accumulates in fp32 in the order of keys, encodes the mean once, and everybody, the owner included, later
+Encode once, scatter parts, the owner reduces in the order of keys (`compression.aggregate`), and everybody, the owner included, later
 decodes the same bytes. Which transfers are due is decided by `protocol/`; this module moves the bytes and tells what has arrived.
 Everything that a stream may bring is checked against the accepted plan before memory is taken for it.
 """
@@ -14,14 +14,16 @@ from typing import Protocol
 
 import torch
 
-from farflung.compression.codec import Codec, CodecError, Payload
+from farflung.compression.aggregate import reduce_part
+from farflung.compression.codec import CodecError, Payload
+from farflung.compression.policy import FlatCodec, VectorCodec
 from farflung.node import framing
 from farflung.node.door import Doors
 from farflung.node.learner import Learner
 from farflung.node.means import MeanStore
 from farflung.node.network import Network, PeerId, Stream, StreamHandler
 from farflung.node.uplink import Uplink
-from farflung.protocol.chain import RoundResult
+from farflung.protocol.chain import PartResult, RoundResult
 from farflung.protocol.errors import Malformed, NetworkError, Refused, RemoteError
 from farflung.protocol.messages import ContributionHeader, MeanHeader, MeanRequest, Part, Plan
 
@@ -47,6 +49,9 @@ MOST_TRIES = 2
 """Streams at a time for one contribution: one that hangs, and its repetition."""
 
 ACK = b"\1"
+
+Bounds = Part | PartResult
+"""Whatever says `start` and `stop` of a part."""
 
 
 class News(Protocol):
@@ -85,8 +90,8 @@ class Exchange:
         learner: Learner,
         means: MeanStore,
         *,
-        uplink: Codec,
-        downlink: Codec,
+        uplink: FlatCodec,
+        downlink: FlatCodec,
         news: News,
     ) -> None:
         self._network = network
@@ -165,7 +170,7 @@ class Exchange:
             *range(mine + 1),
         ]:  # each contributor begins with another owner
             part = parts[k]
-            payload = await self._doors.side.run(self._uplink.encode, delta[part.start : part.stop])
+            payload = await self._doors.side.run(_codec(self._uplink, part).encode, delta[part.start : part.stop])
             if part.owner == self._network.peer_id:
                 self._store_contribution(plan_id, round_, k, part.owner, payload)
             else:
@@ -181,7 +186,11 @@ class Exchange:
         bounds = round_.plan.parts[part]
         try:
             payload = await self._doors.side.run(
-                self._reduce, bounds, [(payloads[peer], weight) for peer, weight in weights]
+                reduce_part,
+                bounds.stop - bounds.start,
+                [(payloads[peer], weight) for peer, weight in weights],
+                _codec(self._uplink, bounds),
+                _codec(self._downlink, bounds).encode,
             )
         except CodecError as error:
             self._news.refused(Malformed(f"a contribution to part {part}: {error}"))
@@ -196,20 +205,19 @@ class Exchange:
         """Fetch a mean that the current round still lacks."""
         round_ = self._rounds.get(plan_id)
         if round_ is not None:
-            bounds = round_.plan.parts[part]
-            await self.fetch(plan_id, part, digest, holders, bounds.stop - bounds.start)
+            await self.fetch(plan_id, part, digest, holders, round_.plan.parts[part])
 
     async def fetch(
-        self, plan_id: bytes, part: int, digest: bytes, holders: Sequence[PeerId], numel: int
+        self, plan_id: bytes, part: int, digest: bytes, holders: Sequence[PeerId], bounds: Bounds
     ) -> Payload | None:
-        """Get the encoded mean of a part of `numel` elements from whoever of `holders` has it; None when nobody can give it."""
+        """Get the encoded mean of a part from whoever of `holders` has it; None when nobody can give it."""
         here = await self._means.get(plan_id, part, digest)
         if here is not None:
             self._news.mean_held(plan_id, part, digest)
             return here
         for peer in _rotated(holders, self._network.peer_id):
             try:
-                payload = await self._fetch_from(peer, MeanRequest(plan_id, part, digest), numel)
+                payload = await self._fetch_from(peer, MeanRequest(plan_id, part, digest), bounds)
             except NetworkError as error:
                 self._news.unreachable(peer, str(error))
                 continue
@@ -237,7 +245,7 @@ class Exchange:
                 await asyncio.sleep(RETRY_S)
             for k in [k for k in wanted if k not in means]:
                 part = result.parts[k]
-                payload = await self.fetch(result.plan, k, part.digest, holders, part.stop - part.start)
+                payload = await self.fetch(result.plan, k, part.digest, holders, part)
                 if payload is not None:
                     means[k] = payload
             if len(means) == len(wanted):
@@ -249,7 +257,8 @@ class Exchange:
         updates: list[tuple[int, int, torch.Tensor]] = []
         for k, part in enumerate(result.parts):
             if part.digest:
-                updates.append((part.start, part.stop, self._downlink.decode(means[k], part.stop - part.start)))
+                mean = _codec(self._downlink, part).decode(means[k], part.stop - part.start)
+                updates.append((part.start, part.stop, mean))
         return updates
 
     # ---- moving bytes ------------------------------------------------------------------------------------------
@@ -280,9 +289,10 @@ class Exchange:
             round_.sent_bytes += len(payload)
             return
 
-    async def _fetch_from(self, peer: PeerId, request: MeanRequest, numel: int) -> Payload | None:
+    async def _fetch_from(self, peer: PeerId, request: MeanRequest, bounds: Bounds) -> Payload | None:
         """One answer, checked: digest, and that it decodes. Raises NetworkError, RemoteError naming the peer."""
-        limit = self._downlink.max_nbytes(numel)
+        codec, numel = _codec(self._downlink, bounds), bounds.stop - bounds.start
+        limit = codec.max_nbytes(numel)
         try:
             async with asyncio.timeout(FETCH_S + limit / SLOWEST_BYTES_PER_S):
                 stream = await self._network.open_stream(peer, "fetch")
@@ -298,7 +308,7 @@ class Exchange:
         if await self._doors.side.run(_sha256, payload) != request.digest:
             raise Refused(f"a mean of part {request.part} with another digest than asked for", peer=peer)
         try:
-            await self._doors.side.run(self._downlink.check, payload, numel)
+            await self._doors.side.run(codec.check, payload, numel)
         except CodecError as error:
             raise Malformed(f"a mean of part {request.part}: {error}", peer=peer) from error
         return payload
@@ -309,7 +319,7 @@ class Exchange:
         part = self._part(round_, header.part, stream.peer)
         if part.owner != self._network.peer_id or all(c.peer != stream.peer for c in round_.plan.contributors):
             raise Refused("a contribution that the plan does not send here", peer=stream.peer)
-        if header.nbytes > self._uplink.max_nbytes(part.stop - part.start):
+        if header.nbytes > _codec(self._uplink, part).max_nbytes(part.stop - part.start):
             raise Refused(f"a contribution of {header.nbytes} bytes to part {header.part}", peer=stream.peer)
         if stream.peer in round_.contributions.get(header.part, {}):  # sent again, since our answer was lost
             await framing.drain(stream, header.nbytes)
@@ -327,7 +337,7 @@ class Exchange:
     async def _take_contribution(self, stream: Stream, header: ContributionHeader, round_: Round, part: Part) -> None:
         payload = await framing.read_payload(stream, header.nbytes)
         try:
-            await self._doors.side.run(self._uplink.check, payload, part.stop - part.start)
+            await self._doors.side.run(_codec(self._uplink, part).check, payload, part.stop - part.start)
         except CodecError as error:
             raise Malformed(f"a contribution to part {header.part}: {error}", peer=stream.peer) from error
         await stream.write(ACK)
@@ -340,11 +350,12 @@ class Exchange:
         part = self._part(round_, header.part, stream.peer)
         if part.owner != stream.peer:
             raise Refused("a mean from somebody who does not own the part", peer=stream.peer)
-        if header.nbytes > self._downlink.max_nbytes(part.stop - part.start):
+        codec, numel = _codec(self._downlink, part), part.stop - part.start
+        if header.nbytes > codec.max_nbytes(numel):
             raise Refused(f"a mean of {header.nbytes} bytes for part {header.part}", peer=stream.peer)
         payload = await framing.read_payload(stream, header.nbytes)
         try:
-            await self._doors.side.run(self._downlink.check, payload, part.stop - part.start)
+            await self._doors.side.run(codec.check, payload, numel)
         except CodecError as error:
             raise Malformed(f"a mean of part {header.part}: {error}", peer=stream.peer) from error
         await stream.write(ACK)
@@ -360,12 +371,6 @@ class Exchange:
         return framing.guarded(handler, self._news.refused, within_s=TRANSFER_S)
 
     # ---- small things ------------------------------------------------------------------------------------------
-
-    def _reduce(self, bounds: Part, payloads: Sequence[tuple[Payload, float]]) -> memoryview:
-        acc = torch.zeros(bounds.stop - bounds.start, dtype=torch.float32)
-        for payload, weight in payloads:
-            self._uplink.decode_add_(payload, acc, weight)
-        return self._downlink.encode(acc)
 
     def _store_contribution(self, plan_id: bytes, round_: Round, part: int, peer: PeerId, payload: Payload) -> None:
         if plan_id in self._rounds and peer not in round_.contributions.setdefault(part, {}):
@@ -401,6 +406,10 @@ class Exchange:
         task = self._group.create_task(work)
         round_.tasks.add(task)
         task.add_done_callback(round_.tasks.discard)
+
+
+def _codec(codec: FlatCodec, bounds: Bounds) -> VectorCodec:
+    return codec.part(bounds.start, bounds.stop)
 
 
 def _rotated(peers: Sequence[PeerId], me: PeerId) -> list[PeerId]:

@@ -13,7 +13,7 @@ import contextlib
 import math
 from dataclasses import dataclass
 
-from farflung.compression.codec import Codec
+from farflung.compression.policy import FlatCodec
 from farflung.node.apply import Applier
 from farflung.node.catchup import Catchup
 from farflung.node.door import Doors
@@ -100,8 +100,8 @@ class Peer:
         settings: Settings,
         pace: Pace,
         learner: Learner,
-        uplink: Codec,
-        downlink: Codec,
+        uplink: FlatCodec,
+        downlink: FlatCodec,
         outer_step: tuple[float, float],
         doors: Doors,
         storage: Storage,

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import torch
 
-from farflung.compression.codec import Codec
-from farflung.compression.registry import parse_codec
+from farflung.compression.policy import FlatCodec, parse_policy
 from farflung.node.learner import SwarmLearner
 from farflung.node.trainer import Pace
 from farflung.protocol.admission import verify_admission
@@ -31,7 +30,7 @@ from farflung.training.data import Dataset
 from farflung.training.errors import DataError
 from farflung.training.inner import InnerConfig
 from farflung.training.memory import RESERVE, forecast, free_bytes
-from farflung.training.model import ModelConfig
+from farflung.training.model import ModelConfig, parameter_shapes
 from farflung.training.order import SampleOrder
 from farflung.training.outer import OuterConfig
 from farflung.training.presets import num_parameters
@@ -60,8 +59,8 @@ class Recipe:
     model: ModelConfig
     inner: InnerConfig
     outer: OuterConfig
-    uplink: Codec
-    downlink: Codec
+    uplink: FlatCodec
+    downlink: FlatCodec
 
     @property
     def num_parameters(self) -> int:
@@ -86,7 +85,7 @@ class Recipe:
 
     def settings(self) -> Settings:
         """The protocol's rules."""
-        m, numel = self.manifest, self.num_parameters
+        m = self.manifest
         return Settings(
             swarm=self.swarm,
             founder=m.founder,
@@ -94,7 +93,7 @@ class Recipe:
             align=math.lcm(self.uplink.block, self.downlink.block),
             uplink=self.uplink.spec,
             downlink=self.downlink.spec,
-            bytes_per_element=self.uplink.max_nbytes(numel) / numel,
+            bytes_per_element=self.uplink.max_nbytes() / self.num_parameters,
             min_contributors=m.min_contributors,
             total_rounds=self.total_rounds,
             min_round_s=m.deadlines.min_round_s,
@@ -137,21 +136,23 @@ def read_recipe(manifest: Manifest) -> Recipe:
     """What `manifest` means here. Raises ConfigError naming what this version does not know."""
     model, inner, outer = manifest.model, manifest.inner, manifest.outer
     try:
+        shape = ModelConfig(
+            vocab_size=model.vocab_size,
+            dim=model.dim,
+            num_layers=model.num_layers,
+            num_heads=model.num_heads,
+            num_kv_heads=model.num_kv_heads,
+            ffn_dim=model.ffn_dim,
+            seq_len=model.seq_len,
+            rope_theta=model.rope_theta,
+            norm_eps=model.norm_eps,
+            tie_embeddings=model.tie_embeddings,
+        )
+        tensors = parameter_shapes(shape)
         return Recipe(
             manifest=manifest,
             swarm=manifest_hash(manifest),
-            model=ModelConfig(
-                vocab_size=model.vocab_size,
-                dim=model.dim,
-                num_layers=model.num_layers,
-                num_heads=model.num_heads,
-                num_kv_heads=model.num_kv_heads,
-                ffn_dim=model.ffn_dim,
-                seq_len=model.seq_len,
-                rope_theta=model.rope_theta,
-                norm_eps=model.norm_eps,
-                tie_embeddings=model.tie_embeddings,
-            ),
+            model=shape,
             inner=InnerConfig(
                 schedule=Schedule(
                     peak=inner.lr,
@@ -166,8 +167,8 @@ def read_recipe(manifest: Manifest) -> Recipe:
                 max_grad_norm=inner.grad_clip,
             ),
             outer=OuterConfig(lr=outer.lr, momentum=outer.momentum),
-            uplink=parse_codec(manifest.uplink_codec),
-            downlink=parse_codec(manifest.downlink_codec),
+            uplink=parse_policy(manifest.uplink_codec).resolve(tensors),
+            downlink=parse_policy(manifest.downlink_codec).resolve(tensors),
         )
     except ValueError as error:
         raise ConfigError(f"the manifest of {manifest.name!r} cannot be used: {error}") from error

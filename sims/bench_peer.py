@@ -32,6 +32,7 @@ from torch.nn.functional import cross_entropy
 from farflung.compression import kernels
 from farflung.compression.codec import Codec
 from farflung.compression.int8 import Int8
+from farflung.compression.policy import uniform
 from farflung.node.door import Doors
 from farflung.node.engine import Engine, EngineConfig
 from farflung.node.events import Event, EventLog
@@ -193,8 +194,8 @@ async def make_node(
         settings=settings,
         pace=pace,
         learner=learner,
-        uplink=codec,
-        downlink=codec,
+        uplink=uniform(codec, learner.num_parameters),
+        downlink=uniform(codec, learner.num_parameters),
         outer_step=(OUTER.lr, OUTER.momentum),
         doors=doors,
         storage=storage,

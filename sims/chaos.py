@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import torch
 
 from farflung.compression.int8 import Int8
+from farflung.compression.policy import uniform
 from farflung.node.door import Doors
 from farflung.node.events import EventLog
 from farflung.node.peer import Facts, Peer
@@ -148,8 +149,8 @@ class Swarm:
                 total_rounds=self.settings.total_rounds,
             ),
             learner=learner,
-            uplink=Int8(block=BLOCK),
-            downlink=Int8(block=BLOCK),
+            uplink=uniform(Int8(block=BLOCK), NUMEL),
+            downlink=uniform(Int8(block=BLOCK), NUMEL),
             outer_step=(OUTER.lr, OUTER.momentum),
             doors=doors,
             storage=self.disks[index],

@@ -173,6 +173,15 @@ class Decoder(nn.Module):
         return F.linear(x_BTD, head)
 
 
+def parameter_shapes(config: ModelConfig) -> list[tuple[str, torch.Size]]:
+    """Name and shape of every parameter of a `Decoder`, in its order; nothing is allocated."""
+    with torch.device("meta"):
+        modules: dict[str, nn.Module] = {"model": Trunk(config)}
+        if not config.tie_embeddings:
+            modules["lm_head"] = nn.Linear(config.dim, config.vocab_size, bias=False)
+    return [(name, parameter.shape) for name, parameter in nn.ModuleDict(modules).named_parameters()]
+
+
 def initialise_(model: Decoder, seed: int) -> None:
     """Norms to 1; matrices uniform with standard deviation fan_in**-0.5, those that write to the residual
     stream smaller by (2 * layers)**-0.5; embedding and head 0.02. The same bits on every machine."""

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from farflung.compression.int8 import Int8
+from farflung.compression.policy import uniform
 from farflung.node import framing
 from farflung.node.door import Doors
 from farflung.node.exchange import Exchange
@@ -63,8 +64,8 @@ class Node:
             self.doors,
             self.learner,
             self.means,
-            uplink=CODEC,
-            downlink=CODEC,
+            uplink=uniform(CODEC, NUMEL),
+            downlink=uniform(CODEC, NUMEL),
             news=self,
         )
         self.arrived: list[tuple[bytes, int, PeerId]] = []

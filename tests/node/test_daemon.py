@@ -150,6 +150,19 @@ def test_settings_follow_from_the_manifest(tmp_path: Path, corpus: Path) -> None
     assert not settings.admits(bytes(32), b"") and not settings.admits(bytes(32), bytes(64))
 
 
+def test_a_codec_may_be_a_policy(tmp_path: Path, corpus: Path) -> None:
+    _, manifest = found(tmp_path, corpus, codec="1d:fp32,int8(block=32)")
+    recipe = read_recipe(manifest)
+    assert recipe.settings().uplink == "1d:fp32,int8(block=32)" and recipe.settings().align == 32
+    assert recipe.uplink.numel == recipe.num_parameters
+    assert len(recipe.uplink.segments) == 2 * manifest.model.num_layers, "the last norms are neighbours"
+
+
+def test_a_codec_that_this_version_does_not_know_is_named(tmp_path: Path, corpus: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be used: unknown codec 'int7'"):
+        found(tmp_path, corpus, codec="1d:fp32,int7")
+
+
 def test_other_data_is_refused_with_the_remedy(tmp_path: Path, corpus: Path) -> None:
     _, manifest = found(tmp_path, corpus)
     tokenizer = swarm_tokenizer(manifest, tmp_path / "none")

@@ -7,11 +7,12 @@ import pytest
 import torch
 from tests.node.lab import CODEC, NUMEL, PLAN_ID, Lab, in_lab, payload_of, peer, say, sha
 
+from farflung.compression.policy import parse_policy
 from farflung.node import framing
 from farflung.node.exchange import ACK, PLAN_WAIT_S, SEND_ATTEMPTS
 from farflung.protocol.chain import PartResult, RoundResult
 from farflung.protocol.errors import LimitExceeded, Malformed, Refused, RemoteError
-from farflung.protocol.messages import ContributionHeader, MeanHeader, MeanRequest, Plan
+from farflung.protocol.messages import ContributionHeader, MeanHeader, MeanRequest, Part, Plan
 
 
 def accept(lab: Lab, plan: Plan | None = None) -> Plan:
@@ -36,11 +37,15 @@ def stored(lab: Lab, number: int) -> Any:
 # ---- a whole round --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("policy", ["int8(block=16)", "norm:fp32,int8(block=16)"])
 @pytest.mark.parametrize("num", [1, 2, 4])
-def test_a_round_gives_everybody_the_weighted_mean(num: int) -> None:
+def test_a_round_gives_everybody_the_weighted_mean(num: int, policy: str) -> None:
+    flat = parse_policy(policy).resolve([("matrix", (20, 20)), ("norm", (50,)), ("matrix", (15, 10))])
+
     async def main(lab: Lab) -> None:
         plan = accept(lab)
         for node in lab.nodes:
+            node.exchange._uplink = node.exchange._downlink = flat
             node.learner.train([node.number + 1], 0)
             node.exchange.start(PLAN_ID, node.exchange.contribute(PLAN_ID), lab.group)
         for node in lab.nodes:
@@ -109,6 +114,7 @@ def test_a_contribution_counts_once() -> None:
 
 # ---- what is refused ------------------------------------------------------------------------------------------
 
+WHOLE = Part(peer(0), 0, NUMEL)
 GOOD = payload_of(192, 1)
 CORRUPT = bytes([GOOD[0] ^ 0xFF]) + GOOD[1:]
 """Of three nodes, parts 0 and 1 have 192 elements."""
@@ -237,11 +243,11 @@ def test_a_mean_is_fetched_from_whoever_has_it() -> None:
         a, b, c = lab.nodes
         mean = payload_of(NUMEL, 3)
         await c.means.put(PLAN_ID, 0, mean)
-        found = await a.exchange.fetch(PLAN_ID, 0, sha(mean), [b.id, c.id], NUMEL)
+        found = await a.exchange.fetch(PLAN_ID, 0, sha(mean), [b.id, c.id], WHOLE)
         assert found is not None and bytes(found) == mean
         assert a.held == {(PLAN_ID, 0): sha(mean)} and sha(a.disk.means[PLAN_ID, 0]) == sha(mean)
         lab.hub.kill(c.id)
-        assert await a.exchange.fetch(PLAN_ID, 0, sha(mean), [c.id], NUMEL) is not None, "it is here by now"
+        assert await a.exchange.fetch(PLAN_ID, 0, sha(mean), [c.id], WHOLE) is not None, "it is here by now"
 
     in_lab(3, main)
 
@@ -250,7 +256,7 @@ def test_nobody_has_it() -> None:
     async def main(lab: Lab) -> None:
         a, b, c = lab.nodes
         lab.hub.kill(c.id)
-        assert await a.exchange.fetch(PLAN_ID, 0, b"d" * 32, [b.id, c.id], 1000) is None
+        assert await a.exchange.fetch(PLAN_ID, 0, b"d" * 32, [b.id, c.id], WHOLE) is None
         assert a.lost == [c.id] and not a.held and not a.disk.means
 
     in_lab(3, main)
@@ -267,7 +273,7 @@ def test_a_holder_that_serves_other_bytes_is_named_and_another_asked() -> None:
             await framing.write_blob(stream, b"other bytes")
 
         b.network.serve("fetch", lie)
-        found = await a.exchange.fetch(PLAN_ID, 0, sha(mean), [b.id, c.id], NUMEL)
+        found = await a.exchange.fetch(PLAN_ID, 0, sha(mean), [b.id, c.id], WHOLE)
         assert found is not None and bytes(found) == mean
         assert [(type(e), e.peer) for e in a.errors] == [(Refused, b.id)]
 
@@ -286,7 +292,7 @@ def test_a_holder_that_does_not_answer_is_left_for_another() -> None:
 
         b.network.serve("fetch", stall)
         async with asyncio.timeout(60.0):
-            found = await a.exchange.fetch(PLAN_ID, 0, sha(mean), [b.id, c.id], NUMEL)
+            found = await a.exchange.fetch(PLAN_ID, 0, sha(mean), [b.id, c.id], WHOLE)
         assert found is not None and bytes(found) == mean and a.lost == [b.id]
 
     in_lab(3, main)
@@ -296,7 +302,7 @@ def test_a_mean_that_does_not_decode_is_refused_though_its_digest_fits() -> None
     async def main(lab: Lab) -> None:
         a, b = lab.nodes
         await b.means.put(PLAN_ID, 0, b"nonsense")
-        assert await a.exchange.fetch(PLAN_ID, 0, sha(b"nonsense"), [b.id], NUMEL) is None
+        assert await a.exchange.fetch(PLAN_ID, 0, sha(b"nonsense"), [b.id], WHOLE) is None
         assert [(type(e), e.peer) for e in a.errors] == [(Malformed, b.id)] and not a.disk.means
 
     in_lab(2, main)

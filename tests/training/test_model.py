@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from farflung.training.model import Decoder, ModelConfig
+from farflung.training.model import Decoder, ModelConfig, parameter_shapes
 from farflung.training.presets import PRESETS, num_parameters, preset
 
 
@@ -50,6 +50,7 @@ def test_parameters_are_counted(config: ModelConfig, tied: bool) -> None:
     model = Decoder(config, seed=1)
     assert num_parameters(config) == sum(parameter.numel() for parameter in model.parameters())
     assert ("lm_head.weight" in dict(model.named_parameters())) is not tied
+    assert [(name, p.shape) for name, p in model.named_parameters()] == parameter_shapes(config)
 
 
 @pytest.mark.parametrize("name", PRESETS)
