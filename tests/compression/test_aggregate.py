@@ -4,10 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tests.compression.stand_ins import KeepSigns
 from torch import Tensor
 
 from farflung.compression.aggregate import accumulate, reduce_part
 from farflung.compression.codec import CodecError
+from farflung.compression.feedback import ErrorFeedback
 from farflung.compression.policy import uniform
 from farflung.compression.registry import parse_codec
 
@@ -79,6 +81,22 @@ def test_a_policys_slices_reduce_to_the_slices_of_the_mean() -> None:
         part = flat.part(start, stop)
         payload = reduce_part(stop - start, [(part.encode(x[start:stop]), 0.5) for x in vectors], part, part.encode)
         assert torch.equal(part.decode(payload, stop - start), codec.decode(whole, 1024)[start:stop])
+
+
+def test_an_owner_with_feedback_owes_one_residual_at_most() -> None:
+    """Downlink of signs only: over many rounds everybody gets the sum of the means, except what the owner still keeps."""
+    uplink, flat = parse_codec("int8(block=128)"), uniform(KeepSigns(), 1024)
+    owner, (start, stop) = ErrorFeedback(flat), (256, 768)
+    exact, received = torch.zeros(512), torch.zeros(512)
+    for _ in range(20):
+        contributions = [(uplink.encode(x[start:stop]), 0.5) for x in workers(2, 1024)]
+        exact += accumulate(512, contributions, uplink)
+        owner.begin(b"round")
+        payload = reduce_part(512, contributions, uplink, lambda mean: owner.encode_(mean, start))
+        received += flat.part(start, stop).decode(payload, 512)
+        owner.commit(b"round", [(start, stop)])
+    torch.testing.assert_close(received + owner.memory[start:stop], exact, atol=1e-8, rtol=1e-4)
+    assert float(owner.memory.norm()) < float(exact.norm()) / 4
 
 
 def test_bad_contributions() -> None:
