@@ -34,7 +34,11 @@ def workers(peers: int, numel: int = NUMEL) -> list[Tensor]:
 
 
 # Digest, section 2: 4.7e-5 for int8 both ways.
-BUTTERFLIES = [("int8(block=128)", "int8(block=128)", 4, 6.1e-5), ("int8(block=128)", "int8(block=128)", 16, 5e-5)]
+BUTTERFLIES = [
+    ("int8(block=128)", "int8(block=128)", 4, 6.1e-5),
+    ("int8(block=128)", "int8(block=128)", 16, 5e-5),
+    ("int4(block=128)", "int8(block=128)", 8, 3.5e-3),
+]
 
 
 @pytest.mark.parametrize(("up", "down", "peers", "bound"), BUTTERFLIES)
