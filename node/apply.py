@@ -206,7 +206,8 @@ class Applier:
 
     async def _report_round(self, commit: Commit, result: RoundResult, means: dict[int, Payload]) -> None:
         self._means_kept.decide(result.plan, means)
-        sent, received = self._exchange.forget(result.plan)
+        traffic = self._exchange.forget(result.plan)
+        down_numel = sum(result.parts[k].stop - result.parts[k].start for k in means)
         parent = self._member.history.parent_of(commit.height)
         samples = {
             c.peer.hex(): [list(i) for i in split(parent.ledger.window(c.peer), c.samples)[0]]
@@ -220,8 +221,10 @@ class Applier:
             view=[p.hex() for p in commit.view],
             parts_left_out=sum(not part.digest for part in result.parts),
             seconds=result.seconds_ms / 1000.0,
-            sent_bytes=sent,
-            received_bytes=received,
+            sent_bytes=traffic.sent_bytes,
+            received_bytes=traffic.received_bytes,
+            up_bits=traffic.up_bits,
+            down_bits=8 * sum(map(len, means.values())) / down_numel,
             contributed=self._counted(result) > 0,
             samples=samples,
             digest=self._digest.hex(),

@@ -78,6 +78,19 @@ class Round:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     sent_bytes: int = 0
     received_bytes: int = 0
+    encoded_bytes: int = 0
+    encoded_numel: int = 0
+    """Elements of our pseudo-gradient that `encoded_bytes` hold."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traffic:
+    """What one peer moved for one plan."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    up_bits: float = 0.0
+    """Bits per parameter of our contribution, our own part of it included; 0 when we made none."""
 
 
 class Exchange:
@@ -135,17 +148,21 @@ class Exchange:
         else:
             self._spawn(round_, work)
 
-    def forget(self, plan_id: bytes) -> tuple[int, int]:
-        """The plan is over, committed or not: end its transfers, free its bytes. Returns bytes (sent, received) in it.
+    def forget(self, plan_id: bytes) -> Traffic:
+        """The plan is over, committed or not: end its transfers, free its bytes. Returns what was moved for it.
 
         Whoever still lacks a mean of a committed plan fetches it.
         """
         round_ = self._rounds.pop(plan_id, None)
         if round_ is None:
-            return 0, 0
+            return Traffic()
         for task in round_.tasks:
             task.cancel()
-        return round_.sent_bytes, round_.received_bytes
+        return Traffic(
+            sent_bytes=round_.sent_bytes,
+            received_bytes=round_.received_bytes,
+            up_bits=8 * round_.encoded_bytes / max(1, round_.encoded_numel),
+        )
 
     async def decided(self, height: int, plan_id: bytes) -> None:
         """Commit `height` is applied; of its plans, `plan_id` (empty: none) was it. What is held of the others is not needed."""
@@ -171,6 +188,8 @@ class Exchange:
         ]:  # each contributor begins with another owner
             part = parts[k]
             payload = await self._doors.side.run(_codec(self._uplink, part).encode, delta[part.start : part.stop])
+            round_.encoded_bytes += len(payload)
+            round_.encoded_numel += part.stop - part.start
             if part.owner == self._network.peer_id:
                 self._store_contribution(plan_id, round_, k, part.owner, payload)
             else:

@@ -129,7 +129,8 @@ def line(event: dict[str, Any]) -> str | None:
         case "round.commit":
             said = (
                 f"round {event['round']} committed in {event['seconds']:.1f} s with "
-                f"{len(event['contributors'])} contributors, sent {size(event['sent_bytes'])}, received {size(event['received_bytes'])}"
+                f"{len(event['contributors'])} contributors, sent {size(event['sent_bytes'])}, received {size(event['received_bytes'])}, "
+                f"bits per parameter {event['up_bits']:.2f} up and {event['down_bits']:.2f} down"
             )
         case "round.missed":
             said = f"round {event['round']} missed: {event['reason']}"

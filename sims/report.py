@@ -154,6 +154,11 @@ def _tiles(figures: Mapping[str, Any]) -> str:
             "",
         ),
         (
+            " / ".join(f"{bits:.2f}" for bits in figures["bits_per_parameter"].values()) or "none",
+            "bits per parameter sent, up / down; fp32 has 32",
+            "",
+        ),
+        (
             f"{figures['rounds_committed']}",
             f"rounds committed; {len(figures['rounds_missed'])} times a peer missed one",
             "",

@@ -2,6 +2,7 @@
 of itself.
 """
 
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -40,6 +41,11 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
         "solo_loss": run.solo_loss[-1].loss if run.solo_loss else None,
         "bytes_sent_per_peer": {
             names.get(peer, peer[:12]): total_bytes(events, "sent_bytes") for peer, events in events_by_peer.items()
+        },
+        "bits_per_parameter": {
+            way: round(statistics.median(bits), 3)
+            for way in ("up", "down")
+            if (bits := [e[f"{way}_bits"] for e in _all(events_by_peer, "round.commit") if e[f"{way}_bits"]])
         },
         "ddp_bytes_per_peer": run.ddp_bytes_per_peer,
         "rounds_committed": len({event["round"] for event in _all(events_by_peer, "round.commit")}),

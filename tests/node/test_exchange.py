@@ -9,7 +9,7 @@ from tests.node.lab import CODEC, NUMEL, PLAN_ID, Lab, in_lab, payload_of, peer,
 
 from farflung.compression.policy import parse_policy
 from farflung.node import framing
-from farflung.node.exchange import ACK, PLAN_WAIT_S, SEND_ATTEMPTS
+from farflung.node.exchange import ACK, PLAN_WAIT_S, SEND_ATTEMPTS, Traffic
 from farflung.protocol.chain import PartResult, RoundResult
 from farflung.protocol.errors import LimitExceeded, Malformed, Refused, RemoteError
 from farflung.protocol.messages import ContributionHeader, MeanHeader, MeanRequest, Part, Plan
@@ -70,10 +70,12 @@ def test_a_round_gives_everybody_the_weighted_mean(num: int, policy: str) -> Non
         expected = sum(d * w for d, (_, w) in zip(deltas, weights, strict=True))
         torch.testing.assert_close(mean, expected, atol=2e-3, rtol=0.05)
         await asyncio.sleep(1.0)
-        sent = [node.exchange.forget(PLAN_ID) for node in lab.nodes]
+        moved = [node.exchange.forget(PLAN_ID) for node in lab.nodes]
         if num > 1:
-            assert all(up > 0 and down > 0 for up, down in sent)
-            assert sum(up for up, _ in sent) == sum(down for _, down in sent)
+            assert all(m.sent_bytes > 0 and m.received_bytes > 0 for m in moved)
+            assert sum(m.sent_bytes for m in moved) == sum(m.received_bytes for m in moved)
+        whole = 8 * sum(first.exchange._uplink.part(p.start, p.stop).max_nbytes(p.stop - p.start) for p in plan.parts)
+        assert all(m.up_bits == whole / plan.parts[-1].stop for m in moved), "our own part counts as well"
         assert not any(node.errors for node in lab.nodes)
 
     in_lab(num, main)
@@ -218,7 +220,7 @@ def test_forgetting_a_plan_ends_its_transfers() -> None:
         assert tasks
         a.exchange.forget(PLAN_ID)
         await asyncio.sleep(0.1)
-        assert all(task.done() for task in tasks) and a.exchange.forget(PLAN_ID) == (0, 0)
+        assert all(task.done() for task in tasks) and a.exchange.forget(PLAN_ID) == Traffic()
         lab.hub.resume(b.id)
 
     in_lab(2, main)

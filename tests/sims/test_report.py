@@ -118,6 +118,8 @@ def write_run(folder: Path) -> RunFacts:
                 seconds=took - 0.05 * n,
                 sent_bytes=sent[n],
                 received_bytes=sent[n],
+                up_bits=8.125 if n in contributors else 0.0,
+                down_bits=8.125,
                 contributed=n in contributors,
                 samples=samples,
                 digest=f"{height:064x}",

@@ -41,7 +41,7 @@ def commit(peer: str, number: int, samples: dict[str, list[Interval]], digest: s
     contributors = dict.fromkeys(samples, 10)
     return event(
         peer, at, "round.commit", round=number, version=number, digest=digest, samples=samples, seconds=1.0,
-        contributors=contributors,
+        contributors=contributors, up_bits=8.5 if peer in samples else 0.0, down_bits=8.25,
     )  # fmt: skip
 
 
@@ -73,6 +73,7 @@ def test_bytes_add_up_over_the_lives_of_a_peer() -> None:
     )
     assert result["bytes_sent_per_peer"] == {"node 1": 100, "node 2": 0}
     assert result["ddp_bytes_per_peer"] == 1000
+    assert result["bits_per_parameter"] == {}, "no round, nothing sent"
 
 
 def test_a_commit_seen_by_two_peers_is_one_round() -> None:
@@ -80,6 +81,7 @@ def test_a_commit_seen_by_two_peers_is_one_round() -> None:
     result = figures(commit(A, 1, samples), commit(B, 1, samples), commit(A, 2, {A: [(8, 12)]}))
     assert result["rounds_committed"] == 2
     assert result["samples_trained_twice"] == 0
+    assert result["bits_per_parameter"] == {"up": 8.5, "down": 8.25}
 
 
 def test_missed_rounds_carry_their_reasons() -> None:
