@@ -5,9 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
+from farflung.compression import wire
 from farflung.compression.activations import ActivationCodec
 from farflung.compression.codec import Codec, CodecError, Format, Payload
 from farflung.compression.dct import Dct
+from farflung.compression.deadzone import DeadZone
 from farflung.compression.four_bit import E3m0, Mxfp4, Nf4, Nvfp4
 from farflung.compression.fp32 import Fp32
 from farflung.compression.half import Bf16, Fp16
@@ -22,6 +24,7 @@ from farflung.compression.subspace import Subspace
 from farflung.compression.tokenint8 import TokenInt8
 from farflung.compression.topk import TopK
 from farflung.compression.wire import Header
+from farflung.compression.zstd import Zstd
 
 CODECS: tuple[type[Codec], ...] = (
     Fp32,
@@ -35,12 +38,13 @@ CODECS: tuple[type[Codec], ...] = (
     E3m0,
     Stat2,
     Sign,
+    DeadZone,
     TopK,
     RandK,
     LowRank,
     Dct,
 )
-"""All there are. Names and ids are never used again for another codec."""
+"""All there are, besides Zstd after any of them. Names and ids are never used again for another codec."""
 
 ACTIVATION_CODECS: tuple[type[ActivationCodec], ...] = (RotInt4, TokenInt8, Subspace)
 """Those of pipeline boundaries; names and ids are of the same sets as those of CODECS."""
@@ -50,12 +54,15 @@ _BY_ID = {codec.codec_id: codec for codec in CODECS}
 _BY_NAME = {codec.name: codec for codec in CODECS}
 _ACTIVATIONS_BY_NAME = {codec.name: codec for codec in ACTIVATION_CODECS}
 _SPEC = re.compile(r"(?P<name>[a-z][a-z0-9]*)(?:\((?P<arguments>[a-z0-9_=.,+-]+)\))?")
+_ZSTD = f"+{Zstd.name}"
 MAX_SPEC = 128
 """Characters of a spec: longer ones come from nobody honest."""
 
 
 def parse_codec(spec: str) -> Codec:
-    """The codec of a spec: `fp32`, `int8`, `int8(block=256)`; what is not said has its default. Raises ValueError."""
+    """The codec of a spec: `fp32`, `int8`, `int8(block=256)+zstd`; what is not said has its default. Raises ValueError."""
+    if spec.endswith(_ZSTD) and len(spec) <= MAX_SPEC:
+        return Zstd(inner=parse_codec(spec.removesuffix(_ZSTD)))
     return _parse(spec, _BY_NAME)
 
 
@@ -92,6 +99,10 @@ _TYPES: dict[Any, Callable[[str], int | float | str]] = {int: int, float: float,
 def codec_of(payload: Payload) -> Codec:
     """The codec that a payload's header names. Raises CodecError. Compare it with what was agreed."""
     header = Header.read(payload)
+    if (header.codec_id, header.codec_version, header.param) == (Zstd.codec_id, Zstd.version, 0):
+        inner = wire.as_bytes(payload)[wire.HEADER_NBYTES :]
+        if Header.read(inner).codec_id != Zstd.codec_id:
+            return Zstd(inner=codec_of(inner))
     codec = _BY_ID.get(header.codec_id)
     if codec is None:
         raise CodecError(f"unknown codec id {header.codec_id}")
