@@ -113,7 +113,7 @@ def expand(section: Planes, values: Floats, weight: float, out: Floats, *, add: 
 
     Planes that end too early, as damaged ones may, are followed by zeros, exact values by the value of level 0.
     """
-    clear_beyond(section)
+    _clear_beyond(section)
     native = kernels.find("planes_expand", *_EXPAND)
     if native is None:
         _expand(section, values, weight, out, add=add)
@@ -125,7 +125,7 @@ def expand(section: Planes, values: Floats, weight: float, out: Floats, *, add: 
     )  # fmt: skip
 
 
-def clear_beyond(section: Planes) -> None:
+def _clear_beyond(section: Planes) -> None:
     """Zeros up to the end of the room of each plane in use, and of the signs."""
     for plane, nbytes in zip(section.planes, section.maps().lengths, strict=False):
         plane[nbytes:] = 0
