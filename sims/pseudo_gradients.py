@@ -1,0 +1,107 @@
+"""Real pseudo-gradients for `farflung bench codec`: a small model, the embedded corpus, H inner steps.
+
+A worker warms up, then does the H steps of one round; what a codec would have to send is parameters before minus
+parameters after. Twice: with AdamW everywhere, and with Muon for the hidden matrices. Nothing is kept on disk, and the
+same machine gives the same bits again.
+
+The recipe is small because the bench must end within minutes: 1.7 M parameters, and matrices of at least 65,536
+elements, so that the 32 bytes of a payload's header are at most 0.004 bits per parameter. The norms' 1-D weights, a
+thousandth of the parameters, are left out: they travel as fp32.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from farflung.sims.muon import Muon
+from farflung.training.inner import InnerConfig
+from farflung.training.model import Decoder, ModelConfig, next_token_loss
+from farflung.training.order import SampleOrder
+from farflung.training.schedule import Schedule
+from farflung.training.sources import open_dataset
+from farflung.training.tokenizer import ByteTokenizer
+
+Optimiser = Literal["adamw", "muon"]
+
+SMALL = ModelConfig(vocab_size=264, dim=256, num_layers=2, num_heads=4, num_kv_heads=4, ffn_dim=704, seq_len=64)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """How the worker trains."""
+
+    model: ModelConfig = SMALL
+    batch: int = 8
+    """Sequences in one step."""
+    warm_up_steps: int = 100
+    """Before the round; the learning rate rises during the first 20 of them."""
+    inner_steps: int = 30
+    """H."""
+    lr: float = 2e-3
+    """Peak learning rate of both optimisers."""
+    seed: int = 0
+    """Of the first parameters and of the samples' order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PseudoGradient:
+    """What one worker would contribute to one round."""
+
+    matrices: dict[str, Tensor]
+    """fp32 by parameter name: before minus after, all that are 2-D."""
+    loss: float
+    """Mean training loss of the round's H steps, nats per byte."""
+
+
+def pseudo_gradient(
+    optimiser: Optimiser, recipe: Recipe | None = None, progress: Callable[[str], None] = lambda text: None
+) -> PseudoGradient:
+    """Train, and return the last H steps' pseudo-gradient."""
+    recipe = Recipe() if recipe is None else recipe
+    dataset = open_dataset("python", ByteTokenizer(), recipe.model.seq_len)
+    order = SampleOrder(num_samples=dataset.num_samples, seed=recipe.seed)
+    schedule = Schedule(peak=recipe.lr, warmup_steps=min(20, recipe.warm_up_steps), kind="constant")
+    config = InnerConfig(schedule=schedule)
+    model = Decoder(recipe.model, seed=recipe.seed)
+    muon, adamw = _optimisers(model, optimiser, config)
+    before: dict[str, Tensor] = {}
+    losses: list[float] = []
+    for step in range(recipe.warm_up_steps + recipe.inner_steps):
+        if step == recipe.warm_up_steps:
+            before = {name: p.detach().clone() for name, p in model.named_parameters() if p.dim() == 2}
+            losses.clear()
+        numbers = range(step * recipe.batch, (step + 1) * recipe.batch)
+        tokens = torch.from_numpy(np.stack([dataset.tokens(order.index(number)) for number in numbers]))
+        loss = next_token_loss(model(tokens[:, :-1]), tokens[:, 1:])
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+        lr = schedule.at(step)
+        muon.step(lr)
+        for group in adamw.param_groups:
+            group["lr"] = lr
+        adamw.step()
+        model.zero_grad()
+        losses.append(float(loss.detach()))
+        progress(f"step {step + 1} of {recipe.warm_up_steps + recipe.inner_steps}, loss {losses[-1]:.2f}")
+    with torch.no_grad():
+        matrices = {name: before[name] - p for name, p in model.named_parameters() if name in before}
+    return PseudoGradient(matrices=matrices, loss=float(np.mean(losses)))
+
+
+def _optimisers(model: Decoder, optimiser: Optimiser, config: InnerConfig) -> tuple[Muon, torch.optim.AdamW]:
+    """Muon for the hidden matrices, none of them when AdamW is to do all, and AdamW for the rest."""
+    hidden: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        is_hidden = parameter.dim() == 2 and not name.startswith(("model.embed_tokens", "lm_head"))
+        (hidden if is_hidden and optimiser == "muon" else rest).append(parameter)
+    groups = [
+        {"params": [p for p in rest if p.dim() >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    adamw = torch.optim.AdamW(groups, lr=config.schedule.peak, betas=config.betas, eps=config.eps, fused=True)
+    return Muon(hidden, weight_decay=config.weight_decay), adamw
