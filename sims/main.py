@@ -51,6 +51,22 @@ def bench_round(as_json: Json = False) -> None:
     run_round(as_json=as_json)
 
 
+@bench_app.command("codec")
+def bench_codec(
+    size: Annotated[
+        float, typer.Option(min=0.1, help="Megabytes of fp32 in the vector that speed is judged by.")
+    ] = 64.0,
+    page: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also write compression.md and its plots here.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Bits, error and speed of every codec, beside other projects' codecs, in one run: two minutes."""
+    from farflung.sims.bench_codec import run_codec
+
+    run_codec(as_json=as_json, size_mb=size, page=page)
+
+
 def main() -> None:
     """Entry point of the `farflung` script."""
     app()

@@ -1,0 +1,81 @@
+"""The codecs that `farflung bench codec` shows, ours and others', behind one record of functions."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from farflung.compression.registry import parse_codec
+
+SPECS: tuple[str, ...] = ("fp32", "int8(block=128)", "int8(block=4096)")
+"""What is shown of ours, in the order of the tables: every codec of the registry at least once."""
+
+OURS = "farflung"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mean:
+    """A butterfly all-reduce that is shown: who averages, with which codecs, and how well it is to do."""
+
+    peers: int
+    up: str
+    down: str
+    most_nmse: float
+    """Issue 3's target."""
+
+    @property
+    def source(self) -> str:
+        return f"mean of {self.peers} peers"
+
+    @property
+    def codec(self) -> str:
+        return f"{parse_codec(self.up).spec} up, {parse_codec(self.down).spec} down"
+
+
+MEANS: tuple[Mean, ...] = (Mean(peers=16, up="int8", down="int8", most_nmse=5e-5),)
+"""Every pair of uplink and downlink codecs that is shown."""
+
+
+class DecodeFailed(RuntimeError):
+    """A baseline cannot decode what it has encoded; the message is its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Method:
+    """One way to encode a vector. What `encode` returns is good until the next call of it."""
+
+    by: str
+    """Whose it is."""
+    name: str
+    encode: Callable[[Tensor], Any]
+    """From fp32 [n] to whatever is sent."""
+    nbytes: Callable[[Any], int]
+    """Bytes of it on the wire."""
+    decode: Callable[[Any], Tensor]
+    """To fp32 [n]. Raises DecodeFailed."""
+    decode_add_: Callable[[Any, Tensor, float], None]
+    """Add the decoded vector times a weight to fp32 [n]. Raises DecodeFailed."""
+
+
+def ours(spec: str) -> Method:
+    """A codec of the registry, encoding into memory that is used again, as a node does. Raises ValueError."""
+    codec = parse_codec(spec)
+    memory = bytearray()
+    numel = 0
+
+    def encode(x: Tensor) -> memoryview:
+        nonlocal memory, numel
+        numel = x.numel()
+        if len(memory) < codec.max_nbytes(numel):
+            memory = bytearray(codec.max_nbytes(numel))
+        return codec.encode(x, out=memory)
+
+    return Method(
+        by=OURS,
+        name=codec.spec,
+        encode=encode,
+        nbytes=len,
+        decode=lambda payload: codec.decode(payload, numel),
+        decode_add_=codec.decode_add_,
+    )
