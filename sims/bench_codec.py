@@ -21,9 +21,9 @@ from rich.table import Table
 from farflung.sims.codec_baselines import baselines
 from farflung.sims.codec_methods import MEANS, SPECS, ours
 from farflung.sims.codec_rows import BUDGET_S, Row, butterfly, measure, number
-from farflung.sims.codec_sources import Source, deltas, gauss, laplace, student4
+from farflung.sims.codec_sources import Source, delta, gauss, laplace, student4
 from farflung.sims.codec_targets import RATES, checks, nearest_to_bound
-from farflung.sims.pseudo_gradients import Recipe
+from farflung.sims.pseudo_gradients import ADAMW, MUON, Recipe
 
 SIZE_MB = 64.0
 """fp32 megabytes (1e6 bytes) of the Gaussian vector, at which speed is judged: twice a large L3 cache."""
@@ -31,6 +31,8 @@ SMALLER = 4
 """The other distributions' vectors are this much shorter: they are there for the quality."""
 WHOLE = 1 << 14
 """Vectors are multiples of this many elements, so that every block of every codec is whole."""
+RECIPES = (ADAMW, MUON)
+"""Of the pseudo-gradients."""
 MEAN_NUMEL = 1 << 20
 """Elements of each peer's vector in a butterfly, at most."""
 
@@ -40,7 +42,7 @@ def run_codec(
     as_json: bool = False,
     size_mb: float = SIZE_MB,
     page: Path | None = None,
-    recipe: Recipe | None = None,
+    recipes: Sequence[Recipe] = RECIPES,
     budget_s: float = BUDGET_S,
 ) -> list[dict[str, Any]]:
     """Measure, show, write the page into the folder `page` if given, and return one row per codec and source.
@@ -59,9 +61,7 @@ def run_codec(
             shown.update(task, description=text, refresh=True)
 
         with one_thread():
-            sources, rows, skipped = measure_all(
-                numel=numel, recipe=recipe or Recipe(), budget_s=budget_s, progress=say
-            )
+            sources, rows, skipped = measure_all(numel=numel, recipes=recipes, budget_s=budget_s, progress=say)
     if page is not None:
         from farflung.sims.codec_page import write_page
 
@@ -88,13 +88,14 @@ def one_thread() -> Iterator[None]:
 
 
 def measure_all(
-    *, numel: int, recipe: Recipe, budget_s: float, progress: Callable[[str], None]
+    *, numel: int, recipes: Sequence[Recipe], budget_s: float, progress: Callable[[str], None]
 ) -> tuple[list[Source], list[Row], list[str]]:
     """(sources, rows, what could not be measured) with vectors of `numel` elements."""
     others, skipped = baselines()
     methods = [ours(spec) for spec in SPECS] + others
     progress("drawing")
-    sources = [gauss(numel), laplace(numel // SMALLER), student4(numel // SMALLER), *deltas(recipe, progress)]
+    sources = [gauss(numel), laplace(numel // SMALLER), student4(numel // SMALLER)]
+    sources += [delta(recipe, progress) for recipe in recipes]
     rows: list[Row] = []
     for source in sources:
         for method in methods:

@@ -60,22 +60,17 @@ def student4(numel: int) -> Source:
     )
 
 
-def deltas(recipe: Recipe, progress: Callable[[str], None] = lambda text: None) -> tuple[Source, Source]:
-    """Pseudo-gradients of the recipe with AdamW and with Muon: one vector for each matrix."""
-    adamw = pseudo_gradient("adamw", recipe, lambda text: progress(f"training with AdamW: {text}"))
-    muon = pseudo_gradient("muon", recipe, lambda text: progress(f"training with Muon: {text}"))
-    steps = f"after {recipe.inner_steps} steps that followed {recipe.warm_up_steps} of warm-up"
-    return (
-        Source(
-            name=DELTA_ADAMW,
-            vectors=tuple(matrix.flatten() for matrix in adamw.matrices.values()),
-            about=f"pseudo-gradient of a small language model, AdamW, {steps}, at a loss of {adamw.loss:.2f} nats per byte",
-        ),
-        Source(
-            name=DELTA_MUON,
-            vectors=tuple(matrix.flatten() for matrix in muon.matrices.values()),
-            about=f"the same with Muon for the hidden matrices, at a loss of {muon.loss:.2f}",
-        ),
+def delta(recipe: Recipe, progress: Callable[[str], None] = lambda text: None) -> Source:
+    """The pseudo-gradient of one worker that trains by this recipe: one vector for each matrix."""
+    name, optimiser = {"adamw": (DELTA_ADAMW, "AdamW"), "muon": (DELTA_MUON, "Muon on the hidden matrices")}[
+        recipe.optimiser
+    ]
+    made = pseudo_gradient(recipe, lambda text: progress(f"{name}: {text}"))
+    return Source(
+        name=name,
+        vectors=tuple(matrix.flatten() for matrix in made.matrices.values()),
+        about=f"pseudo-gradient of a small language model after {recipe.inner_steps} steps with {optimiser}, which followed "
+        f"{recipe.warm_up_steps} of warm-up; training loss {made.loss:.2f} nats per byte",
     )
 
 

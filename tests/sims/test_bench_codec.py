@@ -28,12 +28,9 @@ from farflung.sims.muon import Muon, orthogonalise
 from farflung.sims.pseudo_gradients import Optimiser, Recipe, pseudo_gradient
 from farflung.training.model import ModelConfig
 
-TINY = Recipe(
-    model=ModelConfig(vocab_size=264, dim=32, num_layers=1, num_heads=2, num_kv_heads=2, ffn_dim=64, seq_len=16),
-    batch=2,
-    warm_up_steps=3,
-    inner_steps=2,
-)
+TINY_MODEL = ModelConfig(vocab_size=264, dim=32, num_layers=1, num_heads=2, num_kv_heads=2, ffn_dim=64, seq_len=16)
+OPTIMISERS: tuple[Optimiser, ...] = ("adamw", "muon")
+TINY = [Recipe(optimiser=o, model=TINY_MODEL, batch=2, warm_up_steps=3, inner_steps=2) for o in OPTIMISERS]
 KEYS = {"codec", "source", "bits_per_param", "nmse", "encode_gbs", "decode_add_gbs", "memcpy_gbs"}
 
 
@@ -72,7 +69,7 @@ def mean_rows() -> list[Row]:
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], Path]:
     page = tmp_path_factory.mktemp("docs") / "new"
-    return run_codec(size_mb=0.1, page=page, recipe=TINY, budget_s=0.0), page
+    return run_codec(size_mb=0.1, page=page, recipes=TINY, budget_s=0.0), page
 
 
 def test_every_codec_on_every_source(whole_run: tuple[list[dict[str, Any]], Path]) -> None:
@@ -103,7 +100,7 @@ def test_the_page_is_whole(whole_run: tuple[list[dict[str, Any]], Path]) -> None
 
 
 def test_json_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_codec, "Recipe", lambda: TINY)
+    monkeypatch.setattr(bench_codec, "delta", lambda recipe, progress: gauss(1000))
     monkeypatch.setattr(bench_codec, "SPECS", ("int8(block=64)",))
     monkeypatch.setattr(bench_codec, "baselines", lambda: ([], ["somebody: not here"]))
     done = CliRunner().invoke(app, ["bench", "codec", "--json", "--size", "0.1"])
@@ -116,7 +113,7 @@ def test_json_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_table_is_for_people(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(bench_codec, "baselines", lambda: ([], []))
-    run_codec(size_mb=0.1, recipe=TINY, budget_s=0.0)
+    run_codec(size_mb=0.1, recipes=TINY, budget_s=0.0)
     shown = capsys.readouterr().out
     assert "int8(block=128)" in shown and "met: mean of 16 peers" in shown and "missed: sparse" in shown
 
@@ -218,10 +215,10 @@ def test_distributions() -> None:
     assert torch.equal(student4(1000).vectors[0], student4(1000).vectors[0])
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
-def test_pseudo_gradients_are_the_same_again(optimiser: Optimiser) -> None:
+@pytest.mark.parametrize("recipe", TINY, ids=OPTIMISERS)
+def test_pseudo_gradients_are_the_same_again(recipe: Recipe) -> None:
     said: list[str] = []
-    first, second = pseudo_gradient(optimiser, TINY, said.append), pseudo_gradient(optimiser, TINY)
+    first, second = pseudo_gradient(recipe, said.append), pseudo_gradient(recipe)
     assert first.loss == second.loss and list(first.matrices) == list(second.matrices)
     assert all(torch.equal(a, second.matrices[name]) for name, a in first.matrices.items())
     assert all(bool(a.any()) and a.dim() == 2 for a in first.matrices.values())
