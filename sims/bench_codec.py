@@ -132,7 +132,5 @@ def _show(sources: Sequence[Source], rows: Sequence[Row], console: Console) -> N
             said = f"{row.bits_above_bound:.3f} bits above the Gaussian bound at {row.bits_per_param:.2f}: {row.codec}"
             console.print(said, style="dim", markup=False, highlight=False)
     for check in checks(rows):
-        style = "green" if check.met else "red"
-        console.print(
-            f"{'met' if check.met else 'missed'}: {check.target}; {check.measured}", style=style, markup=False
-        )
+        style = "green" if check.met else "red" if check.met is False else "dim"
+        console.print(f"{check.verdict}: {check.target}; {check.measured}", style=style, markup=False)

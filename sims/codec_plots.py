@@ -35,7 +35,7 @@ FAMILIES: tuple[tuple[str, str, str, frozenset[str]], ...] = (
 OTHERS = ("other projects", "#129a70", "X")
 
 DOTS_PER_INCH = 110
-LOW_NMSE, LOW_BITS, HIGH_BITS = 1e-6, 0.05, 20.0
+LOW_NMSE, LOW_BITS, HIGH_BITS = 1e-8, 0.05, 20.0
 """What the plots of rate against distortion show."""
 LOW_GAP, HIGH_GAP = -1.0, 2.0
 """What the plot of distances to the bound shows, in bits; casts are further away."""

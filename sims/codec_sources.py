@@ -26,7 +26,7 @@ class Source:
 
     name: str
     vectors: tuple[Tensor, ...]
-    """fp32, 1-D. A matrix is one vector, row by row."""
+    """fp32, 1-D."""
     about: str
     """One sentence for the page."""
 
@@ -61,14 +61,14 @@ def student4(numel: int) -> Source:
 
 
 def delta(recipe: Recipe, progress: Callable[[str], None] = lambda text: None) -> Source:
-    """The pseudo-gradient of one worker that trains by this recipe: one vector for each matrix."""
+    """The pseudo-gradient of one worker that trains by this recipe."""
     name, optimiser = {"adamw": (DELTA_ADAMW, "AdamW"), "muon": (DELTA_MUON, "Muon on the hidden matrices")}[
         recipe.optimiser
     ]
     made = pseudo_gradient(recipe, lambda text: progress(f"{name}: {text}"))
     return Source(
         name=name,
-        vectors=tuple(matrix.flatten() for matrix in made.matrices.values()),
+        vectors=made.vectors,
         about=f"pseudo-gradient of a small language model after {recipe.inner_steps} steps with {optimiser}, which followed "
         f"{recipe.warm_up_steps} of warm-up; training loss {made.loss:.2f} nats per byte",
     )

@@ -34,7 +34,13 @@ class Check:
 
     target: str
     measured: str
-    met: bool
+    met: bool | None
+    """None: it cannot be told here."""
+
+    @property
+    def verdict(self) -> str:
+        """For people."""
+        return "not comparable" if self.met is None else "met" if self.met else "missed"
 
 
 def checks(rows: Sequence[Row]) -> list[Check]:
@@ -96,7 +102,7 @@ def _hivemind(rows: Sequence[Row]) -> list[Check]:
         field = way.replace("-", "_") + "_gbs"
         rates = [rate for rate in (getattr(row, field) for row in theirs) if rate is not None]
         if int8 is None or not rates:
-            found.append(Check(target=target, measured="theirs do not run here", met=False))
+            found.append(Check(target=target, measured="theirs do not do it here", met=None))
             continue
         times = getattr(int8, field) / max(rates)
         found.append(Check(target=target, measured=f"{times:.1f} times", met=times >= TIMES_HIVEMIND))

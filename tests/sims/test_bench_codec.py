@@ -219,10 +219,10 @@ def test_distributions() -> None:
 def test_pseudo_gradients_are_the_same_again(recipe: Recipe) -> None:
     said: list[str] = []
     first, second = pseudo_gradient(recipe, said.append), pseudo_gradient(recipe)
-    assert first.loss == second.loss and list(first.matrices) == list(second.matrices)
-    assert all(torch.equal(a, second.matrices[name]) for name, a in first.matrices.items())
-    assert all(bool(a.any()) and a.dim() == 2 for a in first.matrices.values())
-    assert len(first.matrices) == 8 and len(said) == 5  # the embedding and seven of the layer
+    assert first.loss == second.loss and len(said) == 5
+    assert [vector.numel() for vector in first.vectors] == [264 * 32 + 4 * 32 * 32 + 3 * 32 * 64]  # the norms are last
+    assert torch.equal(first.vectors[0], second.vectors[0]) and bool(torch.isfinite(first.vectors[0]).all())
+    assert float((first.vectors[0] != 0).float().mean()) > 0.5
 
 
 # Muon.
@@ -339,7 +339,7 @@ def test_targets_take_the_best_row_that_is_small_enough() -> None:
     assert found["deadzone: decode-add at least 0.5 of memcpy"].met
     fast = found["int8 at least 10 times as fast as hivemind's 8-bit codecs: encode"]
     assert fast.met and fast.measured == "16.0 times"
-    assert not found["int8 at least 10 times as fast as hivemind's 8-bit codecs: decode-add"].met
+    assert found["int8 at least 10 times as fast as hivemind's 8-bit codecs: decode-add"].verdict == "not comparable"
     assert all(check.met for target, check in found.items() if target.startswith("mean of"))
 
 
