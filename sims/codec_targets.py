@@ -24,7 +24,7 @@ TIMES_HIVEMIND = 10.0
 
 RATES = (0.14, 0.36, 0.9, 2.0, 4.0)
 """Bits per parameter at which the distance to the Gaussian bound is told."""
-NEAR = 1.2
+NEAR = 1.1
 """A row counts for a rate when its own is within this factor."""
 
 
@@ -80,7 +80,7 @@ def _quality(rows: Iterable[Row], name: str, most_nmse: float, most_bits: float)
     if not fit:
         return Check(target=target, measured="no codec sends so little", met=False)
     nmse, row = min(fit, key=lambda pair: pair[0])
-    measured = f"{nmse:.3g} at {row.bits_per_param:.3g} bits: {row.codec}"
+    measured = f"{nmse:.4g} at {row.bits_per_param:.4g} bits: {row.codec}"
     return Check(target=target, measured=measured, met=nmse <= most_nmse)
 
 

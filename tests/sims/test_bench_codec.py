@@ -135,7 +135,7 @@ def test_the_thread_count_comes_back() -> None:
 
 def test_every_codec_of_the_registry_is_shown_and_has_a_colour() -> None:
     names = {codec.name for codec in CODECS}
-    assert {parse_codec(spec).name for spec in SPECS} == names
+    assert {re.split(r"[(+]", spec)[0] for spec in SPECS} == names
     assert names <= frozenset().union(*(family[3] for family in FAMILIES))
 
 
@@ -330,7 +330,7 @@ def test_targets_take_the_best_row_that_is_small_enough() -> None:
     ]
     found = {check.target: check for check in checks(rows)}
     quality = found["8-bit class: NMSE at most 4e-05 at 8.2 bits"]
-    assert quality.met and quality.measured == "3e-05 at 8.12 bits: int8(block=128)"
+    assert quality.met and quality.measured == "3e-05 at 8.125 bits: int8(block=128)"
     assert found["1-bit class: NMSE at most 0.385 at 0.92 bits"].met
     assert not found["sparse: NMSE at most 0.89 at 0.14 bits"].met
     assert found["int8: encode at least 0.8 of memcpy"].met
