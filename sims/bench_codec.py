@@ -18,6 +18,8 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 from rich.table import Table
 
+from farflung.compression import kernels
+from farflung.node.paths import resolve_paths
 from farflung.sims.codec_baselines import baselines
 from farflung.sims.codec_methods import MEANS, SPECS, ours
 from farflung.sims.codec_rows import BUDGET_S, Row, butterfly, measure, number
@@ -92,6 +94,9 @@ def measure_all(
 ) -> tuple[list[Source], list[Row], list[str]]:
     """(sources, rows, what could not be measured) with vectors of `numel` elements."""
     others, skipped = baselines()
+    prepared = kernels.prepare(resolve_paths().cache / "kernels")
+    if not prepared.native:
+        skipped.append(f"our C kernels; PyTorch stands in: {prepared.reason}")
     methods = [ours(spec) for spec in SPECS] + others
     progress("drawing")
     sources = [gauss(numel), laplace(numel // SMALLER), student4(numel // SMALLER)]

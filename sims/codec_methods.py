@@ -8,7 +8,39 @@ from torch import Tensor
 
 from farflung.compression.registry import parse_codec
 
-SPECS: tuple[str, ...] = ("fp32", "int8(block=128)", "int8(block=4096)")
+SPECS: tuple[str, ...] = (
+    "fp32",
+    "bf16",
+    "fp16",
+    "int8(block=128)",
+    "int8(block=4096)",
+    "int8(block=128)+zstd",
+    "int4(block=128)",
+    "int4(block=128)+zstd",
+    "nf4",
+    "mxfp4",
+    "nvfp4",
+    "e3m0",
+    "stat2",
+    "sign",
+    "deadzone(bits=4.0)",
+    "deadzone(bits=3.5)",
+    "deadzone(bits=2.0)",
+    "deadzone(bits=1.1)",
+    "deadzone(bits=1.0)",
+    "deadzone(bits=0.9)",
+    "deadzone(bits=0.36)",
+    "deadzone(bits=0.14)",
+    "deadzone(bits=0.1)",
+    "topk",
+    "topk(k=66)",
+    "topk(chunk=16384,k=270)",
+    "topk(bits=2)",
+    "topk(bits=8)",
+    "randk",
+    "lowrank(rank=8,cols=256)",
+    "dct(cols=256)",
+)
 """What is shown of ours, in the order of the tables: every codec of the registry at least once. Where a target of speed
 is about a codec, its first line here is meant (`codec_targets`)."""
 
@@ -34,7 +66,10 @@ class Mean:
         return f"{parse_codec(self.up).spec} up, {parse_codec(self.down).spec} down"
 
 
-MEANS: tuple[Mean, ...] = (Mean(peers=16, up="int8", down="int8", most_nmse=5e-5),)
+MEANS: tuple[Mean, ...] = (
+    Mean(peers=16, up="int8", down="int8", most_nmse=5e-5),
+    Mean(peers=8, up="int4", down="int8", most_nmse=3.5e-3),
+)
 """Every pair of uplink and downlink codecs that is shown."""
 
 
