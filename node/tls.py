@@ -300,6 +300,9 @@ class TlsCarrier:
             errors.append("no answer in time")
         for late in won[1:]:
             self._release(late)
+        if won and not won[0].free:  # gone since it proved its key
+            errors.append("the other side closed the connection at once")
+            won.clear()
         if not won:
             raise NetworkError(f"cannot dial {peer.hex()[:12]} over TLS: {'; '.join(errors) or 'no address'}")
         return won[0]
@@ -324,6 +327,7 @@ class TlsCarrier:
         connection.rtt_s = (monotonic() - begun) / 3
         if connection.closing:
             raise ConnectionError("the connection was closed")
+        connection.idle_since = monotonic()
         self._all.add(connection)
         return connection
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -426,6 +427,35 @@ def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
             assert await ask(client, server, b"data") == b"data"
             await until(lambda: not client.carrier._all and not server.carrier._all)
             assert await ask(client, server, b"again") == b"again"
+
+    run(main)
+
+
+def test_a_fresh_connection_does_not_count_as_idle_since_ever() -> None:
+    async def main() -> None:
+        async with end() as server, end() as client:
+            before = time.monotonic()
+            connection = await client.carrier._dial_one(server.key, *server.address[0])
+            assert connection.idle_since >= before, "or else it may be closed before its first stream"
+
+    run(main)
+
+
+def test_a_connection_that_is_gone_before_its_first_stream_is_a_network_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    dial_one = TlsCarrier._dial_one
+
+    async def dial_and_lose(self: TlsCarrier, *arguments: Any) -> TlsConnection:
+        connection = await dial_one(self, *arguments)
+        connection.abort("the peer went away")
+        return connection
+
+    monkeypatch.setattr(TlsCarrier, "_dial_one", dial_and_lose)
+
+    async def main() -> None:
+        async with end() as server, end() as client:
+            server.handlers["echo"] = echo
+            with pytest.raises(NetworkError, match="closed the connection at once"):
+                await client.carrier.open(server.key, "echo", server.address)
 
     run(main)
 
