@@ -24,7 +24,7 @@ SPECS: tuple[str, ...] = (
     "stat2",
     "sign",
     "deadzone(bits=4.0)",
-    "deadzone(bits=3.5)",
+    "deadzone(bits=3.6)",
     "deadzone(bits=2.0)",
     "deadzone(bits=1.1)",
     "deadzone(bits=1.0)",
