@@ -230,15 +230,24 @@ class Exchange:
         self, plan_id: bytes, part: int, digest: bytes, holders: Sequence[PeerId], bounds: Bounds
     ) -> Payload | None:
         """Get the encoded mean of a part from whoever of `holders` has it; None when nobody can give it."""
+        payload, _ = await self._search(plan_id, part, digest, holders, bounds)
+        return payload
+
+    async def _search(
+        self, plan_id: bytes, part: int, digest: bytes, holders: Sequence[PeerId], bounds: Bounds
+    ) -> tuple[Payload | None, bool]:
+        """What `fetch` says, and whether a None is final: all `holders` have been heard and have no such mean."""
         here = await self._means.get(plan_id, part, digest)
         if here is not None:
             self._news.mean_held(plan_id, part, digest)
-            return here
+            return here, False
+        final = bool(holders)
         for peer in _rotated(holders, self._network.peer_id):
             try:
                 payload = await self._fetch_from(peer, MeanRequest(plan_id, part, digest), bounds)
             except NetworkError as error:
                 self._news.unreachable(peer, str(error))
+                final = False
                 continue
             except RemoteError as error:
                 self._news.refused(error)
@@ -250,13 +259,16 @@ class Exchange:
             if round_ is not None:
                 round_.received_bytes += len(payload)
             self._news.mean_held(plan_id, part, digest)
-            return payload
-        return None
+            return payload, False
+        return None, final
 
     async def collect(
         self, result: RoundResult, holders: Sequence[PeerId], *, attempts: int = 1
     ) -> dict[int, Payload] | None:
-        """Encoded means of all parts that a committed round kept; None when nobody has them any more."""
+        """Encoded means of all parts that a committed round kept; None when nobody has them any more.
+
+        Whoever was away for long asks for means that are gone: it ends with the first part of which all holders say so.
+        """
         wanted = [k for k, part in enumerate(result.parts) if part.digest]
         means: dict[int, Payload] = {}
         for attempt in range(attempts):
@@ -264,9 +276,11 @@ class Exchange:
                 await asyncio.sleep(RETRY_S)
             for k in [k for k in wanted if k not in means]:
                 part = result.parts[k]
-                payload = await self.fetch(result.plan, k, part.digest, holders, part)
+                payload, final = await self._search(result.plan, k, part.digest, holders, part)
                 if payload is not None:
                     means[k] = payload
+                elif final:
+                    return None
             if len(means) == len(wanted):
                 return means
         return None

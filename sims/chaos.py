@@ -71,7 +71,8 @@ class Report:
 class Swarm:
     """The processes of one simulation, and the judge over what they do."""
 
-    def __init__(self, seed: int, num_peers: int, hub: MemoryHub, group: asyncio.TaskGroup, report: Report) -> None:
+    def __init__(self, seed: int, schedule: Schedule, hub: MemoryHub, group: asyncio.TaskGroup, report: Report) -> None:
+        num_peers = schedule.num_peers
         self.hub = hub
         self.report = report
         self.signers = [Ed25519Signer(hashlib.sha256(f"{seed}/{i}".encode()).digest()) for i in range(num_peers)]
@@ -87,7 +88,7 @@ class Swarm:
         self.history: dict[int, chain.Commit] = {}
         self.settings = Settings(
             swarm=self.swarm,
-            founder=self.ids[0],
+            founder=self.ids[schedule.founder],
             rules=Rules(
                 window=3 * INNER_STEPS * SAMPLES_PER_STEP,
                 lease=3,
@@ -160,7 +161,7 @@ class Swarm:
             exit_when_done=False,
         )
         anchor, history = newest_history(self.disks[index].load_history())
-        if index == 0 and not history:
+        if self.ids[index] == self.settings.founder and not history:
             history = [self._genesis()]
             self.disks[index].append_commit(None, history[0])
         known = [p for p in self.hub.running() if p != me]
@@ -174,9 +175,10 @@ class Swarm:
             await network.close()
 
     def _genesis(self) -> Certified:
-        commit = chain.genesis(self.ids[0], self.settings.rules)
+        founder = self.settings.founder
+        commit = chain.genesis(founder, self.settings.rules)
         signed = chain.vote_bytes(self.swarm, 0, 0, chain.commit_hash(self.swarm, commit))
-        return Certified(commit, 0, (Vote(self.ids[0], self.signers[0].sign(signed)),))
+        return Certified(commit, 0, (Vote(founder, self.signers[self.ids.index(founder)].sign(signed)),))
 
     # ---- the judge ---------------------------------------------------------------------------------------------
 
@@ -301,7 +303,7 @@ async def _simulate(seed: int, schedule: Schedule, report: Report, meddler: Medd
     link = LinkModel()
     hub = MemoryHub(loop, random.Random(f"{seed}/network"), link)
     async with asyncio.TaskGroup() as group:
-        swarm = Swarm(seed, schedule.num_peers, hub, group, report)
+        swarm = Swarm(seed, schedule, hub, group, report)
         helpers = [group.create_task(_watch(swarm))]
         if meddler is not None:
             helpers.append(group.create_task(_meddle(meddler, swarm)))

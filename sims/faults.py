@@ -158,6 +158,11 @@ class Schedule:
     """When the run ends, in seconds; no fault is later, nor lasts longer."""
     faults: tuple[Fault, ...]
 
+    @property
+    def founder(self) -> int:
+        """Who founds the swarm: the first peer to start. Peer 0 where none does."""
+        return next((fault.peer for fault in self.faults if isinstance(fault, Start)), 0)
+
     def __post_init__(self) -> None:
         if self.num_peers < 1:
             raise ValueError("a schedule needs at least one peer")
@@ -258,7 +263,7 @@ def draw_schedule(rng: random.Random, num_peers: int, duration_s: float, churn: 
     """Draw random churn among 3 to 24 peers over `duration_s` seconds.
 
     A third or more of the peers start at 0 s, the rest joins later. Every absence by a kill, pause, partition and window ends before the
-    last `churn.calm_s` seconds; who left with a goodbye may stay away. Raises ValueError when the duration leaves no room for that.
+    last `churn.calm_s` seconds; who left with a goodbye may stay away, but for the founder. Raises ValueError when the duration leaves no room for that.
     """
     if not 3 <= num_peers <= MAX_PEERS:
         raise ValueError(f"num_peers is 3 to {MAX_PEERS}, not {num_peers}")
@@ -284,13 +289,16 @@ class _Draw:
         self._fresh = list(range(num_peers))
         self._busy_until: dict[int, float] = {}
         self._partitioned = False
+        self._founder = 0
 
     def schedule(self, duration_s: float) -> Schedule:
         rng, churn = self._rng, self._churn
         for peer in range(self._num_peers):
             if churn.max_skew_s > 0:
                 self._faults.append(Skew(at=0.0, peer=peer, ahead_s=rng.uniform(-churn.max_skew_s, churn.max_skew_s)))
-        for peer in rng.sample(self._fresh, rng.randint(max(1, self._num_peers // 3), self._num_peers)):
+        first = rng.sample(self._fresh, rng.randint(max(1, self._num_peers // 3), self._num_peers))
+        self._founder = first[0]
+        for peer in first:
             self._happen(Start(at=0.0, peer=peer))
         # No fault of its own in the last moments: those are for what brings the swarm back.
         last = self._end - 2 * churn.min_rejoin_s
@@ -310,7 +318,7 @@ class _Draw:
             self._happen(Start(at=now, peer=rng.choice(self._fresh)))
         elif kind == "leave" and len(self._running) > 1 and awake:
             self._happen(Leave(at=now, peer=(peer := rng.choice(awake))))
-            if rng.random() < 0.5:
+            if rng.random() < 0.5 or peer == self._founder:  # it may still be the only one who knows the history
                 self._plan(Start(at=self._later(now, self._churn.min_rejoin_s), peer=peer))
         elif kind == "kill" and len(self._running) > 1:
             self._happen(Kill(at=now, peer=(peer := rng.choice(self._running)), reset=rng.random() < 0.7))

@@ -20,6 +20,7 @@ KEYS = {
     "outer_loss",
     "solo_loss",
     "bytes_sent_per_peer",
+    "bits_per_parameter",
     "ddp_bytes_per_peer",
     "rounds_committed",
     "rounds_missed",
