@@ -140,7 +140,8 @@ class Applier:
             assert commit.round is not None
             holders = self._member.membership.live(p for p in commit.view if p != self._member.me)
             means = await self._exchange.collect(commit.round, holders, attempts=FETCH_ATTEMPTS)
-        if means is None:
+        downloaded = means is None
+        if downloaded:
             await self._download_state(commit)
         async with self._trainer.busy:
             if commit.version == self.version + 1 and means is not None:
@@ -150,6 +151,9 @@ class Applier:
                 self.version = commit.version
             await self._settle(commit, commit.round)
             self.steady.set()
+        if downloaded:  # on disk before others count on us: who loses the state with the power still has a vote
+            self.height = commit.height
+            await self.save_place()
         await self._announce(commit, changed=self.version != before)
         if commit.round is not None and means:
             await self._report_round(commit, commit.round, means)
