@@ -23,8 +23,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from farflung.compression.codec import Payload
-from farflung.compression.policy import VectorCodec
+from farflung.compression.codec import Payload, VectorCodec
 
 Contribution = tuple[Payload, float]
 """An encoded vector and its weight in the mean."""

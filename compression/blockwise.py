@@ -21,21 +21,18 @@ The PyTorch code below is the reference, what GPUs run, and the fallback without
 Legend: b = blocks of a piece, w = elements of each.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from ctypes import c_float, c_size_t, c_void_p
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from farflung.compression import codec, kernels, wire
+from farflung.compression.base import BlockCodec
 from farflung.compression.codec import ChunkReader, CodecError, Payload
-
-MIN_BLOCK = 16
-"""Smaller blocks spend more than a bit per element on scales."""
-MAX_BLOCK = 1 << 16
-"""A block must fit a chunk (`codec.CPU_CHUNK`)."""
 
 _MIN_SCALE = 2.0**-126  # smallest normal number of bf16, as of fp32
 _MIN_SCALE_BITS = 0x0080
@@ -47,45 +44,22 @@ _DECODE_ADD = (c_void_p, c_void_p, c_size_t, c_size_t, c_float, c_void_p)  # wei
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Blockwise:
+class Blockwise(BlockCodec):
     """Integers with one bf16 scale per block."""
 
-    name: ClassVar[str]
-    codec_id: ClassVar[int]
-    version: ClassVar[int]
     largest: ClassVar[int]
     """Largest |q|."""
     max_scale_bits: ClassVar[int]
     """bf16(2**127 / largest)."""
     codes_per_byte: ClassVar[int]
 
+    max_block: ClassVar[int] = 1 << 16
+    """A block must fit a chunk (`codec.CPU_CHUNK`)."""
+
     block: int = 128
-    """Elements per scale; a power of two."""
 
-    def __post_init__(self) -> None:
-        if not MIN_BLOCK <= self.block <= MAX_BLOCK or self.block & (self.block - 1):
-            raise ValueError(f"block must be a power of two, {MIN_BLOCK} to {MAX_BLOCK}, not {self.block}")
-
-    @property
-    def spec(self) -> str:
-        """Canonical text."""
-        return codec.spec_of(self)
-
-    @property
-    def param(self) -> int:
-        """The block."""
-        return self.block
-
-    @classmethod
-    def from_param(cls, param: int) -> Self:
-        """`param` is the block. Raises ValueError."""
-        return cls(block=param)
-
-    def max_nbytes(self, numel: int) -> int:
-        """Payload bytes of `numel` elements; exact. Raises ValueError."""
-        if numel < 0:
-            raise ValueError(f"a vector cannot have {numel} elements")
-        return wire.HEADER_NBYTES + 2 * self._num_blocks(numel) + self._num_bytes(numel)
+    def _max_body(self, numel: int) -> int:
+        return 2 * self._num_blocks(numel) + self._num_bytes(numel)
 
     def encode(self, x: Tensor, *, out: bytearray | memoryview | None = None) -> memoryview:
         """See `Codec.encode`. Raises CodecError when an element is not finite or above about 2**127."""
@@ -105,10 +79,6 @@ class Blockwise:
         view[wire.HEADER_NBYTES : wire.HEADER_NBYTES + 2 * len(scales)] = wire.tensor_bytes(scales)
         wire.seal(view, self, numel)
         return view
-
-    def check(self, payload: Payload, numel: int) -> None:
-        """See `Codec.check`."""
-        self._open(payload, numel)
 
     def decode(self, payload: Payload, numel: int, *, out: Tensor | None = None) -> Tensor:
         """See `Codec.decode`."""
@@ -133,26 +103,25 @@ class Blockwise:
         else:
             native(scales.data_ptr(), kernels.address(codes), numel, self.block, weight, acc.data_ptr())
 
+    @abstractmethod
     def _pack(self, values: Tensor, codes: Tensor) -> None:
         """Integers `values` [b, w] fp32 to `codes` [b, ceil(w / codes_per_byte)] uint8, perhaps on another device.
 
         May change `values`.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _unpack(self, codes: Tensor, out: Tensor) -> None:
         """`codes` [b, ceil(w / codes_per_byte)] uint8 to integers `out` [b, w] fp32."""
-        raise NotImplementedError
-
-    def _num_blocks(self, numel: int) -> int:
-        return -(-numel // self.block)
 
     def _num_bytes(self, numel: int) -> int:
         return -(-numel // self.codes_per_byte)
 
     def _encode(self, x: Tensor, scales: Tensor, codes: Tensor) -> None:
         """`x` [n] to `scales` [blocks] bf16 and `codes` [bytes] uint8. Bad blocks get invalid scales."""
-        scratch = _Scratch(min(len(x), _chunk(self.block, cuda=x.is_cuda)), self.block, self.largest, x.device)
+        scratch = _Scratch(
+            min(len(x), codec.chunk_numel(self.block, cuda=x.is_cuda)), self.block, self.largest, x.device
+        )
         # On a GPU all of this is queued on one stream: copies out of scratch run before it is reused.
         for start, stop in self._pieces(0, len(x), cuda=x.is_cuda):
             rows = x[start:stop].view(-1, min(self.block, stop - start))
@@ -194,7 +163,7 @@ class Blockwise:
 
     def _reader(self, scales: Tensor, codes: memoryview) -> ChunkReader:
         values = scales.float()
-        scratch = torch.empty(min(len(codes), _chunk(self.block, cuda=False)), dtype=torch.uint8)
+        scratch = torch.empty(min(len(codes), codec.chunk_numel(self.block, cuda=False)), dtype=torch.uint8)
 
         def read(start: int, stop: int, out: Tensor) -> None:
             for first, last in self._pieces(start, stop, cuda=False):
@@ -233,7 +202,3 @@ def store(values: Tensor, codes: Tensor) -> None:
         codes.copy_(values)
     else:  # converted on the GPU: copy_ by itself would carry fp32 to the host
         codes.copy_(values.to(codes.dtype), non_blocking=True)
-
-
-def _chunk(block: int, *, cuda: bool) -> int:
-    return max(codec.CUDA_CHUNK if cuda else codec.CPU_CHUNK, block)

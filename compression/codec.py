@@ -63,12 +63,11 @@ class Format(Protocol):
         """Largest payload in bytes, header included, of `numel` elements. Raises ValueError if negative."""
 
 
-class Codec(Format, Protocol):
-    """Encode and decode vectors of fp32 (`activations.ActivationCodec` is for activations)."""
+class VectorCodec(Protocol):
+    """Encodes and decodes vectors of fp32: a `Codec`, or a policy's codec of one slice."""
 
-    @property
-    def block(self) -> int:
-        """Elements that share side information; parts of a vector had better start at multiples of it."""
+    def max_nbytes(self, numel: int) -> int:
+        """Largest payload in bytes, header included, of `numel` elements. Raises ValueError if negative."""
 
     def encode(self, x: Tensor, *, out: bytearray | memoryview | None = None) -> memoryview:
         """Encode `x` [n], fp32, contiguous, on the CPU or a GPU; `x` is never changed.
@@ -90,6 +89,14 @@ class Codec(Format, Protocol):
         Multiply and add round separately (no FMA), so every machine gets the same bits. Raises CodecError and
         leaves `acc` as it was when the payload is bad.
         """
+
+
+class Codec(Format, VectorCodec, Protocol):
+    """A way to encode vectors of any length (`activations.ActivationCodec` is for activations)."""
+
+    @property
+    def block(self) -> int:
+        """Elements that share side information; parts of a vector had better start at multiples of it."""
 
 
 def spec_of(codec: Format) -> str:

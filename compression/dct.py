@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from farflung.compression import codec, kept, wire
+from farflung.compression.base import ChunkedCodec
 from farflung.compression.codec import ChunkReader, Payload
 
 SIDE = 64
@@ -32,7 +33,7 @@ _BASIS_BITS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Dct:
+class Dct(ChunkedCodec):
     """The largest cosine coefficients of every tile."""
 
     name: ClassVar[str] = "dct"
@@ -59,11 +60,6 @@ class Dct:
         return SIDE * self.cols
 
     @property
-    def spec(self) -> str:
-        """Canonical text."""
-        return codec.spec_of(self)
-
-    @property
     def param(self) -> int:
         """cols << 32 | k << 8 | bits."""
         return self.cols << 32 | self.k << 8 | self.bits
@@ -73,12 +69,9 @@ class Dct:
         """Raises ValueError."""
         return cls(cols=param >> 32, k=param >> 8 & 0xFFFFFF, bits=param & 0xFF)
 
-    def max_nbytes(self, numel: int) -> int:
-        """Largest payload in bytes of `numel` elements. Raises ValueError."""
-        if numel < 0:
-            raise ValueError(f"a vector cannot have {numel} elements")
+    def _max_body(self, numel: int) -> int:
         padded = self._padded(numel)
-        return wire.HEADER_NBYTES + kept.max_nbytes(padded, TILE, padded // TILE * self.k, self.bits)
+        return kept.max_nbytes(padded, TILE, padded // TILE * self.k, self.bits)
 
     def encode(self, x: Tensor, *, out: bytearray | memoryview | None = None) -> memoryview:
         """See `Codec.encode`. Raises CodecError when an element is not finite or a coefficient above 2**90."""
@@ -92,19 +85,6 @@ class Dct:
         ]
         coded = kept.quantise(found, numel=self._padded(numel), chunk=TILE, bits=self.bits)
         return wire.fill(view, self, numel, kept.pack(coded, self.bits))
-
-    def check(self, payload: Payload, numel: int) -> None:
-        """See `Codec.check`."""
-        self._open(payload, numel)
-
-    def decode(self, payload: Payload, numel: int, *, out: Tensor | None = None) -> Tensor:
-        """See `Codec.decode`."""
-        return codec.decode_with(self._open(payload, numel), numel, self.block, out)
-
-    def decode_add_(self, payload: Payload, acc: Tensor, weight: float) -> None:
-        """See `Codec.decode_add_`."""
-        codec.check_target(acc, acc.numel(), "acc")
-        codec.decode_add_with(self._open(payload, acc.numel()), acc, self.block, weight)
 
     def _padded(self, numel: int) -> int:
         """Elements of all tiles."""

@@ -53,6 +53,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from farflung.compression import bitmaps, codec, kernels, planes, wire
+from farflung.compression.base import BaseCodec
 from farflung.compression.bitmaps import Bytes
 from farflung.compression.codec import CodecError, Payload
 from farflung.compression.planes import BLOCK, LEVELS, SECTION, UNITS, Floats, Planes
@@ -67,7 +68,7 @@ _FALLBACK_SECTIONS = 16  # that NumPy takes at a time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeadZone:
+class DeadZone(BaseCodec):
     """The dead-zone quantiser at a rate."""
 
     name: ClassVar[str] = "deadzone"
@@ -88,11 +89,6 @@ class DeadZone:
         return 8
 
     @property
-    def spec(self) -> str:
-        """Canonical text."""
-        return codec.spec_of(self)
-
-    @property
     def param(self) -> int:
         """`bits` as fp32."""
         return int.from_bytes(struct.pack("<f", self.bits), "little")
@@ -109,19 +105,17 @@ class DeadZone:
         """D for a vector whose root mean square is 1."""
         return _step(self.bits)
 
-    def max_nbytes(self, numel: int) -> int:
-        """Largest payload in bytes, about 2.5 times that of Gaussian data at 1 bit. Raises ValueError.
+    def _max_body(self, numel: int) -> int:
+        """Of all payloads, about 2.5 times that of Gaussian data at 1 bit.
 
         Integers of mean square s have at most log2(2 pi e (s + 1/12)) / 2 bits, and s is at most (1/step + 7/8)**2.
         Blocks' levels, and odds and slots rounded to whole numbers, take less than another 6 % and 0.03 bits.
         """
-        if numel < 0:
-            raise ValueError(f"a vector cannot have {numel} elements")
         square = (1 / self.step + 7 / 8) ** 2
         bits = 1.06 * 0.5 * math.log2(2 * math.pi * math.e * (square + 1 / 12)) + 0.03
         bits += 32 * min(square / LEVELS**2, 1.0)  # exact values
         per_section = 4 + 1 + (4 + 2) * LEVELS + bitmaps.STATES_NBYTES
-        return wire.HEADER_NBYTES + 4 * LEVELS + -(-numel // SECTION) * per_section + math.ceil(bits * numel / 8)
+        return 4 * LEVELS + -(-numel // SECTION) * per_section + math.ceil(bits * numel / 8)
 
     def encode(self, x: Tensor, *, out: bytearray | memoryview | None = None) -> memoryview:
         """See `Codec.encode`. Raises CodecError when an element is not finite, or D is above 2**127."""
@@ -138,10 +132,6 @@ class DeadZone:
         view[end:] = means.tobytes()
         wire.seal(view, self, x.numel())
         return view
-
-    def check(self, payload: Payload, numel: int) -> None:
-        """See `Codec.check`."""
-        self._open(payload, numel)
 
     def decode(self, payload: Payload, numel: int, *, out: Tensor | None = None) -> Tensor:
         """See `Codec.decode`."""

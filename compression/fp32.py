@@ -4,17 +4,18 @@ Values that are not finite are refused on both sides: one peer's NaN would other
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from farflung.compression import codec, wire
+from farflung.compression.base import ChunkedCodec
 from farflung.compression.codec import ChunkReader, CodecError, Payload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fp32:
+class Fp32(ChunkedCodec):
     """The exact codec."""
 
     name: ClassVar[str] = "fp32"
@@ -26,28 +27,8 @@ class Fp32:
         """Elements are independent."""
         return 1
 
-    @property
-    def spec(self) -> str:
-        """Canonical text."""
-        return codec.spec_of(self)
-
-    @property
-    def param(self) -> int:
-        """No parameter."""
-        return 0
-
-    @classmethod
-    def from_param(cls, param: int) -> Self:
-        """Raises ValueError unless `param` is 0."""
-        if param != 0:
-            raise ValueError(f"fp32 has no parameter, got {param}")
-        return cls()
-
-    def max_nbytes(self, numel: int) -> int:
-        """Payload bytes of `numel` elements; exact. Raises ValueError."""
-        if numel < 0:
-            raise ValueError(f"a vector cannot have {numel} elements")
-        return wire.HEADER_NBYTES + 4 * numel
+    def _max_body(self, numel: int) -> int:
+        return 4 * numel
 
     def encode(self, x: Tensor, *, out: bytearray | memoryview | None = None) -> memoryview:
         """See `Codec.encode`. Raises CodecError when an element is not finite."""
@@ -60,19 +41,6 @@ class Fp32:
         _check_finite(view[wire.HEADER_NBYTES :], x.numel())
         wire.seal(view, self, x.numel())
         return view
-
-    def check(self, payload: Payload, numel: int) -> None:
-        """See `Codec.check`."""
-        self._open(payload, numel)
-
-    def decode(self, payload: Payload, numel: int, *, out: Tensor | None = None) -> Tensor:
-        """See `Codec.decode`."""
-        return codec.decode_with(self._open(payload, numel), numel, self.block, out)
-
-    def decode_add_(self, payload: Payload, acc: Tensor, weight: float) -> None:
-        """See `Codec.decode_add_`."""
-        codec.check_target(acc, acc.numel(), "acc")
-        codec.decode_add_with(self._open(payload, acc.numel()), acc, self.block, weight)
 
     def _open(self, payload: Payload, numel: int) -> ChunkReader:
         body = wire.unseal_exactly(payload, self, numel)

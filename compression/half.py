@@ -9,21 +9,20 @@ Body: bf16[n] or fp16[n].
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from farflung.compression import codec, wire
+from farflung.compression.base import ChunkedCodec
 from farflung.compression.codec import ChunkReader, CodecError, Payload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Half:
+class _Half(ChunkedCodec):
     """Elements converted to a dtype of 16 bits."""
 
-    name: ClassVar[str]
-    codec_id: ClassVar[int]
     version: ClassVar[int] = 1
     dtype: ClassVar[torch.dtype]
     infinity: ClassVar[int]
@@ -34,28 +33,8 @@ class _Half:
         """Elements are independent."""
         return 1
 
-    @property
-    def spec(self) -> str:
-        """Canonical text."""
-        return codec.spec_of(self)
-
-    @property
-    def param(self) -> int:
-        """No parameter."""
-        return 0
-
-    @classmethod
-    def from_param(cls, param: int) -> Self:
-        """Raises ValueError unless `param` is 0."""
-        if param != 0:
-            raise ValueError(f"{cls.name} has no parameter, got {param}")
-        return cls()
-
-    def max_nbytes(self, numel: int) -> int:
-        """Payload bytes of `numel` elements; exact. Raises ValueError."""
-        if numel < 0:
-            raise ValueError(f"a vector cannot have {numel} elements")
-        return wire.HEADER_NBYTES + 2 * numel
+    def _max_body(self, numel: int) -> int:
+        return 2 * numel
 
     def encode(self, x: Tensor, *, out: bytearray | memoryview | None = None) -> memoryview:
         """See `Codec.encode`. Raises CodecError when an element is not finite, or rounds to infinity."""
@@ -64,7 +43,7 @@ class _Half:
         numel = x.numel()
         view, memory = wire.allocate(self.max_nbytes(numel), out=out, pinned=x.is_cuda)
         body = memory[wire.HEADER_NBYTES :]
-        scratch = torch.empty(min(numel, _chunk(cuda=x.is_cuda)), dtype=self.dtype, device=x.device)
+        scratch = torch.empty(min(numel, codec.chunk_numel(1, cuda=x.is_cuda)), dtype=self.dtype, device=x.device)
         for start, stop in codec.chunks(numel, 1, cuda=x.is_cuda):
             part = scratch[: stop - start].copy_(x[start:stop])
             body[2 * start : 2 * stop].copy_(part.view(torch.uint8), non_blocking=x.is_cuda)
@@ -74,23 +53,10 @@ class _Half:
         wire.seal(view, self, numel)
         return view
 
-    def check(self, payload: Payload, numel: int) -> None:
-        """See `Codec.check`."""
-        self._open(payload, numel)
-
-    def decode(self, payload: Payload, numel: int, *, out: Tensor | None = None) -> Tensor:
-        """See `Codec.decode`."""
-        return codec.decode_with(self._open(payload, numel), numel, self.block, out)
-
-    def decode_add_(self, payload: Payload, acc: Tensor, weight: float) -> None:
-        """See `Codec.decode_add_`."""
-        codec.check_target(acc, acc.numel(), "acc")
-        codec.decode_add_with(self._open(payload, acc.numel()), acc, self.block, weight)
-
     def _open(self, payload: Payload, numel: int) -> ChunkReader:
         body = wire.unseal_exactly(payload, self, numel)
         self._check_finite(body, numel)
-        scratch = torch.empty(min(numel, _chunk(cuda=False)), dtype=self.dtype)
+        scratch = torch.empty(min(numel, codec.chunk_numel(1, cuda=False)), dtype=self.dtype)
 
         def read(start: int, stop: int, out: Tensor) -> None:
             part = scratch[: stop - start]
@@ -126,7 +92,3 @@ class Fp16(_Half):
     codec_id = 5
     dtype = torch.float16
     infinity = 0x7C00
-
-
-def _chunk(*, cuda: bool) -> int:
-    return codec.CUDA_CHUNK if cuda else codec.CPU_CHUNK

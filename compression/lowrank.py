@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from farflung.compression import codec, wire
+from farflung.compression.base import ChunkedCodec
 from farflung.compression.codec import ChunkReader, CodecError, Payload
 from farflung.compression.hashing import random_uniform
 from farflung.compression.int8 import Int8
@@ -39,7 +40,7 @@ _NOISE = 1e-7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LowRank:
+class LowRank(ChunkedCodec):
     """Two thin factors."""
 
     name: ClassVar[str] = "lowrank"
@@ -61,11 +62,6 @@ class LowRank:
         return self.cols
 
     @property
-    def spec(self) -> str:
-        """Canonical text."""
-        return codec.spec_of(self)
-
-    @property
     def param(self) -> int:
         """rank << 32 | cols."""
         return self.rank << 32 | self.cols
@@ -75,12 +71,9 @@ class LowRank:
         """Raises ValueError."""
         return cls(rank=param >> 32, cols=param & 0xFFFFFFFF)
 
-    def max_nbytes(self, numel: int) -> int:
-        """Payload bytes of `numel` elements; exact. Raises ValueError."""
-        if numel < 0:
-            raise ValueError(f"a vector cannot have {numel} elements")
+    def _max_body(self, numel: int) -> int:
         rows, rank = self._shape(numel)
-        return wire.HEADER_NBYTES + _FACTORS.max_nbytes(rank * rows) + _FACTORS.max_nbytes(rank * self.cols)
+        return _FACTORS.max_nbytes(rank * rows) + _FACTORS.max_nbytes(rank * self.cols)
 
     def encode(self, x: Tensor, *, out: bytearray | memoryview | None = None) -> memoryview:
         """See `Codec.encode`. Raises CodecError when an element is not finite or above 2**90."""
@@ -95,19 +88,6 @@ class LowRank:
         _FACTORS.encode(_in_fp32(q, _MIN_Q), out=view[split:])
         wire.seal(view, self, numel)
         return view
-
-    def check(self, payload: Payload, numel: int) -> None:
-        """See `Codec.check`."""
-        self._open(payload, numel)
-
-    def decode(self, payload: Payload, numel: int, *, out: Tensor | None = None) -> Tensor:
-        """See `Codec.decode`."""
-        return codec.decode_with(self._open(payload, numel), numel, self.block, out)
-
-    def decode_add_(self, payload: Payload, acc: Tensor, weight: float) -> None:
-        """See `Codec.decode_add_`."""
-        codec.check_target(acc, acc.numel(), "acc")
-        codec.decode_add_with(self._open(payload, acc.numel()), acc, self.block, weight)
 
     def _shape(self, numel: int) -> tuple[int, int]:
         """Rows of the matrix, and columns of its factors."""

@@ -23,34 +23,19 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from farflung.compression import codec as codecs
 from farflung.compression import wire
-from farflung.compression.codec import Codec, CodecError, Payload
+from farflung.compression.codec import Codec, CodecError, Payload, VectorCodec
 from farflung.compression.registry import MAX_SPEC, parse_codec
 
 _BETWEEN_RULES = re.compile(r",(?![^()]*\))")
 """A comma that is not inside of parentheses."""
 _SELECTOR = re.compile(r"[a-z0-9_.]+")
 _DIMENSIONS = re.compile(r"([0-9])d")
-
-
-class VectorCodec(Protocol):
-    """What encodes vectors: a `Codec`, or a policy's codec of one slice. The methods are those of `Codec`."""
-
-    def max_nbytes(self, numel: int) -> int: ...
-
-    def encode(self, x: Tensor, *, out: bytearray | memoryview | None = None) -> memoryview: ...
-
-    def check(self, payload: Payload, numel: int) -> None: ...
-
-    def decode(self, payload: Payload, numel: int, *, out: Tensor | None = None) -> Tensor: ...
-
-    def decode_add_(self, payload: Payload, acc: Tensor, weight: float) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

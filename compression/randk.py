@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from farflung.compression import codec, sparse, wire
+from farflung.compression.base import BaseCodec
 from farflung.compression.codec import Payload
 from farflung.compression.hashing import random_seed, random_words
 from farflung.compression.int8 import Int8
@@ -32,7 +33,7 @@ _MAX_MAGNITUDE = 2.0**126
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RandK:
+class RandK(BaseCodec):
     """One element of every group, chosen by a hash."""
 
     name: ClassVar[str] = "randk"
@@ -56,11 +57,6 @@ class RandK:
         return self.every
 
     @property
-    def spec(self) -> str:
-        """Canonical text."""
-        return codec.spec_of(self)
-
-    @property
     def param(self) -> int:
         """every << 32 | seed."""
         return self.every << 32 | self.seed
@@ -70,11 +66,8 @@ class RandK:
         """Raises ValueError."""
         return cls(every=param >> 32, seed=param & 0xFFFFFFFF)
 
-    def max_nbytes(self, numel: int) -> int:
-        """Payload bytes of `numel` elements; exact. Raises ValueError."""
-        if numel < 0:
-            raise ValueError(f"a vector cannot have {numel} elements")
-        return wire.HEADER_NBYTES + _VALUES.max_nbytes(-(-numel // self.every))
+    def _max_body(self, numel: int) -> int:
+        return _VALUES.max_nbytes(-(-numel // self.every))
 
     def encode(self, x: Tensor, *, out: bytearray | memoryview | None = None) -> memoryview:
         """See `Codec.encode`. Raises CodecError when an element is not finite or above 2**126."""
@@ -87,19 +80,15 @@ class RandK:
         wire.seal(view, self, x.numel())
         return view
 
-    def check(self, payload: Payload, numel: int) -> None:
-        """See `Codec.check`."""
-        _VALUES.check(wire.unseal_exactly(payload, self, numel), -(-numel // self.every))
-
     def decode(self, payload: Payload, numel: int, *, out: Tensor | None = None) -> Tensor:
         """See `Codec.decode`."""
-        values = self._values(payload, numel)
+        values = self._open(payload, numel)
         return codec.decode_with(sparse.reader(self.positions(numel), values), numel, self.block, out)
 
     def decode_add_(self, payload: Payload, acc: Tensor, weight: float) -> None:
         """See `Codec.decode_add_`. What was not kept is not touched."""
         codec.check_target(acc, acc.numel(), "acc")
-        values = self._values(payload, acc.numel())
+        values = self._open(payload, acc.numel())
         sparse.add_(acc, self.positions(acc.numel()), values, weight)
 
     def positions(self, numel: int) -> Positions:
@@ -109,7 +98,7 @@ class RandK:
         high = random_words(random_seed(self.seed, numel), len(firsts)) >> np.uint64(32)
         return firsts + (high * sizes >> np.uint64(32)).astype(np.int64)  # h * size / 2**32, in [0, size)
 
-    def _values(self, payload: Payload, numel: int) -> sparse.Values:
+    def _open(self, payload: Payload, numel: int) -> sparse.Values:
         body = wire.unseal_exactly(payload, self, numel)
         values: sparse.Values = _VALUES.decode(body, -(-numel // self.every)).numpy()
         return values

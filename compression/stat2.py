@@ -15,7 +15,7 @@ Body: means fp32[4], then codes, 4 per byte, the first in the low bits.
 
 import struct
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from farflung.compression import codec, wire
+from farflung.compression.base import ChunkedCodec
 from farflung.compression.codec import ChunkReader, CodecError, Payload
 from farflung.compression.tables import look_up, values_of_bytes
 
@@ -31,7 +32,7 @@ _MEANS = struct.Struct("<4f")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stat2:
+class Stat2(ChunkedCodec):
     """The 2-bit statistical quantiser."""
 
     name: ClassVar[str] = "stat2"
@@ -43,28 +44,8 @@ class Stat2:
         """All elements share the means; sums run over rows of this length."""
         return _ROW
 
-    @property
-    def spec(self) -> str:
-        """Canonical text."""
-        return codec.spec_of(self)
-
-    @property
-    def param(self) -> int:
-        """No parameter."""
-        return 0
-
-    @classmethod
-    def from_param(cls, param: int) -> Self:
-        """Raises ValueError unless `param` is 0."""
-        if param != 0:
-            raise ValueError(f"stat2 has no parameter, got {param}")
-        return cls()
-
-    def max_nbytes(self, numel: int) -> int:
-        """Payload bytes of `numel` elements; exact. Raises ValueError."""
-        if numel < 0:
-            raise ValueError(f"a vector cannot have {numel} elements")
-        return wire.HEADER_NBYTES + _MEANS.size + -(-numel // 4)
+    def _max_body(self, numel: int) -> int:
+        return _MEANS.size + -(-numel // 4)
 
     def encode(self, x: Tensor, *, out: bytearray | memoryview | None = None) -> memoryview:
         """See `Codec.encode`. Raises CodecError when an element is not finite, or above about 1e18."""
@@ -80,19 +61,6 @@ class Stat2:
         _MEANS.pack_into(view, wire.HEADER_NBYTES, *means)
         wire.seal(view, self, numel)
         return view
-
-    def check(self, payload: Payload, numel: int) -> None:
-        """See `Codec.check`."""
-        self._open(payload, numel)
-
-    def decode(self, payload: Payload, numel: int, *, out: Tensor | None = None) -> Tensor:
-        """See `Codec.decode`."""
-        return codec.decode_with(self._open(payload, numel), numel, self.block, out)
-
-    def decode_add_(self, payload: Payload, acc: Tensor, weight: float) -> None:
-        """See `Codec.decode_add_`."""
-        codec.check_target(acc, acc.numel(), "acc")
-        codec.decode_add_with(self._open(payload, acc.numel()), acc, self.block, weight)
 
     def _open(self, payload: Payload, numel: int) -> ChunkReader:
         body = wire.unseal_exactly(payload, self, numel)
@@ -184,5 +152,5 @@ class _RowSums:
 
 
 def _chunk_of(x: Tensor, dtype: torch.dtype) -> Tensor:
-    chunk = codec.CUDA_CHUNK if x.is_cuda else codec.CPU_CHUNK
-    return torch.empty(min(x.numel(), chunk) + 3, dtype=dtype, device=x.device)  # 3: to fill up the last byte
+    numel = min(x.numel(), codec.chunk_numel(1, cuda=x.is_cuda)) + 3  # 3: to fill up the last byte
+    return torch.empty(numel, dtype=dtype, device=x.device)

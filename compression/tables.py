@@ -15,9 +15,9 @@ Legend: n = elements of the vector, b = blocks of a chunk, r = elements of a blo
 """
 
 import struct
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -25,13 +25,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from farflung.compression import codec, wire
+from farflung.compression.base import BlockCodec, ChunkedCodec
 from farflung.compression.codec import ChunkReader, CodecError, Payload
 from farflung.compression.scales import ScaleFormat
-
-MIN_BLOCK = 16
-"""Smaller blocks spend a bit per element on bf16 scales."""
-MAX_BLOCK = 1 << 14
-"""torch splits the sum of a single row among threads from 2**15 elements on: then the bytes would depend on them."""
 
 _UNIT = struct.Struct("<f")
 
@@ -46,22 +42,15 @@ class Scratch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TableCodec(ABC):
+class TableCodec(BlockCodec, ChunkedCodec):
     """Entries of a small table, with one scale per block."""
 
-    name: ClassVar[str]
-    codec_id: ClassVar[int]
-    version: ClassVar[int]
     table: ClassVar[tuple[float, ...]]
     """What each code stands for, in scales; 2 or 16 entries."""
     scales: ClassVar[ScaleFormat]
 
-    block: int
-    """Elements per scale; a power of two."""
-
-    def __post_init__(self) -> None:
-        if not MIN_BLOCK <= self.block <= MAX_BLOCK or self.block & (self.block - 1):
-            raise ValueError(f"block must be a power of two, {MIN_BLOCK} to {MAX_BLOCK}, not {self.block}")
+    max_block: ClassVar[int] = 1 << 14
+    """torch splits the sum of a single row among threads from 2**15 elements on: then the bytes would depend on them."""
 
     @abstractmethod
     def _size(self, x: Tensor, scratch: Scratch) -> Tensor:
@@ -71,26 +60,8 @@ class TableCodec(ABC):
     def _pack(self, x: Tensor, scales: Tensor, scratch: Scratch) -> Tensor:
         """The codes of the blocks `x` [b, r] with scales [b], packed; bits that are left over are those of a zero."""
 
-    @property
-    def spec(self) -> str:
-        """Canonical text."""
-        return codec.spec_of(self)
-
-    @property
-    def param(self) -> int:
-        """The block."""
-        return self.block
-
-    @classmethod
-    def from_param(cls, param: int) -> Self:
-        """`param` is the block. Raises ValueError."""
-        return cls(block=param)
-
-    def max_nbytes(self, numel: int) -> int:
-        """Payload bytes of `numel` elements; exact. Raises ValueError."""
-        if numel < 0:
-            raise ValueError(f"a vector cannot have {numel} elements")
-        return wire.HEADER_NBYTES + self._codes_at(numel) + -(-numel // codes_per_byte(self.table))
+    def _max_body(self, numel: int) -> int:
+        return self._codes_at(numel) + -(-numel // codes_per_byte(self.table))
 
     def encode(self, x: Tensor, *, out: bytearray | memoryview | None = None) -> memoryview:
         """See `Codec.encode`. Raises CodecError when an element is not finite, or too large for a scale."""
@@ -102,7 +73,7 @@ class TableCodec(ABC):
         codes = memory[wire.HEADER_NBYTES + self._codes_at(numel) :]
         # On a GPU all of this is queued on one stream: copies out of scratch run before it is reused.
         stored = torch.empty(self._num_blocks(numel), dtype=self.scales.dtype, pin_memory=x.is_cuda)
-        scratch = Scratch(min(numel, _chunk(self.block, cuda=x.is_cuda)), x.device)
+        scratch = Scratch(min(numel, codec.chunk_numel(self.block, cuda=x.is_cuda)), x.device)
 
         def encode_blocks(start: int, stop: int, length: int) -> None:
             blocks = x[start:stop].view(-1, length)
@@ -127,19 +98,6 @@ class TableCodec(ABC):
         body[self._scales_at : self._codes_at(numel)] = wire.tensor_bytes(stored)
         wire.seal(view, self, numel)
         return view
-
-    def check(self, payload: Payload, numel: int) -> None:
-        """See `Codec.check`."""
-        self._open(payload, numel)
-
-    def decode(self, payload: Payload, numel: int, *, out: Tensor | None = None) -> Tensor:
-        """See `Codec.decode`."""
-        return codec.decode_with(self._open(payload, numel), numel, self.block, out)
-
-    def decode_add_(self, payload: Payload, acc: Tensor, weight: float) -> None:
-        """See `Codec.decode_add_`."""
-        codec.check_target(acc, acc.numel(), "acc")
-        codec.decode_add_with(self._open(payload, acc.numel()), acc, self.block, weight)
 
     def _open(self, payload: Payload, numel: int) -> ChunkReader:
         body = wire.unseal_exactly(payload, self, numel)
@@ -170,9 +128,6 @@ class TableCodec(ABC):
     def _codes_at(self, numel: int) -> int:
         return self._scales_at + self._num_blocks(numel) * self.scales.dtype.itemsize
 
-    def _num_blocks(self, numel: int) -> int:
-        return -(-numel // self.block)
-
 
 def codes_per_byte(table: tuple[float, ...]) -> int:
     """8, 4 or 2 for tables of 2, 4 or 16 entries."""
@@ -201,7 +156,3 @@ def look_up(codes: NDArray[np.uint8], values: NDArray[np.float32], start: int, o
     rest = len(target) - whole * per_byte
     if rest:
         target[-rest:] = values[source[whole], :rest]
-
-
-def _chunk(block: int, *, cuda: bool) -> int:
-    return max(codec.CUDA_CHUNK if cuda else codec.CPU_CHUNK, block)

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from farflung.compression import codec, kept, sparse, wire
+from farflung.compression.base import BaseCodec
 from farflung.compression.codec import Payload
 from farflung.compression.kept import Kept
 
@@ -34,7 +35,7 @@ MIN_CHUNK, MAX_CHUNK = 64, 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TopK:
+class TopK(BaseCodec):
     """The largest elements of every chunk."""
 
     name: ClassVar[str] = "topk"
@@ -61,11 +62,6 @@ class TopK:
         return self.chunk
 
     @property
-    def spec(self) -> str:
-        """Canonical text."""
-        return codec.spec_of(self)
-
-    @property
     def param(self) -> int:
         """chunk << 32 | k << 8 | bits."""
         return self.chunk << 32 | self.k << 8 | self.bits
@@ -75,11 +71,9 @@ class TopK:
         """Raises ValueError."""
         return cls(chunk=param >> 32, k=param >> 8 & 0xFFFFFF, bits=param & 0xFF)
 
-    def max_nbytes(self, numel: int) -> int:
-        """Largest payload in bytes; gaps that compress badly make it, most are a tenth smaller. Raises ValueError."""
-        if numel < 0:
-            raise ValueError(f"a vector cannot have {numel} elements")
-        return wire.HEADER_NBYTES + kept.max_nbytes(numel, self.chunk, self._max_count(numel), self.bits)
+    def _max_body(self, numel: int) -> int:
+        """Gaps that compress badly make it, most are a tenth smaller."""
+        return kept.max_nbytes(numel, self.chunk, self._max_count(numel), self.bits)
 
     def encode(self, x: Tensor, *, out: bytearray | memoryview | None = None) -> memoryview:
         """See `Codec.encode`. Raises CodecError when an element is not finite or above 2**90."""
@@ -97,10 +91,6 @@ class TopK:
             found.append(kept.largest(padded[None], self._share(numel - whole), at=whole))
         coded = kept.quantise(found, numel=numel, chunk=chunk, bits=self.bits)
         return wire.fill(view, self, numel, kept.pack(coded, self.bits))
-
-    def check(self, payload: Payload, numel: int) -> None:
-        """See `Codec.check`."""
-        self._open(payload, numel)
 
     def decode(self, payload: Payload, numel: int, *, out: Tensor | None = None) -> Tensor:
         """See `Codec.decode`."""

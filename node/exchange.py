@@ -15,8 +15,8 @@ from typing import Protocol
 import torch
 
 from farflung.compression.aggregate import reduce_part
-from farflung.compression.codec import CodecError, Payload
-from farflung.compression.policy import FlatCodec, VectorCodec
+from farflung.compression.codec import CodecError, Payload, VectorCodec
+from farflung.compression.policy import FlatCodec
 from farflung.node import framing
 from farflung.node.door import Doors
 from farflung.node.learner import Learner
