@@ -153,7 +153,7 @@ class Applier:
             self.steady.set()
         if downloaded:  # on disk before others count on us: who loses the state with the power still has a vote
             self.height = commit.height
-            await self.save_place()
+            await self._checkpoint()
         await self._announce(commit, changed=self.version != before)
         if commit.round is not None and means:
             await self._report_round(commit, commit.round, means)
@@ -303,10 +303,13 @@ class Applier:
         self._log.emit("outer.eval", loss=loss, tokens=commit.tokens)
 
     async def _checkpoint_when_due(self) -> None:
-        now = asyncio.get_running_loop().time()
-        if now >= self._checkpoint_at + self._checkpoint_s or self._finished():
-            self._checkpoint_at = now
-            await self.save_place()
+        due_at = self._checkpoint_at + self._checkpoint_s
+        if asyncio.get_running_loop().time() >= due_at or self._finished():
+            await self._checkpoint()
+
+    async def _checkpoint(self) -> None:
+        self._checkpoint_at = asyncio.get_running_loop().time()
+        await self.save_place()
 
     def _finished(self) -> bool:
         return self.version >= self._member.settings.total_rounds

@@ -372,8 +372,12 @@ def test_a_newcomer_downloads_the_state_that_a_quorum_announces() -> None:
             new.hears(old)
         new.node.learner.outer.params.zero_()
         new.member.history.replace(history[-2].commit, ())
+        on_disk: list[bool] = []
+        said = new.applier._applied
+        new.applier._applied = lambda *where: (on_disk.append(new.node.disk.learner is not None), said(*where))[1]
         await new.take(history[-1])
         assert new.applier.version == 1 and new.digest == expected(1)
+        assert on_disk == [True], "kept before it is announced: who announces a state may get a vote"
         sync = new.named("state.sync")
         assert sync and sync[-1]["chunks_done"] == sync[-1]["chunks"]
         assert torch.equal(new.node.learner.parameters[0], new.node.learner.outer.params)

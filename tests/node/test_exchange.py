@@ -1,6 +1,7 @@
 """The butterfly over an in-memory network: what arrives, what is refused, and that nothing is stored of what is refused."""
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -250,6 +251,33 @@ def test_a_mean_is_fetched_from_whoever_has_it() -> None:
         assert a.held == {(PLAN_ID, 0): sha(mean)} and sha(a.disk.means[PLAN_ID, 0]) == sha(mean)
         lab.hub.kill(c.id)
         assert await a.exchange.fetch(PLAN_ID, 0, sha(mean), [c.id], WHOLE) is not None, "it is here by now"
+
+    in_lab(3, main)
+
+
+@pytest.mark.parametrize("one_is_away", [False, True])
+def test_means_that_all_holders_lack_are_not_looked_for_again(one_is_away: bool) -> None:
+    """Else who comes back after long absence asks every member for every part, several times."""
+
+    async def main(lab: Lab) -> None:
+        a, *others = lab.nodes
+        if one_is_away:
+            lab.hub.kill(others[0].id)
+        asked: Counter[tuple[bytes, int]] = Counter()
+        ask = a.exchange._fetch_from
+
+        async def count(peer: bytes, request: MeanRequest, bounds: Any) -> Any:
+            asked[peer, request.part] += 1
+            return await ask(peer, request, bounds)
+
+        a.exchange._fetch_from = count  # type: ignore[method-assign]
+        parts = tuple(PartResult(n.id, 64 * k, 64 * (k + 1), b"d" * 32) for k, n in enumerate(lab.nodes))
+        result = RoundResult(plan=PLAN_ID, contributors=(), seconds_ms=0, parts=parts)
+        assert await a.exchange.collect(result, [n.id for n in others], attempts=3) is None
+        if one_is_away:
+            assert set(asked.values()) == {3}, "it may have them, and may come back"
+        else:
+            assert asked == {(n.id, 0): 1 for n in others}
 
     in_lab(3, main)
 
