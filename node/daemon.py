@@ -44,7 +44,7 @@ from farflung.node.recipe import (
     swarm_dataset,
     swarm_tokenizer,
 )
-from farflung.node.runner import run_loop
+from farflung.node.runner import freeze_imports, run_loop
 from farflung.node.signer import IdentitySigner
 from farflung.node.status import NodeStatus
 from farflung.node.storage import FileStorage, newest_history
@@ -234,6 +234,7 @@ class NodeDaemon:
             self.say(f"opening the data ({manifest.data.spec}) ...")
             dataset = await doors.side.run(self._open_data, swarm, recipe)
             learner = await doors.learner.run(recipe.learner, dataset, runtime)
+            freeze_imports()
             storage = FileStorage(swarm.checkpoint)
             small = REPLICA_BYTES_PER_PARAMETER * recipe.num_parameters < SMALL_STATE_BYTES
             peer = Peer(

@@ -388,12 +388,14 @@ class Exchange:
             raise Refused(f"a mean of {header.nbytes} bytes for part {header.part}", peer=stream.peer)
         payload = await framing.read_payload(stream, header.nbytes)
         try:
-            await self._doors.side.run(codec.check, payload, numel)
+            digest = await self._means.put(
+                header.plan, header.part, payload, check=lambda payload: codec.check(payload, numel)
+            )
         except CodecError as error:
             raise Malformed(f"a mean of part {header.part}: {error}", peer=stream.peer) from error
         await stream.write(ACK)
         round_.received_bytes += header.nbytes
-        self._news.mean_held(header.plan, header.part, await self._means.put(header.plan, header.part, payload))
+        self._news.mean_held(header.plan, header.part, digest)
 
     async def _serve_fetch(self, stream: Stream) -> None:
         request = await framing.read_header(stream, MeanRequest)

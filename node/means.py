@@ -7,6 +7,7 @@ commits, for those who catch up; on disk, besides, all since the last checkpoint
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable
 
 from farflung.compression.codec import Payload
 from farflung.node.door import Door
@@ -28,8 +29,18 @@ class MeanStore:
         """Of what is in memory, so that nothing is hashed twice."""
         self._committed: OrderedDict[bytes, dict[int, Payload]] = OrderedDict()
 
-    async def put(self, plan: bytes, part: int, payload: Payload, *, replace: bool = False) -> bytes:
+    async def put(
+        self,
+        plan: bytes,
+        part: int,
+        payload: Payload,
+        *,
+        replace: bool = False,
+        check: Callable[[Payload], None] | None = None,
+    ) -> bytes:
         """Keep a mean of a plan that is not decided yet; it is on disk when this returns. Returns its sha256.
+
+        What comes from others goes through `check` first, behind the same door; raises what that raises, with nothing changed.
 
         What is held was reported as held, so another mean of the same part changes nothing, unless the proposer has told us
         to `replace` it: then the digest of the one that stays is returned.
@@ -37,11 +48,16 @@ class MeanStore:
         held = self._digests.get((plan, part))
         if held is not None and not replace:
             return held
-        await self._aside(self._storage.save_mean, plan, part, payload)
-        digest = await self._aside(_sha256, payload)
+        digest = await self._aside(self._save, plan, part, payload, check)
         self._undecided.setdefault(plan, {})[part] = payload
         self._digests[plan, part] = digest
         return digest
+
+    def _save(self, plan: bytes, part: int, payload: Payload, check: Callable[[Payload], None] | None) -> bytes:
+        if check is not None:
+            check(payload)
+        self._storage.save_mean(plan, part, payload)
+        return _sha256(payload)
 
     async def get(self, plan: bytes, part: int, digest: bytes) -> Payload | None:
         """The mean with this digest, when it is here."""

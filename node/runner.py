@@ -1,6 +1,7 @@
 """One asyncio loop for a whole command: uvloop's where there is one. And errors out of task groups as one error."""
 
 import asyncio
+import gc
 import importlib.util
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -23,6 +24,16 @@ def run_loop(main: Coroutine[Any, Any, T]) -> T:
             raise said from group
         except TrainingError as error:
             raise _as_local(error) from error
+
+
+def freeze_imports() -> None:
+    """Tell the garbage collector that what exists now stays: modules, classes, the model.
+
+    With torch loaded these are half a million objects. A full collection visits all of them, and nothing else of this process
+    runs meanwhile, heartbeats included.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

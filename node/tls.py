@@ -323,10 +323,10 @@ class TlsCarrier:
         except asyncio.CancelledError:
             connection.abort("dialling was cancelled")
             raise
-        # Three round trips: TCP, TLS, READY. An estimate from above is good enough here.
-        connection.rtt_s = (monotonic() - begun) / 3
         if connection.closing:
             raise ConnectionError("the connection was closed")
+        # Three round trips: TCP, TLS, READY. An estimate from above.
+        connection.rtt_s = connection.measured_rtt_s() or (monotonic() - begun) / 3
         connection.idle_since = monotonic()
         self._all.add(connection)
         return connection

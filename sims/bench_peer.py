@@ -40,6 +40,7 @@ from farflung.node.identity import Identity
 from farflung.node.learner import Learner, SwarmLearner
 from farflung.node.paths import resolve_paths
 from farflung.node.peer import Facts, Peer
+from farflung.node.runner import freeze_imports
 from farflung.node.storage import FileStorage, Place
 from farflung.node.trainer import Pace
 from farflung.protocol import chain
@@ -126,11 +127,16 @@ class BenchStorage(FileStorage):
     def __init__(self, folder: Path, height: int) -> None:
         super().__init__(folder)
         self._height = height
+        self._certified_at = 0.0
         self.committed: dict[int, float] = {}
         """Height to unix seconds."""
 
+    def sync_means(self, plan: bytes) -> None:
+        self._certified_at = time.time()  # the first that is done about a certified round
+        super().sync_means(plan)
+
     def append_commit(self, anchor: Commit | None, certified: Certified) -> None:
-        self.committed[certified.commit.height] = time.time()
+        self.committed[certified.commit.height] = self._certified_at
         super().append_commit(anchor, certified)
 
     def load_learner(self, learner: Learner) -> Place | None:
@@ -172,6 +178,7 @@ async def make_node(
 ) -> Node:
     """Start an engine on `host` and put a node on it. The caller closes the engine."""
     await doors.side.run(kernels.prepare, resolve_paths().cache / "kernels")
+    freeze_imports()
     codec = Int8()
     signers = [Ed25519Signer(seed_of(r)) for r in range(peers)]
     identity = Identity(Ed25519PrivateKey.from_private_bytes(seed_of(rank)))

@@ -4,6 +4,7 @@ import asyncio
 import random
 import socket
 import ssl
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -19,7 +20,7 @@ from farflung.node.pacing import Pacer
 from farflung.node.scope import TaskScope
 from farflung.node.tls import TlsCarrier
 from farflung.node.tls_connection import TlsConnection
-from farflung.node.tls_keys import make_context
+from farflung.node.tls_keys import make_context, peer_key
 from farflung.node.tls_stream import StripedStream
 from farflung.protocol.errors import NetworkError
 
@@ -544,7 +545,30 @@ async def slow_path(port: int, delay_s: float, fast: float, slow: float) -> Asyn
         server.close()
 
 
-def test_far_peers_get_eight_connections_and_fast_ones_take_more() -> None:
+def test_a_neighbour_counts_as_near_however_slow_its_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    if sys.platform != "linux":
+        pytest.skip("only Linux tells TCP's own round trip")
+
+    def slow_key(ssl_object: ssl.SSLObject) -> bytes | None:
+        time.sleep(0.05)
+        return peer_key(ssl_object)
+
+    monkeypatch.setattr(tls_connection, "peer_key", slow_key)
+
+    async def main() -> None:
+        async with end() as server, end() as client:
+            server.handlers["echo"] = echo
+            assert await ask(client, server, b"hello") == b"hello"
+            (connection,) = client.carrier._all
+            assert 0 < connection.rtt_s < tls.NEAR_RTT_S
+
+    run(main)
+
+
+def test_far_peers_get_eight_connections_and_fast_ones_take_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The far path is a relay on this machine: TCP's own round trip ends there.
+    monkeypatch.setattr(TlsConnection, "measured_rtt_s", lambda self: None)
+
     async def main() -> None:
         async with end(None) as server:
             data = random.Random(5).randbytes(12_000_000)
