@@ -8,7 +8,7 @@ Everything that a stream may bring is checked against the accepted plan before m
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -44,6 +44,12 @@ SLOWEST_BYTES_PER_S = 25_000.0
 
 TRANSFER_S = 3600.0
 """Longest life of one transfer; rounds have deadlines of their own, this only frees what a dead link holds."""
+
+INLINE_ELEMENTS = 1 << 19
+"""A payload of so many elements is checked on the loop: most codecs take less time for it than the way through a door."""
+
+ENCODE_ELEMENTS = 1 << 21
+"""Parts are encoded so many elements at a time: a millisecond or two, so that sending begins soon and doors are rarely used."""
 
 MOST_TRIES = 2
 """Streams at a time for one contribution: one that hangs, and its repetition."""
@@ -182,19 +188,21 @@ class Exchange:
         delta = await self._doors.learner.run(self._learner.pseudo_gradient)
         self.in_flight = plan_id
         mine = next((k for k, p in enumerate(parts) if p.owner == self._network.peer_id), 0)
-        for k in [
-            *range(mine + 1, len(parts)),
-            *range(mine + 1),
-        ]:  # each contributor begins with another owner
-            part = parts[k]
-            payload = await self._doors.side.run(_codec(self._uplink, part).encode, delta[part.start : part.stop])
-            round_.encoded_bytes += len(payload)
-            round_.encoded_numel += part.stop - part.start
-            if part.owner == self._network.peer_id:
-                self._store_contribution(plan_id, round_, k, part.owner, payload)
-            else:
-                header = ContributionHeader(plan_id, k, len(payload))
-                self._spawn(round_, self._push(round_, part.owner, "contribution", header, payload))
+        order = [*range(mine + 1, len(parts)), *range(mine + 1)]  # each contributor begins with another owner
+        for batch in _batches(order, [part.stop - part.start for part in parts], ENCODE_ELEMENTS):
+            payloads = await self._doors.side.run(self._encode, delta, [parts[k] for k in batch])
+            for k, payload in zip(batch, payloads, strict=True):
+                part = parts[k]
+                round_.encoded_bytes += len(payload)
+                round_.encoded_numel += part.stop - part.start
+                if part.owner == self._network.peer_id:
+                    self._store_contribution(plan_id, round_, k, part.owner, payload)
+                else:
+                    header = ContributionHeader(plan_id, k, len(payload))
+                    self._spawn(round_, self._push(round_, part.owner, "contribution", header, payload))
+
+    def _encode(self, delta: torch.Tensor, parts: Sequence[Part]) -> list[memoryview]:
+        return [_codec(self._uplink, part).encode(delta[part.start : part.stop]) for part in parts]
 
     async def reduce(self, plan_id: bytes, part: int, weights: Sequence[tuple[PeerId, float]]) -> None:
         """Accumulate one of our parts in the order given, encode the mean, keep it, and send it to every other member."""
@@ -341,7 +349,7 @@ class Exchange:
         if await self._doors.side.run(_sha256, payload) != request.digest:
             raise Refused(f"a mean of part {request.part} with another digest than asked for", peer=peer)
         try:
-            await self._doors.side.run(codec.check, payload, numel)
+            await self._check(codec, payload, numel)
         except CodecError as error:
             raise Malformed(f"a mean of part {request.part}: {error}", peer=peer) from error
         return payload
@@ -370,7 +378,7 @@ class Exchange:
     async def _take_contribution(self, stream: Stream, header: ContributionHeader, round_: Round, part: Part) -> None:
         payload = await framing.read_payload(stream, header.nbytes)
         try:
-            await self._doors.side.run(_codec(self._uplink, part).check, payload, part.stop - part.start)
+            await self._check(_codec(self._uplink, part), payload, part.stop - part.start)
         except CodecError as error:
             raise Malformed(f"a contribution to part {header.part}: {error}", peer=stream.peer) from error
         await stream.write(ACK)
@@ -401,6 +409,13 @@ class Exchange:
         request = await framing.read_header(stream, MeanRequest)
         payload = await self._means.get(request.plan, request.part, request.digest)
         await framing.write_blob(stream, payload)
+
+    async def _check(self, codec: VectorCodec, payload: Payload, numel: int) -> None:
+        """Raises CodecError."""
+        if numel <= INLINE_ELEMENTS:
+            codec.check(payload, numel)
+        else:
+            await self._doors.side.run(codec.check, payload, numel)
 
     def _guard(self, handler: Callable[[Stream], Awaitable[None]]) -> StreamHandler:
         return framing.guarded(handler, self._news.refused, within_s=TRANSFER_S)
@@ -445,6 +460,20 @@ class Exchange:
 
 def _codec(codec: FlatCodec, bounds: Bounds) -> VectorCodec:
     return codec.part(bounds.start, bounds.stop)
+
+
+def _batches(order: Iterable[int], sizes: Sequence[int], most: int) -> Iterator[list[int]]:
+    """`order` in runs whose `sizes` add up to at most `most`; one that is larger is a run of its own."""
+    batch: list[int] = []
+    filled = 0
+    for k in order:
+        if batch and filled + sizes[k] > most:
+            yield batch
+            batch, filled = [], 0
+        batch.append(k)
+        filled += sizes[k]
+    if batch:
+        yield batch
 
 
 def _rotated(peers: Sequence[PeerId], me: PeerId) -> list[PeerId]:
