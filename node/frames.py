@@ -8,6 +8,7 @@ Bulk over TLS (ALPN `farflung/1`), each connection:   type u8 | offset u64 | len
     OPEN     offset 0, payload = stream id (16) | kind: this connection now carries that stream
     DATA     payload = bytes of the stream from `offset` on
     FIN      offset = bytes of the stream in this direction, no payload: this connection is done with it
+    TAIL     offset 0, no payload, at any time: means nothing (see tls_stream.py for its use)
 All integers are big-endian. Retired types are not used again.
 """
 
@@ -25,6 +26,7 @@ READY: Final = 1
 OPEN: Final = 2
 DATA: Final = 3
 FIN: Final = 4
+TAIL: Final = 5
 
 LENGTH = struct.Struct(">I")
 HEADER = struct.Struct(">BQI")
@@ -83,6 +85,6 @@ def parse_header(header: bytes | bytearray, peer: bytes) -> tuple[int, int, int]
     elif kind == FIN:
         if length or offset > MAX_STREAM_BYTES:
             raise LimitExceeded(f"a stream of {offset} bytes", peer=peer)
-    elif kind != READY or offset or length:
+    elif kind not in (READY, TAIL) or offset or length:
         raise Malformed(f"a frame of unknown type {kind}", peer=peer)
     return int(kind), int(offset), int(length)

@@ -188,6 +188,11 @@ class TlsConnection(asyncio.BufferedProtocol):
         assert self._transport is not None and not self.sent_fin
         self._transport.writelines((frames.HEADER.pack(frames.DATA, offset, len(data)), data))
 
+    def write_tail(self) -> None:
+        """Send a packet that means nothing."""
+        if self._transport is not None and not self.closing and not self.sent_fin:
+            self._transport.write(frames.HEADER.pack(frames.TAIL, 0, 0))
+
     def write_fin(self, total: int) -> None:
         """We send no more of this stream here."""
         assert self._transport is not None and not self.sent_fin
@@ -262,6 +267,8 @@ class TlsConnection(asyncio.BufferedProtocol):
             self._frame = kind, offset, length
             self._view = memoryview(bytearray(length))
             self._filled = 0
+        elif kind == frames.TAIL:
+            self._expect_header()
         elif self._stream is None or self._got_fin:
             raise Malformed("a frame outside a stream", peer=self.peer)
         elif kind == frames.FIN:

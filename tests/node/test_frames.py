@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from farflung.node import frames
 from farflung.protocol import limits
-from farflung.protocol.errors import LimitExceeded, RemoteError
+from farflung.protocol.errors import LimitExceeded, Malformed, RemoteError
 
 PEER = b"p" * 32
 
@@ -14,7 +14,7 @@ PEER = b"p" * 32
 def test_golden() -> None:
     assert frames.HEADER.pack(frames.DATA, 0x0102030405060708, 0x10).hex() == "03010203040506070800000010"
     assert frames.LENGTH.pack(5).hex() == "00000005"
-    assert (frames.READY, frames.OPEN, frames.DATA, frames.FIN) == (1, 2, 3, 4)
+    assert (frames.READY, frames.OPEN, frames.DATA, frames.FIN, frames.TAIL) == (1, 2, 3, 4, 5)
 
 
 @given(st.binary(min_size=frames.HEADER.size, max_size=frames.HEADER.size))
@@ -41,6 +41,12 @@ def test_any_header_is_a_frame_or_a_typed_error(header: bytes) -> None:
 )
 def test_limits(header: tuple[int, int, int]) -> None:
     with pytest.raises(LimitExceeded):
+        frames.parse_header(frames.HEADER.pack(*header), PEER)
+
+
+@pytest.mark.parametrize("header", [(frames.READY, 1, 0), (frames.TAIL, 0, 1), (frames.TAIL, 1, 0), (99, 0, 0)])
+def test_frames_without_content_have_none(header: tuple[int, int, int]) -> None:
+    with pytest.raises(Malformed):
         frames.parse_header(frames.HEADER.pack(*header), PEER)
 
 

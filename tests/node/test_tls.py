@@ -144,6 +144,31 @@ def test_content_both_ways(connections: int, segment: int, monkeypatch: pytest.M
     run(main)
 
 
+def test_packets_behind_a_large_write_mean_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls_stream, "TAIL_S", (0.0, 0.005))
+    monkeypatch.setattr(TlsCarrier, "_segment_bytes", lambda self, connection: tls_stream.SEGMENT_BYTES)
+    written = 0
+
+    def write_tail(self: TlsConnection) -> None:
+        nonlocal written
+        written += 1
+        plain(self)
+
+    plain = TlsConnection.write_tail
+    monkeypatch.setattr(TlsConnection, "write_tail", write_tail)
+
+    async def main() -> None:
+        async with end(3) as server, end(3) as client:
+            server.handlers["echo"] = echo
+            data = random.Random(3).randbytes(2 * tls_stream.GROW_BYTES)
+            assert await ask(client, server, b"small") == b"small" and written == 0
+            assert await ask(client, server, data) == data
+            await until(lambda: written >= 2)
+            assert await ask(client, server, data) == data
+
+    run(main)
+
+
 def test_odd_reads_and_writes() -> None:
     async def main() -> None:
         async with end() as server, end() as client:
