@@ -51,6 +51,7 @@ class Applier:
         log: EventLog,
         checkpoint_s: float,
         applied: Callable[[int, int, bytes], None],
+        lost_state: Callable[[], None],
     ) -> None:
         self.height = -1
         """Height of the last commit applied here."""
@@ -73,6 +74,7 @@ class Applier:
         self._evaluated_at = 0.0
         self._evaluation_s = 0.0
         self._applied = applied
+        self._lost_state = lost_state
         self._queue: asyncio.Queue[Certified | Repair | None] = asyncio.Queue()
         self._pending = 0
         self._digest = b""
@@ -242,6 +244,7 @@ class Applier:
             progress = self._trainer.progress.steps
             previous = await self._learn(self._learner.outer.params.clone) if self.version >= 0 and progress else None
             self.steady.clear()
+            self._lost_state()
             version = await self._catchup.download(commit.version)
             counted = [
                 c.commit.round

@@ -17,11 +17,11 @@ from farflung.node.means import KEPT_ROUNDS
 from farflung.node.network import PeerId
 from farflung.node.statesync import Download, StateSync
 from farflung.node.storage import Storage
+from farflung.protocol import standing
 from farflung.protocol.effects import Repair
 from farflung.protocol.errors import NetworkError, Refused, RemoteError
 from farflung.protocol.member import Member
 from farflung.protocol.messages import ChunkList
-from farflung.protocol.quorum import is_quorum
 
 RETRY_S = 1.0
 """Between attempts that depend on what others say in their heartbeats."""
@@ -64,7 +64,9 @@ class Catchup:
         download = self._download = self._download or await self._begin()
         while True:
             await self._sync.fetch(download, self._donors(download), self._arrived)
-            agreed = self._agreed_state(max([at_least, *download.have.values()]))
+            view = self._member.head.commit.view
+            newest = max([at_least, *download.have.values()])
+            agreed = standing.agreed(self._member.membership, view, self._member.me, newest)
             if agreed is not None and download.complete:
                 version, digest, holders = agreed
                 await self._roll_forward(download, version)
@@ -162,19 +164,6 @@ class Catchup:
             download.distrusted.clear()  # better the doubtful than nobody; what they give is checked all the same
         me = self._member.me
         return [p for p in holders if p > me] + [p for p in holders if p < me]
-
-    def _agreed_state(self, at_least: int) -> tuple[int, bytes, tuple[PeerId, ...]] | None:
-        """The newest (version, digest) that a quorum of the view holds, and who does; None while there is none."""
-        said: dict[tuple[int, bytes], list[PeerId]] = {}
-        view = self._member.head.commit.view
-        for peer in self._member.membership.live(p for p in view if p != self._member.me):
-            beat = self._member.membership.heartbeat(peer)
-            if beat is not None and beat.digest:
-                said.setdefault((beat.version, beat.digest), []).append(peer)
-        for (version, digest), donors in sorted(said.items(), reverse=True):
-            if version >= at_least and is_quorum(view, {*donors, self._member.me}):
-                return version, digest, tuple(donors)
-        return None
 
     async def _listing(self, donors: tuple[PeerId, ...], digest: bytes) -> ChunkList | None:
         for donor in donors:

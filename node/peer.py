@@ -149,6 +149,7 @@ class Peer:
             log=log,
             checkpoint_s=checkpoint_s,
             applied=self._applied,
+            lost_state=self._lost_state,
         )
         self._donor = Donor(network, learner, lambda: self.applier.version, self.applier.steady)
         self.applier.donor = self._donor
@@ -287,6 +288,9 @@ class Peer:
         self._do(self.member.applied(height, version, digest, self._now()))
         self.trainer.wake()
 
+    def _lost_state(self) -> None:
+        self._do(self.member.lost_state(self._now()))
+
     def _may_train(self) -> bool:
         return (
             self.member.in_view
@@ -416,6 +420,8 @@ class Peer:
             return "leaving", self.stop_reason
         if not member.in_view:
             return "joining", member.reason if self.applier.idle else "downloading the outer state"
+        if not member.holds(member.me):
+            return "joining", member.reason
         if self.trainer.version >= self.settings.total_rounds:
             return "finished", "the run is complete"
         if member.part is not None and member.ready is not None:

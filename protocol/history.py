@@ -55,6 +55,19 @@ class History:
                 return certified.commit
         return self.anchor if self.anchor is not None and self.anchor.height == height - 1 else None
 
+    def reaches(self, peer: PeerId, version: int) -> bool:
+        """Whether a peer that has the outer state of `version` gets to the head's with what it holds itself.
+
+        The view of a round is whoever holds all its means, on disk: so it was in the view of every round since.
+        """
+        for certified in reversed(self._links):
+            commit = certified.commit
+            if commit.version <= version:
+                return True
+            if commit.round is not None and peer not in commit.view:
+                return False
+        return self.anchor is not None and self.anchor.version <= version
+
     def recent_rounds(self) -> list[RoundResult]:
         """The newest rounds, newest first."""
         rounds: list[RoundResult] = []

@@ -40,6 +40,7 @@ from farflung.protocol.messages import (
     Voted,
 )
 from farflung.protocol.participation import Participation, check_plan, check_promise
+from farflung.protocol.planning import no_quorum
 from farflung.protocol.proposer import Proposer, plan_id
 from farflung.protocol.quorum import is_quorum, proposer
 from farflung.protocol.settings import GIVE_UP_S, MAX_BALLOT_STEP, REPAIR_S, RESEND_S, VOTE_S, Settings
@@ -103,6 +104,13 @@ class Member:
 
     def recent_rounds(self) -> list[RoundResult]:
         return self.history.recent_rounds()
+
+    def holds(self, peer: PeerId) -> bool:
+        """Whether a peer has the outer state of our head, or all it takes to get there by itself (`standing`)."""
+        if peer == self.me:
+            return bool(self.digest) and self.history.reaches(peer, self.applied_version)
+        beat = self.membership.heartbeat(peer)
+        return beat is not None and bool(beat.digest) and self.history.reaches(peer, beat.version)
 
     def leaves(self, peer: PeerId) -> bool:
         """Whether a member has said goodbye."""
@@ -196,7 +204,19 @@ class Member:
         """The node's outer state now is that of `height`; everybody is told its digest."""
         self.applied_height, self.applied_version, self.digest = height, version, digest
         self._beat_at = now
-        return self._settle([*self._heartbeats(), *self._compare_digests(now)], now)
+        effects = [*self._heartbeats(), *self._compare_digests(now)]
+        if self.proposer is None and self.in_view and self.proposer_now() == self.me:
+            effects += self._open(now)  # it was our turn all the time, but we could not vote
+        return self._settle(effects, now)
+
+    def lost_state(self, now: float) -> list[Effect]:
+        """The node's outer state cannot be brought to the head's by itself: it has to be downloaded."""
+        if not self.digest:
+            return []
+        self.applied_height, self.applied_version, self.digest = -1, -1, b""
+        self.proposer = None
+        self._beat_at = now
+        return self._settle(self._heartbeats(), now)
 
     def leave(self, reason: str) -> list[Effect]:
         return [Send(p, Goodbye(reason)) for p in self.membership.known()]
@@ -382,6 +402,8 @@ class Member:
         effects: list[Effect] = []
         if message.ballot > self.ballot:
             effects += self._move_to(message.ballot, "a proposal of a higher ballot", now)
+        if not self.holds(self.me) or not any(self.holds(p) for p in commit.view):
+            return effects
         self.accepted = Accepted(message.ballot, commit)
         self._voted_at = now
         digest = chain.commit_hash(rules.swarm, commit)
@@ -424,6 +446,8 @@ class Member:
             self.reason = self.proposer.reason
         elif not self.in_view:
             self.reason = "not a member yet"
+        elif not self.holds(self.me):
+            self.reason = "downloading the outer state; votes once it is here"
         else:
             self.reason = f"following {short(self.proposer_now())}"
         return self._settle(effects, now)
@@ -435,6 +459,8 @@ class Member:
             if self.membership.dead_for(turn, now) > 0.0 and self._anything_to_decide(now):
                 return self._move_to(self.ballot + 1, f"proposer {short(turn)} is gone", now)
             return []
+        if not self.holds(turn) and self._holders_decide() and self._anything_to_decide(now):
+            return self._move_to(self.ballot + 1, f"proposer {short(turn)} does not hold the outer state yet", now)
         if self._voted_at is not None and now > self._voted_at + VOTE_S:
             return self._move_to(self.ballot + 1, f"no certificate from {short(turn)} in {VOTE_S:.0f} s", now)
         # A plan under way has its own deadline, below; a second attempt counts as nothing, or a proposer that others have left
@@ -449,6 +475,11 @@ class Member:
             ]
         return []
 
+    def _holders_decide(self) -> bool:
+        """Whether the live members that hold the outer state are a quorum."""
+        view = self.head.commit.view
+        return is_quorum(view, [p for p in self.membership.live(view) if self.holds(p)])
+
     def _anything_to_decide(self, now: float) -> bool:
         view = self.head.commit.view
         gone = any(self.membership.dead_for(p, now) > self.settings.removal_s or self.leaves(p) for p in view)
@@ -459,8 +490,7 @@ class Member:
     def _watch_quorum(self, now: float) -> list[Effect]:
         """A ready member without a quorum trains on by itself after a while: its progress stays its own."""
         view = self.head.commit.view
-        live = self.membership.live(view)
-        if self.ready is None or is_quorum(view, live):
+        if self.ready is None or self._holders_decide():
             self._no_quorum_since = None
             return []
         if self._no_quorum_since is None:
@@ -468,7 +498,8 @@ class Member:
         if now < self._no_quorum_since + GIVE_UP_S:
             return []
         self.ready, self._no_quorum_since = None, None
-        reason = f"no quorum: {len(live)} of {len(view)} members reachable"
+        live = self.membership.live(view)
+        reason = no_quorum(view, live, [p for p in live if self.holds(p)])
         return [*self._drop_plan(final=False), *self._promise(now), RoundOver(None, False, reason)]
 
     # ---- inner workings ----------------------------------------------------------------------------------------
@@ -496,7 +527,7 @@ class Member:
         self.proposer = None
         if not self.in_view:
             return []
-        if self.proposer_now() == self.me:
+        if self.proposer_now() == self.me and self.holds(self.me):
             self.proposer = Proposer(self.ballot, now)
         return self._promise(now)
 

@@ -1,7 +1,7 @@
 """The proposer's decisions, each a pure function that returns what to do and why."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from farflung.protocol.keys import PeerId, short
@@ -16,6 +16,8 @@ class Situation:
     view: tuple[PeerId, ...]
     live: frozenset[PeerId]
     """Members of the view that are alive, those about to leave included: they vote until they are let go."""
+    holders: frozenset[PeerId]
+    """Live members that hold the outer state, and so may vote."""
     left: frozenset[PeerId]
     """Members of the view that said goodbye."""
     gone: frozenset[PeerId]
@@ -57,8 +59,8 @@ class Wait:
 
 def decide(s: Situation) -> StartRound | ChangeView | Wait:
     """What the proposer of a fresh ballot does next, and a sentence that says why."""
-    if not is_quorum(s.view, s.live):
-        return Wait(f"no quorum: {len(s.live)} of {len(s.view)} members reachable")
+    if not is_quorum(s.view, s.holders):
+        return Wait(no_quorum(s.view, s.live, s.holders))
 
     change = _change_of_view(s)
     if change is not None and s.left:  # whoever leaves is waiting to be let go
@@ -82,12 +84,21 @@ def decide(s: Situation) -> StartRound | ChangeView | Wait:
     return Wait(f"waiting up to {s.patience_left_s:.0f} s more for {_names(s.awaited)}")
 
 
+def no_quorum(view: Collection[PeerId], live: Collection[PeerId], holders: Collection[PeerId]) -> str:
+    """Why nothing can be decided now, for people."""
+    if is_quorum(view, live):
+        return f"no quorum: {len(holders)} of {len(view)} members hold the outer state, the others download it"
+    return f"no quorum: {len(live)} of {len(view)} members reachable"
+
+
 def _change_of_view(s: Situation) -> ChangeView | None:
     """Let in who may join and let go who left or is gone; None when there is nobody, or not enough would remain to decide it."""
     staying = [p for p in s.view if p not in s.gone | s.left]
     joiners = s.joiners[: max(0, s.max_group - len(staying))]
     view = tuple(sorted([*staying, *joiners]))
     if not view or view == s.view or not is_quorum(s.view, {*view, *s.left}):
+        return None
+    if not joiners and not s.holders & set(staying):  # the state must not go with those who leave
         return None
     reasons = [f"admits {_names(joiners)}"] if joiners else []
     reasons += [f"removes {_names(s.gone)} (silent)"] if s.gone else []

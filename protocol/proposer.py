@@ -82,6 +82,8 @@ class Surroundings(Protocol):
 
     def leaves(self, peer: PeerId) -> bool: ...
 
+    def holds(self, peer: PeerId) -> bool: ...
+
 
 @dataclass(slots=True)
 class Proposer:
@@ -187,6 +189,7 @@ class Proposer:
         return Situation(
             view=view,
             live=live,
+            holders=frozenset(p for p in live if s.holds(p)),
             left=left,
             gone=frozenset(p for p in view if p not in left and s.membership.dead_for(p, now) > s.settings.removal_s),
             readies=readies,
@@ -301,12 +304,14 @@ class Proposer:
             seconds_ms=int(1000 * (now - self.plan_at)),
         )
         left = tuple(p for p in s.head.commit.view if s.leaves(p))
+        staying = tuple(p for p in result.view if p not in left)
+        let_go = any(s.holds(p) for p in staying)  # or the state would go with them
         commit = chain.successor(
             s.settings.swarm,
             s.head.commit,
             s.settings.rules,
-            view=tuple(p for p in result.view if p not in left) or result.view,
-            left=left if set(result.view) - set(left) else (),
+            view=staying if let_go else result.view,
+            left=left if let_go else (),
             result=outcome,
         )
         self.reason = result.reason

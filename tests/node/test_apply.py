@@ -56,6 +56,8 @@ class Applying:
         self.node = node
         self.events: list[dict[str, Any]] = []
         self.said: list[tuple[int, int, bytes]] = []
+        self.lost: list[int] = []
+        """Versions from which a download began."""
         self.member = Member(node.id, Settings(peer(0)), Membership(node.id, 1.0))
         log = EventLog(None, swarm="test", peer=str(node.number), clock=lambda: 0.0)
         log.subscribe(self.events.append)
@@ -72,6 +74,7 @@ class Applying:
             member=member, exchange=node.exchange, means=node.means, catchup=catchup, trainer=self.trainer,
             learner=node.learner, doors=node.doors, storage=node.disk, log=log, checkpoint_s=checkpoint_s,
             applied=lambda *where: self.said.append(where),
+            lost_state=lambda: self.lost.append(self.applier.version),
         )  # fmt: skip
         self.applier.donor = Donor(node.network, node.learner, lambda: self.applier.version, self.applier.steady)
         self.applier.donor.serve(node.refused, lambda peer: True, within_s=600.0)
@@ -415,6 +418,7 @@ def test_a_member_that_is_too_far_behind_downloads_and_keeps_its_progress() -> N
             late.hears(node)
         await late.take(*history[-2:])
         assert late.applier.version == 2 and late.digest == expected(2)
+        assert late.lost == [0] and one.lost == [], "no vote while the state is being replaced"
         kept = late.node.learner.parameters[0] - late.node.learner.outer.params
         torch.testing.assert_close(kept, local, atol=1e-5, rtol=0)
         assert late.trainer.progress.steps == 2 and not late.named("progress.dropped")

@@ -61,9 +61,10 @@ def member(me: PeerId = FOLLOWER, *, history: list[Certified] | None = None, vot
         made.begin(None, past, 0.0, vote=vote)
         head = past[-1].commit
         made.applied(head.height, head.version, state_digest(head.version), 0.0)
+    holds = beat(height=HEAD.height, version=HEAD.version, digest=state_digest(HEAD.version))
     for peer in [*IDS, OUTSIDER.peer_id]:
         if peer != me:
-            made.receive(peer, beat(), 0.0)
+            made.receive(peer, holds if past and peer in IDS else beat(), 0.0)
     return made
 
 
@@ -314,7 +315,9 @@ def test_a_vote_of_a_height_that_is_over_is_forgotten() -> None:
 
 def test_a_restarted_proposer_proposes_what_it_had_voted_for() -> None:
     mine = messages.Accepted(0, commit())
-    effects = new_member(BY_ID[LEADER], RULES).begin(None, PAST, 0.0, vote=(NEXT, 0, mine))
+    one = new_member(BY_ID[LEADER], RULES)
+    assert not sends(one.begin(None, PAST, 0.0, vote=(NEXT, 0, mine)), Propose), "not before the state is loaded"
+    effects = one.applied(HEAD.height, HEAD.version, state_digest(HEAD.version), 0.1)
     proposals = sends(effects, Propose)
     assert proposals and all(p.message.commit == mine.commit for p in proposals)
 
@@ -347,10 +350,12 @@ def test_outsiders_do_not_vote() -> None:
 def pass_time(one: Member, start: float, stop: float, silent: set[PeerId], step: float = 0.25) -> list[Effect]:
     effects: list[Effect] = []
     now = start
+    head = one.head.commit
+    holds = beat(height=head.height, version=head.version, digest=state_digest(head.version))
     while now < stop:
         for peer in [*IDS, OUTSIDER.peer_id]:
             if peer not in silent | {one.me}:
-                effects += one.receive(peer, beat(height=one.head.commit.height), now)
+                effects += one.receive(peer, holds if peer in IDS else beat(), now)
         effects += one.tick(now)
         now += step
     return effects

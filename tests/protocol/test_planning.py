@@ -24,7 +24,8 @@ def situation(**changes: Any) -> Situation:
         readies={A: READY, B: READY, C: READY}, awaited=frozenset(), joiners=(), min_contributors=1,
         max_group=8, patience_left_s=30.0, hold_s=0.0, finished=False,
     )  # fmt: skip
-    return Situation(**{**values, **changes})
+    merged = {**values, **changes}
+    return Situation(**{"holders": merged["live"], **merged})
 
 
 ONE_WAITS: dict[str, Any] = dict(readies={A: READY, B: READY}, awaited=frozenset({C}))
@@ -56,6 +57,13 @@ C_GONE: dict[str, Any] = dict(live=frozenset({A, B}), readies={}, awaited=frozen
         (C_GONE, ChangeView, f"removes {short(C)} (silent)"),
         (dict(C_GONE, gone=frozenset(), left=frozenset({C})), ChangeView, f"lets {short(C)} go"),
         (dict(C_GONE, joiners=(D,)), ChangeView, f"admits {short(D)}; removes {short(C)} (silent)"),
+        (dict(holders=frozenset({A})), Wait, "no quorum: 1 of 3 members hold the outer state, the others download it"),
+        (dict(C_GONE, holders=frozenset({A, B}), live=frozenset({A, B, C})), ChangeView, f"removes {short(C)} (silent)"),
+        (
+            dict(readies={}, holders=frozenset({A, B}), left=frozenset({A, B})),
+            Wait,
+            "0 of at least 1 contributors are ready",
+        ),
         (dict(readies={}, joiners=(D,), max_group=3), Wait, "0 of at least 1 contributors are ready"),
     ],
 )  # fmt: skip

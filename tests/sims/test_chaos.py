@@ -1,6 +1,7 @@
 """Swarms of real nodes under virtual time: every invariant of the design, and a judge that can say no."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
@@ -77,6 +78,47 @@ def test_a_majority_that_dies_at_once_stops_the_swarm_until_it_is_back() -> None
     assert report.violations == []
     assert versions[1] <= versions[0] + 1
     assert report.rounds > versions[1] + 10
+
+
+def lose_state(*peers: int, at: float) -> Callable[[Swarm], Awaitable[None]]:
+    """What no checkpoint and a power failure leave: votes and history."""
+
+    async def wipe(swarm: Swarm) -> None:
+        await asyncio.sleep(at)
+        for peer in peers:
+            swarm.disks[peer].learner = None
+            swarm.disks[peer].means.clear()
+
+    return wipe
+
+
+def test_who_lost_the_state_waits_for_the_holder_instead_of_voting_it_out() -> None:
+    """Soak seed 39: newcomers came back from a power failure with their votes only, while who had the state was away."""
+    kills = [Kill(at=60.0, peer=peer, reset=False) for peer in (0, 1, 2)]
+    starts = [Start(at=70.0, peer=1), Start(at=70.0, peer=2), Start(at=130.0, peer=0)]
+    heights: list[int] = []
+
+    async def look(swarm: Swarm) -> None:
+        await lose_state(1, 2, at=65.0)(swarm)
+        for wait in (15.0, 49.0):
+            await asyncio.sleep(wait)
+            heights.append(swarm.peers[1].member.head.commit.height)
+        assert swarm.peers[1].member.reason == "downloading the outer state; votes once it is here"
+
+    report = run_schedule(16, quiet(3, *kills, *starts, duration_s=300.0), look)
+    assert report.violations == []
+    assert heights[0] == heights[1], "two of three are a quorum, but do not hold what a vote builds on"
+    assert report.rounds > heights[1] + 10
+
+
+def test_one_holder_brings_a_majority_back_that_lost_the_state() -> None:
+    kills = [Kill(at=60.0, peer=peer, reset=False) for peer in (1, 2, 3, 4)]
+    starts = [Start(at=70.0, peer=peer) for peer in (1, 2, 3, 4)]
+    report = run_schedule(17, quiet(5, *kills, *starts, duration_s=200.0), lose_state(1, 2, 3, 4, at=65.0))
+    assert report.violations == []
+    returned = [line for line in report.events if "state.sync" in line]
+    assert {int(line.split()[1]) for line in returned if float(line.split()[0]) > 70.0} == {1, 2, 3, 4}
+    assert report.rounds > 25
 
 
 def test_other_bits_are_noticed_and_repaired() -> None:
