@@ -44,7 +44,9 @@ async def read_header(stream: Stream, kind: type[H]) -> H:
 
 async def read_exactly(stream: Stream, num_bytes: int) -> bytes:
     """The next `num_bytes`; the caller has checked the number. Raises NetworkError."""
-    return bytes(await read_payload(stream, num_bytes))
+    data = bytearray(num_bytes)
+    await stream.readinto(memoryview(data))
+    return bytes(data)
 
 
 async def read_payload(stream: Stream, num_bytes: int) -> memoryview:

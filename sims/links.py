@@ -11,7 +11,6 @@ Not modelled: TCP's slow start and its collapse under loss, queues in the networ
 import math
 import random
 from dataclasses import dataclass
-from functools import lru_cache
 
 from farflung.node.network import LinkStats, PeerId
 
@@ -107,7 +106,6 @@ class Path:
     window_bytes: int
 
 
-@lru_cache(maxsize=4096)
 def path_between(a: LinkModel, b: LinkModel, disturbances: tuple[Disturbance, ...] = ()) -> Path:
     """The path between two access links under these disturbances."""
     passed = 1.0 - max(a.drop, b.drop)

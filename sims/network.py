@@ -76,6 +76,8 @@ class MemoryHub:
         self._cut_at = math.inf
         self._disturbances: dict[int, Disturbance] = {}
         self._num_disturbances = 0
+        self._paths: dict[tuple[PeerId, PeerId], Path] = {}
+        """Under the present links and disturbances: asked several times for every chunk."""
         self._connections: dict[int, Connection] = {}
         self._num_connections = 0
         self._rates = Rates()
@@ -87,6 +89,7 @@ class MemoryHub:
     def set_link(self, peer: PeerId, link: LinkModel) -> None:
         """Give one peer its own access link; of `connect_timeout_s`, `break_after_s` and `record_*` the hub's count."""
         self._links[peer] = link
+        self._paths.clear()
 
     def set_skew(self, peer: PeerId, seconds: float) -> None:
         """Set how far a peer's clock is ahead, in seconds; it keeps it over restarts."""
@@ -156,11 +159,13 @@ class MemoryHub:
         """Make the network worse until `calm` is called with the number returned."""
         self._num_disturbances += 1
         self._disturbances[self._num_disturbances] = disturbance
+        self._paths.clear()
         return self._num_disturbances
 
     def calm(self, number: int) -> None:
         """End one disturbance. Raises KeyError when there is none of this number."""
         del self._disturbances[number]
+        self._paths.clear()
 
     # --- facts ---
 
@@ -196,8 +201,11 @@ class MemoryHub:
 
     def path(self, a: PeerId, b: PeerId) -> Path:
         """The path between two peers under the present disturbances."""
-        disturbances = tuple(d for d in self._disturbances.values() if d.touches(a, b))
-        return path_between(self.link_of(a), self.link_of(b), disturbances)
+        path = self._paths.get((a, b))
+        if path is None:
+            disturbances = tuple(d for d in self._disturbances.values() if d.touches(a, b))
+            path = self._paths[a, b] = path_between(self.link_of(a), self.link_of(b), disturbances)
+        return path
 
     def up(self, peer: PeerId, num_bytes: int) -> float:
         """Queue bytes on a peer's uplink; returns when the last has left."""
