@@ -50,6 +50,10 @@ class BaseCodec(ABC):
             raise ValueError(f"a vector cannot have {numel} elements")
         return wire.HEADER_NBYTES + self._max_body(numel)
 
+    def expected_nbytes(self, numel: int) -> int:
+        """See `Codec.expected_nbytes`: the largest payload, for all payloads of most codecs have one size. Raises ValueError."""
+        return self.max_nbytes(numel)
+
     def check(self, payload: Payload, numel: int) -> None:
         """See `Codec.check`. Raises CodecError."""
         self._open(payload, numel)

@@ -98,6 +98,12 @@ class Codec(Format, VectorCodec, Protocol):
     def block(self) -> int:
         """Elements that share side information; parts of a vector had better start at multiples of it."""
 
+    def expected_nbytes(self, numel: int) -> int:
+        """Bytes in which `numel` Gaussian elements are expected to be sent, for planning; at most `max_nbytes`, which is the limit.
+
+        Raises ValueError if `numel` is negative.
+        """
+
 
 def spec_of(codec: Format) -> str:
     """`name(field=value,...)` of a codec's dataclass, with all fields in their order; the name alone when it has none."""

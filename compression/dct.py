@@ -73,6 +73,12 @@ class Dct(ChunkedCodec):
         padded = self._padded(numel)
         return kept.max_nbytes(padded, TILE, padded // TILE * self.k, self.bits)
 
+    def expected_nbytes(self, numel: int) -> int:
+        """See `Codec.expected_nbytes`. Raises ValueError."""
+        most, padded = self.max_nbytes(numel), self._padded(numel)
+        body = kept.expected_nbytes(padded, TILE, padded // TILE * self.k, self.bits)
+        return min(wire.HEADER_NBYTES + body, most)
+
     def encode(self, x: Tensor, *, out: bytearray | memoryview | None = None) -> memoryview:
         """See `Codec.encode`. Raises CodecError when an element is not finite or a coefficient above 2**90."""
         codec.check_vector(x, "x")

@@ -76,6 +76,12 @@ def max_nbytes(numel: int, chunk: int, max_count: int, bits: int) -> int:
     return positions.max_nbytes(numel, max_count) + _side_nbytes(num_chunks, bits) + _codes_nbytes(max_count, bits)
 
 
+def expected_nbytes(numel: int, chunk: int, count: int, bits: int) -> int:
+    """Bytes that `count` kept elements are expected to take, evenly spread over `numel`."""
+    num_chunks = -(-numel // chunk)
+    return positions.expected_nbytes(numel, count) + _side_nbytes(num_chunks, bits) + _codes_nbytes(count, bits)
+
+
 def largest(rows: Tensor, k: int, *, at: int) -> tuple[Positions, Values]:
     """The `k` largest magnitudes of each of `rows` [r, chunk], fp32, chunk a power of two and k at most chunk / 4.
 

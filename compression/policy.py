@@ -139,6 +139,10 @@ class FlatCodec:
         """Largest payload of the whole vector, in bytes; slices of it together have a header more for each cut."""
         return self.part(0, self.numel).max_nbytes(self.numel)
 
+    def expected_nbytes(self) -> int:
+        """Bytes in which the whole vector is expected to be sent, for planning."""
+        return sum(segment.codec.expected_nbytes(segment.stop - segment.start) for segment in self.segments)
+
     def part(self, start: int, stop: int) -> VectorCodec:
         """What encodes the slice [start, stop) of the flat vector. Raises ValueError when there is no such slice."""
         if not 0 <= start < stop <= self.numel:

@@ -23,6 +23,7 @@ Layout: number of positions u64, of gap bytes u64, of stored bytes u64; then the
 gap bytes themselves where that would not be shorter. How a machine's zlib compresses is its own affair.
 """
 
+import math
 import struct
 import zlib
 
@@ -41,6 +42,18 @@ _RAW = -15  # window bits of a deflate stream without header and checksum
 def max_nbytes(numel: int, count: int) -> int:
     """Bytes that at most `count` positions below `numel` can take."""
     return _HEAD.size + count + numel // _ESCAPE
+
+
+def expected_nbytes(numel: int, count: int) -> int:
+    """Bytes that `count` positions are expected to take, drawn at random from `numel`: their gaps' entropy.
+
+    With p = count / numel a gap has H(p) / p bits, H the binary entropy.
+    """
+    if not 0 < count < numel:
+        return min(_HEAD.size + count, max_nbytes(numel, count))
+    p = count / numel
+    bits = -math.log2(p) - (1 - p) / p * math.log2(1 - p)
+    return min(_HEAD.size + math.ceil(count * bits / 8), max_nbytes(numel, count))
 
 
 def encode(positions: Positions) -> bytes:

@@ -75,6 +75,12 @@ class TopK(BaseCodec):
         """Gaps that compress badly make it, most are a tenth smaller."""
         return kept.max_nbytes(numel, self.chunk, self._max_count(numel), self.bits)
 
+    def expected_nbytes(self, numel: int) -> int:
+        """See `Codec.expected_nbytes`. Raises ValueError."""
+        most = self.max_nbytes(numel)
+        body = kept.expected_nbytes(numel, self.chunk, self._max_count(numel), self.bits)
+        return min(wire.HEADER_NBYTES + body, most)
+
     def encode(self, x: Tensor, *, out: bytearray | memoryview | None = None) -> memoryview:
         """See `Codec.encode`. Raises CodecError when an element is not finite or above 2**90."""
         codec.check_vector(x, "x")

@@ -151,6 +151,7 @@ class Peer:
             applied=self._applied,
             lost_state=self._lost_state,
         )
+        self._up_bytes_per_element = uplink.expected_nbytes() / uplink.numel
         self._donor = Donor(network, learner, lambda: self.applier.version, self.applier.steady)
         self.applier.donor = self._donor
         self._signer = signer
@@ -384,7 +385,7 @@ class Peer:
 
     def _contribution_bytes(self, plan: Plan) -> int:
         mine = sum(p.stop - p.start for p in plan.parts if p.owner == self.member.me)
-        return int((self.settings.rules.numel - mine) * self.settings.bytes_per_element)
+        return int((self.settings.rules.numel - mine) * self._up_bytes_per_element)
 
     # ---- what is said of us ------------------------------------------------------------------------------------
 

@@ -93,7 +93,7 @@ class Recipe:
             align=math.lcm(self.uplink.block, self.downlink.block),
             uplink=self.uplink.spec,
             downlink=self.downlink.spec,
-            bytes_per_element=self.uplink.max_nbytes() / self.num_parameters,
+            bytes_per_element=max(self.uplink.expected_nbytes(), self.downlink.expected_nbytes()) / self.num_parameters,
             min_contributors=m.min_contributors,
             total_rounds=self.total_rounds,
             min_round_s=m.deadlines.min_round_s,

@@ -48,7 +48,7 @@ class Settings:
     uplink: str
     downlink: str
     bytes_per_element: float
-    """Of one encoded contribution; for estimates of transfer times."""
+    """Expected of encoded contributions and means, whichever are longer; for estimates of transfer times."""
     min_contributors: int
     total_rounds: int
     min_round_s: float
