@@ -80,6 +80,11 @@ class Feedback(ABC):
         self._pending: dict[Slice, Tensor] = {}
         """What the memory of a part becomes if the round counts it."""
 
+    @property
+    def round(self) -> bytes:
+        """The round that has begun and not ended; empty when there is none."""
+        return self._round
+
     def begin(self, round_id: bytes) -> None:
         """A round begins; what is pending of an earlier one is given up, as by `rollback`."""
         self._round = round_id
@@ -170,12 +175,24 @@ class ErrorFeedback(Feedback):
         super().__init__(codec)
         self.decay = decay
         self.cap = cap
+        self._wanted = self._left_out = 0.0  # sums of squares of the current round: of x, and of what is pending
+
+    @property
+    def left_out(self) -> float:
+        """The norm of what is pending, in norms of x: what the current round leaves out; 0 before anything is encoded in it."""
+        return math.sqrt(self._left_out / self._wanted) if self._wanted > 0.0 else 0.0
+
+    def begin(self, round_id: bytes) -> None:
+        """See `Feedback.begin`."""
+        super().begin(round_id)
+        self._wanted = self._left_out = 0.0
 
     def encode_(self, x: Tensor, start: int) -> memoryview:
         """See `Feedback.encode_`."""
         part = self._open(x, start)
         codec = self.codec.part(*part)
-        limit = self.cap * _norm(x)
+        wanted = _norm(x)
+        limit = self.cap * wanted
         _add_scaled_(x, self.memory[start : part[1]], self.decay)
         payload = codec.encode(x)
         codec.decode_add_(payload, x, -1.0)
@@ -183,11 +200,14 @@ class ErrorFeedback(Feedback):
         if norm > limit:
             x.mul_(limit / norm)
         self._pending[part] = x
+        self._wanted += wanted**2
+        self._left_out += min(norm, limit) ** 2
         return payload
 
     def age(self, rounds: int) -> None:
         """So many rounds went by without this peer: what it still owes fades with them."""
-        self.memory.mul_(self.decay**rounds)
+        if rounds > 0 and self.decay < 1.0:
+            self.memory.mul_(self.decay**rounds)
 
     def _lose(self, start: int, stop: int) -> None:
         """After a crash: what is in the memory was sent, and what was left out then is lost."""

@@ -16,6 +16,7 @@ from farflung.node.events import EventLog
 from farflung.node.exchange import Exchange
 from farflung.node.learner import Learner
 from farflung.node.means import MeanStore
+from farflung.node.residuals import Residuals
 from farflung.node.statesync import Donor
 from farflung.node.storage import Place, Storage
 from farflung.node.trainer import Progress, Trainer
@@ -43,6 +44,7 @@ class Applier:
         member: Member,
         exchange: Exchange,
         means: MeanStore,
+        residuals: Residuals,
         catchup: Catchup,
         trainer: Trainer,
         learner: Learner,
@@ -62,6 +64,7 @@ class Applier:
         self._member = member
         self._exchange = exchange
         self._means_kept = means
+        self._residuals = residuals
         self._catchup = catchup
         self._trainer = trainer
         self._learner = learner
@@ -97,6 +100,7 @@ class Applier:
         """Load the last checkpoint, or take the fresh parameters as the genesis state. Returns whether a checkpoint was there."""
         place = await self._learn(self._storage.load_learner, self._learner)
         if place is not None:
+            await self._aside(self._residuals.load, await self._learn(self._storage.load_residuals))
             self.height, self.version = place.height, place.version
             self._exchange.in_flight = place.in_flight
             self._trainer.progress = Progress(place.trained, place.steps)
@@ -171,6 +175,7 @@ class Applier:
         contributed = counted > 0 and self._exchange.in_flight == result.plan
         updates = await self._aside(self._exchange.decode, result, means)
         await self._learn(lambda: self._learner.apply(updates, contributed=contributed))
+        await self._aside(self._residuals.settle, result)
         if counted and not contributed:
             self._drop("a round counted it before this node was restarted")
             await self._learn(self._learner.discard_progress)
@@ -231,6 +236,7 @@ class Applier:
             received_bytes=traffic.received_bytes,
             up_bits=traffic.up_bits,
             down_bits=8 * sum(map(len, means.values())) / down_numel,
+            owed=traffic.owed,
             contributed=self._counted(result) > 0,
             samples=samples,
             digest=self._digest.hex(),
@@ -246,12 +252,15 @@ class Applier:
             self.steady.clear()
             self._lost_state()
             version = await self._catchup.download(commit.version)
-            counted = [
+            missed = [
                 c.commit.round
                 for c in self._member.history
                 if self.height < c.commit.height and c.commit.version <= version
-                if c.commit.round is not None and self._counted(c.commit.round)
+                if c.commit.round is not None
             ]
+            counted = [result for result in missed if self._counted(result)]
+            if self.version >= 0:
+                await self._aside(self._residuals.catch_up, missed, version - self.version)
             in_flight = [r for r in counted if r.plan == self._exchange.in_flight]
             if counted and not in_flight:
                 previous = None
@@ -326,7 +335,8 @@ class Applier:
             place = Place(self.height, self.version, progress.trained, progress.steps, self._exchange.in_flight)
             ahead = [c.commit for c in self._member.history if c.commit.height > self.height]
             keep = self._means_kept.needed() | {c.round.plan for c in ahead if c.round is not None}
-            await self._learn(self._storage.save_learner, self._learner, place, keep)
+            owed = await self._aside(self._residuals.state)
+            await self._learn(self._storage.save_learner, self._learner, owed, place, keep)
 
 
 def _view_change(commit: Commit) -> str:

@@ -78,6 +78,13 @@ def create(
         int | None, typer.Option(help="Peers that must contribute for a round to count.")
     ] = None,
     codec: Annotated[str | None, typer.Option(help="How contributions are packed, as `int8(block=128)`.")] = None,
+    feedback: Annotated[
+        bool | None,
+        typer.Option(
+            "--feedback/--no-feedback",
+            help="Keep what the codec leaves out, and send it in later rounds. Default: with codecs below 3 bits.",
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of parameters and of the order of samples.")] = None,
     open_: Annotated[
         bool, typer.Option("--open", help="Let anybody join who finds the name, wreckers included.")
@@ -103,6 +110,7 @@ def create(
         lr=lr,
         min_contributors=min_contributors,
         codec=codec,
+        feedback=feedback,
         seed=seed,
         open=open_,
         peers=tuple(peer or ()),

@@ -74,7 +74,7 @@ SMALL_STATE_BYTES = 50e6
 """A learner below this is saved after every round: it takes a moment, and a restart need not replay."""
 
 REPLICA_BYTES_PER_PARAMETER = 24
-"""Outer parameters and momentum, local and sent parameters, two moments, fp32 each."""
+"""Outer parameters and momentum, local and sent parameters, two moments, fp32 each; a residual is as long as one of them."""
 
 LOOK_UP_S = 90.0
 """How long the DHT is asked for a name or a manifest before giving up: members may just be starting."""
@@ -236,7 +236,8 @@ class NodeDaemon:
             learner = await doors.learner.run(recipe.learner, dataset, runtime)
             freeze_imports()
             storage = FileStorage(swarm.checkpoint)
-            small = REPLICA_BYTES_PER_PARAMETER * recipe.num_parameters < SMALL_STATE_BYTES
+            bytes_per_parameter = REPLICA_BYTES_PER_PARAMETER + 4 * manifest.feedback.directions
+            small = bytes_per_parameter * recipe.num_parameters < SMALL_STATE_BYTES
             peer = Peer(
                 network=engine,
                 signer=self._signer,
@@ -245,6 +246,7 @@ class NodeDaemon:
                 learner=learner,
                 uplink=recipe.uplink,
                 downlink=recipe.downlink,
+                feedback=manifest.feedback,
                 outer_step=(manifest.outer.lr, manifest.outer.momentum),
                 doors=doors,
                 storage=storage,

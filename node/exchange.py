@@ -22,6 +22,7 @@ from farflung.node.door import Doors
 from farflung.node.learner import Learner
 from farflung.node.means import MeanStore
 from farflung.node.network import Network, PeerId, Stream, StreamHandler
+from farflung.node.residuals import Residuals
 from farflung.node.uplink import Uplink
 from farflung.protocol.chain import PartResult, RoundResult
 from farflung.protocol.errors import Malformed, NetworkError, Refused, RemoteError
@@ -87,6 +88,8 @@ class Round:
     encoded_bytes: int = 0
     encoded_numel: int = 0
     """Elements of our pseudo-gradient that `encoded_bytes` hold."""
+    owed: float | None = None
+    """See `Traffic`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +100,8 @@ class Traffic:
     received_bytes: int = 0
     up_bits: float = 0.0
     """Bits per parameter of our contribution, our own part of it included; 0 when we made none."""
+    owed: float | None = None
+    """Norm of what it left out, in norms of our pseudo-gradient; None without error feedback."""
 
 
 class Exchange:
@@ -111,6 +116,7 @@ class Exchange:
         *,
         uplink: FlatCodec,
         downlink: FlatCodec,
+        residuals: Residuals,
         news: News,
     ) -> None:
         self._network = network
@@ -119,6 +125,7 @@ class Exchange:
         self._means = means
         self._uplink = uplink
         self._downlink = downlink
+        self._residuals = residuals
         self._news = news
         self._rounds: dict[bytes, Round] = {}
         self._heights: dict[bytes, int] = {}
@@ -168,6 +175,7 @@ class Exchange:
             sent_bytes=round_.sent_bytes,
             received_bytes=round_.received_bytes,
             up_bits=8 * round_.encoded_bytes / max(1, round_.encoded_numel),
+            owed=round_.owed,
         )
 
     async def decided(self, height: int, plan_id: bytes) -> None:
@@ -185,12 +193,14 @@ class Exchange:
         if round_ is None:
             return
         parts = round_.plan.parts
+        if self._residuals.keeps_contributions:
+            await self._doors.side.run(self._residuals.begin, plan_id)
         delta = await self._doors.learner.run(self._learner.pseudo_gradient)
         self.in_flight = plan_id
         mine = next((k for k, p in enumerate(parts) if p.owner == self._network.peer_id), 0)
         order = [*range(mine + 1, len(parts)), *range(mine + 1)]  # each contributor begins with another owner
         for batch in _batches(order, [part.stop - part.start for part in parts], ENCODE_ELEMENTS):
-            payloads = await self._doors.side.run(self._encode, delta, [parts[k] for k in batch])
+            payloads = await self._doors.side.run(self._encode, plan_id, delta, [parts[k] for k in batch])
             for k, payload in zip(batch, payloads, strict=True):
                 part = parts[k]
                 round_.encoded_bytes += len(payload)
@@ -200,9 +210,11 @@ class Exchange:
                 else:
                     header = ContributionHeader(plan_id, k, len(payload))
                     self._spawn(round_, self._push(round_, part.owner, "contribution", header, payload))
+        round_.owed = self._residuals.owed
 
-    def _encode(self, delta: torch.Tensor, parts: Sequence[Part]) -> list[memoryview]:
-        return [_codec(self._uplink, part).encode(delta[part.start : part.stop]) for part in parts]
+    def _encode(self, plan_id: bytes, delta: torch.Tensor, parts: Sequence[Part]) -> list[memoryview]:
+        encode = self._residuals.encode_contribution
+        return [encode(plan_id, delta[part.start : part.stop], part.start) for part in parts]
 
     async def reduce(self, plan_id: bytes, part: int, weights: Sequence[tuple[PeerId, float]]) -> None:
         """Accumulate one of our parts in the order given, encode the mean, keep it, and send it to every other member."""
@@ -217,7 +229,7 @@ class Exchange:
                 bounds.stop - bounds.start,
                 [(payloads[peer], weight) for peer, weight in weights],
                 _codec(self._uplink, bounds),
-                _codec(self._downlink, bounds).encode,
+                lambda mean: self._residuals.encode_mean(plan_id, mean, bounds.start),
             )
         except CodecError as error:
             self._news.refused(Malformed(f"a contribution to part {part}: {error}"))

@@ -12,6 +12,7 @@ from farflung.node.storage import FileStorage
 from farflung.node.swarmfiles import load_manifest, tokenizer_file
 from farflung.protocol.chain import Commit
 from farflung.protocol.errors import ConfigError, LocalError
+from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.training.checkpoint import read_state
 from farflung.training.errors import DamagedCheckpoint
 from farflung.training.export import export_folder
@@ -85,10 +86,16 @@ def _facts(swarm: SwarmPaths, recipe: Recipe, commits: list[Commit], at_version:
         "inner steps between rounds": manifest.inner_steps,
         "codec up": recipe.uplink.spec,
         "codec down": recipe.downlink.spec,
+        "error feedback": _feedback(manifest.feedback),
         "sent by this peer, bytes": _sent(events),
         "farflung": version("farflung"),
     }
     return facts
+
+
+def _feedback(spec: FeedbackSpec) -> str:
+    ways = [way for way, on in (("up", spec.uplink), ("down", spec.downlink)) if on]
+    return f"{' and '.join(ways)}, after {spec.after_rounds} rounds, decay {spec.decay:g}" if ways else "none"
 
 
 def _sent(events: Iterable[Event]) -> int:

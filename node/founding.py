@@ -12,8 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
+from farflung.compression.policy import parse_policy
 from farflung.node.discovery import find_claims, publish_founding
 from farflung.node.engine import Engine, EngineConfig
 from farflung.node.identity import Identity, libp2p_text
@@ -33,7 +35,7 @@ from farflung.protocol.errors import ConfigError
 from farflung.protocol.invitation import Invitation, encode_invitation
 from farflung.protocol.keys import SEED_BYTES
 from farflung.protocol.limits import MAX_ADDRESSES
-from farflung.protocol.manifest import SignedManifest, sign_manifest
+from farflung.protocol.manifest import Manifest, SignedManifest, sign_manifest
 from farflung.protocol.manifest_toml import Sections, manifest_from_sections, parse_toml
 from farflung.protocol.naming import check_free, check_name
 from farflung.training.data import Dataset
@@ -50,6 +52,16 @@ DEFAULT_BATCH = 16
 """Sequences of one inner step of one peer."""
 
 DEFAULT_INNER_STEPS = 100
+
+FEEDBACK_BITS = 3.0
+"""Codecs below so many bits per parameter get error feedback: the rest leave out so little that it is not worth its memory."""
+
+FEEDBACK_WAITS = 10
+"""It starts after the first of so many parts of the run: from random weights it does harm (`docs/feedback.md`)."""
+
+_DEFAULT_CODECS = {field.name: field.default for field in msgspec.structs.fields(Manifest)}
+_MANY = 1 << 20
+"""Elements of a vector in which a codec's headers do not count."""
 
 
 def found_swarm(options: CreateOptions) -> CreatedSwarm:
@@ -68,6 +80,7 @@ def found_swarm(options: CreateOptions) -> CreatedSwarm:
     _fill_model(sections, tokenizer)
     dataset = _fill_data(sections, tokenizer)
     _fill_steps(sections)
+    _fill_feedback(sections)
     seed = _fill_admission(sections)
     manifest = manifest_from_sections(
         sections, founder=identity.public_key, created=int(time.time()), presets=_presets(tokenizer, sections)
@@ -150,6 +163,8 @@ def _sections(options: CreateOptions) -> Sections:
         ("swarm", "min_contributors", options.min_contributors),
         ("swarm", "uplink_codec", options.codec),
         ("swarm", "downlink_codec", options.codec),
+        ("feedback", "uplink", options.feedback),
+        ("feedback", "downlink", options.feedback),
         ("swarm", "admission", "open" if options.open else None),
         ("model", "init_seed", options.seed),
         ("data", "order_seed", options.seed),
@@ -157,7 +172,7 @@ def _sections(options: CreateOptions) -> Sections:
     for section, key, value in flags:
         if value is not None:
             sections.setdefault(section, {})[key] = value
-    for section in ("model", "data", "inner", "swarm"):
+    for section in ("model", "data", "inner", "feedback", "swarm"):
         sections.setdefault(section, {})
     sections["swarm"]["name"] = options.name
     return sections
@@ -242,6 +257,22 @@ def _fill_steps(sections: Sections) -> None:
     if isinstance(steps, int) and steps >= 1:
         swarm.setdefault("inner_steps", min(DEFAULT_INNER_STEPS, steps))
         inner.setdefault("warmup_steps", min(100, steps // 10))
+
+
+def _fill_feedback(sections: Sections) -> None:
+    """Feedback where the codec leaves out much, once the run is warm."""
+    feedback, swarm = sections["feedback"], sections["swarm"]
+    for way in ("uplink", "downlink"):
+        key = f"{way}_codec"
+        spec = swarm.get(key, _DEFAULT_CODECS[key])
+        try:
+            codec = parse_policy(str(spec)).default
+        except ValueError as error:
+            raise ConfigError(f"swarm.{key} = {str(spec)[:160]!r}: {error}") from error
+        feedback.setdefault(way, 8 * codec.expected_nbytes(_MANY) / _MANY < FEEDBACK_BITS)
+    steps, inner_steps = swarm["total_steps"], swarm.get("inner_steps", DEFAULT_INNER_STEPS)
+    if (feedback["uplink"] or feedback["downlink"]) and isinstance(steps, int) and isinstance(inner_steps, int):
+        feedback.setdefault("after_rounds", -(-steps // (FEEDBACK_WAITS * max(1, inner_steps))))
 
 
 def _fill_admission(sections: Sections) -> bytes:

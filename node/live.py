@@ -94,6 +94,8 @@ def panel(status: NodeStatus) -> Panel:
     if status.last_round_s:
         rounds += f" · last took {status.last_round_s:.1f} s"
     facts.add_row("rounds", rounds)
+    if status.owed is not None:
+        facts.add_row("feedback", f"{status.owed:.2f} of the last update's norm was kept for later rounds")
     if status.next_sync_s is not None:
         facts.add_row("next sync", f"in {duration(status.next_sync_s)}")
     if status.last_missed is not None:
@@ -132,6 +134,8 @@ def line(event: dict[str, Any]) -> str | None:
                 f"{len(event['contributors'])} contributors, sent {size(event['sent_bytes'])}, received {size(event['received_bytes'])}, "
                 f"bits per parameter {event['up_bits']:.2f} up and {event['down_bits']:.2f} down"
             )
+            if event["owed"] is not None:
+                said += f", {event['owed']:.2f} of our update's norm kept for later"
         case "round.missed":
             said = f"round {event['round']} missed: {event['reason']}"
         case "outer.eval":

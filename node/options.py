@@ -37,7 +37,9 @@ class CreateOptions:
     min_contributors: int | None = None
     """Peers that must contribute for a round to move the outer state."""
     codec: str | None = None
-    """How contributions are packed: `int8` or `fp32`."""
+    """How contributions and means are packed, as `int8(block=128)`."""
+    feedback: bool | None = None
+    """Whether what a codec leaves out is kept and sent later; None: with codecs that leave out much."""
     open: bool = False
     """Anybody who finds the name may join; otherwise an invitation is needed."""
     seed: int | None = None

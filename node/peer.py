@@ -22,6 +22,7 @@ from farflung.node.exchange import Exchange
 from farflung.node.learner import Learner
 from farflung.node.means import MeanStore
 from farflung.node.network import Network
+from farflung.node.residuals import Residuals
 from farflung.node.statesync import Donor, StateSync
 from farflung.node.storage import SavedVote, Storage
 from farflung.node.trainer import Pace, Trainer
@@ -45,6 +46,7 @@ from farflung.protocol.envelope import Opener, seal
 from farflung.protocol.errors import Malformed, RemoteError
 from farflung.protocol.keys import PeerId, Signer
 from farflung.protocol.limits import MAX_ADDRESSES
+from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.member import Member
 from farflung.protocol.membership import Membership
 from farflung.protocol.messages import Heartbeat, Message, Plan, Ready
@@ -102,6 +104,7 @@ class Peer:
         learner: Learner,
         uplink: FlatCodec,
         downlink: FlatCodec,
+        feedback: FeedbackSpec,
         outer_step: tuple[float, float],
         doors: Doors,
         storage: Storage,
@@ -116,7 +119,19 @@ class Peer:
         self.facts = facts
         self.member = Member(settings, signer, Membership(signer.peer_id, settings.heartbeat_s), self._vitals)
         self._means = MeanStore(storage, doors.side)
-        self.exchange = Exchange(network, doors, learner, self._means, uplink=uplink, downlink=downlink, news=self)
+        self.residuals = Residuals(
+            signer.peer_id, uplink=uplink, downlink=downlink, spec=feedback, version=lambda: self.applier.version
+        )
+        self.exchange = Exchange(
+            network,
+            doors,
+            learner,
+            self._means,
+            uplink=uplink,
+            downlink=downlink,
+            residuals=self.residuals,
+            news=self,
+        )
         self.trainer = Trainer(
             signer.peer_id,
             learner,
@@ -132,6 +147,7 @@ class Peer:
             member=self.member,
             exchange=self.exchange,
             means=self._means,
+            residuals=self.residuals,
             catchup=Catchup(
                 sync=StateSync(network, learner, self.refused),
                 member=self.member,

@@ -115,7 +115,7 @@ class Recipe:
 
     def learner(self, dataset: Dataset, runtime: Runtime) -> SwarmLearner:
         """A fresh replica on this machine, fed from `dataset`. Blocks; raises ConfigError when memory is too small."""
-        check_memory(self.model, runtime)
+        check_memory(self.model, runtime, residuals=self.manifest.feedback.directions)
         replica = Replica(
             self.model,
             self.inner,
@@ -278,10 +278,15 @@ def describe_device(runtime: Runtime) -> str:
     return f"CPU {platform.machine()}, {torch.get_num_threads()} of {os.cpu_count()} threads"
 
 
-def check_memory(model: ModelConfig, runtime: Runtime) -> None:
+def check_memory(
+    model: ModelConfig,
+    runtime: Runtime,
+    *,
+    residuals: int = 0,  # directions, of two, in which there is error feedback
+) -> None:
     """Raise ConfigError, before anything is allocated, unless one sequence at a time fits."""
     compute_bytes = 4 if runtime.autocast is None else runtime.autocast.itemsize
-    needs = forecast(model, microbatch=1, compute_bytes=compute_bytes)
+    needs = forecast(model, microbatch=1, compute_bytes=compute_bytes, residuals=residuals)
     device = torch.device(runtime.device)
     wanted = {device: needs.device_bytes}
     host = torch.device("cpu")

@@ -65,6 +65,8 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     rounds_missed: int = 0
     last_missed: MissedRound | None = None
     last_round_s: float = 0.0
+    owed: float | None = None
+    """What our last contribution left out, its norm in norms of the pseudo-gradient; None while there is no error feedback."""
     next_sync_s: float | None = None
     """Forecast until this node has done its H steps."""
     synced_chunks: int = 0
@@ -100,6 +102,8 @@ class NodeStatus(msgspec.Struct, kw_only=True):
                 self.rounds_done += 1
                 self.rounds_contributed += bool(event["contributed"])
                 self.last_round_s = event["seconds"]
+                if event["owed"] is not None:
+                    self.owed = event["owed"]
             case "round.missed":
                 self.phase = ""
                 self.rounds_missed += 1

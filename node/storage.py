@@ -4,7 +4,8 @@
     history.msgpack     certified commits, appended one by one
     means/PLAN-PART     encoded means of rounds committed since the last checkpoint
     chunks/             outer state of a late join that is not complete yet
-    learner-a, -b       the replica (safetensors) and its place: which height it is at, which samples its progress has used
+    learner-a, -b       the replica and the residuals of error feedback (safetensors), and their place: which height they are at, which
+                        samples the replica's progress has used
     current             which of the two counts
 
 `kill -9` at any moment leaves a state from which the node goes on: the learner's checkpoint, plus the means of the rounds after it.
@@ -13,12 +14,13 @@
 import os
 import shutil
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
+from torch import Tensor
 
 from farflung.compression.codec import Payload
 from farflung.node.learner import Learner
@@ -27,11 +29,15 @@ from farflung.protocol.errors import LocalError
 from farflung.protocol.messages import Accepted
 from farflung.protocol.settings import HISTORY
 from farflung.protocol.types import Intervals
+from farflung.training.checkpoint import read_state, write_state
 
 T = TypeVar("T")
 
 LENGTH_BYTES = 4
 """Prefix of each entry of the history."""
+
+RESIDUALS = "residuals"
+"""Folder in that of a learner."""
 
 PLAN_CHARS = 32
 """Hex characters of a plan's hash in file names: 128 bits."""
@@ -91,11 +97,16 @@ class Storage(Protocol):
     def load_chunks(self) -> list[tuple[int, int, bytes]]:
         """(index, version, bytes) of a transfer that was broken off."""
 
-    def save_learner(self, learner: Learner, place: Place, keep: Collection[bytes]) -> None:
-        """Checkpoint; chunks of a download, and means of plans that are not in `keep`, are dropped."""
+    def save_learner(
+        self, learner: Learner, residuals: Mapping[str, Tensor], place: Place, keep: Collection[bytes]
+    ) -> None:
+        """Checkpoint, all of it or nothing; chunks of a download, and means of plans that are not in `keep`, are dropped."""
 
     def load_learner(self, learner: Learner) -> Place | None:
         """Restore into `learner`; None when there is no checkpoint."""
+
+    def load_residuals(self) -> dict[str, Tensor]:
+        """Those of the checkpoint; empty when it has none."""
 
 
 class FileStorage:
@@ -166,11 +177,15 @@ class FileStorage:
                 found.append((int(index), int(version), path.read_bytes()))
         return found
 
-    def save_learner(self, learner: Learner, place: Place, keep: Collection[bytes]) -> None:
+    def save_learner(
+        self, learner: Learner, residuals: Mapping[str, Tensor], place: Place, keep: Collection[bytes]
+    ) -> None:
         # Two folders in turn, and one small file that says which counts: the switch is one atomic rename.
         slot = "a" if self._current() != "a" else "b"
         shutil.rmtree(self.folder / f"learner-{slot}", ignore_errors=True)
         learner.save(self.folder / f"learner-{slot}")
+        if residuals:
+            write_state(self.folder / f"learner-{slot}" / RESIDUALS, residuals, {})
         write_atomically(self.folder / f"learner-{slot}" / "place.msgpack", msgspec.msgpack.encode(place))
         write_atomically(self.folder / "current", slot.encode())
         kept = tuple(plan.hex()[:PLAN_CHARS] for plan in keep)
@@ -187,6 +202,11 @@ class FileStorage:
         place = _decode(self.folder / f"learner-{slot}" / "place.msgpack", Place)
         learner.load(self.folder / f"learner-{slot}")
         return place
+
+    def load_residuals(self) -> dict[str, Tensor]:
+        slot = self._current()
+        folder = self.folder / f"learner-{slot}" / RESIDUALS
+        return read_state(folder)[0] if slot is not None and folder.exists() else {}
 
     def saved_learner(self) -> tuple[Path, Place] | None:
         """Folder and place of the checkpoint that counts; None when there is none."""

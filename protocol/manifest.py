@@ -26,6 +26,7 @@ from farflung.protocol.manifest_sections import (
     AdmissionSpec,
     DataSpec,
     DeadlineSpec,
+    FeedbackSpec,
     InnerSpec,
     ModelSpec,
     OuterSpec,
@@ -73,6 +74,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Codec of pseudo-gradients on their way to the owners of parts, as `farflung.compression` reads it."""
     downlink_codec: str = "int8(block=128)"
     """Codec of the reduced means on their way back."""
+    feedback: FeedbackSpec = FeedbackSpec()
     min_contributors: int = 1
     """A round with fewer changes nothing."""
     window_rounds: int = 3

@@ -148,6 +148,28 @@ class OuterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         check_range("outer.momentum", self.momentum, 0.0, 0.999999)
 
 
+class FeedbackSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Error feedback: what a codec leaves out of one round is kept by its sender and added to a later one."""
+
+    uplink: bool = False
+    """For contributions."""
+    downlink: bool = False
+    """For reduced means, by the owners of parts."""
+    decay: float = 1.0
+    """Share of a residual that is still owed a round later."""
+    after_rounds: int = 0
+    """Rounds of the swarm without feedback: from random weights it does harm (`docs/feedback.md`)."""
+
+    def __post_init__(self) -> None:
+        check_range("feedback.decay", self.decay, 0.0, 1.0)
+        check_range("feedback.after_rounds", self.after_rounds, 0, 1 << 40)
+
+    @property
+    def directions(self) -> int:
+        """In how many directions a peer keeps a residual."""
+        return self.uplink + self.downlink
+
+
 class AdmissionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who may become a member."""
 

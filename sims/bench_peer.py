@@ -46,6 +46,7 @@ from farflung.node.trainer import Pace
 from farflung.protocol import chain
 from farflung.protocol.chain import Certified, Commit, Rules, Vote
 from farflung.protocol.keys import Ed25519Signer
+from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.settings import Settings
 from farflung.training import presets
 from farflung.training.corpus import python_documents
@@ -203,6 +204,7 @@ async def make_node(
         learner=learner,
         uplink=uniform(codec, learner.num_parameters),
         downlink=uniform(codec, learner.num_parameters),
+        feedback=FeedbackSpec(),
         outer_step=(OUTER.lr, OUTER.momentum),
         doors=doors,
         storage=storage,

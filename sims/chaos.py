@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import torch
 
 from farflung.compression import kernels
+from farflung.compression.codec import Codec
 from farflung.compression.int8 import Int8
 from farflung.compression.policy import uniform
 from farflung.node.door import Doors
@@ -31,6 +32,7 @@ from farflung.node.trainer import Pace
 from farflung.protocol import chain, ledger
 from farflung.protocol.chain import Certified, Rules, Vote
 from farflung.protocol.keys import Ed25519Signer, short
+from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.settings import Settings
 from farflung.sims import clock, faults
 from farflung.sims.faults import Schedule, draw_schedule, play
@@ -47,6 +49,20 @@ OUTER = OuterConfig(lr=0.7, momentum=0.5)
 START_UNIX_S = 1.7e9
 CHURN_S = 300.0
 CALM_S = 240.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wire:
+    """How a swarm encodes, in both directions."""
+
+    codec: Codec = field(default_factory=lambda: Int8(block=BLOCK))
+    feedback: FeedbackSpec = field(default_factory=FeedbackSpec)
+    numel: int = NUMEL
+    checkpoint_s: float = 60.0
+    min_contributors: int = 1
+
+
+INT8 = Wire()
 
 
 @dataclass(slots=True)
@@ -73,10 +89,19 @@ class Report:
 class Swarm:
     """The processes of one simulation, and the judge over what they do."""
 
-    def __init__(self, seed: int, schedule: Schedule, hub: MemoryHub, group: asyncio.TaskGroup, report: Report) -> None:
+    def __init__(
+        self,
+        seed: int,
+        schedule: Schedule,
+        hub: MemoryHub,
+        group: asyncio.TaskGroup,
+        report: Report,
+        wire: Wire,
+    ) -> None:
         num_peers = schedule.num_peers
         self.hub = hub
         self.report = report
+        self.wire = wire
         self.signers = [Ed25519Signer(hashlib.sha256(f"{seed}/{i}".encode()).digest()) for i in range(num_peers)]
         self.ids = [s.peer_id for s in self.signers]
         self.disks = [MemoryStorage() for _ in self.signers]
@@ -97,14 +122,14 @@ class Swarm:
                 window=3 * INNER_STEPS * SAMPLES_PER_STEP,
                 lease=3,
                 max_group=64,
-                numel=NUMEL,
+                numel=wire.numel,
                 tokens_per_sample=8,
             ),
-            align=BLOCK,
-            uplink=Int8(block=BLOCK).spec,
-            downlink=Int8(block=BLOCK).spec,
+            align=wire.codec.block,
+            uplink=wire.codec.spec,
+            downlink=wire.codec.spec,
             bytes_per_element=1.1,
-            min_contributors=1,
+            min_contributors=wire.min_contributors,
             total_rounds=1 << 40,
             min_round_s=3.0,
             max_round_s=30.0,
@@ -137,7 +162,8 @@ class Swarm:
         log = EventLog(None, swarm="chaos", peer=short(me), clock=lambda: self.hub.loop.time())
         log.subscribe(lambda event: self._on_event(index, event))
         speed = self._speeds[index]
-        learner = ToyLearner(NUMEL, OUTER)
+        learner = ToyLearner(self.wire.numel, OUTER)
+        flat = uniform(self.wire.codec, self.wire.numel)
         doors = Doors(
             learner=VirtualDoor(lambda name: speed if name == "train" else 0.002),
             side=VirtualDoor(lambda name: 0.002),
@@ -154,14 +180,15 @@ class Swarm:
                 total_rounds=self.settings.total_rounds,
             ),
             learner=learner,
-            uplink=uniform(Int8(block=BLOCK), NUMEL),
-            downlink=uniform(Int8(block=BLOCK), NUMEL),
+            uplink=flat,
+            downlink=flat,
+            feedback=self.wire.feedback,
             outer_step=(OUTER.lr, OUTER.momentum),
             doors=doors,
             storage=self.disks[index],
             log=log,
             facts=Facts(device="toy", pid=0),
-            checkpoint_s=60.0,
+            checkpoint_s=self.wire.checkpoint_s,
             exit_when_done=False,
         )
         anchor, history = newest_history(self.disks[index].load_history())
@@ -298,21 +325,21 @@ Meddler = Callable[[Swarm], Awaitable[None]]
 """What a test does to a swarm beside the schedule."""
 
 
-def run_schedule(seed: int, schedule: Schedule, meddler: Meddler | None = None) -> Report:
+def run_schedule(seed: int, schedule: Schedule, meddler: Meddler | None = None, wire: Wire = INT8) -> Report:
     """Simulate a schedule; the seed draws keys, speeds and what the network does."""
     report = Report(seed, num_peers=schedule.num_peers, faults=len(schedule.faults))
     report.schedule = schedule.describe().splitlines()
-    clock.run(_simulate(seed, schedule, report, meddler), start=START_UNIX_S)
+    clock.run(_simulate(seed, schedule, report, meddler, wire), start=START_UNIX_S)
     return report
 
 
-async def _simulate(seed: int, schedule: Schedule, report: Report, meddler: Meddler | None) -> None:
+async def _simulate(seed: int, schedule: Schedule, report: Report, meddler: Meddler | None, wire: Wire) -> None:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, clock.VirtualLoop)
     link = LinkModel()
     hub = MemoryHub(loop, random.Random(f"{seed}/network"), link)
     async with asyncio.TaskGroup() as group:
-        swarm = Swarm(seed, schedule, hub, group, report)
+        swarm = Swarm(seed, schedule, hub, group, report, wire)
         helpers = [group.create_task(_watch(swarm))]
         if meddler is not None:
             helpers.append(group.create_task(_meddle(meddler, swarm)))

@@ -141,6 +141,7 @@ def _tiles(figures: Mapping[str, Any]) -> str:
     sent, baseline = figures["bytes_sent_per_peer"], figures["ddp_bytes_per_peer"]
     most = max(sent.values(), default=0)
     broken = figures["invariants_broken"]
+    left_out = figures["left_out"]
     twice, lost = figures["samples_trained_twice"], figures["samples_lost"]
     tiles = [
         (
@@ -155,7 +156,8 @@ def _tiles(figures: Mapping[str, Any]) -> str:
         ),
         (
             " / ".join(f"{bits:.2f}" for bits in figures["bits_per_parameter"].values()) or "none",
-            "bits per parameter sent, up / down; fp32 has 32",
+            "bits per parameter sent, up / down; fp32 has 32"
+            + (f"; {left_out:.2f} of an update kept for later" if left_out is not None else ""),
             "",
         ),
         (

@@ -47,6 +47,9 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
             for way in ("up", "down")
             if (bits := [e[f"{way}_bits"] for e in _all(events_by_peer, "round.commit") if e[f"{way}_bits"]])
         },
+        "left_out": round(statistics.median(owed), 3)
+        if (owed := [e["owed"] for e in _all(events_by_peer, "round.commit") if e["owed"] is not None])
+        else None,
         "ddp_bytes_per_peer": run.ddp_bytes_per_peer,
         "rounds_committed": len({event["round"] for event in _all(events_by_peer, "round.commit")}),
         "rounds_missed": [

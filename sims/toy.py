@@ -6,7 +6,7 @@ local progress holds: the simulation compares that with what the ledger says (in
 
 import asyncio
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -132,6 +132,7 @@ class MemoryStorage:
         self.means: dict[tuple[bytes, int], bytes] = {}
         self.chunks: dict[tuple[int, int], bytes] = {}
         self.learner: tuple[dict[str, object], Place] | None = None
+        self.residuals: dict[str, Tensor] = {}
 
     def save_vote(self, vote: SavedVote) -> None:
         self.vote = vote
@@ -164,8 +165,11 @@ class MemoryStorage:
     def load_chunks(self) -> list[tuple[int, int, bytes]]:
         return [(index, version, data) for (index, version), data in sorted(self.chunks.items())]
 
-    def save_learner(self, learner: Learner, place: Place, keep: Collection[bytes]) -> None:
+    def save_learner(
+        self, learner: Learner, residuals: Mapping[str, Tensor], place: Place, keep: Collection[bytes]
+    ) -> None:
         assert isinstance(learner, ToyLearner)
+        self.residuals = {name: tensor.clone() for name, tensor in residuals.items()}
         self.learner = (learner.freeze(), place)
         self.means = {(plan, part): p for (plan, part), p in self.means.items() if plan in keep}
         self.chunks.clear()
@@ -176,3 +180,6 @@ class MemoryStorage:
             return None
         learner.thaw(self.learner[0])
         return self.learner[1]
+
+    def load_residuals(self) -> dict[str, Tensor]:
+        return {name: tensor.clone() for name, tensor in self.residuals.items()}

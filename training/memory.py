@@ -31,8 +31,8 @@ class MemoryForecast:
     activation_bytes: int
     """At the peak of one microbatch."""
     outer_bytes: int
-    """In host memory: outer parameters, outer momentum, the snapshot of what was sent, and one
-    pseudo-gradient."""
+    """In host memory: outer parameters, outer momentum, the snapshot of what was sent, one
+    pseudo-gradient, and what error feedback keeps."""
 
     @property
     def device_bytes(self) -> int:
@@ -55,7 +55,13 @@ def activation_bytes(
     return microbatch * config.seq_len * (config.num_layers * layer + head)
 
 
-def forecast(config: ModelConfig, *, microbatch: int = 1, compute_bytes: int = 4) -> MemoryForecast:
+def forecast(
+    config: ModelConfig,
+    *,
+    microbatch: int = 1,
+    compute_bytes: int = 4,
+    residuals: int = 0,  # directions, of two, in which there is error feedback
+) -> MemoryForecast:
     """Memory of one replica that trains `microbatch` sequences at a time."""
     n = num_parameters(config)
     return MemoryForecast(
@@ -63,7 +69,7 @@ def forecast(config: ModelConfig, *, microbatch: int = 1, compute_bytes: int = 4
         gradient_bytes=4 * n,
         optimizer_bytes=8 * n,
         activation_bytes=activation_bytes(config, microbatch, compute_bytes),
-        outer_bytes=16 * n,
+        outer_bytes=(16 + 4 * residuals) * n,
     )
 
 

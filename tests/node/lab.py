@@ -9,13 +9,15 @@ from typing import Any, TypeVar
 import torch
 
 from farflung.compression.int8 import Int8
-from farflung.compression.policy import uniform
+from farflung.compression.policy import FlatCodec, uniform
 from farflung.node import framing
 from farflung.node.door import Doors
 from farflung.node.exchange import Exchange
 from farflung.node.means import MeanStore
 from farflung.node.network import PeerId
+from farflung.node.residuals import Residuals
 from farflung.protocol.errors import NetworkError, RemoteError
+from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.messages import BulkHeader, Contributor, Part, Plan, Ready, encode
 from farflung.sims import clock
 from farflung.sims.links import LinkModel
@@ -59,13 +61,16 @@ class Node:
         self.learner = ToyLearner(NUMEL, OUTER, chunk_bytes=800)
         self.doors = doors()
         self.means = MeanStore(self.disk, self.doors.side)
+        flat = uniform(CODEC, NUMEL)
+        self.residuals = Residuals(self.id, uplink=flat, downlink=flat, spec=FeedbackSpec(), version=lambda: 0)
         self.exchange = Exchange(
             self.network,
             self.doors,
             self.learner,
             self.means,
-            uplink=uniform(CODEC, NUMEL),
-            downlink=uniform(CODEC, NUMEL),
+            uplink=flat,
+            downlink=flat,
+            residuals=self.residuals,
             news=self,
         )
         self.arrived: list[tuple[bytes, int, PeerId]] = []
@@ -74,6 +79,12 @@ class Node:
         self.lost: list[PeerId] = []
         self.news = asyncio.Event()
         self.exchange.serve()
+
+    def encode_with(self, flat: FlatCodec, spec: FeedbackSpec) -> None:
+        """From now on."""
+        self.residuals = Residuals(self.id, uplink=flat, downlink=flat, spec=spec, version=lambda: 0)
+        self.exchange._uplink = self.exchange._downlink = flat
+        self.exchange._residuals = self.residuals
 
     def contribution_arrived(self, plan_id: bytes, part: int, peer: PeerId) -> None:
         self.arrived.append((plan_id, part, peer))

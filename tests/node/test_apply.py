@@ -71,7 +71,7 @@ class Applying:
             learner=node.learner, doors=node.doors, storage=node.disk, log=log, outer_step=(OUTER.lr, OUTER.momentum),
         )  # fmt: skip
         self.applier = Applier(
-            member=member, exchange=node.exchange, means=node.means, catchup=catchup, trainer=self.trainer,
+            member=member, exchange=node.exchange, means=node.means, residuals=node.residuals, catchup=catchup, trainer=self.trainer,
             learner=node.learner, doors=node.doors, storage=node.disk, log=log, checkpoint_s=checkpoint_s,
             applied=lambda *where: self.said.append(where),
             lost_state=lambda: self.lost.append(self.applier.version),

@@ -9,11 +9,13 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from rich.console import Console
 
 from farflung.node import daemon, wanted
+from farflung.node import recipe as recipe_module
 from farflung.node.control import only_node, request, stream
 from farflung.node.events import read_events
 from farflung.node.identity import Identity
@@ -26,7 +28,9 @@ from farflung.protocol.chain import genesis
 from farflung.protocol.errors import ConfigError, FarflungError
 from farflung.protocol.invitation import decode_invitation
 from farflung.protocol.manifest import Manifest, open_manifest
+from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.naming import full_name
+from farflung.training.memory import RESERVE, forecast
 from farflung.training.presets import PRESETS
 from farflung.training.replica import Runtime
 
@@ -159,8 +163,41 @@ def test_a_codec_may_be_a_policy(tmp_path: Path, corpus: Path) -> None:
 
 
 def test_a_codec_that_this_version_does_not_know_is_named(tmp_path: Path, corpus: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot be used: unknown codec 'int7'"):
+    with pytest.raises(ConfigError, match=r"swarm.uplink_codec = '1d:fp32,int7': unknown codec 'int7'"):
         found(tmp_path, corpus, codec="1d:fp32,int7")
+    _, manifest = found(tmp_path, corpus)
+    with pytest.raises(ConfigError, match=r"'alpha' cannot be used: unknown codec 'int7'"):
+        read_recipe(msgspec.structs.replace(manifest, uplink_codec="1d:fp32,int7"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        ({}, FeedbackSpec()),
+        ({"codec": "int4"}, FeedbackSpec()),
+        ({"codec": "deadzone(bits=1.0)"}, FeedbackSpec(uplink=True, downlink=True, after_rounds=10)),
+        ({"codec": "1d:fp32,sign"}, FeedbackSpec(uplink=True, downlink=True, after_rounds=10)),
+        ({"codec": "sign", "feedback": False}, FeedbackSpec()),
+        ({"feedback": True}, FeedbackSpec(uplink=True, downlink=True, after_rounds=10)),
+    ],
+)
+def test_feedback_follows_the_codec_unless_it_is_said(
+    tmp_path: Path, corpus: Path, flags: dict[str, Any], wanted: FeedbackSpec
+) -> None:
+    _, manifest = found(tmp_path, corpus, **flags)
+    assert manifest.feedback == wanted, "of 100 rounds"
+
+
+def test_feedback_is_in_the_file_as_well(tmp_path: Path, corpus: Path) -> None:
+    file = tmp_path / "swarm.toml"
+    file.write_text(
+        '[swarm]\nuplink_codec = "deadzone(bits=0.5)"\n[feedback]\ndecay = 0.95\nafter_rounds = 3\n', encoding="utf-8"
+    )
+    made = daemon.create(
+        CreateOptions(name="b", config=file, data=str(corpus), steps=30, home=tmp_path / "a", open=True)
+    )
+    manifest = open_manifest(made.manifest.read_bytes(), swarm=None, peer=None)
+    assert manifest.feedback == FeedbackSpec(uplink=True, downlink=False, decay=0.95, after_rounds=3)
 
 
 def test_other_data_is_refused_with_the_remedy(tmp_path: Path, corpus: Path) -> None:
@@ -176,10 +213,15 @@ def test_other_data_is_refused_with_the_remedy(tmp_path: Path, corpus: Path) -> 
         swarm_dataset(manifest, tokenizer)
 
 
-def test_memory_and_devices_are_checked_before_anything_is_allocated() -> None:
+def test_memory_and_devices_are_checked_before_anything_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     huge = dataclasses.replace(PRESETS["8b"], dim=1 << 16, num_heads=64, num_kv_heads=64)
     with pytest.raises(ConfigError, match="or join a swarm with a smaller model"):
         check_memory(huge, Runtime())
+    usable = forecast(PRESETS["1m"]).device_bytes + forecast(PRESETS["1m"], residuals=1).outer_bytes
+    monkeypatch.setattr(recipe_module, "free_bytes", lambda device: int(usable / (1 - RESERVE)) + 1)
+    check_memory(PRESETS["1m"], Runtime(), residuals=1)
+    with pytest.raises(ConfigError, match="needs"):
+        check_memory(PRESETS["1m"], Runtime(), residuals=2)
     with pytest.raises(ConfigError, match="--device 'abacus'"):
         choose_runtime("abacus", "auto", compiled=False)
     with pytest.raises(ConfigError, match="CUDA devices"):

@@ -13,6 +13,7 @@ from farflung.node import framing
 from farflung.node.exchange import ACK, PLAN_WAIT_S, SEND_ATTEMPTS, Traffic
 from farflung.protocol.chain import PartResult, RoundResult
 from farflung.protocol.errors import LimitExceeded, Malformed, Refused, RemoteError
+from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.messages import ContributionHeader, MeanHeader, MeanRequest, Part, Plan
 
 
@@ -40,13 +41,14 @@ def stored(lab: Lab, number: int) -> Any:
 
 @pytest.mark.parametrize("policy", ["int8(block=16)", "norm:fp32,int8(block=16)"])
 @pytest.mark.parametrize("num", [1, 2, 4])
-def test_a_round_gives_everybody_the_weighted_mean(num: int, policy: str) -> None:
+@pytest.mark.parametrize("feedback", [False, True])
+def test_a_round_gives_everybody_the_weighted_mean(num: int, policy: str, feedback: bool) -> None:
     flat = parse_policy(policy).resolve([("matrix", (20, 20)), ("norm", (50,)), ("matrix", (15, 10))])
 
     async def main(lab: Lab) -> None:
         plan = accept(lab)
         for node in lab.nodes:
-            node.exchange._uplink = node.exchange._downlink = flat
+            node.encode_with(flat, FeedbackSpec(uplink=feedback, downlink=feedback))
             node.learner.train([node.number + 1], 0)
             node.exchange.start(PLAN_ID, node.exchange.contribute(PLAN_ID), lab.group)
         for node in lab.nodes:
@@ -77,6 +79,7 @@ def test_a_round_gives_everybody_the_weighted_mean(num: int, policy: str) -> Non
             assert sum(m.sent_bytes for m in moved) == sum(m.received_bytes for m in moved)
         whole = 8 * sum(first.exchange._uplink.part(p.start, p.stop).max_nbytes(p.stop - p.start) for p in plan.parts)
         assert all(m.up_bits == whole / plan.parts[-1].stop for m in moved), "our own part counts as well"
+        assert all(0.0 < m.owed < 0.01 if feedback else m.owed is None for m in moved), "int8 leaves little out"
         assert not any(node.errors for node in lab.nodes)
 
     in_lab(num, main)

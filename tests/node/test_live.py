@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from farflung.node.live import duration, headline, panel, show, size, sparkline
+from farflung.node.live import duration, headline, line, panel, show, size, sparkline
 from farflung.node.status import NodeStatus
 
 PEER = "12" * 32
@@ -73,9 +73,13 @@ def test_a_round_moves_the_forecast_and_the_counts() -> None:
         seconds=2.5,
         contributed=True,
         contributors={},
+        owed=0.59,
     )
     status = folded([*RUN, event(109.5, "round.cut", step=30, round=4, contributors=[]), commit])
     assert (status.rounds_done, status.rounds_contributed, status.last_round_s) == (1, 1, 2.5)
+    assert status.owed == 0.59
+    status.apply(commit | {"owed": None, "contributed": False})
+    assert status.owed == 0.59, "a round without us says nothing about our feedback"
     status.apply(event(112.0, "step", step=31, loss=3.0, tokens=100, tokens_per_s=50.0, grad_norm=1.0, lr=0.1))
     assert status.next_sync_s == 9 * 2.0
     status.apply(event(113.0, "node.state", step=31, state="waiting", reason="1 of 2 peers"))
@@ -97,6 +101,18 @@ def test_plain_lines() -> None:
     assert "step 21  loss 3.5000  grad_norm 1.000  50 tokens/s" in said
     assert not any(line.startswith("step 22") for line in said)  # too soon after step 21
     assert "round 4 missed: [late] by 2 s" in said
+
+
+def test_feedback_is_shown_where_there_is_any() -> None:
+    facts = {"seconds": 2.5, "contributors": {}, "sent_bytes": 9, "received_bytes": 9, "up_bits": 1.0, "down_bits": 8.0}
+    commit = event(110.0, "round.commit", step=30, round=4, contributed=True, owed=0.59, **facts)
+    assert (line(commit) or "").endswith("1.00 up and 8.00 down, 0.59 of our update's norm kept for later")
+    assert (line(commit | {"owed": None}) or "").endswith("8.00 down")
+    for events, there in (([*RUN, commit], True), (RUN, False)):
+        console = Console(file=io.StringIO(), width=120)
+        console.print(panel(folded(events)))
+        assert isinstance(console.file, io.StringIO)
+        assert ("0.59 of the last update's norm" in console.file.getvalue()) == there
 
 
 def test_panel_of_a_node_that_has_done_nothing_yet() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
+from torch import Tensor
 
 from farflung.node.storage import FileStorage, Link, Place, SavedVote, newest_history, write_atomically
 from farflung.protocol.chain import Certified, Commit
@@ -48,14 +50,24 @@ def place(height: int) -> Place:
     return Place(height, height, ((0, height),), 1, b"")
 
 
+def owed(state: int) -> dict[str, Tensor]:
+    return {"up.memory": torch.full((3,), float(state))}
+
+
 def save(storage: FileStorage, state: int, *keep: bytes) -> None:
-    storage.save_learner(ToyLearner(state), place(state), keep)  # type: ignore[arg-type]
+    storage.save_learner(ToyLearner(state), owed(state), place(state), keep)  # type: ignore[arg-type]
 
 
 def load(storage: FileStorage) -> tuple[int, Place] | None:
     learner = ToyLearner()
     found = storage.load_learner(learner)  # type: ignore[arg-type]
-    return None if found is None else (learner.state, found)
+    residuals = storage.load_residuals()
+    if found is None:
+        assert residuals == {}
+        return None
+    assert residuals.keys() == {"up.memory"}
+    assert torch.equal(residuals["up.memory"], owed(learner.state)["up.memory"]), "a mixture of two saves"
+    return learner.state, found
 
 
 # ---- the good case --------------------------------------------------------------------------------------------

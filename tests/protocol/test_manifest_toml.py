@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.limits import MAX_TOML_CHARS
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.manifest_toml import (
     manifest_from_sections,
     manifest_from_toml,
@@ -45,6 +46,11 @@ total_steps = 2000
 admission = "invite"
 invite_key = "{"6b" * 32}"
 min_round_s = 1.5
+
+[feedback]
+uplink = true
+decay = 0.95
+after_rounds = 2
 """
 
 
@@ -66,6 +72,7 @@ def test_reads_every_section() -> None:
     assert manifest.inner.lr == 1.0 and manifest.inner.betas == (0.9, 0.99)
     assert manifest.admission.rule == "invite" and manifest.admission.invite_key == b"k" * 32
     assert manifest.deadlines.min_round_s == 1.5
+    assert manifest.feedback == FeedbackSpec(uplink=True, downlink=False, decay=0.95, after_rounds=2)
 
 
 def test_round_trip() -> None:
@@ -84,12 +91,15 @@ def test_round_trip() -> None:
         (
             "[inner]",
             "[iner]",
-            "unknown section [iner]; known are model, data, inner, outer, swarm; did you mean 'inner'?",
+            "unknown section [iner]; known are model, data, inner, outer, feedback, swarm; did you mean 'inner'?",
         ),
         ("[model]", "outer = 3\n[model]", "outer must be a section"),
         ("dim = 64", 'dim = "64"', "`model.dim`"),
         ("dim = 64", "dim = 64.5", "`model.dim`"),
         ("dim = 64", "", "`dim`"),
+        ("decay = 0.95", "decay = 1.5", "feedback.decay = 1.5: must be between"),
+        ("after_rounds = 2", "after_rounds = -1", "feedback.after_rounds = -1: must be between"),
+        ("uplink = true", "uplink = 1", "`feedback.uplink`"),
         ("lr = 1", "lr = -1", "inner.lr = -1.0: must be between"),
         ("lr = 1", "lr = nan", "inner.lr = nan"),
         ("lr = 1", "lr = 1" + "0" * 400, "inner.lr"),

@@ -120,6 +120,7 @@ def write_run(folder: Path) -> RunFacts:
                 received_bytes=sent[n],
                 up_bits=8.125 if n in contributors else 0.0,
                 down_bits=8.125,
+                owed=0.61 if n in contributors else None,
                 contributed=n in contributors,
                 samples=samples,
                 digest=f"{height:064x}",

@@ -42,6 +42,7 @@ def commit(peer: str, number: int, samples: dict[str, list[Interval]], digest: s
     return event(
         peer, at, "round.commit", round=number, version=number, digest=digest, samples=samples, seconds=1.0,
         contributors=contributors, up_bits=8.5 if peer in samples else 0.0, down_bits=8.25,
+        owed=0.6 if peer in samples else None,
     )  # fmt: skip
 
 
@@ -82,6 +83,7 @@ def test_a_commit_seen_by_two_peers_is_one_round() -> None:
     assert result["rounds_committed"] == 2
     assert result["samples_trained_twice"] == 0
     assert result["bits_per_parameter"] == {"up": 8.5, "down": 8.25}
+    assert result["left_out"] == 0.6
 
 
 def test_missed_rounds_carry_their_reasons() -> None:

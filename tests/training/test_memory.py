@@ -48,6 +48,7 @@ def test_the_rest_is_exact() -> None:
     assert (memory.parameter_bytes, memory.gradient_bytes, memory.optimizer_bytes) == (4 * n, 4 * n, 8 * n)
     assert memory.device_bytes == 16 * n + memory.activation_bytes
     assert forecast(config, compute_bytes=2).parameter_bytes == 6 * n
+    assert forecast(config, residuals=2).outer_bytes == memory.outer_bytes + 8 * n == 24 * n
 
 
 def test_microbatches_are_few_and_even(config: ModelConfig) -> None:

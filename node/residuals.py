@@ -1,0 +1,147 @@
+"""What this node's codecs have left unsent, in both directions, and the encoding that makes up for it.
+
+The *uplink* is our contribution to the owners of parts, the *downlink* the mean of a part that we own. The manifest says in which of
+them there is error feedback (`farflung.compression.feedback`, EF14), with which decay, and after how many rounds it starts. Where there is none,
+the codec encodes by itself, and nothing is kept.
+
+The fate of what a plan leaves behind is that of the plan:
+
+    a commit counts our contribution       the residuals of the parts that it kept are committed
+    a commit keeps a mean that we encoded  that mean's residual is committed
+    anything else                          nothing has happened: the plan's residuals are given up, for the progress itself comes back
+
+The plan of a commit may be another than the last one that was encoded: the node was killed in between, or the plan had been given up and was voted
+for after all. Then what we owed for these elements has been sent, and what that round left out is lost: one residual at most, each time.
+
+The uplink's residual fades (decay) with every round of the swarm that goes by without our contribution. The downlink's does not: it waits for
+its owner's next turn, and that is no absence.
+
+Everything here blocks and belongs to the side door, one call at a time, for what is encoded there becomes what is settled here.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor
+
+from farflung.compression.feedback import ErrorFeedback, Slice
+from farflung.compression.policy import FlatCodec
+from farflung.protocol.chain import RoundResult
+from farflung.protocol.keys import PeerId
+from farflung.protocol.manifest_sections import FeedbackSpec
+from farflung.training.errors import DamagedCheckpoint
+
+
+class Residuals:
+    """See the module."""
+
+    def __init__(
+        self,
+        me: PeerId,
+        *,
+        uplink: FlatCodec,
+        downlink: FlatCodec,
+        spec: FeedbackSpec,
+        version: Callable[[], int],  # of the outer state that the node has: rounds until now
+    ) -> None:
+        self._me = me
+        self._spec = spec
+        self._version = version
+        self._codecs = {"up": uplink, "down": downlink}
+        wanted = {"up": spec.uplink, "down": spec.downlink}
+        self._feedbacks = {
+            way: ErrorFeedback(self._codecs[way], decay=spec.decay) for way in self._codecs if wanted[way]
+        }
+
+    @property
+    def keeps_contributions(self) -> bool:
+        """Whether there is feedback for contributions."""
+        return "up" in self._feedbacks
+
+    def begin(self, plan_id: bytes) -> None:
+        """We are about to contribute to a plan: what is pending of an earlier one is given up, before this one takes memory."""
+        self._feedbacks["up"].begin(plan_id)
+
+    def encode_contribution(self, plan_id: bytes, x: Tensor, start: int) -> memoryview:
+        """The payload of a part of our pseudo-gradient, fp32 [n] from element `start` on. `x` is taken over. Raises CodecError."""
+        return self._encode("up", plan_id, x, start)
+
+    def encode_mean(self, plan_id: bytes, x: Tensor, start: int) -> memoryview:
+        """The payload of the mean of a part that we own, as `encode_contribution`."""
+        return self._encode("down", plan_id, x, start)
+
+    def _encode(self, way: str, plan_id: bytes, x: Tensor, start: int) -> memoryview:
+        feedback = self._feedbacks.get(way)
+        if feedback is None or not self._started:
+            return self._codecs[way].part(start, start + x.numel()).encode(x)
+        if feedback.round != plan_id:
+            feedback.begin(plan_id)
+        return feedback.encode_(x, start)
+
+    @property
+    def _started(self) -> bool:
+        return self._version() >= self._spec.after_rounds
+
+    @property
+    def owed(self) -> float | None:
+        """What the contribution that is in flight has left out, its norm in norms of the pseudo-gradient; None without feedback."""
+        return self._feedbacks["up"].left_out if "up" in self._feedbacks and self._started else None
+
+    # ---- what became of it -------------------------------------------------------------------------------------
+
+    def settle(self, result: RoundResult) -> None:
+        """This round was committed, after all those that were settled before."""
+        if not self._started:
+            return
+        if "up" in self._feedbacks:
+            if self._counted(result):
+                self._feedbacks["up"].commit(result.plan, _slices(result))
+            else:
+                self._absent(1)
+        if "down" in self._feedbacks:
+            self._feedbacks["down"].commit(result.plan, _slices(result, owner=self._me))
+
+    def catch_up(self, results: Sequence[RoundResult], rounds: int) -> None:
+        """So many rounds were committed while we were away; these results of them, in order, are known."""
+        ours = [result for result in results if self._counted(result) or _slices(result, owner=self._me)]
+        for result in ours:
+            self.settle(result)
+        if "down" in self._feedbacks:
+            self._feedbacks["down"].rollback()
+        self._absent(rounds - len(ours))
+
+    def _absent(self, rounds: int) -> None:
+        if "up" in self._feedbacks:
+            self._feedbacks["up"].rollback()
+            self._feedbacks["up"].age(rounds)
+
+    def _counted(self, result: RoundResult) -> bool:
+        return any(contribution.peer == self._me for contribution in result.contributors)
+
+    # ---- on disk -----------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything, as tensors for a file that is written before the next `settle` or `catch_up`; empty without feedback."""
+        return {
+            f"{way}.{name}": tensor
+            for way, feedback in self._feedbacks.items()
+            for name, tensor in feedback.state().items()
+        }
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` gave, with the same bits. Raises DamagedCheckpoint when it is not of this swarm."""
+        known = {name.partition(".")[0] for name in state}
+        if known != set(self._feedbacks):
+            raise DamagedCheckpoint(
+                f"residuals of {sorted(known)} were saved, the manifest has {sorted(self._feedbacks)}"
+            )
+        for way, feedback in self._feedbacks.items():
+            own = {name.partition(".")[2]: tensor for name, tensor in state.items() if name.startswith(f"{way}.")}
+            try:
+                feedback.load(own)
+            except ValueError as error:
+                raise DamagedCheckpoint(f"saved residuals: {error}") from error
+
+
+def _slices(result: RoundResult, *, owner: PeerId | None = None) -> list[Slice]:
+    """The parts that a round kept, of this owner or of all."""
+    return [(part.start, part.stop) for part in result.parts if part.digest and owner in (None, part.owner)]
