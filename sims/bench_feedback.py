@@ -1,260 +1,102 @@
-"""What error feedback is worth, as curves: on a quadratic whose optimum is known, and on a small language model.
+"""`farflung bench feedback`: what error feedback is worth, without it and with it, on the same problems in one run.
 
-**The quadratic.** K = 4 peers, n = 512; peer i has f_i(x) = 1/2 sum_j a_j (x_j - b_ij)^2 with a_j from 0.1 to 1 in equal
-ratios, shuffled, and b_ij = b_j + 0.3 z_ij with b, z standard normal: peers agree on the whole and differ in detail, so at
-the optimum their gradients are not zero, only the mean of them is. All start at 0 and send x_i = step_t * grad f_i,
-step_t = 0.5 / (1 + t / 100) (EF21 sends the gradient). A curve is (f - f*) / (f(0) - f*) after each round.
-
-**The downlink.** The same quadratic with exact contributions; the mean is coded by the owners of four quarters, who
-change places every fifth round. What is to become of an owner's residual: none, dropped with the ownership, or kept?
-
-**The model.** The smallest preset on the embedded corpus, warmed up by one peer; then two replicas, H = 10 AdamW steps a round
-with a rate that falls to 0, outer step = plain average, norms in fp32. A curve is the held-out loss of the outer parameters in nats
-per token, after the warm-up and after each round. Without the warm-up nothing is learnt about feedback: in the first steps
-from random weights the peers' steps are too large for anything that acts late.
+The problems are those of `feedback_curves`: a quadratic whose optimum is known, its downlink, and a small model from a warm start and
+from random weights. The same curves make the table, the JSON and the page `docs/feedback.md`.
 """
 
-import random
+import json
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
+from rich.console import Console
+from rich.progress import Progress, TextColumn
+from rich.table import Table
 
-from farflung.compression.aggregate import accumulate
-from farflung.compression.codec import Codec
-from farflung.compression.feedback import Ef21, Ef21Receiver, ErrorFeedback, Feedback
-from farflung.compression.fp32 import Fp32
-from farflung.compression.policy import FlatCodec, Policy, Rule, uniform
-from farflung.training.data import Dataset, Tokens
-from farflung.training.inner import InnerConfig
-from farflung.training.order import SampleOrder
-from farflung.training.outer import OuterConfig
-from farflung.training.presets import preset
-from farflung.training.replica import Replica, Runtime
-from farflung.training.schedule import Schedule
-from farflung.training.sources import open_dataset
-from farflung.training.tokenizer import ByteTokenizer
+from farflung.compression import kernels
+from farflung.compression.registry import parse_codec
+from farflung.node.paths import resolve_paths
+from farflung.sims.bench_codec import one_thread
+from farflung.sims.feedback_curves import Curve, cold_curves, downlink_curves, quadratic_curves, warm_curves
 
-PEERS = 4
-DIM = 512
-SPREAD = 0.3
-"""Of the peers' optima, in those of the coordinates."""
-STEP, HALF_STEP = 0.5, 100
-"""The first step, and the round at which it is halved."""
+SHORT: tuple[str, ...] = ("sign(block=64)", "deadzone(bits=1.0)", "topk(chunk=256,k=8)")
+"""Codecs of the quadratic, whose vectors are short."""
+OF_OWNERS: tuple[str, ...] = SHORT[:2]
+"""Codecs of its downlink: a quarter of a vector is too short for chunks."""
+LONG: tuple[str, ...] = ("sign", "deadzone(bits=1.0)", "deadzone(bits=0.36)", "topk")
+"""Codecs of the model."""
 
-PARTS = 4
-TURN_ROUNDS = 5
-"""Rounds for which an owner keeps its part."""
-
-REPLICAS = 2
-INNER_STEPS = 10
-BATCH = 4
-SEQ_LEN = 64
-WARM_STEPS = 200
-WARM_RATE, RATE = 6e-3, 2e-3
-"""Peak learning rates of the warm-up and of the rounds."""
-HELDOUT = 128
-"""Sequences of an evaluation."""
-
-Sender = Callable[[FlatCodec], Feedback]
-SENDERS: dict[str, Sender | None] = {
-    "none": None,
-    "ef14": ErrorFeedback,
-    "ef14 decay 0.95": lambda codec: ErrorFeedback(codec, decay=0.95),
-    "ef21": Ef21,
-}
+Curves = dict[str, list[Curve]]
+"""Problem -> its curves, the exact codec first where there is one."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Curve:
-    """One run."""
+def run_feedback(*, as_json: bool = False, page: Path | None = None) -> Curves:
+    """Measure, show, write the page into the folder `page` if given, and return the curves. Raises OSError."""
+    console = Console(stderr=as_json)
+    with Progress(TextColumn("{task.description}"), console=console, transient=True) as shown:
+        task = shown.add_task("starting", total=None)
+        kernels.prepare(resolve_paths().cache / "kernels")
+        with one_thread():
+            curves = measure(lambda text: shown.update(task, description=text))
+    if page is not None:
+        from farflung.sims.feedback_page import write_page
 
-    codec: str
-    feedback: str
-    values: tuple[float, ...]
-    """After each round."""
-
-
-def measure_feedback(codecs: Sequence[Codec]) -> dict[str, Any]:
-    """All curves, ready for JSON. Without a codec only the exact ones; each codec costs some 20 s of one core."""
-    return {
-        "quadratic": [asdict(curve) for curve in quadratic_curves(codecs)],
-        "downlink": [asdict(curve) for curve in downlink_curves(codecs)],
-        "training": [asdict(curve) for curve in training_curves(codecs)],
-    }
-
-
-# ---- the quadratic ---------------------------------------------------------------------------------------------
-
-
-class Quadratic:
-    """See the module."""
-
-    def __init__(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.curvature = torch.logspace(-1, 0, DIM)[torch.randperm(DIM, generator=generator)]
-        common = torch.randn(DIM, generator=generator)
-        self.optima = common + SPREAD * torch.randn(PEERS, DIM, generator=generator)
-
-    def gradient(self, peer: int, x: Tensor) -> Tensor:
-        return self.curvature * (x - self.optima[peer])
-
-    def gap(self, x: Tensor) -> float:
-        """f(x) - f*, in that of x = 0."""
-        best = self.optima.mean(dim=0)
-        return float((self.curvature * (x - best).square()).sum() / (self.curvature * best.square()).sum())
-
-
-def quadratic_curves(
-    codecs: Sequence[Codec],
-    *,
-    rounds: int = 300,
-    failing: float = 0.3,  # share of rounds that fail in the runs marked so
-    seed: int = 0,
-) -> list[Curve]:
-    """Every codec with every kind of feedback, without failures and, for ef14, with them; the exact codec first."""
-    quadratic = Quadratic(seed)
-    curves = [_descend(quadratic, Fp32(), "none", rounds, 0.0, seed)]
-    for codec in codecs:
-        curves += [_descend(quadratic, codec, kind, rounds, 0.0, seed) for kind in SENDERS]
-        curves.append(_descend(quadratic, codec, "ef14", rounds, failing, seed))
+        write_page(page, curves)
+    if as_json:
+        plain = {name: [asdict(curve) for curve in found] for name, found in curves.items()}
+        sys.stdout.write(json.dumps(plain, indent=2) + "\n")
+    else:
+        for name, found in curves.items():
+            console.print(_table(name, found))
     return curves
 
 
-def _descend(quadratic: Quadratic, codec: Codec, kind: str, rounds: int, failing: float, seed: int) -> Curve:
-    chance = random.Random(seed)
-    group = Group(uniform(codec, DIM), kind, PEERS)
-    receiver = Ef21Receiver(DIM)
-    x = torch.zeros(DIM)
-    values: list[float] = []
-    for t in range(rounds):
-        step = STEP / (1 + t / HALF_STEP)
-        scale = 1.0 if kind == "ef21" else step
-        payloads = group.encode([scale * quadratic.gradient(peer, x) for peer in range(PEERS)])
-        if chance.random() < failing:
-            group.rollback()
-        else:
-            mean = group.commit(payloads)
-            x = x - (step * receiver.add_(mean, 0) if kind == "ef21" else mean)
-        values.append(quadratic.gap(x))
-    label = f"{kind}, {failing:.0%} of rounds fail" if failing else kind
-    return Curve(codec=codec.spec, feedback=label, values=tuple(values))
+def measure(progress: Callable[[str], None]) -> Curves:
+    """All curves: about two minutes of one core."""
+    problems: tuple[tuple[str, Callable[..., list[Curve]], Sequence[str]], ...] = (
+        ("quadratic", quadratic_curves, SHORT),
+        ("downlink", downlink_curves, OF_OWNERS),
+        ("warm", warm_curves, LONG),
+        ("cold", cold_curves, LONG),
+    )
+    curves: Curves = {}
+    for name, draw, specs in problems:
+        progress(name)
+        curves[name] = draw([parse_codec(spec) for spec in specs])
+    return curves
 
 
-class Group:
-    """Peers that send slices of the whole vector to one owner, each with its own feedback."""
-
-    def __init__(self, codec: FlatCodec, kind: str, peers: int) -> None:
-        make = SENDERS[kind]
-        self._codec = codec.part(0, codec.numel)
-        self._numel = codec.numel
-        self._senders = [make(codec) for _ in range(peers)] if make is not None else []
-
-    def encode(self, vectors: Sequence[Tensor]) -> list[memoryview]:
-        """Each peer's payload; its vector is taken over."""
-        if not self._senders:
-            return [self._codec.encode(x) for x in vectors]
-        for sender in self._senders:
-            sender.begin(b"a round")
-        return [sender.encode_(x, 0) for sender, x in zip(self._senders, vectors, strict=True)]
-
-    def commit(self, payloads: Sequence[memoryview]) -> Tensor:
-        """The mean of what was sent; the round counts it."""
-        for sender in self._senders:
-            sender.commit(b"a round", [(0, self._numel)])
-        return accumulate(self._numel, [(payload, 1.0 / len(payloads)) for payload in payloads], self._codec)
-
-    def rollback(self) -> None:
-        """The round fails."""
-        for sender in self._senders:
-            sender.rollback()
+def finals(curves: Sequence[Curve]) -> dict[str, dict[str, float]]:
+    """Codec -> kind of feedback -> the last value."""
+    found: dict[str, dict[str, float]] = {}
+    for curve in curves:
+        found.setdefault(curve.codec, {})[curve.feedback] = curve.values[-1]
+    return found
 
 
-def downlink_curves(codecs: Sequence[Codec], *, rounds: int = 300, seed: int = 0) -> list[Curve]:
-    """Every codec as the downlink, with every fate of an owner's residual."""
-    quadratic = Quadratic(seed)
-    return [_share(quadratic, codec, fate, rounds) for codec in codecs for fate in ("none", "dropped", "kept")]
+def kinds(curves: Sequence[Curve]) -> list[str]:
+    """The kinds of feedback, in the order in which they were measured."""
+    return list(dict.fromkeys(curve.feedback for curve in curves))
 
 
-def _share(quadratic: Quadratic, codec: Codec, fate: str, rounds: int) -> Curve:
-    flat = uniform(codec, DIM)
-    size = DIM // PARTS
-    owners = [ErrorFeedback(flat) for _ in range(PARTS)]
-    x = torch.zeros(DIM)
-    values: list[float] = []
-    for t in range(rounds):
-        gradients = [quadratic.gradient(peer, x) for peer in range(PEERS)]
-        mean = torch.stack(gradients).mean(dim=0) * (STEP / (1 + t / HALF_STEP))
-        for part in range(PARTS):
-            start, stop = part * size, (part + 1) * size
-            owner = owners[(part + t // TURN_ROUNDS) % PARTS]
-            if fate == "none" or (fate == "dropped" and t % TURN_ROUNDS == 0):
-                owner.memory.zero_()
-            owner.begin(b"a round")
-            payload = owner.encode_(mean[start:stop].clone(), start)
-            owner.commit(b"a round", [(start, stop)])
-            x[start:stop] -= flat.part(start, stop).decode(payload, size)
-        values.append(quadratic.gap(x))
-    return Curve(codec=codec.spec, feedback=fate, values=tuple(values))
+WORDS: dict[str, tuple[str, Any]] = {
+    "quadratic": ("Quadratic, 300 rounds: distance to the optimum, 1 at the start", ".1e"),
+    "downlink": ("Quadratic, exact contributions, coded means: what becomes of an owner's residual", ".1e"),
+    "warm": ("Small model, warm start: held-out loss, nats per token", ".3f"),
+    "cold": ("Small model, random weights, high rate: held-out loss, nats per token", ".3f"),
+}
+"""Problem -> (title, format of its values)."""
 
 
-# ---- the model -------------------------------------------------------------------------------------------------
-
-
-def training_curves(
-    codecs: Sequence[Codec],
-    *,
-    rounds: int = 16,
-    kinds: Sequence[str] = ("none", "ef14"),
-) -> list[Curve]:
-    """The exact codec, then every codec with every kind of feedback."""
-    data = open_dataset("python", ByteTokenizer(), SEQ_LEN)
-    warm = _warm_up(_batches(data, WARM_STEPS, seed=1))
-    batches = _batches(data, rounds * INNER_STEPS, seed=2)
-    heldout = data.heldout(HELDOUT)
-    curves = [_train(Fp32(), "none", warm, batches, heldout)]
-    return curves + [_train(codec, kind, warm, batches, heldout) for codec in codecs for kind in kinds]
-
-
-def _batches(data: Dataset, steps: int, *, seed: int) -> Tokens:
-    """[steps, REPLICAS, BATCH, SEQ_LEN + 1], spread over the corpus."""
-    order = SampleOrder(num_samples=data.num_samples, seed=seed)
-    samples = [data.tokens(order.index(k)) for k in range(steps * REPLICAS * BATCH)]
-    return np.stack(samples).reshape(steps, REPLICAS, BATCH, SEQ_LEN + 1)
-
-
-def _replica(schedule: Schedule) -> Replica:
-    model, average = preset("tiny", seq_len=SEQ_LEN), OuterConfig(lr=1.0, momentum=0.0)
-    return Replica(model, InnerConfig(schedule=schedule), average, seed=1, runtime=Runtime(microbatch=BATCH))
-
-
-def _warm_up(batches: Tokens) -> Tensor:
-    """The parameters [n] that one peer comes to by itself."""
-    replica = _replica(Schedule(peak=WARM_RATE, warmup_steps=20, total_steps=len(batches)))
-    for step, batch in enumerate(batches):
-        replica.train_step(batch.reshape(-1, SEQ_LEN + 1), step)
-    return replica.outer.params - replica.pseudo_gradient()
-
-
-def _train(codec: Codec, kind: str, warm: Tensor, batches: Tokens, heldout: Tokens) -> Curve:
-    schedule = Schedule(peak=RATE, warmup_steps=INNER_STEPS, total_steps=len(batches), final_ratio=0.0)
-    replicas = [_replica(schedule) for _ in range(REPLICAS)]
-    for replica in replicas:
-        replica.outer.params.copy_(warm)
-        replica.discard_progress()
-    policy = Policy(rules=(Rule(selector="1d", codec=Fp32()),), default=codec)
-    numel = replicas[0].num_parameters
-    group = Group(policy.resolve((slot.name, slot.shape) for slot in replicas[0].layout.slots), kind, REPLICAS)
-    values = [replicas[0].evaluate(heldout)]
-    for step, batch in enumerate(batches):
-        for replica, tokens in zip(replicas, batch, strict=True):
-            replica.train_step(tokens, step)
-        if (step + 1) % INNER_STEPS == 0:
-            mean = group.commit(group.encode([replica.pseudo_gradient() for replica in replicas]))
-            for replica in replicas:
-                replica.apply([(0, numel, mean)], contributed=True)
-            values.append(replicas[0].evaluate(heldout))
-    return Curve(codec=codec.spec, feedback=kind, values=tuple(values))
+def _table(name: str, curves: Sequence[Curve]) -> Table:
+    title, form = WORDS[name]
+    table = Table(title=title, title_justify="left")
+    table.add_column("codec")
+    columns = kinds(curves)
+    for kind in columns:
+        table.add_column(kind, justify="right")
+    for codec, values in finals(curves).items():
+        table.add_row(codec, *(format(values[kind], form) if kind in values else "" for kind in columns))
+    return table

@@ -3,24 +3,20 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from farflung.sims import png
 from farflung.sims.codec_methods import OURS
 from farflung.sims.codec_rows import Row
 from farflung.sims.codec_sources import DELTA_ADAMW, DELTA_MUON, GAUSS, LAPLACE, STUDENT4
 from farflung.sims.plots import WIDTH_IN
-from farflung.sims.svg import CARD, GRID, INK, MUTED, STYLE
-
-COLOURS = {INK: "#1c1c1a", MUTED: "#6a6963", GRID: "#e4e3de", CARD: "#ffffff"}
-"""A file has no page around it to take colours from: those of the reports' light mode."""
+from farflung.sims.svg import INK
 
 FAMILIES: tuple[tuple[str, str, str, frozenset[str]], ...] = (
     ("casts", "#6a6963", "s", frozenset({"fp32", "bf16", "fp16"})),
@@ -34,7 +30,6 @@ FAMILIES: tuple[tuple[str, str, str, frozenset[str]], ...] = (
 """(label, colour, marker, codecs) of ours."""
 OTHERS = ("other projects", "#129a70", "X")
 
-DOTS_PER_INCH = 110
 LOW_NMSE, LOW_BITS, HIGH_BITS = 1e-8, 0.05, 20.0
 """What the plots of rate against distortion show."""
 LOW_GAP, HIGH_GAP = -1.0, 2.0
@@ -45,21 +40,21 @@ GAPS = "distance"
 def plot_rate_distortion(rows: Sequence[Row], file: Path) -> None:
     """NMSE against bits per parameter for each source; for AdamW's pseudo-gradients also the distance to the bound."""
     layout = [[DELTA_ADAMW, DELTA_ADAMW, GAPS, GAPS], [GAUSS, LAPLACE, STUDENT4, DELTA_MUON]]
-    with matplotlib.rc_context(_style()):
+    with matplotlib.rc_context(png.style()):
         figure = Figure(figsize=(WIDTH_IN, 9.0), layout="constrained")
         axes = figure.subplot_mosaic(layout, height_ratios=[5, 3])  # type: ignore[arg-type]
         curves = {name: _curves([row for row in rows if row.source == name]) for name in axes if name != GAPS}
         for source, same in curves.items():
             _plot_rates(axes[source], str(source), same)
         _plot_gaps(axes[GAPS], curves[DELTA_ADAMW])
-        handles = [Line2D([], [], color=COLOURS[INK], linestyle=(0, (4, 2)), label="bound for Gaussian data")]
+        handles = [Line2D([], [], color=png.COLOURS[INK], linestyle=(0, (4, 2)), label="bound for Gaussian data")]
         present = {_family(same[0]) for same in curves[DELTA_ADAMW]}
         for family in [family[:3] for family in FAMILIES] + [OTHERS]:
             if family in present:
                 label, colour, marker = family
                 handles.append(Line2D([], [], color=colour, marker=marker, linestyle="none", label=label))
         figure.legend(handles=handles, loc="outside lower left", ncols=5)
-        _save(figure, file)
+        png.save(figure, file)
 
 
 def _curves(rows: Sequence[Row]) -> list[list[Row]]:
@@ -73,7 +68,7 @@ def _curves(rows: Sequence[Row]) -> list[list[Row]]:
 
 def _plot_rates(axis: Axes, source: str, curves: Sequence[Sequence[Row]]) -> None:
     bits = np.geomspace(LOW_BITS, HIGH_BITS, 400)
-    axis.plot(bits, 4.0**-bits, color=COLOURS[INK], linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
+    axis.plot(bits, 4.0**-bits, color=png.COLOURS[INK], linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
     for same in curves:
         _draw(axis, same, [row.nmse or 0.0 for row in same], 6 if source == DELTA_ADAMW else 4)
     axis.set_title(source)
@@ -84,7 +79,7 @@ def _plot_rates(axis: Axes, source: str, curves: Sequence[Sequence[Row]]) -> Non
 
 
 def _plot_gaps(axis: Axes, curves: Sequence[Sequence[Row]]) -> None:
-    axis.axhline(0, color=COLOURS[INK], linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
+    axis.axhline(0, color=png.COLOURS[INK], linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
     for same in curves:
         gaps = [row.bits_per_param + 0.5 * math.log2(row.nmse or 1.0) for row in same]
         _draw(axis, same, gaps, 6)
@@ -108,7 +103,7 @@ def _draw(axis: Axes, same: Sequence[Row], y: Sequence[float], size: float) -> N
 def plot_speed(rows: Sequence[Row], file: Path) -> None:
     """Encode and decode-add of the Gaussian rows, as bars against memcpy."""
     shown = [row for row in rows if row.source == GAUSS]
-    with matplotlib.rc_context(_style()):
+    with matplotlib.rc_context(png.style()):
         figure = Figure(figsize=(WIDTH_IN, 1.2 + 0.3 * len(shown)), layout="constrained")
         for axis, title, ratios in zip(
             figure.subplots(1, 2, sharey=True),
@@ -120,15 +115,15 @@ def plot_speed(rows: Sequence[Row], file: Path) -> None:
                 axis.barh(place, ratio or 0, height=0.66, color=_family(row)[1])
                 said = f"{ratio:.2f}" if ratio is not None else "does not decode"
                 axis.annotate(said, (ratio or 0, place), (5, 0), textcoords="offset points", va="center", fontsize=9)
-            axis.axvline(1.0, color=COLOURS[INK], linewidth=1.0, linestyle=(0, (4, 2)))
+            axis.axvline(1.0, color=png.COLOURS[INK], linewidth=1.0, linestyle=(0, (4, 2)))
             axis.set_title(title)
             axis.set_xlim(0, max(1.25, 1.15 * max(ratio or 0 for ratio in ratios)))
             axis.set_xlabel("times the speed of memcpy, one core")
             axis.grid(axis="y", visible=False)
-            axis.tick_params(axis="y", length=0, labelcolor=COLOURS[INK])
+            axis.tick_params(axis="y", length=0, labelcolor=png.COLOURS[INK])
         axis.set_yticks(range(len(shown)), [row.label for row in shown])
         axis.set_ylim(len(shown) - 0.4, -0.6)
-        _save(figure, file)
+        png.save(figure, file)
 
 
 def _family(row: Row) -> tuple[str, str, str]:
@@ -136,13 +131,3 @@ def _family(row: Row) -> tuple[str, str, str]:
         return OTHERS
     name = row.kind.partition("+")[0]
     return next((label, colour, marker) for label, colour, marker, names in FAMILIES if name in names)
-
-
-def _style() -> dict[Any, Any]:
-    inked = {key: COLOURS.get(value, value) for key, value in STYLE.items()}
-    return inked | {"figure.facecolor": COLOURS[CARD]}
-
-
-def _save(figure: Figure, file: Path) -> None:
-    FigureCanvasAgg(figure)
-    figure.savefig(file, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})

@@ -67,6 +67,17 @@ def bench_codec(
     run_codec(as_json=as_json, size_mb=size, page=page)
 
 
+@bench_app.command("feedback")
+def bench_feedback(
+    page: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write feedback.md and its plot here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """What error feedback is worth with coarse codecs, on a quadratic and a small model: some minutes."""
+    from farflung.sims.bench_feedback import run_feedback
+
+    run_feedback(as_json=as_json, page=page)
+
+
 def main() -> None:
     """Entry point of the `farflung` script."""
     app()
