@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.compression.stand_ins import KeepSigns
 from torch import Tensor
 
 from farflung.compression.aggregate import accumulate, reduce_part
@@ -12,6 +11,7 @@ from farflung.compression.codec import CodecError
 from farflung.compression.feedback import ErrorFeedback
 from farflung.compression.policy import uniform
 from farflung.compression.registry import parse_codec
+from farflung.compression.sign import Sign
 
 COSINE = 0.475
 """Between the pseudo-gradients of two peers, as measured (compression digest, section 2)."""
@@ -89,7 +89,7 @@ def test_a_policys_slices_reduce_to_the_slices_of_the_mean() -> None:
 
 def test_an_owner_with_feedback_owes_one_residual_at_most() -> None:
     """Downlink of signs only: over many rounds everybody gets the sum of the means, except what the owner still keeps."""
-    uplink, flat = parse_codec("int8(block=128)"), uniform(KeepSigns(), 1024)
+    uplink, flat = parse_codec("int8(block=128)"), uniform(Sign(block=64), 1024)
     owner, (start, stop) = ErrorFeedback(flat), (256, 768)
     exact, received = torch.zeros(512), torch.zeros(512)
     for _ in range(20):

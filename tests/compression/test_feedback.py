@@ -10,17 +10,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.compression.stand_ins import BIASED, KeepLargest, KeepSigns
 from torch import Tensor
 
 from farflung.compression.codec import Codec, CodecError
+from farflung.compression.deadzone import DeadZone
 from farflung.compression.feedback import Ef21, Ef21Receiver, ErrorFeedback, Feedback, Slice
 from farflung.compression.fp32 import Fp32
 from farflung.compression.int8 import Int8
 from farflung.compression.policy import parse_policy, uniform
+from farflung.compression.sign import Sign
+from farflung.compression.topk import TopK
 from farflung.training.checkpoint import read_state, write_state
 
 NUMEL = 300
+SIGN, TOPK = Sign(block=64), TopK(chunk=64, k=2)
+"""The biased ones."""
 WHOLE: list[Slice] = [(0, NUMEL)]
 MAKERS: list[Callable[[Codec], Feedback]] = [
     lambda codec: ErrorFeedback(uniform(codec, NUMEL), decay=0.9),
@@ -47,7 +51,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 # ---- the recurrences ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("codec", [*BIASED, Int8()], ids=lambda c: c.name)
+@pytest.mark.parametrize("codec", [SIGN, TOPK, Int8(), DeadZone(bits=0.5)], ids=lambda c: c.name)
 @pytest.mark.parametrize("decay", [1.0, 0.95])
 def test_ef14_is_the_digests_recurrence(codec: Codec, decay: float) -> None:
     feedback = ErrorFeedback(uniform(codec, NUMEL), decay=decay, cap=math.inf)
@@ -65,7 +69,7 @@ def test_ef14_is_the_digests_recurrence(codec: Codec, decay: float) -> None:
 
 @pytest.mark.parametrize("weights", [(0.25, 0.25, 0.25, 0.25), (0.01, 0.01, 0.01, 0.97)])
 def test_ef21_receivers_hold_the_weighted_mean_of_what_senders_hold(weights: tuple[float, ...]) -> None:
-    codec = KeepLargest()
+    codec = TOPK
     flat = uniform(codec, NUMEL)
     senders = [Ef21(flat, scale=1.0 / (len(weights) * w)) for w in weights]
     receiver = Ef21Receiver(NUMEL)
@@ -84,7 +88,7 @@ def test_ef21_receivers_hold_the_weighted_mean_of_what_senders_hold(weights: tup
 
 
 def test_the_residual_is_capped() -> None:
-    feedback = ErrorFeedback(uniform(KeepLargest(), NUMEL), cap=2.0)
+    feedback = ErrorFeedback(uniform(TOPK, NUMEL), cap=2.0)
     for number in range(30):
         feedback.begin(b"round")
         feedback.encode_(torch.ones(NUMEL), 0)
@@ -106,7 +110,7 @@ def test_absence_fades_the_residual() -> None:
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("end", ["rollback", "begin", "commit nothing", "commit another"])
 def test_a_failed_round_changes_nothing(make: Callable[[Codec], Feedback], end: str) -> None:
-    feedback, twin = make(KeepSigns()), make(KeepSigns())
+    feedback, twin = make(SIGN), make(SIGN)
     for number in range(3):
         for one in (feedback, twin):
             one.begin(b"good")
@@ -131,7 +135,7 @@ def test_a_failed_round_changes_nothing(make: Callable[[Codec], Feedback], end: 
 
 @pytest.mark.parametrize("make", MAKERS)
 def test_only_counted_parts_commit(make: Callable[[Codec], Feedback]) -> None:
-    feedback, whole = make(KeepSigns()), make(KeepSigns())
+    feedback, whole = make(SIGN), make(SIGN)
     for one in (feedback, whole):
         one.begin(b"first")
         for start, stop in ((0, 128), (128, NUMEL)):
@@ -143,11 +147,11 @@ def test_only_counted_parts_commit(make: Callable[[Codec], Feedback]) -> None:
 
 def test_what_a_crash_made_unknown() -> None:
     """The round counted a part whose encoding was not saved: EF14 gives its residual up, EF21 cannot go on."""
-    residual = ErrorFeedback(uniform(KeepSigns(), NUMEL))
+    residual = ErrorFeedback(uniform(SIGN, NUMEL))
     residual.memory.fill_(1.0)
     residual.commit(b"before the crash", [(0, 100)])
     assert residual.memory[:100].eq(0).all() and residual.memory[100:].eq(1).all()
-    estimate = Ef21(uniform(KeepSigns(), NUMEL))
+    estimate = Ef21(uniform(SIGN, NUMEL))
     estimate.begin(b"round")
     estimate.encode_(vector(1, 100), 0)
     with pytest.raises(ValueError, match=r"\[100, 300\)"):
@@ -224,7 +228,7 @@ def misfortune(seed: int) -> Callable[[], Callable[[], bool]]:
 
 @settings(deadline=None, max_examples=40)
 @given(
-    codec=st.sampled_from([*BIASED, Int8(block=16)]),
+    codec=st.sampled_from([SIGN, TOPK, Int8(block=16), DeadZone(bits=0.5)]),
     cuts=st.lists(st.sets(st.integers(1, NUMEL - 1), max_size=4), max_size=12),
     seed=st.integers(0, 999),
 )
@@ -263,7 +267,7 @@ def bias(codec: Codec, *, feeds_back: bool) -> tuple[float, float]:
     return float(z.abs().max()), float(mean.norm() / drift.norm())
 
 
-@pytest.mark.parametrize("codec", [KeepSigns(), KeepLargest(of=8)], ids=lambda c: c.name)
+@pytest.mark.parametrize("codec", [SIGN, TopK(chunk=64, k=8)], ids=lambda c: c.name)
 def test_failed_rounds_leave_no_bias(codec: Codec) -> None:
     """64 elements: the largest of as many z-scores of 16 samples is below 5.5 with probability 0.99."""
     z, error = bias(codec, feeds_back=True)
@@ -278,7 +282,7 @@ def test_failed_rounds_leave_no_bias(codec: Codec) -> None:
 @pytest.mark.parametrize("make", MAKERS)
 def test_it_is_saved_and_goes_on_with_the_same_bits(make: Callable[[Codec], Feedback], tmp_path: Path) -> None:
     """In the middle of a round, too: what is pending is part of the state."""
-    feedback, restored = make(KeepSigns()), make(KeepSigns())
+    feedback, restored = make(SIGN), make(SIGN)
     feedback.begin(b"first")
     feedback.encode_(vector(1), 0)
     feedback.commit(b"first", WHOLE)
