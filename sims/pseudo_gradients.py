@@ -18,10 +18,9 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from farflung.sims.muon import Muon
-from farflung.training.inner import InnerConfig
+from farflung.training.inner import InnerConfig, make_optimizer
 from farflung.training.model import Decoder, ModelConfig, next_token_loss
 from farflung.training.order import SampleOrder
 from farflung.training.schedule import Schedule
@@ -72,9 +71,9 @@ def pseudo_gradient(recipe: Recipe, progress: Callable[[str], None] = lambda tex
     dataset = open_dataset("python", ByteTokenizer(), recipe.model.seq_len)
     order = SampleOrder(num_samples=dataset.num_samples, seed=recipe.seed)
     schedule = Schedule(peak=recipe.lr, warmup_steps=min(20, recipe.warm_up_steps), kind="constant")
-    config = InnerConfig(schedule=schedule)
+    config = InnerConfig(schedule=schedule, optimizer=recipe.optimiser)
     model = Decoder(recipe.model, seed=recipe.seed)
-    muon, adamw = _optimisers(model, recipe.optimiser, config)
+    optimizer = make_optimizer(model, config)
     before: list[Tensor] = []
     losses: list[float] = []
     for step in range(recipe.warm_up_steps + recipe.inner_steps):
@@ -86,12 +85,8 @@ def pseudo_gradient(recipe: Recipe, progress: Callable[[str], None] = lambda tex
         loss = next_token_loss(model(tokens[:, :-1]), tokens[:, 1:])
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
-        lr = schedule.at(step)
-        muon.step(lr)
-        for group in adamw.param_groups:
-            group["lr"] = lr
-        adamw.step()
-        model.zero_grad()
+        optimizer.step(schedule.at(step))
+        optimizer.zero_grad()
         losses.append(float(loss.detach()))
         progress(f"step {step + 1} of {recipe.warm_up_steps + recipe.inner_steps}, loss {losses[-1]:.2f}")
     with torch.no_grad():
@@ -99,18 +94,3 @@ def pseudo_gradient(recipe: Recipe, progress: Callable[[str], None] = lambda tex
     runs = [list(run) for dims, run in groupby(moved, key=Tensor.dim) if dims == 2]
     vectors = tuple(torch.cat([matrix.flatten() for matrix in run]) for run in runs)
     return PseudoGradient(vectors=vectors, loss=float(np.mean(losses)))
-
-
-def _optimisers(model: Decoder, optimiser: Optimiser, config: InnerConfig) -> tuple[Muon, torch.optim.AdamW]:
-    """Muon for the hidden matrices, none of them when AdamW is to do all, and AdamW for the rest."""
-    hidden: list[nn.Parameter] = []
-    rest: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        is_hidden = parameter.dim() == 2 and not name.startswith(("model.embed_tokens", "lm_head"))
-        (hidden if is_hidden and optimiser == "muon" else rest).append(parameter)
-    groups = [
-        {"params": [p for p in rest if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    adamw = torch.optim.AdamW(groups, lr=config.schedule.peak, betas=config.betas, eps=config.eps, fused=True)
-    return Muon(hidden, weight_decay=config.weight_decay), adamw

@@ -19,10 +19,12 @@ from torch import Tensor
 
 from farflung.training.errors import DamagedCheckpoint
 
-FORMAT = 1
+FORMAT = 2
+
+Fact = int | str
 
 
-def write_state(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, int]) -> None:
+def write_state(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Fact]) -> None:
     """Make `tensors` and `facts` the state in `folder`, which is created if need be. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / "state.safetensors.partial"
@@ -44,7 +46,7 @@ def write_state(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
             old.unlink()
 
 
-def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, int]]:
+def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Fact]]:
     """What `write_state` wrote. Raises DamagedCheckpoint when it is missing, incomplete or altered."""
     try:
         about = json.loads((folder / "state.json").read_text(encoding="utf-8"))
@@ -57,8 +59,8 @@ def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, int]]:
             raise DamagedCheckpoint(f"{folder / 'state.json'} does not describe a state")
     if format_ != FORMAT:
         raise DamagedCheckpoint(f"{folder} has format {format_}; this version reads {FORMAT}")
-    if not all(isinstance(value, int) for value in facts.values()):
-        raise DamagedCheckpoint(f"{folder / 'state.json'} has facts that are no integers")
+    if not all(isinstance(value, int | str) for value in facts.values()):
+        raise DamagedCheckpoint(f"{folder / 'state.json'} has facts that are neither integers nor text")
     tensor_file = folder / Path(name).name  # a name only: never outside of the folder
     try:
         if _sha256(tensor_file) != digest:

@@ -5,10 +5,11 @@ TrainingError
 ├── BadChunk             a chunk of outer state has the wrong size or values; nothing was changed
 ├── DamagedCheckpoint    a saved state is incomplete, altered, or belongs to another model; nothing was
 changed
+├── UnknownOptimizer     no inner optimiser has this name; the message lists those that exist
 ├── DataError            a data source or tokenizer cannot be used; the message names the remedy
 └── NotEnoughMemory      not even a microbatch of one sequence fits
 
-A wrong value in a config is a plain `ValueError`, raised where the config is made.
+Any other wrong value in a config is a plain `ValueError`, raised where the config is made.
 """
 
 
@@ -33,6 +34,10 @@ class BadChunk(TrainingError):
 
 class DamagedCheckpoint(TrainingError):
     """A saved state cannot be used."""
+
+
+class UnknownOptimizer(TrainingError, ValueError):
+    """No inner optimiser has this name."""
 
 
 class DataError(TrainingError):

@@ -21,22 +21,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from farflung.training.checkpoint import read_state, write_state
+from farflung.training.checkpoint import Fact, read_state, write_state
 from farflung.training.coupled import Coupled
 from farflung.training.errors import DamagedCheckpoint
 from farflung.training.flat import flatten, host_buffer, unflatten
-from farflung.training.inner import (
-    MOMENTS,
-    InnerConfig,
-    StepReport,
-    make_optimizer,
-    precision,
-    read_moments,
-    reset_moments,
-    train_step,
-)
+from farflung.training.inner import InnerConfig, StepReport, make_optimizer, precision, train_step
+from farflung.training.inner_optimizer import ON_DEVICE, PREFIX, StateHome
 from farflung.training.memory import choose_microbatch, free_bytes
 from farflung.training.model import Decoder, ModelConfig, next_token_loss
+from farflung.training.optimizers import parse_optimizer
 from farflung.training.outer import OuterConfig
 
 
@@ -50,6 +43,8 @@ class Runtime:
     """Precision of the matrix products; None is fp32. Parameters and moments are fp32 in any case."""
     microbatch: int | None = None
     """Sequences at a time; None takes what the memory allows at the first step."""
+    inner_state: StateHome = ON_DEVICE
+    """Where the inner optimiser's state lies between two steps, and in how many bits."""
     compile: bool = False
     """Compile the model with torch.compile: a minute of waiting, then faster steps on GPUs."""
 
@@ -83,7 +78,7 @@ class Replica(Coupled):
         self.model = Decoder(model, seed=seed).to(device)
         super().__init__(self.model, outer, device=device, chunk_bytes=chunk_bytes)
         self.inner_config = inner
-        self.optimizer = make_optimizer(self.model, inner)
+        self.optimizer = make_optimizer(self.model, inner, self.runtime.inner_state)
         self._forward = torch.compile(self.model) if self.runtime.compile else self.model
         self._microbatch = self.runtime.microbatch
 
@@ -142,10 +137,12 @@ class Replica(Coupled):
         }
         if self.sent is not None:
             tensors["sent"] = self.sent
-        inner_steps, moments = read_moments(self.optimizer, self.model)
-        for name, values in moments.items():
-            tensors[name] = flatten(self.layout, values, torch.empty(self.num_parameters))
-        write_state(folder, tensors, {"inner_steps": inner_steps})
+        tensors |= self.optimizer.tensors()
+        facts: dict[str, Fact] = {
+            "inner_steps": self.optimizer.steps,
+            "inner_optimizer": parse_optimizer(self.inner_config.optimizer).name,
+        }
+        write_state(folder, tensors, facts)
 
     def load(self, folder: Path) -> None:
         """Bring back what `save` wrote for a model of this shape; training then goes on with the same bits.
@@ -153,21 +150,26 @@ class Replica(Coupled):
         Raises DamagedCheckpoint, with nothing changed, when it is missing, altered or of another model.
         """
         tensors, facts = read_state(folder)
-        inner_steps = facts.get("inner_steps", -1)
-        names = {"outer.params", "outer.momentum", "local"} | set(MOMENTS if inner_steps else ())
+        inner = {name: tensors.pop(name) for name in list(tensors) if name.startswith(PREFIX)}
         wrong = [t for t in tensors.values() if t.shape != (self.num_parameters,) or t.dtype != torch.float32]
-        if inner_steps < 0 or set(tensors) - {"sent"} != names or wrong:
+        match facts:
+            case {"inner_steps": int(inner_steps), "inner_optimizer": str(name)} if not wrong:
+                pass
+            case _:
+                raise DamagedCheckpoint(f"{folder} does not hold the tensors of this model")
+        if set(tensors) - {"sent"} != {"outer.params", "outer.momentum", "local"}:
             raise DamagedCheckpoint(f"{folder} does not hold the tensors of this model")
+        if name != (ours := parse_optimizer(self.inner_config.optimizer).name):
+            raise DamagedCheckpoint(f"{folder} is of a run with the inner optimizer {name}, and this one's is {ours}")
+        self.optimizer.load(inner, inner_steps)
         self.outer.params.copy_(tensors["outer.params"])
         self.outer.momentum.copy_(tensors["outer.momentum"])
         unflatten(self.layout, tensors["local"], self.parameters)
         self.sent = tensors.get("sent")
-        for name, values in reset_moments(self.optimizer, self.model, inner_steps).items():
-            unflatten(self.layout, tensors[name], values)
 
     def _microbatch_for(self, batch: int) -> int:
         compute_bytes = 4 if self.runtime.autocast is None else self.runtime.autocast.itemsize
         casts = 0 if compute_bytes == 4 else compute_bytes
-        moments_and_gradients = (4 if self.optimizer.state else 12) * self.num_parameters
+        moments_and_gradients = (4 if self.optimizer.steps else 12) * self.num_parameters
         left = free_bytes(self.device) - moments_and_gradients - casts * self.num_parameters
         return choose_microbatch(self.model.config, batch, left, compute_bytes)

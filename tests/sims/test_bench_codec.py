@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typer.testing import CliRunner
 
 from farflung.compression.registry import CODECS, parse_codec
@@ -24,7 +24,6 @@ from farflung.sims.codec_rows import Row, butterfly, measure
 from farflung.sims.codec_sources import DELTA_ADAMW, GAUSS, SCALE, Source, gauss, laplace, student4
 from farflung.sims.codec_targets import checks, nearest_to_bound
 from farflung.sims.main import app
-from farflung.sims.muon import Muon, orthogonalise
 from farflung.sims.pseudo_gradients import Optimiser, Recipe, pseudo_gradient
 from farflung.training.model import ModelConfig
 
@@ -223,31 +222,6 @@ def test_pseudo_gradients_are_the_same_again(recipe: Recipe) -> None:
     assert [vector.numel() for vector in first.vectors] == [264 * 32 + 4 * 32 * 32 + 3 * 32 * 64]  # the norms are last
     assert torch.equal(first.vectors[0], second.vectors[0]) and bool(torch.isfinite(first.vectors[0]).all())
     assert float((first.vectors[0] != 0).float().mean()) > 0.5
-
-
-# Muon.
-
-
-def test_orthogonalised_singular_values_are_near_one() -> None:
-    generator = torch.Generator().manual_seed(0)
-    for shape in ((48, 32), (32, 48), (32, 32)):
-        x = torch.randn(shape, generator=generator)
-        values = torch.linalg.svdvals(orthogonalise(x))
-        assert 0.3 < float(values.min()) and float(values.max()) < 1.3 and 0.7 < float(values.median()) < 1.2
-        u, _, v = torch.linalg.svd(x, full_matrices=False)
-        assert float((orthogonalise(x) * (u @ v)).sum()) / min(shape) > 0.7  # the same singular vectors
-    assert not orthogonalise(torch.zeros(3, 4)).any()
-
-
-def test_a_step_of_muon() -> None:
-    matrix = nn.Parameter(torch.ones(6, 4))
-    muon = Muon([matrix], momentum=0.9, weight_decay=0.5)
-    gradient = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
-    matrix.grad = gradient.clone()
-    muon.step(0.1)
-    # momentum starts at 0: M = 0.1 G, and 0.9 M + 0.1 G points as G does
-    expected = torch.ones(6, 4) * (1 - 0.1 * 0.5) - 0.1 * 0.2 * 6**0.5 * orthogonalise(gradient)
-    torch.testing.assert_close(matrix.detach(), expected, rtol=0, atol=1e-5)
 
 
 # The baselines.

@@ -16,7 +16,6 @@ from farflung.training.inner import InnerConfig, make_optimizer
 from farflung.training.model import Decoder, ModelConfig, next_token_loss
 from farflung.training.outer import OuterConfig
 from farflung.training.replica import Replica
-from farflung.training.schedule import Schedule
 
 GOLDEN = Path(__file__).parent / "golden" / "trajectory.json"
 
@@ -49,9 +48,7 @@ class PlainDiLoCo:
     def inner_step(self, tokens: torch.Tensor, step: int) -> None:
         next_token_loss(self.model(tokens[:, :-1]), tokens[:, 1:]).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.inner.max_grad_norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.inner.schedule.at(step)
-        self.optimizer.step()
+        self.optimizer.step(self.inner.schedule.at(step))
         self.optimizer.zero_grad()
 
     @torch.no_grad()
@@ -332,11 +329,3 @@ def test_the_trajectory_is_the_committed_one(make_replica: Any, batch: Any) -> N
     assert losses[-1] < losses[0] - 0.3
     for name, values in trajectory.items():
         assert values == pytest.approx(golden[name], abs=1e-3 if name == "grad_norm" else 1e-4)
-
-
-def test_only_matrices_decay(config: ModelConfig) -> None:
-    model = Decoder(config, seed=1)
-    inner = InnerConfig(schedule=Schedule(peak=1.0, kind="constant"))
-    matrices, vectors = make_optimizer(model, inner).param_groups
-    assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.1, 0.0)
-    assert all(p.dim() == 2 for p in matrices["params"]) and all(p.dim() == 1 for p in vectors["params"])

@@ -1,0 +1,60 @@
+"""State in 8 bits: how near it is, and that it has no bias over time."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from farflung.training.eight_bit import BLOCK, EightBit, stored_bytes
+
+CPU = torch.device("cpu")
+
+
+def coded(values: Tensor, key: str = "exp_avg", step: int = 0) -> Tensor:
+    room = EightBit(values, key, CPU, pinned=False)
+    room.put(values, step)
+    assert room.codes.nbytes + room.scales.nbytes == stored_bytes(values.numel())
+    return room.get(CPU)
+
+
+def sample(numel: int, seed: int = 0) -> Tensor:
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
+
+
+@given(st.integers(1, 1000), st.integers(0, 5), st.floats(1e-12, 1e12), st.integers(0, 1000))
+def test_within_a_step_of_the_table(numel: int, seed: int, size: float, step: int) -> None:
+    values = sample(numel, seed) * size
+    largest = torch.cat([block.abs().max().expand(len(block)) for block in values.split(BLOCK)])
+    assert float(((coded(values, step=step) - values).abs() / largest).max()) < 2.1 / 127
+    squares = values.square()
+    roots, of_code = squares.sqrt(), coded(squares, "exp_avg_sq", step).sqrt()
+    error = (of_code / roots - 1).abs()
+    assert float(error[roots > largest * 0.01].max()) < 0.07  # coarser below, where it matters less
+    assert bool((of_code > 0).all())
+
+
+def test_special_values() -> None:
+    assert not coded(torch.zeros(300)).any()
+    assert not coded(torch.zeros(300), "exp_avg_sq").any()
+    extremes = torch.tensor([-3.0, 0.0, 3.0])
+    assert torch.equal(coded(extremes), extremes)
+    assert coded(torch.full((2, 3, 5), 7.0)).shape == (2, 3, 5)
+    assert coded(torch.zeros(0, 3)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("key", ["exp_avg", "exp_avg_sq"])
+def test_over_steps_there_is_no_bias(key: str) -> None:
+    values = sample(BLOCK).abs() + 0.1
+    mean = torch.stack([coded(values, key, step) for step in range(2000)]).mean(dim=0)
+    torch.testing.assert_close(mean, values, rtol=2e-3, atol=2e-4)
+
+
+def test_a_slow_average_falls_as_it_should() -> None:
+    """Gradients that have become zero: rounding to nearest would leave the second moment where it was."""
+    exact = sample(BLOCK).square() + 0.01
+    kept = exact.clone()
+    for step in range(300):
+        exact = exact * 0.99
+        kept = coded(kept * 0.99, "exp_avg_sq", step)
+    assert 0.8 < float((kept / exact).mean()) < 1.25
