@@ -73,6 +73,9 @@ def create(
     steps: Annotated[int | None, typer.Option(help="Inner steps of one peer until the end.")] = None,
     inner_steps: Annotated[int | None, typer.Option(help="H: inner steps between two rounds.")] = None,
     batch_tokens: Annotated[int | None, typer.Option(help="Tokens of one inner step of one peer.")] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="Inner optimiser: `adamw`, `muon`, or `torch.optim.NAdam(momentum_decay=0.01)`.")
+    ] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate of the inner optimiser.")] = None,
     min_contributors: Annotated[
         int | None, typer.Option(help="Peers that must contribute for a round to count.")
@@ -107,6 +110,7 @@ def create(
         steps=steps,
         inner_steps=inner_steps,
         batch_tokens=batch_tokens,
+        optimizer=optimizer,
         lr=lr,
         min_contributors=min_contributors,
         codec=codec,

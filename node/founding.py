@@ -159,6 +159,7 @@ def _sections(options: CreateOptions) -> Sections:
         ("swarm", "total_steps", options.steps),
         ("swarm", "inner_steps", options.inner_steps),
         ("swarm", "batch_tokens", options.batch_tokens),
+        ("inner", "optimizer", options.optimizer),
         ("inner", "lr", options.lr),
         ("swarm", "min_contributors", options.min_contributors),
         ("swarm", "uplink_codec", options.codec),

@@ -32,6 +32,8 @@ class CreateOptions:
     """H: inner steps between two rounds."""
     batch_tokens: int | None = None
     """Tokens of one inner step of one peer."""
+    optimizer: str | None = None
+    """Inner optimiser: `adamw`, `muon` or `torch.optim.CLASS`, with arguments in parentheses."""
     lr: float | None = None
     """Peak learning rate of the inner optimiser."""
     min_contributors: int | None = None

@@ -147,6 +147,7 @@ def read_recipe(manifest: Manifest) -> Recipe:
             rope_theta=model.rope_theta,
             norm_eps=model.norm_eps,
             tie_embeddings=model.tie_embeddings,
+            qk_norm=model.qk_norm,
         )
         tensors = parameter_shapes(shape)
         return Recipe(
@@ -162,9 +163,11 @@ def read_recipe(manifest: Manifest) -> Recipe:
                     final_ratio=inner.min_lr_ratio,
                     decay_ratio=inner.decay_fraction,
                 ),
+                optimizer=inner.optimizer,
                 betas=inner.betas,
                 weight_decay=inner.weight_decay,
                 max_grad_norm=inner.grad_clip,
+                z_loss=inner.z_loss,
             ),
             outer=OuterConfig(lr=outer.lr, momentum=outer.momentum),
             uplink=parse_policy(manifest.uplink_codec).resolve(tensors),

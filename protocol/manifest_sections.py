@@ -4,6 +4,8 @@ Every value is checked when it is made, from whatever source, so a section that 
 ConfigError names the key as the person's TOML spells it.
 """
 
+import re
+
 import msgspec
 
 from farflung.protocol.checks import check_length, check_one_of, check_range, check_supported, check_text
@@ -12,6 +14,8 @@ from farflung.protocol.limits import MAX_PARAMETERS, MAX_TEXT
 
 MAX_SEED = (1 << 63) - 1
 """Seeds fit a signed 64-bit integer, the least that every generator takes."""
+
+_OPTIMIZER = re.compile(r"[a-z][A-Za-z0-9_.]{0,63}(\([A-Za-z0-9_.,=+()\[\] '-]{0,128}\))?")
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,6 +40,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     norm_eps: float = 1e-5
     tie_embeddings: bool = True
     """Head and embedding share one matrix."""
+    qk_norm: bool = False
+    """Queries and keys are normalised, head by head, as in Qwen3."""
     init_seed: int = 0
     """Seed of the initial parameters, which every peer makes for itself."""
 
@@ -105,12 +111,17 @@ class InnerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The optimiser of local steps, and its schedule over a peer's `total_steps`."""
 
     optimizer: str = "adamw"
+    """`adamw`, `muon(momentum=0.95, adamw_lr=0.001)` or `torch.optim.NAdam(momentum_decay=0.01)`, as
+    `farflung.training.optimizers` reads it.
+    """
     lr: float = 1e-3
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
     grad_clip: float = 1.0
     """Largest gradient norm."""
+    z_loss: float = 0.0
+    """Weight of the mean squared logarithm of the softmax's denominator; 1e-4 is usual."""
     warmup_steps: int = 100
     """Inner steps of linear warm-up."""
     schedule: str = "cosine"
@@ -121,12 +132,16 @@ class InnerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Last learning rate over `lr`."""
 
     def __post_init__(self) -> None:
-        check_supported("inner.optimizer", self.optimizer, "adamw")
+        if not _OPTIMIZER.fullmatch(self.optimizer):
+            raise ConfigError(
+                f"inner.optimizer = {self.optimizer[:160]!r}: no optimizer looks like that; one is 'muon(momentum=0.95)'"
+            )
         check_range("inner.lr", self.lr, 1e-8, 10.0)
         for i, beta in enumerate(self.betas):
             check_range(f"inner.betas[{i}]", beta, 0.0, 0.999999)
         check_range("inner.weight_decay", self.weight_decay, 0.0, 10.0)
         check_range("inner.grad_clip", self.grad_clip, 1e-6, 1e6)
+        check_range("inner.z_loss", self.z_loss, 0.0, 1.0)
         check_range("inner.warmup_steps", self.warmup_steps, 0, 1 << 40)
         check_one_of("inner.schedule", self.schedule, ("cosine", "wsd"))
         check_range("inner.decay_fraction", self.decay_fraction, 0.0, 1.0)

@@ -1,4 +1,5 @@
-"""A Hugging Face folder that `transformers` loads as LlamaForCausalLM, with its tokenizer and a model card.
+"""A Hugging Face folder that `transformers` loads as LlamaForCausalLM, or with QK-norm as Qwen3ForCausalLM, with its
+tokenizer and a model card.
 
 The parameters keep their names and layout (see `model.py`), so the tensors are copied as they are.
 """
@@ -51,11 +52,11 @@ def export_folder(
 
 
 def hf_config(config: ModelConfig, tokenizer: Tokenizer, dtype: torch.dtype) -> dict[str, object]:
-    """config.json of a LlamaForCausalLM of this shape, for transformers 4 and 5 alike."""
+    """config.json of a LlamaForCausalLM or Qwen3ForCausalLM of this shape, for transformers 4 (4.51 for Qwen3) and 5."""
     dtype_name = str(dtype).removeprefix("torch.")
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": ["Qwen3ForCausalLM" if config.qk_norm else "LlamaForCausalLM"],
+        "model_type": "qwen3" if config.qk_norm else "llama",
         "vocab_size": config.vocab_size,
         "hidden_size": config.dim,
         "intermediate_size": config.ffn_dim,

@@ -1,9 +1,11 @@
-"""A LLaMA-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+"""A LLaMA-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU; with QK-norm, if asked for, Qwen3.
 
 Source: Touvron et al. 2023 (2302.13971) with the grouped-query attention of Llama 2. Notable choices:
 
 - parameter names, and the rotate-half convention of the rotary embedding, are those of `transformers`'
   LlamaForCausalLM, so an export is a copy without any permutation (`export.py`);
+- QK-norm is that of Qwen3 (2505.09388): an RMSNorm over each query and key head before the rotation, which bounds the
+  logits of attention at large learning rates. The names are Qwen3ForCausalLM's, which it then is exactly;
 - a tied head has no parameter of its own, so every parameter occurs once in `named_parameters()`;
 - the initial weights are scaled integers from a seeded generator: the same bits on every machine. A normal
   distribution would go through vectorised log and cos, which differ between CPUs in the last bit.
@@ -41,6 +43,8 @@ class ModelConfig:
     norm_eps: float = 1e-5
     tie_embeddings: bool = True
     """The head uses the embedding's weights."""
+    qk_norm: bool = False
+    """Queries and keys are normalised, head by head."""
 
     def __post_init__(self) -> None:
         sizes = (self.vocab_size, self.dim, self.num_layers, self.num_heads, self.num_kv_heads, self.ffn_dim)
@@ -94,14 +98,18 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(config.dim, config.kv_dim, bias=False)
         self.v_proj = nn.Linear(config.dim, config.kv_dim, bias=False)
         self.o_proj = nn.Linear(config.dim, config.dim, bias=False)
+        self.q_norm = nn.RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
     def forward(self, x_BTD: Tensor, rotary: Rotary) -> Tensor:
         B, T, _ = x_BTD.shape
 
-        def heads(y: Tensor) -> Tensor:
-            return y.view(B, T, -1, self.head_dim).transpose(1, 2)
+        def heads(y: Tensor, norm: nn.RMSNorm | None = None) -> Tensor:
+            y = y.view(B, T, -1, self.head_dim)
+            return (y if norm is None else norm(y)).transpose(1, 2)
 
-        q, k, v = heads(self.q_proj(x_BTD)), heads(self.k_proj(x_BTD)), heads(self.v_proj(x_BTD))
+        q, k = heads(self.q_proj(x_BTD), self.q_norm), heads(self.k_proj(x_BTD), self.k_norm)
+        v = heads(self.v_proj(x_BTD))
         y = F.scaled_dot_product_attention(rotary(q), rotary(k), v, is_causal=True, enable_gqa=self.grouped)
         out: Tensor = self.o_proj(y.transpose(1, 2).reshape(B, T, -1))
         return out

@@ -13,9 +13,9 @@ the shape. One learning rate then serves matrices of all shapes, and AdamW for t
 that rounds lose less with it than with AdamW: workers' pseudo-gradients agree better.
 
 `torch.optim.Muon` does the same, one matrix at a time and always in bf16. This one takes all matrices of a shape in one batched
-product, and computes in bf16 on CUDA only, since the bf16 products of most CPUs are slow: a step over the 1.4 M parameters in
-hidden matrices of the codec bench's model takes torch's 24 times as long on one core here (docs/experiments.md). On CUDA both
-round alike; in bf16 on the CPU, which a test forces, they agree to bf16's precision.
+product, and computes in bf16 on CUDA only, because bf16 products are slow on most CPUs: for the 1.3 M parameters in hidden
+matrices of the codec bench's model a step takes torch's 4.5 s of one core here and this one 0.13 s; for 0.2 M in 21 matrices
+0.083 and 0.006 s. In bf16, which a test forces on the CPU, both take the same steps.
 """
 
 from collections.abc import Callable, Iterable

@@ -164,7 +164,7 @@ def _dry_step(spec: OptimizerSpec) -> int:
             parameter.grad = torch.zeros_like(parameter)
         for optimizer in optimizers:
             optimizer.step()
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, AssertionError, ArithmeticError) as error:
         raise ValueError(f"optimizer {spec.name} cannot be used with {dict(spec.arguments)}: {error}") from error
     state = optimizers[0].state[parameters[0][1]]
     if odd := [key for key, value in state.items() if not isinstance(value, torch.Tensor | None)]:

@@ -50,6 +50,7 @@ def preset(name: str, *, vocab_size: int = BYTE_VOCAB, seq_len: int | None = Non
 def num_parameters(config: ModelConfig) -> int:
     """Parameters of a model of this shape, a tied head counted once."""
     attention = 2 * config.dim * config.dim + 2 * config.dim * config.kv_dim
-    layer = attention + 3 * config.dim * config.ffn_dim + 2 * config.dim
+    norms = 2 * config.dim + (2 * config.head_dim if config.qk_norm else 0)
+    layer = attention + 3 * config.dim * config.ffn_dim + norms
     tables = config.vocab_size * config.dim * (1 if config.tie_embeddings else 2)
     return config.num_layers * layer + tables + config.dim

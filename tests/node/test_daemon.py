@@ -124,6 +124,8 @@ def recipe_parameters(manifest: Manifest) -> list[torch.Tensor]:
         ({"data": "/nowhere/at/all"}, "no such file or folder"),
         ({"tokenizer": "/nowhere.json"}, "cannot read the tokenizer"),
         ({"codec": "int9"}, "unknown codec"),
+        ({"optimizer": "adamv"}, "no inner optimizer is called 'adamv'; there are adamw, muon, torch.optim.A"),
+        ({"optimizer": "muon(speed=2)"}, "it takes adamw_lr, iterations, momentum"),
         ({"batch_tokens": 100}, "must be a multiple of model.seq_len"),
         ({"config": Path("/nowhere.toml")}, "cannot read /nowhere.toml"),
     ],
@@ -198,6 +200,28 @@ def test_feedback_is_in_the_file_as_well(tmp_path: Path, corpus: Path) -> None:
     )
     manifest = open_manifest(made.manifest.read_bytes(), swarm=None, peer=None)
     assert manifest.feedback == FeedbackSpec(uplink=True, downlink=False, decay=0.95, after_rounds=3)
+
+
+def test_the_inner_options_reach_the_learner(tmp_path: Path, corpus: Path) -> None:
+    sections = TOML.replace("seq_len = 32", "seq_len = 32\nqk_norm = true").replace(
+        "lr = 3e-3", "lr = 3e-3\nz_loss = 1e-4"
+    )
+    config = tmp_path / "muon.toml"
+    config.write_text(sections.format(steps=6000))
+    options = CreateOptions(
+        name="m", config=config, data=str(corpus), home=tmp_path / "a", optimizer="muon(adamw_lr=0.001)"
+    )
+    manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
+    recipe = read_recipe(manifest)
+    learner = recipe.learner(swarm_dataset(manifest, swarm_tokenizer(manifest, tmp_path / "none")), Runtime())
+    reports = [learner.train(range(step * 4, step * 4 + 4), step) for step in range(20)]
+    assert reports[-1].loss < reports[0].loss - 0.5
+    keys = {
+        name.split("/")[1].rpartition(".")[0] + "/" + name.split("/")[2] for name in learner.replica.optimizer.tensors()
+    }
+    assert {"model.layers.0.mlp.up_proj/momentum", "model.embed_tokens/exp_avg_sq"} <= keys
+    assert {"model.layers.1.self_attn.q_norm/exp_avg"} <= keys and "model.embed_tokens/momentum" not in keys
+    assert recipe.inner.z_loss == 1e-4
 
 
 def test_other_data_is_refused_with_the_remedy(tmp_path: Path, corpus: Path) -> None:
@@ -344,7 +368,7 @@ async def running(node: Node) -> AsyncIterator[Node]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_three_real_nodes_join_late_leave_restart_and_outlive_the_first(tmp_path: Path, corpus: Path) -> None:
-    made, manifest = found(tmp_path, corpus, port=0)
+    made, manifest = found(tmp_path, corpus, port=0, optimizer="muon")
 
     async def main() -> None:
         async with asyncio.timeout(100), AsyncExitStack() as stack:

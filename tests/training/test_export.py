@@ -23,21 +23,29 @@ def export(replica: Replica, folder: Path, **options: Any) -> None:
     export_folder(folder, replica.model.config, views, ByteTokenizer(), name="x", facts={"rounds": 3}, **options)
 
 
-@pytest.fixture(params=[True, False], ids=["tied", "untied"])
+@pytest.fixture(params=[(True, False), (False, False), (True, True)], ids=["tied", "untied", "qk-norm"])
 def replica(config: ModelConfig, request: pytest.FixtureRequest, make_replica: Any) -> Replica:
     like = make_replica()
-    config = replace(config, vocab_size=264, tie_embeddings=request.param, rope_theta=50_000.0)
-    return Replica(config, like.inner_config, like.outer_config, seed=3)
+    tied, qk_norm = request.param
+    config = replace(config, vocab_size=264, tie_embeddings=tied, qk_norm=qk_norm, rope_theta=50_000.0)
+    replica = Replica(config, like.inner_config, like.outer_config, seed=3)
+    for number, parameter in enumerate(replica.parameters):
+        if parameter.dim() == 1:  # as after training: a norm left out or misplaced then shows
+            parameter.add_(torch.linspace(-0.3, 0.3, parameter.numel()).roll(number))
+    replica.apply([(0, replica.num_parameters, replica.pseudo_gradient() / 0.7)], contributed=True)
+    return replica
 
 
 @pytest.mark.parametrize("shard_bytes", [1 << 30, 20_000])
 def test_transformers_computes_the_same(replica: Replica, tmp_path: Path, shard_bytes: int) -> None:
     export(replica, tmp_path, shard_bytes=shard_bytes)
     assert (tmp_path / "model.safetensors.index.json").exists() == (shard_bytes == 20_000)
-    theirs = transformers.LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert type(theirs).__name__ == ("Qwen3ForCausalLM" if replica.model.config.qk_norm else "LlamaForCausalLM")
     tokens = torch.arange(24)[None] * 11 % 257
     with torch.no_grad():
-        torch.testing.assert_close(theirs(tokens).logits, replica.model(tokens), rtol=0, atol=2e-6)
+        with replica.outer_parameters() as model:
+            torch.testing.assert_close(theirs(tokens).logits, model(tokens), rtol=0, atol=2e-6)
 
 
 def test_the_tokenizer_round_trips(replica: Replica, tmp_path: Path) -> None:

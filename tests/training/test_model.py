@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from farflung.training.model import Decoder, ModelConfig, parameter_shapes
+from farflung.training.model import Decoder, ModelConfig, losses, next_token_loss, parameter_shapes
 from farflung.training.presets import PRESETS, num_parameters, preset
 
 
@@ -44,9 +44,10 @@ def test_making_a_model_leaves_the_global_generator_alone(config: ModelConfig) -
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.parametrize("qk_norm", [True, False])
 @pytest.mark.parametrize("tied", [True, False])
-def test_parameters_are_counted(config: ModelConfig, tied: bool) -> None:
-    config = replace(config, tie_embeddings=tied)
+def test_parameters_are_counted(config: ModelConfig, tied: bool, qk_norm: bool) -> None:
+    config = replace(config, tie_embeddings=tied, qk_norm=qk_norm)
     model = Decoder(config, seed=1)
     assert num_parameters(config) == sum(parameter.numel() for parameter in model.parameters())
     assert ("lm_head.weight" in dict(model.named_parameters())) is not tied
@@ -74,3 +75,32 @@ def test_unknown_preset_is_named() -> None:
 def test_impossible_shapes_are_refused(config: ModelConfig, wrong: dict[str, int | float]) -> None:
     with pytest.raises(ValueError):
         replace(config, **wrong)
+
+
+def test_qk_norm_bounds_the_logits_of_attention(config: ModelConfig) -> None:
+    """Queries a million times as large change nothing: only their direction counts."""
+    tokens = torch.arange(20)[None]
+    for qk_norm in (True, False):
+        model = Decoder(replace(config, qk_norm=qk_norm), seed=1)
+        before = model(tokens)
+        with torch.no_grad():
+            model.model.layers[0].self_attn.q_proj.weight.mul_(1e6)
+        assert torch.allclose(model(tokens), before, atol=1e-4) == qk_norm
+
+
+def test_the_z_loss_is_its_formula() -> None:
+    logits = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(1)) * 3
+    targets = torch.tensor([[0, 6, 2], [1, 1, 5]])
+    plain, aim = losses(logits, targets, 0.0)
+    assert torch.equal(plain, next_token_loss(logits, targets)) and torch.equal(plain, aim)
+    loss, aim = losses(logits, targets, 0.01)
+    torch.testing.assert_close(loss, plain)
+    log_z = logits.double().exp().sum(-1).log()
+    torch.testing.assert_close(aim - loss, (0.01 * log_z.square().mean()).float())
+
+
+def test_the_z_loss_pulls_the_denominator_to_one() -> None:
+    logits = torch.full((1, 4, 5), 8.0, requires_grad=True)
+    _, aim = losses(logits, torch.zeros(1, 4, dtype=torch.int64), 1.0)
+    (gradient,) = torch.autograd.grad(aim, logits)
+    assert bool((gradient.sum(-1) > 0).all())  # cross-entropy alone has a sum of zero
