@@ -1,0 +1,54 @@
+"""Means that come late, and how local parameters follow outer ones that moved meanwhile.
+
+**One whole round late.** At the synchronisation of round r only the mean of round r - 1 is there; D_m is peer m's own
+pseudo-gradient, D their mean, w_m its weight in the mean (1/M):
+
+    delayed    D(r-1)                                     a round stale; with Nesterov 0.9 loss 3.01 instead of 2.67
+    eager      D(r-1) + w_m (D_m(r) - D_m(r-1))           the others' part stale, the own part fresh: 2.69 (2502.12996)
+
+With equal pseudo-gradients in both rounds, or alone (w = 1), eager is the mean that is not late. Outer parameters then
+differ between peers, each of which steps by itself. In the first round there is no D(r-1): D(0) = 0 = D_m(0), so a peer
+steps by its own share.
+
+**Where local parameters go** when the outer ones have moved from theta_old to theta, tau steps after local ones were
+measured as sent:
+
+    mix        local <- alpha local + (1 - alpha) theta       Streaming DiLoCo; alpha = 0.5; 0 takes theta
+    rebase     local <- theta + (local - sent)                keeps exactly the progress since; what `Coupled` does
+
+Local parameters are a peer's own, so nothing here needs the same bits everywhere; but alpha = 0 and rebasing without
+progress give theta's.
+"""
+
+from torch import Tensor
+
+
+def eager(
+    late_mean: Tensor,  # fp32 [k]: D(r-1), zeros in the first round
+    own: Tensor,  # same shape: D_m(r)
+    late_own: Tensor,  # same shape: D_m(r-1), zeros in the first round; what the late mean contains of it
+    weight: float,  # w_m in [0, 1]
+) -> Tensor:
+    """The update that stands in for the mean of round r on one peer, as a new tensor."""
+    return late_mean.add(own.sub(late_own).mul(weight))
+
+
+def mix_(
+    local: Tensor,  # fp32 [k]; moved
+    outer: Tensor,  # same shape
+    alpha: float,  # share that local keeps, in [0, 1]
+) -> None:
+    """See the module."""
+    if alpha == 0.0:
+        local.copy_(outer)
+    else:
+        local.mul_(alpha).add_(outer.mul(1.0 - alpha))
+
+
+def rebase_(
+    local: Tensor,  # fp32 [k]; moved
+    outer: Tensor,  # same shape
+    sent: Tensor,  # same shape: local when it was measured
+) -> None:
+    """See the module. The difference is taken first, so that without progress local is outer to the bit."""
+    local.sub_(sent).add_(outer)
