@@ -78,6 +78,27 @@ def bench_feedback(
     run_feedback(as_json=as_json, page=page)
 
 
+@bench_app.command("quality")
+def bench_quality(
+    tier: Annotated[str, typer.Option(help="ci (minutes per method), nightly (hours), or gpu.")] = "ci",
+    methods: Annotated[
+        str | None, typer.Option(help="Names from the table, separated by commas; all of them if not given.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keep the runs here, as JSON lines, and go on from it.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw gaps against bytes into this PNG.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Loss and bytes of low-bandwidth training methods beside data-parallel training, in one run."""
+    from farflung.sims.quality import run_quality
+
+    try:
+        run_quality(tier, names=methods, out=out, plot=plot, as_json=as_json)
+    except (ValueError, RuntimeError) as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 def main() -> None:
     """Entry point of the `farflung` script."""
     app()

@@ -14,7 +14,12 @@ steps by its own share.
 measured as sent:
 
     mix        local <- alpha local + (1 - alpha) theta       Streaming DiLoCo; alpha = 0.5; 0 takes theta
-    rebase     local <- theta + (local - sent)                keeps exactly the progress since; what `Coupled` does
+    rebase     local <- theta + (local - reference)           keeps what is not in theta yet; what `Coupled` does
+
+The reference is what local parameters would be without the progress that still has to be reported: those that were
+sent, if all of that was counted. Or, where a lossy codec made c of the pseudo-gradient, theta_old - c: then the rest stays in
+the local parameters, and is in the next pseudo-gradient by itself (*keep*). That is error feedback without a memory,
+and with one great difference: the peer goes on training *from* the unsent progress instead of making it once more.
 
 Local parameters are a peer's own, so nothing here needs the same bits everywhere; but alpha = 0 and rebasing without
 progress give theta's.
@@ -48,7 +53,7 @@ def mix_(
 def rebase_(
     local: Tensor,  # fp32 [k]; moved
     outer: Tensor,  # same shape
-    sent: Tensor,  # same shape: local when it was measured
+    reference: Tensor,  # same shape
 ) -> None:
     """See the module. The difference is taken first, so that without progress local is outer to the bit."""
-    local.sub_(sent).add_(outer)
+    local.sub_(reference).add_(outer)

@@ -1,0 +1,165 @@
+"""`farflung bench quality`: what low-bandwidth training methods lose against data-parallel training, in one run.
+
+All methods train the same model on the same tokens of the same corpus with the same global batch, split by the peers;
+the mathematics, the codecs and the payloads are real, only the peers share one process. Each method's inner learning rate is
+chosen on one half of the held-out windows and its loss reported on the other. Settings: `quality_methods`; sizes:
+`quality_tiers`.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from farflung.compression import kernels
+from farflung.node.paths import resolve_paths
+from farflung.sims.bench_codec import one_thread
+from farflung.sims.quality_methods import Method, by_names
+from farflung.sims.quality_rows import Row, Tuned, references, rows
+from farflung.sims.quality_runs import Obtain, Run, Runs, num_seeds, planned, tune
+from farflung.sims.quality_tiers import TIERS, Tier
+from farflung.sims.quality_train import Outcome, train
+from farflung.training.presets import num_parameters
+
+
+def run_quality(
+    tier_name: str,
+    *,
+    names: str | None = None,  # of methods, separated by commas; None for all
+    out: Path | None = None,  # where runs are kept
+    plot: Path | None = None,  # where the picture goes
+    as_json: bool = False,
+) -> list[Row]:
+    """Train, show, and return one row per method and reference.
+
+    Raises ValueError for an unknown tier or method, or a damaged `out`; RuntimeError when the tier needs a GPU and there is
+    none; DataError, OSError.
+    """
+    if tier_name not in TIERS:
+        raise ValueError(f"no tier is called {tier_name!r}; there are {', '.join(TIERS)}")
+    tier = TIERS[tier_name]
+    asked = by_names(names)
+    compared = references(asked)
+    methods = compared + [method for method in asked if method not in compared]
+    console = Console(stderr=as_json)
+    kernels.prepare(resolve_paths().cache / "kernels")
+    with nullcontext() if tier.on_gpu else one_thread():
+        found = rows(measure(methods, tier, Runs(out), console), tier)
+    if plot is not None:
+        from farflung.sims.quality_plot import plot_frontier
+
+        plot_frontier(found, tier, plot)
+    if as_json:
+        facts = {"tier": tier.name, "parameters": num_parameters(tier.model), "tokens": _num_tokens(tier)}
+        sys.stdout.write(json.dumps(facts | {"rows": [asdict(row) for row in found]}, indent=2) + "\n")
+    else:
+        _show(found, tier, console)
+    return found
+
+
+def measure(methods: Sequence[Method], tier: Tier, runs: Runs, console: Console) -> list[Tuned]:
+    """Each method at its best learning rate, with all its seeds; runs that are known are not made again."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:.0f} %"),
+        TimeRemainingColumn(),
+    )
+    # refreshed by hand: a thread that draws would take time from the one core that trains
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as shown:
+        task = shown.add_task("starting", total=planned(methods, tier))
+
+        def obtain(run: Run) -> Outcome:
+            outcome = runs.outcome(run)
+            if outcome is None:
+                shown.update(task, description=f"{run.method.name}, lr {run.lr:g}, seed {run.seed}", refresh=True)
+                done = shown.tasks[0].completed
+
+                def progress(step: int, loss: float) -> None:
+                    shown.update(task, completed=done + step / tier.steps, refresh=step % 10 == 0)
+
+                started = time.monotonic()
+                outcome = train(run.method, run.tier, lr=run.lr, seed=run.seed, progress=progress)
+                runs.keep(run, outcome, time.monotonic() - started)
+                shown.update(task, completed=done)
+            shown.advance(task)
+            return outcome
+
+        return [_tuned(method, tier, obtain) for method in methods]
+
+
+def _tuned(method: Method, tier: Tier, obtain: Obtain) -> Tuned:
+    lr = tune(method, tier, obtain)
+    seeds = range(num_seeds(method, tier))
+    outcomes = tuple(obtain(Run(method=method, tier=tier, lr=lr, seed=seed)) for seed in seeds)
+    return Tuned(method=method, lr=lr, outcomes=outcomes)
+
+
+def _show(found: Sequence[Row], tier: Tier, console: Console) -> None:
+    table = Table(
+        title=f"{tier.name}: {num_parameters(tier.model):,} parameters, {_num_tokens(tier):,} tokens, global batch of "
+        f"{tier.batch * tier.model.seq_len:,} tokens split by {tier.peers} peers",
+        title_justify="left",
+    )
+    names = (
+        "method",
+        "inner",
+        "H",
+        "lr",
+        "loss",
+        "gap %",
+        "± DP",
+        "vs adamw %",
+        "recovered",
+        "bits",
+        "fewer bytes",
+        "peak bits",
+    )
+    for number, name in enumerate(names):
+        table.add_column(name, justify="left" if number < 2 else "right")
+    for row in found:
+        table.add_row(
+            row.method,
+            row.inner,
+            "-" if row.H is None else str(row.H),
+            f"{row.lr:g}",
+            *(_number(value, spec) for value, spec in _cells(row)),
+        )
+    console.print(table)
+    for note in NOTES:
+        console.print(note, style="dim", markup=False, highlight=False)
+
+
+NOTES = (
+    "gap: against data-parallel training with the same inner optimiser; beside it the spread of that over its seeds.",
+    "bits: sent and received by one peer per parameter and step after the synchronous start, as coded, headers included.",
+    "fewer bytes: than a bf16 ring all-reduce in every step; its own traffic is computed, not coded.",
+)
+
+
+def _cells(row: Row) -> list[tuple[float | None, str]]:
+    return [
+        (row.eval_loss, ".4f"),
+        (row.gap_percent_same_inner, "+.2f"),
+        (row.dp_spread_percent, ".2f"),
+        (row.gap_percent_adamw, "+.2f"),
+        (row.recovered, ".2f"),
+        (row.bits_per_param_per_step, ".4g"),
+        (row.bytes_ratio_vs_ddp_bf16, ",.0f"),
+        (row.peak_bits_per_step, ".3g"),
+    ]
+
+
+def _number(value: float | None, spec: str) -> str:
+    return "-" if value is None else f"{value:{spec}}"
+
+
+def _num_tokens(tier: Tier) -> int:
+    return tier.steps * tier.batch * tier.model.seq_len

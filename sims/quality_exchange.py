@@ -1,0 +1,122 @@
+"""Pseudo-gradients to means, through real codecs, and the traffic that takes: payload bytes as they would be sent.
+
+Per peer and exchange, with payloads of b bytes, M peers, everything sent and received:
+
+    gather       every peer sends its payload to every other one                     2 (M - 1) b
+    butterfly    the fragment has M parts; a peer sends the parts of which it is not the owner, receives and averages
+                 its own part, sends the mean to everybody and receives the others'  2 (M - 1)/M (b_up + b_down)
+
+What is counted are the real payloads of this exchange, headers included, averaged over the peers; a byte counts once
+where it is sent and once where it is received. Everybody, owners included, uses the decoded mean.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from farflung.compression.aggregate import accumulate, reduce_part
+from farflung.compression.feedback import ErrorFeedback
+from farflung.compression.policy import FlatCodec, parse_policy
+from farflung.sims.quality_methods import Wire
+from farflung.training.flat import Slot
+from farflung.training.fragments import ALIGN, Fragment
+
+_ROUND = b"a round"
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged:
+    """What an exchange came to."""
+
+    mean: Tensor
+    """As all peers decode it."""
+    counted: list[Tensor]
+    """What of each peer is in it: its own payload, decoded."""
+    nbytes: float
+    """That a peer sent and received, on average."""
+
+
+class Averager:
+    """The exchanges of one fragment, with the error feedback of all peers."""
+
+    def __init__(self, wire: Wire, fragment: Fragment, slots: Sequence[Slot], peers: int) -> None:
+        self._wire, self._peers, self._numel = wire, peers, fragment.numel
+        shapes = fragment.shapes(slots)
+        specs = (wire.up, wire.down, wire.last or wire.up)
+        self._up, self._down, self._last = (parse_policy(spec).resolve(shapes) for spec in specs)
+        self._senders = _feedbacks(self._up, wire.feedback, wire.cap, peers)
+        self._owners = _feedbacks(self._down, wire.down_feedback, wire.cap, peers)
+
+    def mean(
+        self,
+        deltas: Sequence[Tensor],  # fp32 [fragment.numel] of each peer, CPU; left as they are
+        *,
+        final: bool = False,
+    ) -> Averaged:
+        """Exchange them; in the final flush with that codec, where there is one."""
+        if final and self._wire.last is not None:
+            for feedback in (*self._senders, *self._owners):
+                feedback.codec = self._last
+            self._up = self._down = self._last
+        return self._gather(deltas) if self._wire.topology == "gather" else self._butterfly(deltas)
+
+    def residual_norm(self) -> float:
+        """Root mean square over the peers of the norms of what error feedback still holds; 0 without."""
+        squares = [float(sender.memory.norm()) ** 2 for sender in self._senders]
+        return (sum(squares) / len(squares)) ** 0.5 if squares else 0.0
+
+    def _gather(self, deltas: Sequence[Tensor]) -> Averaged:
+        payloads = [self._encode(peer, delta, 0, self._numel) for peer, delta in enumerate(deltas)]
+        self._commit([(0, self._numel)])
+        codec = self._up.part(0, self._numel)
+        mean = accumulate(self._numel, [(payload, 1 / self._peers) for payload in payloads], codec)
+        sent = sum(len(payload) for payload in payloads) * (self._peers - 1)
+        return Averaged(mean, [codec.decode(payload, self._numel) for payload in payloads], 2 * sent / self._peers)
+
+    def _butterfly(self, deltas: Sequence[Tensor]) -> Averaged:
+        mean = torch.empty(self._numel)
+        counted = [torch.empty(self._numel) for _ in deltas]
+        sent = 0
+        parts = self._parts()
+        for owner, (start, stop) in enumerate(parts):
+            up, down = self._up.part(start, stop), self._down.part(start, stop)
+            payloads = [self._encode(peer, delta, start, stop) for peer, delta in enumerate(deltas)]
+            for own, payload in zip(counted, payloads, strict=True):
+                up.decode(payload, stop - start, out=own[start:stop])
+            encode: Callable[[Tensor], memoryview] = down.encode
+            if self._owners:
+                self._owners[owner].begin(_ROUND)
+                encode = partial(self._owners[owner].encode_, start=start)
+            reduced = reduce_part(stop - start, [(payload, 1 / self._peers) for payload in payloads], up, encode)
+            if self._owners:
+                self._owners[owner].commit(_ROUND, [(start, stop)])
+            down.decode(reduced, stop - start, out=mean[start:stop])
+            sent += sum(len(payload) for peer, payload in enumerate(payloads) if peer != owner)
+            sent += len(reduced) * (self._peers - 1)
+        self._commit(parts)
+        return Averaged(mean, counted, 2 * sent / self._peers)
+
+    def _parts(self) -> list[tuple[int, int]]:
+        """One for each peer that has any, about equal."""
+        align = ALIGN if self._numel >= ALIGN * self._peers else 1
+        bounds = [index * self._numel // self._peers // align * align for index in range(self._peers)]
+        return list(zip(bounds, [*bounds[1:], self._numel], strict=True))
+
+    def _encode(self, peer: int, delta: Tensor, start: int, stop: int) -> memoryview:
+        if not self._senders:
+            return self._up.part(start, stop).encode(delta[start:stop])
+        sender = self._senders[peer]
+        if start == 0:
+            sender.begin(_ROUND)
+        return sender.encode_(delta[start:stop].clone(), start)
+
+    def _commit(self, parts: Sequence[tuple[int, int]]) -> None:
+        for sender in self._senders:
+            sender.commit(_ROUND, parts)
+
+
+def _feedbacks(codec: FlatCodec, decay: float | None, cap: float, peers: int) -> list[ErrorFeedback]:
+    return [] if decay is None else [ErrorFeedback(codec, decay=decay, cap=cap) for _ in range(peers)]

@@ -1,0 +1,136 @@
+"""The training methods that `farflung bench quality` compares: data, one entry each, in the order of the table.
+
+What is published is set as published (digest sections 1.1, 1.5, 2.1, 2.4, 2.5 and 3; all with H = 30 where a method has
+rounds), only the inner learning rate is tuned, for every method over the same kind of grid. `default` and `thrifty` are
+ours; how their settings were found is in docs/experiments.md.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from farflung.compression.policy import parse_policy
+from farflung.training.fragments import Pattern
+from farflung.training.rules import HeavyBall, Nesterov, OuterRule, Sgd, Sign
+from farflung.training.streaming import Timetable
+
+Inner = Literal["adamw", "muon", "gradient"]
+"""The inner optimiser; with `gradient` a step moves by the clipped gradient itself, for methods that optimise outside."""
+
+Topology = Literal["gather", "butterfly"]
+"""Everybody sends to everybody; or part owners average and send the means back."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wire:
+    """How pseudo-gradients become a mean."""
+
+    topology: Topology = "butterfly"
+    up: str = "fp32"
+    """Codec policy of what peers send."""
+    down: str = "fp32"
+    """Codec policy of the means, in a butterfly."""
+    feedback: float | None = None
+    """Decay of the senders' error feedback; None without."""
+    down_feedback: float | None = None
+    """The same of part owners."""
+    cap: float = 10.0
+    """Of error feedback: `compression.feedback.ErrorFeedback.cap`."""
+    last: str | None = None
+    """Codec policy in the place of all others in the final flush; None for the same."""
+
+    def __post_init__(self) -> None:
+        for spec in (self.up, self.down, self.last or self.up):
+            parse_policy(spec)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outer:
+    """Local training with rounds."""
+
+    timetable: Timetable
+    rule: OuterRule
+    wire: Wire = Wire()
+    pattern: Pattern = "strided"
+    follow: float | Literal["rebase", "keep"] = 0.0
+    """How local parameters follow the outer ones (`training.late`): a number is alpha, the share of them that stays."""
+    eager: bool = False
+    """Own share fresh, the others' one round late."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Method:
+    """One row of the table."""
+
+    name: str
+    inner: Inner
+    outer: Outer | None = None
+    """None: one worker without rounds."""
+    whole_batch: bool = False
+    """The worker trains on the batch of all peers, which is what data-parallel training computes."""
+    lr_scale: float = 1.0
+    """Of the inner optimiser's grid of learning rates."""
+
+
+def _rounds(interval: int = 30, fragments: int = 1, delay: int = 0) -> Timetable:
+    return Timetable(interval=interval, fragments=fragments, delay=delay)
+
+
+E3M0 = Wire(topology="gather", up="e3m0(block=128)")
+"""As simulated in Streaming DiLoCo: what peers send is coded, the mean is not coded again."""
+
+METHODS: tuple[Method, ...] = (
+    Method(name="data-parallel adamw", inner="adamw", whole_batch=True),
+    Method(name="data-parallel muon", inner="muon", whole_batch=True),
+    Method(name="solo adamw", inner="adamw"),
+    Method(name="solo muon", inner="muon"),
+    Method(name="averaging", inner="adamw", outer=Outer(timetable=_rounds(), rule=Sgd(lr=1.0))),
+    Method(name="diloco", inner="adamw", outer=Outer(timetable=_rounds(), rule=Nesterov(lr=0.7, momentum=0.9))),
+    Method(
+        name="streaming",
+        inner="adamw",
+        outer=Outer(
+            timetable=_rounds(fragments=3, delay=1), rule=Nesterov(lr=0.4, momentum=0.9), wire=E3M0, follow=0.5
+        ),
+    ),
+    Method(
+        name="co2",
+        inner="adamw",
+        outer=Outer(timetable=_rounds(delay=30), rule=HeavyBall(lr=1.0, momentum=0.5, penalty=1.0)),
+    ),
+    Method(
+        name="eager",
+        inner="adamw",
+        outer=Outer(timetable=_rounds(), rule=Nesterov(lr=0.4, momentum=0.9), wire=E3M0, eager=True),
+    ),
+    Method(
+        name="sparseloco",
+        inner="adamw",
+        outer=Outer(
+            timetable=_rounds(),
+            rule=Sgd(lr=1.0),
+            wire=Wire(topology="gather", up="topk(chunk=4096,k=64,bits=2)", feedback=0.95),
+        ),
+    ),
+    Method(
+        name="demo",
+        inner="gradient",
+        outer=Outer(
+            timetable=_rounds(interval=1),
+            rule=Sign(lr=1.0),
+            wire=Wire(topology="gather", up="dct(cols=64,k=32,bits=8)", feedback=0.999, cap=float("inf")),
+        ),
+        lr_scale=0.1,
+    ),
+)
+
+
+def by_names(names: str | None) -> list[Method]:
+    """The methods of a comma-separated list, all of them for None. Raises ValueError."""
+    if names is None:
+        return list(METHODS)
+    known = {method.name: method for method in METHODS}
+    asked = [name.strip() for name in names.split(",")]
+    unknown = [name for name in asked if name not in known]
+    if unknown:
+        raise ValueError(f"no method is called {', '.join(unknown)}; there are {', '.join(known)}")
+    return [known[name] for name in asked]

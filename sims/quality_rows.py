@@ -1,0 +1,121 @@
+"""From outcomes to the rows of the table: gaps to data-parallel training, what of the peers' help arrived, and bytes.
+
+With L a loss at the best learning rate, DP data-parallel training and half one worker with a peer's share of the batch, both
+with the same inner optimiser, and all differences taken seed by seed:
+
+    gap_percent_same_inner   100 (L - L_DP) / L_DP                 of the same inner optimiser
+    gap_percent_adamw        the same against AdamW's
+    recovered                (L_half - L) / (L_half - L_DP)        0: no better than alone; 1: as good as data-parallel
+    dp_spread_percent        100 (max - min) / mean of L_DP over its seeds: a smaller gap says nothing
+
+DeMo, which has no inner optimiser of its own, is compared with AdamW.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from farflung.sims.quality_methods import METHODS, Inner, Method
+from farflung.sims.quality_tiers import Tier
+from farflung.sims.quality_train import Outcome, ring_bits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tuned:
+    """A method at its best learning rate."""
+
+    method: Method
+    lr: float
+    outcomes: tuple[Outcome, ...]
+    """One per seed, from 0."""
+
+    @property
+    def losses(self) -> list[float | None]:
+        return [outcome.eval_loss for outcome in self.outcomes]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One method; see the module. None where a run diverged, or where there is nothing to compare with."""
+
+    method: str
+    inner: str
+    peers: int
+    H: int | None
+    lr: float
+    seeds: int
+    eval_loss: float | None
+    gap_percent_same_inner: float | None
+    gap_percent_adamw: float | None
+    dp_spread_percent: float | None
+    recovered: float | None
+    bits_per_param_per_step: float
+    bytes_ratio_vs_ddp_bf16: float | None
+    peak_bits_per_step: float
+
+
+def references(methods: Sequence[Method]) -> list[Method]:
+    """What the methods are compared with, in the order of the table: AdamW's data-parallel training, and that of every
+    inner optimiser among them, with its worker alone."""
+    inners = {_compared(method) for method in methods}
+    return [m for m in METHODS if m.outer is None and (m.inner in inners or (m.whole_batch and m.inner == "adamw"))]
+
+
+def rows(tuned: Sequence[Tuned], tier: Tier) -> list[Row]:
+    """One for each method; all `references` must be among them."""
+    whole = {one.method.inner: one for one in tuned if one.method.whole_batch}
+    alone = {one.method.inner: one for one in tuned if one.method.outer is None and not one.method.whole_batch}
+    return [_row(one, whole, alone, tier) for one in tuned]
+
+
+def _row(one: Tuned, whole: Mapping[Inner, Tuned], alone: Mapping[Inner, Tuned], tier: Tier) -> Row:
+    method, inner = one.method, _compared(one.method)
+    bits = one.outcomes[0].bits_per_param_per_step
+    return Row(
+        method=method.name,
+        inner=method.inner,
+        peers=tier.peers if method.outer is not None or method.whole_batch else 1,
+        H=None if method.outer is None else method.outer.timetable.interval,
+        lr=one.lr,
+        seeds=len(one.outcomes),
+        eval_loss=_mean(one.losses),
+        gap_percent_same_inner=_gap(one, whole[inner]),
+        gap_percent_adamw=_gap(one, whole["adamw"]),
+        dp_spread_percent=_spread(whole[inner]),
+        recovered=_recovered(one, whole[inner], alone.get(inner)),
+        bits_per_param_per_step=bits,
+        bytes_ratio_vs_ddp_bf16=ring_bits(tier.peers) / bits if bits else None,
+        peak_bits_per_step=one.outcomes[0].peak_bits_per_step,
+    )
+
+
+def _compared(method: Method) -> Inner:
+    return "adamw" if method.inner == "gradient" else method.inner
+
+
+def _gap(one: Tuned, reference: Tuned) -> float | None:
+    return _mean(
+        [
+            None if a is None or b is None else 100 * (a - b) / b
+            for a, b in zip(one.losses, reference.losses, strict=False)
+        ]
+    )
+
+
+def _spread(reference: Tuned) -> float | None:
+    losses = [loss for loss in reference.losses if loss is not None]
+    if len(losses) < 2:
+        return None
+    return 100 * (max(losses) - min(losses)) / (sum(losses) / len(losses))
+
+
+def _recovered(one: Tuned, whole: Tuned, alone: Tuned | None) -> float | None:
+    if alone is None:
+        return None
+    triples = zip(one.losses, whole.losses, alone.losses, strict=False)
+    return _mean([None if a is None or b is None or c is None else (c - a) / (c - b) for a, b, c in triples])
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """None when any is."""
+    there = [value for value in values if value is not None]
+    return sum(there) / len(there) if there and len(there) == len(values) else None

@@ -1,0 +1,103 @@
+"""Runs that are kept: a JSON-lines file with one line per (method, tier, learning rate, seed), so that a comparison of
+hours goes on where it was interrupted.
+
+A run is known by everything that decides its result: the settings of method and tier, whatever their names, go
+into a fingerprint. A changed setting is a new run, and a file may hold the runs of many ablations.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from farflung.sims.quality_methods import Method
+from farflung.sims.quality_tiers import Tier
+from farflung.sims.quality_train import Outcome
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """What is to be run."""
+
+    method: Method
+    tier: Tier
+    lr: float
+    seed: int
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all settings but the names, and but those of a tier that only say which runs are made."""
+        method = replace(self.method, name="", lr_scale=1.0)
+        tier = replace(self.tier, name="", adamw_lrs=(), muon_lrs=(), seeds=1)
+        warm_lr = self.lr / self.method.lr_scale
+        return hashlib.sha256(repr((method, tier, self.lr, warm_lr, self.seed)).encode()).hexdigest()[:16]
+
+
+class Runs:
+    """The file, and all that is in it. Raises OSError, and ValueError when a line of it is no run."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._known: dict[str, Outcome] = {}
+        for number, line in enumerate(_lines(file), start=1):
+            try:
+                entry = json.loads(line)
+                self._known[entry["fingerprint"]] = Outcome(**entry["outcome"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"line {number} of {file} is no run: remove it, or name another file") from error
+
+    def outcome(self, run: Run) -> Outcome | None:
+        """What the run came to, if it was ever made."""
+        return self._known.get(run.fingerprint)
+
+    def keep(self, run: Run, outcome: Outcome, seconds: float) -> None:
+        """Remember it, on disk too if there is a file."""
+        self._known[run.fingerprint] = outcome
+        if self._file is None:
+            return
+        entry = {
+            "fingerprint": run.fingerprint,
+            "tier": run.tier.name,
+            "method": run.method.name,
+            "lr": run.lr,
+            "seed": run.seed,
+            "seconds": round(seconds, 1),
+            "outcome": asdict(outcome),
+        }
+        with self._file.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(entry) + "\n")
+            out.flush()
+            os.fsync(out.fileno())
+
+
+Obtain = Callable[[Run], Outcome]
+"""Makes a run, or finds it."""
+
+
+def tune(
+    method: Method,
+    tier: Tier,
+    obtain: Obtain,
+) -> float:
+    """The learning rate of the tier's grid with the least loss on the part for choosing, with the first seed. When all
+    diverge, the lowest."""
+    losses = {lr: obtain(Run(method=method, tier=tier, lr=lr, seed=0)).tune_loss for lr in tier.lrs(method)}
+    return min(losses, key=lambda lr: math.inf if (loss := losses[lr]) is None else loss)
+
+
+def planned(methods: Sequence[Method], tier: Tier) -> int:
+    """Runs that a comparison takes, at most."""
+    return sum(len(tier.lrs(method)) + num_seeds(method, tier) - 1 for method in methods)
+
+
+def num_seeds(method: Method, tier: Tier) -> int:
+    """Data-parallel training has a spread whatever the tier, for it stands next to every gap."""
+    return max(tier.seeds, 2) if method.whole_batch else tier.seeds
+
+
+def _lines(file: Path | None) -> Iterator[str]:
+    if file is not None and file.exists():
+        yield from file.read_text(encoding="utf-8").splitlines()

@@ -1,0 +1,103 @@
+"""The sizes at which `farflung bench quality` runs (digest 7.3): model, tokens, learning rates, seeds.
+
+The global batch is fixed and split by the peers, so all methods see the same tokens in the same order. Before the
+rounds begin there is a short synchronous start, the same for all with the same inner optimiser, learning rate and seed;
+its traffic is that of data-parallel training, and no method's bytes count it.
+"""
+
+from dataclasses import dataclass
+
+from farflung.sims.quality_methods import Method
+from farflung.training.model import ModelConfig
+from farflung.training.presets import preset
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tier:
+    """One size."""
+
+    name: str
+    model: ModelConfig
+    data: str = "python"
+    """Spec of the data set; tokens are bytes."""
+    peers: int = 2
+    """M."""
+    batch: int
+    """Sequences of a step, of all peers together."""
+    microbatch: int
+    """Sequences at a time in one worker."""
+    warm_steps: int
+    """Synchronous steps before the rounds."""
+    rise_steps: int
+    """Over which the learning rate rises; then it falls to a tenth on a cosine."""
+    steps: int
+    """Of the whole run."""
+    adamw_lrs: tuple[float, ...]
+    """Peak learning rates that are tried."""
+    muon_lrs: tuple[float, ...]
+    seeds: int
+    """How often each method runs at its best learning rate; data-parallel training runs once more at least."""
+    heldout: int
+    """Windows: the first half is for choosing, the second half for reporting."""
+    on_gpu: bool = False
+    """Train on a CUDA device, matrix products in bf16."""
+
+    def __post_init__(self) -> None:
+        if self.batch % self.peers or not 0 < self.warm_steps < self.steps:
+            raise ValueError("the batch must be a multiple of the peers, and the run longer than its start")
+
+    def lrs(self, method: Method) -> tuple[float, ...]:
+        """The grid of a method."""
+        grid = self.muon_lrs if method.inner == "muon" else self.adamw_lrs
+        return tuple(lr * method.lr_scale for lr in grid)
+
+
+CI = Tier(
+    name="ci",
+    model=ModelConfig(
+        vocab_size=264, dim=64, num_layers=3, num_heads=4, num_kv_heads=4, ffn_dim=176, seq_len=64
+    ),  # 167,872 parameters
+    batch=64,
+    microbatch=32,
+    warm_steps=60,
+    rise_steps=40,
+    steps=600,
+    adamw_lrs=(3e-3, 6e-3, 1.2e-2),
+    muon_lrs=(6e-3, 1.2e-2, 2.4e-2),
+    seeds=1,
+    heldout=1024,
+)
+"""2.5 M tokens, 18 rounds of 30 steps: some 75 s of one core per run."""
+
+NIGHTLY = Tier(
+    name="nightly",
+    model=preset("1m", seq_len=128),  # 1.1 M parameters
+    batch=64,
+    microbatch=16,
+    warm_steps=200,
+    rise_steps=100,
+    steps=2600,
+    adamw_lrs=(1.5e-3, 3e-3, 6e-3),
+    muon_lrs=(3e-3, 6e-3, 1.2e-2),
+    seeds=3,
+    heldout=1024,
+)
+"""21 M tokens, 80 rounds of 30 steps."""
+
+GPU = Tier(
+    name="gpu",
+    model=preset("35m"),
+    batch=256,
+    microbatch=32,
+    warm_steps=150,
+    rise_steps=100,
+    steps=2850,
+    adamw_lrs=(5e-4, 1e-3, 2e-3),
+    muon_lrs=(1e-3, 2e-3, 4e-3),
+    seeds=1,
+    heldout=256,
+    on_gpu=True,
+)
+"""747 M tokens, 20 per parameter and more, in 90 rounds of 30 steps; many epochs of the embedded corpus."""
+
+TIERS = {tier.name: tier for tier in (CI, NIGHTLY, GPU)}

@@ -1,0 +1,246 @@
+"""One run of one method, from the synchronous start to the held-out loss: the explicit loop of `farflung bench quality`.
+
+All peers are in this process. They share the outer parameters where all would have the same bits (everywhere but in
+eager updates, where each peer's are its own), and the functions that move them are those that a node runs.
+
+Evaluated are the outer parameters after the final flush: the mean over peers where they differ, the worker's own where
+there are no rounds.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from farflung.sims.quality_exchange import Averager
+from farflung.sims.quality_methods import Inner, Method, Outer
+from farflung.sims.quality_tiers import Tier
+from farflung.sims.quality_worker import Worker
+from farflung.training.data import Dataset
+from farflung.training.errors import NonFinite
+from farflung.training.fragments import Fragment, cut
+from farflung.training.late import eager, mix_, rebase_
+from farflung.training.order import SampleOrder
+from farflung.training.rules import OuterRule, advance_, empty_buffers
+from farflung.training.schedule import Schedule
+from farflung.training.sources import open_dataset
+from farflung.training.streaming import Exchange
+from farflung.training.tokenizer import ByteTokenizer
+
+Progress = Callable[[int, float], None]
+"""Told the step that is done and its loss."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a run came to."""
+
+    tune_loss: float | None
+    """Nats per byte on the part that settings are chosen by; None when it diverged."""
+    eval_loss: float | None
+    """On the part that is reported."""
+    bits_per_param_per_step: float
+    """Sent and received by one peer after the synchronous start, per parameter and step."""
+    peak_bits_per_step: float
+    """The same in the busiest step, per parameter; an exchange has its delay to travel in, at least one step."""
+    cosine: float | None
+    """Between two peers' pseudo-gradients, mean over the second half of the exchanges."""
+    residual: float | None
+    """Norm of what error feedback still holds at the end, in norms of the last pseudo-gradient."""
+
+
+@lru_cache(maxsize=1)
+def corpus(tier: Tier) -> Dataset:
+    """The tier's data set."""
+    return open_dataset(tier.data, ByteTokenizer(), tier.model.seq_len)
+
+
+def batch_of(data: Dataset, order: SampleOrder, tier: Tier, step: int) -> Tensor:
+    """The samples of step `step` >= 0 of all peers: int64 [batch, seq_len + 1]."""
+    numbers = range(step * tier.batch, (step + 1) * tier.batch)
+    return torch.from_numpy(np.stack([data.tokens(order.index(number)) for number in numbers]))
+
+
+def train(method: Method, tier: Tier, *, lr: float, seed: int, progress: Progress = lambda step, loss: None) -> Outcome:
+    """Run it. Raises DataError, and RuntimeError when the tier wants a GPU and there is none."""
+    if tier.on_gpu and not torch.cuda.is_available():
+        raise RuntimeError(f"the tier {tier.name} needs a CUDA device; ci and nightly run without one")
+    data = corpus(tier)
+    order = SampleOrder(num_samples=data.num_samples, seed=seed)
+    schedule = Schedule(peak=lr, warmup_steps=tier.rise_steps, total_steps=tier.steps)
+    count = tier.peers if method.outer is not None else 1
+    try:
+        start = _warm_start(tier, "adamw" if method.inner == "gradient" else method.inner, lr / method.lr_scale, seed)
+        workers = [start.copy(method.inner) for _ in range(count)]
+        rounds = None if method.outer is None else Rounds(method.outer, workers, last=tier.steps - tier.warm_steps)
+        for step in range(tier.warm_steps, tier.steps):
+            batch = batch_of(data, order, tier, step)
+            shares = [batch] if method.whole_batch else batch.tensor_split(tier.peers)
+            rate = schedule.at(step)
+            losses = [
+                worker.step(share, step=step, lr=rate) for worker, share in zip(workers, shares[:count], strict=True)
+            ]
+            if rounds is not None:
+                rounds.after(step + 1 - tier.warm_steps, outer_lr=rate if method.inner == "gradient" else None)
+            progress(step + 1, sum(losses) / count)
+    except NonFinite:
+        return _diverged()
+    params = workers[0].flat.cpu() if rounds is None else rounds.params()
+    windows = torch.from_numpy(data.heldout(tier.heldout))
+    half = len(windows) // 2
+    tune_loss, eval_loss = (workers[0].evaluate(params, part) for part in (windows[:half], windows[half:]))
+    return Outcome(
+        tune_loss=tune_loss,
+        eval_loss=eval_loss,
+        bits_per_param_per_step=_data_parallel_bits(method, tier) if rounds is None else rounds.mean_bits(),
+        peak_bits_per_step=_data_parallel_bits(method, tier) if rounds is None else rounds.peak_bits(),
+        cosine=None if rounds is None else rounds.cosine(),
+        residual=None if rounds is None else rounds.residual(),
+    )
+
+
+def ring_bits(peers: int) -> float:
+    """Bits per parameter that a bf16 ring all-reduce sends and receives at each peer: 2 (M - 1)/M * 16, twice."""
+    return 2 * 2 * 16 * (peers - 1) / peers
+
+
+class Rounds:
+    """The outer side of a run: measures, averages, and moves outer and local parameters after each step."""
+
+    def __init__(self, outer: Outer, workers: Sequence[Worker], *, last: int) -> None:
+        self._outer, self._workers, self._last = outer, workers, last
+        layout = workers[0].layout
+        self._numel = layout.num_parameters
+        self._fragments = cut(layout.slots, outer.timetable.fragments, outer.pattern)
+        self._averagers = [Averager(outer.wire, part, layout.slots, len(workers)) for part in self._fragments]
+        states = len(workers) if outer.eager else 1
+        self._params = [workers[0].flat.cpu().clone() for _ in range(states)]
+        self._buffers = [empty_buffers(outer.rule, params) for params in self._params]
+        self._in_flight: dict[Exchange, _Sent] = {}
+        self._late = [_Late.none(part, len(workers)) for part in self._fragments]
+        self._step_bytes = [0.0] * last
+        self._cosines: list[float] = []
+        self._last_norm = [0.0] * len(self._fragments)
+
+    def after(
+        self,
+        step: int,  # steps done since the rounds began, from 1
+        *,
+        outer_lr: float | None = None,  # in the place of the rule's own
+    ) -> None:
+        """Do what is due after this step."""
+        rule = self._outer.rule if outer_lr is None else replace(self._outer.rule, lr=outer_lr)  # type: ignore[type-var]
+        actions = self._outer.timetable.after(step, self._last)
+        for exchange in actions.sends:
+            self._in_flight[exchange] = self._send(exchange.fragment, step)
+        for exchange in actions.applies:
+            self._apply(exchange.fragment, self._in_flight.pop(exchange), rule, step)
+        for exchange in actions.flush:
+            self._apply(exchange.fragment, self._send(exchange.fragment, step), rule, step)
+
+    def params(self) -> Tensor:
+        """The outer parameters, fp32 [n]; of peers that differ, their mean."""
+        return torch.stack(self._params).mean(dim=0)
+
+    def mean_bits(self) -> float:
+        """See `Outcome.bits_per_param_per_step`."""
+        return 8 * sum(self._step_bytes) / self._numel / self._last
+
+    def peak_bits(self) -> float:
+        """See `Outcome.peak_bits_per_step`."""
+        return 8 * max(self._step_bytes) / self._numel / max(self._outer.timetable.delay, 1)
+
+    def cosine(self) -> float | None:
+        """See `Outcome.cosine`."""
+        later = self._cosines[len(self._cosines) // 2 :]
+        return sum(later) / len(later) if later else None
+
+    def residual(self) -> float | None:
+        """See `Outcome.residual`."""
+        held = sum(averager.residual_norm() ** 2 for averager in self._averagers) ** 0.5
+        norm = sum(norm**2 for norm in self._last_norm) ** 0.5
+        return held / norm if held and norm else None
+
+    def _send(self, p: int, step: int) -> "_Sent":
+        part = self._fragments[p]
+        locals_ = [part.take(worker.flat).cpu() for worker in self._workers]
+        outers = [part.take(self._params[m % len(self._params)]) for m in range(len(locals_))]
+        deltas = [outer - local for outer, local in zip(outers, locals_, strict=True)]
+        averaged = self._averagers[p].mean(deltas, final=step == self._last)
+        self._step_bytes[step - 1] += averaged.nbytes
+        if len(deltas) > 1:
+            self._cosines.append(float(torch.cosine_similarity(deltas[0], deltas[1], dim=0)))
+        self._last_norm[p] = float(deltas[0].norm())
+        if self._outer.follow == "keep":  # what the mean does not count stays in the local parameters
+            locals_ = [outer - own for outer, own in zip(outers, averaged.counted, strict=True)]
+        return _Sent(locals_, deltas, averaged.mean)
+
+    def _apply(self, p: int, sent: "_Sent", rule: OuterRule, step: int) -> None:
+        part = self._fragments[p]
+        for m, (params, buffers) in enumerate(zip(self._params, self._buffers, strict=True)):
+            update = self._late[p].update(m, sent, last=step == self._last) if self._outer.eager else sent.mean
+            advance_(rule, params, buffers, part, update)
+        self._late[p] = _Late(sent.mean, sent.deltas)
+        for m, worker in enumerate(self._workers):
+            local = part.take(worker.flat)
+            outer = part.take(self._params[m % len(self._params)]).to(worker.device)
+            if isinstance(self._outer.follow, float):
+                mix_(local, outer, self._outer.follow)
+            else:
+                rebase_(local, outer, sent.references[m].to(worker.device))
+            part.put_(worker.flat, local)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """An exchange in flight."""
+
+    references: list[Tensor]
+    """What local parameters would be without the progress that still has to be reported."""
+    deltas: list[Tensor]
+    mean: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Late:
+    """The exchange before, for eager updates."""
+
+    mean: Tensor
+    deltas: list[Tensor]
+
+    @classmethod
+    def none(cls, fragment: Fragment, peers: int) -> "_Late":
+        zeros = torch.zeros(fragment.numel)
+        return cls(zeros, [zeros] * peers)
+
+    def update(self, peer: int, sent: _Sent, *, last: bool) -> Tensor:
+        """The eager update; after the last step nothing comes later, so the whole mean is waited for."""
+        weight = 1 / len(sent.deltas)
+        if last:
+            return eager(self.mean, torch.zeros_like(self.mean), self.deltas[peer], weight).add(sent.mean)
+        return eager(self.mean, sent.deltas[peer], self.deltas[peer], weight)
+
+
+@lru_cache(maxsize=1)
+def _warm_start(tier: Tier, inner: Inner, lr: float, seed: int) -> Worker:
+    """One worker after the synchronous start; the same for all methods with this inner optimiser."""
+    data = corpus(tier)
+    order = SampleOrder(num_samples=data.num_samples, seed=seed)
+    schedule = Schedule(peak=lr, warmup_steps=tier.rise_steps, total_steps=tier.steps)
+    worker = Worker(tier, inner, seed=seed)
+    for step in range(tier.warm_steps):
+        worker.step(batch_of(data, order, tier, step), step=step, lr=schedule.at(step))
+    return worker
+
+
+def _data_parallel_bits(method: Method, tier: Tier) -> float:
+    return ring_bits(tier.peers) if method.whole_batch else 0.0
+
+
+def _diverged() -> Outcome:
+    return Outcome(
+        tune_loss=None, eval_loss=None, bits_per_param_per_step=0.0, peak_bits_per_step=0.0, cosine=None, residual=None
+    )

@@ -1,0 +1,324 @@
+"""`farflung bench quality`: its loop against the outer path that swarms have, its byte counts, its table and its file."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from farflung.compression.registry import codec_of, parse_codec
+from farflung.sims import quality, quality_train
+from farflung.sims.quality import run_quality
+from farflung.sims.quality_exchange import Averager
+from farflung.sims.quality_methods import METHODS, Method, Outer, Wire, by_names
+from farflung.sims.quality_rows import Tuned, references, rows
+from farflung.sims.quality_runs import Run, Runs, tune
+from farflung.sims.quality_tiers import CI, TIERS, Tier
+from farflung.sims.quality_train import Outcome, batch_of, train
+from farflung.sims.quality_worker import Worker
+from farflung.training.data import TokenWindows
+from farflung.training.fragments import cut
+from farflung.training.inner import InnerConfig
+from farflung.training.model import ModelConfig
+from farflung.training.order import SampleOrder
+from farflung.training.outer import OuterConfig
+from farflung.training.replica import Replica, Runtime
+from farflung.training.rules import Nesterov, Sgd
+from farflung.training.schedule import Schedule
+from farflung.training.streaming import Timetable
+
+TOY = Tier(
+    name="toy",
+    model=ModelConfig(vocab_size=32, dim=64, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=64, seq_len=16),
+    batch=4,
+    microbatch=4,
+    warm_steps=3,
+    rise_steps=2,
+    steps=15,
+    adamw_lrs=(3e-3, 6e-3),
+    muon_lrs=(6e-3,),
+    seeds=1,
+    heldout=8,
+)
+LR = 6e-3
+ADAMW = by_names("data-parallel adamw")[0]
+
+
+@pytest.fixture(autouse=True)
+def small_corpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    torch.set_num_threads(1)
+    generator = np.random.default_rng(0)
+    runs = [generator.integers(0, 32, 4000).cumsum() % 32 for _ in range(2)]
+    data = TokenWindows(runs[:1], runs[1:], seq_len=16, hash_content=lambda: "toy")
+    monkeypatch.setattr(quality_train, "corpus", lambda tier: data)
+    quality_train._warm_start.cache_clear()
+    yield
+    quality_train._warm_start.cache_clear()
+
+
+def outer_params(method: Method, **changes: int) -> torch.Tensor:
+    """What the bench's loop comes to."""
+    found: list[torch.Tensor] = []
+    tier = replace(TOY, **changes)  # type: ignore[arg-type]
+    evaluate = Worker.evaluate
+
+    def keep(self: Worker, params: torch.Tensor, windows: torch.Tensor) -> float:
+        found.append(params.clone())
+        return evaluate(self, params, windows)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Worker, "evaluate", keep)
+        train(method, tier, lr=LR, seed=0)
+    return found[0]
+
+
+def rounds(interval: int, *, lr: float = 0.7, momentum: float = 0.9, **settings: object) -> Method:
+    table = Timetable(interval=interval)
+    outer = Outer(timetable=table, rule=Nesterov(lr=lr, momentum=momentum), **settings)  # type: ignore[arg-type]
+    return Method(name="rounds", inner="adamw", outer=outer)
+
+
+def test_one_fragment_without_delay_is_plain_diloco_to_the_bit() -> None:
+    """The reference is `Replica`, the path of live swarms: H = 4, three rounds after the start."""
+    schedule = Schedule(peak=LR, warmup_steps=TOY.rise_steps, total_steps=TOY.steps)
+    data, order = quality_train.corpus(TOY), SampleOrder(num_samples=249, seed=0)
+    assert data.num_samples == 249
+    replicas = [
+        Replica(
+            TOY.model, InnerConfig(schedule=schedule), OuterConfig(lr=0.7, momentum=0.9), seed=0,
+            runtime=Runtime(microbatch=4),
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    for step in range(TOY.warm_steps):
+        for replica in replicas:
+            replica.train_step(batch_of(data, order, TOY, step), step)
+    for replica in replicas:
+        replica.pseudo_gradient()
+        assert replica.sent is not None
+        replica.outer.params.copy_(replica.sent)
+        replica.discard_progress()
+    for step in range(TOY.warm_steps, TOY.steps):
+        for replica, share in zip(replicas, batch_of(data, order, TOY, step).tensor_split(2), strict=True):
+            replica.train_step(share, step)
+        if (step + 1 - TOY.warm_steps) % 4 == 0:
+            deltas = [replica.pseudo_gradient() for replica in replicas]
+            mean = torch.zeros_like(deltas[0])
+            for delta in deltas:
+                mean = mean + delta * 0.5
+            for replica in replicas:
+                replica.apply([(0, replica.num_parameters, mean)], contributed=True)
+    assert torch.equal(outer_params(rounds(4)), replicas[0].outer.params)
+
+
+def test_one_peer_one_step_averaging_is_the_plain_loop() -> None:
+    """To the last bits: theta - (theta - local) is local only up to a rounding."""
+    plain = Method(name="plain", inner="adamw", whole_batch=True)
+    alone = replace(rounds(1), whole_batch=True)
+    assert alone.outer is not None
+    alone = replace(alone, outer=replace(alone.outer, rule=Sgd(lr=1.0)))
+    torch.testing.assert_close(outer_params(alone, peers=1), outer_params(plain, peers=1), rtol=2e-5, atol=2e-7)
+
+
+def test_rebasing_without_delay_is_taking_the_outer_parameters() -> None:
+    assert torch.equal(outer_params(rounds(4, follow="rebase")), outer_params(rounds(4)))
+
+
+def test_keeping_all_of_the_local_parameters_leaves_peers_alone_until_the_end() -> None:
+    def kept(alpha: float) -> torch.Tensor:
+        method = rounds(6, lr=1.0, momentum=0.0, follow=alpha)
+        return outer_params(method)
+
+    assert not torch.equal(kept(1.0), kept(0.0))
+
+
+def last_locals(method: Method) -> tuple[torch.Tensor, torch.Tensor]:
+    """(outer parameters at the end, mean of both peers' local parameters after the last step)."""
+    seen: list[torch.Tensor] = []
+    step = Worker.step
+
+    def remember(self: Worker, tokens: torch.Tensor, **settings: Any) -> float:
+        loss = step(self, tokens, **settings)
+        seen.append(self.flat.clone())
+        return loss
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Worker, "step", remember)
+        params = outer_params(method)
+    return params, (seen[-1] + seen[-2]) / 2
+
+
+def test_the_final_flush_leaves_no_progress_behind() -> None:
+    """Twelve steps in rounds of five: with outer averaging the end is the mean of the peers."""
+    method = rounds(5, lr=1.0, momentum=0.0, follow="rebase")
+    params, mean = last_locals(method)
+    torch.testing.assert_close(params, mean, rtol=1e-4, atol=1e-6)
+    assert method.outer is not None
+    table = Timetable(interval=5, fragments=2, delay=2)
+    params, mean = last_locals(replace(method, outer=replace(method.outer, timetable=table)))
+    torch.testing.assert_close(params, mean, rtol=1e-4, atol=1e-6)
+
+
+def test_eager_updates_of_one_peer_are_not_late() -> None:
+    method = rounds(4)
+    assert method.outer is not None
+    eager = replace(method, outer=replace(method.outer, eager=True))
+    torch.testing.assert_close(outer_params(eager, peers=1), outer_params(method, peers=1), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_every_method_of_the_table_learns_and_is_the_same_twice(method: Method) -> None:
+    outcome = train(method, TOY, lr=TOY.lrs(method)[-1], seed=0)
+    again = train(method, TOY, lr=TOY.lrs(method)[-1], seed=0)
+    assert outcome == again
+    assert outcome.eval_loss is not None and outcome.eval_loss < 3.6 and outcome.tune_loss != outcome.eval_loss
+    assert (outcome.bits_per_param_per_step > 0) == (method.outer is not None or method.whole_batch)
+
+
+def test_a_run_that_diverges_is_an_outcome() -> None:
+    outcome = train(replace(ADAMW, inner="muon"), TOY, lr=1e30, seed=0)
+    assert outcome.eval_loss is None and outcome.tune_loss is None
+
+
+# ---- bytes -------------------------------------------------------------------------------------------------------
+
+
+def averager(wire: Wire, peers: int) -> tuple[Averager, int]:
+    slots = Worker(TOY, "adamw", seed=0).layout.slots
+    fragment = cut(slots, 1)[0]
+    return Averager(wire, fragment, slots, peers), fragment.numel
+
+
+@pytest.mark.parametrize("peers", [1, 2, 3])
+@pytest.mark.parametrize("topology", ["gather", "butterfly"])
+def test_exact_codecs_give_the_mean_and_the_traffic_of_the_formulas(peers: int, topology: str) -> None:
+    exchange, numel = averager(Wire(topology=topology), peers)  # type: ignore[arg-type]
+    deltas = [torch.randn(numel, generator=torch.Generator().manual_seed(m)) for m in range(peers)]
+    averaged = exchange.mean(deltas)
+    torch.testing.assert_close(averaged.mean, torch.stack(deltas).mean(dim=0))
+    assert all(torch.equal(own, delta) for own, delta in zip(averaged.counted, deltas, strict=True))
+    header = 32
+    whole = 4 * numel + header
+    expected = 2 * (peers - 1) * whole if topology == "gather" else 4 * (peers - 1) * (4 * numel / peers + header)
+    assert averaged.nbytes == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("wire", [
+    Wire(topology="gather", up="sign(block=128)", feedback=1.0),
+    Wire(topology="butterfly", up="sign(block=128)", down="sign(block=128)", feedback=1.0, down_feedback=1.0),
+])  # fmt: skip
+def test_error_feedback_delivers_everything_in_the_end(wire: Wire) -> None:
+    exchange, numel = averager(wire, 2)
+    deltas = [torch.randn(numel, generator=torch.Generator().manual_seed(m)) for m in range(2)]
+    wanted = torch.stack(deltas).mean(dim=0)
+    total = torch.zeros(numel)
+    misses = []
+    for round_ in range(1, 41):
+        total += exchange.mean(deltas).mean
+        misses.append(float((total / round_ - wanted).norm() / wanted.norm()))
+    assert misses[-1] < misses[0] / 4
+
+
+def test_payloads_are_those_of_the_registry() -> None:
+    exchange, numel = averager(Wire(topology="gather", up="int4(block=64)"), 2)
+    payload = exchange._encode(0, torch.randn(numel), 0, numel)
+    assert codec_of(payload) == parse_codec("int4(block=64)")
+
+
+def test_bytes_per_step_are_those_of_all_exchanges() -> None:
+    outcome = train(rounds(4), TOY, lr=LR, seed=0)
+    numel = Worker(TOY, "adamw", seed=0).layout.num_parameters
+    per_round = 2 * (4 * numel / 2 + 32) * 2  # two parts up, two means down, sent and received, over two peers
+    assert outcome.bits_per_param_per_step == pytest.approx(8 * 3 * per_round / numel / 12)
+    assert outcome.peak_bits_per_step == pytest.approx(8 * per_round / numel)
+
+
+# ---- the table ---------------------------------------------------------------------------------------------------
+
+
+def outcome(loss: float | None, bits: float = 0.0) -> Outcome:
+    return Outcome(
+        tune_loss=loss,
+        eval_loss=loss,
+        bits_per_param_per_step=bits,
+        peak_bits_per_step=bits,
+        cosine=None,
+        residual=None,
+    )
+
+
+def test_rows_compare_with_the_right_inner_optimiser_seed_by_seed() -> None:
+    ours = Method(name="ours", inner="muon", outer=Outer(timetable=Timetable(), rule=Sgd()))
+    compared = references([ours])
+    assert [method.name for method in compared] == ["data-parallel adamw", "data-parallel muon", "solo muon"]
+    losses = {"data-parallel adamw": (2.0, 2.2), "data-parallel muon": (1.0, 1.1), "solo muon": (2.0,), "ours": (1.2,)}
+    tuned = [
+        Tuned(method=m, lr=1e-3, outcomes=tuple(outcome(loss, 0.032 if m is ours else 32) for loss in losses[m.name]))
+        for m in [*compared, ours]
+    ]
+    row = rows(tuned, TOY)[-1]
+    assert row.gap_percent_same_inner == pytest.approx(20) and row.gap_percent_adamw == pytest.approx(-40)
+    assert row.recovered == pytest.approx(0.8) and row.dp_spread_percent == pytest.approx(100 * 0.1 / 1.05)
+    assert row.bytes_ratio_vs_ddp_bf16 == pytest.approx(1000) and row.H == 30 and row.peers == 2
+    broken = Tuned(method=ours, lr=1e-3, outcomes=(outcome(None),))
+    row = rows([*tuned[:-1], broken], TOY)[-1]
+    assert row.eval_loss is row.gap_percent_adamw is row.recovered is row.bytes_ratio_vs_ddp_bf16 is None
+
+
+def test_the_rate_is_chosen_on_its_own_part_and_divergence_loses() -> None:
+    losses = {3e-3: 1.5, 6e-3: None}
+    assert tune(ADAMW, TOY, lambda run: outcome(losses[run.lr])) == 3e-3
+    losses = {3e-3: 1.5, 6e-3: 1.4}
+    assert tune(ADAMW, TOY, lambda run: outcome(losses[run.lr])) == 6e-3
+
+
+def test_runs_are_kept_and_found_by_what_decides_them(tmp_path: Path) -> None:
+    file = tmp_path / "runs.jsonl"
+    run = Run(method=ADAMW, tier=TOY, lr=LR, seed=0)
+    Runs(file).keep(run, outcome(1.25), 3.0)
+    again = Runs(file)
+    assert again.outcome(run) == outcome(1.25)
+    assert again.outcome(replace(run, method=replace(ADAMW, name="other name"))) == outcome(1.25)
+    for other in (replace(run, lr=1e-3), replace(run, seed=1), replace(run, tier=replace(TOY, steps=16))):
+        assert again.outcome(other) is None
+    file.write_text(file.read_text() + "half a li")
+    with pytest.raises(ValueError, match="line 2"):
+        Runs(file)
+
+
+def test_the_whole_command_and_its_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(TIERS, "ci", replace(TOY, name="ci"))
+    out, plot = tmp_path / "runs.jsonl", tmp_path / "plot.png"
+    found = run_quality("ci", names="averaging,sparseloco", out=out, plot=plot, as_json=True)
+    shown = json.loads(capsys.readouterr().out)
+    assert [row["method"] for row in shown["rows"]] == [row.method for row in found]
+    assert [row.method for row in found] == ["data-parallel adamw", "solo adamw", "averaging", "sparseloco"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    made = len(out.read_text().splitlines())
+    assert made == 4 * 2 + 1, "two rates each, a second seed for data-parallel"
+    monkeypatch.setattr(quality, "train", lambda *args, **kwargs: pytest.fail("nothing is left to run"))
+    assert run_quality("ci", names="averaging,sparseloco", out=out) == found
+    assert "fewer bytes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("tier", "names", "said"), [("huge", None, "no tier"), ("ci", "adam", "no method")])
+def test_unknown_names_are_refused(tier: str, names: str | None, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        run_quality(tier, names=names)
+
+
+def test_a_gpu_tier_says_so_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match="needs a CUDA device"):
+        run_quality("gpu")
+
+
+def test_the_tiers_are_what_they_say() -> None:
+    assert CI.steps * CI.batch * CI.model.seq_len == 2_457_600
+    assert Worker(CI, "adamw", seed=0).layout.num_parameters == 167_872
