@@ -33,8 +33,8 @@ class Averaged:
 
     mean: Tensor
     """As all peers decode it."""
-    counted: list[Tensor]
-    """What of each peer is in it: its own payload, decoded."""
+    residuals: list[Tensor]
+    """What is missing of each peer: its pseudo-gradient, and what it still held back before, less its payload."""
     nbytes: float
     """That a peer sent and received, on average."""
 
@@ -74,7 +74,8 @@ class Averager:
         codec = self._up.part(0, self._numel)
         mean = accumulate(self._numel, [(payload, 1 / self._peers) for payload in payloads], codec)
         sent = sum(len(payload) for payload in payloads) * (self._peers - 1)
-        return Averaged(mean, [codec.decode(payload, self._numel) for payload in payloads], 2 * sent / self._peers)
+        counted = [codec.decode(payload, self._numel) for payload in payloads]
+        return Averaged(mean, self._residuals(deltas, counted), 2 * sent / self._peers)
 
     def _butterfly(self, deltas: Sequence[Tensor]) -> Averaged:
         mean = torch.empty(self._numel)
@@ -97,7 +98,12 @@ class Averager:
             sent += sum(len(payload) for peer, payload in enumerate(payloads) if peer != owner)
             sent += len(reduced) * (self._peers - 1)
         self._commit(parts)
-        return Averaged(mean, counted, 2 * sent / self._peers)
+        return Averaged(mean, self._residuals(deltas, counted), 2 * sent / self._peers)
+
+    def _residuals(self, deltas: Sequence[Tensor], counted: Sequence[Tensor]) -> list[Tensor]:
+        if self._senders:
+            return [sender.memory.clone() for sender in self._senders]
+        return [delta - own for delta, own in zip(deltas, counted, strict=True)]
 
     def _parts(self) -> list[tuple[int, int]]:
         """One for each peer that has any, about equal."""

@@ -51,8 +51,11 @@ class Outer:
     rule: OuterRule
     wire: Wire = Wire()
     pattern: Pattern = "strided"
-    follow: float | Literal["rebase", "keep"] = 0.0
-    """How local parameters follow the outer ones (`training.late`): a number is alpha, the share of them that stays."""
+    mixing: float | None = 0.0
+    """alpha, the share of local parameters that stays at a round; None rebases them (`training.late`)."""
+    kept: float = 0.0
+    """When rebasing: the share of what a lossy codec left out that stays in the local parameters. Error feedback should
+    then decay by as much."""
     eager: bool = False
     """Own share fresh, the others' one round late."""
 
@@ -89,7 +92,7 @@ METHODS: tuple[Method, ...] = (
         name="streaming",
         inner="adamw",
         outer=Outer(
-            timetable=_rounds(fragments=3, delay=1), rule=Nesterov(lr=0.4, momentum=0.9), wire=E3M0, follow=0.5
+            timetable=_rounds(fragments=3, delay=1), rule=Nesterov(lr=0.4, momentum=0.9), wire=E3M0, mixing=0.5
         ),
     ),
     Method(

@@ -174,8 +174,8 @@ class Rounds:
         if len(deltas) > 1:
             self._cosines.append(float(torch.cosine_similarity(deltas[0], deltas[1], dim=0)))
         self._last_norm[p] = float(deltas[0].norm())
-        if self._outer.follow == "keep":  # what the mean does not count stays in the local parameters
-            locals_ = [outer - own for outer, own in zip(outers, averaged.counted, strict=True)]
+        if self._outer.kept:
+            locals_ = [own + self._outer.kept * rest for own, rest in zip(locals_, averaged.residuals, strict=True)]
         return _Sent(locals_, deltas, averaged.mean)
 
     def _apply(self, p: int, sent: "_Sent", rule: OuterRule, step: int) -> None:
@@ -187,10 +187,10 @@ class Rounds:
         for m, worker in enumerate(self._workers):
             local = part.take(worker.flat)
             outer = part.take(self._params[m % len(self._params)]).to(worker.device)
-            if isinstance(self._outer.follow, float):
-                mix_(local, outer, self._outer.follow)
-            else:
+            if self._outer.mixing is None:
                 rebase_(local, outer, sent.references[m].to(worker.device))
+            else:
+                mix_(local, outer, self._outer.mixing)
             part.put_(worker.flat, local)
 
 

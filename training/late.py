@@ -17,9 +17,10 @@ measured as sent:
     rebase     local <- theta + (local - reference)           keeps what is not in theta yet; what `Coupled` does
 
 The reference is what local parameters would be without the progress that still has to be reported: those that were
-sent, if all of that was counted. Or, where a lossy codec made c of the pseudo-gradient, theta_old - c: then the rest stays in
-the local parameters, and is in the next pseudo-gradient by itself (*keep*). That is error feedback without a memory,
-and with one great difference: the peer goes on training *from* the unsent progress instead of making it once more.
+sent, if all of that was counted. Where a lossy codec left r out, it may be sent + gamma r: then a share gamma of r stays
+in the local parameters, and is in the next pseudo-gradient by itself; error feedback remembers the rest. With gamma = 1
+there is no memory at all, and a peer trains on *from* the progress that it could not send yet instead of making it
+once more.
 
 Local parameters are a peer's own, so nothing here needs the same bits everywhere; but alpha = 0 and rebasing without
 progress give theta's.

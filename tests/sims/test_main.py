@@ -29,7 +29,13 @@ def test_all_commands_are_listed() -> None:
     shown = CliRunner().invoke(app, ["--help"]).output
     for command in ("create", "join", "status", "peers", "leave", "export", "id", "demo", "bench"):
         assert command in shown
-    assert "overhead" in CliRunner().invoke(app, ["bench", "--help"]).output
+    benches = CliRunner().invoke(app, ["bench", "--help"]).output
+    assert all(name in benches for name in ("overhead", "round", "codec", "quality"))
+
+
+def test_a_bench_of_what_does_not_exist_says_what_does() -> None:
+    result = CliRunner().invoke(app, ["bench", "quality", "--methods", "adam"], env={"COLUMNS": "300"})
+    assert result.exit_code == 2 and "no method is called adam" in result.output
 
 
 @pytest.mark.parametrize(("changed", "code"), [({}, 0), ({"samples_lost": 3}, 1), ({"digests_equal": False}, 1)])

@@ -125,12 +125,12 @@ def test_one_peer_one_step_averaging_is_the_plain_loop() -> None:
 
 
 def test_rebasing_without_delay_is_taking_the_outer_parameters() -> None:
-    assert torch.equal(outer_params(rounds(4, follow="rebase")), outer_params(rounds(4)))
+    assert torch.equal(outer_params(rounds(4, mixing=None)), outer_params(rounds(4)))
 
 
 def test_keeping_all_of_the_local_parameters_leaves_peers_alone_until_the_end() -> None:
     def kept(alpha: float) -> torch.Tensor:
-        method = rounds(6, lr=1.0, momentum=0.0, follow=alpha)
+        method = rounds(6, lr=1.0, momentum=0.0, mixing=alpha)
         return outer_params(method)
 
     assert not torch.equal(kept(1.0), kept(0.0))
@@ -154,7 +154,7 @@ def last_locals(method: Method) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_the_final_flush_leaves_no_progress_behind() -> None:
     """Twelve steps in rounds of five: with outer averaging the end is the mean of the peers."""
-    method = rounds(5, lr=1.0, momentum=0.0, follow="rebase")
+    method = rounds(5, lr=1.0, momentum=0.0, mixing=None)
     params, mean = last_locals(method)
     torch.testing.assert_close(params, mean, rtol=1e-4, atol=1e-6)
     assert method.outer is not None
@@ -200,7 +200,7 @@ def test_exact_codecs_give_the_mean_and_the_traffic_of_the_formulas(peers: int, 
     deltas = [torch.randn(numel, generator=torch.Generator().manual_seed(m)) for m in range(peers)]
     averaged = exchange.mean(deltas)
     torch.testing.assert_close(averaged.mean, torch.stack(deltas).mean(dim=0))
-    assert all(torch.equal(own, delta) for own, delta in zip(averaged.counted, deltas, strict=True))
+    assert not any(residual.any() for residual in averaged.residuals)
     header = 32
     whole = 4 * numel + header
     expected = 2 * (peers - 1) * whole if topology == "gather" else 4 * (peers - 1) * (4 * numel / peers + header)
@@ -221,6 +221,28 @@ def test_error_feedback_delivers_everything_in_the_end(wire: Wire) -> None:
         total += exchange.mean(deltas).mean
         misses.append(float((total / round_ - wanted).norm() / wanted.norm()))
     assert misses[-1] < misses[0] / 4
+
+
+@pytest.mark.parametrize("topology", ["gather", "butterfly"])
+@pytest.mark.parametrize("feedback", [None, 0.5])
+def test_residuals_are_what_was_not_sent(topology: str, feedback: float | None) -> None:
+    exchange, numel = averager(Wire(topology=topology, up="sign(block=128)", feedback=feedback), 2)  # type: ignore[arg-type]
+    held = [torch.zeros(numel), torch.zeros(numel)]
+    for round_ in range(3):
+        deltas = [torch.randn(numel, generator=torch.Generator().manual_seed(2 * round_ + m)) for m in range(2)]
+        averaged = exchange.mean(deltas)
+        given = [delta + (feedback or 0.0) * rest for delta, rest in zip(deltas, held, strict=True)]
+        held = averaged.residuals
+        counted = [whole - rest for whole, rest in zip(given, held, strict=True)]
+        torch.testing.assert_close(averaged.mean, (counted[0] + counted[1]) / 2, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_kept_is_sent_later_without_any_memory() -> None:
+    """An outer learning rate of 1 and an exact last exchange: all progress arrives, whatever the codec before it left out."""
+    wire = Wire(topology="gather", up="sign(block=128)", last="fp32")
+    method = rounds(4, lr=1.0, momentum=0.0, mixing=None, kept=1.0, wire=wire)
+    params, mean = last_locals(method)
+    torch.testing.assert_close(params, mean, rtol=1e-4, atol=1e-5)
 
 
 def test_payloads_are_those_of_the_registry() -> None:
