@@ -42,7 +42,12 @@ def plot_frontier(rows: Sequence[Row], tier: Tier, file: Path) -> None:
                 )  # fmt: skip
                 for ratio, gap, name in points:
                     axes.annotate(
-                        name, (ratio, gap), xytext=(5, 4), textcoords="offset points", fontsize=8, color=png.COLOURS[INK]
+                        name,
+                        (ratio, gap),
+                        xytext=(5, 4),
+                        textcoords="offset points",
+                        fontsize=8,
+                        color=png.COLOURS[INK],
                     )
             axes.axhline(0, color=png.COLOURS[GRID], zorder=0)
             axes.set_xscale("log")

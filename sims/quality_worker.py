@@ -6,13 +6,13 @@ import math
 import torch
 from torch import Tensor, nn
 
-from farflung.sims.muon import Muon
 from farflung.sims.quality_methods import Inner
 from farflung.sims.quality_tiers import Tier
 from farflung.training.errors import NonFinite
 from farflung.training.flat import Layout
 from farflung.training.inner import InnerConfig, precision
 from farflung.training.model import Decoder, next_token_loss
+from farflung.training.muon import Muon
 from farflung.training.schedule import Schedule
 
 
@@ -31,15 +31,15 @@ class Worker:
         """fp32 [n]; the model computes with what stands here."""
         for parameter, view in zip(self.parameters, self.layout.views(self.flat).values(), strict=True):
             parameter.data = view
-        self.muon, self.adamw = _optimisers(self.model, inner, self.config)
+        self.optimisers = _optimisers(self.model, inner, self.config)
 
     def copy(self, inner: Inner) -> "Worker":
         """Another worker in the same state. It goes on with the optimiser `inner`, afresh where that is another one."""
         other = Worker(self.tier, inner, seed=self.seed)
         other.flat.copy_(self.flat)
         if inner == self.inner:
-            theirs = {id(mine): its for mine, its in zip(self.parameters, other.parameters, strict=True)}
-            other.muon, other.adamw = copy.deepcopy((self.muon, self.adamw), theirs)
+            for mine, its in zip(self.optimisers, other.optimisers, strict=True):
+                its.load_state_dict(copy.deepcopy(mine.state_dict()))
         return other
 
     def step(
@@ -64,10 +64,10 @@ class Worker:
         if self.inner == "gradient":
             self._move_by_gradient()
         else:
-            self.muon.step(lr)
-            for group in self.adamw.param_groups:
-                group["lr"] = lr
-            self.adamw.step()
+            for optimiser in self.optimisers:
+                for group in optimiser.param_groups:
+                    group["lr"] = lr
+                optimiser.step()
         self.model.zero_grad()
         return loss_value
 
@@ -96,8 +96,8 @@ class Worker:
                 parameter.sub_(parameter.grad)
 
 
-def _optimisers(model: Decoder, inner: Inner, config: InnerConfig) -> tuple[Muon, torch.optim.AdamW]:
-    """Muon for the hidden matrices, none of them when AdamW is to do all, and AdamW for the rest."""
+def _optimisers(model: Decoder, inner: Inner, config: InnerConfig) -> list[torch.optim.Optimizer]:
+    """AdamW, and Muon for the hidden matrices where `inner` says so."""
     hidden: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
@@ -108,4 +108,4 @@ def _optimisers(model: Decoder, inner: Inner, config: InnerConfig) -> tuple[Muon
         {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
     ]
     adamw = torch.optim.AdamW(groups, lr=config.schedule.peak, betas=config.betas, eps=config.eps, fused=True)
-    return Muon(hidden, weight_decay=config.weight_decay), adamw
+    return [Muon(hidden, weight_decay=config.weight_decay), adamw] if hidden else [adamw]
