@@ -233,6 +233,18 @@ def peers(name: Swarm = None, home: Home = None, as_json: Json = False) -> None:
 
 
 @app.command()
+def invite(name: Swarm = None, home: Home = None, as_json: Json = False) -> None:
+    """Print a fresh invitation, with the addresses at which this machine's node and others are found now."""
+    from farflung.node.query import fresh_invitation
+
+    invitation = asyncio.run(fresh_invitation(name, home))
+    if as_json:
+        print_json({"invitation": invitation})
+        return
+    typer.echo(f"farflung join {invitation}")
+
+
+@app.command()
 def leave(
     name: Swarm = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the node to hand over and save.")] = 120.0,

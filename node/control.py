@@ -10,7 +10,7 @@ One connection carries one request. Lines, in order:
 ```
 
 There is no TCP and no token: the socket has mode 0600 in a folder of mode 0700, so the operating system says
-who may speak. Verbs a node serves: `status`, `peers`, `leave` (answers once the node has handed over and
+who may speak. Verbs a node serves: `status`, `peers`, `invitation`, `leave` (answers once the node has handed over and
 saved), `events` (streams).
 """
 

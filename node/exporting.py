@@ -65,8 +65,10 @@ def _facts(swarm: SwarmPaths, recipe: Recipe, commits: list[Commit], at_version:
     manifest = recipe.manifest
     rounds = [c for c in commits if c.round is not None and c.version <= at_version]
     contributors = {c.peer for commit in rounds if commit.round for c in commit.round.contributors}
-    tokens = max((c.tokens for c in commits if c.version <= at_version), default=0)
     events = list(read_events(swarm.events)) if swarm.events.exists() else []
+    # The history is cut now and then; the log tells of all rounds that this node saw.
+    contributors |= {bytes.fromhex(p) for e in events if e["event"] == "round.commit" for p in e["contributors"]}
+    tokens = max((c.tokens for c in commits if c.version <= at_version), default=0)
     losses = [e for e in events if e["event"] == "outer.eval" and e["version"] <= at_version]
     facts: dict[str, Any] = {
         "swarm": manifest.name,

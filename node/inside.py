@@ -12,6 +12,7 @@ from farflung.node.network import PeerId
 from farflung.node.peer import AGENT, Peer
 from farflung.node.recipe import Recipe
 from farflung.node.status import NodeStatus, PeerStatus
+from farflung.protocol.errors import ConfigError
 from farflung.protocol.invitation import Invitation, encode_invitation
 from farflung.protocol.membership import Liveness
 from farflung.protocol.peer_record import PeerRecord
@@ -149,4 +150,9 @@ class NodeInside:
                 yield event
 
     async def _answer_invitation(self, args: Answer) -> Answer:
+        if self._recipe.manifest.admission.invite_key and not self._seed:
+            raise ConfigError(
+                "this machine has no invitation of its own to hand on: it joined by the name. Ask the founder, or whoever "
+                "joined with an invitation, to run `farflung invite`"
+            )
         return {"invitation": self.invitation()}

@@ -448,7 +448,7 @@ class Peer:
         if self.applier.idle and self.trainer.out_of_samples:
             return (
                 "waiting",
-                "the samples handed out are used up; the swarm must commit a round before there are more",
+                f"the samples handed out are used up until the swarm commits a round; {member.reason}",
             )
         return "training", member.reason
 

@@ -36,6 +36,14 @@ async def known_peers(name: str | None, home: Path | None) -> list[PeerStatus]:
     return msgspec.convert(reply["peers"], list[PeerStatus])
 
 
+async def fresh_invitation(name: str | None, home: Path | None) -> str:
+    """An invitation by a running node, which knows who is where. Raises as `running_statuses` does, and ControlError
+    when this machine may not invite.
+    """
+    reply = await request(the_running(name, home), "invitation")
+    return str(reply["invitation"])
+
+
 async def leave_swarm(name: str | None, home: Path | None, *, timeout_s: float) -> str:
     """Make a node leave and wait until it has saved; what it says at the end. Raises as `running_statuses`
     does.

@@ -1,7 +1,7 @@
 """What a node must not forget, on disk: votes, history, means not yet in a checkpoint, the learner and its place in the data.
 
     vote.msgpack        what was promised and voted for at the open height; written before the vote leaves
-    history.msgpack     certified commits, appended one by one
+    history.msgpack     certified commits, appended one by one; of 1024 only the newest half is kept, which is all that is ever loaded
     means/PLAN-PART     encoded means of rounds committed since the last checkpoint
     chunks/             outer state of a late join that is not complete yet
     learner-a, -b       the replica and the residuals of error feedback (safetensors), and their place: which height they are at, which
@@ -38,6 +38,9 @@ LENGTH_BYTES = 4
 
 RESIDUALS = "residuals"
 """Folder in that of a learner."""
+
+MOST_LINKS = 2 * HISTORY
+"""Entries of the history file at which it is written anew: the protocol remembers HISTORY, and one file in so many commits costs little."""
 
 PLAN_CHARS = 32
 """Hex characters of a plan's hash in file names: 128 bits."""
@@ -114,7 +117,8 @@ class FileStorage:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._history_checked = False
+        self._num_links: int | None = None
+        """Entries of the history file; None before the first append has looked at it."""
         for name in ("means", "chunks"):
             (folder / name).mkdir(parents=True, exist_ok=True)
 
@@ -128,13 +132,23 @@ class FileStorage:
     def append_commit(self, anchor: Commit | None, certified: Certified) -> None:
         data = msgspec.msgpack.encode(Link(anchor, certified))
         path = self.folder / "history.msgpack"
-        if not self._history_checked:  # a kill while writing can tear only the last entry, once a start
-            _cut_torn_end(path)
-            self._history_checked = True
+        if self._num_links is None:  # a kill while writing can tear only the last entry, once a start
+            self._num_links = _cut_torn_end(path)
+        if self._num_links >= MOST_LINKS:
+            self._compact_history(path)
+        self._num_links += 1
         with path.open("ab") as file:
             file.write(len(data).to_bytes(LENGTH_BYTES, "big") + data)
             file.flush()
             os.fsync(file.fileno())
+
+    def _compact_history(self, path: Path) -> None:
+        """Keep what a start would take up (`newest_history`). A crash leaves the old file or the new one."""
+        anchor, kept = newest_history(self.load_history())
+        links = [Link(anchor if i == 0 else None, certified) for i, certified in enumerate(kept)]
+        entries = [msgspec.msgpack.encode(link) for link in links]
+        write_atomically(path, b"".join(len(data).to_bytes(LENGTH_BYTES, "big") + data for data in entries))
+        self._num_links = len(entries)
 
     def load_history(self) -> list[Link]:
         path = self.folder / "history.msgpack"
@@ -271,13 +285,16 @@ def _entries(data: bytes) -> list[bytes]:
     return entries
 
 
-def _cut_torn_end(path: Path) -> None:
+def _cut_torn_end(path: Path) -> int:
+    """Returns how many whole entries there are."""
     if not path.exists():
-        return
+        return 0
     data = path.read_bytes()
-    whole = sum(LENGTH_BYTES + len(entry) for entry in _entries(data))
+    entries = _entries(data)
+    whole = sum(LENGTH_BYTES + len(entry) for entry in entries)
     if whole < len(data):
         os.truncate(path, whole)
+    return len(entries)
 
 
 def newest_history(links: Sequence[Link]) -> tuple[Commit | None, list[Certified]]:

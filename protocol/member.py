@@ -448,6 +448,8 @@ class Member:
             self.reason = "not a member yet"
         elif not self.holds(self.me):
             self.reason = "downloading the outer state; votes once it is here"
+        elif not self._holders_decide():
+            self.reason = self._no_quorum()
         else:
             self.reason = f"following {short(self.proposer_now())}"
         return self._settle(effects, now)
@@ -480,6 +482,11 @@ class Member:
         view = self.head.commit.view
         return is_quorum(view, [p for p in self.membership.live(view) if self.holds(p)])
 
+    def _no_quorum(self) -> str:
+        view = self.head.commit.view
+        live = self.membership.live(view)
+        return no_quorum(view, live, [p for p in live if self.holds(p)])
+
     def _anything_to_decide(self, now: float) -> bool:
         view = self.head.commit.view
         gone = any(self.membership.dead_for(p, now) > self.settings.removal_s or self.leaves(p) for p in view)
@@ -489,7 +496,6 @@ class Member:
 
     def _watch_quorum(self, now: float) -> list[Effect]:
         """A ready member without a quorum trains on by itself after a while: its progress stays its own."""
-        view = self.head.commit.view
         if self.ready is None or self._holders_decide():
             self._no_quorum_since = None
             return []
@@ -498,8 +504,7 @@ class Member:
         if now < self._no_quorum_since + GIVE_UP_S:
             return []
         self.ready, self._no_quorum_since = None, None
-        live = self.membership.live(view)
-        reason = no_quorum(view, live, [p for p in live if self.holds(p)])
+        reason = self._no_quorum()
         return [*self._drop_plan(final=False), *self._promise(now), RoundOver(None, False, reason)]
 
     # ---- inner workings ----------------------------------------------------------------------------------------

@@ -85,10 +85,13 @@ def decide(s: Situation) -> StartRound | ChangeView | Wait:
 
 
 def no_quorum(view: Collection[PeerId], live: Collection[PeerId], holders: Collection[PeerId]) -> str:
-    """Why nothing can be decided now, for people."""
+    """Why nothing can be decided now, and what helps, for people."""
     if is_quorum(view, live):
         return f"no quorum: {len(holders)} of {len(view)} members hold the outer state, the others download it"
-    return f"no quorum: {len(live)} of {len(view)} members reachable"
+    missing = frozenset(view) - frozenset(live)
+    needed = len(view) // 2 + 1 - len(live)
+    back = "must come back" if needed == len(missing) else f"must come back, {needed} of them"
+    return f"no quorum: {len(live)} of {len(view)} members reachable; {_names(missing)} {back}"
 
 
 def _change_of_view(s: Situation) -> ChangeView | None:

@@ -49,7 +49,7 @@ def test_links_lead_somewhere() -> None:
 @pytest.mark.slow
 def test_every_command_of_the_readme(tmp_path: Path) -> None:
     todo = [words for words in COMMANDS if tuple(words) not in ELSEWHERE]
-    assert [words[1] for words in todo] == ["create", "join", "status", "peers", "leave", "export"]
+    assert [words[1] for words in todo] == ["create", "join", "status", "peers", "invite", "leave", "export"]
     made = run(tmp_path, todo[0])
     assert made.returncode == 0, made.stderr
     # `--local`, so that a test asks no router for anything.
@@ -63,14 +63,14 @@ def test_every_command_of_the_readme(tmp_path: Path) -> None:
         while "step 1 " not in output.read_text():
             assert node.poll() is None and time.monotonic() < give_up_at, output.read_text()
             time.sleep(0.1)  # the node is another process: there is nothing to wait on but its output
-        for words in todo[2:4]:
+        for words in todo[2:5]:
             assert run(tmp_path, words).returncode == 0, shlex.join(words)
-        left = run(tmp_path, todo[4])
+        left = run(tmp_path, todo[5])
         assert left.stdout == "left: asked to leave\n", left.stderr
         assert node.wait(30) == 0, output.read_text()
     finally:
         node.kill()
         node.wait()
-    exported = run(tmp_path, todo[5])
+    exported = run(tmp_path, todo[6])
     assert exported.returncode == 0, exported.stderr
     assert (tmp_path / "model" / "config.json").exists()

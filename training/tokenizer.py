@@ -118,7 +118,9 @@ class JsonTokenizer:
             raise DataError(f"tokenizer {path}: {error}") from error
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(self._json)
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # its Rust errors become plain `Exception`s, no class of their own
+            if type(error) is not Exception:
+                raise
             raise DataError(f"tokenizer {path} is not a file of the tokenizers library: {error}") from error
         names = END_OF_TEXT_NAMES if end_of_text_name is None else (end_of_text_name,)
         known = [(name, i) for name in names if (i := self._tokenizer.token_to_id(name)) is not None]

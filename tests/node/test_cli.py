@@ -62,11 +62,14 @@ def running_node(home: Path) -> Iterator[None]:
         async def leave(args: dict[str, Any]) -> dict[str, Any]:
             return {"reason": "asked to"}
 
+        async def invitation(args: dict[str, Any]) -> dict[str, Any]:
+            return {"invitation": "farflung1abc"}
+
         async def events(args: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
             for event in EVENTS:
                 yield event
 
-        handlers = {"status": status, "peers": known, "leave": leave, "events": events}
+        handlers = {"status": status, "peers": known, "leave": leave, "events": events, "invitation": invitation}
         server = ControlServer(resolve_paths(home, {}).find_swarm().socket, handlers)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(server.run())
@@ -87,7 +90,7 @@ def running_node(home: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "command", ["create", "join", "status", "peers", "leave", "export", "id show", "id backup", "id restore"]
+    "command", ["create", "join", "status", "peers", "invite", "leave", "export", "id show", "id backup", "id restore"]
 )
 def test_every_command_has_help(command: str) -> None:
     result = run(*command.split(), "--help")
@@ -117,11 +120,14 @@ def test_status_and_peers_of_a_running_node(home: Path) -> None:
         assert table.index(PEER[:12]) < table.index("343434343434")
         peers = json.loads(run("peers", "alpha", "--home", home, "--json").stdout)["peers"]
         assert [peer["state"] for peer in peers] == ["suspect", "self"]
+        assert run("invite", "--home", home).stdout == "farflung join farflung1abc\n"
+        invited = json.loads(run("invite", "alpha", "--home", home, "--json").stdout)
+        assert invited == {"invitation": "farflung1abc"}
         assert run("leave", "--home", home).stdout == "left: asked to\n"
         assert "round 4 missed: two seconds late" in run("status", "--watch", "--home", home).stdout
 
 
-@pytest.mark.parametrize("command", ["status", "peers", "leave"])
+@pytest.mark.parametrize("command", ["status", "peers", "invite", "leave"])
 def test_no_node_is_one_line_and_exit_code_2(home: Path, command: str) -> None:
     result = run(command, "--home", home)
     assert result.exit_code == 2

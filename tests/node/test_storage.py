@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from farflung.node import storage as storage_module
 from farflung.node.storage import FileStorage, Link, Place, SavedVote, newest_history, write_atomically
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.errors import LocalError
@@ -144,6 +145,53 @@ def test_a_history_torn_in_its_first_entry(tmp_path: Path) -> None:
     for size in range(len(data)):
         (tmp_path / "history.msgpack").write_bytes(data[:size])
         assert FileStorage(tmp_path).load_history() == []
+
+
+@pytest.fixture
+def short_history(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """(HISTORY, MOST_LINKS), so small that a test writes them in a moment."""
+    monkeypatch.setattr(storage_module, "HISTORY", 8)
+    monkeypatch.setattr(storage_module, "MOST_LINKS", 16)
+    return 8, 16
+
+
+def test_a_long_history_is_compacted_to_what_a_start_takes_up(tmp_path: Path, short_history: tuple[int, int]) -> None:
+    kept, most = short_history
+    storage = FileStorage(tmp_path)
+    for height in range(most):
+        storage.append_commit(None, certified(height))
+    assert len(storage.load_history()) == most
+    for height in range(most, most + 2):
+        storage.append_commit(None, certified(height))
+    links = FileStorage(tmp_path).load_history()
+    assert [link.certified.commit.height for link in links] == list(range(most - kept, most + 2))
+    assert [link.anchor for link in links[:2]] == [commit(most - kept - 1), None]
+    anchor, run = newest_history(links)
+    assert anchor == commit(most + 1 - kept) and run[-1] == certified(most + 1)
+    again = FileStorage(tmp_path)  # a restarted process counts what is there
+    for height in range(most + 2, 2 * most):
+        again.append_commit(None, certified(height))
+    assert len(again.load_history()) == most
+
+
+def test_a_kill_while_compacting_leaves_the_whole_history(
+    tmp_path: Path, short_history: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, most = short_history
+    storage = FileStorage(tmp_path)
+    for height in range(most):
+        storage.append_commit(None, certified(height))
+
+    def killed(path: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Path, "replace", killed)
+        storage.append_commit(None, certified(most))
+    again = FileStorage(tmp_path)
+    again.append_commit(None, certified(most))
+    assert newest_history(again.load_history())[1][-1] == certified(most)
+    assert len(again.load_history()) == kept + 1
 
 
 @pytest.mark.parametrize("name", ["vote.msgpack", "history.msgpack"])

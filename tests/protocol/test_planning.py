@@ -36,7 +36,7 @@ C_GONE: dict[str, Any] = dict(live=frozenset({A, B}), readies={}, awaited=frozen
     ("changes", "kind", "reason"),
     [
         ({}, StartRound, "3 of 3 members are ready"),
-        (dict(live=frozenset({A}), readies={A: READY}), Wait, "no quorum: 1 of 3 members reachable"),
+        (dict(live=frozenset({A}), readies={A: READY}), Wait, f"no quorum: 1 of 3 members reachable; {short(B)}, {short(C)} must come back, 1 of them"),
         (dict(live=frozenset({A, B}), readies={A: READY, B: READY}), StartRound, "2 of 2 members are ready"),
         (ONE_WAITS, Wait, f"waiting up to 30 s more for {short(C)}"),
         (
