@@ -33,7 +33,8 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,17 @@ def prepare(folder: Path) -> Prepared:
     except (subprocess.TimeoutExpired, OSError) as error:
         return Prepared(native=False, reason=f"the kernels cannot be built or loaded: {error}")
     return Prepared(native=True, reason=f"kernels of {library}")
+
+
+@contextmanager
+def without() -> Iterator[None]:
+    """Codecs use PyTorch inside, whatever `prepare` has loaded. For one thread at a time."""
+    global _library
+    loaded, _library = _library, None
+    try:
+        yield
+    finally:
+        _library = loaded
 
 
 def find(name: str, *arguments: type[Any]) -> Callable[..., None] | None:

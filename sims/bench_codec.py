@@ -21,7 +21,7 @@ from rich.table import Table
 from farflung.compression import kernels
 from farflung.node.paths import resolve_paths
 from farflung.sims.codec_baselines import baselines
-from farflung.sims.codec_methods import MEANS, SPECS, ours
+from farflung.sims.codec_methods import EAGER, MEANS, SPECS, eager, ours
 from farflung.sims.codec_rows import BUDGET_S, Row, butterfly, measure, number
 from farflung.sims.codec_sources import DELTA_ADAMW, GAUSS, Source, delta, gauss, laplace, student4
 from farflung.sims.codec_targets import RATES, checks, nearest_to_bound
@@ -103,7 +103,8 @@ def measure_all(
     sources += [delta(recipe, progress) for recipe in recipes]
     rows: list[Row] = []
     for source in sources:
-        for method in methods:
+        slow = [eager(spec) for spec in EAGER] if source.name == GAUSS else []
+        for method in methods + slow:
             progress(f"{source.name}: {method.by} {method.name}")
             rows.append(measure(method, source, budget_s=budget_s))
     for mean in MEANS:
@@ -125,8 +126,10 @@ def _show(sources: Sequence[Source], rows: Sequence[Row], console: Console) -> N
     for name in (*told, "above bound", "encode", "decode-add"):
         table.add_column(name, justify="right", no_wrap=name in told)
     for first in (row for row in rows if row.source == sources[0].name):
-        same = {row.source: row for row in rows if (row.by, row.codec) == (first.by, first.codec)}
-        cells = [f"{same[name].bits_per_param:.2f} {number(same[name].nmse, '.1e')}" for name in told]
+        same = {row.source: row for row in rows if row.label == first.label}
+        cells = [
+            f"{same[name].bits_per_param:.2f} {number(same[name].nmse, '.1e')}" if name in same else "" for name in told
+        ]
         speed = (first.bits_above_bound, first.encode_ratio, first.decode_add_ratio)
         table.add_row(first.label, *cells, *(number(value, ".2f") for value in speed))
     console.print(table)

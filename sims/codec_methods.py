@@ -1,11 +1,12 @@
 """The codecs that `farflung bench codec` shows, ours and others', behind one record of functions."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
+from farflung.compression import kernels
 from farflung.compression.registry import parse_codec
 
 SPECS: tuple[str, ...] = (
@@ -43,6 +44,9 @@ SPECS: tuple[str, ...] = (
 )
 """What is shown of ours, in the order of the tables: every codec of the registry at least once. Where a target of speed
 is about a codec, its first line here is meant (`codec_targets`)."""
+
+EAGER: tuple[str, ...] = ("int8(block=128)",)
+"""What is shown of ours without the C kernels as well, on one source: it sends the same bytes, only slower."""
 
 OURS = "farflung"
 
@@ -92,6 +96,24 @@ class Method:
     """To fp32 [n]. Raises DecodeFailed."""
     decode_add_: Callable[[Any, Tensor, float], None]
     """Add the decoded vector times a weight to fp32 [n]. Raises DecodeFailed."""
+    eager: bool = False
+    """One of ours, with PyTorch in the place of the C kernels."""
+
+
+def eager(spec: str) -> Method:
+    """A codec of the registry as it is where there is no C compiler. Raises ValueError."""
+    method = ours(spec)
+
+    def encode(x: Tensor) -> memoryview:
+        with kernels.without():
+            payload: memoryview = method.encode(x)
+            return payload
+
+    def decode_add_(payload: memoryview, acc: Tensor, weight: float) -> None:
+        with kernels.without():
+            method.decode_add_(payload, acc, weight)
+
+    return replace(method, encode=encode, decode_add_=decode_add_, eager=True)
 
 
 def ours(spec: str) -> Method:

@@ -32,7 +32,7 @@ def _lines(sources: Sequence[Source], rows: Sequence[Row], skipped: Sequence[str
         "",
         "A round sends what H inner steps have changed. A codec makes few bytes of it. Two numbers say how good it is: **bits per parameter** "
         "as sent, headers and tables included, and **NMSE**, the squared error as a share of the squared length: 0 is exact, and 1 is as bad as sending "
-        "nothing. How much error training stands is another question: with error feedback, where each peer adds what was lost to its next contribution, far more than without.",
+        "nothing. How much error training stands is another question: with [error feedback](feedback.md), where each peer adds what was lost to its next contribution, far more than without.",
         "",
         "What is encoded:",
         "",
@@ -62,7 +62,7 @@ def _lines(sources: Sequence[Source], rows: Sequence[Row], skipped: Sequence[str
         f"![Encode and decode-add beside memcpy]({SPEED_PNG})",
         "",
         f"One core, {size:.0f} MB of Gaussian fp32. GB/s are bytes of fp32 per second of processor time, in both directions; memcpy (`copy_`) took turns with "
-        "encoding and decode-adding, and all figures are medians. Decode-add is what the owner of a part does with each contribution: decode, multiply by a weight, add.",
+        "encoding and decode-adding, and all figures are medians. *Eager* is PyTorch in the place of our C kernels: what a machine without a C compiler has. Decode-add is what the owner of a part does with each contribution: decode, multiply by a weight, add.",
         "",
         *_speed_table(rows),
         "",
@@ -105,7 +105,7 @@ def _quality_table(sources: Sequence[Source], rows: Sequence[Row]) -> list[str]:
     lines = ["| codec | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
     by_codec: dict[str, list[str]] = {}
     for row in rows:
-        if row.source in names:
+        if row.source in names and not row.eager:
             by_codec.setdefault(row.label, []).append(f"{row.bits_per_param:.3g}, {number(row.nmse, '.2g')}")
     return lines + [f"| {codec} | {' | '.join(cells)} |" for codec, cells in by_codec.items()]
 

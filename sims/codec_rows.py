@@ -53,6 +53,8 @@ class Row:
     """To memcpy."""
     decode_add_ratio: float | None
     note: str = ""
+    eager: bool = False
+    """Without the C kernels."""
 
     @property
     def kind(self) -> str:
@@ -62,7 +64,9 @@ class Row:
     @property
     def label(self) -> str:
         """The codec for people, with its owner's name if it is not ours."""
-        return self.codec if self.by == OURS else f"{self.by} {self.codec}"
+        if self.by != OURS:
+            return f"{self.by} {self.codec}"
+        return f"{self.codec}, eager" if self.eager else self.codec
 
 
 def number(value: float | None, form: str) -> str:
@@ -100,6 +104,7 @@ def measure(method: Method, source: Source, *, budget_s: float = BUDGET_S) -> Ro
         encode_ratio=copy_s / encode_s,
         decode_add_ratio=None if note else copy_s / decode_add_s,
         note=note,
+        eager=method.eager,
     )
 
 

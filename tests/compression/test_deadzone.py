@@ -42,8 +42,7 @@ def native(library: CDLL | None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def by_numpy(call: Any, *arguments: Any) -> Any:
     """`call(*arguments)` without the kernels."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "_library", None)
+    with kernels.without():
         return call(*arguments)
 
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from farflung.compression.registry import CODECS, parse_codec
 from farflung.sims import bench_codec, codec_baselines
 from farflung.sims.bench_codec import WHOLE, run_codec
-from farflung.sims.codec_methods import MEANS, SPECS, DecodeFailed, Mean, Method, ours
+from farflung.sims.codec_methods import EAGER, MEANS, SPECS, DecodeFailed, Mean, Method, ours
 from farflung.sims.codec_page import write_page
 from farflung.sims.codec_plots import FAMILIES
 from farflung.sims.codec_rows import Row, butterfly, measure
@@ -73,13 +73,19 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, 
 
 def test_every_codec_on_every_source(whole_run: tuple[list[dict[str, Any]], Path]) -> None:
     rows, _ = whole_run
-    of_ours = [(r["codec"], r["source"]) for r in rows if r["by"] == "farflung" and r["encode_gbs"] is not None]
+    timed = [r for r in rows if r["by"] == "farflung" and r["encode_gbs"] is not None]
+    of_ours = [(r["codec"], r["source"]) for r in timed if not r["eager"]]
     sources = [GAUSS, "laplace", "student4", DELTA_ADAMW, "delta (Muon)"]
     assert of_ours == [(parse_codec(spec).spec, source) for source in sources for spec in SPECS]
     assert {r["by"] for r in rows} >= {"farflung", "hivemind"}
     for r in rows:
         assert KEYS <= r.keys() and r["bits_per_param"] > 0
     by_codec = {r["codec"]: r for r in rows if r["source"] == GAUSS}
+    without_kernels = [r for r in timed if r["eager"]]
+    assert [(r["codec"], r["source"]) for r in without_kernels] == [(spec, GAUSS) for spec in EAGER]
+    for r in without_kernels:
+        with_kernels = next(o for o in timed if (o["codec"], o["source"]) == (r["codec"], GAUSS))
+        assert all(r[key] == with_kernels[key] for key in ("bits_per_param", "nmse")), "the same bytes"
     assert by_codec["fp32"]["nmse"] == 0.0 and by_codec["fp32"]["bits_above_bound"] is None
     int8 = by_codec["int8(block=128)"]
     assert int8["bits_per_param"] == 8.125 + 8 * 32 / WHOLE and 3e-5 < int8["nmse"] < 5e-5
@@ -105,7 +111,7 @@ def test_json_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     done = CliRunner().invoke(app, ["bench", "codec", "--json", "--size", "0.1"])
     assert done.exit_code == 0, done.output
     rows = json.loads(done.stdout)
-    assert len(rows) == 5 + len(MEANS) and all(KEYS <= r.keys() for r in rows)
+    assert len(rows) == 5 + 3 * len(EAGER) + len(MEANS) and all(KEYS <= r.keys() for r in rows)
     assert "not measured: somebody: not here" in done.stderr
 
 
@@ -296,6 +302,9 @@ def test_targets_take_the_best_row_that_is_small_enough() -> None:
         row(),
         row(codec="deadzone(step=2.0)", bits_per_param=0.91, nmse=0.38),
         row(by="hivemind", codec="uniform8", bits_per_param=8.0, nmse=1e-9),
+        row(
+            source=GAUSS, eager=True, encode_ratio=0.31, decode_add_ratio=0.29
+        ),  # slower, and not the row of the kernels
         row(source=GAUSS, bits_per_param=8.125),
         row(source=GAUSS, codec="deadzone(step=4.0)", bits_per_param=0.1, encode_ratio=2.0, decode_add_ratio=2.0),
         row(source=GAUSS, codec="deadzone(step=2.0)", bits_per_param=0.91, encode_ratio=0.3, decode_add_ratio=0.6),
@@ -308,6 +317,8 @@ def test_targets_take_the_best_row_that_is_small_enough() -> None:
     assert found["1-bit class: NMSE at most 0.385 at 0.92 bits"].met
     assert not found["sparse: NMSE at most 0.89 at 0.14 bits"].met
     assert found["int8: encode at least 0.8 of memcpy"].met
+    assert found["int8(block=128), eager: encode at least 0.3 of memcpy"].met
+    assert not found["int8(block=128), eager: decode-add at least 0.3 of memcpy"].met
     assert not found["int4: encode at least 0.7 of memcpy"].met
     assert not found["deadzone: encode at least 0.4 of memcpy"].met
     assert found["deadzone: decode-add at least 0.5 of memcpy"].met
