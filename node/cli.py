@@ -145,6 +145,12 @@ def join(
     compile_: Annotated[
         bool, typer.Option("--compile/--no-compile", help="Compile the model: slow start, faster steps.")
     ] = False,
+    memory: Annotated[
+        float | None, typer.Option(help="Most memory of the device to use, in GB (10^9 bytes); otherwise what is free.")
+    ] = None,
+    save_memory: Annotated[
+        str, typer.Option(help="`auto`, `none`, or any of `checkpoint,offload,8bit`: for models that are too large.")
+    ] = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads for training.")] = None,
     up_mbps: Annotated[float | None, typer.Option(help="Most megabits per second to send.")] = None,
     down_mbps: Annotated[float | None, typer.Option(help="Most megabits per second to receive.")] = None,
@@ -172,6 +178,8 @@ def join(
         device=device,
         dtype=dtype,
         compile=compile_,
+        memory_gb=memory,
+        save_memory=save_memory,
         threads=threads,
         up_mbps=up_mbps,
         down_mbps=down_mbps,
@@ -186,6 +194,47 @@ def join(
     from farflung.node import daemon
 
     daemon.run_join(options)
+
+
+@app.command()
+def doctor(
+    name: Swarm = None,
+    model: Annotated[
+        str | None, typer.Option(help="Examine for this preset instead of a swarm, as 350m or 1b.")
+    ] = None,
+    vocab_size: Annotated[int, typer.Option(help="With --model: tokens of the tokenizer.")] = 257,
+    optimizer: Annotated[str, typer.Option(help="With --model: inner optimiser.")] = "adamw",
+    batch: Annotated[int, typer.Option(help="With --model: sequences in one inner step.")] = 16,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, bf16 or fp32.")] = "auto",
+    memory: Annotated[float | None, typer.Option(help="Most memory of the device to use, in GB.")] = None,
+    save_memory: Annotated[str, typer.Option(help="`auto`, `none`, or any of `checkpoint,offload,8bit`.")] = "auto",
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Say whether this machine can train a model: memory, disk and clock, before anything is allocated."""
+    from farflung.node.options import DoctorOptions
+
+    options = DoctorOptions(
+        swarm=name,
+        model=model,
+        vocab_size=vocab_size,
+        optimizer=optimizer,
+        batch=batch,
+        device=device,
+        dtype=dtype,
+        memory_gb=memory,
+        save_memory=save_memory,
+        home=home,
+    )
+    from farflung.node import doctor as examination
+
+    findings = examination.examine(options)
+    if as_json:
+        print_json(findings)
+        return
+    for line in examination.report(findings):
+        typer.echo(line)
 
 
 @app.command()

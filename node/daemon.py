@@ -31,19 +31,13 @@ from farflung.node.events import Event, EventLog
 from farflung.node.identity import Identity
 from farflung.node.inside import NodeInside
 from farflung.node.live import show
+from farflung.node.machine import choose_runtime, describe_device
 from farflung.node.network import PeerId
 from farflung.node.options import CreatedSwarm, CreateOptions, ExportOptions, JoinOptions
 from farflung.node.p2pd import P2pdConfig
 from farflung.node.paths import Paths, SwarmPaths, resolve_paths
 from farflung.node.peer import Facts, Peer
-from farflung.node.recipe import (
-    Recipe,
-    choose_runtime,
-    describe_device,
-    read_recipe,
-    swarm_dataset,
-    swarm_tokenizer,
-)
+from farflung.node.recipe import Recipe, read_recipe, swarm_dataset, swarm_tokenizer
 from farflung.node.runner import freeze_imports, run_loop
 from farflung.node.signer import IdentitySigner
 from farflung.node.status import NodeStatus
@@ -226,14 +220,21 @@ class NodeDaemon:
                 "member gives you: `farflung join farflung1...`"
             )
         token = admission_token(seed, recipe.swarm, self._identity.public_key) if seed else b""
-        runtime = choose_runtime(self._options.device, self._options.dtype, compiled=self._options.compile)
+        runtime = choose_runtime(
+            self._options.device,
+            self._options.dtype,
+            compiled=self._options.compile,
+            memory_gb=self._options.memory_gb,
+        )
         doors = Doors.threads()
         with contextlib.closing(doors), contextlib.closing(self._log(engine, swarm)) as log:
             prepared = await doors.side.run(kernels.prepare, self._paths.cache / "kernels")
             log.emit("kernels", native=prepared.native, reason=prepared.reason)
             self.say(f"opening the data ({manifest.data.spec}) ...")
             dataset = await doors.side.run(self._open_data, swarm, recipe)
-            learner = await doors.learner.run(recipe.learner, dataset, runtime)
+            learner = await doors.learner.run(recipe.learner, dataset, runtime, self._options.save_memory)
+            if (saving := str(learner.replica.runtime.save)) != "none":
+                self.say(f"saving memory by: {saving}")
             freeze_imports()
             storage = FileStorage(swarm.checkpoint)
             bytes_per_parameter = REPLICA_BYTES_PER_PARAMETER + 4 * manifest.feedback.directions

@@ -98,6 +98,10 @@ class JoinOptions:
     """Precision of the inner steps: `auto` is bf16 autocast where the device has it, else fp32."""
     compile: bool = False
     """Compile the model (minutes at the start, faster steps)."""
+    memory_gb: float | None = None
+    """Most memory of the device that this node may use, in 10^9 bytes; None is what is free."""
+    save_memory: str = "auto"
+    """`auto` takes what is needed, the cheapest first; `none`; or any of `checkpoint`, `offload` and `8bit`, with commas."""
     threads: int | None = None
     """CPU threads torch may use."""
     up_mbps: float | None = None
@@ -120,10 +124,38 @@ class JoinOptions:
     """Replaces all folders."""
 
     def __post_init__(self) -> None:
-        _positive(threads=self.threads, up_mbps=self.up_mbps, down_mbps=self.down_mbps)
+        _positive(memory=self.memory_gb, threads=self.threads, up_mbps=self.up_mbps, down_mbps=self.down_mbps)
         _port(self.port)
-        if self.dtype not in DTYPES:
-            raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        _dtype(self.dtype)
+        _save_memory(self.save_memory)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DoctorOptions:
+    """`farflung doctor`: which model, and what this machine would give to it."""
+
+    swarm: str | None = None
+    """Name or beginning of the manifest hash; None means the only swarm of this machine. Not looked at with `model`."""
+    model: str | None = None
+    """A preset, instead of a swarm's model."""
+    vocab_size: int = 257
+    """Of the preset's tokenizer; 257 is that of bytes."""
+    optimizer: str = "adamw"
+    """The preset's inner optimiser."""
+    batch: int = 16
+    """The preset's sequences in one inner step."""
+    device: str = "auto"
+    dtype: str = "auto"
+    memory_gb: float | None = None
+    save_memory: str = "auto"
+    """These as in `JoinOptions`."""
+    home: Path | None = None
+    """Replaces all folders."""
+
+    def __post_init__(self) -> None:
+        _positive(memory=self.memory_gb, vocab_size=self.vocab_size, batch=self.batch)
+        _dtype(self.dtype)
+        _save_memory(self.save_memory)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,6 +178,17 @@ def _positive(**values: float | None) -> None:
     for name, value in values.items():
         if value is not None and not value > 0:
             raise ConfigError(f"--{name.replace('_', '-')} must be above 0, not {value}")
+
+
+def _dtype(dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+
+
+def _save_memory(text: str) -> None:
+    words = {word.strip() for word in text.split(",")}
+    if text not in ("auto", "none") and not words <= {"checkpoint", "offload", "8bit"}:
+        raise ConfigError(f"--save-memory must be auto, none, or any of checkpoint, offload and 8bit, not {text!r}")
 
 
 def _port(port: int) -> None:

@@ -7,17 +7,15 @@ into objects, so the node, the export and the demo's solo worker cannot disagree
 
 import hashlib
 import math
-import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import torch
-
 from farflung.compression.policy import FlatCodec, parse_policy
 from farflung.node.learner import SwarmLearner
+from farflung.node.machine import fit_memory
 from farflung.node.trainer import Pace
 from farflung.protocol.admission import verify_admission
 from farflung.protocol.chain import Rules
@@ -29,7 +27,6 @@ from farflung.protocol.settings import Settings
 from farflung.training.data import Dataset
 from farflung.training.errors import DataError
 from farflung.training.inner import InnerConfig
-from farflung.training.memory import RESERVE, forecast, free_bytes
 from farflung.training.model import ModelConfig, parameter_shapes
 from farflung.training.order import SampleOrder
 from farflung.training.outer import OuterConfig
@@ -113,9 +110,12 @@ class Recipe:
             total_rounds=self.total_rounds,
         )
 
-    def learner(self, dataset: Dataset, runtime: Runtime) -> SwarmLearner:
+    def learner(self, dataset: Dataset, runtime: Runtime, save_memory: str = "auto") -> SwarmLearner:
         """A fresh replica on this machine, fed from `dataset`. Blocks; raises ConfigError when memory is too small."""
-        check_memory(self.model, runtime, residuals=self.manifest.feedback.directions)
+        residuals = self.manifest.feedback.directions
+        runtime = fit_memory(
+            self.model, self.inner, self.manifest.samples_per_step, runtime, save_memory, residuals=residuals
+        )
         replica = Replica(
             self.model,
             self.inner,
@@ -247,62 +247,6 @@ def swarm_dataset(
             f"{short(wanted.content_hash)}. {_data_remedy(spec)}"
         )
     return dataset
-
-
-def choose_runtime(device: str, dtype: str, *, compiled: bool) -> Runtime:
-    """What `--device`, `--dtype` and `--compile` mean on this machine. Raises ConfigError."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        kind = torch.device(device).type
-    except RuntimeError as error:
-        raise ConfigError(f"--device {device!r}: give auto, cpu, cuda, cuda:N or mps") from error
-    index = torch.device(device).index or 0
-    if kind == "cuda" and index >= torch.cuda.device_count():
-        raise ConfigError(
-            f"--device {device}: this machine has {torch.cuda.device_count()} CUDA devices that torch can use; "
-            "see `python -c 'import torch; print(torch.cuda.is_available())'`, or give --device cpu"
-        )
-    if kind == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError("--device mps: torch finds no Apple GPU here; give --device cpu")
-    best = Runtime.best(device)
-    autocast = {"auto": best.autocast, "bf16": torch.bfloat16, "fp32": None}[dtype]
-    return Runtime(device=device, autocast=autocast, compile=compiled)
-
-
-def describe_device(runtime: Runtime) -> str:
-    """The device for people, as it stands in heartbeats and records."""
-    device = torch.device(runtime.device)
-    if device.type == "cuda":
-        facts = torch.cuda.get_device_properties(device)
-        return f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB"
-    if device.type == "mps":
-        return "Apple GPU"
-    return f"CPU {platform.machine()}, {torch.get_num_threads()} of {os.cpu_count()} threads"
-
-
-def check_memory(
-    model: ModelConfig,
-    runtime: Runtime,
-    *,
-    residuals: int = 0,  # directions, of two, in which there is error feedback
-) -> None:
-    """Raise ConfigError, before anything is allocated, unless one sequence at a time fits."""
-    compute_bytes = 4 if runtime.autocast is None else runtime.autocast.itemsize
-    needs = forecast(model, microbatch=1, compute_bytes=compute_bytes, residuals=residuals)
-    device = torch.device(runtime.device)
-    wanted = {device: needs.device_bytes}
-    host = torch.device("cpu")
-    wanted[host] = wanted.get(host, 0) + needs.outer_bytes
-    for place, num_bytes in wanted.items():
-        usable = free_bytes(place) * (1 - RESERVE)
-        if num_bytes > usable:
-            where = "this machine's memory" if place.type == "cpu" else str(place)
-            raise ConfigError(
-                f"a model of {num_parameters(model) / 1e6:,.1f} M parameters needs {num_bytes / 1e9:.1f} GB of {where} to "
-                f"train, and {max(0.0, usable) / 1e9:.1f} GB can be used: close other programs, choose another --device, "
-                "or join a swarm with a smaller model"
-            )
 
 
 def _data_remedy(spec: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from farflung.training.errors import NonFinite
+from farflung.training.errors import NonFinite, NotEnoughMemory
 from farflung.training.inner_optimizer import ON_DEVICE, InnerOptimizer, StateHome
 from farflung.training.model import losses
 from farflung.training.optimizers import parse_optimizer
@@ -79,26 +79,58 @@ def train_step(
     microbatch: int,  # sequences at a time
     autocast: torch.dtype | None,  # precision of the matrix products; None leaves fp32
 ) -> StepReport:
-    """One step on the mean loss of the batch. Raises NonFinite, with nothing changed."""
-    optimizer.zero_grad()  # what a step that broke off, out of memory say, has left
-    batch = tokens.shape[0]
+    """One step on the mean loss of the batch.
+
+    Raises NonFinite or, from the passes, NotEnoughMemory, with nothing changed.
+    """
+    optimizer.zero_grad()  # what a step that broke off has left
     lr = config.schedule.at(global_step)
-    total = torch.zeros((), device=tokens.device)
-    for piece in torch.split(tokens, microbatch):
-        with precision(tokens.device, autocast):
-            loss, aim = losses(forward(piece[:, :-1]), piece[:, 1:], config.z_loss)
-        share = piece.shape[0] / batch
-        (aim * share).backward()  # type: ignore[no-untyped-call]
-        total += loss.detach() * share  # no .item() here: a GPU would wait for every microbatch
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
-    loss_value, norm_value = float(total), float(norm)
-    if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
-        raise NonFinite(global_step=global_step, loss=loss_value, grad_norm=norm_value)
+    try:
+        loss, norm = _gradients(model, forward, config, tokens, microbatch=microbatch, autocast=autocast)
+    except torch.OutOfMemoryError as error:
+        raise NotEnoughMemory(f"{microbatch} sequences at a time are too many for {tokens.device}: {error}") from error
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        raise NonFinite(global_step=global_step, loss=loss, grad_norm=norm)
     optimizer.step(lr)
     optimizer.zero_grad()
-    return StepReport(loss=loss_value, tokens=batch * (tokens.shape[1] - 1), grad_norm=norm_value, lr=lr)
+    return StepReport(loss=loss, tokens=tokens.shape[0] * (tokens.shape[1] - 1), grad_norm=norm, lr=lr)
+
+
+def _gradients(
+    model: nn.Module,
+    forward: Callable[[Tensor], Tensor],
+    config: InnerConfig,
+    tokens: Tensor,
+    *,
+    microbatch: int,
+    autocast: torch.dtype | None,
+) -> tuple[float, float]:  # mean cross-entropy, gradient norm before clipping
+    """Leave the clipped gradients of the whole batch in the parameters."""
+    total = torch.zeros((), device=tokens.device)
+    for piece in torch.split(tokens, microbatch):
+        share = piece.shape[0] / tokens.shape[0]
+        total += backward_pass(forward, piece, config.z_loss, share, autocast)  # no .item(): a GPU would wait for it
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+    return float(total), float(norm)
+
+
+def backward_pass(
+    forward: Callable[[Tensor], Tensor],  # tokens [B, T] -> logits [B, T, V]
+    tokens: Tensor,  # int64 [microbatch, seq_len + 1]
+    z_loss: float,
+    share: float,  # of this microbatch in its batch
+    autocast: torch.dtype | None,
+) -> Tensor:  # scalar: cross-entropy times share
+    """Add the gradients of one microbatch to the parameters'."""
+    with precision(tokens.device, autocast):
+        loss, aim = losses(forward(tokens[:, :-1]), tokens[:, 1:], z_loss)
+    (aim * share).backward()  # type: ignore[no-untyped-call]
+    return loss.detach() * share
 
 
 def precision(device: torch.device, autocast: torch.dtype | None) -> AbstractContextManager[object]:
     """The context in which matrix products are done in `autocast`, or left in fp32."""
-    return nullcontext() if autocast is None else torch.autocast(device.type, autocast)
+    if autocast is None:
+        return nullcontext()
+    # every matrix is used once in a pass, so a cache of their casts would only keep them longer than needed
+    return torch.autocast(device.type, autocast, cache_enabled=False)

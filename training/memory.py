@@ -1,48 +1,134 @@
-"""How much memory training takes, before any of it is allocated, and the microbatch that fits.
+"""How much memory training takes, before any of it is allocated; and the options and the microbatch that fit.
 
-The parts that are sums of tensors (parameters, gradients, moments, outer state) are exact. Activations are
-a count of what autograd keeps per token, where attention keeps no score matrix: within 10 % of what is
-really kept, and on the safe side (the tests compare). Workspaces of kernels and the allocator's
-fragmentation are covered by `RESERVE`.
+With n parameters, L layers, D dim, V vocabulary, K tokens of a microbatch, c bytes of a number in a matrix product (2 under
+bf16 autocast, 4 without), bytes on the device at the peak of a step:
+
+    parameters     4 n
+    gradients      4 n + 4 * the largest parameter, whose gradient is made before it is added
+    inner state    AdamW 8 n; Muon 4 for hidden matrices and 8 for the rest; in 8 bits a quarter (1 + 4/256 a number);
+                   nothing when it is offloaded
+    and the larger of two, which come one after the other:
+      activations  K * (L * layer + head), what autograd keeps (`activation_bytes`), and casts of the matrices, c n if c < 4;
+                   with checkpointed layers K * (L * 4 D + the larger of layer and head), and casts of one layer and the head
+      step         the fp32 state of one chunk when it does not lie there; work of Muon, 16 bytes for each element that is
+                   orthogonalised at a time; work of coding 8 bits
+
+and in host memory 16 n of outer state (parameters, momentum, what was sent, one pseudo-gradient), and the inner state when it is
+offloaded. On a CPU both are one memory. Sums of tensors are exact; activations are within 10 % of what is kept, the peak of
+a step within 25 % and on the safe side (the tests compare with the allocator's record). Workspaces of kernels and the
+allocator's fragmentation are covered by `RESERVE`.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import psutil
 import torch
 
+from farflung.training import eight_bit, inner_optimizer
 from farflung.training.errors import NotEnoughMemory
-from farflung.training.model import ModelConfig
+from farflung.training.inner_optimizer import ON_DEVICE, StateHome
+from farflung.training.model import ModelConfig, parameter_shapes
+from farflung.training.optimizers import TABLES, OptimizerSpec
 from farflung.training.presets import num_parameters
 
 RESERVE = 0.15
-"""Share of the free memory that is left alone: fragmentation, workspaces, the desktop."""
+"""Share of the memory that is left alone: fragmentation, workspaces, the desktop."""
+
+CODING_BYTES = 28
+"""Work for each number that is coded in 8 bits at a time: places in the table, neighbours, shares."""
+
+MUON_BYTES = 16
+"""Work for each element that Muon orthogonalises at a time: what it looks at, three iterates, the update."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryOptions:
+    """How a peer trades time for memory; its own choice."""
+
+    checkpoint_layers: bool = False
+    """Compute the activations of each layer again in the backward pass: a third more arithmetic."""
+    inner_state: StateHome = ON_DEVICE
+    """Where and in how many bits the inner optimiser's state lies between two steps."""
+
+    def __str__(self) -> str:
+        words = {
+            "checkpoint": self.checkpoint_layers,
+            "offload": self.inner_state.offload,
+            "8bit": self.inner_state.bits == 8,
+        }
+        return ",".join(word for word, chosen in words.items() if chosen) or "none"
+
+
+PLAIN = MemoryOptions()
+
+
+def parse_options(text: str) -> MemoryOptions:
+    """`none`, or any of `checkpoint`, `offload` and `8bit` with commas between. Raises ValueError."""
+    words = set() if text == "none" else {word.strip() for word in text.split(",")}
+    if unknown := words - {"checkpoint", "offload", "8bit"}:
+        raise ValueError(
+            f"{', '.join(sorted(unknown))!r} saves no memory; there are none, checkpoint, offload and 8bit"
+        )
+    state = StateHome(offload="offload" in words, bits=8 if "8bit" in words else 32)
+    return MemoryOptions(checkpoint_layers="checkpoint" in words, inner_state=state)
+
+
+BY_COST = tuple(
+    map(
+        parse_options,
+        ("none", "checkpoint", "offload", "checkpoint,offload", "8bit", "checkpoint,8bit", "checkpoint,offload,8bit"),
+    )
+)
+"""From cheap to dear. Checkpointing costs a third of the arithmetic, always. Offloading costs its copies once a step: less than
+that on a fast bus with a large batch, more otherwise. Both leave the mathematics as it is to the bit; 8 bits do not,
+so they come last: for where there is no other memory to move to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryForecast:
-    """What one replica will take, in bytes."""
+    """What one replica will take, in bytes; the terms of the module's formula."""
 
     parameter_bytes: int
-    """Live parameters, fp32, on the device; with autocast also their casts, which live as long as a step."""
     gradient_bytes: int
     optimizer_bytes: int
-    """Two Adam moments, fp32."""
+    """Inner state on the device."""
     activation_bytes: int
     """At the peak of one microbatch."""
+    cast_bytes: int
+    """Copies of matrices in the precision of the products, while they are kept for the backward pass."""
+    step_bytes: int
+    """Work of the inner optimiser, when the activations are gone."""
     outer_bytes: int
-    """In host memory: outer parameters, outer momentum, the snapshot of what was sent, one
-    pseudo-gradient, and what error feedback keeps."""
+    """In host memory."""
+    offloaded_bytes: int
+    """Inner state in host memory."""
 
     @property
     def device_bytes(self) -> int:
-        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
+        resident = self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+        return resident + max(self.activation_bytes + self.cast_bytes, self.step_bytes)
+
+    @property
+    def host_bytes(self) -> int:
+        return self.outer_bytes + self.offloaded_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPlan:
+    """Options that fit, and why they were taken."""
+
+    options: MemoryOptions
+    microbatch: int
+    forecast: MemoryForecast
 
 
 def activation_bytes(
     config: ModelConfig,
     microbatch: int,  # sequences
     compute_bytes: int = 4,  # of one number in a matrix product: 2 under bf16 autocast, 4 without
+    *,
+    checkpoint_layers: bool = False,
 ) -> int:
     """Bytes that autograd keeps for the backward pass of one microbatch, logits included."""
     d, kv, f, c = config.dim, config.kv_dim, config.ffn_dim, compute_bytes
@@ -51,12 +137,20 @@ def activation_bytes(
     # per layer and token: input and normalised value of the two norms, in fp32; then in compute precision the
     # norms' outputs, q, k, v, the attention's output, and four of the SwiGLU (gate, silu(gate), up, product)
     layer = 16 * d + c * (norm_outputs + 2 * d + 2 * kv + 4 * f) + 4 * config.num_heads
+    if config.qk_norm:  # what the norms of q and k take and their normalised values, in fp32
+        layer += 8 * (d + kv)
     head = 4 * d + c * d + config.vocab_size * (c + 8)
-    return microbatch * config.seq_len * (config.num_layers * layer + head)
+    tokens = microbatch * config.seq_len
+    if checkpoint_layers:
+        work = 2 * c * f + 4 * d  # gradients of activations, which without checkpoints find room in what has been freed
+        return tokens * (4 * d * config.num_layers + max(layer + work, head))
+    return tokens * (config.num_layers * layer + head)
 
 
 def forecast(
     config: ModelConfig,
+    optimizer: OptimizerSpec,
+    options: MemoryOptions,
     *,
     microbatch: int = 1,
     compute_bytes: int = 4,
@@ -64,37 +158,132 @@ def forecast(
 ) -> MemoryForecast:
     """Memory of one replica that trains `microbatch` sequences at a time."""
     n = num_parameters(config)
+    shapes = _shapes(config)
+    largest = max(shape.numel() for _, shape in shapes)
+    state, fetched, batch = _state_bytes(shapes, optimizer, options.inner_state)
+    if compute_bytes == 4:
+        casts = 0
+    elif options.checkpoint_layers:
+        tables = config.vocab_size * config.dim
+        layers = n - tables * (1 if config.tie_embeddings else 2)
+        casts = compute_bytes * (layers // config.num_layers + tables)
+    else:
+        casts = compute_bytes * n
+    coding = CODING_BYTES * min(largest, eight_bit.PIECE) if options.inner_state.bits == 8 else 0
+    kept = activation_bytes(config, microbatch, compute_bytes, checkpoint_layers=options.checkpoint_layers)
     return MemoryForecast(
-        parameter_bytes=4 * n + (compute_bytes * n if compute_bytes < 4 else 0),
-        gradient_bytes=4 * n,
-        optimizer_bytes=8 * n,
-        activation_bytes=activation_bytes(config, microbatch, compute_bytes),
+        parameter_bytes=4 * n,
+        gradient_bytes=4 * n + 4 * largest,
+        optimizer_bytes=0 if options.inner_state.offload else state,
+        activation_bytes=kept,
+        cast_bytes=casts,
+        step_bytes=fetched + MUON_BYTES * batch + coding,
         outer_bytes=(16 + 4 * residuals) * n,
+        offloaded_bytes=state if options.inner_state.offload else 0,
     )
+
+
+@lru_cache(maxsize=16)
+def _shapes(config: ModelConfig) -> tuple[tuple[str, torch.Size], ...]:
+    return tuple(parameter_shapes(config))
+
+
+def _state_bytes(
+    shapes: tuple[tuple[str, torch.Size], ...], optimizer: OptimizerSpec, home: StateHome
+) -> tuple[int, int, int]:
+    """(all state as it is kept, fp32 state of the largest chunk that is fetched, elements orthogonalised at a time)."""
+    for_hidden, for_others = optimizer.state_tensors()
+    kept = fetched = most = 0
+    by_shape: dict[torch.Size, int] = {}
+    for name, shape in shapes:
+        is_hidden = len(shape) == 2 and not name.startswith(TABLES)
+        numel, tensors = shape.numel(), for_hidden if is_hidden else for_others
+        parked = home.parks and numel >= inner_optimizer.MIN_PARKED
+        kept += tensors * (eight_bit.stored_bytes(numel) if parked and home.bits == 8 else 4 * numel)
+        if is_hidden:
+            by_shape[shape] = by_shape.get(shape, 0) + numel
+        if parked:  # as if every chunk had the most state a parameter can have
+            most = max(most, numel)
+            fetched += 4 * tensors * numel
+    chunk = max(inner_optimizer.CHUNK, most)
+    batch = min(max(by_shape.values(), default=0), chunk) if optimizer.name == "muon" else 0
+    return kept, min(fetched, 4 * max(for_hidden, for_others) * chunk), batch
+
+
+def choose_options(
+    config: ModelConfig,
+    optimizer: OptimizerSpec,
+    *,
+    batch: int,  # sequences in one inner step
+    device_bytes: int,  # that training may use on the device, the reserve included
+    host_bytes: int | None,  # the same in host memory; None when the device is the host
+    compute_bytes: int = 4,
+    residuals: int = 0,  # as in `forecast`
+    allowed: tuple[MemoryOptions, ...] = BY_COST,  # from cheap to dear
+) -> MemoryPlan:
+    """The cheapest options that fit, and the largest microbatch that then fits. Raises NotEnoughMemory."""
+    missing: list[str] = []
+    for options in allowed:
+        for microbatch in even_microbatches(batch):
+            needs = forecast(
+                config, optimizer, options, microbatch=microbatch, compute_bytes=compute_bytes, residuals=residuals
+            )
+            if _fits(needs, device_bytes, host_bytes):
+                return MemoryPlan(options=options, microbatch=microbatch, forecast=needs)
+        missing.append(f"{needs.device_bytes / 1e9:.2f} GB and {needs.host_bytes / 1e9:.2f} GB with {options}")
+    usable = f"{device_bytes * (1 - RESERVE) / 1e9:.2f} GB"
+    if host_bytes is not None:
+        usable += f" and {host_bytes * (1 - RESERVE) / 1e9:.2f} GB of host memory"
+    raise NotEnoughMemory(
+        f"{num_parameters(config) / 1e6:,.1f} M parameters and one sequence of {config.seq_len} tokens need, on the device and "
+        f"in host memory, {'; '.join(missing)}; usable are {usable}"
+    )
+
+
+def _fits(needs: MemoryForecast, device_bytes: int, host_bytes: int | None) -> bool:
+    """Whether there is room, with the reserve left alone; `host_bytes` is None when the device is the host."""
+    device, host = needs.device_bytes, needs.host_bytes
+    if host_bytes is None:
+        device, host = device + host, 0
+    return device <= device_bytes * (1 - RESERVE) and host <= (host_bytes or 0) * (1 - RESERVE)
 
 
 def choose_microbatch(
     config: ModelConfig,
     batch: int,  # sequences in one inner step
-    free_bytes: int,  # for activations: what is left after parameters, gradients and moments
+    free_bytes: int,  # for activations: what is left after everything else
     compute_bytes: int = 4,
+    *,
+    checkpoint_layers: bool = False,
 ) -> int:
     """Sequences at a time, in the fewest and evenest microbatches. Raises NotEnoughMemory if none fits."""
-    one = activation_bytes(config, 1, compute_bytes)
     usable = int(free_bytes * (1 - RESERVE))
-    if one > usable:
-        raise NotEnoughMemory(
-            f"one sequence of {config.seq_len} tokens needs {one / 1e9:.2f} GB for activations and "
-            f"{max(usable, 0) / 1e9:.2f} GB are usable: choose a smaller model or a shorter sequence"
-        )
-    num_microbatches = -(-batch // min(batch, usable // one))
-    return -(-batch // num_microbatches)
+    for size in even_microbatches(batch):
+        if activation_bytes(config, size, compute_bytes, checkpoint_layers=checkpoint_layers) <= usable:
+            return size
+    one = activation_bytes(config, 1, compute_bytes, checkpoint_layers=checkpoint_layers)
+    raise NotEnoughMemory(
+        f"one sequence of {config.seq_len} tokens needs {one / 1e9:.2f} GB for activations and "
+        f"{max(usable, 0) / 1e9:.2f} GB are usable: choose a smaller model or a shorter sequence"
+    )
 
 
-def free_bytes(device: torch.device) -> int:
-    """Memory free on the device now; for anything but CUDA, of the host."""
+def even_microbatches(batch: int) -> list[int]:
+    """Sequences at a time, from large to small: the sizes that divide a batch into 1, 2, 3, ... pieces as even as can be."""
+    sizes = {-(-batch // pieces) for pieces in range(1, batch + 1)}
+    return sorted(sizes, reverse=True)
+
+
+def free_bytes(
+    device: torch.device,
+    limit: int | None = None,  # most that this process may use of it
+) -> int:
+    """Memory that this process can still take on the device; for anything but CUDA, of the host."""
     if device.type == "cuda":
         free, _total = torch.cuda.mem_get_info(device)
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(free) + int(cached)
-    return int(psutil.virtual_memory().available)
+        used = torch.cuda.memory_allocated(device)
+        available = int(free) + int(torch.cuda.memory_reserved(device)) - used
+    else:
+        used = psutil.Process().memory_info().rss
+        available = int(psutil.virtual_memory().available)
+    return available if limit is None else min(available, max(0, limit - used))

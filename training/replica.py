@@ -23,14 +23,23 @@ from torch import Tensor
 
 from farflung.training.checkpoint import Fact, read_state, write_state
 from farflung.training.coupled import Coupled
-from farflung.training.errors import DamagedCheckpoint
+from farflung.training.errors import DamagedCheckpoint, NotEnoughMemory
 from farflung.training.flat import flatten, host_buffer, unflatten
-from farflung.training.inner import InnerConfig, StepReport, make_optimizer, precision, train_step
-from farflung.training.inner_optimizer import ON_DEVICE, PREFIX, StateHome
-from farflung.training.memory import choose_microbatch, free_bytes
+from farflung.training.inner import InnerConfig, StepReport, backward_pass, make_optimizer, precision, train_step
+from farflung.training.inner_optimizer import PREFIX
+from farflung.training.memory import (
+    PLAIN,
+    MemoryForecast,
+    MemoryOptions,
+    choose_microbatch,
+    even_microbatches,
+    forecast,
+    free_bytes,
+)
 from farflung.training.model import Decoder, ModelConfig, next_token_loss
 from farflung.training.optimizers import parse_optimizer
 from farflung.training.outer import OuterConfig
+from farflung.training.probe import largest_that_fits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,15 +51,22 @@ class Runtime:
     autocast: torch.dtype | None = None
     """Precision of the matrix products; None is fp32. Parameters and moments are fp32 in any case."""
     microbatch: int | None = None
-    """Sequences at a time; None takes what the memory allows at the first step."""
-    inner_state: StateHome = ON_DEVICE
-    """Where the inner optimiser's state lies between two steps, and in how many bits."""
+    """Sequences at a time; None takes what the memory allows, found at the first step and lowered when it gets short."""
+    save: MemoryOptions = PLAIN
+    """What memory is saved with; the gradients and, but for 8 bits, the parameters are the same to the bit."""
+    memory_bytes: int | None = None
+    """Most memory of the device that this process shall use; None is all there is."""
     compile: bool = False
     """Compile the model with torch.compile: a minute of waiting, then faster steps on GPUs."""
 
     def __post_init__(self) -> None:
         if self.microbatch is not None and self.microbatch < 1:
             raise ValueError("microbatch must be at least 1")
+
+    @property
+    def compute_bytes(self) -> int:
+        """Of one number in a matrix product."""
+        return 4 if self.autocast is None else self.autocast.itemsize
 
     @classmethod
     def best(cls, device: str) -> "Runtime":
@@ -76,9 +92,10 @@ class Replica(Coupled):
         self.runtime = Runtime() if runtime is None else runtime
         device = torch.device(self.runtime.device)
         self.model = Decoder(model, seed=seed).to(device)
+        self.model.model.checkpoint_layers = self.runtime.save.checkpoint_layers
         super().__init__(self.model, outer, device=device, chunk_bytes=chunk_bytes)
         self.inner_config = inner
-        self.optimizer = make_optimizer(self.model, inner, self.runtime.inner_state)
+        self.optimizer = make_optimizer(self.model, inner, self.runtime.save.inner_state)
         self._forward = torch.compile(self.model) if self.runtime.compile else self.model
         self._microbatch = self.runtime.microbatch
 
@@ -90,17 +107,25 @@ class Replica(Coupled):
         """One inner step. Raises NonFinite or NotEnoughMemory, with nothing changed."""
         tokens = torch.as_tensor(tokens).to(self.device)
         if self._microbatch is None:
-            self._microbatch = self._microbatch_for(tokens.shape[0])
-        return train_step(
-            self.model,
-            self._forward,
-            self.optimizer,
-            self.inner_config,
-            tokens,
-            global_step=global_step,
-            microbatch=self._microbatch,
-            autocast=self.runtime.autocast,
-        )
+            self._microbatch = self._choose_microbatch(tokens)
+        while True:
+            try:
+                return train_step(
+                    self.model,
+                    self._forward,
+                    self.optimizer,
+                    self.inner_config,
+                    tokens,
+                    global_step=global_step,
+                    microbatch=self._microbatch,
+                    autocast=self.runtime.autocast,
+                )
+            except NotEnoughMemory:  # somebody else took memory since the trials
+                smaller = [size for size in even_microbatches(tokens.shape[0]) if size < self._microbatch]
+                if self.runtime.microbatch is not None or not smaller:
+                    raise
+                self._microbatch = smaller[0]
+            torch.cuda.empty_cache()
 
     @contextmanager
     def outer_parameters(self) -> Iterator[Decoder]:
@@ -167,9 +192,37 @@ class Replica(Coupled):
         unflatten(self.layout, tensors["local"], self.parameters)
         self.sent = tensors.get("sent")
 
-    def _microbatch_for(self, batch: int) -> int:
-        compute_bytes = 4 if self.runtime.autocast is None else self.runtime.autocast.itemsize
-        casts = 0 if compute_bytes == 4 else compute_bytes
-        moments_and_gradients = (4 if self.optimizer.steps else 12) * self.num_parameters
-        left = free_bytes(self.device) - moments_and_gradients - casts * self.num_parameters
-        return choose_microbatch(self.model.config, batch, left, compute_bytes)
+    def _choose_microbatch(self, tokens: Tensor) -> int:
+        """By trial where running out of memory is an error that can be caught, by forecast elsewhere."""
+        if self.device.type == "cuda":
+            return largest_that_fits(even_microbatches(tokens.shape[0]), lambda size: self._trial(tokens[:size]))
+        needs = self._forecast()
+        left = free_bytes(self.device, self.runtime.memory_bytes) - needs.gradient_bytes - needs.cast_bytes
+        left -= 0 if self.optimizer.steps else needs.optimizer_bytes + needs.offloaded_bytes
+        return choose_microbatch(
+            self.model.config,
+            tokens.shape[0],
+            left,
+            self.runtime.compute_bytes,
+            checkpoint_layers=self.runtime.save.checkpoint_layers,
+        )
+
+    def _trial(self, tokens: Tensor) -> None:
+        """The passes of a step on these tokens, beside all that will lie in memory then. Raises torch.OutOfMemoryError."""
+        ballast = torch.empty(self._missing_state(), dtype=torch.uint8, device=self.device)
+        try:
+            for _ in range(2):  # the second finds the gradients of the first in its way, as later microbatches do
+                backward_pass(self._forward, tokens, self.inner_config.z_loss, 1.0, self.runtime.autocast)
+        finally:
+            del ballast
+            self.optimizer.zero_grad()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def _missing_state(self) -> int:
+        """Bytes of inner state that the first step will make on the device."""
+        return 0 if self.optimizer.steps else self._forecast().optimizer_bytes
+
+    def _forecast(self) -> MemoryForecast:
+        spec = parse_optimizer(self.inner_config.optimizer)
+        return forecast(self.model.config, spec, self.runtime.save, compute_bytes=self.runtime.compute_bytes)

@@ -14,15 +14,15 @@ import pytest
 import torch
 from rich.console import Console
 
-from farflung.node import daemon, wanted
-from farflung.node import recipe as recipe_module
+from farflung.node import daemon, machine, wanted
 from farflung.node.control import only_node, request, stream
 from farflung.node.events import read_events
 from farflung.node.identity import Identity
+from farflung.node.machine import choose_runtime, fit_memory
 from farflung.node.options import CreatedSwarm, CreateOptions, ExportOptions, JoinOptions
 from farflung.node.paths import resolve_paths
 from farflung.node.peerbook import PeerBook
-from farflung.node.recipe import check_memory, choose_runtime, read_recipe, swarm_dataset, swarm_tokenizer
+from farflung.node.recipe import read_recipe, swarm_dataset, swarm_tokenizer
 from farflung.node.storage import FileStorage, newest_history
 from farflung.protocol.chain import genesis
 from farflung.protocol.errors import ConfigError, FarflungError
@@ -30,9 +30,12 @@ from farflung.protocol.invitation import decode_invitation
 from farflung.protocol.manifest import Manifest, open_manifest
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.naming import full_name
-from farflung.training.memory import RESERVE, forecast
+from farflung.training.inner import InnerConfig
+from farflung.training.memory import RESERVE, forecast, parse_options
+from farflung.training.optimizers import parse_optimizer
 from farflung.training.presets import PRESETS
 from farflung.training.replica import Runtime
+from farflung.training.schedule import Schedule
 
 TEXT = "".join(f"line {i}: the swarm trains on text number {i * i}.\n" for i in range(2000))
 
@@ -238,14 +241,16 @@ def test_other_data_is_refused_with_the_remedy(tmp_path: Path, corpus: Path) -> 
 
 
 def test_memory_and_devices_are_checked_before_anything_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = InnerConfig(schedule=Schedule(peak=1e-3, kind="constant"))
     huge = dataclasses.replace(PRESETS["8b"], dim=1 << 16, num_heads=64, num_kv_heads=64)
     with pytest.raises(ConfigError, match="or join a swarm with a smaller model"):
-        check_memory(huge, Runtime())
-    usable = forecast(PRESETS["1m"]).device_bytes + forecast(PRESETS["1m"], residuals=1).outer_bytes
-    monkeypatch.setattr(recipe_module, "free_bytes", lambda device: int(usable / (1 - RESERVE)) + 1)
-    check_memory(PRESETS["1m"], Runtime(), residuals=1)
-    with pytest.raises(ConfigError, match="needs"):
-        check_memory(PRESETS["1m"], Runtime(), residuals=2)
+        fit_memory(huge, plain, 1, Runtime())
+    needs = forecast(PRESETS["1m"], parse_optimizer(plain.optimizer), parse_options("none"), residuals=1)
+    usable = needs.device_bytes + needs.host_bytes
+    monkeypatch.setattr(machine, "free_bytes", lambda device, limit=None: int(usable / (1 - RESERVE)) + 1)
+    assert fit_memory(PRESETS["1m"], plain, 1, Runtime(), "none", residuals=1) == Runtime()
+    with pytest.raises(ConfigError, match="need"):
+        fit_memory(PRESETS["1m"], plain, 1, Runtime(), "none", residuals=2)
     with pytest.raises(ConfigError, match="--device 'abacus'"):
         choose_runtime("abacus", "auto", compiled=False)
     with pytest.raises(ConfigError, match="CUDA devices"):

@@ -11,6 +11,7 @@ from farflung.training import inner_optimizer
 from farflung.training.errors import DamagedCheckpoint, UnknownOptimizer
 from farflung.training.inner import InnerConfig, make_optimizer
 from farflung.training.inner_optimizer import InnerOptimizer, StateHome
+from farflung.training.memory import MemoryOptions
 from farflung.training.model import Decoder, ModelConfig, next_token_loss
 from farflung.training.optimizers import parse_optimizer
 from farflung.training.replica import Replica, Runtime
@@ -23,7 +24,7 @@ NAMES = ["adamw", "muon", "torch.optim.NAdam(momentum_decay=0.01)", "torch.optim
 def replica(config: ModelConfig, optimizer: str, home: StateHome | None = None) -> Replica:
     from farflung.training.outer import OuterConfig
 
-    runtime = Runtime(microbatch=4, inner_state=home or StateHome())
+    runtime = Runtime(microbatch=4, save=MemoryOptions(inner_state=home or StateHome()))
     inner = InnerConfig(schedule=SCHEDULE, optimizer=optimizer)
     return Replica(config, inner, OuterConfig(lr=0.7, momentum=0.5), seed=7, runtime=runtime)
 

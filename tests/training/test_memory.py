@@ -1,17 +1,49 @@
-"""The memory forecast against what autograd really keeps, and the microbatch chosen from it."""
+"""The memory forecast against what torch really allocates, what is chosen from it, and that saving memory changes no bit."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
 
+from farflung.training import inner_optimizer
 from farflung.training.errors import NotEnoughMemory
-from farflung.training.memory import RESERVE, activation_bytes, choose_microbatch, forecast, free_bytes
+from farflung.training.inner import InnerConfig, make_optimizer, precision, train_step
+from farflung.training.inner_optimizer import StateHome
+from farflung.training.memory import (
+    BY_COST,
+    PLAIN,
+    RESERVE,
+    MemoryOptions,
+    activation_bytes,
+    choose_microbatch,
+    choose_options,
+    even_microbatches,
+    forecast,
+    free_bytes,
+    parse_options,
+)
 from farflung.training.model import Decoder, ModelConfig, next_token_loss
+from farflung.training.optimizers import parse_optimizer
+from farflung.training.outer import OuterConfig
 from farflung.training.presets import num_parameters, preset
+from farflung.training.probe import largest_that_fits
+from farflung.training.replica import Replica, Runtime
+from farflung.training.schedule import Schedule
+
+SCHEDULE = Schedule(peak=1e-3, kind="constant")
+SMALL = ModelConfig(vocab_size=512, dim=128, num_layers=6, num_heads=4, num_kv_heads=2, ffn_dim=384, seq_len=64)
+ADAMW, MUON = parse_optimizer("adamw"), parse_optimizer("muon")
 
 
-def saved_bytes(config: ModelConfig, microbatch: int, autocast: torch.dtype | None) -> int:
+def saved_bytes(config: ModelConfig, microbatch: int, autocast: torch.dtype | None, checkpointed: bool) -> int:
     """Bytes of distinct storages that the backward pass waits for, parameters and tables apart."""
     model = Decoder(config, seed=1)
+    model.model.checkpoint_layers = checkpointed
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     seen: dict[int, int] = {}
     kept: list[torch.Tensor] = []  # keeps storages alive, so that no address comes twice
@@ -25,30 +57,184 @@ def saved_bytes(config: ModelConfig, microbatch: int, autocast: torch.dtype | No
 
     tokens = torch.zeros(microbatch, config.seq_len + 1, dtype=torch.int64)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        with torch.autocast("cpu", autocast, enabled=autocast is not None):
+        with precision(torch.device("cpu"), autocast):
             logits = model(tokens[:, :-1])
             next_token_loss(logits, tokens[:, 1:])
-    casts = 0 if autocast is None else num_parameters(config) * autocast.itemsize  # counted apart
+    casts = 0 if autocast is None or checkpointed else num_parameters(config) * autocast.itemsize  # counted apart
     return sum(seen.values()) - casts
 
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+@pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize("name", ["tiny", "3m"])
-def test_activations_are_forecast(name: str, autocast: torch.dtype | None) -> None:
-    config = preset(name, seq_len=64)
+def test_activations_are_forecast(name: str, qk_norm: bool, autocast: torch.dtype | None) -> None:
+    config = replace(preset(name, seq_len=64), qk_norm=qk_norm)
     forecast_bytes = activation_bytes(config, 4, 4 if autocast is None else 2)
-    saved = saved_bytes(config, 4, autocast)
+    saved = saved_bytes(config, 4, autocast, checkpointed=False)
     assert 0.95 < forecast_bytes / saved < 1.3  # rather too much than out of memory
 
 
-def test_the_rest_is_exact() -> None:
-    config = preset("1m")
-    n = num_parameters(config)
-    memory = forecast(config)
-    assert (memory.parameter_bytes, memory.gradient_bytes, memory.optimizer_bytes) == (4 * n, 4 * n, 8 * n)
-    assert memory.device_bytes == 16 * n + memory.activation_bytes
-    assert forecast(config, compute_bytes=2).parameter_bytes == 6 * n
-    assert forecast(config, residuals=2).outer_bytes == memory.outer_bytes + 8 * n == 24 * n
+# ---- the peak of a step, as torch's allocator recorded it ----------------------------------------------------------
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Most bytes that were allocated on the CPU beyond those at the beginning."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        work()
+    events = [e for e in record.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
+    now = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak
+
+
+def one_step(
+    config: ModelConfig, optimizer: str, options: MemoryOptions, autocast: torch.dtype | None, device: str = "cpu"
+) -> Callable[[], object]:
+    """A step of 4 sequences at a time, of a model whose inner state exists already."""
+    model = Decoder(config, seed=1).to(device)
+    model.model.checkpoint_layers = options.checkpoint_layers
+    inner = InnerConfig(schedule=SCHEDULE, optimizer=optimizer)
+    made = make_optimizer(model, inner, options.inner_state)
+    tokens = torch.arange(8 * (config.seq_len + 1), device=device).view(8, -1) % config.vocab_size
+
+    def step() -> object:
+        return train_step(model, model, made, inner, tokens, global_step=0, microbatch=4, autocast=autocast)
+
+    step()
+    return step
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "autocast"),
+    [
+        ("adamw", "none", None),
+        ("adamw", "none", torch.bfloat16),
+        ("adamw", "checkpoint", None),
+        ("adamw", "checkpoint", torch.bfloat16),
+        ("adamw", "checkpoint,offload", None),
+        ("adamw", "8bit", None),
+        ("muon", "checkpoint", None),
+        ("muon", "checkpoint,offload", None),
+        ("torch.optim.Adagrad", "offload", None),
+    ],
+)
+def test_the_peak_of_a_step_is_forecast(
+    optimizer: str, options: str, autocast: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inner_optimizer, "CHUNK", 300_000)  # several, as in a large model
+    chosen = parse_options(options)
+    peak = peak_bytes(one_step(SMALL, optimizer, chosen, autocast))
+    compute_bytes = 4 if autocast is None else 2
+    needs = forecast(SMALL, parse_optimizer(optimizer), chosen, microbatch=4, compute_bytes=compute_bytes)
+    resident = needs.parameter_bytes + needs.optimizer_bytes  # there before the step
+    assert 0.97 < (needs.device_bytes - resident) / peak < 1.4
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("options", ["none", "checkpoint", "checkpoint,offload", "checkpoint,8bit"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_peak_on_a_gpu_is_forecast(optimizer: str, options: str) -> None:
+    config, chosen = preset("60m"), parse_options(options)
+    before = torch.cuda.memory_allocated()
+    step = one_step(config, optimizer, chosen, torch.bfloat16, "cuda")
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    peak = torch.cuda.max_memory_allocated() - before
+    needs = forecast(config, parse_optimizer(optimizer), chosen, microbatch=4, compute_bytes=2)
+    assert 0.9 < needs.device_bytes / peak < 1.4
+
+
+@pytest.mark.parametrize("options", ["none", "8bit", "offload"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "torch.optim.Adagrad"])
+def test_sums_of_tensors_are_exact(optimizer: str, options: str) -> None:
+    n, chosen = num_parameters(SMALL), parse_options(options)
+    memory = forecast(SMALL, parse_optimizer(optimizer), chosen)
+    model = Decoder(SMALL, seed=1)
+    made = make_optimizer(model, InnerConfig(schedule=SCHEDULE, optimizer=optimizer), chosen.inner_state)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    made.step(1e-3)
+    counters = sum(tensor.nbytes for tensor in made.tensors().values() if tensor.dim() == 0)
+    assert memory.optimizer_bytes + memory.offloaded_bytes == made.device_bytes() - counters
+    assert (memory.parameter_bytes, memory.outer_bytes) == (4 * n, 16 * n)
+    fed_back = forecast(SMALL, parse_optimizer(optimizer), chosen, residuals=2)
+    assert fed_back.outer_bytes == 24 * n and fed_back.device_bytes == memory.device_bytes
+    assert memory.gradient_bytes == 4 * n + 4 * 512 * 128
+    assert (memory.optimizer_bytes == 0) == chosen.inner_state.offload
+
+
+# ---- options and microbatches --------------------------------------------------------------------------------------
+
+
+def choose(config: ModelConfig, gigabytes: float, host_gigabytes: float | None = 64.0, **more: Any) -> MemoryOptions:
+    host = None if host_gigabytes is None else int(host_gigabytes * 1e9)
+    options: dict[str, Any] = {"batch": 16, "compute_bytes": 2, "device_bytes": int(gigabytes * 1e9), **more}
+    return choose_options(config, options.pop("optimizer", ADAMW), host_bytes=host, **options).options
+
+
+@pytest.mark.parametrize("compute_bytes", [2, 4])
+@pytest.mark.parametrize("vocab_size", [257, 32_000])
+@pytest.mark.parametrize("optimizer", [ADAMW, MUON])
+def test_350m_fit_8_gb_and_1b_12_gb(optimizer: Any, vocab_size: int, compute_bytes: int) -> None:
+    for name, gigabytes in (("350m", 8), ("1b", 12)):
+        config = preset(name, vocab_size=vocab_size)
+        chosen = choose(config, gigabytes, optimizer=optimizer, compute_bytes=compute_bytes)
+        assert chosen.inner_state.bits == 32  # nothing that changes the mathematics
+
+
+def test_what_is_needed_is_chosen_from_cheap_to_dear() -> None:
+    config = preset("350m")
+    chosen = [str(choose(config, gigabytes)) for gigabytes in (80, 8, 6, 4)]
+    assert chosen == ["none", "checkpoint", "offload", "checkpoint,offload"]
+    assert str(choose(config, 6, host_gigabytes=7.5)) == "checkpoint,8bit"  # no room in the host
+    assert str(choose(config, 12, host_gigabytes=None)) == "checkpoint,8bit"  # it is the host
+    with pytest.raises(NotEnoughMemory, match=r"checkpoint,offload; .* usable are 1\.70 GB and 54\.40 GB"):
+        choose(config, 2)
+    only = (parse_options("none"),)
+    with pytest.raises(NotEnoughMemory):
+        choose(config, 8, allowed=only)
+
+
+@settings(deadline=None)
+@given(st.floats(0.01, 2), st.floats(0.01, 2), st.sampled_from([ADAMW, MUON]), st.integers(1, 64))
+def test_what_is_chosen_fits_and_more_memory_is_never_dearer(
+    small: float, more: float, optimizer: Any, batch: int
+) -> None:
+    config = preset("10m")
+
+    def plan(gigabytes: float) -> tuple[int, int]:
+        """(place in the order of cost, microbatch); the last place when nothing fits."""
+        try:
+            made = choose_options(
+                config, optimizer, batch=batch, device_bytes=int(gigabytes * 1e9), host_bytes=int(1e9)
+            )
+        except NotEnoughMemory:
+            return len(BY_COST), 0
+        assert made.forecast.device_bytes <= gigabytes * 1e9 * (1 - RESERVE)
+        assert made.forecast == forecast(config, optimizer, made.options, microbatch=made.microbatch)
+        return BY_COST.index(made.options), made.microbatch
+
+    first, second = plan(small), plan(small + more)
+    assert second[0] < first[0] or (second[0] == first[0] and second[1] >= first[1])
+
+
+def test_options_are_read_and_written() -> None:
+    for options in BY_COST:
+        assert parse_options(str(options)) == options
+    assert parse_options("8bit, offload") == MemoryOptions(inner_state=StateHome(offload=True, bits=8))
+    with pytest.raises(ValueError, match="'4bit' saves no memory"):
+        parse_options("offload,4bit")
+
+
+@given(st.integers(1, 200))
+def test_even_microbatches_divide_a_batch_evenly(batch: int) -> None:
+    sizes = even_microbatches(batch)
+    assert sizes[0] == batch and sizes[-1] == 1 and sizes == sorted(set(sizes), reverse=True)
+    for size in sizes:
+        pieces = -(-batch // size)
+        assert size == -(-batch // pieces)  # no smaller size makes as few
 
 
 def test_microbatches_are_few_and_even(config: ModelConfig) -> None:
@@ -61,9 +247,149 @@ def test_microbatches_are_few_and_even(config: ModelConfig) -> None:
     assert choose_microbatch(config, 16, room(15)) == 8  # not 15 and 1
     assert choose_microbatch(config, 10, room(4)) == 4  # three microbatches
     assert choose_microbatch(config, 16, room(1)) == 1
+    assert choose_microbatch(config, 16, room(1), checkpoint_layers=True) > 1
     with pytest.raises(NotEnoughMemory, match="smaller model"):
         choose_microbatch(config, 16, one // 2)
 
 
 def test_free_memory_of_the_host_is_known() -> None:
-    assert free_bytes(torch.device("cpu")) > 0
+    free = free_bytes(torch.device("cpu"))
+    assert free > 0
+    assert free_bytes(torch.device("cpu"), limit=1) == 0
+    assert free_bytes(torch.device("cpu"), limit=1 << 60) > free / 2
+
+
+# ---- trials --------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.integers(1, 200), st.integers(0, 200))
+def test_trials_find_the_largest(batch: int, fits: int) -> None:
+    sizes, tried = even_microbatches(batch), list[int]()
+
+    def trial(size: int) -> None:
+        tried.append(size)
+        if size > fits:
+            raise torch.OutOfMemoryError
+
+    if fits == 0:
+        with pytest.raises(NotEnoughMemory, match="--save-memory"):
+            largest_that_fits(sizes, trial)
+    else:
+        assert largest_that_fits(sizes, trial) == max(size for size in sizes if size <= fits)
+    assert len(tried) <= len(sizes).bit_length()
+
+
+def test_other_errors_are_no_lack_of_memory() -> None:
+    def trial(size: int) -> None:
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        largest_that_fits([4, 2, 1], trial)
+
+
+class Cramped:
+    """A forward pass that runs out of memory beyond so many sequences."""
+
+    def __init__(self, replica: Replica, fits: int) -> None:
+        self.replica, self.fits, self.seen = replica, fits, list[int]()
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.seen.append(len(tokens))
+        logits: torch.Tensor = self.replica.model(tokens)
+        if len(tokens) > self.fits:
+            raise torch.OutOfMemoryError("no room")
+        return logits
+
+
+def make(config: ModelConfig, microbatch: int | None = None, save: MemoryOptions = PLAIN) -> Replica:
+    runtime = Runtime(microbatch=microbatch, save=save)
+    return Replica(config, InnerConfig(schedule=SCHEDULE), OuterConfig(), seed=7, runtime=runtime)
+
+
+def test_a_trial_leaves_nothing_behind(config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, plain = make(config), make(config, microbatch=2)
+    tokens = torch.from_numpy(batch(0))
+    cramped = Cramped(tried, fits=2)
+    monkeypatch.setattr(tried, "_forward", cramped)
+    assert largest_that_fits(even_microbatches(4), lambda size: tried._trial(tokens[:size])) == 2
+    assert cramped.seen == [2, 2, 4]  # two passes where they fit
+    assert all(p.grad is None for p in tried.model.parameters()) and not tried.optimizer.tensors()
+    tried._microbatch = 2
+    assert [tried.train_step(batch(k), k).loss for k in range(3)] == [
+        plain.train_step(batch(k), k).loss for k in range(3)
+    ]
+
+
+def test_when_memory_gets_short_the_microbatch_does(
+    config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a change of state: the step is that of a replica that knew from the start."""
+    replica, plain = make(config), make(config, microbatch=1)
+    for step in range(2):
+        replica.train_step(batch(step), step)
+        plain._microbatch = 4
+        plain.train_step(batch(step), step)
+    cramped = Cramped(replica, fits=1)
+    monkeypatch.setattr(replica, "_forward", cramped)
+    plain._microbatch = 1
+    assert replica.train_step(batch(2), 2) == plain.train_step(batch(2), 2)
+    assert cramped.seen == [4, 2, 1, 1, 1, 1]
+    cramped.fits = 0
+    with pytest.raises(NotEnoughMemory, match="1 sequences at a time are too many for cpu: no room"):
+        replica.train_step(batch(3), 3)
+    assert all(torch.equal(a, b) for a, b in zip(replica.parameters, plain.parameters, strict=True))
+
+
+def test_a_microbatch_that_was_asked_for_is_kept(
+    config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = make(config, microbatch=4)
+    monkeypatch.setattr(replica, "_forward", Cramped(replica, fits=2))
+    with pytest.raises(NotEnoughMemory):
+        replica.train_step(batch(0), 0)
+
+
+def test_a_limit_lowers_the_microbatch(config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = forecast(config, ADAMW, PLAIN)
+    room = needs.gradient_bytes + needs.optimizer_bytes + activation_bytes(config, 2) / (1 - RESERVE) + 100
+    monkeypatch.setattr("farflung.training.replica.free_bytes", lambda device, limit: int(room))
+    replica = make(config)
+    replica.train_step(batch(0), 0)
+    assert replica._microbatch == 2
+
+
+# ---- the same bits -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_checkpointed_layers_give_the_same_gradients(
+    config: ModelConfig, batch: Any, qk_norm: bool, autocast: torch.dtype | None
+) -> None:
+    config = replace(config, qk_norm=qk_norm)
+    tokens = torch.from_numpy(batch(0))
+    gradients = []
+    kept = []
+    for checkpointed in (False, True):
+        model = Decoder(config, seed=3)
+        model.model.checkpoint_layers = checkpointed
+        with precision(torch.device("cpu"), autocast):
+            loss = next_token_loss(model(tokens[:, :-1]), tokens[:, 1:])
+        loss.backward()  # type: ignore[no-untyped-call]
+        gradients.append([loss.detach(), *[p.grad for p in model.parameters()]])
+        kept.append(saved_bytes(config, 4, autocast, checkpointed))
+    for plain, again in zip(*gradients, strict=True):
+        assert plain is not None and again is not None and torch.equal(plain, again)
+    assert kept[1] < 0.6 * kept[0]
+
+
+def test_all_exact_options_together_change_no_bit(
+    config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inner_optimizer, "MIN_PARKED", 1)
+    plain, saving = make(config, 2), make(config, 2, parse_options("checkpoint,offload"))
+    for step in range(4):
+        assert plain.train_step(batch(step), step) == saving.train_step(batch(step), step)
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters, saving.parameters, strict=True))
+    assert plain.evaluate(batch(9)) == saving.evaluate(batch(9))

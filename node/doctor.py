@@ -1,0 +1,133 @@
+"""`farflung doctor`: before anything is downloaded or allocated, whether this machine can train a model, and with what.
+
+Forecasts, not trials: memory by the formula of `training/memory.py`, disk by what a node keeps (two checkpoints, so that a crash
+during one leaves the other, and the means of the last eight rounds), and whether the system keeps its clock right, for peers refuse
+messages that are a minute off. Network reachability and speed are not examined.
+"""
+
+import ctypes
+import shutil
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from farflung.node.machine import choose_runtime, describe_device, plan_memory
+from farflung.node.options import DoctorOptions
+from farflung.node.paths import resolve_paths
+from farflung.node.recipe import read_recipe
+from farflung.node.swarmfiles import load_manifest
+from farflung.protocol.errors import ConfigError
+from farflung.training.inner import InnerConfig
+from farflung.training.memory import RESERVE, free_bytes
+from farflung.training.model import ModelConfig
+from farflung.training.presets import num_parameters, preset
+from farflung.training.schedule import Schedule
+
+MEANS_KEPT = 8
+"""Rounds whose encoded means lie on the disk; at most 4 bytes a parameter each, 1 with the default codec."""
+
+_UNSYNCHRONISED = 5
+"""adjtimex's TIME_ERROR: nobody disciplines the clock."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patient:
+    """What would be trained."""
+
+    name: str
+    model: ModelConfig
+    inner: InnerConfig
+    batch: int
+    """Sequences in one inner step."""
+    residuals: int = 0
+    """Directions, of two, in which there is error feedback."""
+
+
+def examine(options: DoctorOptions) -> dict[str, Any]:
+    """All findings, sizes in bytes. Raises ConfigError when the model cannot be trained here, saying what is missing."""
+    paths = resolve_paths(options.home)
+    patient = _patient(options)
+    runtime = choose_runtime(options.device, options.dtype, compiled=False, memory_gb=options.memory_gb)
+    plan = plan_memory(
+        patient.model, patient.inner, patient.batch, runtime, options.save_memory, residuals=patient.residuals
+    )
+    needs = plan.forecast
+    parameters = num_parameters(patient.model)
+    disk = 2 * (needs.outer_bytes + needs.optimizer_bytes + needs.offloaded_bytes) + MEANS_KEPT * parameters
+    folder = next(path for path in (paths.state, *paths.state.parents) if path.exists())
+    return {
+        "model": patient.name,
+        "parameters": parameters,
+        "optimizer": patient.inner.optimizer,
+        "device": describe_device(runtime),
+        "save_memory": str(plan.options),
+        "microbatch": plan.microbatch,
+        "device_bytes": {
+            "parameters": needs.parameter_bytes,
+            "gradients": needs.gradient_bytes,
+            "inner state": needs.optimizer_bytes,
+            "activations": needs.activation_bytes,
+            "casts": needs.cast_bytes,
+            "inner step": needs.step_bytes,
+            "peak": needs.device_bytes,
+            "usable": int(free_bytes(torch.device(runtime.device), runtime.memory_bytes) * (1 - RESERVE)),
+        },
+        "host_bytes": {
+            "outer state": needs.outer_bytes,
+            "offloaded inner state": needs.offloaded_bytes,
+            "usable": int(free_bytes(torch.device("cpu")) * (1 - RESERVE)),
+        },
+        "disk_bytes": {"needed": disk, "free": shutil.disk_usage(folder).free},
+        "clock": clock_state(),
+    }
+
+
+def report(findings: dict[str, Any]) -> list[str]:
+    """The findings for people, a line each."""
+    lines = [
+        f"{findings['model']}: {findings['parameters'] / 1e6:,.1f} M parameters, inner optimizer {findings['optimizer']}",
+        f"device: {findings['device']}",
+        f"train with: --save-memory {findings['save_memory']}, {findings['microbatch']} sequences at a time",
+    ]
+    for title, key in (("device memory", "device_bytes"), ("host memory", "host_bytes"), ("disk", "disk_bytes")):
+        terms = (f"{name} {size / 1e9:.2f}" for name, size in findings[key].items())
+        lines.append(f"{title}, GB: {', '.join(terms)}")
+    if findings["disk_bytes"]["needed"] > findings["disk_bytes"]["free"]:
+        lines.append("NOT ENOUGH DISK: make room, or give another folder with --home")
+    lines.append(f"clock: {findings['clock']}")
+    return lines
+
+
+def clock_state() -> str:
+    """`synchronised`, `not synchronised` or `unknown`: whether the kernel says that something keeps its clock right."""
+    if sys.platform != "linux":
+        return "unknown"
+    only_read = ctypes.create_string_buffer(512)  # struct timex of zeros: nothing to set
+    state = ctypes.CDLL(None).adjtimex(only_read)
+    if state < 0:
+        return "unknown"
+    return "not synchronised: run ntpd, chrony or systemd-timesyncd" if state == _UNSYNCHRONISED else "synchronised"
+
+
+def _patient(options: DoctorOptions) -> Patient:
+    if options.model is not None:
+        try:
+            inner = InnerConfig(schedule=Schedule(peak=1e-3, kind="constant"), optimizer=options.optimizer)
+            shape = preset(options.model, vocab_size=options.vocab_size)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        return Patient(name=options.model, model=shape, inner=inner, batch=options.batch)
+    swarm = resolve_paths(options.home).find_swarm(options.swarm)
+    manifest = load_manifest(swarm)
+    if manifest is None:
+        raise ConfigError(f"this machine has no manifest of {swarm.name} yet; name a size with `--model` instead")
+    recipe = read_recipe(manifest)
+    return Patient(
+        name=swarm.name,
+        model=recipe.model,
+        inner=recipe.inner,
+        batch=manifest.samples_per_step,
+        residuals=manifest.feedback.directions,
+    )

@@ -1,0 +1,90 @@
+"""What this machine gives to a swarm: the device, its precision, and the memory that training may take there."""
+
+import os
+import platform
+from dataclasses import replace
+
+import torch
+
+from farflung.protocol.errors import ConfigError
+from farflung.training.errors import NotEnoughMemory
+from farflung.training.inner import InnerConfig
+from farflung.training.memory import BY_COST, MemoryPlan, choose_options, free_bytes, parse_options
+from farflung.training.model import ModelConfig
+from farflung.training.optimizers import parse_optimizer
+from farflung.training.replica import Runtime
+
+
+def choose_runtime(device: str, dtype: str, *, compiled: bool, memory_gb: float | None = None) -> Runtime:
+    """What `--device`, `--dtype`, `--compile` and `--memory` mean on this machine. Raises ConfigError."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ConfigError(f"--device {device!r}: give auto, cpu, cuda, cuda:N or mps") from error
+    index = torch.device(device).index or 0
+    if kind == "cuda" and index >= torch.cuda.device_count():
+        raise ConfigError(
+            f"--device {device}: this machine has {torch.cuda.device_count()} CUDA devices that torch can use; "
+            "see `python -c 'import torch; print(torch.cuda.is_available())'`, or give --device cpu"
+        )
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("--device mps: torch finds no Apple GPU here; give --device cpu")
+    best = Runtime.best(device)
+    autocast = {"auto": best.autocast, "bf16": torch.bfloat16, "fp32": None}[dtype]
+    memory_bytes = None if memory_gb is None else int(memory_gb * 1e9)
+    return Runtime(device=device, autocast=autocast, compile=compiled, memory_bytes=memory_bytes)
+
+
+def describe_device(runtime: Runtime) -> str:
+    """The device for people, as it stands in heartbeats and records."""
+    device = torch.device(runtime.device)
+    if device.type == "cuda":
+        facts = torch.cuda.get_device_properties(device)
+        return f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB"
+    if device.type == "mps":
+        return "Apple GPU"
+    return f"CPU {platform.machine()}, {torch.get_num_threads()} of {os.cpu_count()} threads"
+
+
+def plan_memory(
+    model: ModelConfig,
+    inner: InnerConfig,
+    batch: int,  # sequences in one inner step
+    runtime: Runtime,
+    save: str = "auto",  # what `--save-memory` says
+    *,
+    residuals: int = 0,  # directions, of two, in which there is error feedback
+) -> MemoryPlan:
+    """How to train this model here, before anything is allocated. Raises ConfigError when it cannot be done."""
+    device = torch.device(runtime.device)
+    on_host = device.type != "cuda"
+    try:
+        return choose_options(
+            model,
+            parse_optimizer(inner.optimizer),
+            batch=batch,
+            device_bytes=free_bytes(device, runtime.memory_bytes),
+            host_bytes=None if on_host else free_bytes(torch.device("cpu")),
+            compute_bytes=runtime.compute_bytes,
+            residuals=residuals,
+            allowed=BY_COST if save == "auto" else (parse_options(save),),
+        )
+    except NotEnoughMemory as error:
+        raise ConfigError(
+            f"{error}: close other programs, choose another --device{'' if save == 'auto' else ' or --save-memory auto'}, or "
+            "join a swarm with a smaller model"
+        ) from error
+
+
+def fit_memory(
+    model: ModelConfig, inner: InnerConfig, batch: int, runtime: Runtime, save: str = "auto", *, residuals: int = 0
+) -> Runtime:
+    """The runtime with the options of `plan_memory`, and its limit enforced where torch can. Raises ConfigError."""
+    plan = plan_memory(model, inner, batch, runtime, save, residuals=residuals)
+    device = torch.device(runtime.device)
+    if device.type == "cuda" and runtime.memory_bytes is not None:
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, runtime.memory_bytes / total), device)
+    return replace(runtime, save=plan.options)

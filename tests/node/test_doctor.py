@@ -1,0 +1,69 @@
+"""`farflung doctor`: what it finds, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from farflung.node import daemon, doctor
+from farflung.node.cli import app
+from farflung.node.doctor import clock_state, examine, report
+from farflung.node.options import CreateOptions, DoctorOptions
+from farflung.protocol.errors import ConfigError
+
+
+def test_a_preset_is_examined(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(
+        app,
+        ["doctor", "--model", "10m", "--device", "cpu", "--memory", "4", "--json", "--home", str(tmp_path / "none")],
+    )
+    assert shown.exit_code == 0
+    findings = json.loads(shown.stdout)
+    memory = findings["device_bytes"]
+    resident = memory["parameters"] + memory["gradients"] + memory["inner state"]
+    assert memory["peak"] == resident + max(memory["activations"] + memory["casts"], memory["inner step"])
+    assert memory["parameters"] == 4 * findings["parameters"] and memory["inner state"] == 8 * findings["parameters"]
+    assert memory["usable"] <= 4e9
+    assert not (tmp_path / "none").exists()  # looked at, not made
+
+
+def test_less_memory_wants_more_options() -> None:
+    ample = examine(DoctorOptions(model="10m", device="cpu", memory_gb=6))
+    scarce = examine(DoctorOptions(model="10m", device="cpu", memory_gb=ample["device_bytes"]["peak"] / 1e9))
+    assert ample["save_memory"] == "none"
+    assert scarce["microbatch"] < ample["microbatch"] or scarce["save_memory"] != "none"
+    with pytest.raises(ConfigError, match="or join a swarm with a smaller model"):
+        examine(DoctorOptions(model="8b", device="cpu", memory_gb=1))
+
+
+def test_a_swarm_is_examined_by_its_manifest(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("some text to train on. " * 2000)
+    daemon.create(CreateOptions(name="s", preset="tiny", data=str(corpus), steps=10, optimizer="muon", home=tmp_path))
+    findings = examine(DoctorOptions(swarm="s", device="cpu", home=tmp_path))
+    assert (findings["model"], findings["optimizer"]) == ("s", "muon")
+    assert findings["device_bytes"]["inner state"] < 8 * findings["parameters"]
+    lines = report(findings | {"disk_bytes": {"needed": 2, "free": 1}})
+    assert lines[0].startswith("s: 0.2 M parameters") and any(line.startswith("NOT ENOUGH DISK") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"model": "11m"}, "no model is called '11m'"),
+        ({"model": "1m", "optimizer": "adamv"}, "no inner optimizer"),
+        ({"model": "1m", "save_memory": "4bit"}, "--save-memory must be"),
+        ({"model": "1m", "dtype": "int8"}, "--dtype"),
+        ({"swarm": "nobody"}, "knows no swarm yet"),
+    ],
+)
+def test_wrong_questions_are_refused(options: dict[str, str], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        examine(DoctorOptions(home=tmp_path, **options))  # type: ignore[arg-type]
+
+
+def test_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert clock_state().startswith(("synchronised", "not synchronised", "unknown"))
+    monkeypatch.setattr(doctor.sys, "platform", "darwin")
+    assert clock_state() == "unknown"

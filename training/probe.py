@@ -1,0 +1,43 @@
+"""The microbatch by trial: the largest that does not run out of memory, found with real passes.
+
+A forecast (`memory.py`) cannot know a driver's workspaces, fragmentation or what else runs on a card; a trial does. It leaves
+nothing behind: gradients are dropped and no optimiser steps. Only `torch.OutOfMemoryError` counts as "too large", so that a
+bug stays a bug. CPUs raise no such error (the system kills the process instead), so there the forecast decides.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from farflung.training.errors import NotEnoughMemory
+
+
+def largest_that_fits(
+    sizes: Sequence[int],  # descending
+    trial: Callable[[int], None],  # runs one pass with so many sequences; raises torch.OutOfMemoryError
+) -> int:
+    """The largest size whose trial succeeds, if all smaller ones do. About log2(len(sizes)) trials.
+
+    Raises NotEnoughMemory when even the smallest fails.
+    """
+    low, high = 0, len(sizes)  # sizes before `low` failed; sizes[high] succeeded
+    while low < high:
+        middle = (low + high) // 2
+        if _succeeds(trial, sizes[middle]):
+            high = middle
+        else:
+            low = middle + 1
+    if low == len(sizes):
+        raise NotEnoughMemory(
+            f"the device runs out of memory with {sizes[-1]} sequence at a time: try `--save-memory checkpoint,offload`, "
+            "close what else uses the device, or join a swarm with a smaller model"
+        )
+    return sizes[low]
+
+
+def _succeeds(trial: Callable[[int], None], size: int) -> bool:
+    try:
+        trial(size)
+    except torch.OutOfMemoryError:
+        return False
+    return True
