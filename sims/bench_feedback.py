@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress, TextColumn
@@ -20,6 +19,8 @@ from farflung.compression.registry import parse_codec
 from farflung.node.paths import resolve_paths
 from farflung.sims.bench_codec import one_thread
 from farflung.sims.feedback_curves import Curve, cold_curves, downlink_curves, quadratic_curves, warm_curves
+from farflung.sims.feedback_page import write_page
+from farflung.sims.feedback_words import WORDS, Curves, finals, kinds
 
 SHORT: tuple[str, ...] = ("sign(block=64)", "deadzone(bits=1.0)", "topk(chunk=256,k=8)")
 """Codecs of the quadratic, whose vectors are short."""
@@ -27,9 +28,6 @@ OF_OWNERS: tuple[str, ...] = SHORT[:2]
 """Codecs of its downlink: a quarter of a vector is too short for chunks."""
 LONG: tuple[str, ...] = ("sign", "deadzone(bits=1.0)", "deadzone(bits=0.36)", "topk")
 """Codecs of the model."""
-
-Curves = dict[str, list[Curve]]
-"""Problem -> its curves, the exact codec first where there is one."""
 
 
 def run_feedback(*, as_json: bool = False, page: Path | None = None) -> Curves:
@@ -41,8 +39,6 @@ def run_feedback(*, as_json: bool = False, page: Path | None = None) -> Curves:
         with one_thread():
             curves = measure(lambda text: shown.update(task, description=text))
     if page is not None:
-        from farflung.sims.feedback_page import write_page
-
         write_page(page, curves)
     if as_json:
         plain = {name: [asdict(curve) for curve in found] for name, found in curves.items()}
@@ -66,28 +62,6 @@ def measure(progress: Callable[[str], None]) -> Curves:
         progress(name)
         curves[name] = draw([parse_codec(spec) for spec in specs])
     return curves
-
-
-def finals(curves: Sequence[Curve]) -> dict[str, dict[str, float]]:
-    """Codec -> kind of feedback -> the last value."""
-    found: dict[str, dict[str, float]] = {}
-    for curve in curves:
-        found.setdefault(curve.codec, {})[curve.feedback] = curve.values[-1]
-    return found
-
-
-def kinds(curves: Sequence[Curve]) -> list[str]:
-    """The kinds of feedback, in the order in which they were measured."""
-    return list(dict.fromkeys(curve.feedback for curve in curves))
-
-
-WORDS: dict[str, tuple[str, Any]] = {
-    "quadratic": ("Quadratic, 300 rounds: distance to the optimum, 1 at the start", ".1e"),
-    "downlink": ("Quadratic, exact contributions, coded means: what becomes of an owner's residual", ".1e"),
-    "warm": ("Small model, warm start: held-out loss, nats per token", ".3f"),
-    "cold": ("Small model, random weights, high rate: held-out loss, nats per token", ".3f"),
-}
-"""Problem -> (title, format of its values)."""
 
 
 def _table(name: str, curves: Sequence[Curve]) -> Table:

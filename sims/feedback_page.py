@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from farflung.sims import png
-from farflung.sims.bench_feedback import WORDS, Curves, finals, kinds
 from farflung.sims.feedback_curves import COLD_RATE, INNER_STEPS, LATE_ROUNDS, RATE, ROUNDS, WARM_STEPS, Curve
+from farflung.sims.feedback_words import WORDS, Curves, finals, kinds
 from farflung.sims.plots import WIDTH_IN
 from farflung.sims.svg import INK
 

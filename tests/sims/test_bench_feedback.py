@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 from farflung.compression.registry import parse_codec
 from farflung.sims import bench_feedback, feedback_curves
-from farflung.sims.bench_feedback import SHORT, WORDS, run_feedback
+from farflung.sims.bench_feedback import SHORT, run_feedback
 from farflung.sims.feedback_curves import Curve, cold_curves, downlink_curves, quadratic_curves, warm_curves
+from farflung.sims.feedback_words import WORDS
 from farflung.sims.main import app
 
 CODECS = [parse_codec(spec) for spec in SHORT if not spec.startswith("deadzone")]
