@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from farflung.protocol import chain, standing
+from farflung.protocol import chain, patience, standing
 from farflung.protocol.chain import Certified, Commit, RoundResult
 from farflung.protocol.effects import Apply, Effect, Expect, Forget, Note, RoundOver, SaveVote, Send
 from farflung.protocol.errors import Refused, RemoteError
-from farflung.protocol.history import History, check_chain
+from farflung.protocol.follower import Follower
+from farflung.protocol.history import History
 from farflung.protocol.keys import PeerId, Signer, short, verify
 from farflung.protocol.membership import Membership
 from farflung.protocol.messages import (
@@ -40,10 +41,9 @@ from farflung.protocol.messages import (
     Voted,
 )
 from farflung.protocol.participation import Participation, check_plan, check_promise
-from farflung.protocol.planning import no_quorum
 from farflung.protocol.proposer import Proposer, plan_id
-from farflung.protocol.quorum import is_quorum, proposer
-from farflung.protocol.settings import GIVE_UP_S, MAX_BALLOT_STEP, REPAIR_S, RESEND_S, VOTE_S, Settings
+from farflung.protocol.quorum import proposer
+from farflung.protocol.settings import GIVE_UP_S, MAX_BALLOT_STEP, REPAIR_S, RESEND_S, Settings
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Member:
     vitals: Callable[[], Heartbeat]
     """The node's current facts; what the machine itself knows (height, ballot, version, digest, state) is filled in here."""
     state: str = "joining"
-    history: History = field(default_factory=History)
+    follower: Follower = field(init=False)
     ballot: int = 0
     accepted: Accepted | None = None
     ready: Ready | None = None
@@ -69,24 +69,30 @@ class Member:
     part: Participation | None = None
     proposer: Proposer | None = None
     round_at: float = 0.0
+    slot_at: float = 0.0
+    voted_at: float | None = None
     reason: str = "starting"
-    _slot_at: float = 0.0
-    _voted_at: float | None = None
     _promised_at: float = -1e9
     _beat_at: float = -1e9
-    _asked_at: float = -1e9
-    _asked: frozenset[PeerId] = frozenset()
     _no_quorum_since: float | None = None
     _repair: tuple[int, float] = (-1, 0.0)
     _over: set[bytes] = field(default_factory=set)
     """Plans of this height of which nothing can come: a late copy must not bring one back."""
     _admitted: set[PeerId] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self.follower = Follower(self.settings, self.me)
+
     # ---- what others may read ----------------------------------------------------------------------------------
 
     @property
     def me(self) -> PeerId:
         return self.signer.peer_id
+
+    @property
+    def history(self) -> History:
+        """The commits known."""
+        return self.follower.history
 
     @property
     def head(self) -> Certified:
@@ -96,7 +102,7 @@ class Member:
     @property
     def started(self) -> bool:
         """Whether any history is known."""
-        return len(self.history) > 0
+        return self.follower.started
 
     @property
     def in_view(self) -> bool:
@@ -156,7 +162,7 @@ class Member:
             effects.append(RoundOver(None, False, "the history went on without us"))
             self.ready = None
         self.history.replace(anchor, history)
-        self.round_at = self._slot_at = now
+        self.round_at = self.slot_at = now
         self.ballot, self.accepted, self.proposer = 0, None, None
         if vote is not None and vote[0] == self.head.commit.height + 1:
             _, self.ballot, self.accepted = vote
@@ -241,7 +247,7 @@ class Member:
             case Opinion():
                 self.membership.opinion(message.target, message.age_s, now)
             case GetCommits():
-                effects += self._answer(sender, message.after)
+                effects += self.follower.answer(sender, message.after)
             case Commits():
                 effects += self._on_commits(sender, message, now)
             case Committed():
@@ -285,31 +291,19 @@ class Member:
         if not beat.reply and any(isinstance(e, Note) for e in effects):
             effects.append(Send(sender, self._heartbeat(reply=True)))  # news to us, so perhaps we are news to it
         if beat.digest and (not self.started or beat.height > self.head.commit.height):
-            effects += self._ask([sender], now)
+            effects += self.follower.ask([sender], now)
         elif self._is_ahead(sender, beat):
             ballot = min(beat.ballot, self.ballot + MAX_BALLOT_STEP)
             effects += self._move_to(ballot, f"{short(sender)} is at ballot {beat.ballot}", now)
         return effects + self._compare_digests(now)
 
-    def _answer(self, sender: PeerId, after: int) -> list[Effect]:
-        answer = self.history.answer(after)
-        return [Send(sender, answer)] if answer is not None else []
-
     def _on_commits(self, sender: PeerId, message: Commits, now: float) -> list[Effect]:
         if not message.chain:
             return []
-        first = message.chain[0].commit.height
-        if not self.started or first > self.head.commit.height + 1:
-            if sender not in self._asked:
-                raise Refused("a history that we did not ask for", peer=sender)
-            if self.started and not self._left_behind(first):
+        if not self.started or message.chain[0].commit.height > self.follower.height + 1:
+            jump = self.follower.jump(sender, message, self.membership)
+            if jump is None:
                 return []
-            check_chain(self.settings, message, sender)
-            behind = f"from height {self.head.commit.height} " if self.started else ""
-            jump = Note(
-                "history.jump",
-                {"reason": f"{behind}to {message.chain[-1].commit.height}", "of": sender.hex()},
-            )
             begun = self.begin(message.anchor, message.chain, now)
             return [jump, *begun, *(Apply(c) for c in message.chain)]
         effects: list[Effect] = []
@@ -321,29 +315,17 @@ class Member:
                 return [*effects, _refusal(error)]
         return effects
 
-    def _left_behind(self, height: int) -> bool:
-        """Whether the swarm has gone on without us for longer than anybody remembers: a quorum of the view we know says so, or
-        nobody of it is left. One peer's word is not enough to leave our own history for another."""
-        others = [p for p in self.head.commit.view if p != self.me]
-        if not self.membership.live(others):
-            return True
-        beats = {p: self.membership.heartbeat(p) for p in others}
-        return is_quorum(self.head.commit.view, [p for p, b in beats.items() if b is not None and b.height >= height])
-
     def _on_committed(self, sender: PeerId, certified: Certified, now: float) -> list[Effect]:
         if not self.started or certified.commit.height > self.head.commit.height + 1:
-            return self._ask([sender], now)
+            return self.follower.ask([sender], now)
         if certified.commit.height <= self.head.commit.height:
             return []
-        parent = self.head.commit
-        rules = self.settings
-        chain.check_successor(rules.swarm, parent, certified.commit, rules.rules, peer=sender)
-        chain.check_certificate(rules.swarm, certified, parent.view, peer=sender)
+        self.follower.check_next(sender, certified)
         return self._advance(certified, now)
 
     def _on_promise(self, sender: PeerId, message: Promise, now: float) -> list[Effect]:
         if not self._is_about_next(message.height, message.parent):
-            return self._help_along(sender, message.height, now)
+            return self.follower.help_along(sender, message.height, now)
         self._demand_near(message.ballot, sender)
         check_promise(message, self.head.commit, self.settings, sender)
         effects: list[Effect] = []
@@ -357,7 +339,7 @@ class Member:
 
     def _on_plan(self, sender: PeerId, plan: Plan, now: float) -> list[Effect]:
         if not self._is_about_next(plan.height, plan.parent):
-            return self._help_along(sender, plan.height, now)
+            return self.follower.help_along(sender, plan.height, now)
         view = self.head.commit.view
         if sender != proposer(self.settings.swarm, view, plan.height, plan.ballot):
             raise Refused(f"a plan for ballot {plan.ballot}, which is not its turn", peer=sender)
@@ -385,7 +367,7 @@ class Member:
     def _on_propose(self, sender: PeerId, message: Propose, now: float) -> list[Effect]:
         commit = message.commit
         if not self._is_about_next(commit.height, commit.parent):
-            return self._help_along(sender, commit.height, now)
+            return self.follower.help_along(sender, commit.height, now)
         parent, rules = self.head.commit, self.settings
         if sender != proposer(rules.swarm, parent.view, commit.height, message.ballot):
             raise Refused(f"a proposal at ballot {message.ballot}, which is not its turn", peer=sender)
@@ -405,7 +387,7 @@ class Member:
         if not self.holds(self.me) or not any(self.holds(p) for p in commit.view):
             return effects
         self.accepted = Accepted(message.ballot, commit)
-        self._voted_at = now
+        self.voted_at = now
         digest = chain.commit_hash(rules.swarm, commit)
         signature = self.signer.sign(chain.vote_bytes(rules.swarm, commit.height, message.ballot, digest))
         return [
@@ -433,9 +415,11 @@ class Member:
             effects += self._heartbeats()
         if not self.started:
             self.reason = "looking for a peer that knows the swarm's history"
-            return self._settle(effects + self._ask(standing.holders(self.membership), now), now)
+            return self._settle(effects + self.follower.ask(standing.holders(self.membership), now), now)
         if self.in_view:
-            effects += self._watch_proposer(now)
+            reason = patience.why_next_ballot(self, now)
+            if reason is not None:
+                effects += self._move_to(self.ballot + 1, reason, now)
             if now >= self._promised_at + RESEND_S and (self.ready is not None or self.ballot > 0):
                 effects += self._promise(now)
             effects += self._watch_quorum(now)
@@ -448,55 +432,15 @@ class Member:
             self.reason = "not a member yet"
         elif not self.holds(self.me):
             self.reason = "downloading the outer state; votes once it is here"
-        elif not self._holders_decide():
-            self.reason = self._no_quorum()
+        elif not patience.holders_decide(self):
+            self.reason = patience.why_no_quorum(self)
         else:
             self.reason = f"following {short(self.proposer_now())}"
         return self._settle(effects, now)
 
-    def _watch_proposer(self, now: float) -> list[Effect]:
-        """Move to the next ballot when the proposer cannot or does not do its work."""
-        turn = self.proposer_now()
-        if turn != self.me and not self.membership.alive(turn):
-            if self.membership.dead_for(turn, now) > 0.0 and self._anything_to_decide(now):
-                return self._move_to(self.ballot + 1, f"proposer {short(turn)} is gone", now)
-            return []
-        if not self.holds(turn) and self._holders_decide() and self._anything_to_decide(now):
-            return self._move_to(self.ballot + 1, f"proposer {short(turn)} does not hold the outer state yet", now)
-        if self._voted_at is not None and now > self._voted_at + VOTE_S:
-            return self._move_to(self.ballot + 1, f"no certificate from {short(turn)} in {VOTE_S:.0f} s", now)
-        # A plan under way has its own deadline, below; a second attempt counts as nothing, or a proposer that others have left
-        # while it was planning would plan for ever.
-        idle = self.ready is not None and (self.part is None or self.part.plan.attempt > 1)
-        if idle and now > max(self.ready_at, self._slot_at) + self.settings.max_round_s + VOTE_S:
-            # It lives, and yet nothing comes of it: perhaps it cannot reach a quorum that the rest of us can.
-            return self._move_to(self.ballot + 1, f"nothing came from {short(turn)} for too long", now)
-        if self.part is not None and now > self.part.expires_at:
-            return [
-                *self._move_to(self.ballot + 1, f"the plan of {short(turn)} came to nothing", now),
-            ]
-        return []
-
-    def _holders_decide(self) -> bool:
-        """Whether the live members that hold the outer state are a quorum."""
-        view = self.head.commit.view
-        return is_quorum(view, [p for p in self.membership.live(view) if self.holds(p)])
-
-    def _no_quorum(self) -> str:
-        view = self.head.commit.view
-        live = self.membership.live(view)
-        return no_quorum(view, live, [p for p in live if self.holds(p)])
-
-    def _anything_to_decide(self, now: float) -> bool:
-        view = self.head.commit.view
-        gone = any(self.membership.dead_for(p, now) > self.settings.removal_s or self.leaves(p) for p in view)
-        return (
-            gone or self.ready is not None or self.part is not None or self.accepted is not None or bool(self.joiners())
-        )
-
     def _watch_quorum(self, now: float) -> list[Effect]:
         """A ready member without a quorum trains on by itself after a while: its progress stays its own."""
-        if self.ready is None or self._holders_decide():
+        if self.ready is None or patience.holders_decide(self):
             self._no_quorum_since = None
             return []
         if self._no_quorum_since is None:
@@ -504,7 +448,7 @@ class Member:
         if now < self._no_quorum_since + GIVE_UP_S:
             return []
         self.ready, self._no_quorum_since = None, None
-        reason = self._no_quorum()
+        reason = patience.why_no_quorum(self)
         return [*self._drop_plan(final=False), *self._promise(now), RoundOver(None, False, reason)]
 
     # ---- inner workings ----------------------------------------------------------------------------------------
@@ -527,8 +471,8 @@ class Member:
 
     def _open(self, now: float) -> list[Effect]:
         """A new height or ballot: lead it when it is our turn, and tell the proposer where we stand."""
-        self._slot_at = now
-        self._voted_at = None
+        self.slot_at = now
+        self.voted_at = None
         self.proposer = None
         if not self.in_view:
             return []
@@ -597,22 +541,6 @@ class Member:
         if final:
             self._over.add(plan)
         return [Forget(plan, final)]
-
-    def _ask(self, donors: list[PeerId], now: float) -> list[Effect]:
-        if now < self._asked_at + RESEND_S / 3 or not donors:
-            return []
-        self._asked_at = now
-        after = self.head.commit.height if self.started else -1
-        self._asked = frozenset(donors[:3])
-        return [Send(p, GetCommits(after)) for p in donors[:3]]
-
-    def _help_along(self, sender: PeerId, height: int, now: float) -> list[Effect]:
-        """A message about another height: catch up, or let the sender know that it is behind."""
-        if height > self.head.commit.height + 1:
-            return self._ask([sender], now)
-        if height <= self.head.commit.height:
-            return self._answer(sender, max(height - 1, 0))
-        return []
 
     def _heartbeat(self, *, reply: bool = False) -> Heartbeat:
         return msgspec.structs.replace(

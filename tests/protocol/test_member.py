@@ -1,10 +1,31 @@
 """One member against messages that are false, late, early or from the wrong peer; and what a restart and a long absence do to it."""
 
-from dataclasses import replace
-from typing import Any
-
-import msgspec
 import pytest
+from tests.protocol.alone import (
+    BY_ID,
+    FOLLOWER,
+    FORGED,
+    HEAD,
+    IDS,
+    INSIDE,
+    LEADER,
+    NEXT,
+    OUTSIDER,
+    PARENT,
+    PAST,
+    PLAN_ID,
+    RULES,
+    THIRD,
+    but,
+    commit,
+    grown,
+    member,
+    of,
+    pass_time,
+    plan,
+    sends,
+    turn,
+)
 from tests.protocol.bus import (
     SWARM,
     WINDOW,
@@ -12,110 +33,18 @@ from tests.protocol.bus import (
     certify,
     core,
     follow,
-    history_of,
     new_member,
     ready,
-    rules,
-    signers,
     state_digest,
 )
 
 from farflung.protocol import chain, messages
-from farflung.protocol.chain import Certified, Commit, Contribution, RoundResult
-from farflung.protocol.effects import Apply, Effect, Forget, Note, Repair, RoundOver, SaveVote, Send
+from farflung.protocol.chain import Contribution
+from farflung.protocol.effects import Effect, Forget, Note, Repair, RoundOver, SaveVote, Send
 from farflung.protocol.errors import BadSignature, Refused, RemoteError
 from farflung.protocol.keys import Ed25519Signer, PeerId
-from farflung.protocol.limits import MAX_COMMITS_PER_REPLY
-from farflung.protocol.member import Member, check_chain
-from farflung.protocol.messages import Contributor, Message, Part, Plan, Promise, Propose, Voted
-from farflung.protocol.proposer import plan_id
-from farflung.protocol.quorum import proposer
-from farflung.protocol.settings import GIVE_UP_S, HISTORY, MAX_BALLOT_STEP, VOTE_S
-
-WHO = signers(5)
-INSIDE, OUTSIDER = WHO[:4], WHO[4]
-IDS = [s.peer_id for s in INSIDE]
-BY_ID = {s.peer_id: s for s in WHO}
-RULES = rules(IDS[0])
-PAST = history_of(INSIDE)
-HEAD = PAST[-1].commit
-NEXT = HEAD.height + 1
-PARENT = chain.commit_hash(SWARM, HEAD)
-
-
-def turn(ballot: int) -> PeerId:
-    return proposer(SWARM, HEAD.view, NEXT, ballot)
-
-
-LEADER = turn(0)
-FOLLOWER = next(p for p in IDS if p not in (LEADER, turn(1)))
-THIRD = next(p for p in IDS if p not in (LEADER, FOLLOWER))
-
-
-def member(me: PeerId = FOLLOWER, *, history: list[Certified] | None = None, vote: Any = None) -> Member:
-    """A member that has just heard from everybody and stands at `HEAD`."""
-    made = new_member(BY_ID[me], RULES)
-    made.state = "training"
-    past = PAST if history is None else history
-    if past:
-        made.begin(None, past, 0.0, vote=vote)
-        head = past[-1].commit
-        made.applied(head.height, head.version, state_digest(head.version), 0.0)
-    holds = beat(height=HEAD.height, version=HEAD.version, digest=state_digest(HEAD.version))
-    for peer in [*IDS, OUTSIDER.peer_id]:
-        if peer != me:
-            made.receive(peer, holds if past and peer in IDS else beat(), 0.0)
-    return made
-
-
-def plan(**changes: Any) -> Plan:
-    """Everybody contributes; one owner, for short."""
-    owner = IDS[0]
-    values: dict[str, Any] = dict(
-        height=NEXT, ballot=0, attempt=1, parent=PARENT, members=tuple(IDS),
-        contributors=tuple(Contributor(p, ready()) for p in IDS), parts=(Part(owner, 0, RULES.rules.numel),),
-        uplink=RULES.uplink, downlink=RULES.downlink, scatter_s=4.0, gather_s=4.0, reason="a test",
-    )  # fmt: skip
-    return Plan(**{**values, **changes})
-
-
-PLAN_ID = plan_id(SWARM, plan())
-
-
-def commit(parent: Commit = HEAD, *, view: tuple[PeerId, ...] | None = None, samples: int = 0) -> Commit:
-    """What may follow: a round in which everybody contributed so many samples, or a change of view."""
-    view = view or tuple(IDS)
-    result = None
-    if samples:
-        result = RoundResult(
-            plan=bytes([parent.height % 250]) * 32,
-            contributors=tuple(Contribution(p, 100 * samples, samples, 1000) for p in parent.view),
-            parts=(chain.PartResult(IDS[0], 0, RULES.rules.numel, b"d" * 32),),
-            seconds_ms=100,
-        )
-    return follow(parent, view, result=result)
-
-
-def grown(num: int, start: Commit = HEAD) -> list[Certified]:
-    """So many certified rounds after `start`."""
-    made: list[Certified] = []
-    for _ in range(num):
-        start = commit(start, samples=4)
-        made.append(certify(start, INSIDE[:3]))
-    return made
-
-
-def sends(effects: list[Effect], kind: type[Any]) -> list[Send]:
-    return [e for e in effects if isinstance(e, Send) and isinstance(e.message, kind)]
-
-
-def of(effects: list[Effect], kind: type[Any]) -> list[Any]:
-    return [e for e in effects if isinstance(e, kind)]
-
-
-def but(struct: Any, **changes: Any) -> Any:
-    return msgspec.structs.replace(struct, **changes)
-
+from farflung.protocol.messages import Contributor, Message, Part, Promise, Propose, Voted
+from farflung.protocol.settings import GIVE_UP_S, MAX_BALLOT_STEP, VOTE_S
 
 # ---- what is refused, and changes nothing ---------------------------------------------------------------------
 
@@ -125,7 +54,6 @@ TOO_MANY_SAMPLES = but(
     commit(samples=4),
     round=but(commit(samples=4).round, contributors=(Contribution(IDS[0], 100 * WINDOW + 100, WINDOW + 1, 1),)),
 )
-FORGED = but(certify(commit(), INSIDE[:3]), votes=certify(HEAD, INSIDE[:3]).votes)
 BAD_SIGNATURE = b"s" * 64
 
 
@@ -225,7 +153,7 @@ def test_stale_and_future_heights_change_nothing(height: int) -> None:
     ):
         effects = one.receive(LEADER, message, 5.0)
         after = core(one)
-        after.update({k: before[k] for k in ("_asked_at", "_asked")})
+        after["follower"].update({k: before["follower"][k] for k in ("_asked_at", "_asked")})
         assert after == before
         answers = {type(e.message) for e in of(effects, Send)}
         assert answers <= ({messages.GetCommits} if height > NEXT else {messages.Commits})
@@ -347,20 +275,6 @@ def test_outsiders_do_not_vote() -> None:
 # ---- ballots --------------------------------------------------------------------------------------------------
 
 
-def pass_time(one: Member, start: float, stop: float, silent: set[PeerId], step: float = 0.25) -> list[Effect]:
-    effects: list[Effect] = []
-    now = start
-    head = one.head.commit
-    holds = beat(height=head.height, version=head.version, digest=state_digest(head.version))
-    while now < stop:
-        for peer in [*IDS, OUTSIDER.peer_id]:
-            if peer not in silent | {one.me}:
-                effects += one.receive(peer, holds if peer in IDS else beat(), now)
-        effects += one.tick(now)
-        now += step
-    return effects
-
-
 def test_a_silent_proposer_is_left_when_there_is_something_to_decide() -> None:
     one = member()
     idle = pass_time(one, 0.25, 9.0, {LEADER})
@@ -453,146 +367,6 @@ def test_without_a_quorum_a_ready_member_trains_on() -> None:
     assert over[0].reason.startswith("no quorum: 1 of 4 members reachable; ")
     assert over[0].reason.endswith(" must come back, 2 of them")
     assert one.ready is None
-
-
-# ---- catching up ----------------------------------------------------------------------------------------------
-
-
-def deliver(one: Member, donor: Member, request: messages.GetCommits, now: float = 1.0) -> list[Effect]:
-    """Ask a donor and hand its answer on."""
-    one.receive(donor.me, beat(height=donor.head.commit.height, digest=b"d" * 32), now)
-    assert donor.me in one._asked
-    effects: list[Effect] = []
-    for answer in sends(donor.receive(one.me, request, now), messages.Commits):
-        effects += one.receive(donor.me, answer.message, now)
-    return effects
-
-
-def test_commits_are_applied_in_order_and_batches_are_bounded() -> None:
-    rounds = grown(100)
-    donor, one = member(THIRD, history=[*PAST, *rounds]), member()
-    effects = deliver(one, donor, messages.GetCommits(HEAD.height))
-    assert [e.certified.commit.height for e in of(effects, Apply)] == list(range(NEXT, NEXT + MAX_COMMITS_PER_REPLY))
-    effects = deliver(one, donor, messages.GetCommits(one.head.commit.height), 2.0)
-    assert one.head == rounds[-1] and len(of(effects, Apply)) == 100 - MAX_COMMITS_PER_REPLY
-
-
-def test_commits_out_of_order_wait_for_those_before() -> None:
-    rounds = grown(3)
-    one = member()
-    effects = one.receive(THIRD, messages.Committed(rounds[1]), 1.0)
-    assert one.head.commit == HEAD and sends(effects, messages.GetCommits)[0].message.after == HEAD.height
-    one.receive(THIRD, messages.Committed(rounds[0]), 2.0)
-    one.receive(THIRD, messages.Committed(rounds[0]), 2.0)
-    assert len(of(one.receive(THIRD, messages.Committed(rounds[1]), 3.0), Apply)) == 1
-
-
-def test_a_newcomer_takes_the_newest_with_its_parent() -> None:
-    rounds = grown(5)
-    donor, one = member(THIRD, history=[*PAST, *rounds]), member(OUTSIDER.peer_id, history=[])
-    assert not one.started
-    effects = deliver(one, donor, messages.GetCommits(-1))
-    assert [e.certified for e in of(effects, Apply)] == rounds[-1:]
-    assert one.history.anchor == rounds[-2].commit and not one.in_view
-
-
-def absence() -> tuple[Member, list[Certified]]:
-    """A donor that has forgotten what comes after `HEAD`, and the whole story."""
-    rounds = grown(HISTORY + 20)
-    donor = member(THIRD, history=PAST)
-    for certified in rounds:
-        donor.receive(LEADER, messages.Committed(certified), 1.0)
-    return donor, rounds
-
-
-def test_a_long_absence_is_jumped_over() -> None:
-    donor, rounds = absence()
-    assert len(donor.history) == HISTORY and donor.history.anchor is not None
-    assert donor.history.anchor.height == next(iter(donor.history)).commit.height - 1
-    one = member()
-    one.set_ready(ready(), 0.5)
-    for peer in IDS:
-        if peer not in (FOLLOWER, THIRD):
-            one.receive(peer, beat(height=rounds[-1].commit.height), 0.6)
-    effects = deliver(one, donor, messages.GetCommits(one.head.commit.height))
-    assert one.head == rounds[-1] and one.history.anchor == rounds[-2].commit and len(one.history) == 1
-    assert [n.event for n in of(effects, Note)] == ["history.jump"]
-    assert [e.certified for e in of(effects, Apply)] == rounds[-1:]
-    assert [o.contributed for o in of(effects, RoundOver)] == [False] and one.ready is None
-    assert deliver(one, donor, messages.GetCommits(one.head.commit.height), 2.0) == []
-
-
-def test_one_peers_word_is_not_enough_to_leave_our_own_history() -> None:
-    donor, _ = absence()
-    one = member()
-    assert not of(deliver(one, donor, messages.GetCommits(one.head.commit.height)), Apply)
-    assert one.head.commit == HEAD
-
-
-def test_when_nobody_we_knew_is_left_any_history_that_holds_together_will_do() -> None:
-    _donor, rounds = absence()
-    one = member()
-    pass_time(one, 0.25, 12.0, set(IDS))
-    outsider = member(OUTSIDER.peer_id, history=[*PAST[:1], *PAST[1:]])
-    for certified in rounds:
-        outsider.receive(LEADER, messages.Committed(certified), 1.0)
-    deliver(one, outsider, messages.GetCommits(one.head.commit.height), 12.5)
-    assert one.head == rounds[-1]
-
-
-@pytest.mark.parametrize("kind", [Refused, BadSignature])
-def test_a_future_that_does_not_hold_together_is_refused(kind: type[RemoteError]) -> None:
-    rounds = grown(3)
-    bad = but(rounds[2], votes=FORGED.votes) if kind is BadSignature else rounds[2]
-    anchor = rounds[1].commit if kind is BadSignature else HEAD
-    one = member(OUTSIDER.peer_id, history=[])
-    one.receive(THIRD, beat(height=9, digest=b"d" * 32), 0.5)
-    before = core(one)
-    with pytest.raises(kind) as caught:
-        one.receive(THIRD, messages.Commits(anchor, (bad,)), 1.0)
-    assert caught.value.peer == THIRD and core(one) == before
-
-
-def test_what_came_before_a_bad_commit_in_the_same_message_stands() -> None:
-    good, bad = grown(2)
-    one = member()
-    one.set_ready(ready(4), 0.5)
-    effects = one.receive(THIRD, messages.Commits(HEAD, (good, but(bad, votes=FORGED.votes))), 1.0)
-    assert one.head == good
-    assert [e.certified for e in of(effects, Apply)] == [good] and len(of(effects, RoundOver)) == 1
-    refusals = [n for n in of(effects, Note) if n.event == "refused"]
-    assert [(n.fields["error"], n.fields["of"]) for n in refusals] == [("BadSignature", THIRD.hex())]
-
-
-def test_whoever_is_behind_is_helped() -> None:
-    ahead = member(THIRD, history=[*PAST, *grown(2)])
-    effects = ahead.receive(FOLLOWER, Promise(NEXT, 0, PARENT, None, None), 1.0)
-    assert [len(s.message.chain) for s in sends(effects, messages.Commits)] == [2]
-    behind = member()
-    effects = behind.receive(THIRD, beat(height=9, digest=b"d" * 32), 1.0)
-    assert [s.to for s in sends(effects, messages.GetCommits)] == [THIRD]
-    assert not sends(behind.receive(THIRD, beat(height=9, digest=b"d" * 32), 1.1), messages.GetCommits), (
-        "not at once again"
-    )
-
-
-@pytest.mark.parametrize("spoil", ["another founder", "another swarm", "another window"])
-def test_a_first_commit_must_be_the_founders(spoil: str) -> None:
-    first = PAST[0]
-    if spoil == "another founder":
-        first = certify(chain.genesis(OUTSIDER.peer_id, RULES.rules), [OUTSIDER])
-    elif spoil == "another window":
-        first = certify(chain.genesis(IDS[0], replace(RULES.rules, window=WINDOW + 1)), INSIDE[:1])
-    else:
-        first = but(first, votes=(chain.Vote(IDS[0], BY_ID[IDS[0]].sign(b"something else")),))
-    with pytest.raises(RemoteError) as caught:
-        check_chain(RULES, messages.Commits(None, (first,)), THIRD)
-    assert caught.value.peer == THIRD
-    one = member(OUTSIDER.peer_id, history=[])
-    one.receive(THIRD, beat(height=9, digest=b"d" * 32), 0.5)
-    with pytest.raises(RemoteError):
-        one.receive(THIRD, messages.Commits(None, (first,)), 1.0)
-    assert not one.started
 
 
 # ---- after a commit -------------------------------------------------------------------------------------------

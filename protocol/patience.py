@@ -1,0 +1,84 @@
+"""When a member gives up waiting: for a proposer, which the next ballot leaves behind, and for a quorum. Pure: reads a member, changes nothing."""
+
+from typing import Protocol
+
+from farflung.protocol.chain import Certified
+from farflung.protocol.keys import PeerId, short
+from farflung.protocol.membership import Membership
+from farflung.protocol.messages import Accepted, Ready
+from farflung.protocol.participation import Participation
+from farflung.protocol.planning import no_quorum
+from farflung.protocol.quorum import is_quorum
+from farflung.protocol.settings import VOTE_S, Settings
+
+
+class Waiting(Protocol):
+    """What is read of the member that waits."""
+
+    settings: Settings
+    membership: Membership
+    part: Participation | None
+    ready: Ready | None
+    ready_at: float
+    accepted: Accepted | None
+    slot_at: float
+    """When the height or ballot was opened."""
+    voted_at: float | None
+    """When this member voted at it."""
+
+    @property
+    def me(self) -> PeerId: ...
+
+    @property
+    def head(self) -> Certified: ...
+
+    def proposer_now(self) -> PeerId: ...
+
+    def holds(self, peer: PeerId) -> bool: ...
+
+    def leaves(self, peer: PeerId) -> bool: ...
+
+    def joiners(self) -> tuple[PeerId, ...]: ...
+
+
+def why_next_ballot(s: Waiting, now: float) -> str | None:
+    """Why the proposer cannot or does not do its work, so that its turn is over; None while there is hope."""
+    turn = s.proposer_now()
+    if turn != s.me and not s.membership.alive(turn):
+        if s.membership.dead_for(turn, now) > 0.0 and _anything_to_decide(s, now):
+            return f"proposer {short(turn)} is gone"
+        return None
+    if not s.holds(turn) and holders_decide(s) and _anything_to_decide(s, now):
+        return f"proposer {short(turn)} does not hold the outer state yet"
+    if s.voted_at is not None and now > s.voted_at + VOTE_S:
+        return f"no certificate from {short(turn)} in {VOTE_S:.0f} s"
+    # A plan under way has its own deadline, below; a second attempt counts as nothing, or a proposer that others have left
+    # while it was planning would plan for ever.
+    idle = s.ready is not None and (s.part is None or s.part.plan.attempt > 1)
+    if idle and now > max(s.ready_at, s.slot_at) + s.settings.max_round_s + VOTE_S:
+        # It lives, and yet nothing comes of it: perhaps it cannot reach a quorum that the rest of us can.
+        return f"nothing came from {short(turn)} for too long"
+    if s.part is not None and now > s.part.expires_at:
+        return f"the plan of {short(turn)} came to nothing"
+    return None
+
+
+def holders_decide(s: Waiting) -> bool:
+    """Whether the live members that hold the outer state are a quorum."""
+    return is_quorum(s.head.commit.view, _holders(s))
+
+
+def why_no_quorum(s: Waiting) -> str:
+    """What is missing, and what helps, for people."""
+    view = s.head.commit.view
+    return no_quorum(view, s.membership.live(view), _holders(s))
+
+
+def _holders(s: Waiting) -> list[PeerId]:
+    return [p for p in s.membership.live(s.head.commit.view) if s.holds(p)]
+
+
+def _anything_to_decide(s: Waiting, now: float) -> bool:
+    view = s.head.commit.view
+    gone = any(s.membership.dead_for(p, now) > s.settings.removal_s or s.leaves(p) for p in view)
+    return gone or s.ready is not None or s.part is not None or s.accepted is not None or bool(s.joiners())

@@ -1,0 +1,182 @@
+"""Keeping up with the history: in order, in bounded batches, over a long absence, and never on one peer's word."""
+
+from dataclasses import replace
+
+import pytest
+from tests.protocol.alone import (
+    BY_ID,
+    FOLLOWER,
+    FORGED,
+    HEAD,
+    IDS,
+    INSIDE,
+    LEADER,
+    NEXT,
+    OUTSIDER,
+    PARENT,
+    PAST,
+    RULES,
+    THIRD,
+    but,
+    grown,
+    member,
+    of,
+    pass_time,
+    sends,
+)
+from tests.protocol.bus import (
+    WINDOW,
+    beat,
+    certify,
+    core,
+    ready,
+)
+
+from farflung.protocol import chain, messages
+from farflung.protocol.chain import Certified
+from farflung.protocol.effects import Apply, Effect, Note, RoundOver
+from farflung.protocol.errors import BadSignature, Refused, RemoteError
+from farflung.protocol.history import check_chain
+from farflung.protocol.limits import MAX_COMMITS_PER_REPLY
+from farflung.protocol.member import Member
+from farflung.protocol.messages import Promise
+from farflung.protocol.settings import HISTORY
+
+# ---- catching up ----------------------------------------------------------------------------------------------
+
+
+def deliver(one: Member, donor: Member, request: messages.GetCommits, now: float = 1.0) -> list[Effect]:
+    """Ask a donor and hand its answer on."""
+    one.receive(donor.me, beat(height=donor.head.commit.height, digest=b"d" * 32), now)
+    assert donor.me in one.follower._asked
+    effects: list[Effect] = []
+    for answer in sends(donor.receive(one.me, request, now), messages.Commits):
+        effects += one.receive(donor.me, answer.message, now)
+    return effects
+
+
+def test_commits_are_applied_in_order_and_batches_are_bounded() -> None:
+    rounds = grown(100)
+    donor, one = member(THIRD, history=[*PAST, *rounds]), member()
+    effects = deliver(one, donor, messages.GetCommits(HEAD.height))
+    assert [e.certified.commit.height for e in of(effects, Apply)] == list(range(NEXT, NEXT + MAX_COMMITS_PER_REPLY))
+    effects = deliver(one, donor, messages.GetCommits(one.head.commit.height), 2.0)
+    assert one.head == rounds[-1] and len(of(effects, Apply)) == 100 - MAX_COMMITS_PER_REPLY
+
+
+def test_commits_out_of_order_wait_for_those_before() -> None:
+    rounds = grown(3)
+    one = member()
+    effects = one.receive(THIRD, messages.Committed(rounds[1]), 1.0)
+    assert one.head.commit == HEAD and sends(effects, messages.GetCommits)[0].message.after == HEAD.height
+    one.receive(THIRD, messages.Committed(rounds[0]), 2.0)
+    one.receive(THIRD, messages.Committed(rounds[0]), 2.0)
+    assert len(of(one.receive(THIRD, messages.Committed(rounds[1]), 3.0), Apply)) == 1
+
+
+def test_a_newcomer_takes_the_newest_with_its_parent() -> None:
+    rounds = grown(5)
+    donor, one = member(THIRD, history=[*PAST, *rounds]), member(OUTSIDER.peer_id, history=[])
+    assert not one.started
+    effects = deliver(one, donor, messages.GetCommits(-1))
+    assert [e.certified for e in of(effects, Apply)] == rounds[-1:]
+    assert one.history.anchor == rounds[-2].commit and not one.in_view
+
+
+def absence() -> tuple[Member, list[Certified]]:
+    """A donor that has forgotten what comes after `HEAD`, and the whole story."""
+    rounds = grown(HISTORY + 20)
+    donor = member(THIRD, history=PAST)
+    for certified in rounds:
+        donor.receive(LEADER, messages.Committed(certified), 1.0)
+    return donor, rounds
+
+
+def test_a_long_absence_is_jumped_over() -> None:
+    donor, rounds = absence()
+    assert len(donor.history) == HISTORY and donor.history.anchor is not None
+    assert donor.history.anchor.height == next(iter(donor.history)).commit.height - 1
+    one = member()
+    one.set_ready(ready(), 0.5)
+    for peer in IDS:
+        if peer not in (FOLLOWER, THIRD):
+            one.receive(peer, beat(height=rounds[-1].commit.height), 0.6)
+    effects = deliver(one, donor, messages.GetCommits(one.head.commit.height))
+    assert one.head == rounds[-1] and one.history.anchor == rounds[-2].commit and len(one.history) == 1
+    assert [n.event for n in of(effects, Note)] == ["history.jump"]
+    assert [e.certified for e in of(effects, Apply)] == rounds[-1:]
+    assert [o.contributed for o in of(effects, RoundOver)] == [False] and one.ready is None
+    assert deliver(one, donor, messages.GetCommits(one.head.commit.height), 2.0) == []
+
+
+def test_one_peers_word_is_not_enough_to_leave_our_own_history() -> None:
+    donor, _ = absence()
+    one = member()
+    assert not of(deliver(one, donor, messages.GetCommits(one.head.commit.height)), Apply)
+    assert one.head.commit == HEAD
+
+
+def test_when_nobody_we_knew_is_left_any_history_that_holds_together_will_do() -> None:
+    _donor, rounds = absence()
+    one = member()
+    pass_time(one, 0.25, 12.0, set(IDS))
+    outsider = member(OUTSIDER.peer_id, history=[*PAST[:1], *PAST[1:]])
+    for certified in rounds:
+        outsider.receive(LEADER, messages.Committed(certified), 1.0)
+    deliver(one, outsider, messages.GetCommits(one.head.commit.height), 12.5)
+    assert one.head == rounds[-1]
+
+
+@pytest.mark.parametrize("kind", [Refused, BadSignature])
+def test_a_future_that_does_not_hold_together_is_refused(kind: type[RemoteError]) -> None:
+    rounds = grown(3)
+    bad = but(rounds[2], votes=FORGED.votes) if kind is BadSignature else rounds[2]
+    anchor = rounds[1].commit if kind is BadSignature else HEAD
+    one = member(OUTSIDER.peer_id, history=[])
+    one.receive(THIRD, beat(height=9, digest=b"d" * 32), 0.5)
+    before = core(one)
+    with pytest.raises(kind) as caught:
+        one.receive(THIRD, messages.Commits(anchor, (bad,)), 1.0)
+    assert caught.value.peer == THIRD and core(one) == before
+
+
+def test_what_came_before_a_bad_commit_in_the_same_message_stands() -> None:
+    good, bad = grown(2)
+    one = member()
+    one.set_ready(ready(4), 0.5)
+    effects = one.receive(THIRD, messages.Commits(HEAD, (good, but(bad, votes=FORGED.votes))), 1.0)
+    assert one.head == good
+    assert [e.certified for e in of(effects, Apply)] == [good] and len(of(effects, RoundOver)) == 1
+    refusals = [n for n in of(effects, Note) if n.event == "refused"]
+    assert [(n.fields["error"], n.fields["of"]) for n in refusals] == [("BadSignature", THIRD.hex())]
+
+
+def test_whoever_is_behind_is_helped() -> None:
+    ahead = member(THIRD, history=[*PAST, *grown(2)])
+    effects = ahead.receive(FOLLOWER, Promise(NEXT, 0, PARENT, None, None), 1.0)
+    assert [len(s.message.chain) for s in sends(effects, messages.Commits)] == [2]
+    behind = member()
+    effects = behind.receive(THIRD, beat(height=9, digest=b"d" * 32), 1.0)
+    assert [s.to for s in sends(effects, messages.GetCommits)] == [THIRD]
+    assert not sends(behind.receive(THIRD, beat(height=9, digest=b"d" * 32), 1.1), messages.GetCommits), (
+        "not at once again"
+    )
+
+
+@pytest.mark.parametrize("spoil", ["another founder", "another swarm", "another window"])
+def test_a_first_commit_must_be_the_founders(spoil: str) -> None:
+    first = PAST[0]
+    if spoil == "another founder":
+        first = certify(chain.genesis(OUTSIDER.peer_id, RULES.rules), [OUTSIDER])
+    elif spoil == "another window":
+        first = certify(chain.genesis(IDS[0], replace(RULES.rules, window=WINDOW + 1)), INSIDE[:1])
+    else:
+        first = but(first, votes=(chain.Vote(IDS[0], BY_ID[IDS[0]].sign(b"something else")),))
+    with pytest.raises(RemoteError) as caught:
+        check_chain(RULES, messages.Commits(None, (first,)), THIRD)
+    assert caught.value.peer == THIRD
+    one = member(OUTSIDER.peer_id, history=[])
+    one.receive(THIRD, beat(height=9, digest=b"d" * 32), 0.5)
+    with pytest.raises(RemoteError):
+        one.receive(THIRD, messages.Commits(None, (first,)), 1.0)
+    assert not one.started
