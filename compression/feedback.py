@@ -40,9 +40,9 @@ committed round left out. Parts may be cut anew in each round.
 At the owner of a part (`aggregate`), x is the mean and e what the downlink lost. Ownership moves from round to round;
 the residual does *not*: it stays with the peer that made it, which adds it when it next encodes these elements. What
 the swarm has not been told then is at most one residual per peer. Dropping it with the ownership would be simpler, but
-loses some of the mean at every move, and with a biased codec always the same. `sims/bench_feedback.py`, a quadratic with
+loses some of the mean at every move, and with a biased codec always the same. `farflung bench feedback`, a quadratic with
 a 1-bit downlink whose four owners change places every fifth round, distance to the optimum after 300 rounds: 8.9e-3
-without feedback, 4.7e-4 dropped, 2.7e-5 kept; half-way, 1.8e-3 kept is behind 1.2e-3 dropped, as residuals wait for
+without feedback, 4.8e-4 dropped, 3.4e-5 kept; half-way, 1.8e-3 kept is behind 1.2e-3 dropped, as residuals wait for
 their owner's turn. A downlink of 4 bits and more needs no feedback (digest section 2).
 
 Memory: 4 bytes per element for e or g. An owner's e costs that only for the parts that it has owned, for pages that were

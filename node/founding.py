@@ -56,8 +56,8 @@ DEFAULT_INNER_STEPS = 100
 FEEDBACK_BITS = 3.0
 """Codecs below so many bits per parameter get error feedback: the rest leave out so little that it is not worth its memory."""
 
-FEEDBACK_WAITS = 10
-"""It starts after the first of so many parts of the run: from random weights it does harm (`docs/feedback.md`)."""
+FEEDBACK_WAITS = 4
+"""It starts after the first of so many parts of the run: from random weights it gains less, or does harm (`docs/feedback.md`)."""
 
 _DEFAULT_CODECS = {field.name: field.default for field in msgspec.structs.fields(Manifest)}
 _MANY = 1 << 20

@@ -173,7 +173,7 @@ class FeedbackSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     decay: float = 1.0
     """Share of a residual that is still owed a round later."""
     after_rounds: int = 0
-    """Rounds of the swarm without feedback: from random weights it does harm (`docs/feedback.md`)."""
+    """Rounds of the swarm without feedback: from random weights it gains less, or does harm (`docs/feedback.md`)."""
 
     def __post_init__(self) -> None:
         check_range("feedback.decay", self.decay, 0.0, 1.0)

@@ -11,7 +11,7 @@ change places every fifth round. What is to become of an owner's residual: none,
 **The model.** The smallest preset on the embedded corpus; two replicas, H = 10 AdamW steps a round with a rate that falls to 0,
 outer step = plain average, norms in fp32. A curve is the held-out loss of the outer parameters in nats per token, before the first
 and after each round. *Warm*: one peer has trained by itself before, and the rate is a moderate one. *Cold*: from random weights at a high rate. In
-the first steps the peers' steps are so large that what arrives a round late does harm; feedback that starts later is shown beside.
+the first rounds the peers' steps are so large that what arrives a round late is old; feedback that starts later is shown beside.
 """
 
 import random

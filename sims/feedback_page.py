@@ -105,7 +105,7 @@ def _lines(curves: Curves) -> list[str]:
         "sent; what is owed at any time is one residual per peer.",
         "",
         "In a node: `[feedback]` in the manifest (`uplink`, `downlink`, `decay`, `after_rounds`), or `farflung create --feedback`. `create` turns it on by itself with codecs "
-        "below 3 bits per parameter, from the second tenth of the run on. It costs 4 bytes of host memory per parameter and direction. A residual moves only when a commit "
+        "below 3 bits per parameter, from the second quarter of the run on. It costs 4 bytes of host memory per parameter and direction. A residual moves only when a commit "
         "counts the contribution that it comes from; a round that fails changes nothing. `farflung status` and the log's `round.commit` (`owed`) show how much was left out.",
         "",
         f"![With and without feedback on four problems]({PICTURE})",
@@ -131,7 +131,8 @@ def _lines(curves: Curves) -> list[str]:
         "",
         *_table("warm", curves["warm"]),
         "",
-        f"From random weights at a high rate, {COLD_RATE:g}; also with feedback that starts after {LATE_ROUNDS} rounds. These first rounds are the reason for `after_rounds`:",
+        f"From random weights at a high rate, {COLD_RATE:g}; also with feedback that starts after {LATE_ROUNDS} rounds. "
+        "Here what arrives a round late is old; compare the columns before setting `after_rounds`:",
         "",
         *_table("cold", curves["cold"]),
     ]

@@ -180,10 +180,10 @@ def test_a_codec_that_this_version_does_not_know_is_named(tmp_path: Path, corpus
     [
         ({}, FeedbackSpec()),
         ({"codec": "int4"}, FeedbackSpec()),
-        ({"codec": "deadzone(bits=1.0)"}, FeedbackSpec(uplink=True, downlink=True, after_rounds=10)),
-        ({"codec": "1d:fp32,sign"}, FeedbackSpec(uplink=True, downlink=True, after_rounds=10)),
+        ({"codec": "deadzone(bits=1.0)"}, FeedbackSpec(uplink=True, downlink=True, after_rounds=25)),
+        ({"codec": "1d:fp32,sign"}, FeedbackSpec(uplink=True, downlink=True, after_rounds=25)),
         ({"codec": "sign", "feedback": False}, FeedbackSpec()),
-        ({"feedback": True}, FeedbackSpec(uplink=True, downlink=True, after_rounds=10)),
+        ({"feedback": True}, FeedbackSpec(uplink=True, downlink=True, after_rounds=25)),
     ],
 )
 def test_feedback_follows_the_codec_unless_it_is_said(
