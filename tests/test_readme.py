@@ -49,11 +49,13 @@ def test_links_lead_somewhere() -> None:
 @pytest.mark.slow
 def test_every_command_of_the_readme(tmp_path: Path) -> None:
     todo = [words for words in COMMANDS if tuple(words) not in ELSEWHERE]
-    assert [words[1] for words in todo] == ["create", "join", "status", "peers", "invite", "leave", "export"]
+    assert [words[1] for words in todo] == ["create", "doctor", "join", "status", "peers", "invite", "leave", "export"]
     made = run(tmp_path, todo[0])
     assert made.returncode == 0, made.stderr
+    examined = run(tmp_path, todo[1])
+    assert examined.returncode == 0 and "train with: " in examined.stdout, examined.stderr
     # `--local`, so that a test asks no router for anything.
-    words = [*farflung(tmp_path, todo[1]), "--local", "--device", "cpu", "--threads", "1", "--no-live"]
+    words = [*farflung(tmp_path, todo[2]), "--local", "--device", "cpu", "--threads", "1", "--no-live"]
     environment = os.environ | {"FARFLUNG_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
     output = tmp_path / "output.txt"
     with output.open("w") as file:
@@ -63,14 +65,14 @@ def test_every_command_of_the_readme(tmp_path: Path) -> None:
         while "step 1 " not in output.read_text():
             assert node.poll() is None and time.monotonic() < give_up_at, output.read_text()
             time.sleep(0.1)  # the node is another process: there is nothing to wait on but its output
-        for words in todo[2:5]:
+        for words in todo[3:6]:
             assert run(tmp_path, words).returncode == 0, shlex.join(words)
-        left = run(tmp_path, todo[5])
+        left = run(tmp_path, todo[6])
         assert left.stdout == "left: asked to leave\n", left.stderr
         assert node.wait(30) == 0, output.read_text()
     finally:
         node.kill()
         node.wait()
-    exported = run(tmp_path, todo[6])
+    exported = run(tmp_path, todo[7])
     assert exported.returncode == 0, exported.stderr
     assert (tmp_path / "model" / "config.json").exists()

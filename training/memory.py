@@ -193,7 +193,7 @@ def _state_bytes(
 ) -> tuple[int, int, int]:
     """(all state as it is kept, fp32 state of the largest chunk that is fetched, elements orthogonalised at a time)."""
     for_hidden, for_others = optimizer.state_tensors()
-    kept = fetched = most = 0
+    kept = fetched = most = most_hidden = 0
     by_shape: dict[torch.Size, int] = {}
     for name, shape in shapes:
         is_hidden = len(shape) == 2 and not name.startswith(TABLES)
@@ -202,11 +202,14 @@ def _state_bytes(
         kept += tensors * (eight_bit.stored_bytes(numel) if parked and home.bits == 8 else 4 * numel)
         if is_hidden:
             by_shape[shape] = by_shape.get(shape, 0) + numel
+            most_hidden = max(most_hidden, numel)
         if parked:  # as if every chunk had the most state a parameter can have
             most = max(most, numel)
             fetched += 4 * tensors * numel
     chunk = max(inner_optimizer.CHUNK, most)
-    batch = min(max(by_shape.values(), default=0), chunk) if optimizer.name == "muon" else 0
+    batch = 0
+    if optimizer.name == "muon":
+        batch = min(max(by_shape.values()), max(inner_optimizer.CHUNK, most_hidden))
     return kept, min(fetched, 4 * max(for_hidden, for_others) * chunk), batch
 
 
