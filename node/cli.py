@@ -72,6 +72,9 @@ def create(
     tokenizer: Annotated[str | None, typer.Option(help="`bytes` or a `tokenizers` JSON file.")] = None,
     steps: Annotated[int | None, typer.Option(help="Inner steps of one peer until the end.")] = None,
     inner_steps: Annotated[int | None, typer.Option(help="H: inner steps between two rounds.")] = None,
+    delay_steps: Annotated[
+        int | None, typer.Option(min=0, help="Inner steps that peers may train while a round is under way. Default: 0.")
+    ] = None,
     batch_tokens: Annotated[int | None, typer.Option(help="Tokens of one inner step of one peer.")] = None,
     optimizer: Annotated[
         str | None, typer.Option(help="Inner optimiser: `adamw`, `muon`, or `torch.optim.NAdam(momentum_decay=0.01)`.")
@@ -109,6 +112,7 @@ def create(
         tokenizer=tokenizer,
         steps=steps,
         inner_steps=inner_steps,
+        delay_steps=delay_steps,
         batch_tokens=batch_tokens,
         optimizer=optimizer,
         lr=lr,

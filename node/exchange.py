@@ -195,7 +195,7 @@ class Exchange:
         parts = round_.plan.parts
         if self._residuals.keeps_contributions:
             await self._doors.side.run(self._residuals.begin, plan_id)
-        delta = await self._doors.learner.run(self._learner.pseudo_gradient)
+        delta = await self._doors.learner.run(self._learner.offered_gradient)
         self.in_flight = plan_id
         mine = next((k for k, p in enumerate(parts) if p.owner == self._network.peer_id), 0)
         order = [*range(mine + 1, len(parts)), *range(mine + 1)]  # each contributor begins with another owner

@@ -158,6 +158,7 @@ def _sections(options: CreateOptions) -> Sections:
         ("data", "tokenizer", options.tokenizer),
         ("swarm", "total_steps", options.steps),
         ("swarm", "inner_steps", options.inner_steps),
+        ("swarm", "delay_steps", options.delay_steps),
         ("swarm", "batch_tokens", options.batch_tokens),
         ("inner", "optimizer", options.optimizer),
         ("inner", "lr", options.lr),

@@ -32,8 +32,11 @@ class Learner(Protocol):
     def train(self, numbers: Sequence[int], global_step: int) -> StepReport:
         """One inner step on the samples with these numbers."""
 
-    def pseudo_gradient(self) -> Tensor:
-        """Outer minus local parameters, fp32 [n] on the CPU; in flight from now on."""
+    def offer(self) -> None:
+        """Remember the local parameters as what the next round shall count; training may go on."""
+
+    def offered_gradient(self) -> Tensor:
+        """Outer minus offered parameters, fp32 [n] on the CPU; in flight from now on."""
 
     def apply(self, updates: Sequence[tuple[int, int, Tensor]], *, contributed: bool) -> None:
         """One outer step on slices (start, stop, mean)."""
@@ -75,8 +78,11 @@ class SwarmLearner:
         tokens = np.stack([self._dataset.tokens(self._order.index(number)) for number in numbers])
         return self.replica.train_step(tokens, global_step)
 
-    def pseudo_gradient(self) -> Tensor:
-        return self.replica.pseudo_gradient()
+    def offer(self) -> None:
+        self.replica.offer()
+
+    def offered_gradient(self) -> Tensor:
+        return self.replica.offered_gradient()
 
     def apply(self, updates: Sequence[tuple[int, int, Tensor]], *, contributed: bool) -> None:
         self.replica.apply(updates, contributed=contributed)

@@ -30,6 +30,8 @@ class CreateOptions:
     """Global inner steps after which the swarm is done."""
     inner_steps: int | None = None
     """H: inner steps between two rounds."""
+    delay_steps: int | None = None
+    """tau: inner steps that a peer may train while a round is under way."""
     batch_tokens: int | None = None
     """Tokens of one inner step of one peer."""
     optimizer: str | None = None

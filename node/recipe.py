@@ -105,6 +105,7 @@ class Recipe:
         m = self.manifest
         return Pace(
             inner_steps=m.inner_steps,
+            delay_steps=m.delay_steps,
             samples_per_step=m.samples_per_step,
             tokens_per_sample=m.model.seq_len,
             total_rounds=self.total_rounds,

@@ -1,4 +1,9 @@
-"""The training loop of a node: take a batch, step, and after H steps stand until the round is over. Read `run` top to bottom."""
+"""The training loop of a node: take a batch, step, and after H steps offer what was learnt to a round. Read `run` top to bottom.
+
+Until the round is over, training goes on for `delay_steps` more steps, and stands then. Streaming DiLoCo's tau (2501.18512, digest
+1.5), with two differences: a result is applied when it is there and not at a fixed step, for peers are unequal, and what was
+trained meanwhile stays whole (`training.coupled`) and is not mixed away. With 0 it is DiLoCo: training stands at once.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -19,6 +24,8 @@ class Pace:
 
     inner_steps: int
     """H: steps between two rounds."""
+    delay_steps: int = 0
+    """Steps that may be trained while a round is under way; less than H."""
     samples_per_step: int
     tokens_per_sample: int
     total_rounds: int
@@ -68,7 +75,9 @@ class Trainer:
         self.busy = asyncio.Lock()
         """Held while the learner and `progress` change together: a step, or the application of a commit."""
         self._finishing = False
-        self._standing = False
+        self._offered_steps: int | None = None
+        """Steps of `progress` when it was offered to the round that is under way; None when there is none."""
+        self._offered_at = 0.0
         self._changed = asyncio.Event()
 
     @property
@@ -88,25 +97,32 @@ class Trainer:
     async def run(self) -> None:
         """Train until `finish`."""
         while not self._finishing:
-            if not self._may_train() or self._standing:
-                await self._change()
-            else:
+            trained = False
+            if self._may_step():
                 async with self.busy:
                     trained = await self._step()
-                if self._is_ready(trained):
-                    self._stand()
-                elif not trained:
-                    await self._change()
+                    if self._is_ready(trained):
+                        await self._offer()
+            if not trained:
+                await self._change()
+
+    def _may_step(self) -> bool:
+        stands = self._offered_steps is not None and (
+            self.progress.steps >= self._offered_steps + self.pace.delay_steps
+        )
+        return self._may_train() and not stands
 
     def _is_ready(self, trained: bool) -> bool:
         """After every H steps; and with whatever there is when no samples are left, for only a round brings more."""
+        if self._offered_steps is not None:
+            return False
         if trained:
             return self.progress.steps % self.pace.inner_steps == 0
         return self._may_train() and self.progress.steps > 0 and self.out_of_samples
 
     async def _step(self) -> bool:
         """One inner step on the next batch of the window; False when there is none."""
-        if self._finishing or not self._may_train() or (batch := self._next_batch()) is None:
+        if self._finishing or not self._may_step() or (batch := self._next_batch()) is None:
             return False
         loop = asyncio.get_running_loop()
         if self.progress.steps == 0:
@@ -130,24 +146,25 @@ class Trainer:
         )
         return True
 
-    def _stand(self) -> None:
-        """Offer the progress to the swarm, and stand until `over`."""
-        self._standing = True
+    async def _offer(self) -> None:
+        """Offer the progress to the swarm."""
+        self._offered_at = asyncio.get_running_loop().time()
+        await self._door.run(self._learner.offer)
+        self._offered_steps = self.progress.steps
         samples = count(self.progress.trained)
-        ready_s = asyncio.get_running_loop().time() - self.progress.began_at
         self._set_ready(
             Ready(
                 tokens=samples * self.pace.tokens_per_sample,
                 samples=samples,
                 up_bytes_per_s=self._up_bytes_per_s(),
                 down_bytes_per_s=0.0,
-                ready_ms=int(1000 * ready_s),
+                ready_ms=int(1000 * (self._offered_at - self.progress.began_at)),
             )
         )
 
     def over(self) -> None:
         """The round is over for us, one way or the other."""
-        self._standing = False
+        self._offered_steps = None
         self.wake()
 
     def settle(self, ledger: Ledger, version: int, contributed_samples: int) -> bool:
@@ -166,12 +183,12 @@ class Trainer:
         if samples:
             rest = split(self.progress.trained, samples)[1]
             steps = count(rest) // self.pace.samples_per_step
-            self.progress = Progress(rest, steps, self.progress.began_at)
+            self.progress = Progress(rest, steps, self._offered_at)
 
     def drop(self) -> None:
         """Give up local progress."""
         self.progress = Progress()
-        self._standing = False
+        self._offered_steps = None
         self._withdraw()
         self.wake()
 

@@ -5,7 +5,7 @@ Encoding is MessagePack with field names, all fields present, in the order below
 that it would itself write, so one manifest has one hash. About 1 kB. What a peer decides for itself (device,
 caps, dtype) is not here.
 
-Some fields have one legal value so far (fragments, delay, mix, optimisers, aggregation). They are in the
+Some fields have one legal value so far (fragments, mix, outer optimiser, aggregation). They are in the
 format already so that a manifest says what its swarm does, and a later version need not guess.
 """
 
@@ -67,7 +67,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     fragments: int = 1
     """P: parts of the model that are synchronised in turn."""
     delay_steps: int = 0
-    """tau: inner steps by which a round's result is applied late."""
+    """tau: inner steps that a peer may train while a round is under way; less than `inner_steps`. 0: it stands."""
     mix: float = 0.0
     """alpha: share of the local parameters kept when a round's result is applied."""
     uplink_codec: str = "int8(block=128)"
@@ -96,8 +96,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         self._check_steps()
         check_range("swarm.fragments", self.fragments, 1, self.model.num_layers)
         check_supported("swarm.fragments", self.fragments, 1)
-        check_range("swarm.delay_steps", self.delay_steps, 0, self.inner_steps)
-        check_supported("swarm.delay_steps", self.delay_steps, 0)
         check_range("swarm.mix", self.mix, 0.0, 1.0)
         check_supported("swarm.mix", self.mix, 0.0)
         check_supported("swarm.aggregation", self.aggregation, "mean")
@@ -131,6 +129,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
         check_range("swarm.total_steps", self.total_steps, 1, 1 << 40)
         check_range("swarm.inner_steps", self.inner_steps, 1, self.total_steps)
+        check_range("swarm.delay_steps", self.delay_steps, 0, self.inner_steps - 1)
         check_range("inner.warmup_steps", self.inner.warmup_steps, 0, self.total_steps)
 
     @property

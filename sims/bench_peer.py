@@ -236,7 +236,10 @@ class VectorLearner:
     def train(self, numbers: Sequence[int], global_step: int) -> StepReport:
         return StepReport(loss=0.0, tokens=len(numbers), grad_norm=0.0, lr=0.0)
 
-    def pseudo_gradient(self) -> Tensor:
+    def offer(self) -> None:
+        pass
+
+    def offered_gradient(self) -> Tensor:
         return self._delta  # as an averager is given its tensors: what it costs to take is the trainer's
 
     def apply(self, updates: Sequence[tuple[int, int, Tensor]], *, contributed: bool) -> None:

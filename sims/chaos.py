@@ -110,6 +110,8 @@ class Swarm:
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.swarm = hashlib.sha256(f"swarm {seed}".encode()).digest()
         self._group = group
+        self._delay_steps = seed % 2 * (INNER_STEPS - 1)
+        """Every other seed trains on while rounds are under way."""
         self._speeds = [random.Random(f"{seed}/speed/{i}").uniform(0.6, 1.8) for i in range(num_peers)]
         self._digests: dict[int, str] = {}
         self.history: dict[int, chain.Commit] = {}
@@ -175,6 +177,7 @@ class Swarm:
             settings=self.settings,
             pace=Pace(
                 inner_steps=INNER_STEPS,
+                delay_steps=self._delay_steps,
                 samples_per_step=SAMPLES_PER_STEP,
                 tokens_per_sample=8,
                 total_rounds=self.settings.total_rounds,

@@ -42,6 +42,7 @@ class ToyLearner(Coupled):
         """Sample numbers in the local progress, in order."""
         self.sent_samples: list[int] = []
         """Those in the pseudo-gradient that was taken last."""
+        self._offered_samples: list[int] = []
         self._grid = torch.arange(1, numel + 1, dtype=torch.float32)
 
     def train(self, numbers: Sequence[int], global_step: int) -> StepReport:
@@ -51,9 +52,13 @@ class ToyLearner(Coupled):
         self.trained.extend(numbers)
         return StepReport(loss=float(local.square().mean()), tokens=len(numbers), grad_norm=1.0, lr=0.01)
 
-    def pseudo_gradient(self) -> Tensor:
-        self.sent_samples = list(self.trained)
-        return super().pseudo_gradient()
+    def offer(self) -> None:
+        super().offer()
+        self._offered_samples = list(self.trained)
+
+    def offered_gradient(self) -> Tensor:
+        self.sent_samples = self._offered_samples
+        return super().offered_gradient()
 
     def apply(self, updates: Sequence[Update], *, contributed: bool) -> None:
         super().apply(updates, contributed=contributed)
@@ -102,7 +107,7 @@ class ToyLearner(Coupled):
             value = state[name]
             assert isinstance(value, Tensor)
             target.copy_(value)
-        self.sent = state["sent"]  # type: ignore[assignment]
+        self.sent, self.offered = state["sent"], None  # type: ignore[assignment]
         self.trained = state["trained"]  # type: ignore[assignment]
         self.sent_samples = state["sent_samples"]  # type: ignore[assignment]
 

@@ -40,19 +40,37 @@ class Coupled:
         params = flatten(self.layout, self.parameters, host_buffer(self.num_parameters, device))
         momentum = host_buffer(self.num_parameters, device).zero_()
         self.outer = OuterState(params, momentum, chunk_bytes=chunk_bytes)
+        self.offered: Tensor | None = None
+        """Local parameters [n] at the last `offer()`, until a round has counted them; the steps after it may go on."""
         self.sent: Tensor | None = None
-        """Local parameters [n] at the last `pseudo_gradient()`, while it is in flight."""
+        """What was offered when the pseudo-gradient in flight was taken; the same tensor as `offered` until the next offer."""
+        self._spare: Tensor | None = None
+        """A buffer for the next offer: page-locked memory takes long to get."""
 
     @property
     def num_parameters(self) -> int:
         return self.layout.num_parameters
 
-    def pseudo_gradient(self) -> Tensor:
-        """Outer minus local parameters: fp32 [n] on the CPU, the caller's to keep; in flight from now on."""
-        if self.sent is None:
-            self.sent = host_buffer(self.num_parameters, self.device)
-        flatten(self.layout, self.parameters, self.sent)
+    def offer(self) -> None:
+        """Remember the local parameters as they are: the next pseudo-gradient is measured from here, whatever is trained meanwhile."""
+        if self.offered is None or self.offered is self.sent:  # what is in flight may still be counted
+            spare, self._spare = self._spare, None
+            self.offered = host_buffer(self.num_parameters, self.device) if spare is None else spare
+        flatten(self.layout, self.parameters, self.offered)
+
+    def offered_gradient(self) -> Tensor:
+        """Outer minus offered parameters: fp32 [n] on the CPU, the caller's to keep; in flight from now on. Raises ValueError
+        when nothing has been offered.
+        """
+        if self.offered is None:
+            raise ValueError("no progress was offered")
+        self.sent = self.offered
         return self.outer.params - self.sent
+
+    def pseudo_gradient(self) -> Tensor:
+        """`offered_gradient` of the parameters as they are now."""
+        self.offer()
+        return self.offered_gradient()
 
     def apply(
         self,
@@ -76,8 +94,11 @@ class Coupled:
         for start, stop, mean in updates:
             old = self.outer.params[start:stop].clone()
             self.outer.step_(start, stop, mean, self.outer_config.lr, self.outer_config.momentum)
-            self._rebase(start, stop, old if sent is None else sent[start:stop])
-            if self.sent is not None:  # still in flight: it was measured from an outer state that has moved
+            reference = old if sent is None else sent[start:stop]
+            self._rebase(start, stop, reference)
+            if self.offered is not None:  # these are local parameters, too
+                self.offered[start:stop].sub_(reference).add_(self.outer.params[start:stop])
+            if self.sent is not None and self.sent is not self.offered:  # still in flight, behind what is offered
                 self.sent[start:stop].sub_(old).add_(self.outer.params[start:stop])
 
     def adopt_outer(
@@ -88,7 +109,7 @@ class Coupled:
     ) -> None:
         """Go on from outer state that was downloaded into `self.outer`. Nothing is in flight afterwards."""
         sent = self._take_sent() if contributed else None
-        self.sent = None
+        self.sent = self.offered = None
         if previous is None:
             self.discard_progress()
         else:
@@ -96,13 +117,16 @@ class Coupled:
 
     def discard_progress(self) -> None:
         """Local parameters become the outer ones; nothing is in flight. The inner moments stay."""
-        self.sent = None
+        self.sent = self.offered = None
         unflatten(self.layout, self.outer.params, self.parameters)
 
     def _take_sent(self) -> Tensor:
         if self.sent is None:
             raise ValueError("contributed, but no pseudo-gradient is in flight")
         sent, self.sent = self.sent, None
+        if self.offered is sent:
+            self.offered = None
+        self._spare = sent
         return sent
 
     def _rebase(

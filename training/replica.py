@@ -190,7 +190,7 @@ class Replica(Coupled):
         self.outer.params.copy_(tensors["outer.params"])
         self.outer.momentum.copy_(tensors["outer.momentum"])
         unflatten(self.layout, tensors["local"], self.parameters)
-        self.sent = tensors.get("sent")
+        self.sent, self.offered = tensors.get("sent"), None
 
     def _choose_microbatch(self, tokens: Tensor) -> int:
         """By trial where running out of memory is an error that can be caught, by forecast elsewhere."""

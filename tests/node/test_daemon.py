@@ -58,6 +58,7 @@ momentum = 0.5
 [swarm]
 total_steps = {steps}
 inner_steps = 60
+delay_steps = 5
 batch_tokens = 128
 min_contributors = 2
 min_round_s = 1.0
@@ -156,6 +157,7 @@ def test_settings_follow_from_the_manifest(tmp_path: Path, corpus: Path) -> None
     assert (settings.align, settings.rules.window, settings.total_rounds) == (256, 3 * 60 * 4, 100)
     assert 1.0 < settings.bytes_per_element < 1.1
     assert (pace.inner_steps, pace.samples_per_step, pace.tokens_per_sample) == (60, 4, 32)
+    assert pace.delay_steps == 5
     assert not settings.admits(bytes(32), b"") and not settings.admits(bytes(32), bytes(64))
 
 

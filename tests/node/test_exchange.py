@@ -50,6 +50,7 @@ def test_a_round_gives_everybody_the_weighted_mean(num: int, policy: str, feedba
         for node in lab.nodes:
             node.encode_with(flat, FeedbackSpec(uplink=feedback, downlink=feedback))
             node.learner.train([node.number + 1], 0)
+            node.learner.offer()
             node.exchange.start(PLAN_ID, node.exchange.contribute(PLAN_ID), lab.group)
         for node in lab.nodes:
             await node.until(lambda n=node: len(n.arrived) == num)
@@ -205,6 +206,7 @@ def test_a_dead_owner_is_tried_a_few_times_and_reported() -> None:
         a, b = lab.nodes
         accept(lab)
         lab.hub.kill(b.id)
+        a.learner.offer()
         a.exchange.start(PLAN_ID, a.exchange.contribute(PLAN_ID), lab.group)
         await asyncio.sleep(120.0)
         assert a.lost == [b.id] * SEND_ATTEMPTS
@@ -218,6 +220,7 @@ def test_forgetting_a_plan_ends_its_transfers() -> None:
         a, b = lab.nodes
         accept(lab)
         lab.hub.pause(b.id)
+        a.learner.offer()
         a.exchange.start(PLAN_ID, a.exchange.contribute(PLAN_ID), lab.group)
         await a.until(lambda: bool(a.arrived))
         tasks = set(a.exchange._rounds[PLAN_ID].tasks)
@@ -233,6 +236,7 @@ def test_forgetting_a_plan_ends_its_transfers() -> None:
 def test_work_for_a_forgotten_plan_is_not_begun() -> None:
     async def main(lab: Lab) -> None:
         (a,) = lab.nodes
+        a.learner.offer()
         a.exchange.start(PLAN_ID, a.exchange.contribute(PLAN_ID), lab.group)
         await a.exchange.contribute(PLAN_ID)
         await a.exchange.reduce(PLAN_ID, 0, ())

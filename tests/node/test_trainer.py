@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from farflung.node.events import EventLog
 from farflung.node.trainer import Pace, Progress, Trainer
@@ -21,7 +23,7 @@ PACE = Pace(inner_steps=3, samples_per_step=2, tokens_per_sample=10, total_round
 class Lab:
     """A trainer with a window of 18 samples: three rounds."""
 
-    def __init__(self, window: int = 18) -> None:
+    def __init__(self, window: int = 18, pace: Pace = PACE) -> None:
         self.learner = ToyLearner(8, OuterConfig(lr=0.7, momentum=0.5))
         self.ready: list[Ready] = []
         self.withdrawn = 0
@@ -31,7 +33,7 @@ class Lab:
             self.learner,
             VirtualDoor(lambda name: 1.0),
             EventLog(None, swarm="test", peer="me", clock=lambda: 0.0),
-            PACE,
+            pace,
             may_train=lambda: self.may,
             set_ready=self.ready.append,
             withdraw=self._withdraw,
@@ -43,9 +45,9 @@ class Lab:
         self.withdrawn += 1
 
 
-def run(main: Callable[[Lab], Awaitable[None]], window: int = 18) -> None:
+def run(main: Callable[[Lab], Awaitable[None]], window: int = 18, delay_steps: int = 0) -> None:
     async def body() -> None:
-        lab = Lab(window)
+        lab = Lab(window, replace(PACE, delay_steps=delay_steps))
         async with asyncio.TaskGroup() as group:
             group.create_task(lab.trainer.run())
             await main(lab)
@@ -94,6 +96,48 @@ def test_a_round_that_counted_us_takes_the_counted_away() -> None:
         assert lab.learner.trained[6:] == list(range(6, 12)) and lab.ready[1].ready_ms == 3000
 
     run(main)
+
+
+def test_while_a_round_is_under_way_some_steps_more_are_trained() -> None:
+    async def main(lab: Lab) -> None:
+        await asyncio.sleep(20.0)
+        assert lab.learner.trained == list(range(10)) and [r.samples for r in lab.ready] == [6]
+        assert lab.trainer.settle(holding((6, 24)), 1, 6)
+        assert lab.trainer.progress.trained == ((6, 10),) and lab.trainer.global_step == 5
+        lab.trainer.over()
+        await asyncio.sleep(20.0)
+        assert [r.samples for r in lab.ready] == [6, 6] and lab.trainer.progress.steps == 5
+        assert lab.ready[1].ready_ms > lab.ready[0].ready_ms, "from the offer before, the time of standing included"
+
+    run(main, window=24, delay_steps=2)
+
+
+def test_what_is_sent_is_what_was_offered_and_what_came_after_stays() -> None:
+    async def main(lab: Lab) -> None:
+        await asyncio.sleep(20.0)
+        assert len(lab.learner.trained) == 10
+        delta = lab.learner.offered_gradient()
+        alone = ToyLearner(8, OuterConfig(lr=0.7, momentum=0.5))
+        alone.train(range(6), 0)
+        assert torch.equal(delta, alone.pseudo_gradient())
+        later = alone.parameters[0].clone()
+        alone.train(range(6, 10), 0)
+        later = alone.parameters[0] - later
+        lab.learner.apply([(0, 8, delta)], contributed=True)
+        torch.testing.assert_close(lab.learner.parameters[0], lab.learner.outer.params + later, rtol=0, atol=1e-6)
+        assert lab.learner.trained == list(range(6, 10))
+
+    run(main, delay_steps=2)
+
+
+def test_missed_while_training_on_the_next_offer_is_after_h_steps_more() -> None:
+    async def main(lab: Lab) -> None:
+        await asyncio.sleep(20.0)
+        lab.trainer.over()
+        await asyncio.sleep(20.0)
+        assert [r.samples for r in lab.ready] == [6, 12]
+
+    run(main, delay_steps=2)
 
 
 def test_progress_beyond_what_was_counted_stays() -> None:
