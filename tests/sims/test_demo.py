@@ -21,6 +21,7 @@ KEYS = {
     "solo_loss",
     "bytes_sent_per_peer",
     "bits_per_parameter",
+    "left_out",
     "ddp_bytes_per_peer",
     "rounds_committed",
     "rounds_missed",
