@@ -15,6 +15,7 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -23,7 +24,7 @@ from rich.table import Table
 
 from farflung.sims import wan as wans
 from farflung.sims.baselines import BaselineResult, gloo_average, hivemind_average
-from farflung.sims.bench_workers import BenchError, Worker, workers
+from farflung.sims.bench_workers import BenchError, Worker, introduce, workers
 from farflung.sims.wan import Link
 
 MB = 1_000_000
@@ -83,30 +84,19 @@ def measure_rounds(
 ) -> RoundFigures:
     """Do rounds with one vector of `num_bytes` of fp32 in each peer. Raises BenchError."""
     with workers(within_s) as start:
-        members: list[Worker] = []
-        contact: list[str] = []
-        addresses: list[list[str]] = []
-        codec = ""
-        for rank in range(peers):
-            arguments = ["vector", "--rank", str(rank), "--peers", str(peers)]
+
+        def launch(rank: int, contact: Sequence[str]) -> Worker:
+            arguments = ["vector", "--rank", str(rank), "--peers", str(peers), "--contact", *contact]
             arguments += ["--numel", str(num_bytes // 4), "--rounds", str(1 + rounds)]
             if wan is None:
-                members.append(start([*arguments, "--contact", *contact]))
-            else:
-                host = wan.hosts[rank]
-                arguments += ["--host", host.address, "--up-mbit", str(UP_CAP * WAN_LINK.rate_bit_s / 1e6)]
-                arguments += ["--contact", *contact]
-                members.append(start(arguments, lambda argv, h=host, **o: wan.popen(h, argv, **o)))
-            if rank == 0:
-                hello = members[0].hear()
-                addresses.append(hello["contact"])
-                contact, codec = hello["contact"][:1], hello["codec"]
-        addresses += [member.hear()["contact"] for member in members[1:]]
-        for member in members:
-            member.tell(addresses=addresses)
+                return start(arguments)
+            arguments += ["--host", wan.hosts[rank].address, "--up-mbit", str(UP_CAP * WAN_LINK.rate_bit_s / 1e6)]
+            return start(arguments, partial(wan.popen, wan.hosts[rank]))
+
+        members, hello = introduce(launch, peers)
         progress("warm-up")
         results = [_last_answer(member, rounds, progress if k == 0 else None) for k, member in enumerate(members)]
-    return _figures(num_bytes, codec, results)
+    return _figures(num_bytes, hello["codec"], results)
 
 
 def _last_answer(member: Worker, rounds: int, progress: Callable[[str], None] | None) -> dict[str, Any]:

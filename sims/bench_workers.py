@@ -111,3 +111,16 @@ def workers(within_s: float) -> Iterator[Callable[..., Worker]]:
             watchdog.cancel()
             for worker in running:
                 worker.end(patience)
+
+
+def introduce(launch: Callable[[int, Sequence[str]], Worker], peers: int) -> tuple[list[Worker], dict[str, Any]]:
+    """Start nodes with `launch(rank, contact)`, the later ones with an address of the first, and tell everybody where all
+    are. Returns them, and the first one's hello. Raises BenchError.
+    """
+    first = launch(0, [])
+    hello = first.hear()
+    members = [first, *(launch(rank, hello["contact"][:1]) for rank in range(1, peers))]
+    addresses = [hello["contact"], *(member.hear()["contact"] for member in members[1:])]
+    for member in members:
+        member.tell(addresses=addresses)
+    return members, hello

@@ -51,6 +51,14 @@ def bench_round(as_json: Json = False) -> None:
     run_round(as_json=as_json)
 
 
+@bench_app.command("overlap")
+def bench_overlap(as_json: Json = False) -> None:
+    """How much of its time a peer computes on slow links, beside blocking DiLoCo and data-parallel: eight minutes."""
+    from farflung.sims.bench_overlap import run_overlap
+
+    run_overlap(as_json=as_json)
+
+
 @bench_app.command("codec")
 def bench_codec(
     size: Annotated[

@@ -1,0 +1,205 @@
+"""A real node for the benchmarks, with a short start.
+
+Nodes here are those of the daemon: real engine (DHT, control, TLS), `Peer`, storage on disk. Only the start is
+shortened: identities follow from the rank, so every peer can write down the history in which all are members, and
+nobody has to join or to download what is the same everywhere anyway.
+"""
+
+import asyncio
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from farflung.compression import kernels
+from farflung.compression.codec import Codec
+from farflung.compression.int8 import Int8
+from farflung.compression.policy import uniform
+from farflung.node.door import Doors
+from farflung.node.engine import Engine, EngineConfig
+from farflung.node.events import Event, EventLog
+from farflung.node.identity import Identity
+from farflung.node.learner import Learner
+from farflung.node.paths import resolve_paths
+from farflung.node.peer import Facts, Peer
+from farflung.node.runner import freeze_imports
+from farflung.node.storage import FileStorage, Place
+from farflung.node.trainer import Pace
+from farflung.protocol import chain
+from farflung.protocol.chain import Certified, Commit, Rules, Vote
+from farflung.protocol.keys import Ed25519Signer
+from farflung.protocol.manifest_sections import FeedbackSpec
+from farflung.protocol.settings import Settings
+from farflung.training.outer import OuterConfig
+
+OUTER = OuterConfig()
+
+SWARM = hashlib.sha256(b"farflung bench").digest()
+
+
+def seed_of(rank: int) -> bytes:
+    """The identity's seed of the peer with this rank."""
+    return hashlib.sha256(f"farflung bench {rank}".encode()).digest()
+
+
+def history_of(signers: Sequence[Ed25519Signer], rules: Rules) -> list[Certified]:
+    """A genesis by the first peer, and a commit that makes all of them members."""
+    founder = signers[0]
+    genesis = chain.genesis(founder.peer_id, rules)
+    history = [_certify(genesis, founder)]
+    if len(signers) > 1:
+        everybody = tuple(sorted(s.peer_id for s in signers))
+        commit = chain.successor(SWARM, genesis, rules, view=everybody, left=(), result=None)
+        history.append(_certify(commit, founder))
+    return history
+
+
+def _certify(commit: Commit, founder: Ed25519Signer) -> Certified:
+    signed = chain.vote_bytes(SWARM, commit.height, 0, chain.commit_hash(SWARM, commit))
+    return Certified(commit, 0, (Vote(founder.peer_id, founder.sign(signed)),))
+
+
+def settings_of(founder: bytes, *, numel: int, codec: Codec, peers: int, pace: Pace) -> Settings:
+    """Rules under which a round takes everybody, and no deadline cuts it short."""
+    return Settings(
+        swarm=SWARM,
+        founder=founder,
+        rules=Rules(
+            window=3 * pace.inner_steps * pace.samples_per_step,
+            lease=3,
+            max_group=64,
+            numel=numel,
+            tokens_per_sample=pace.tokens_per_sample,
+        ),
+        align=codec.block,
+        uplink=codec.spec,
+        downlink=codec.spec,
+        bytes_per_element=codec.max_nbytes(1 << 20) / (1 << 20),
+        min_contributors=peers,
+        total_rounds=pace.total_rounds,
+        min_round_s=60.0,
+        max_round_s=600.0,
+        removal_s=120.0,
+        heartbeat_s=5.0,
+        admits=lambda peer, token: True,
+    )
+
+
+class BenchStorage(FileStorage):
+    """A node's disk that begins with the state of `height`, and notes when each commit reached this peer."""
+
+    def __init__(self, folder: Path, height: int) -> None:
+        super().__init__(folder)
+        self._height = height
+        self._certified_at = 0.0
+        self.committed: dict[int, float] = {}
+        """Height to unix seconds."""
+
+    def sync_means(self, plan: bytes) -> None:
+        self._certified_at = time.time()  # the first that is done about a certified round
+        super().sync_means(plan)
+
+    def append_commit(self, anchor: Commit | None, certified: Certified) -> None:
+        self.committed[certified.commit.height] = self._certified_at
+        super().append_commit(anchor, certified)
+
+    def load_learner(self, learner: Learner) -> Place | None:
+        return Place(self._height, 0, (), 0, b"")
+
+
+@dataclass(kw_only=True)
+class Node:
+    """A node, and what it said."""
+
+    peer: Peer
+    engine: Engine
+    storage: BenchStorage
+    log: EventLog
+    history: list[Certified]
+
+    async def live_with(self, addresses: Sequence[Sequence[str]]) -> None:
+        """Do the rounds with the peers at these addresses, by rank."""
+        ids = [Ed25519Signer(seed_of(rank)).peer_id for rank in range(len(addresses))]
+        for peer, known in zip(ids, addresses, strict=True):
+            self.engine.add_addresses(peer, list(known))
+        await self.peer.run(anchor=None, history=self.history, known=[p for p in ids if p != self.engine.peer_id])
+
+
+def loop_factory() -> asyncio.AbstractEventLoop:
+    """The loop that the daemon runs in."""
+    if sys.platform == "win32":
+        return asyncio.new_event_loop()
+    import uvloop
+
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+async def make_node(
+    folder: Path,
+    doors: Doors,
+    learner: Learner,
+    pace: Pace,
+    *,
+    rank: int,
+    peers: int,
+    host: str,
+    contact: Sequence[str],
+    up_mbit: float = 0.0,
+    codec: Codec | None = None,
+) -> Node:
+    """Start an engine on `host` and put a node on it, which codes by `codec` (int8). The caller closes the engine."""
+    await doors.side.run(kernels.prepare, resolve_paths().cache / "kernels")
+    freeze_imports()
+    codec = Int8() if codec is None else codec
+    signers = [Ed25519Signer(seed_of(r)) for r in range(peers)]
+    identity = Identity(Ed25519PrivateKey.from_private_bytes(seed_of(rank)))
+    config = EngineConfig.loopback(initial_peers=tuple(contact))
+    libp2p = replace(config.libp2p, listen=(f"/ip4/{host}/tcp/0",))
+    config = replace(
+        config,
+        libp2p=libp2p,
+        tls_hosts=(host,),
+        up_bytes_per_s=up_mbit * 125_000 or None,
+    )
+    engine = await Engine.create(identity, config)
+    settings = settings_of(signers[0].peer_id, numel=learner.num_parameters, codec=codec, peers=peers, pace=pace)
+    history = history_of(signers, settings.rules)
+    storage = BenchStorage(folder / "swarm", history[-1].commit.height)
+    log = EventLog(folder / "events.jsonl", swarm="bench", peer=identity.public_key.hex())
+    peer = Peer(
+        network=engine,
+        signer=signers[rank],
+        settings=settings,
+        pace=pace,
+        learner=learner,
+        uplink=uniform(codec, learner.num_parameters),
+        downlink=uniform(codec, learner.num_parameters),
+        feedback=FeedbackSpec(),
+        outer_step=(OUTER.lr, OUTER.momentum),
+        doors=doors,
+        storage=storage,
+        log=log,
+        facts=Facts(device="bench", pid=os.getpid()),
+        checkpoint_s=1e9,
+    )
+    return Node(peer=peer, engine=engine, storage=storage, log=log, history=history)
+
+
+def odd_events(events: Sequence[Event]) -> list[str]:
+    """What should not have happened."""
+    odd = (
+        "round.missed",
+        "round.abort",
+        "peer.dead",
+        "peer.unreachable",
+        "refused",
+        "state.repair",
+        "progress.dropped",
+    )
+    return [f"{e['event']}: {e.get('reason', '')}" for e in events if e["event"] in odd]
