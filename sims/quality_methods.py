@@ -81,6 +81,13 @@ def _rounds(interval: int = 30, fragments: int = 1, delay: int = 0) -> Timetable
 E3M0 = Wire(topology="gather", up="e3m0(block=128)")
 """As simulated in Streaming DiLoCo: what peers send is coded, the mean is not coded again."""
 
+
+def _ours(timetable: Timetable, bits: str, *, last: str) -> Outer:
+    """Muon inside, fragments with a step of delay, a dead zone around one bit, and what it leaves out stays with the peer."""
+    wire = Wire(topology="gather", up=f"deadzone(bits={bits})", last=f"deadzone(bits={last})")
+    return Outer(timetable=timetable, rule=Nesterov(lr=0.7, momentum=0.5), wire=wire, mixing=None, kept=1.0)
+
+
 METHODS: tuple[Method, ...] = (
     Method(name="data-parallel adamw", inner="adamw", whole_batch=True),
     Method(name="data-parallel muon", inner="muon", whole_batch=True),
@@ -124,6 +131,8 @@ METHODS: tuple[Method, ...] = (
         ),
         lr_scale=0.1,
     ),
+    Method(name="default", inner="muon", outer=_ours(_rounds(interval=60, fragments=3, delay=1), "0.85", last="2.0")),
+    Method(name="thrifty", inner="muon", outer=_ours(_rounds(interval=240, fragments=3, delay=1), "0.7", last="0.7")),
 )
 
 

@@ -65,7 +65,7 @@ CI = Tier(
     adamw_lrs=(3e-3, 6e-3, 1.2e-2),
     muon_lrs=(6e-3, 1.2e-2, 2.4e-2),
     seeds=1,
-    heldout=1024,
+    heldout=4096,
 )
 """2.5 M tokens, 18 rounds of 30 steps: some 75 s of one core per run."""
 
@@ -80,7 +80,7 @@ NIGHTLY = Tier(
     adamw_lrs=(1.5e-3, 3e-3, 6e-3),
     muon_lrs=(3e-3, 6e-3, 1.2e-2),
     seeds=3,
-    heldout=1024,
+    heldout=4096,
 )
 """21 M tokens, 80 rounds of 30 steps."""
 

@@ -24,7 +24,7 @@ from farflung.training.errors import NonFinite
 from farflung.training.fragments import Fragment, cut
 from farflung.training.late import eager, mix_, rebase_
 from farflung.training.order import SampleOrder
-from farflung.training.rules import OuterRule, advance_, empty_buffers
+from farflung.training.rules import OuterRule, Sgd, advance_, empty_buffers
 from farflung.training.schedule import Schedule
 from farflung.training.sources import open_dataset
 from farflung.training.streaming import Exchange
@@ -45,7 +45,8 @@ class Outcome:
     bits_per_param_per_step: float
     """Sent and received by one peer after the synchronous start, per parameter and step."""
     peak_bits_per_step: float
-    """The same in the busiest step, per parameter; an exchange has its delay to travel in, at least one step."""
+    """The same in the busiest step, per parameter; an exchange has its delay to travel in, at least one step. The last
+    step aside: nothing has to hide behind training any more."""
     cosine: float | None
     """Between two peers' pseudo-gradients, mean over the second half of the exchanges."""
     residual: float | None
@@ -132,7 +133,11 @@ class Rounds:
         outer_lr: float | None = None,  # in the place of the rule's own
     ) -> None:
         """Do what is due after this step."""
-        rule = self._outer.rule if outer_lr is None else replace(self._outer.rule, lr=outer_lr)  # type: ignore[type-var]
+        rule: OuterRule = self._outer.rule if outer_lr is None else replace(self._outer.rule, lr=outer_lr)  # type: ignore[type-var]
+        if step == self._last and self._outer.kept:
+            rule = Sgd(
+                lr=1.0
+            )  # what was kept back arrives now, rounds too late for momentum: the end is the peers' mean
         actions = self._outer.timetable.after(step, self._last)
         for exchange in actions.sends:
             self._in_flight[exchange] = self._send(exchange.fragment, step)
@@ -151,7 +156,8 @@ class Rounds:
 
     def peak_bits(self) -> float:
         """See `Outcome.peak_bits_per_step`."""
-        return 8 * max(self._step_bytes) / self._numel / max(self._outer.timetable.delay, 1)
+        busiest = max(self._step_bytes[:-1], default=0.0) or self._step_bytes[-1]
+        return 8 * busiest / self._numel / max(self._outer.timetable.delay, 1)
 
     def cosine(self) -> float | None:
         """See `Outcome.cosine`."""
@@ -182,7 +188,7 @@ class Rounds:
         part = self._fragments[p]
         for m, (params, buffers) in enumerate(zip(self._params, self._buffers, strict=True)):
             update = self._late[p].update(m, sent, last=step == self._last) if self._outer.eager else sent.mean
-            advance_(rule, params, buffers, part, update)
+            advance_(rule, params, buffers[: rule.num_buffers], part, update)
         self._late[p] = _Late(sent.mean, sent.deltas)
         for m, worker in enumerate(self._workers):
             local = part.take(worker.flat)

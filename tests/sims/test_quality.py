@@ -238,11 +238,18 @@ def test_residuals_are_what_was_not_sent(topology: str, feedback: float | None) 
 
 
 def test_what_is_kept_is_sent_later_without_any_memory() -> None:
-    """An outer learning rate of 1 and an exact last exchange: all progress arrives, whatever the codec before it left out."""
+    """With an exact last exchange all progress arrives, whatever the codec before it left out."""
     wire = Wire(topology="gather", up="sign(block=128)", last="fp32")
-    method = rounds(4, lr=1.0, momentum=0.0, mixing=None, kept=1.0, wire=wire)
-    params, mean = last_locals(method)
+    params, mean = last_locals(rounds(4, lr=0.7, momentum=0.5, mixing=None, kept=1.0, wire=wire))
     torch.testing.assert_close(params, mean, rtol=1e-4, atol=1e-5)
+
+
+def test_the_codec_of_the_last_exchange_is_for_that_alone() -> None:
+    one = train(rounds(4, wire=Wire(topology="gather", up="int4(block=128)")), TOY, lr=LR, seed=0)
+    other = train(rounds(4, wire=Wire(topology="gather", up="int4(block=128)", last="fp32")), TOY, lr=LR, seed=0)
+    assert one.peak_bits_per_step == other.peak_bits_per_step == pytest.approx(2 * 4.125, rel=0.01)
+    assert one.bits_per_param_per_step == pytest.approx(3 * 2 * 4.125 / 12, rel=0.01)
+    assert other.bits_per_param_per_step == pytest.approx((2 * 2 * 4.125 + 2 * 32) / 12, rel=0.01)
 
 
 def test_payloads_are_those_of_the_registry() -> None:
