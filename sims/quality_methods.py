@@ -131,7 +131,7 @@ METHODS: tuple[Method, ...] = (
         ),
         lr_scale=0.1,
     ),
-    Method(name="default", inner="muon", outer=_ours(_rounds(interval=60, fragments=3, delay=1), "0.85", last="2.0")),
+    Method(name="default", inner="muon", outer=_ours(_rounds(interval=60, fragments=3, delay=1), "0.72", last="2.0")),
     Method(name="thrifty", inner="muon", outer=_ours(_rounds(interval=240, fragments=3, delay=1), "0.7", last="0.7")),
 )
 
