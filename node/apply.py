@@ -174,7 +174,8 @@ class Applier:
         counted = self._counted(result)
         contributed = counted > 0 and self._exchange.in_flight == result.plan
         updates = await self._aside(self._exchange.decode, result, means)
-        await self._learn(lambda: self._learner.apply(updates, contributed=contributed))
+        told = await self._aside(self._residuals.told, result) if contributed else None
+        await self._learn(lambda: self._learner.apply(updates, contributed=contributed, told=told))
         await self._aside(self._residuals.settle, result)
         if counted and not contributed:
             self._drop("a round counted it before this node was restarted")

@@ -3,7 +3,7 @@
 All methods block and compute: the node calls them through its door (`farflung.node.door`), never from the loop.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -38,8 +38,14 @@ class Learner(Protocol):
     def offered_gradient(self) -> Tensor:
         """Outer minus offered parameters, fp32 [n] on the CPU; in flight from now on."""
 
-    def apply(self, updates: Sequence[tuple[int, int, Tensor]], *, contributed: bool) -> None:
-        """One outer step on slices (start, stop, mean)."""
+    def apply(
+        self,
+        updates: Sequence[tuple[int, int, Tensor]],
+        *,
+        contributed: bool,
+        told: Mapping[int, Tensor] | None = None,
+    ) -> None:
+        """One outer step on slices (start, stop, mean); see `training.coupled.Coupled.apply`."""
 
     def adopt_outer(self, previous: Tensor | None, *, contributed: bool = False) -> None:
         """Go on from outer state that was written into `outer`; `previous` None drops local progress."""
@@ -84,8 +90,14 @@ class SwarmLearner:
     def offered_gradient(self) -> Tensor:
         return self.replica.offered_gradient()
 
-    def apply(self, updates: Sequence[tuple[int, int, Tensor]], *, contributed: bool) -> None:
-        self.replica.apply(updates, contributed=contributed)
+    def apply(
+        self,
+        updates: Sequence[tuple[int, int, Tensor]],
+        *,
+        contributed: bool,
+        told: Mapping[int, Tensor] | None = None,
+    ) -> None:
+        self.replica.apply(updates, contributed=contributed, told=told)
 
     def adopt_outer(self, previous: Tensor | None, *, contributed: bool = False) -> None:
         self.replica.adopt_outer(previous, contributed=contributed)

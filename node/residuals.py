@@ -4,6 +4,10 @@ The *uplink* is our contribution to the owners of parts, the *downlink* the mean
 them there is error feedback (`farflung.compression.feedback`, EF14), with which decay, and after how many rounds it starts. Where there is none,
 the codec encodes by itself, and nothing is kept.
 
+With `kept` an uplink's remainder is nobody's memory: our own contribution, encoded, is remembered until a commit counts it, and `told` says
+what it told the others. The rest then stays in the local parameters (`training.coupled`). If it is not remembered, because the node was killed
+in between, one remainder is lost, as below.
+
 The fate of what a plan leaves behind is that of the plan:
 
     a commit counts our contribution       the residuals of the parts that it kept are committed
@@ -23,6 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
+from farflung.compression.codec import Payload
 from farflung.compression.feedback import ErrorFeedback, Slice
 from farflung.compression.policy import FlatCodec
 from farflung.protocol.chain import RoundResult
@@ -52,6 +57,9 @@ class Residuals:
             way: ErrorFeedback(self._codecs[way], decay=spec.decay) for way in self._codecs if wanted[way]
         }
 
+        self._sent: tuple[bytes, dict[int, Payload]] = b"", {}
+        """Plan, and by start of the part our contribution to it, when the rest of it is to stay with us."""
+
     @property
     def keeps_contributions(self) -> bool:
         """Whether there is feedback for contributions."""
@@ -63,7 +71,12 @@ class Residuals:
 
     def encode_contribution(self, plan_id: bytes, x: Tensor, start: int) -> memoryview:
         """The payload of a part of our pseudo-gradient, fp32 [n] from element `start` on. `x` is taken over. Raises CodecError."""
-        return self._encode("up", plan_id, x, start)
+        payload = self._encode("up", plan_id, x, start)
+        if self._spec.kept and self._started:
+            if self._sent[0] != plan_id:
+                self._sent = plan_id, {}
+            self._sent[1][start] = payload
+        return payload
 
     def encode_mean(self, plan_id: bytes, x: Tensor, start: int) -> memoryview:
         """The payload of the mean of a part that we own, as `encode_contribution`."""
@@ -87,6 +100,18 @@ class Residuals:
         return self._feedbacks["up"].left_out if "up" in self._feedbacks and self._started else None
 
     # ---- what became of it -------------------------------------------------------------------------------------
+
+    def told(self, result: RoundResult) -> dict[int, Tensor] | None:
+        """What our contribution to a committed round told the others, by start of the part, fp32; None when nothing is to stay with us."""
+        plan, payloads = self._sent
+        if plan != result.plan:
+            return None
+        codec = self._codecs["up"]
+        return {
+            start: codec.part(start, stop).decode(payloads[start], stop - start)
+            for start, stop in _slices(result)
+            if start in payloads
+        }
 
     def settle(self, result: RoundResult) -> None:
         """This round was committed, after all those that were settled before."""

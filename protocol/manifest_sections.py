@@ -164,10 +164,14 @@ class OuterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class FeedbackSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Error feedback: what a codec leaves out of one round is kept by its sender and added to a later one."""
+    """What becomes of what a codec leaves out of a round: with error feedback its sender keeps it and adds it to a later one."""
 
     uplink: bool = False
     """For contributions."""
+    kept: bool = False
+    """For contributions, in the place of `uplink`: what was left out stays in the sender's own parameters, and so in its next
+    pseudo-gradient. It costs no memory, and the sender does not make the same progress twice.
+    """
     downlink: bool = False
     """For reduced means, by the owners of parts."""
     decay: float = 1.0
@@ -176,6 +180,8 @@ class FeedbackSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Rounds of the swarm without feedback: from random weights it gains less, or does harm (`docs/feedback.md`)."""
 
     def __post_init__(self) -> None:
+        if self.uplink and self.kept:
+            raise ConfigError("feedback.uplink and feedback.kept: give one of them")
         check_range("feedback.decay", self.decay, 0.0, 1.0)
         check_range("feedback.after_rounds", self.after_rounds, 0, 1 << 40)
 

@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -72,7 +72,13 @@ class VectorLearner:
     def offered_gradient(self) -> Tensor:
         return self._delta  # as an averager is given its tensors: what it costs to take is the trainer's
 
-    def apply(self, updates: Sequence[tuple[int, int, Tensor]], *, contributed: bool) -> None:
+    def apply(
+        self,
+        updates: Sequence[tuple[int, int, Tensor]],
+        *,
+        contributed: bool,
+        told: Mapping[int, Tensor] | None = None,
+    ) -> None:
         for start, stop, mean in updates:
             self.outer.step_(start, stop, mean, OUTER.lr, OUTER.momentum)
         self._momentum = OUTER.momentum * self._momentum + 1.0

@@ -60,8 +60,8 @@ class ToyLearner(Coupled):
         self.sent_samples = self._offered_samples
         return super().offered_gradient()
 
-    def apply(self, updates: Sequence[Update], *, contributed: bool) -> None:
-        super().apply(updates, contributed=contributed)
+    def apply(self, updates: Sequence[Update], *, contributed: bool, told: Mapping[int, Tensor] | None = None) -> None:
+        super().apply(updates, contributed=contributed, told=told)
         if contributed:
             del self.trained[: len(self.sent_samples)]
 

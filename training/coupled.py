@@ -5,12 +5,12 @@ Local progress is never thrown away silently. Whenever the outer parameters move
     local = new outer + (local - reference)
 
 where the reference is what the local parameters would be without the progress that still has to be
-reported: the local parameters at the time of sending, if what was sent has been counted; the old outer
-ones, if not. The difference is taken first, so where nothing has happened since, local is the new outer
+reported: the local parameters at the time of sending, if what was sent has been counted (or what they would have been
+with no more progress than the codec let through); the old outer ones, if not. The difference is taken first, so where nothing has happened since, local is the new outer
 parameters to the bit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -77,8 +77,13 @@ class Coupled:
         updates: Sequence[Update],
         *,
         contributed: bool,  # is the pseudo-gradient in flight part of these means?
+        told: Mapping[int, Tensor]
+        | None = None,  # by `start`: what of that gradient has really been sent, fp32 [stop - start]
     ) -> None:
         """Take the outer step of one round on each slice, and move the local parameters after it.
+
+        Where a codec left out much of what was contributed, and `told` says what it did send, only that much counts as
+        reported: the rest stays in the local parameters, and with it in the next pseudo-gradient.
 
         Elements in no slice keep everything, and their progress stays in the next pseudo-gradient; so
         does all progress of a peer that did not contribute. Raises ValueError, with nothing changed, when
@@ -95,6 +100,8 @@ class Coupled:
             old = self.outer.params[start:stop].clone()
             self.outer.step_(start, stop, mean, self.outer_config.lr, self.outer_config.momentum)
             reference = old if sent is None else sent[start:stop]
+            if sent is not None and told is not None and start in told:
+                reference = old - told[start]
             self._rebase(start, stop, reference)
             if self.offered is not None:  # these are local parameters, too
                 self.offered[start:stop].sub_(reference).add_(self.outer.params[start:stop])

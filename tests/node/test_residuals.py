@@ -12,6 +12,7 @@ from farflung.compression.policy import uniform
 from farflung.compression.registry import parse_codec
 from farflung.node.residuals import Residuals
 from farflung.protocol.chain import Contribution, PartResult, RoundResult
+from farflung.protocol.errors import ConfigError
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.training.checkpoint import read_state, write_state
 from farflung.training.errors import DamagedCheckpoint
@@ -139,6 +140,21 @@ def test_without_feedback_and_before_it_starts_the_codec_is_alone(spec: Feedback
         assert one.state()["up.parts"].numel() == 0
     else:
         assert one.state() == {}
+
+
+def test_what_was_sent_is_remembered_when_the_rest_is_to_stay() -> None:
+    one = residuals(FeedbackSpec(kept=True))
+    for _, start, stop in PARTS:
+        one.encode_contribution(plan(1), vector(1)[start:stop].clone(), start)
+    told = one.told(result(1, kept=(False, True)))
+    assert told is not None and told.keys() == {128}
+    assert torch.equal(told[128], vector(1)[128:] - left_out(vector(1)[128:]))
+    assert one.told(result(2)) is None and one.state() == {} and not one.keeps_contributions
+    early = residuals(FeedbackSpec(kept=True, after_rounds=5), version=4)
+    early.encode_contribution(plan(1), vector(1), 0)
+    assert early.told(result(1)) is None
+    with pytest.raises(ConfigError, match="give one of them"):
+        FeedbackSpec(kept=True, uplink=True)
 
 
 def test_what_is_left_out_is_told_in_norms_of_what_was_given() -> None:

@@ -121,6 +121,35 @@ def test_steps_taken_in_flight_stay(make_replica: Any, batch: Any) -> None:
     torch.testing.assert_close(replica.pseudo_gradient(), -since, rtol=0, atol=1e-6)
 
 
+def test_what_a_codec_left_out_stays(make_replica: Any, batch: Any) -> None:
+    replica = make_replica()
+    train(replica, batch, 0, 3)
+    delta = replica.pseudo_gradient()
+    at_sending = local(replica)
+    train(replica, batch, 3, 5)
+    since = local(replica) - at_sending
+    told = delta[:1000] * 0.25
+    updates = [(0, 1000, told), (1000, len(delta), delta[1000:])]
+    replica.apply(updates, contributed=True, told={0: told})
+    following = replica.pseudo_gradient()
+    torch.testing.assert_close(following[:1000], delta[:1000] - told - since[:1000], rtol=0, atol=1e-6)
+    torch.testing.assert_close(following[1000:], -since[1000:], rtol=0, atol=1e-6)
+
+
+def test_an_offer_behind_one_in_flight_moves_with_the_local_parameters(make_replica: Any, batch: Any) -> None:
+    replica = make_replica()
+    train(replica, batch, 0, 3)
+    delta = replica.pseudo_gradient()
+    at_sending = local(replica)
+    train(replica, batch, 3, 5)
+    replica.offer()  # the round was given up, and is committed after all
+    since = local(replica) - at_sending
+    replica.apply(whole(delta), contributed=True)
+    torch.testing.assert_close(replica.offered_gradient(), -since, rtol=0, atol=1e-6)
+    with pytest.raises(ValueError, match="no progress was offered"):
+        make_replica().offered_gradient()
+
+
 def test_a_round_of_others_before_our_own_is_counted_once(make_replica: Any, batch: Any) -> None:
     replica = make_replica()
     train(replica, batch, 0, 3)
