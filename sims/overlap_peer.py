@@ -87,7 +87,7 @@ async def run_member(
     learner.meter = meter = Meter()
     pace = Pace(
         inner_steps=arguments.steps,
-        **({"delay_steps": arguments.delay} if arguments.delay else {}),
+        delay_steps=arguments.delay,
         samples_per_step=arguments.batch,
         tokens_per_sample=replica.model.config.seq_len,
         total_rounds=1 + arguments.rounds,
