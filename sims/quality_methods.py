@@ -2,7 +2,7 @@
 
 What is published is set as published (digest sections 1.1, 1.5, 2.1, 2.4, 2.5 and 3; all with H = 30 where a method has
 rounds), only the inner learning rate is tuned, for every method over the same kind of grid. `default` and `thrifty` are
-ours; how their settings were found is in docs/experiments.md.
+ours; how their settings were found, and what they fall short of, is in docs/experiments.md.
 """
 
 from dataclasses import dataclass

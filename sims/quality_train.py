@@ -135,9 +135,8 @@ class Rounds:
         """Do what is due after this step."""
         rule: OuterRule = self._outer.rule if outer_lr is None else replace(self._outer.rule, lr=outer_lr)  # type: ignore[type-var]
         if step == self._last and self._outer.kept:
-            rule = Sgd(
-                lr=1.0
-            )  # what was kept back arrives now, rounds too late for momentum: the end is the peers' mean
+            # what was kept back arrives now, rounds too late for momentum: the end is the peers' mean
+            rule = Sgd(lr=1.0)
         actions = self._outer.timetable.after(step, self._last)
         for exchange in actions.sends:
             self._in_flight[exchange] = self._send(exchange.fragment, step)
