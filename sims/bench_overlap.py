@@ -63,7 +63,7 @@ class Task:
     """Sequences of one step of one peer."""
     inner_steps: int = 8
     """H: steps between two rounds."""
-    rounds: int = 4
+    rounds: int = 3
     """Measured, after one to warm up; data-parallel, all-reduces."""
     peers: int = PEERS
 
