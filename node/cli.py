@@ -137,7 +137,12 @@ def create(
     if open_:
         typer.echo("anybody who finds the name may join and send it anything; founded with --open")
     typer.echo(f"\nstart this machine's node:   farflung join {made.name}")
-    typer.echo(f"others join with:            farflung join {made.invitation}")
+    if made.reachable:
+        typer.echo(f"others join with:            farflung join {made.invitation}")
+    else:
+        typer.echo(
+            "others join with:            the invitation that it prints then (`farflung invite` prints it again)"
+        )
 
 
 @app.command()

@@ -117,6 +117,7 @@ def found_swarm(options: CreateOptions) -> CreatedSwarm:
         name=manifest.name,
         hash_hex=signed.swarm.hex(),
         invitation=encode_invitation(invitation),
+        reachable=bool(addresses),
         founder=identity.public_key.hex(),
         manifest=swarm.manifest,
     )

@@ -80,6 +80,8 @@ class CreatedSwarm:
     """Hash of the manifest: the swarm's id."""
     invitation: str
     """The short string to give to others."""
+    reachable: bool
+    """Whether the invitation says where anybody is to be found; only then is it of use to others."""
     founder: str
     """Public key of the founder in hex."""
     manifest: Path

@@ -40,7 +40,7 @@ class Wanted:
 def local_swarm(paths: Paths, text: str, peers: Iterable[str]) -> Wanted:
     """Read an invitation, or find a name or the beginning of a manifest hash among this machine's swarms.
 
-    Raises ConfigError when the invitation is damaged, or a name is ambiguous here.
+    Raises ConfigError when the invitation is damaged or leads nowhere, or a name is ambiguous here.
     """
     addresses = tuple(peers)
     if is_invitation(text):
@@ -80,6 +80,13 @@ def founders_here(paths: Paths) -> dict[str, PeerId]:
 
 def _invited(paths: Paths, text: str, addresses: tuple[str, ...]) -> Wanted:
     invitation = decode_invitation(text)
+    known = paths.swarm(invitation.swarm.hex())
+    leads_nowhere = not addresses and not invitation.addresses and not PeerBook(known.peers).seeds(b"")
+    if leads_nowhere and load_manifest(known) is None:
+        raise ConfigError(
+            "this invitation was made before any node ran, so it does not say where one is: ask for a fresh one, which "
+            "`farflung invite` prints on a machine whose node runs, or give `--peer ADDRESS` of a member"
+        )
     swarm = paths.add_swarm(invitation.swarm.hex(), invitation.name)
     if invitation.invite_seed:
         save_secret(swarm, invitation.invite_seed)

@@ -167,7 +167,12 @@ def test_create_hands_its_flags_on_and_prints_the_invitation(monkeypatch: pytest
     def create(wanted: options.CreateOptions) -> options.CreatedSwarm:
         asked.append(wanted)
         return options.CreatedSwarm(
-            name="x", hash_hex=SWARM, invitation="farflung1abc", founder=PEER, manifest=Path("m")
+            name="x",
+            hash_hex=SWARM,
+            invitation="farflung1abc",
+            reachable=bool(wanted.peers),
+            founder=PEER,
+            manifest=Path("m"),
         )
 
     fake_daemon(monkeypatch, create=create)
@@ -175,8 +180,10 @@ def test_create_hands_its_flags_on_and_prints_the_invitation(monkeypatch: pytest
     assert "farflung join farflung1abc" in result.stdout and "anybody" in result.stdout
     made = json.loads(run("create", "x", "--json").stdout)
     assert made["invitation"] == "farflung1abc" and made["hash"] == SWARM
+    nowhere = run("create", "x").stdout  # its invitation has no address: nobody could join with it
+    assert "farflung1" not in nowhere and "farflung invite" in nowhere
     first = options.CreateOptions(name="x", preset="micro", steps=40, peers=("a", "b"), open=True)
-    assert asked == [first, options.CreateOptions(name="x")]
+    assert asked == [first, options.CreateOptions(name="x"), options.CreateOptions(name="x")]
 
 
 def test_join_and_export_hand_their_flags_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -134,7 +134,11 @@ def recipe_parameters(manifest: Manifest) -> list[torch.Tensor]:
         ({"config": Path("/nowhere.toml")}, "cannot read /nowhere.toml"),
     ],
 )
-def test_create_refuses_in_one_line(tmp_path: Path, corpus: Path, flags: dict[str, Any], said: str) -> None:
+def test_create_refuses_in_one_line(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("preset.toml").write_text("[model]\npreset = 7\n")
     with pytest.raises(ConfigError) as caught:
         found(tmp_path, corpus, **flags)
     assert said in str(caught.value) and "\n" not in str(caught.value)
