@@ -24,7 +24,7 @@ ATTEMPTS = 3
 
 
 def export_swarm(options: ExportOptions) -> dict[str, Any]:
-    """Write the folder; returns the facts in its model card. Blocks. Raises ConfigError, LocalError, OSError."""
+    """Write the folder; returns the facts in its model card. Blocks. Raises ConfigError, LocalError."""
     swarm = resolve_paths(options.home).find_swarm(options.swarm)
     manifest = load_manifest(swarm)
     if manifest is None:
@@ -39,7 +39,12 @@ def export_swarm(options: ExportOptions) -> dict[str, Any]:
     layout = Layout(Decoder(recipe.model, seed=manifest.model.init_seed))
     if outer.numel() != layout.num_parameters:
         raise LocalError(f"the checkpoint of {swarm.name} is of another model than its manifest says")
-    export_folder(options.folder, recipe.model, layout.views(outer), tokenizer, name=manifest.name, facts=facts)
+    try:
+        export_folder(options.folder, recipe.model, layout.views(outer), tokenizer, name=manifest.name, facts=facts)
+    except OSError as error:
+        raise LocalError(
+            f"cannot write the model to {options.folder}: {error.strerror}; make room, or name another folder"
+        ) from error
     return facts
 
 

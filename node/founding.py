@@ -208,6 +208,8 @@ def _fill_model(sections: Sections, tokenizer: Tokenizer) -> None:
     if "preset" not in model and "dim" not in model:
         model["preset"] = DEFAULT_PRESET
     name = model.get("preset", "")
+    if not isinstance(name, str):
+        raise ConfigError(f"model.preset = {name!r}: must be a string")
     if name and name not in PRESETS and "dim" not in model:
         raise ConfigError(f"no model is called {name!r}; there are {', '.join(PRESETS)}{nearest(name, PRESETS)}")
     if "seq_len" not in model and name in PRESETS:

@@ -329,6 +329,8 @@ async def _until(story: Story, condition: Callable[[], bool]) -> None:
 
 def _clear(out: Path) -> None:
     """Make room: an earlier demo's files go, anybody else's are respected."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is no folder; give another one with --out")
     if out.exists():
         strangers = [child.name for child in out.iterdir() if child.name not in FOLDERS]
         if strangers:

@@ -25,7 +25,7 @@ from farflung.node.peerbook import PeerBook
 from farflung.node.recipe import read_recipe, swarm_dataset, swarm_tokenizer
 from farflung.node.storage import FileStorage, newest_history
 from farflung.protocol.chain import genesis
-from farflung.protocol.errors import ConfigError, FarflungError
+from farflung.protocol.errors import ConfigError, FarflungError, LocalError
 from farflung.protocol.invitation import decode_invitation
 from farflung.protocol.manifest import Manifest, open_manifest
 from farflung.protocol.manifest_sections import FeedbackSpec
@@ -125,6 +125,7 @@ def recipe_parameters(manifest: Manifest) -> list[torch.Tensor]:
     [
         ({"name": "Bad Name"}, "swarm name"),
         ({"preset": "1n", "config": None}, "no model is called '1n'"),
+        ({"config": Path("preset.toml")}, "model.preset = 7: must be a string"),
         ({"data": "/nowhere/at/all"}, "no such file or folder"),
         ({"tokenizer": "/nowhere.json"}, "cannot read the tokenizer"),
         ({"codec": "int9"}, "unknown codec"),
@@ -286,6 +287,18 @@ def test_what_join_means_here(tmp_path: Path, corpus: Path) -> None:
         wanted.local_swarm(there, made.invitation[:-6] + "aaaaaa", ())
 
 
+def test_an_invitation_without_addresses_is_refused_at_once(tmp_path: Path, corpus: Path) -> None:
+    made, _ = found(tmp_path, corpus)
+    here, there = resolve_paths(tmp_path / "a", {}), resolve_paths(tmp_path / "b", {})
+    assert not made.reachable
+    with pytest.raises(ConfigError, match="farflung invite"):
+        wanted.local_swarm(there, made.invitation, ())
+    assert there.swarms() == []
+    address = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.load_or_create(here.identity).libp2p_id}"
+    for paths, peers in ((here, ()), (there, (address,)), (there, ())):  # founded here; told where; remembered
+        assert wanted.local_swarm(paths, made.invitation, peers).swarm is not None
+
+
 def test_the_book_asks_those_heard_last_first(tmp_path: Path) -> None:
     peers = [Identity.generate() for _ in range(300)]
     book = PeerBook(tmp_path / "peers.json")
@@ -426,4 +439,6 @@ def test_three_real_nodes_join_late_leave_restart_and_outlive_the_first(tmp_path
     facts = daemon.export(ExportOptions(swarm="alpha", folder=tmp_path / "model", home=tmp_path / "c"))
     assert facts["rounds"] >= 1 and facts["peers that contributed"] >= 2
     assert (tmp_path / "model" / "model.safetensors").exists()
+    with pytest.raises(LocalError, match="name another folder"):
+        daemon.export(ExportOptions(swarm="alpha", folder=corpus / "model", home=tmp_path / "c"))
     assert facts["manifest hash"] == made.hash_hex and manifest.name in (tmp_path / "model" / "README.md").read_text()

@@ -64,6 +64,8 @@ def test_only_a_demos_own_files_are_removed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"thesis\.tex, which is no demo's"):
         demo._clear(out)
     assert (out / "thesis.tex").exists()
+    with pytest.raises(ConfigError, match="give another one with --out"):
+        demo._clear(out / "thesis.tex")
 
 
 def node(tmp_path: Path, number: int, events: list[dict[str, object]]) -> DemoNode:
