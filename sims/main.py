@@ -21,7 +21,7 @@ def demo(
     minutes: Annotated[float, typer.Option(help="About how long it may take.")] = 5.0,
     as_json: Json = False,
 ) -> None:
-    """Train with five real nodes on this machine, kill one on the way, and report."""
+    """Train with six real nodes on this machine, kill one on the way, and report."""
     from farflung.sims.demo import run_demo
     from farflung.sims.summary import violations
 
