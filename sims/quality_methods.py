@@ -82,9 +82,9 @@ E3M0 = Wire(topology="gather", up="e3m0(block=128)")
 """As simulated in Streaming DiLoCo: what peers send is coded, the mean is not coded again."""
 
 
-def _ours(timetable: Timetable, bits: str, *, last: str) -> Outer:
-    """Muon inside, fragments with a step of delay, a dead zone around one bit, and what it leaves out stays with the peer."""
-    wire = Wire(topology="gather", up=f"deadzone(bits={bits})", last=f"deadzone(bits={last})")
+def _ours(timetable: Timetable, bits: str) -> Outer:
+    """Muon inside, fragments with a step of delay, a dead zone of a bit or two, and what it leaves out stays with the peer."""
+    wire = Wire(topology="gather", up=f"deadzone(bits={bits})", last="deadzone(bits=2.0)")
     return Outer(timetable=timetable, rule=Nesterov(lr=0.7, momentum=0.5), wire=wire, mixing=None, kept=1.0)
 
 
@@ -131,8 +131,8 @@ METHODS: tuple[Method, ...] = (
         ),
         lr_scale=0.1,
     ),
-    Method(name="default", inner="muon", outer=_ours(_rounds(interval=60, fragments=3, delay=1), "0.72", last="2.0")),
-    Method(name="thrifty", inner="muon", outer=_ours(_rounds(interval=240, fragments=3, delay=1), "0.7", last="0.7")),
+    Method(name="default", inner="muon", outer=_ours(_rounds(fragments=3, delay=1), "2.0")),
+    Method(name="thrifty", inner="muon", outer=_ours(_rounds(fragments=3, delay=1), "0.9")),
 )
 
 
