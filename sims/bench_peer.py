@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,9 @@ PATTERN_NUMEL = 1 << 16
 
 SCALE = 1e-3
 """Of the values: pseudo-gradients are small."""
+
+ORPHAN_S = 60.0
+"""How long a peer goes on after its orders have ended: longer than a living parent waits for its end."""
 
 Say = Callable[..., None]
 
@@ -252,6 +256,15 @@ def _facts(replica: Replica, arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _read_orders(orders: "SimpleQueue[str]") -> None:
+    """Lines from stdin, then an empty one. Whoever closes stdin waits for our end; who is still here after that has lost its parent."""
+    for line in sys.stdin:
+        orders.put(line)
+    orders.put("")
+    time.sleep(ORPHAN_S)
+    os._exit(1)
+
+
 def main() -> None:
     """Run one process: orders come in on stdin, answers go out on stdout, everything else to stderr."""
     parser = argparse.ArgumentParser()
@@ -288,8 +301,11 @@ def main() -> None:
             answers.write(json.dumps(message) + "\n")
             answers.flush()
 
+        orders: SimpleQueue[str] = SimpleQueue()
+        threading.Thread(target=_read_orders, args=[orders], daemon=True).start()
+
         def hear() -> Any:
-            line = sys.stdin.readline()
+            line = orders.get()
             return json.loads(line) if line else None
 
         if arguments.threads:

@@ -1,6 +1,8 @@
 """The benchmarks measure real nodes, refuse figures that mean nothing, and end what they started."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,6 +48,24 @@ def test_a_node_beside_a_loop() -> None:
 def test_a_deadline_ends_every_process() -> None:
     with pytest.raises(BenchError, match="ended early"):
         measure_rounds(MB, peers=2, rounds=1, within_s=0.2)
+
+
+def test_a_peer_whose_parent_was_killed_ends() -> None:
+    code = (
+        "import sys; from farflung.sims import bench_peer; bench_peer.ORPHAN_S = 0.2;"
+        "sys.argv[1:] = 'vector --rank 0 --peers 2 --numel 64 --rounds 9'.split(); bench_peer.main()"
+    )
+    argv = [sys.executable, "-c", code]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(argv, **pipes) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            assert "contact" in json.loads(process.stdout.readline())
+            process.stdin.write(json.dumps({"addresses": [[], []]}).encode() + b"\n")
+            process.stdin.close()
+            assert process.wait(60) == 1
+        finally:
+            process.kill()
 
 
 def test_the_last_words_are_told() -> None:
