@@ -23,11 +23,8 @@ async def running_statuses(name: str | None, home: Path | None) -> list[NodeStat
     """
     if name is not None:
         return [await _status(resolve_paths(home).find_swarm(name))]
-    found = [await _status(swarm) for swarm in resolve_paths(home).swarms() if _runs(swarm)]
-    if not found:
-        known = resolve_paths(home).find_swarm(None)  # raises when there are none or several
-        raise NoNode(f"no node of swarm {known.name} runs here; start it with `farflung join {known.name}`")
-    return found
+    running = _running(home)
+    return [await _status(swarm) for swarm in running] if running else [await _status(the_running(None, home))]
 
 
 async def known_peers(name: str | None, home: Path | None) -> list[PeerStatus]:
@@ -59,10 +56,18 @@ async def follow(name: str | None, home: Path | None) -> None:
 
 
 def the_running(name: str | None, home: Path | None) -> SwarmPaths:
-    """The swarm that is meant: the named one, else the only one with a node here, else the only one known."""
+    """The swarm that is meant: the named one, else the only one with a node here, else the only one known.
+
+    Raises NoNode when none runs and several are known, ConfigError when no swarm is known or several nodes run.
+    """
     paths = resolve_paths(home)
-    running = [swarm for swarm in paths.swarms() if _runs(swarm)]
-    return running[0] if name is None and len(running) == 1 else paths.find_swarm(name)
+    running = _running(home) if name is None else []
+    if len(running) == 1:
+        return running[0]
+    if name is None and not running and len(known := paths.swarms()) > 1:
+        listed = ", ".join(f"{swarm.name} ({swarm.hash_hex[:12]})" for swarm in known)
+        raise NoNode(f"no node runs here; start one with `farflung join NAME`: {listed}")
+    return paths.find_swarm(name)
 
 
 def peer_table(peers: list[PeerStatus]) -> Table:
@@ -96,6 +101,10 @@ def peer_table(peers: list[PeerStatus]) -> Table:
 
 async def _status(swarm: SwarmPaths) -> NodeStatus:
     return msgspec.convert(await request(swarm, "status"), NodeStatus)
+
+
+def _running(home: Path | None) -> list[SwarmPaths]:
+    return [swarm for swarm in resolve_paths(home).swarms() if _runs(swarm)]
 
 
 def _runs(swarm: SwarmPaths) -> bool:

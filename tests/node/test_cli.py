@@ -135,6 +135,10 @@ def test_no_node_is_one_line_and_exit_code_2(home: Path, command: str) -> None:
     said = "error: no node of swarm alpha runs here; start it with `farflung join alpha`\n"
     assert result.stderr == said
     assert run(command, "beta", "--home", home).stderr.startswith("error: this machine knows no swarm 'beta'")
+    resolve_paths(home, {}).add_swarm("cd" * 32, "gamma")
+    assert run(command, "--home", home).stderr == (
+        "error: no node runs here; start one with `farflung join NAME`: alpha (abababababab), gamma (cdcdcdcdcdcd)\n"
+    )
 
 
 @pytest.mark.parametrize(
