@@ -123,6 +123,8 @@ def parse_optimizer(text: str) -> OptimizerSpec:
         raise UnknownOptimizer(
             f"no inner optimizer is called {name!r}; there are {', '.join([*_OWN, *_torch_classes()])}"
         )
+    elif "lr" in arguments:
+        raise ValueError(f"optimizer {name}: its learning rate is not given here but by inner.lr, `create --lr`")
     spec = OptimizerSpec(name=name, arguments=arguments)
     _dry_step(spec)
     return spec

@@ -130,6 +130,7 @@ def recipe_parameters(manifest: Manifest) -> list[torch.Tensor]:
         ({"tokenizer": "/nowhere.json"}, "cannot read the tokenizer"),
         ({"codec": "int9"}, "unknown codec"),
         ({"optimizer": "adamv"}, "no inner optimizer is called 'adamv'; there are adamw, muon, torch.optim.A"),
+        ({"optimizer": "torch.optim.SGD(lr=0.1)"}, "its learning rate is not given here but by inner.lr"),
         ({"optimizer": "muon(speed=2)"}, "it takes adamw_lr, iterations, momentum"),
         ({"batch_tokens": 100}, "must be a multiple of model.seq_len"),
         ({"config": Path("/nowhere.toml")}, "cannot read /nowhere.toml"),

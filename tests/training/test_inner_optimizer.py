@@ -135,7 +135,7 @@ def test_every_class_of_torch_trains_or_is_refused(name: str, config: ModelConfi
         ("muon(speed=3)", "muon does not know speed; it takes adamw_lr, iterations, momentum"),
         ("muon(momentum=2)", "momentum must lie in"),
         ("muon(momentum='a')", "cannot be used"),
-        ("torch.optim.NAdam(lr=3)", "multiple values"),
+        ("torch.optim.NAdam(lr=3)", "by inner.lr"),
         ("torch.optim.NAdam(capturable=3, nonsense=1)", "nonsense"),
     ],
 )
