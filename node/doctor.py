@@ -11,14 +11,17 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 
-from farflung.node.machine import choose_runtime, describe_device, plan_memory
+from farflung.compression.policy import parse_policy
+from farflung.node.machine import choose_runtime, describe_device, on_host, plan_memory
 from farflung.node.options import DoctorOptions
 from farflung.node.paths import resolve_paths
 from farflung.node.recipe import read_recipe
 from farflung.node.swarmfiles import load_manifest
 from farflung.protocol.errors import ConfigError
+from farflung.protocol.manifest import Manifest
 from farflung.training.inner import InnerConfig
 from farflung.training.memory import RESERVE, free_bytes
 from farflung.training.model import ModelConfig
@@ -26,7 +29,10 @@ from farflung.training.presets import num_parameters, preset
 from farflung.training.schedule import Schedule
 
 MEANS_KEPT = 8
-"""Rounds whose encoded means lie on the disk; at most 4 bytes a parameter each, 1 with the default codec."""
+"""Rounds whose encoded means lie on the disk."""
+
+DEFAULT_CODEC = {field.name: field.default for field in msgspec.structs.fields(Manifest)}["downlink_codec"]
+"""Of means, for a preset, which has no manifest."""
 
 _UNSYNCHRONISED = 5
 """adjtimex's TIME_ERROR: nobody disciplines the clock."""
@@ -43,6 +49,8 @@ class Patient:
     """Sequences in one inner step."""
     residuals: int = 0
     """Directions, of two, in which there is error feedback."""
+    mean_bytes: int
+    """An encoded mean, which is kept for those who catch up."""
 
 
 def examine(options: DoctorOptions) -> dict[str, Any]:
@@ -55,7 +63,7 @@ def examine(options: DoctorOptions) -> dict[str, Any]:
     )
     needs = plan.forecast
     parameters = num_parameters(patient.model)
-    disk = 2 * (needs.outer_bytes + needs.optimizer_bytes + needs.offloaded_bytes) + MEANS_KEPT * parameters
+    disk = 2 * (needs.outer_bytes + needs.optimizer_bytes + needs.offloaded_bytes) + MEANS_KEPT * patient.mean_bytes
     folder = next(path for path in (paths.state, *paths.state.parents) if path.exists())
     return {
         "model": patient.name,
@@ -79,6 +87,7 @@ def examine(options: DoctorOptions) -> dict[str, Any]:
             "offloaded inner state": needs.offloaded_bytes,
             "usable": int(free_bytes(torch.device("cpu")) * (1 - RESERVE)),
         },
+        "one_memory": on_host(runtime),
         "disk_bytes": {"needed": disk, "free": shutil.disk_usage(folder).free},
         "clock": clock_state(),
     }
@@ -94,6 +103,8 @@ def report(findings: dict[str, Any]) -> list[str]:
     for title, key in (("device memory", "device_bytes"), ("host memory", "host_bytes"), ("disk", "disk_bytes")):
         terms = (f"{name} {size / 1e9:.2f}" for name, size in findings[key].items())
         lines.append(f"{title}, GB: {', '.join(terms)}")
+    if findings["one_memory"]:
+        lines.append("device and host memory are one here: both sums must fit together")
     if findings["disk_bytes"]["needed"] > findings["disk_bytes"]["free"]:
         lines.append("NOT ENOUGH DISK: make room, or give another folder with --home")
     lines.append(f"clock: {findings['clock']}")
@@ -118,7 +129,8 @@ def _patient(options: DoctorOptions) -> Patient:
             shape = preset(options.model, vocab_size=options.vocab_size)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        return Patient(name=options.model, model=shape, inner=inner, batch=options.batch)
+        mean_bytes = parse_policy(DEFAULT_CODEC).default.expected_nbytes(num_parameters(shape))
+        return Patient(name=options.model, model=shape, inner=inner, batch=options.batch, mean_bytes=mean_bytes)
     swarm = resolve_paths(options.home).find_swarm(options.swarm)
     manifest = load_manifest(swarm)
     if manifest is None:
@@ -130,4 +142,5 @@ def _patient(options: DoctorOptions) -> Patient:
         inner=recipe.inner,
         batch=manifest.samples_per_step,
         residuals=manifest.feedback.directions,
+        mean_bytes=recipe.downlink.expected_nbytes(),
     )

@@ -48,6 +48,11 @@ def describe_device(runtime: Runtime) -> str:
     return f"CPU {platform.machine()}, {torch.get_num_threads()} of {os.cpu_count()} threads"
 
 
+def on_host(runtime: Runtime) -> bool:
+    """Whether the device has no memory of its own."""
+    return torch.device(runtime.device).type != "cuda"
+
+
 def plan_memory(
     model: ModelConfig,
     inner: InnerConfig,
@@ -59,21 +64,23 @@ def plan_memory(
 ) -> MemoryPlan:
     """How to train this model here, before anything is allocated. Raises ConfigError when it cannot be done."""
     device = torch.device(runtime.device)
-    on_host = device.type != "cuda"
     try:
         return choose_options(
             model,
             parse_optimizer(inner.optimizer),
             batch=batch,
             device_bytes=free_bytes(device, runtime.memory_bytes),
-            host_bytes=None if on_host else free_bytes(torch.device("cpu")),
+            host_bytes=None if on_host(runtime) else free_bytes(torch.device("cpu")),
             compute_bytes=runtime.compute_bytes,
             residuals=residuals,
             allowed=BY_COST if save == "auto" else (parse_options(save),),
         )
     except NotEnoughMemory as error:
+        more = (
+            "close other programs" if runtime.memory_bytes is None else "give more with --memory, close other programs"
+        )
         raise ConfigError(
-            f"{error}: close other programs, choose another --device{'' if save == 'auto' else ' or --save-memory auto'}, or "
+            f"{error}: {more}, choose another --device{'' if save == 'auto' else ' or --save-memory auto'}, or "
             "join a swarm with a smaller model"
         ) from error
 

@@ -33,7 +33,7 @@ def test_less_memory_wants_more_options() -> None:
     scarce = examine(DoctorOptions(model="10m", device="cpu", memory_gb=ample["device_bytes"]["peak"] / 1e9))
     assert ample["save_memory"] == "none"
     assert scarce["microbatch"] < ample["microbatch"] or scarce["save_memory"] != "none"
-    with pytest.raises(ConfigError, match="or join a swarm with a smaller model"):
+    with pytest.raises(ConfigError, match=r"give more with --memory, .* or join a swarm with a smaller model"):
         examine(DoctorOptions(model="8b", device="cpu", memory_gb=1))
 
 
@@ -44,6 +44,13 @@ def test_a_swarm_is_examined_by_its_manifest(tmp_path: Path) -> None:
     findings = examine(DoctorOptions(swarm="s", device="cpu", home=tmp_path))
     assert (findings["model"], findings["optimizer"]) == ("s", "muon")
     assert findings["device_bytes"]["inner state"] < 8 * findings["parameters"]
+    daemon.create(
+        CreateOptions(name="w", preset="tiny", data=str(corpus), codec="fp32", optimizer="muon", home=tmp_path)
+    )
+    wide = examine(DoctorOptions(swarm="w", device="cpu", home=tmp_path))
+    more = wide["disk_bytes"]["needed"] - findings["disk_bytes"]["needed"]
+    assert 2.9 < more / doctor.MEANS_KEPT / findings["parameters"] < 3.0  # means of 4 bytes a parameter, not of 1.02
+    assert "device and host memory are one here: both sums must fit together" in report(wide)
     lines = report(findings | {"disk_bytes": {"needed": 2, "free": 1}})
     assert lines[0].startswith("s: 0.2 M parameters") and any(line.startswith("NOT ENOUGH DISK") for line in lines)
 
