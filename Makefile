@@ -23,6 +23,7 @@ soak: $(STAMP)                    # 500 seeded schedules of churn under virtual 
 bench: $(STAMP)
 	$(BIN)/farflung bench overhead
 	$(BIN)/farflung bench round
+	$(BIN)/farflung bench overlap
 	$(BIN)/farflung bench codec
 	$(BIN)/farflung bench feedback
 
