@@ -53,7 +53,7 @@ def bench_round(as_json: Json = False) -> None:
 
 @bench_app.command("overlap")
 def bench_overlap(as_json: Json = False) -> None:
-    """How much of its time a peer computes on slow links, beside blocking DiLoCo and data-parallel: eight minutes."""
+    """How much of its time a peer computes on slow links, beside blocking DiLoCo and data-parallel: ten minutes."""
     from farflung.sims.bench_overlap import run_overlap
 
     run_overlap(as_json=as_json)
