@@ -156,9 +156,10 @@ class Applier:
                 await self._take_round(commit.round, means)
                 self.version = commit.version
             await self._settle(commit, commit.round)
+            self.height = commit.height  # training may go on: digests, reports and the like need not be waited for
             self.steady.set()
+        self._trainer.wake()
         if downloaded:  # on disk before others count on us: who loses the state with the power still has a vote
-            self.height = commit.height
             await self._checkpoint()
         await self._announce(commit, changed=self.version != before)
         if commit.round is not None and means:

@@ -311,7 +311,6 @@ class Peer:
     def _may_train(self) -> bool:
         return (
             self.member.in_view
-            and self.applier.idle
             and self.applier.height == self.member.head.commit.height
             and self.trainer.version < self.settings.total_rounds
         )

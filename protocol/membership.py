@@ -77,12 +77,22 @@ class Membership:
     def live(self, peers: Iterable[PeerId]) -> list[PeerId]:
         return [p for p in peers if self.alive(p)]
 
+    def gone(self, peer: PeerId) -> bool:
+        """Whether a peer was called dead, or left. One that we have never heard is neither."""
+        entry = self.peers.get(peer)
+        return entry is not None and entry.liveness in (Liveness.DEAD, Liveness.LEFT)
+
+    @property
+    def verdict_s(self) -> float:
+        """From the last heartbeat of a peer to the verdict, seconds."""
+        return (SUSPECT_AFTER + VERDICT_AFTER) * self.heartbeat_s
+
     def dead_for(self, peer: PeerId, now: float) -> float:
         """Seconds since a peer was called dead or left; 0 when it is neither. One never heard of gets the time of a verdict."""
         entry = self.peers.get(peer)
         if entry is None or entry.liveness in (Liveness.ALIVE, Liveness.SUSPECT):
             return 0.0
-        grace = (SUSPECT_AFTER + VERDICT_AFTER) * self.heartbeat_s if entry.liveness is Liveness.UNKNOWN else 0.0
+        grace = self.verdict_s if entry.liveness is Liveness.UNKNOWN else 0.0
         return max(0.0, now - entry.since - grace)
 
     def leaves(self, peer: PeerId) -> bool:

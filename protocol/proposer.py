@@ -46,6 +46,10 @@ TRAINING_STATES = frozenset({"training", "ready", "round"})
 """Heartbeat states of members that a round waits for."""
 
 
+MAX_PAUSE_S = 30.0
+"""Longest pause between two plans of one proposer."""
+
+
 def plan_id(swarm: bytes, plan: Plan) -> bytes:
     """sha256 that names a plan (32 bytes)."""
     return sha256(PLAN_DOMAIN + swarm + encode(plan)).digest()
@@ -94,6 +98,10 @@ class Proposer:
     """Why nothing happens, or what does: a sentence for people."""
     promises: dict[PeerId, Promise] = field(default_factory=dict)
     attempt: int = 0
+    retry_at: float = 0.0
+    """No plan before: each one that fails after the second doubles the pause."""
+    failed: str = ""
+    """Why the last plan failed."""
     plan: Plan | None = None
     plan_id: bytes = b""
     phase_at: float = 0.0
@@ -173,6 +181,9 @@ class Proposer:
             )
             return self._propose(commit, s, now)
         if isinstance(decision, StartRound):
+            if now < self.retry_at:
+                self.reason = f"plans round {s.head.commit.height + 1} again after a pause: {self.failed}"
+                return []
             return self._start(decision, situation.readies, s, now)
         return []
 
@@ -258,7 +269,7 @@ class Proposer:
         )
         if len(self.contributors) < min(s.settings.min_contributors, len(plan.contributors)):
             return self._abort(
-                f"only {len(self.contributors)} contributions reached every owner in {plan.scatter_s:.1f} s",
+                f"only {len(self.contributors)} contributions reached every owner in {now - self.phase_at:.1f} s",
                 s,
                 now,
             )
@@ -360,6 +371,9 @@ class Proposer:
         effects = self._broadcast(Abort(self.plan_id, reason))
         effects.append(Note("round.abort", {"round": s.head.commit.height + 1, "reason": reason}))
         self.phase, self.plan, self.plan_id, self.reason = Phase.GATHER, None, b"", reason
+        self.failed = reason
+        if self.attempt > 1:
+            self.retry_at = now + min(RESEND_S * 2.0 ** (self.attempt - 2), MAX_PAUSE_S)
         return effects
 
     def _broadcast(self, message: Message) -> list[Effect]:

@@ -161,6 +161,16 @@ def test_an_owner_does_not_wait_for_the_dead_nor_forever() -> None:
     assert part.report(members, PROPOSER, 101.0) == [Send(PROPOSER, Collected(PLAN_ID, (A, B)))]
 
 
+def test_an_owner_waits_a_while_for_whom_only_the_proposer_has_heard() -> None:
+    part, members = take_part(scatter_s=60.0), others()
+    members.peers.pop(C)
+    members.discover(C, 50.0)
+    part.arrived(0, A)
+    part.arrived(0, B)
+    assert part.report(members, PROPOSER, 99.9 + members.verdict_s) == []
+    assert part.report(members, PROPOSER, 100.0 + members.verdict_s) == [Send(PROPOSER, Collected(PLAN_ID, (A, B)))]
+
+
 def test_who_owns_nothing_reports_nothing() -> None:
     assert take_part(D).report(others(D), PROPOSER, 200.0) == []
 

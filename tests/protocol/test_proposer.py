@@ -26,7 +26,8 @@ from farflung.protocol.messages import (
     Propose,
     Voted,
 )
-from farflung.protocol.proposer import Phase
+from farflung.protocol.proposer import MAX_PAUSE_S, Phase
+from farflung.protocol.settings import RESEND_S
 
 
 def sent(bus: Bus, kind: type[Message]) -> list[Letter]:  # type: ignore[valid-type]
@@ -462,6 +463,22 @@ def test_all_but_one_may_leave_at_once() -> None:
         bus.kill(who)
     top = max(bus.commits)
     assert bus.reach(top + 2), "and the last one goes on"
+
+
+def test_plans_that_fail_again_and_again_are_made_less_and_less_often() -> None:
+    bus = settled(Bus(3))
+    member = bus.nodes[until_phase(bus, Phase.SCATTER)].member
+    made = member.proposer
+    assert made is not None
+    plan, pauses = made.plan, []
+    for attempt in range(1, 9):
+        made.plan, made.attempt = plan, attempt
+        made._abort("nothing arrived", member, 100.0)
+        pauses.append(max(0.0, made.retry_at - 100.0))
+    assert pauses == [0.0, *(RESEND_S * 2**k for k in range(5)), MAX_PAUSE_S, MAX_PAUSE_S]
+    made.retry_at = 1e9
+    assert made.step(member, 200.0) == [] and made.phase is Phase.GATHER
+    assert "again after a pause: nothing arrived" in made.reason
 
 
 def test_an_aborted_round_is_tried_again() -> None:
