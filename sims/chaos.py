@@ -284,12 +284,15 @@ class Swarm:
         for index, peer in sorted(self.peers.items()):
             learner = self.learners[index]
             trainer = peer.trainer
-            if not peer.applier.idle or trainer.busy.locked() or peer.applier.version < 0:
+            if not peer.applier.idle or not peer.applier.steady.is_set() or peer.applier.version < 0:
                 continue
             digest = learner.outer.digest().hex()
             if self._digests.setdefault(peer.applier.version, digest) != digest:
                 self.violate(2, f"peer {index}: the outer state is not that of version {peer.applier.version}")
-            if list(_numbers(trainer.progress.trained)) != learner.trained:
+            accounted = list(_numbers(trainer.progress.trained))
+            ahead = len(learner.trained) - len(accounted)
+            in_a_step = SAMPLES_PER_STEP if trainer.busy.locked() else 0  # trained, and accounted for when it is over
+            if learner.trained[: len(accounted)] != accounted or ahead > in_a_step:
                 self.violate(6, f"peer {index} trained other samples than it accounts for")
 
     def check_end(self) -> None:
