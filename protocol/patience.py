@@ -11,6 +11,9 @@ from farflung.protocol.planning import no_quorum
 from farflung.protocol.quorum import is_quorum
 from farflung.protocol.settings import VOTE_S, Settings
 
+STATE_BEATS = 2.0
+"""Heartbeats in which a proposer must have said that it holds the outer state."""
+
 
 class Waiting(Protocol):
     """What is read of the member that waits."""
@@ -48,7 +51,9 @@ def why_next_ballot(s: Waiting, now: float) -> str | None:
         if s.membership.dead_for(turn, now) > 0.0 and _anything_to_decide(s, now):
             return f"proposer {short(turn)} is gone"
         return None
-    if not s.holds(turn) and holders_decide(s) and _anything_to_decide(s, now):
+    # Its plan says that it holds the state, newer than its last heartbeat may; and a heartbeat takes a while to follow the state.
+    said_so = s.part is not None or now < s.slot_at + STATE_BEATS * s.settings.heartbeat_s
+    if not said_so and not s.holds(turn) and holders_decide(s) and _anything_to_decide(s, now):
         return f"proposer {short(turn)} does not hold the outer state yet"
     if s.voted_at is not None and now > s.voted_at + VOTE_S:
         return f"no certificate from {short(turn)} in {VOTE_S:.0f} s"

@@ -2,6 +2,7 @@
 
 import pytest
 from tests.protocol.bus import beat, certify, follow, history_of, new_member, ready, rules, signers, state_digest
+from tests.protocol.test_participation import plan
 
 from farflung.protocol import chain, standing
 from farflung.protocol.chain import Certified, Contribution, RoundResult
@@ -11,6 +12,8 @@ from farflung.protocol.keys import PeerId
 from farflung.protocol.member import Member
 from farflung.protocol.membership import Membership
 from farflung.protocol.messages import Accepted, Heartbeat, Plan, Promise, Propose, Voted
+from farflung.protocol.participation import Participation
+from farflung.protocol.patience import STATE_BEATS
 from farflung.protocol.quorum import proposer
 
 WHO = signers(5)
@@ -169,7 +172,14 @@ def test_the_turn_of_who_cannot_vote_is_passed_on_when_there_is_something_to_dec
     one.tick(0.1)
     assert one.ballot == 0
     one.set_ready(ready(), 0.2)
-    moved = [e.fields["reason"] for e in one.tick(0.3) if isinstance(e, Note) and e.event == "ballot"]
+    late = STATE_BEATS * one.settings.heartbeat_s
+    one.tick(late - 0.1)
+    assert one.ballot == 0, "its last heartbeat may be older than its state"
+    one.part = Participation(b"p" * 32, plan(), late, contributing=False)
+    one.tick(late + 0.1)
+    assert one.ballot == 0, "it plans, so it says that it holds it"
+    one.part = None
+    moved = [e.fields["reason"] for e in one.tick(late + 0.2) if isinstance(e, Note) and e.event == "ballot"]
     assert one.ballot == 1 and len(moved) == 1 and "does not hold the outer state yet" in str(moved[0])
 
 
