@@ -191,7 +191,6 @@ class Applier:
 
     async def _announce(self, commit: Commit, *, changed: bool) -> None:
         """Say that we are at `commit`."""
-        self.height = commit.height
         self._log.bind(height=self.height, version=self.version, step=self._trainer.global_step)
         if changed:
             await self._say_where()

@@ -2,12 +2,12 @@
 
 Local progress is never thrown away silently. Whenever the outer parameters move, the local ones are moved to
 
-    local = new outer + (local - reference)
+    local = new outer + (local - reference)                     (`late.rebase_`)
 
-where the reference is what the local parameters would be without the progress that still has to be
-reported: the local parameters at the time of sending, if what was sent has been counted (or what they would have been
-with no more progress than the codec let through); the old outer ones, if not. The difference is taken first, so where nothing has happened since, local is the new outer
-parameters to the bit.
+where the reference is what the local parameters would be without the progress that still has to be reported: the local
+parameters at the time of sending, if what was sent has been counted (or what they would have been with no more progress
+than the codec let through); the old outer ones, if not. What is offered or in flight is a copy of local parameters, and
+moves in the same way.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from farflung.training.flat import Layout, flatten, host_buffer, synchronize, unflatten
+from farflung.training.late import rebase_
 from farflung.training.outer import OuterConfig, OuterState
 
 Update = tuple[int, int, Tensor]
@@ -77,13 +78,13 @@ class Coupled:
         updates: Sequence[Update],
         *,
         contributed: bool,  # is the pseudo-gradient in flight part of these means?
-        told: Mapping[int, Tensor]
-        | None = None,  # by `start`: what of that gradient has really been sent, fp32 [stop - start]
+        told: Mapping[int, Tensor] | None = None,
     ) -> None:
         """Take the outer step of one round on each slice, and move the local parameters after it.
 
-        Where a codec left out much of what was contributed, and `told` says what it did send, only that much counts as
-        reported: the rest stays in the local parameters, and with it in the next pseudo-gradient.
+        Where a codec left out much of what was contributed, `told` holds what it did send, fp32 [stop - start] by `start`.
+        Only that much counts as reported then: the rest stays in the local parameters, and with it in the next
+        pseudo-gradient.
 
         Elements in no slice keep everything, and their progress stays in the next pseudo-gradient; so
         does all progress of a peer that did not contribute. Raises ValueError, with nothing changed, when
@@ -99,14 +100,20 @@ class Coupled:
         for start, stop, mean in updates:
             old = self.outer.params[start:stop].clone()
             self.outer.step_(start, stop, mean, self.outer_config.lr, self.outer_config.momentum)
-            reference = old if sent is None else sent[start:stop]
-            if sent is not None and told is not None and start in told:
+            new = self.outer.params[start:stop]
+            if sent is None:
+                reference = old
+            elif told is not None and start in told:
                 reference = old - told[start]
+            else:
+                reference = sent[start:stop]
             self._rebase(start, stop, reference)
-            if self.offered is not None:  # these are local parameters, too
-                self.offered[start:stop].sub_(reference).add_(self.outer.params[start:stop])
-            if self.sent is not None and self.sent is not self.offered:  # still in flight, behind what is offered
-                self.sent[start:stop].sub_(old).add_(self.outer.params[start:stop])
+            if self.offered is not None:
+                rebase_(self.offered[start:stop], new, reference)
+            if (
+                self.sent is not None and self.sent is not self.offered
+            ):  # in flight, behind what is offered; not counted
+                rebase_(self.sent[start:stop], new, old)
 
     def adopt_outer(
         self,
@@ -142,8 +149,8 @@ class Coupled:
         stop: int,
         reference: Tensor,  # fp32 [stop - start], CPU
     ) -> None:
-        """local = outer + (local - reference) on one slice."""
+        """Move one slice of the live parameters."""
         for low, high, local in self.layout.pieces(self.parameters, start, stop):
-            local.sub_(reference[low - start : high - start].to(self.device, non_blocking=True))
-            local.add_(self.outer.params[low:high].to(self.device, non_blocking=True))
+            outer = self.outer.params[low:high].to(self.device, non_blocking=True)
+            rebase_(local, outer, reference[low - start : high - start].to(self.device, non_blocking=True))
         synchronize(self.device)
