@@ -53,10 +53,16 @@ Say = Callable[..., None]
 
 
 class VectorLearner:
-    """Holds the same pseudo-gradient for every round; the outer state is real."""
+    """Holds the same pseudo-gradient for every round; the outer state is real.
+
+    A node trains on while it takes the digest of a round's state. Here nothing else is trained, and the next round
+    would begin in the middle of that; so `train` waits until the last round is reported.
+    """
 
     def __init__(self, numel: int, rank: int, peers: int) -> None:
         self.outer = OuterState(torch.zeros(numel))
+        self.reported = threading.Event()
+        self.reported.set()
         self._delta = torch.empty(numel)
         self._mean = torch.stack([_pattern(r) for r in range(peers)]).mean(dim=0)
         _repeat(self._delta, _pattern(rank))
@@ -68,6 +74,7 @@ class VectorLearner:
         return self.outer.num_parameters
 
     def train(self, numbers: Sequence[int], global_step: int) -> StepReport:
+        self.reported.wait()
         return StepReport(loss=0.0, tokens=len(numbers), grad_norm=0.0, lr=0.0)
 
     def offer(self) -> None:
@@ -83,6 +90,7 @@ class VectorLearner:
         contributed: bool,
         told: Mapping[int, Tensor] | None = None,
     ) -> None:
+        self.reported.clear()
         for start, stop, mean in updates:
             self.outer.step_(start, stop, mean, OUTER.lr, OUTER.momentum)
         self._momentum = OUTER.momentum * self._momentum + 1.0
@@ -139,8 +147,14 @@ async def run_vector(arguments: argparse.Namespace, folder: Path, say: Say, hear
         up_mbit=arguments.up_mbit,
     )
     events: list[Event] = []
-    node.log.subscribe(events.append)
-    node.log.subscribe(lambda e: say(round=e["version"]) if e["event"] == "round.commit" else None)
+
+    def follow(event: Event) -> None:
+        events.append(event)
+        if event["event"] == "round.commit":
+            learner.reported.set()
+            say(round=event["version"])
+
+    node.log.subscribe(follow)
     try:
         say(contact=node.engine.addresses(), codec=Int8().spec)
         others = await asyncio.to_thread(hear)

@@ -1,8 +1,8 @@
 """`farflung bench round`: seconds of one round of real peers, beside hivemind's averager and gloo.
 
 Every peer is a process with a real engine and a real `Peer` (`bench_peer vector`). It holds one vector and
-contributes again as soon as a round is over. A round is timed from its plan to the moment the last peer has the
-certified commit; from then on everybody holds the mean's bytes, agreed on. What follows is not part of it and
+contributes again as soon as it has reported a round. A round is timed from its plan to the moment the last peer has
+the certified commit; from then on everybody holds the mean's bytes, agreed on. What follows is not part of it and
 reported apart: bytes to disk, decoding, outer step and digest of the state (`applied`).
 
 The baselines run with the same number of peers, one torch thread each, in the same minutes. They neither sign,

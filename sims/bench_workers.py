@@ -8,11 +8,15 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 GOODBYE_S = 20.0
 """How long a process may take to end when its work is done."""
+
+POLL_S = 0.5
+"""How often it is looked whether all processes still run."""
 
 _STDERR_TAIL = 2000
 
@@ -27,9 +31,10 @@ class BenchError(RuntimeError):
 class Worker:
     """One process of a benchmark, and its JSON lines."""
 
-    def __init__(self, process: "subprocess.Popen[Any]", log: IO[bytes]) -> None:
+    def __init__(self, process: "subprocess.Popen[Any]", log: IO[bytes], dead: "list[Worker]") -> None:
         assert process.stdin is not None and process.stdout is not None
         self._process = process
+        self._dead = dead  # the first of all processes that failed: the others end with it
         self._orders, self._answers = process.stdin, process.stdout
         self._log = log
 
@@ -39,7 +44,7 @@ class Worker:
             self._orders.write(json.dumps(message).encode() + b"\n")
             self._orders.flush()
         except (BrokenPipeError, ValueError) as error:
-            raise BenchError(f"a process of the benchmark ended early: {self.last_words()}") from error
+            raise self._ended_early() from error
 
     def finish(self) -> None:
         """No orders after this."""
@@ -49,9 +54,18 @@ class Worker:
         """The next answer. Raises BenchError when the process is gone."""
         line = self._answers.readline()
         if not line:
-            raise BenchError(f"a process of the benchmark ended early: {self.last_words()}")
+            raise self._ended_early()
         message: dict[str, Any] = json.loads(line)
         return message
+
+    def _ended_early(self) -> BenchError:
+        first = self._dead[0] if self._dead else self
+        return BenchError(f"a process of the benchmark ended early: {first.last_words()}")
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended with an error."""
+        return self._process.poll() not in (None, 0)
 
     def last_words(self) -> str:
         """The end of what it wrote to stderr."""
@@ -80,9 +94,11 @@ class Worker:
 def workers(within_s: float) -> Iterator[Callable[..., Worker]]:
     """Yields what starts a worker (`bench_peer` with these arguments); all of them end with the block.
 
-    After `within_s` seconds they are killed, and whoever waits for their words gets BenchError.
+    When one fails, and after `within_s` seconds, all are killed, and whoever waits for their words gets BenchError.
     """
     running: list[Worker] = []
+    dead: list[Worker] = []
+    over = threading.Event()
     with contextlib.ExitStack() as stack:
 
         def start(arguments: Sequence[str], popen: Popen = subprocess.Popen) -> Worker:
@@ -93,22 +109,28 @@ def workers(within_s: float) -> Iterator[Callable[..., Worker]]:
                 process = subprocess.Popen(argv, start_new_session=True, **pipes)  # type: ignore[call-overload]
             else:
                 process = popen(argv, **pipes)
-            running.append(Worker(process, log))
+            running.append(Worker(process, log, dead))
             return running[-1]
 
-        def kill_all() -> None:
-            for worker in running:
-                worker.kill()
+        def watch() -> None:
+            until = time.monotonic() + within_s
+            while not over.wait(POLL_S) and time.monotonic() < until:
+                dead.extend(worker for worker in list(running) if worker.failed)
+                if dead:
+                    break
+            if not over.is_set():
+                for worker in running:
+                    worker.kill()
 
-        watchdog = threading.Timer(within_s, kill_all)
-        watchdog.daemon = True
+        watchdog = threading.Thread(target=watch, daemon=True)
         watchdog.start()
         patience = 0.0
         try:
             yield start
             patience = GOODBYE_S
         finally:
-            watchdog.cancel()
+            over.set()
+            watchdog.join()
             for worker in running:
                 worker.end(patience)
 
