@@ -5,8 +5,8 @@ also three times as fast as encoding 64 MB at once; what it sends is a protobuf 
 a decoded part with `add_(part, alpha=weight)`, so that is the decode-add of all baselines.
 
 hivemind 1.1.12 cannot decode its 8-bit codecs with numpy 2.4 or newer (`int()` of an array of one element); that is
-reported, not repaired. bitsandbytes and torchao are not dependencies of farflung: without them their rows are missing,
-and the bench says so.
+reported, not repaired: 2.3 is the last with which they work. bitsandbytes and torchao are not dependencies of
+farflung: without them their rows are missing, and the bench says so. Tried with bitsandbytes 0.50.2 and torchao 0.18.0.
 """
 
 import importlib
@@ -113,7 +113,7 @@ def _bitsandbytes() -> list[Method]:
                 x, blocksize=NF4_BLOCK, compress_statistics=True, quant_type="nf4"
             ),
             nbytes=nf4_nbytes,
-            decode=lambda payload: functional.dequantize_4bit(*payload),
+            decode=lambda payload: functional.dequantize_4bit(*payload).flatten(),  # on a CPU it is one row
         ),
     ]
 

@@ -264,7 +264,8 @@ class PretendQuantiser:
     def dequantize_blockwise(self, codes: Tensor, state: Any) -> Tensor:
         return codes.float() * state.absmax
 
-    dequantize_4bit = dequantize_blockwise
+    def dequantize_4bit(self, codes: Tensor, state: SimpleNamespace) -> Tensor:
+        return self.dequantize_blockwise(codes, state)[None]  # a row, as bitsandbytes has it on a CPU
 
     def choose_qparams_affine(self, rows: Tensor, mapping: str, block: tuple[int, int], dtype: Any) -> Any:
         assert (mapping, rows.shape[1], dtype) == ("symmetric", block[1], torch.int8)
