@@ -1,5 +1,5 @@
-"""The `farflung` program: the node's commands, and those that need `farflung.sims`: the demo and the
-benchmarks.
+"""The `farflung` program: the node's commands, and those that need `farflung.sims`: the demo, the
+benchmarks and the simulations.
 """
 
 from pathlib import Path
@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 
 from farflung.node.cli import Json, app, print_json
+from farflung.sims.sim_cli import sim_app
 
 bench_app = typer.Typer(help="Measure what the README claims, beside its baselines.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
+app.add_typer(sim_app, name="sim")
 
 
 @app.command()

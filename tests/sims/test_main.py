@@ -27,7 +27,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Any) -> None:
 
 def test_all_commands_are_listed() -> None:
     shown = CliRunner().invoke(app, ["--help"]).output
-    for command in ("create", "join", "status", "peers", "leave", "export", "id", "demo", "bench"):
+    for command in ("create", "join", "status", "peers", "leave", "export", "id", "demo", "bench", "sim"):
         assert command in shown
     benches = CliRunner().invoke(app, ["bench", "--help"]).output
     assert all(name in benches for name in ("overhead", "round", "overlap", "codec", "quality"))
