@@ -31,6 +31,9 @@ class History:
     def __iter__(self) -> Iterator[Certified]:
         return iter(self._links)
 
+    def __reversed__(self) -> Iterator[Certified]:
+        return reversed(self._links)
+
     @property
     def head(self) -> Certified:
         """The newest. Raises IndexError before there is one."""

@@ -9,7 +9,7 @@ the only mercy is that one process is always alive: any number may be killed or 
 import asyncio
 import heapq
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
@@ -108,6 +108,16 @@ class Delay:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Slow:
+    """Everything that a peer computes takes `factor` times as long for a while: its owner plays a game, its fan has failed."""
+
+    at: float
+    until: float
+    peer: int
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Skew:
     """A peer's clock is set `ahead_s` seconds ahead of the truth, or behind it."""
 
@@ -116,7 +126,7 @@ class Skew:
     ahead_s: float
 
 
-Window = Drop | Duplicate | Delay
+Window = Drop | Duplicate | Delay | Slow
 Fault = Start | Leave | Kill | Pause | Resume | Partition | Heal | Window | Skew
 
 
@@ -144,6 +154,8 @@ def describe(fault: Fault) -> str:
         case Delay(until=until, extra_s=extra_s, peer=peer):
             whose = "everything" if peer is None else f"peer {peer}"
             what = f"delay {whose} by {extra_s:.2f} s until {until:.1f} s"
+        case Slow(until=until, peer=peer, factor=factor):
+            what = f"peer {peer} takes {factor:g} times as long until {until:.1f} s"
         case Skew(peer=peer, ahead_s=ahead_s):
             what = f"set the clock of peer {peer} {ahead_s:+.2f} s off"
     return f"{fault.at:8.1f} s  {what}"
@@ -195,6 +207,8 @@ class Schedule:
                     raise ValueError(f"not a probability: {describe(fault)}")
                 case Delay(extra_s=extra_s) if extra_s < 0.0:
                     raise ValueError(f"not a delay: {describe(fault)}")
+                case Slow(factor=factor) if factor <= 0.0:
+                    raise ValueError(f"not a factor: {describe(fault)}")
                 case _:
                     pass
 
@@ -209,7 +223,7 @@ class Schedule:
 
 
 def _end_of(fault: Fault) -> float:
-    return fault.until if isinstance(fault, Drop | Duplicate | Delay) else fault.at
+    return fault.until if isinstance(fault, Window) else fault.at
 
 
 def _peers_of(fault: Fault) -> tuple[int, ...]:
@@ -220,7 +234,7 @@ def _peers_of(fault: Fault) -> tuple[int, ...]:
             return ()
         case Delay(peer=int(peer)) | Start(peer=peer) | Leave(peer=peer) | Kill(peer=peer) | Skew(peer=peer):
             return (peer,)
-        case Pause(peer=peer) | Resume(peer=peer):
+        case Pause(peer=peer) | Resume(peer=peer) | Slow(peer=peer):
             return (peer,)
     raise AssertionError(fault)
 
@@ -395,37 +409,48 @@ class Processes(Protocol):
     def kill(self, peer: int) -> None:
         """Cancel all tasks of a peer whose network has just been killed."""
 
+    def slow(self, peer: int, factor: float) -> None:
+        """From now on everything that a peer computes takes `factor` times its usual time."""
+
 
 async def play(
-    schedule: Schedule, hub: MemoryHub, peers: Sequence[PeerId], processes: Processes
+    schedule: Schedule,
+    hub: MemoryHub,
+    peers: Sequence[PeerId],
+    processes: Processes,
+    on_fault: Callable[[str], None] = lambda line: None,
 ) -> list[tuple[float, str]]:
     """Carry out a schedule that begins now, and return what was done: (virtual time, one line).
 
-    `peers[n]` is the id of peer number n. Returns at `schedule.duration_s`.
+    `peers[n]` is the id of peer number n; `on_fault` is told each line just before it happens. Returns at `schedule.duration_s`.
     """
     began = hub.now()
     # Ends of windows are steps of their own; at the same instant they come in the order in which their windows began.
     steps: list[tuple[float, int, Fault, bool]] = []
     for number, fault in enumerate(schedule.faults):
         steps.append((fault.at, number, fault, False))
-        if isinstance(fault, Drop | Duplicate | Delay):
+        if isinstance(fault, Window):
             steps.append((fault.until, number, fault, True))
     open_windows: dict[int, int] = {}
     done: list[tuple[float, str]] = []
     for at, number, fault, ends in sorted(steps, key=lambda step: (step[0], step[1], step[3])):
         await asyncio.sleep(began + at - hub.now())
-        if ends:
+        line = ("end of " if ends else "") + describe(fault).partition(" s  ")[2]
+        on_fault(line)
+        if isinstance(fault, Slow):
+            processes.slow(fault.peer, 1.0 if ends else fault.factor)
+        elif ends:
             hub.calm(open_windows.pop(number))
         elif isinstance(fault, Drop | Duplicate | Delay):
             open_windows[number] = hub.disturb(_disturbance(fault, peers))
         else:
             _carry_out(fault, hub, peers, processes)
-        done.append((hub.now(), ("end of " if ends else "") + describe(fault).strip()))
+        done.append((hub.now(), line))
     await asyncio.sleep(began + schedule.duration_s - hub.now())
     return done
 
 
-def _disturbance(fault: Window, peers: Sequence[PeerId]) -> Disturbance:
+def _disturbance(fault: Drop | Duplicate | Delay, peers: Sequence[PeerId]) -> Disturbance:
     match fault:
         case Drop(probability=probability):
             return Disturbance(drop=probability)

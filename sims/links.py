@@ -104,9 +104,16 @@ class Path:
     reorder: float
     reorder_s: float
     window_bytes: int
+    bytes_per_s: float = math.inf
+    """Of what lies between the access links."""
 
 
-def path_between(a: LinkModel, b: LinkModel, disturbances: tuple[Disturbance, ...] = ()) -> Path:
+def path_between(
+    a: LinkModel,
+    b: LinkModel,
+    disturbances: tuple[Disturbance, ...] = (),
+    between: tuple[float, float] = (0.0, math.inf),  # latency (s) and rate (bytes/s) of what lies between
+) -> Path:
     """The path between two access links under these disturbances."""
     passed = 1.0 - max(a.drop, b.drop)
     single = 1.0 - max(a.duplicate, b.duplicate)
@@ -114,13 +121,14 @@ def path_between(a: LinkModel, b: LinkModel, disturbances: tuple[Disturbance, ..
         passed *= 1.0 - disturbance.drop
         single *= 1.0 - disturbance.duplicate
     return Path(
-        latency_s=(a.latency_s + b.latency_s) / 2 + sum(d.delay_s for d in disturbances),
+        latency_s=(a.latency_s + b.latency_s) / 2 + between[0] + sum(d.delay_s for d in disturbances),
         jitter_s=(a.jitter_s + b.jitter_s) / 2,
         drop=1.0 - passed,
         duplicate=1.0 - single,
         reorder=max(a.reorder, b.reorder),
         reorder_s=max(a.reorder_s, b.reorder_s),
         window_bytes=min(a.window_bytes, b.window_bytes),
+        bytes_per_s=between[1],
     )
 
 
@@ -145,15 +153,15 @@ class Rates:
         self._free_at: dict[tuple[PeerId, str], float] = {}
 
     def reserve(self, peer: PeerId, way: str, num_bytes: int, bytes_per_s: float, now: float) -> float:
-        """Queue bytes on the `up` or `down` link of a peer; returns when the last one is through, in seconds."""
+        """Queue bytes on the `up` or `down` link of a peer, or on its way to another; returns when the last one is through, in seconds."""
         done = max(now, self._free_at.get((peer, way), now)) + num_bytes / bytes_per_s
         self._free_at[peer, way] = done
         return done
 
     def forget(self, peer: PeerId) -> None:
         """Nothing of this peer is queued any more: its process is gone."""
-        self._free_at.pop((peer, "up"), None)
-        self._free_at.pop((peer, "down"), None)
+        for key in [key for key in self._free_at if key[0] == peer]:
+            del self._free_at[key]
 
 
 class Meter:

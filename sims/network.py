@@ -51,6 +51,11 @@ class NetEvent:
     """Why, or of which kind; few values, fit for counting."""
 
 
+Backbone = Callable[[PeerId, PeerId], tuple[float, float]]
+"""What lies between the access links of two peers: latency in seconds, added to theirs, and bytes per second of one direction, which all
+streams of the pair share; infinite where nothing in the middle limits them."""
+
+
 class MemoryHub:
     """A modelled internet for any number of peers. `link` is the access link of each that has none of its own."""
 
@@ -60,6 +65,7 @@ class MemoryHub:
         rng: random.Random,
         link: LinkModel,
         *,
+        backbone: Backbone | None = None,
         on_event: Callable[[NetEvent], None] | None = None,
     ) -> None:
         self.loop = loop
@@ -67,6 +73,7 @@ class MemoryHub:
         self.counts: Counter[tuple[str, str]] = Counter()
         self.records = RecordStore(rng, self.cut)
         self.on_event = on_event
+        self._backbone = backbone
         self._rng = rng
         self._links: dict[PeerId, LinkModel] = {}
         self._skews: dict[PeerId, float] = {}
@@ -204,12 +211,20 @@ class MemoryHub:
         path = self._paths.get((a, b))
         if path is None:
             disturbances = tuple(d for d in self._disturbances.values() if d.touches(a, b))
-            path = self._paths[a, b] = path_between(self.link_of(a), self.link_of(b), disturbances)
+            between = (0.0, math.inf) if self._backbone is None else self._backbone(a, b)
+            path = self._paths[a, b] = path_between(self.link_of(a), self.link_of(b), disturbances, between)
         return path
 
     def up(self, peer: PeerId, num_bytes: int) -> float:
         """Queue bytes on a peer's uplink; returns when the last has left."""
         return self._rates.reserve(peer, "up", num_bytes, self.link_of(peer).up_bytes_per_s, self.now())
+
+    def across(self, sender: PeerId, receiver: PeerId, num_bytes: int, left_at: float) -> float:
+        """Queue bytes that leave an uplink at `left_at` on what lies between; returns when the last is through, latency aside."""
+        rate = self.path(sender, receiver).bytes_per_s
+        if math.isinf(rate):
+            return left_at
+        return self._rates.reserve(sender, f"to {receiver.hex()}", num_bytes, rate, left_at)
 
     def down(self, peer: PeerId, num_bytes: int) -> float:
         """Queue bytes on a peer's downlink; returns when the last is in."""

@@ -41,6 +41,9 @@ class Wire(Protocol):
     def up(self, peer: PeerId, num_bytes: int) -> float:
         """Queue bytes on a peer's uplink; returns when the last has left."""
 
+    def across(self, sender: PeerId, receiver: PeerId, num_bytes: int, left_at: float) -> float:
+        """Queue bytes that leave an uplink at `left_at` on what lies between; returns when the last is through."""
+
     def down(self, peer: PeerId, num_bytes: int) -> float:
         """Queue bytes on a peer's downlink; returns when the last is in."""
 
@@ -96,8 +99,9 @@ class _Pipe:
         left_at = self._wire.up(self._sender, len(chunk))
         self._travelling.append(chunk)
         self.in_flight_bytes += len(chunk)
+        through_at = self._wire.across(self._sender, self._receiver, len(chunk), left_at)
         latency_s = self._wire.path(self._sender, self._receiver).latency_s
-        self._last_due = max(self._last_due, left_at + latency_s)
+        self._last_due = max(self._last_due, through_at + latency_s)
         self._wire.at(self._last_due, self._reach_downlink)
         return left_at
 

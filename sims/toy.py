@@ -1,14 +1,16 @@
 """A learner small enough for thousands of rounds: real coupling to a real outer state, toy gradients.
 
-Every sample moves the parameters in a direction of its own, so what was trained shows in the numbers, and the learner remembers which samples its
-local progress holds: the simulation compares that with what the ledger says (invariant 6).
+Every sample moves the parameters in a direction of its own, so what was trained shows in the numbers. The learner keeps two books beside them, for
+the judge: which samples its local progress holds (invariant 6), and where that progress should have brought it, as a sum in float64 that the outer
+steps of others never touch (invariant 2). What is compared is thus not the code that is judged.
 """
 
 import asyncio
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +25,20 @@ from farflung.training.outer import OuterConfig
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+Witness = Callable[[tuple[int, ...], Tensor], None]
+"""Sees samples and a pseudo-gradient of them, fp32 [n], which it must not change or keep."""
+
+
+def _nobody(samples: tuple[int, ...], gradient: Tensor) -> None:
+    """Nobody looks."""
+
+
+@lru_cache(maxsize=512)
+def _move(numel: int, direction: int) -> Tensor:
+    """What one sample does to the parameters, fp32 [numel]."""
+    return torch.sin(torch.arange(1, numel + 1, dtype=torch.float32) * direction).mul_(0.01)
 
 
 class Vector(nn.Module):
@@ -42,39 +58,65 @@ class ToyLearner(Coupled):
         """Sample numbers in the local progress, in order."""
         self.sent_samples: list[int] = []
         """Those in the pseudo-gradient that was taken last."""
+        self.witness: Witness = _nobody
+        """Is shown every pseudo-gradient."""
         self._offered_samples: list[int] = []
-        self._grid = torch.arange(1, numel + 1, dtype=torch.float32)
+        self._made = torch.zeros(numel, dtype=torch.float64)
+        """Local progress that no round has counted: what outer minus local parameters should be."""
+        self._offered_made = self._sent_made = self._made
 
     def train(self, numbers: Sequence[int], global_step: int) -> StepReport:
         local = self.parameters[0]
+        made = self._made.clone()
         for number in numbers:
-            local.sub_(torch.sin(self._grid * (number % 89 + 1)).mul_(0.01))
+            move = _move(self.num_parameters, number % 89 + 1)
+            local.sub_(move)
+            made.add_(move)
+        self._made = made
         self.trained.extend(numbers)
         return StepReport(loss=float(local.square().mean()), tokens=len(numbers), grad_norm=1.0, lr=0.01)
 
     def offer(self) -> None:
         super().offer()
         self._offered_samples = list(self.trained)
+        self._offered_made = self._made
 
     def offered_gradient(self) -> Tensor:
-        self.sent_samples = self._offered_samples
-        return super().offered_gradient()
+        self.sent_samples, self._sent_made = self._offered_samples, self._offered_made
+        gradient = super().offered_gradient()
+        self.witness(tuple(self.sent_samples), gradient)
+        return gradient
 
     def apply(self, updates: Sequence[Update], *, contributed: bool, told: Mapping[int, Tensor] | None = None) -> None:
         super().apply(updates, contributed=contributed, told=told)
-        if contributed:
-            del self.trained[: len(self.sent_samples)]
+        if not contributed:
+            return
+        del self.trained[: len(self.sent_samples)]
+        counted = torch.zeros_like(self._made)
+        for start, stop, _ in updates:
+            counted[start:stop] = self._sent_made[start:stop] if told is None else told[start].double()
+        self._made = self._made - counted
+        self._offered_made = self._offered_made - counted
 
     def adopt_outer(self, previous: Tensor | None, *, contributed: bool = False) -> None:
         super().adopt_outer(previous, contributed=contributed)
         if contributed:
             del self.trained[: len(self.sent_samples)]
+            self._made = self._made - self._sent_made
         elif previous is None:
-            self.trained.clear()
+            self._forget()
 
     def discard_progress(self) -> None:
         super().discard_progress()
+        self._forget()
+
+    def _forget(self) -> None:
         self.trained.clear()
+        self._made = torch.zeros_like(self._made)
+
+    def strayed(self) -> float:
+        """Largest distance of a local parameter from where its progress should have brought it."""
+        return float((self.outer.params.double() - self.parameters[0].double() - self._made).abs().max())
 
     def evaluate(self) -> float:
         return float(self.outer.params.square().mean())
@@ -94,6 +136,8 @@ class ToyLearner(Coupled):
             "sent": None if self.sent is None else self.sent.clone(),
             "trained": list(self.trained),
             "sent_samples": list(self.sent_samples),
+            "made": self._made,
+            "sent_made": self._sent_made,
         }
 
     def thaw(self, state: dict[str, object]) -> None:
@@ -110,6 +154,7 @@ class ToyLearner(Coupled):
         self.sent, self.offered = state["sent"], None  # type: ignore[assignment]
         self.trained = state["trained"]  # type: ignore[assignment]
         self.sent_samples = state["sent_samples"]  # type: ignore[assignment]
+        self._made, self._sent_made = state["made"], state["sent_made"]  # type: ignore[assignment]
 
 
 class VirtualDoor:
@@ -126,6 +171,17 @@ class VirtualDoor:
 
     def close(self) -> None:
         pass
+
+
+@runtime_checkable
+class Freezable(Protocol):
+    """A learner whose whole state can be kept in memory."""
+
+    def freeze(self) -> dict[str, object]:
+        """Everything, as copies."""
+
+    def thaw(self, state: dict[str, object]) -> None:
+        """Back to what `freeze` copied."""
 
 
 class MemoryStorage:
@@ -173,14 +229,14 @@ class MemoryStorage:
     def save_learner(
         self, learner: Learner, residuals: Mapping[str, Tensor], place: Place, keep: Collection[bytes]
     ) -> None:
-        assert isinstance(learner, ToyLearner)
+        assert isinstance(learner, Freezable)
         self.residuals = {name: tensor.clone() for name, tensor in residuals.items()}
         self.learner = (learner.freeze(), place)
         self.means = {(plan, part): p for (plan, part), p in self.means.items() if plan in keep}
         self.chunks.clear()
 
     def load_learner(self, learner: Learner) -> Place | None:
-        assert isinstance(learner, ToyLearner)
+        assert isinstance(learner, Freezable)
         if self.learner is None:
             return None
         learner.thaw(self.learner[0])

@@ -7,8 +7,9 @@ from multiprocessing import get_context
 
 import pytest
 
-from farflung.sims.chaos import Swarm, run_schedule, run_seed
+from farflung.sims.chaos import run_schedule, run_seed
 from farflung.sims.faults import Heal, Kill, Partition, Schedule, Start
+from farflung.sims.swarm import Swarm
 
 SEEDS = [1, 2, 3, 5, 8, 13]
 """`make soak` runs 500."""

@@ -33,6 +33,7 @@ from farflung.sims.faults import (
     Resume,
     Schedule,
     Skew,
+    Slow,
     Start,
     describe,
     draw_schedule,
@@ -55,6 +56,7 @@ class Chatter:
         self.heard: Counter[int] = Counter()
         self.bulk_bytes = 0
         self.broken = 0
+        self.slowed: list[tuple[int, float]] = []
 
     def start(self, peer: int) -> None:
         living: Coroutine[None, None, None] = self.live(peer)
@@ -65,6 +67,9 @@ class Chatter:
 
     def kill(self, peer: int) -> None:
         self.tasks[peer].cancel()
+
+    def slow(self, peer: int, factor: float) -> None:
+        self.slowed.append((peer, factor))
 
     async def live(self, peer: int) -> None:
         network = MemoryNetwork(self.hub, PEERS[peer])
@@ -210,6 +215,7 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         (Drop(at=1.0, until=2.0, probability=1.5),),
         (Delay(at=1.0, until=2.0, extra_s=-1.0),),
         (Delay(at=1.0, until=2.0, extra_s=1.0, peer=9),),
+        (Slow(at=1.0, until=2.0, peer=0, factor=0.0),),
         (Resume(at=1.0, peer=0),),
         (Start(at=0.0, peer=0), Pause(at=1.0, peer=0), Leave(at=2.0, peer=0)),
         (Partition(at=1.0, groups=((0, 1), (1, 2))),),
@@ -239,6 +245,7 @@ def test_a_script_is_played_to_the_letter_and_each_fault_has_its_effect() -> Non
         Drop(at=10.0, until=30.0, probability=0.5),
         Duplicate(at=20.0, until=30.0, probability=0.5),
         Delay(at=30.0, until=40.0, extra_s=0.7, peer=2),
+        Slow(at=45.0, until=60.0, peer=1, factor=3.0),
         Partition(at=50.0, groups=((0, 1), (2, 3))),
         Heal(at=70.0),
         Pause(at=80.0, peer=3),
@@ -253,9 +260,9 @@ def test_a_script_is_played_to_the_letter_and_each_fault_has_its_effect() -> Non
     assert schedule.calm_from == 140.0
     log, hub, chatter = simulate(schedule, 0, LinkModel())
     played = [line for line in log if not line.startswith("NetEvent")]
-    assert len(played) == len(faults) + 3
+    assert len(played) == len(faults) + 4
     assert [round(float(line.split()[0]) - 1.7e9, 6) for line in played] == sorted(
-        [fault.at for fault in faults] + [30.0, 30.0, 40.0]
+        [fault.at for fault in faults] + [30.0, 30.0, 40.0, 60.0]
     )
     assert hub.running() == [] and hub.unix_time(PEERS[1]) - hub.now() == 1.5
     for counted in (
@@ -266,6 +273,7 @@ def test_a_script_is_played_to_the_letter_and_each_fault_has_its_effect() -> Non
         assert hub.counts[counted] > 0, counted
     assert hub.counts["kill", "silent"] == hub.counts["kill", "reset"] == 1
     assert chatter.bulk_bytes > 0 and chatter.broken > 0
+    assert chatter.slowed == [(1, 3.0), (1, 1.0)]
     assert not hub._connections
 
 

@@ -15,8 +15,10 @@ from farflung.node.exchange import Exchange
 from farflung.node.residuals import Residuals
 from farflung.protocol.chain import RoundResult
 from farflung.protocol.manifest_sections import FeedbackSpec
-from farflung.sims.chaos import OUTER, START_UNIX_S, Meddler, Swarm, Wire, run_schedule
+from farflung.sims.chaos import OUTER, Wire, run_schedule
 from farflung.sims.faults import Fault, Kill, Schedule, Start
+from farflung.sims.simulation import Meddler
+from farflung.sims.swarm import START_UNIX_S, Swarm
 from farflung.sims.toy import ToyLearner
 
 NUMEL = 640
@@ -112,9 +114,9 @@ class AtEnd:
     """A moment in the calm at the end at which nobody is in the middle of anything."""
 
     def __init__(self, swarm: Swarm) -> None:
-        swarm.check_histories()
+        history = {c.commit.height: c.commit for peer in swarm.peers.values() for c in peer.member.history}
         self.ids = swarm.ids
-        self.rounds = [c.round for _, c in sorted(swarm.history.items()) if c.round is not None]
+        self.rounds = [c.round for _, c in sorted(history.items()) if c.round is not None]
         self.owed = {
             swarm.ids[i]: {name: tensor.clone() for name, tensor in peer.residuals.state().items()}
             for i, peer in sorted(swarm.peers.items())

@@ -14,8 +14,9 @@ from farflung.node.exchange import Exchange
 from farflung.node.residuals import Residuals
 from farflung.protocol.chain import RoundResult
 from farflung.protocol.manifest_sections import FeedbackSpec
-from farflung.sims.chaos import START_UNIX_S, Swarm, Wire, run_schedule
+from farflung.sims.chaos import Wire, run_schedule
 from farflung.sims.faults import Schedule, Start
+from farflung.sims.swarm import START_UNIX_S, Swarm
 from farflung.sims.toy import ToyLearner
 from farflung.training.inner import StepReport
 

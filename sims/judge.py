@@ -1,0 +1,287 @@
+"""The judge of a simulated swarm: every invariant of the design (§5), checked while it runs, by means of its own.
+
+It sees the events of all nodes, every pseudo-gradient, and, every two seconds, what each node holds. Nothing that it checks is checked with the code
+that is judged: it counts votes, follows the samples, and computes means and outer steps itself.
+
+    1  same version, same bits           digests that nodes announce, and those of the state they really hold
+    2  no commit, no outer step          the state held is the one of the version named; local progress is the sum of its samples
+    3  the dead cost only their own      in calm, no part of a round is left out
+    4  divide by contributors            the step of a round is the mean that its contributors' pseudo-gradients and tokens give
+    5  one history                       one commit per height, each by a majority of valid signatures of the view before
+    6  each sample once                  the intervals of done, held, free and suspended tile [0, cursor); who contributes, contributes what is counted
+    7  exactly-once accumulation         as 4: a contribution that counts twice makes another mean
+    8  bad messages are typed errors     honest nodes refuse nothing but what is late or repeated
+    9  a missed round has a reason       whoever sent a contribution that was not counted has said why
+    0  the swarm lives                   in calm, rounds go on and nobody is left behind
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from farflung.node.events import Event
+from farflung.protocol import chain, ledger
+from farflung.protocol.chain import Certified, Commit
+from farflung.protocol.errors import BadSignature
+from farflung.protocol.keys import PeerId, verify
+from farflung.sims.swarm import Swarm
+
+HONEST_REFUSALS = ("Refused", "Replayed", "Stale")
+"""Errors with which honest nodes may refuse each other: what came too late, twice, or before its time."""
+
+KEPT_GRADIENTS = 8
+"""Pseudo-gradients remembered of each peer: a plan may be decided some plans later."""
+
+MEAN_ERROR = 0.03
+"""Largest relative error of a round's mean: int8 makes one of 0.006 in each direction (docs/compression.md)."""
+
+ROUNDING = 1e-3
+"""Largest error of fp32 arithmetic on values of order 1: hundreds of additions of numbers around 0.01."""
+
+
+@dataclass(slots=True)
+class Judge:
+    """See the module."""
+
+    broken: Callable[[int, str], None]
+    """Told the number of an invariant and what was seen; once for each."""
+    exact_means: bool = True
+    """Whether codecs are fine enough, and without feedback, for means to be compared."""
+    swarm: Swarm = field(init=False)
+    history: dict[int, Commit] = field(default_factory=dict)
+    calm: bool = False
+    """Whether nothing has gone wrong for long enough that everything must be well."""
+    _said: set[tuple[int, str]] = field(default_factory=set)
+    _digests: dict[int, str] = field(default_factory=dict)
+    _seen: dict[int, dict[int, Certified]] = field(default_factory=dict)
+    """By peer and height, what has been compared with `history`."""
+    _certificates: dict[int, list[Certified]] = field(default_factory=dict)
+    """By height, those whose votes have been counted."""
+    _done: list[tuple[int, int]] = field(default_factory=list)
+    """Samples that commits have counted, up to `_followed`."""
+    _followed: int = -1
+    _gradients: dict[int, OrderedDict[tuple[int, ...], Tensor]] = field(default_factory=dict)
+    _outer: tuple[int, Tensor, Tensor] | None = None
+    """Newest version seen, its parameters and momentum."""
+    _owing: set[int] = field(default_factory=set)
+    """Peers that sent a contribution and have not heard what became of it."""
+
+    def violate(self, which: int, detail: str) -> None:
+        if (which, detail) not in self._said:
+            self._said.add((which, detail))
+            self.broken(which, detail)
+
+    # ---- as it happens -----------------------------------------------------------------------------------------
+
+    def on_gradient(self, index: int, samples: tuple[int, ...], gradient: Tensor) -> None:
+        kept = self._gradients.setdefault(index, OrderedDict())
+        kept[samples] = gradient.clone()
+        while len(kept) > KEPT_GRADIENTS:
+            kept.popitem(last=False)
+
+    def on_event(self, index: int, event: Event) -> None:
+        match event["event"]:
+            case "node.start":
+                self._owing.discard(index)
+            case "round.scatter":
+                self._owing.add(index)
+            case "round.missed":
+                self._owing.discard(index)
+                if not event["reason"]:
+                    self.violate(9, f"peer {index} missed a round without a reason")
+            case "round.commit":
+                self._on_commit(index, event)
+            case "refused" if event["error"] not in HONEST_REFUSALS:
+                self.violate(8, f"peer {index} refused an honest message: {event['error']}: {event['reason']}")
+            case "invariant.broken":
+                self.violate(int(event["which"]), f"peer {index} says: {event['detail']}")
+
+    def _on_commit(self, index: int, event: Event) -> None:
+        version, digest = int(event["version"]), str(event["digest"])
+        if self._digests.setdefault(version, digest) != digest:
+            self.violate(1, f"peer {index} holds other bytes at version {version}")
+        if not event["contributed"] and index in self._owing:
+            self.violate(9, f"peer {index} does not say why round {event['round']} missed its contribution")
+        self._owing.discard(index)
+        if self.calm and event["parts_left_out"]:
+            self.violate(3, f"round {event['round']} left parts out, and nobody was gone")
+        self._look_at_history(index)
+        self._check_step(index, version, int(event["round"]))
+
+    def _check_step(self, index: int, version: int, height: int) -> None:
+        """The step from the last version to this one, as the first peer took it (invariants 4 and 7)."""
+        outer = self.swarm.learners[index].outer
+        before = self._outer
+        if before is not None and version <= before[0]:
+            return
+        self._outer = (version, outer.params.clone(), outer.momentum.clone())
+        commit, parent = self.history.get(height), self.history.get(height - 1)
+        if before is None or before[0] != version - 1 or commit is None or commit.round is None or parent is None:
+            return
+        _, params, momentum = before
+        config = self.swarm.outfit.outer
+        mean = outer.momentum - config.momentum * momentum
+        stepped = params - config.lr * (mean + config.momentum * outer.momentum)
+        for part in commit.round.parts:
+            if not part.digest:  # left out for everybody alike: nothing moves
+                stepped[part.start : part.stop] = params[part.start : part.stop]
+        if (stepped - outer.params).abs().max() > ROUNDING:
+            self.violate(2, f"version {version} is not one outer step from version {version - 1}")
+        expected = self._expected_mean(commit, parent)
+        if expected is None or not self.exact_means:
+            return
+        parts = [slice(part.start, part.stop) for part in commit.round.parts if part.digest]
+        wanted, got = (torch.cat([vector[part] for part in parts]) for vector in (expected, mean))
+        error = float((got - wanted).norm() / wanted.norm().clamp(min=1e-12))
+        if error > MEAN_ERROR:
+            self.violate(4, f"the mean of round {height} is {error:.1%} off that of its contributors")
+
+    def _expected_mean(self, commit: Commit, parent: Commit) -> Tensor | None:
+        """The mean of what the contributors sent, weighted by tokens. None when the samples they sent are not those that count."""
+        assert commit.round is not None
+        total = sum(c.tokens for c in commit.round.contributors)
+        mean: Tensor | None = None
+        for contribution in commit.round.contributors:
+            index = self.swarm.ids.index(contribution.peer)
+            counted, _ = ledger.split(parent.ledger.window(contribution.peer), contribution.samples)
+            gradient = self._gradients.get(index, OrderedDict()).get(tuple(_numbers(counted)))
+            if gradient is None:
+                self.violate(6, f"peer {index} contributed other samples than commit {commit.height} counts")
+                return None
+            share = gradient * (contribution.tokens / total)
+            mean = share if mean is None else mean + share
+        return mean
+
+    # ---- every two seconds -------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        self.look_at_histories()
+        self.look_at_learners()
+
+    def look_at_histories(self) -> None:
+        """One history (invariant 5), and what its commits say of the samples (6)."""
+        for index in sorted(self.swarm.peers):
+            self._look_at_history(index)
+
+    def _look_at_history(self, index: int) -> None:
+        peer = self.swarm.peers.get(index)
+        if peer is None:
+            return
+        seen = self._seen.setdefault(index, {})
+        news: list[Certified] = []
+        for certified in reversed(peer.member.history):
+            if seen.get(certified.commit.height) is certified:
+                break  # frozen, and compared when it was new, as those before it were
+            news.append(certified)
+        for certified in reversed(news):
+            height = certified.commit.height
+            seen[height] = certified
+            known = self.history.setdefault(height, certified.commit)
+            if known is not certified.commit and known != certified.commit:
+                self.violate(5, f"peer {index} has another commit {height}")
+            self._check_votes(certified)
+        while self._followed + 1 in self.history:
+            self._followed += 1
+            self._follow(self.history[self._followed])
+
+    def _check_votes(self, certified: Certified) -> None:
+        commit = certified.commit
+        checked = self._certificates.setdefault(commit.height, [])
+        if certified in checked:
+            return
+        checked.append(certified)
+        swarm, founder = self.swarm.outfit.settings.swarm, self.swarm.outfit.settings.founder
+        parent = self.history.get(commit.height - 1)
+        if commit.height > 0 and parent is None:
+            return  # from before the judge's time
+        voters = (founder,) if parent is None else parent.view
+        signed = chain.vote_bytes(swarm, commit.height, certified.ballot, chain.commit_hash(swarm, commit))
+        valid = {v.voter for v in certified.votes if v.voter in voters and _signed(v.voter, v.signature, signed)}
+        if not _majority(voters, valid):
+            self.violate(5, f"commit {commit.height} was decided by {len(valid)} of {len(voters)} votes")
+
+    def _follow(self, commit: Commit) -> None:
+        """Each sample is counted once, and none is lost (invariant 6), by what the ledgers of all commits say."""
+        parent = self.history.get(commit.height - 1)
+        if commit.round is not None and parent is not None:
+            who = [c.peer for c in commit.round.contributors]
+            if len(set(who)) != len(who) or not set(who) <= set(parent.view):
+                self.violate(7, f"commit {commit.height} counts a contributor twice, or an outsider")
+            for contribution in commit.round.contributors:
+                taken, _ = ledger.split(parent.ledger.window(contribution.peer), contribution.samples)
+                self._done += taken
+        entries = commit.ledger
+        waiting = [h.intervals for h in entries.held] + [s.intervals for s in entries.suspended] + [entries.free]
+        merged: list[tuple[int, int]] = []
+        position = 0
+        for start, stop in sorted([*self._done, *(interval for part in waiting for interval in part)]):
+            if start < position:
+                self.violate(6, f"commit {commit.height} has sample {start} twice")
+            elif start > position:
+                self.violate(6, f"commit {commit.height} has lost {start - position} samples from {position} on")
+            position = max(position, stop)
+        if position != entries.cursor:
+            self.violate(6, f"commit {commit.height} accounts for {position} of {entries.cursor} samples")
+        for start, stop in sorted(self._done):
+            if merged and merged[-1][1] == start:
+                merged[-1] = (merged[-1][0], stop)
+            else:
+                merged.append((start, stop))
+        self._done = merged
+
+    def look_at_learners(self) -> None:
+        """No commit, no outer step (2), and what a learner trained is what its place says (6)."""
+        for index, peer in sorted(self.swarm.peers.items()):
+            learner = self.swarm.learners[index]
+            trainer, applier = peer.trainer, peer.applier
+            if not applier.idle or not applier.steady.is_set() or applier.version < 0:
+                continue
+            digest = learner.outer.digest().hex()
+            if self._digests.setdefault(applier.version, digest) != digest:
+                self.violate(2, f"peer {index}: the outer state is not that of version {applier.version}")
+            if trainer.busy.locked():
+                continue  # a step is under way: trained, and accounted for when it is over
+            if learner.trained != list(_numbers(trainer.progress.trained)):
+                self.violate(6, f"peer {index} trained other samples than it accounts for")
+            if learner.strayed() > ROUNDING:
+                self.violate(2, f"peer {index}: local progress was lost, or made twice")
+
+    # ---- at the end --------------------------------------------------------------------------------------------
+
+    def check_end(self) -> None:
+        """After a calm stretch everybody who runs is a member at about the same height (0)."""
+        peers = self.swarm.peers
+        heights = {index: p.member.head.commit.height for index, p in sorted(peers.items()) if p.member.started}
+        if len(heights) < len(peers):
+            self.violate(0, f"peers {sorted(set(peers) - set(heights))} never learned the history")
+        newest = max(heights.values(), default=0)
+        for index, peer in sorted(peers.items()):
+            if index in heights and (heights[index] < newest - 1 or not peer.member.in_view):
+                self.violate(
+                    0, f"peer {index} is left behind: height {heights[index]} of {newest}, {peer.state_reason}"
+                )
+
+    @property
+    def rounds(self) -> int:
+        """Newest version of the outer state."""
+        return max((commit.version for commit in self.history.values()), default=0)
+
+
+def _majority(voters: tuple[PeerId, ...], valid: set[PeerId]) -> bool:
+    twice = 2 * len(valid)
+    return twice > len(voters) or (twice == len(voters) and min(voters) in valid)
+
+
+def _signed(voter: PeerId, signature: bytes, message: bytes) -> bool:
+    try:
+        verify(voter, signature, message)
+    except BadSignature:
+        return False
+    return True
+
+
+def _numbers(intervals: Iterable[tuple[int, int]]) -> Iterable[int]:
+    return (number for start, stop in intervals for number in range(start, stop))

@@ -1,0 +1,211 @@
+"""One simulation from beginning to end: a swarm, what goes wrong, the judge over it, and the log of all that happened.
+
+The log has a total order, that of the virtual clock (`clock`), and is the same to the byte for the same seed and schedule, on every machine whose
+torch rounds alike and under any PYTHONHASHSEED. One line of it is one event of one node (docs/events.md), a fault, or a broken invariant:
+
+     41.250  3 round.commit    {"contributed": true, …}
+
+Lines are hashed as they come, and kept or written only for those who ask.
+"""
+
+import asyncio
+import hashlib
+import json
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from farflung.compression import kernels
+from farflung.node.events import Event
+from farflung.node.paths import resolve_paths
+from farflung.sims import clock
+from farflung.sims.faults import Schedule, play
+from farflung.sims.judge import Judge
+from farflung.sims.links import LinkModel
+from farflung.sims.network import Backbone, MemoryHub
+from farflung.sims.swarm import START_UNIX_S, Labour, Outfit, Swarm
+
+LOOK_S = 2.0
+"""Between two looks of the judge at what nodes hold."""
+
+Meddler = Callable[[Swarm], Awaitable[None]]
+"""What a test does to a swarm beside the schedule."""
+
+Sink = Callable[[str, Event], None]
+"""Takes each line of the log, and the event it stands for; `peer` is the peer's number, or missing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """All that a simulation depends on."""
+
+    seed: int
+    """Draws what the network does."""
+    schedule: Schedule
+    outfit: Outfit
+    links: Callable[[int], LinkModel] | None = None
+    """Access link by peer; all have the default when not given."""
+    backbone: Backbone | None = None
+    """What lies between the access links; nothing when not given."""
+    calm_s: float = 0.0
+    """Length of the calm stretch at the end of the schedule; 0: something may go wrong until the end, and whether the swarm lives is not judged."""
+    exact_means: bool = True
+    """See `judge.Judge`."""
+    stop_when_broken: bool = False
+
+
+@dataclass(slots=True)
+class Report:
+    """What a simulation did."""
+
+    seed: int
+    num_peers: int
+    schedule: list[str]
+    commits: int = 0
+    rounds: int = 0
+    missed: int = 0
+    repairs: int = 0
+    dropped_steps: int = 0
+    tokens: int = 0
+    members: int = 0
+    """In the newest view."""
+    sent_bytes: int = 0
+    """Encoded contributions and means that nodes sent for committed rounds."""
+    losses: list[tuple[float, int, float]] = field(default_factory=list)
+    """Held-out: seconds, tokens of the swarm, nats per token."""
+    round_seconds: list[float] = field(default_factory=list)
+    """From plan to commit, by round."""
+    labour: list[Labour] = field(default_factory=list)
+    """By peer."""
+    violations: list[str] = field(default_factory=list)
+    broken_at: float | None = None
+    """Seconds from the beginning to the first violation."""
+    log_sha256: str = ""
+    events: list[str] = field(default_factory=list)
+    """The log, when it was kept."""
+
+
+def simulate(plan: Plan, *, sink: Sink | None = None, keep: bool = False, meddler: Meddler | None = None) -> Report:
+    """Run a plan. `keep` keeps the log in the report, `sink` sees it as it grows."""
+    torch.set_num_threads(1)
+    kernels.prepare(resolve_paths().cache / "kernels")  # the same bits as PyTorch's, a sixth of the time
+    report = Report(plan.seed, plan.schedule.num_peers, plan.schedule.describe().splitlines())
+    clock.run(_Run(plan, report, sink, keep).run(meddler), start=START_UNIX_S)
+    return report
+
+
+class _Run:
+    """The moving parts of a simulation."""
+
+    def __init__(self, plan: Plan, report: Report, sink: Sink | None, keep: bool) -> None:
+        self._plan = plan
+        self._report = report
+        self._sink = sink
+        self._keep = keep
+        self._hash = hashlib.sha256()
+        self._judge = Judge(broken=self._broken, exact_means=plan.exact_means)
+        self._is_broken = asyncio.Event()
+
+    async def run(self, meddler: Meddler | None) -> None:
+        plan, report, judge = self._plan, self._report, self._judge
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, clock.VirtualLoop)
+        hub = MemoryHub(loop, random.Random(f"{plan.seed}/network"), LinkModel(), backbone=plan.backbone)
+        async with asyncio.TaskGroup() as group:
+            swarm = judge.swarm = Swarm(plan.outfit, hub, group, self._on_event, judge.on_gradient)
+            if plan.links is not None:
+                for index, peer in enumerate(swarm.ids):
+                    hub.set_link(peer, plan.links(index))
+            helpers = [group.create_task(self._watch())]
+            if meddler is not None:
+                helpers.append(group.create_task(_meddle(meddler, swarm)))
+            story = group.create_task(self._story(swarm))
+            until = [story]
+            if plan.stop_when_broken:
+                until.append(group.create_task(_wait(self._is_broken)))
+            await asyncio.wait(until, return_when=asyncio.FIRST_COMPLETED)
+            for task in [*helpers, *until]:
+                task.cancel()
+            judge.look()
+            newest = judge.history.get(max(judge.history, default=0))
+            report.commits = max(judge.history, default=0)
+            report.rounds = judge.rounds
+            report.tokens = 0 if newest is None else newest.tokens
+            report.members = 0 if newest is None else len(newest.view)
+            for task in swarm.tasks.values():
+                task.cancel()
+        report.labour = swarm.labour
+        report.log_sha256 = self._hash.hexdigest()
+
+    async def _story(self, swarm: Swarm) -> None:
+        """The schedule, and the judgement on how the swarm has come out of it."""
+        plan, judge = self._plan, self._judge
+        playing = play(
+            plan.schedule, swarm.hub, swarm.ids, swarm, lambda line: self._log(None, "fault", {"what": line})
+        )
+        await playing
+        if not plan.calm_s:
+            return
+        rounds = judge.rounds
+        judge.calm = plan.schedule.duration_s >= plan.schedule.calm_from + plan.calm_s / 3
+        await asyncio.sleep(plan.calm_s / 3)
+        judge.look()
+        if swarm.peers and judge.rounds == rounds:
+            judge.violate(0, "no round in the calm stretch")
+        judge.check_end()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._judge.look()
+
+    # ---- the log -----------------------------------------------------------------------------------------------
+
+    def _on_event(self, index: int, event: Event) -> None:
+        report = self._report
+        what = str(event["event"])
+        self._log(index, what, {k: v for k, v in event.items() if k not in ("swarm", "event", "peer", "time")})
+        match what:
+            case "round.commit":
+                report.sent_bytes += int(event["sent_bytes"])
+                if int(event["version"]) > len(report.round_seconds):
+                    report.round_seconds.append(float(event["seconds"]))
+            case "round.missed":
+                report.missed += 1
+            case "state.repair":
+                report.repairs += 1
+            case "progress.dropped":
+                report.dropped_steps += int(event["steps"])
+            case "outer.eval":
+                report.losses.append((self._now(), int(event["tokens"]), float(event["loss"])))
+        self._judge.on_event(index, event)
+
+    def _broken(self, which: int, detail: str) -> None:
+        self._report.violations.append(f"invariant {which}: {detail}")
+        if self._report.broken_at is None:
+            self._report.broken_at = self._now()
+        self._log(None, "invariant.broken", {"which": which, "detail": detail})
+        self._is_broken.set()
+
+    def _log(self, index: int | None, what: str, fields: Event) -> None:
+        said = json.dumps(fields, sort_keys=True, default=str)
+        line = f"{self._now():9.3f} {'' if index is None else index:>2} {what:15} {said}"
+        self._hash.update(line.encode() + b"\n")
+        if self._keep:
+            self._report.events.append(line)
+        if self._sink is not None:
+            whose = {} if index is None else {"peer": index}
+            self._sink(line, {"time": self._now(), "event": what, **whose, **fields})
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time() - START_UNIX_S
+
+
+async def _meddle(meddler: Meddler, swarm: Swarm) -> None:
+    await meddler(swarm)
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()

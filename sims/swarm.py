@@ -1,0 +1,186 @@
+"""The processes of one simulated swarm: nodes as they are (`farflung.node.peer.Peer`) on a modelled network, with disks that outlive them.
+
+What the nodes are made of is an `Outfit`: the protocol's settings, the codecs, a learner, and how long each of its calls takes. Everything that
+simulates (`chaos`, `scenario`, tests) makes an outfit and hands it to `simulation`; there is no other way to run nodes under virtual time.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from farflung.compression.policy import FlatCodec
+from farflung.node.door import Doors
+from farflung.node.events import Event, EventLog
+from farflung.node.learner import Learner
+from farflung.node.peer import Facts, Peer
+from farflung.node.storage import newest_history
+from farflung.node.trainer import Pace
+from farflung.protocol import chain
+from farflung.protocol.chain import Certified, Vote
+from farflung.protocol.keys import Signer, short
+from farflung.protocol.manifest_sections import FeedbackSpec
+from farflung.protocol.settings import Settings
+from farflung.sims import clock
+from farflung.sims.network import MemoryHub, MemoryNetwork
+from farflung.sims.toy import Freezable, MemoryStorage, VirtualDoor, Witness
+from farflung.training.outer import OuterConfig
+
+START_UNIX_S = 1.7e9
+"""When every simulation begins, unix seconds."""
+
+
+class SimLearner(Learner, Freezable, Protocol):
+    """A learner that a judge can look into: `farflung.sims.toy.ToyLearner` and its like."""
+
+    @property
+    def trained(self) -> list[int]:
+        """Sample numbers in the local progress, in order."""
+
+    witness: Witness
+    """Is shown every pseudo-gradient."""
+
+    def strayed(self) -> float:
+        """Largest distance of a local parameter from where its progress should have brought it; 0 where that is not known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outfit:
+    """What the nodes of a simulated swarm are made of. Peers are numbers from 0."""
+
+    signers: Sequence[Signer]
+    settings: Settings
+    pace: Pace
+    uplink: FlatCodec
+    downlink: FlatCodec
+    feedback: FeedbackSpec
+    outer: OuterConfig
+    learner: Callable[[int], SimLearner]
+    """A fresh one for a peer."""
+    seconds: Callable[[int, str], float]
+    """How long a call takes at a peer, by the name of the function."""
+    checkpoint_s: float = 60.0
+    exit_when_done: bool = False
+
+
+@dataclass(slots=True)
+class Labour:
+    """How a peer has spent its time, in virtual seconds."""
+
+    running_s: float = 0.0
+    training_s: float = 0.0
+    steps: int = 0
+
+
+@dataclass(slots=True)
+class Swarm:
+    """See the module. `on_event` sees the events of all nodes, in the order in which they happen."""
+
+    outfit: Outfit
+    hub: MemoryHub
+    group: asyncio.TaskGroup
+    on_event: Callable[[int, Event], None]
+    on_gradient: Callable[[int, tuple[int, ...], Tensor], None]
+    peers: dict[int, Peer] = field(default_factory=dict)
+    """Nodes that run."""
+    learners: dict[int, SimLearner] = field(default_factory=dict)
+    """By peer, of its last process."""
+    disks: list[MemoryStorage] = field(init=False)
+    tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    labour: list[Labour] = field(init=False)
+    slowness: dict[int, float] = field(default_factory=dict)
+    """By peer, how many times as long as usual everything takes."""
+
+    def __post_init__(self) -> None:
+        self.disks = [MemoryStorage() for _ in self.outfit.signers]
+        self.labour = [Labour() for _ in self.outfit.signers]
+
+    @property
+    def ids(self) -> list[bytes]:
+        """Public keys, by number."""
+        return [signer.peer_id for signer in self.outfit.signers]
+
+    # ---- faults.Processes --------------------------------------------------------------------------------------
+
+    def start(self, peer: int) -> None:
+        task = self.tasks.get(peer)
+        if task is not None and not task.done():
+            return  # it is still saying goodbye; a second process would find its lock taken
+        context = clock.process_context(self.ids[peer])
+        self.tasks[peer] = self.group.create_task(self._live(peer), context=context, name=f"peer {peer}")
+
+    def leave(self, peer: int) -> None:
+        if peer in self.peers:
+            self.peers[peer].stop("asked to leave")
+
+    def kill(self, peer: int) -> None:
+        self.peers.pop(peer, None)
+        if peer in self.tasks:
+            self.tasks[peer].cancel()
+
+    def slow(self, peer: int, factor: float) -> None:
+        self.slowness[peer] = factor
+
+    # ---- one life ----------------------------------------------------------------------------------------------
+
+    async def _live(self, index: int) -> None:
+        outfit = self.outfit
+        signer = outfit.signers[index]
+        me = signer.peer_id
+        network = MemoryNetwork(self.hub, me)
+        log = EventLog(None, swarm="sim", peer=short(me), clock=self.hub.loop.time)
+        log.subscribe(lambda event: self.on_event(index, event))
+        learner = outfit.learner(index)
+        learner.witness = lambda samples, gradient: self.on_gradient(index, samples, gradient)
+        door = VirtualDoor(lambda name: self._seconds(index, name))
+        peer = Peer(
+            network=network,
+            signer=signer,
+            settings=outfit.settings,
+            pace=outfit.pace,
+            learner=learner,
+            uplink=outfit.uplink,
+            downlink=outfit.downlink,
+            feedback=outfit.feedback,
+            outer_step=(outfit.outer.lr, outfit.outer.momentum),
+            doors=Doors(
+                learner=door,
+                side=VirtualDoor(lambda name: self._seconds(index, name)),
+                journal=VirtualDoor(lambda name: self._seconds(index, name)),
+            ),
+            storage=self.disks[index],
+            log=log,
+            facts=Facts(device="simulated", pid=0),
+            checkpoint_s=outfit.checkpoint_s,
+            exit_when_done=outfit.exit_when_done,
+        )
+        anchor, history = newest_history(self.disks[index].load_history())
+        if me == outfit.settings.founder and not history:
+            history = [self._genesis(signer)]
+            self.disks[index].append_commit(None, history[0])
+        known = [p for p in self.hub.running() if p != me]
+        self.peers[index] = peer
+        self.learners[index] = learner
+        began = self.hub.now()
+        try:
+            await peer.run(anchor=anchor, history=history, known=known)
+        finally:
+            self.labour[index].running_s += self.hub.now() - began
+            if self.peers.get(index) is peer:
+                del self.peers[index]
+            await network.close()
+
+    def _seconds(self, index: int, name: str) -> float:
+        seconds = self.outfit.seconds(index, name) * self.slowness.get(index, 1.0)
+        if name == "train":
+            self.labour[index].training_s += seconds
+            self.labour[index].steps += 1
+        return seconds
+
+    def _genesis(self, founder: Signer) -> Certified:
+        settings = self.outfit.settings
+        commit = chain.genesis(founder.peer_id, settings.rules)
+        signed = chain.vote_bytes(settings.swarm, 0, 0, chain.commit_hash(settings.swarm, commit))
+        return Certified(commit, 0, (Vote(founder.peer_id, founder.sign(signed)),))
