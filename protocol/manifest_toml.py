@@ -64,6 +64,12 @@ def parse_toml(text: str) -> Sections:
         raise ConfigError(f"the manifest file is no TOML: {err}") from err
     except RecursionError as err:
         raise ConfigError("the manifest file is nested too deeply") from err
+    check_keys(sections)
+    return sections
+
+
+def check_keys(sections: Mapping[str, Any]) -> None:
+    """Raise ConfigError for sections and keys that a manifest does not have; names the nearest that it has."""
     known = _known()
     for section, values in sections.items():
         if section not in known:
@@ -73,7 +79,6 @@ def parse_toml(text: str) -> Sections:
         for key in values:
             if key not in known[section]:
                 raise ConfigError(f"unknown key {section}.{key}{_where(section, key, known)}")
-    return sections
 
 
 def manifest_from_sections(

@@ -1,5 +1,6 @@
 """`farflung sim …`: swarms of real nodes under virtual time, and the calculators beside them."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,23 +10,66 @@ from farflung.node.cli import Json, print_json
 sim_app = typer.Typer(help="Simulate swarms: the node's own code under virtual time.", no_args_is_help=True)
 
 
-@sim_app.command("fuzz")
-def sim_fuzz(
-    seeds: Annotated[int, typer.Option(min=1, help="How many schedules of misfortune to draw.")] = 20,
-    first: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
+@sim_app.command("run")
+def sim_run(
+    scenario: Annotated[str, typer.Argument(help="A .toml file, or the name of a scenario that comes with farflung.")],
+    seed: Annotated[int | None, typer.Option(min=0, help="In the place of the file's.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the log and the result here.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Draw swarms and schedules of faults, and judge every invariant in each."""
-    from farflung.sims.chaos import run_seed
+    """Run a scenario under virtual time, with every invariant judged. Exit code 1: violated, or not what the file expects."""
+    from farflung.sims.sim_run import run_scenario
 
-    failed = []
-    for seed in range(first, first + seeds):
-        report = run_seed(seed)
-        if report.violations:
-            failed.append({"seed": seed, "violations": report.violations})
-        if not as_json:
-            typer.echo(f"seed {seed}: {report.violations[0] if report.violations else 'ok'}")
+    result = run_scenario(scenario, seed=seed, out=out, quiet=as_json)
     if as_json:
-        print_json({"seeds": seeds, "first": first, "failed": failed})
-    if failed:
+        print_json(result)
+    if not result["passed"]:
+        raise typer.Exit(1)
+
+
+@sim_app.command("list")
+def sim_list(as_json: Json = False) -> None:
+    """The scenarios that come with farflung."""
+    from farflung.sims.scenario import SHIPPED, load_scenario, shipped
+
+    about = {name: load_scenario(SHIPPED / f"{name}.toml").about for name in shipped()}
+    if as_json:
+        print_json(about)
+    else:
+        typer.echo("\n".join(f"{name:12}  {said}" for name, said in about.items()))
+
+
+@sim_app.command("fuzz")
+def sim_fuzz(
+    seeds: Annotated[int, typer.Option(min=1, help="How many swarms and schedules of misfortune to draw.")] = 20,
+    first: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
+    minutes: Annotated[float | None, typer.Option(min=0.0, help="Begin no seed after so long.")] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for what fails.")] = Path("farflung-fuzz"),
+    as_json: Json = False,
+) -> None:
+    """Draw swarms and schedules of faults, judge every invariant, and make small what fails."""
+    from farflung.sims.sim_run import fuzz
+
+    result = fuzz(first, seeds, minutes=minutes, out=out, quiet=as_json)
+    if as_json:
+        print_json(result)
+    else:
+        for failure in result["failed"]:
+            typer.echo(
+                f"{failure['violations'][0]}; {failure['faults']} faults: farflung sim replay {failure['folder']}"
+            )
+        typer.echo(f"{result['tried']} seeds, {len(result['failed'])} failed")
+    if result["failed"]:
+        raise typer.Exit(1)
+
+
+@sim_app.command("replay")
+def sim_replay(
+    folder: Annotated[Path, typer.Argument(help="What `farflung sim run` or `fuzz` wrote about a violation.")],
+    everything: Annotated[bool, typer.Option("--all", help="Do not wait for Enter between faults.")] = False,
+) -> None:
+    """Step through a simulation that broke an invariant. Exit code 1: it does not go as it did."""
+    from farflung.sims.sim_run import step_through
+
+    if not step_through(folder, everything=everything):
         raise typer.Exit(1)

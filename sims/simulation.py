@@ -65,7 +65,10 @@ class Report:
     schedule: list[str]
     commits: int = 0
     rounds: int = 0
+    contributed: int = 0
+    """Contributions that rounds counted."""
     missed: int = 0
+    """Contributions that missed their round."""
     repairs: int = 0
     dropped_steps: int = 0
     tokens: int = 0
@@ -170,6 +173,7 @@ class _Run:
         match what:
             case "round.commit":
                 report.sent_bytes += int(event["sent_bytes"])
+                report.contributed += bool(event["contributed"])
                 if int(event["version"]) > len(report.round_seconds):
                     report.round_seconds.append(float(event["seconds"]))
             case "round.missed":

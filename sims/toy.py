@@ -31,7 +31,7 @@ Witness = Callable[[tuple[int, ...], Tensor], None]
 """Sees samples and a pseudo-gradient of them, fp32 [n], which it must not change or keep."""
 
 
-def _nobody(samples: tuple[int, ...], gradient: Tensor) -> None:
+def nobody(samples: tuple[int, ...], gradient: Tensor) -> None:
     """Nobody looks."""
 
 
@@ -58,7 +58,7 @@ class ToyLearner(Coupled):
         """Sample numbers in the local progress, in order."""
         self.sent_samples: list[int] = []
         """Those in the pseudo-gradient that was taken last."""
-        self.witness: Witness = _nobody
+        self.witness: Witness = nobody
         """Is shown every pseudo-gradient."""
         self._offered_samples: list[int] = []
         self._made = torch.zeros(numel, dtype=torch.float64)
@@ -68,13 +68,17 @@ class ToyLearner(Coupled):
     def train(self, numbers: Sequence[int], global_step: int) -> StepReport:
         local = self.parameters[0]
         made = self._made.clone()
-        for number in numbers:
+        for number in self.directions(numbers):
             move = _move(self.num_parameters, number % 89 + 1)
             local.sub_(move)
             made.add_(move)
         self._made = made
         self.trained.extend(numbers)
         return StepReport(loss=float(local.square().mean()), tokens=len(numbers), grad_norm=1.0, lr=0.01)
+
+    def directions(self, numbers: Sequence[int]) -> Sequence[int]:
+        """The samples that move something."""
+        return numbers
 
     def offer(self) -> None:
         super().offer()

@@ -1,0 +1,180 @@
+"""From a scenario to a schedule: who joins, goes and comes back when, and what is scripted beside it.
+
+Each peer's life is drawn from a generator of its own, so that one more peer or happening changes nobody else's. Weibull sessions with a shape
+below 1 have a falling hazard: many short visits, a few that last; with shape 1 they are exponential. The scale follows from the mean,
+mean = scale Γ(1 + 1/shape).
+"""
+
+import csv
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from farflung.protocol.errors import ConfigError
+from farflung.sims.faults import (
+    Delay,
+    Drop,
+    Duplicate,
+    Fault,
+    Heal,
+    Kill,
+    Leave,
+    Partition,
+    Pause,
+    Resume,
+    Schedule,
+    Skew,
+    Slow,
+    Start,
+)
+from farflung.sims.scenario import Happening, Lasting, PeerClass, Scenario
+
+REJOIN_S = 8.0
+"""Nobody comes back sooner: a process takes a while to end and to start."""
+
+RESET_SHARE = 0.7
+"""Of those who vanish, those whose connections show it; the others' machines lose power or network."""
+
+
+def make_schedule(scenario: Scenario, seed: int, folder: Path) -> Schedule:
+    """Everything that happens. `folder` holds the traces that the scenario names. Raises ConfigError."""
+    wanted: list[Fault] = []
+    for number, (peer_class, index, _) in enumerate(scenario.roster()):
+        rng = random.Random(f"{seed}/churn/{number}")
+        skew_s = scenario.network.clock_skew_s
+        if skew_s:
+            wanted.append(Skew(at=0.0, peer=number, ahead_s=rng.uniform(-skew_s, skew_s)))
+        life = _traced(folder / peer_class.trace, index) if peer_class.trace else _drawn(peer_class, rng)
+        wanted += _lived(life, number, peer_class, rng, scenario.duration_s)
+    for position, happening in enumerate(scenario.happenings):
+        wanted += _scripted(scenario, happening, random.Random(f"{seed}/happening/{position}"))
+    faults = _possible(sorted(wanted, key=lambda fault: fault.at))
+    if not any(isinstance(fault, Start) for fault in faults):
+        raise ConfigError("no peer ever joins: give join_s before duration_s")
+    return Schedule(num_peers=scenario.num_peers, duration_s=scenario.duration_s, faults=faults)
+
+
+def _draw(lasting: Lasting, rng: random.Random) -> float:
+    return rng.weibullvariate(lasting.mean_s / math.gamma(1.0 + 1.0 / lasting.shape), lasting.shape)
+
+
+def _drawn(peer_class: PeerClass, rng: random.Random) -> Iterator[tuple[float, float]]:
+    """Sessions of one peer: from, to."""
+    now = rng.uniform(*peer_class.join_s)
+    while True:
+        end = math.inf if peer_class.session is None else now + _draw(peer_class.session, rng)
+        yield now, end
+        if peer_class.absence is None or math.isinf(end):
+            return
+        now = end + max(REJOIN_S, _draw(peer_class.absence, rng))
+
+
+def _traced(file: Path, index: int) -> Iterator[tuple[float, float]]:
+    """Sessions of the trace's host number `index`, in the order in which hosts first appear; hosts are used again when there are too few."""
+    try:
+        with file.open(newline="", encoding="utf-8") as lines:
+            rows = [(float(row["start_s"]), float(row["end_s"]), row["host"]) for row in csv.DictReader(lines)]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"trace {file}: {error!r}; it must be a CSV file with the header start_s,end_s,host"
+        ) from error
+    hosts = list(dict.fromkeys(host for _, _, host in rows))
+    if not hosts:
+        raise ConfigError(f"trace {file} has no sessions")
+    now = -math.inf
+    for start, end, _ in sorted(row for row in rows if row[2] == hosts[index % len(hosts)]):
+        start = max(start, now + REJOIN_S)
+        if start < end:
+            yield start, end
+            now = end
+
+
+def _lived(
+    life: Iterator[tuple[float, float]], peer: int, peer_class: PeerClass, rng: random.Random, duration_s: float
+) -> Iterator[Fault]:
+    for start, end in life:
+        if start > duration_s:
+            return
+        yield Start(at=start, peer=peer)
+        if end > duration_s:
+            return
+        if rng.random() < peer_class.says_goodbye:
+            yield Leave(at=end, peer=peer)
+        else:
+            yield Kill(at=end, peer=peer, reset=rng.random() < RESET_SHARE)
+
+
+def _scripted(scenario: Scenario, what: Happening, rng: random.Random) -> Iterator[Fault]:
+    everybody = sorted({peer for who in what.peers for peer in scenario.select(who)})
+    peers = sorted(rng.sample(everybody, round(what.share * len(everybody))))
+    at, end = what.at, scenario.duration_s
+    until = min(end, end if what.for_s is None else at + what.for_s)
+    returns = what.for_s is not None and at + max(what.for_s, REJOIN_S) <= end
+    back = at + max(what.for_s or 0.0, REJOIN_S)
+    match what.what:
+        case "kill" | "power":
+            for peer in peers:
+                yield Kill(at=at, peer=peer, reset=what.what == "kill")
+                if returns:
+                    yield Start(at=back, peer=peer)
+        case "leave":
+            for peer in peers:
+                yield Leave(at=at, peer=peer)
+                if returns:
+                    yield Start(at=back, peer=peer)
+        case "join":
+            yield from (Start(at=at, peer=peer) for peer in peers)
+        case "pause":
+            for peer in peers:
+                yield Pause(at=at, peer=peer)
+                if what.for_s is not None and until < end:
+                    yield Resume(at=until, peer=peer)
+        case "partition":
+            yield Partition(at=at, groups=(tuple(peers),))
+            if what.for_s is not None:
+                yield Heal(at=until)
+        case "slow":
+            yield from (Slow(at=at, until=until, peer=peer, factor=what.factor) for peer in peers)
+        case "delay" if not what.peers:
+            yield Delay(at=at, until=until, extra_s=max(0.0, what.seconds))
+        case "delay":
+            yield from (Delay(at=at, until=until, extra_s=max(0.0, what.seconds), peer=peer) for peer in peers)
+        case "drop":
+            yield Drop(at=at, until=until, probability=what.probability)
+        case "duplicate":
+            yield Duplicate(at=at, until=until, probability=what.probability)
+        case "skew":
+            yield from (Skew(at=at, peer=peer, ahead_s=what.seconds) for peer in peers)
+
+
+def _possible(faults: list[Fault]) -> tuple[Fault, ...]:
+    """Without what cannot happen: nobody starts twice, or is killed while away."""
+    running: set[int] = set()
+    paused: set[int] = set()
+    possible: list[Fault] = []
+    for fault in faults:
+        match fault:
+            case Start(peer=peer):
+                happens = peer not in running
+                running.add(peer)
+            case Kill(peer=peer):
+                happens = peer in running
+                running.discard(peer)
+                paused.discard(peer)
+            case Leave(peer=peer):
+                happens = peer in running - paused
+                if happens:
+                    running.discard(peer)
+            case Pause(peer=peer):
+                happens = peer in running - paused
+                if happens:
+                    paused.add(peer)
+            case Resume(peer=peer):
+                happens = peer in paused
+                paused.discard(peer)
+            case _:
+                happens = True
+        if happens:
+            possible.append(fault)
+    return tuple(possible)

@@ -1,0 +1,226 @@
+"""A simulation that broke an invariant: made small, written to a folder, and played again.
+
+    failure.json    what is needed to run it again: seed, scenario or the drawing of it, and the faults that are left
+    faults.txt      those faults, for people
+    events.log      the log of the short run, up to the violation
+
+A violation depends on nothing that happens after it, so the faults after it go first; what is left is cut to the shortest prefix that still breaks
+the same invariant, by halving, and may then lose single faults, for as many runs as one is willing to wait for. Halving finds a prefix of which one
+fault less would not do; a shorter one that breaks it by another way there may be.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from farflung.protocol.errors import ConfigError
+from farflung.sims import faults
+from farflung.sims.chaos import fuzz_plan
+from farflung.sims.faults import Fault, Heal, Kill, Leave, Partition, Pause, Resume, Schedule, Start, Window
+from farflung.sims.scenario import Scenario
+from farflung.sims.scenario_plan import prepare
+from farflung.sims.simulation import Plan, Report, simulate
+
+AFTER_S = 30.0
+"""How long a shortened run may go on after the moment at which the long one broke."""
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole of `failure.json`."""
+
+    kind: Literal["scenario", "fuzz"]
+    seed: int
+    scenario: Scenario | None
+    """For `fuzz` the seed draws everything."""
+    num_peers: int
+    duration_s: float
+    calm_s: float
+    faults: list[dict[str, Any]]
+    violations: list[str]
+    log_sha256: str
+
+    def plan(self) -> Plan:
+        """What to simulate. Raises ConfigError when the file does not make sense."""
+        try:
+            schedule = Schedule(
+                num_peers=self.num_peers, duration_s=self.duration_s, faults=tuple(map(_decode, self.faults))
+            )
+        except (ValueError, KeyError, msgspec.ValidationError) as error:
+            raise ConfigError(f"failure.json does not describe a schedule: {error}") from error
+        plan = fuzz_plan(self.seed) if self.scenario is None else prepare(self.scenario, self.seed, schedule).plan
+        return dataclasses.replace(plan, schedule=schedule, calm_s=self.calm_s, stop_when_broken=True)
+
+
+def _encode(fault: Fault) -> dict[str, Any]:
+    return {"what": type(fault).__name__, **dataclasses.asdict(fault)}
+
+
+def _decode(fields: dict[str, Any]) -> Fault:
+    kinds = {kind.__name__: kind for kind in _KINDS}
+    rest = {key: value for key, value in fields.items() if key != "what"}
+    return msgspec.convert(rest, kinds[fields["what"]])
+
+
+_KINDS: tuple[type[Fault], ...] = (
+    faults.Start, faults.Leave, faults.Kill, faults.Pause, faults.Resume, faults.Partition, faults.Heal,
+    faults.Drop, faults.Duplicate, faults.Delay, faults.Slow, faults.Skew,
+)  # fmt: skip
+
+
+# ---- making it small -----------------------------------------------------------------------------------------------
+
+
+def shorten(
+    plan: Plan, report: Report, *, max_runs: int, on_run: Callable[[str], None] = lambda said: None
+) -> tuple[Plan, Report]:
+    """The plan with as few faults as `max_runs` runs can find, and the report of its run. `report` is of `plan`, and broken."""
+    broken_at = report.broken_at
+    assert broken_at is not None
+    which = _which(report)
+    calm_s = plan.calm_s if which == "invariant 0" else 0.0
+    shortest, found = plan, report
+    runs = 0
+
+    def breaks(faults_left: tuple[Fault, ...]) -> bool:
+        nonlocal shortest, found, runs
+        try:
+            schedule = _schedule(plan.schedule, faults_left, broken_at, calm_s)
+        except ValueError:
+            return False  # who is killed must have been started
+        candidate = dataclasses.replace(plan, schedule=schedule, calm_s=calm_s, stop_when_broken=True)
+        runs += 1
+        tried = simulate(candidate, keep=True)
+        on_run(f"{len(faults_left)} faults: {tried.violations[0] if tried.violations else 'ok'}")
+        if not tried.violations or _which(tried) != which:
+            return False
+        shortest, found = candidate, tried
+        return True
+
+    before = tuple(f for f in plan.schedule.faults if f.at <= broken_at)
+    if not breaks(before):
+        return plan, report  # only what came later, or the length of the calm, broke it
+    low, high = 0, len(before)
+    while high - low > 1 and runs < max_runs:
+        middle = (low + high) // 2
+        if breaks(before[:middle]):
+            high = middle
+        else:
+            low = middle
+    left = before[:high]
+    for fault in reversed(left):
+        if runs >= max_runs:
+            break
+        fewer = tuple(f for f in left if f is not fault)
+        if breaks(fewer):
+            left = fewer
+    return shortest, found
+
+
+def _which(report: Report) -> str:
+    return report.violations[0].partition(":")[0]
+
+
+def _schedule(whole: Schedule, left: tuple[Fault, ...], broken_at: float, calm_s: float) -> Schedule:
+    """Only these faults. To see whether a swarm lives, all that is wrong is put right after them, and a calm stretch follows."""
+    if calm_s:
+        left = (*left, *_put_right(left))
+        duration_s = max((fault.at for fault in left), default=0.0) + calm_s
+    else:
+        duration_s = min(whole.duration_s, broken_at + AFTER_S)
+    clipped = tuple(
+        dataclasses.replace(f, until=min(f.until, duration_s)) if isinstance(f, Window) else f for f in left
+    )
+    return Schedule(num_peers=whole.num_peers, duration_s=duration_s, faults=clipped)
+
+
+def _put_right(left: tuple[Fault, ...]) -> list[Fault]:
+    at = max((fault.until if isinstance(fault, Window) else fault.at for fault in left), default=0.0) + 8.0
+    killed: set[int] = set()
+    paused: set[int] = set()
+    cut = False
+    for fault in left:
+        match fault:
+            case Start(peer=peer):
+                killed.discard(peer)
+            case Kill(peer=peer):
+                killed.add(peer)
+                paused.discard(peer)
+            case Leave():
+                pass
+            case Pause(peer=peer):
+                paused.add(peer)
+            case Resume(peer=peer):
+                paused.discard(peer)
+            case Partition():
+                cut = True
+            case Heal():
+                cut = False
+            case _:
+                pass
+    healed: list[Fault] = [Heal(at=at)] if cut else []
+    return [
+        *healed,
+        *(Resume(at=at, peer=peer) for peer in sorted(paused)),
+        *(Start(at=at, peer=peer) for peer in sorted(killed)),
+    ]
+
+
+# ---- the folder ----------------------------------------------------------------------------------------------------
+
+
+def write_failure(
+    folder: Path, kind: Literal["scenario", "fuzz"], scenario: Scenario | None, plan: Plan, report: Report
+) -> None:
+    """Write what `load_failure` and people read. `report` is of `plan`, with its log kept."""
+    failure = Failure(
+        kind=kind,
+        seed=plan.seed,
+        scenario=scenario,
+        num_peers=plan.schedule.num_peers,
+        duration_s=plan.schedule.duration_s,
+        calm_s=plan.calm_s,
+        faults=[_encode(fault) for fault in plan.schedule.faults],
+        violations=report.violations,
+        log_sha256=report.log_sha256,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "failure.json").write_bytes(msgspec.json.format(msgspec.json.encode(failure)))
+    (folder / "faults.txt").write_text(plan.schedule.describe() + "\n", encoding="utf-8")
+    (folder / "events.log").write_text("\n".join(report.events) + "\n", encoding="utf-8")
+
+
+def load_failure(folder: Path) -> Failure:
+    """Read `failure.json`. Raises ConfigError."""
+    file = folder / "failure.json"
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Failure)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {file}: {error.strerror}; give the folder that `farflung sim run` or `fuzz` wrote"
+        ) from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+def replay(folder: Path) -> tuple[Failure, Report]:
+    """Run a failure again, with its log. Raises ConfigError."""
+    failure = load_failure(folder)
+    return failure, simulate(failure.plan(), keep=True)
+
+
+def chapters(events: list[str]) -> list[list[str]]:
+    """A log in pieces, each beginning with a fault, a commit's first line, or a broken invariant."""
+    pieces: list[list[str]] = [[]]
+    newest = -math.inf
+    for line in events:
+        time, what = float(line[:9]), line[10:].split(maxsplit=2)
+        begins = "fault" in what[:1] or "invariant.broken" in what[:1]
+        if begins and time > newest and pieces[-1]:
+            pieces.append([])
+            newest = time
+        pieces[-1].append(line)
+    return pieces

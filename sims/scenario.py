@@ -1,0 +1,283 @@
+"""Scenario files: what a simulated swarm is made of, what happens to it, and what must come of it (docs/scenarios.md).
+
+TOML read into structs that check every value when they are made; whatever is wrong is a ConfigError that names the file, the key and the remedy.
+The manifest is written with the manifest's own keys (`protocol.manifest_toml`), under `[manifest]`.
+"""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from farflung.protocol.checks import check_range, check_text, nearest
+from farflung.protocol.errors import ConfigError
+from farflung.protocol.limits import MAX_TEXT, MAX_TOML_CHARS
+from farflung.sims import regions
+
+SHIPPED = Path(__file__).parent / "scenarios"
+"""Scenarios that come with farflung."""
+
+MAX_PEERS = 10_000
+MAX_SECONDS = 30 * 86_400.0
+
+
+class Lasting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long something lasts, drawn anew each time."""
+
+    kind: Literal["exponential", "weibull"] = "exponential"
+    mean_s: float
+    shape: float = 1.0
+    """Of a Weibull distribution; below 1, whoever has stayed for long stays longer, as volunteers do."""
+
+    def __post_init__(self) -> None:
+        check_range("mean_s", self.mean_s, 1.0, MAX_SECONDS)
+        check_range("shape", self.shape, 0.1, 10.0)
+
+
+class PeerClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Peers that are alike."""
+
+    name: str
+    count: int
+    tokens_per_s: float
+    """How fast one trains the model."""
+    memory_gb: float = 0.0
+    """Of its device, checked against what the model needs; 0: not checked."""
+    up_mbit: float = 20.0
+    down_mbit: float = 100.0
+    latency_ms: float = 10.0
+    """Of its access link, one way; what lies between regions is added."""
+    regions: tuple[str, ...] = ("Belgium",)
+    """The peers of the class are spread over these by turns."""
+    join_s: tuple[float, float] = (0.0, 0.0)
+    """Each joins at a moment between these, uniform."""
+    session: Lasting | None = None
+    """From joining to going away; none: it stays."""
+    absence: Lasting | None = None
+    """From going away to coming back; none: it does not come back."""
+    says_goodbye: float = 0.3
+    """Share of sessions that end with a goodbye, and not with a kill or a power failure."""
+    trace: str = ""
+    """In the place of `join_s`, `session` and `absence`: a CSV file beside this one with a line `start_s,end_s,host` for each session."""
+
+    def __post_init__(self) -> None:
+        check_text("name", self.name, 64)
+        if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", self.name):
+            raise ConfigError(f"name = {self.name!r}: write it with a-z, 0-9 and '-'")
+        check_range("count", self.count, 1, MAX_PEERS)
+        check_range("tokens_per_s", self.tokens_per_s, 1e-3, 1e12)
+        check_range("memory_gb", self.memory_gb, 0.0, 1e5)
+        check_range("up_mbit", self.up_mbit, 1e-3, 1e6)
+        check_range("down_mbit", self.down_mbit, 1e-3, 1e6)
+        check_range("latency_ms", self.latency_ms, 0.0, 10_000.0)
+        check_range("says_goodbye", self.says_goodbye, 0.0, 1.0)
+        if not self.regions:
+            raise ConfigError(f"regions is empty; known are {', '.join(regions.NAMES)}")
+        for region in self.regions:
+            if region not in regions.NAMES:
+                raise ConfigError(
+                    f"region {region!r} is unknown{nearest(region, regions.NAMES)}; known are {', '.join(regions.NAMES)}"
+                )
+        if not 0.0 <= self.join_s[0] <= self.join_s[1] <= MAX_SECONDS:
+            raise ConfigError(f"join_s = {list(self.join_s)}: give [first, last] in seconds, 0 or more")
+        if self.absence is not None and self.session is None:
+            raise ConfigError("absence without session: nobody who stays comes back; give session.mean_s as well")
+        if self.trace and self.session is not None:
+            raise ConfigError("trace and session: give one of them")
+
+
+class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the internet does to messages, on top of links and regions."""
+
+    loss: float = 0.0
+    """Probability that a control message is lost."""
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    jitter_ms: float = 5.0
+    clock_skew_s: float = 0.0
+    """Every clock is off by up to so much, uniform."""
+
+    def __post_init__(self) -> None:
+        for key in ("loss", "duplicate", "reorder"):
+            check_range(key, getattr(self, key), 0.0, 0.9)
+        check_range("jitter_ms", self.jitter_ms, 0.0, 10_000.0)
+        check_range("clock_skew_s", self.clock_skew_s, 0.0, 3600.0)
+
+
+What = Literal["kill", "power", "leave", "join", "pause", "partition", "slow", "delay", "drop", "duplicate", "skew"]
+
+
+class Happening(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something scripted. What cannot happen, such as killing who is away, does not."""
+
+    at: float
+    what: What
+    peers: tuple[str, ...] = ()
+    """Whom: `class`, `class/3` (counted from 0) or `region:Iowa`. For a partition, those on one side of it."""
+    share: float = 1.0
+    """Of them, drawn by the seed."""
+    for_s: float | None = None
+    """How long; whoever was killed, left or paused comes back then. None: for good."""
+    factor: float = 4.0
+    """`slow`: how many times as long everything takes."""
+    probability: float = 0.3
+    """`drop`, `duplicate`: of control messages, everybody's."""
+    seconds: float = 1.0
+    """`delay`: what is added to each way; `skew`: how far clocks are ahead."""
+
+    def __post_init__(self) -> None:
+        check_range("at", self.at, 0.0, MAX_SECONDS)
+        check_range("share", self.share, 0.0, 1.0)
+        check_range("for_s", 1.0 if self.for_s is None else self.for_s, 0.1, MAX_SECONDS)
+        check_range("factor", self.factor, 0.01, 1000.0)
+        check_range("probability", self.probability, 0.0, 1.0)
+        check_range("seconds", self.seconds, -3600.0, 3600.0)
+        if not self.peers and self.what not in ("drop", "duplicate", "delay"):
+            raise ConfigError(f"{self.what} without peers: say whom, as in peers = ['home/0']")
+
+
+class Expect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What makes a run pass. No violation of an invariant is always expected."""
+
+    min_rounds: int = 0
+    min_members: int = 0
+    """In the view at the end."""
+    max_missed_share: float = 1.0
+    """Contributions that missed their round, of all that were made."""
+    min_training_share: float = 0.0
+    """Time that peers trained, of the time that they ran."""
+    max_median_round_s: float = MAX_SECONDS
+    """From plan to commit."""
+    max_loss: float = 1e9
+    """The last held-out loss; needs mode = "real"."""
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole file."""
+
+    about: str
+    """One sentence."""
+    mode: Literal["real", "cost"]
+    """`real`: nodes train the model. `cost`: they exchange numbers that mean nothing, a few for each million parameters, in the time it would take."""
+    seed: int = 0
+    duration_s: float
+    manifest: dict[str, dict[str, Any]]
+    peers: tuple[PeerClass, ...]
+    network: Network = Network()
+    happenings: tuple[Happening, ...] = ()
+    expect: Expect = Expect()
+    name: str = ""
+    """The file's, without its ending."""
+
+    def __post_init__(self) -> None:
+        check_text("about", self.about, MAX_TEXT)
+        check_range("duration_s", self.duration_s, 10.0, MAX_SECONDS)
+        check_range("seed", self.seed, 0, 1 << 53)
+        check_range("peers: all counts together", sum(c.count for c in self.peers), 1, MAX_PEERS)
+        names = [c.name for c in self.peers]
+        if len(set(names)) != len(names):
+            raise ConfigError(f"two classes of peers have the same name: {', '.join(names)}")
+        for number, happening in enumerate(self.happenings):
+            if happening.at > self.duration_s:
+                raise ConfigError(
+                    f"happenings[{number}].at = {happening.at}: after the end; raise duration_s = {self.duration_s}"
+                )
+            for who in happening.peers:
+                self.select(who)
+
+    @property
+    def num_peers(self) -> int:
+        return sum(c.count for c in self.peers)
+
+    def roster(self) -> list[tuple[PeerClass, int, str]]:
+        """By peer's number: its class, its number there, its region."""
+        return [(c, index, c.regions[index % len(c.regions)]) for c in self.peers for index in range(c.count)]
+
+    def label(self, peer: int) -> str:
+        """`class/index` of a peer."""
+        peer_class, index, _ = self.roster()[peer]
+        return f"{peer_class.name}/{index}"
+
+    def select(self, who: str) -> list[int]:
+        """Numbers of the peers that are meant. Raises ConfigError when nobody is."""
+        if who.startswith("region:"):
+            found = [n for n, (_, _, region) in enumerate(self.roster()) if f"region:{region}" == who]
+        else:
+            found = [n for n, (c, index, _) in enumerate(self.roster()) if who in (c.name, f"{c.name}/{index}")]
+        if not found:
+            names = [c.name for c in self.peers]
+            raise ConfigError(
+                f"no peer is called {who!r}{nearest(who, names)}; give a class ({', '.join(names)}), one of it "
+                f"('{names[0]}/0'), or 'region:{self.roster()[0][2]}'"
+            )
+        return found
+
+
+def shipped() -> list[str]:
+    """Names of the scenarios that come with farflung."""
+    return sorted(file.stem for file in SHIPPED.glob("*.toml"))
+
+
+def find_scenario(name: str) -> Path:
+    """The file that a person means: a path, or the name of a shipped one. Raises ConfigError."""
+    path = Path(name)
+    if path.suffix == ".toml" or path.exists():
+        return path
+    if name in shipped():
+        return SHIPPED / f"{name}.toml"
+    raise ConfigError(
+        f"no scenario is called {name!r}{nearest(name, shipped())}; there are {', '.join(shipped())}, or give a path to a .toml file"
+    )
+
+
+def load_scenario(path: Path) -> Scenario:
+    """Read and check a file. Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the scenario {path}: {error}") from error
+    try:
+        return parse_scenario(text, name=path.stem)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def parse_scenario(text: str, *, name: str) -> Scenario:
+    """Check the text of a file. Raises ConfigError that names the key."""
+    if len(text) > MAX_TOML_CHARS:
+        raise ConfigError(f"{len(text)} characters, at most {MAX_TOML_CHARS} are allowed")
+    try:
+        tree = tomllib.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"no TOML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError("nested too deeply") from error
+    try:
+        return msgspec.convert(tree | {"name": tree.get("name", name)}, Scenario)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(str(error))) from error
+
+
+_SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "": Scenario,
+    "peers": PeerClass,
+    "network": Network,
+    "happenings": Happening,
+    "expect": Expect,
+    "session": Lasting,
+    "absence": Lasting,
+}
+
+
+def _explain(message: str) -> str:
+    """msgspec's words with the place first and, for unknown keys, the known ones."""
+    what, _, place = message.partition(" - at `")
+    place = place.rstrip("`").removeprefix("$").removeprefix(".").replace("[...]", "")
+    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", what)
+    if unknown:
+        section = re.sub(r"\[\d+\]", "", place).rpartition(".")[2]
+        known = [f.name for f in msgspec.structs.fields(_SECTIONS[section])]
+        what = f"unknown key {unknown[1]!r}{nearest(unknown[1], known)}; known are {', '.join(known)}"
+    return f"{place}: {what}" if place else what

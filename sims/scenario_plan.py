@@ -1,0 +1,239 @@
+"""From a scenario to a simulation: nodes, their speeds and links, and the schedule.
+
+In `real` mode a node has what its manifest says, its learner included. In `cost` mode it has a vector of `CELLS` numbers in the place of N parameters:
+
+    bytes on a link   rates and windows are divided by (bytes of a contribution + bytes of a mean) / (those of the vector),
+                      so that a round takes as long, a part at a time, and shares links as it would
+    computing         a step takes batch tokens / tokens per second; encoding, reducing, applying N parameters / `PASS_PARAMETERS_PER_S`
+    bytes reported    those of the vector, times the same factor
+
+A whole state has 8 bytes a parameter; with the factor above it moves some 10 % faster or slower than that, as the codec goes.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from farflung.compression.int8 import Int8
+from farflung.compression.policy import uniform
+from farflung.node.learner import HELDOUT_SAMPLES, SwarmLearner
+from farflung.node.recipe import Recipe, read_recipe
+from farflung.protocol.errors import ConfigError
+from farflung.protocol.keys import Ed25519Signer, PeerId
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import FeedbackSpec
+from farflung.protocol.manifest_toml import check_keys, manifest_from_sections
+from farflung.sims import regions
+from farflung.sims.faults import Schedule
+from farflung.sims.learners import CostLearner, ReplicaLearner
+from farflung.sims.links import LinkModel
+from farflung.sims.scenario import PeerClass, Scenario
+from farflung.sims.simulation import Plan
+from farflung.sims.swarm import START_UNIX_S, Outfit, SimLearner
+from farflung.training.data import Dataset
+from farflung.training.errors import DataError, NotEnoughMemory
+from farflung.training.memory import choose_options
+from farflung.training.optimizers import parse_optimizer
+from farflung.training.order import SampleOrder
+from farflung.training.presets import PRESETS, preset
+from farflung.training.replica import Replica, Runtime
+from farflung.training.sources import open_dataset
+from farflung.training.tokenizer import ByteTokenizer
+
+CELLS = 64 * 32
+"""Numbers that stand for the model in `cost` mode: a block of the codec for each of the 64 members that a group may have."""
+
+CELL_CODEC = Int8(block=32)
+
+PASS_PARAMETERS_PER_S = 4e8
+"""Parameters that are encoded, decoded, added up or stepped in a second on one core, within a factor of two (docs/compression.md)."""
+
+PASSES = frozenset(
+    {"offer", "offered_gradient", "_encode", "reduce_part", "decode", "<lambda>", "chunk_digests", "save_learner", "load_learner", "clone"}
+)  # fmt: skip
+"""Calls that go through all parameters once."""
+
+HAND_S = 0.001
+"""What any other call takes."""
+
+MIN_WINDOW_BYTES = 256
+
+BYTES_PER_MBIT = 125_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A scenario that can be run."""
+
+    plan: Plan
+    bytes_factor: float
+    """Bytes that one simulated byte stands for."""
+
+
+def prepare(scenario: Scenario, seed: int, schedule: Schedule) -> Prepared:
+    """Make the nodes for a schedule (`churn.make_schedule`). Raises ConfigError."""
+    signers = [
+        Ed25519Signer(hashlib.sha256(f"{scenario.name}/{seed}/{number}".encode()).digest())
+        for number in range(scenario.num_peers)
+    ]
+    dataset = _dataset(scenario) if scenario.mode == "real" else None
+    recipe = read_recipe(_manifest(scenario, signers[schedule.founder].peer_id, dataset))
+    for peer_class in scenario.peers:
+        _check_memory(peer_class, recipe)
+    if dataset is not None:
+        outfit, factor = _real(recipe, dataset, scenario, signers), 1.0
+    else:
+        outfit, factor = _cost(recipe, scenario, signers)
+    where = {signer.peer_id: region for signer, (_, _, region) in zip(signers, scenario.roster(), strict=True)}
+    by_class = [_link(peer_class, scenario, factor) for peer_class, _, _ in scenario.roster()]
+
+    def backbone(a: PeerId, b: PeerId) -> tuple[float, float]:
+        latency_s, bytes_per_s = regions.between(where[a], where[b])
+        return latency_s, bytes_per_s / factor
+
+    fine = outfit.uplink.spec.startswith("int8") and outfit.downlink.spec.startswith("int8")
+    plan = Plan(
+        seed=seed,
+        schedule=schedule,
+        outfit=outfit,
+        links=by_class.__getitem__,
+        backbone=backbone,
+        exact_means=fine and outfit.feedback == FeedbackSpec(),
+    )
+    return Prepared(plan, factor)
+
+
+def _link(peer_class: PeerClass, scenario: Scenario, factor: float) -> LinkModel:
+    network = scenario.network
+    return LinkModel(
+        latency_s=peer_class.latency_ms / 1000.0,
+        jitter_s=network.jitter_ms / 1000.0,
+        drop=network.loss,
+        duplicate=network.duplicate,
+        reorder=network.reorder,
+        up_bytes_per_s=peer_class.up_mbit * BYTES_PER_MBIT / factor,
+        down_bytes_per_s=peer_class.down_mbit * BYTES_PER_MBIT / factor,
+        window_bytes=max(MIN_WINDOW_BYTES, round((1 << 20) / factor)),
+    )
+
+
+# ---- what the swarm trains -----------------------------------------------------------------------------------------
+
+
+def _dataset(scenario: Scenario) -> Dataset:
+    spec = str(scenario.manifest.get("data", {}).get("spec", "python"))
+    try:
+        return open_dataset(spec, ByteTokenizer(), _shape(scenario).seq_len)
+    except DataError as error:
+        raise ConfigError(f"manifest.data.spec: {error}") from error
+
+
+def _shape(scenario: Scenario) -> Any:
+    name = scenario.manifest.get("model", {}).get("preset")
+    if name not in PRESETS:
+        raise ConfigError(f"manifest.model.preset = {name!r}: give one of {', '.join(PRESETS)}")
+    return preset(name, vocab_size=ByteTokenizer().vocab_size)
+
+
+def _manifest(scenario: Scenario, founder: PeerId, dataset: Dataset | None) -> Manifest:
+    """The manifest of the file, with what a founder's command fills in."""
+    try:
+        check_keys(scenario.manifest)
+    except ConfigError as error:
+        raise ConfigError(f"manifest: {error}") from error
+    sections = {section: dict(values) for section, values in scenario.manifest.items()}
+    shape = _shape(scenario)
+    data = {"content_hash": "00" * 32, "num_samples": 1 << 40, "spec": "none"}
+    if dataset is not None:
+        data = {"content_hash": dataset.content_hash, "num_samples": dataset.num_samples, "spec": "python"}
+    sections["data"] = data | sections.get("data", {})
+    swarm = {"name": scenario.name, "admission": "open", "batch_tokens": 4 * shape.seq_len, "total_steps": 1 << 30}
+    sections["swarm"] = swarm | sections.get("swarm", {})
+    model = sections.setdefault("model", {})
+    model.setdefault("seq_len", shape.seq_len)
+    presets = {str(model["preset"]): dataclasses.asdict(shape)}
+    return manifest_from_sections(sections, founder=founder, created=int(START_UNIX_S), presets=presets)
+
+
+def _check_memory(peer_class: PeerClass, recipe: Recipe) -> None:
+    if not peer_class.memory_gb:
+        return
+    try:
+        choose_options(
+            recipe.model,
+            parse_optimizer(recipe.inner.optimizer),
+            batch=recipe.manifest.samples_per_step,
+            device_bytes=int(peer_class.memory_gb * 1e9),
+            host_bytes=None,
+            compute_bytes=2,
+            residuals=recipe.manifest.feedback.directions,
+        )
+    except NotEnoughMemory as error:
+        raise ConfigError(
+            f"peers {peer_class.name!r} have {peer_class.memory_gb:g} GB: {error}; give them more, or train a smaller manifest.model.preset"
+        ) from error
+
+
+# ---- what nodes are made of ----------------------------------------------------------------------------------------
+
+
+def _outfit(
+    recipe: Recipe, scenario: Scenario, signers: list[Ed25519Signer], learner: Callable[[int], SimLearner]
+) -> Outfit:
+    roster = scenario.roster()
+    manifest = recipe.manifest
+    passing_s = recipe.num_parameters / PASS_PARAMETERS_PER_S
+
+    def seconds(index: int, name: str) -> float:
+        tokens_per_s = roster[index][0].tokens_per_s
+        if name == "train":
+            return manifest.batch_tokens / tokens_per_s
+        if name == "evaluate":  # a forward pass is a third of a step
+            return HELDOUT_SAMPLES * manifest.model.seq_len / (3.0 * tokens_per_s)
+        return HAND_S + (passing_s if name in PASSES else 0.0)
+
+    return Outfit(
+        signers=signers,
+        settings=recipe.settings(),
+        pace=recipe.pace(),
+        uplink=recipe.uplink,
+        downlink=recipe.downlink,
+        feedback=manifest.feedback,
+        outer=recipe.outer,
+        learner=learner,
+        seconds=seconds,
+        checkpoint_s=300.0,
+    )
+
+
+def _real(recipe: Recipe, dataset: Dataset, scenario: Scenario, signers: list[Ed25519Signer]) -> Outfit:
+    manifest = recipe.manifest
+    order = SampleOrder(num_samples=dataset.num_samples, seed=manifest.data.order_seed, block=dataset.block)
+
+    def learner(index: int) -> SimLearner:
+        runtime = Runtime(device="cpu", microbatch=manifest.samples_per_step)
+        replica = Replica(recipe.model, recipe.inner, recipe.outer, seed=manifest.model.init_seed, runtime=runtime)
+        return ReplicaLearner(SwarmLearner(replica, dataset, order))
+
+    return _outfit(recipe, scenario, signers, learner)
+
+
+def _cost(recipe: Recipe, scenario: Scenario, signers: list[Ed25519Signer]) -> tuple[Outfit, float]:
+    """Nodes that exchange `CELLS` numbers, and the bytes that each of theirs stands for."""
+    flat = uniform(CELL_CODEC, CELLS)
+    factor = (recipe.uplink.expected_nbytes() + recipe.downlink.expected_nbytes()) / (2 * flat.expected_nbytes())
+    outer = dataclasses.replace(recipe.outer, momentum=min(recipe.outer.momentum, 0.5))  # numbers that stay small
+    outfit = _outfit(recipe, scenario, signers, lambda index: CostLearner(CELLS, outer))
+    settings = dataclasses.replace(
+        outfit.settings,
+        rules=dataclasses.replace(outfit.settings.rules, numel=CELLS),
+        align=CELL_CODEC.block,
+        uplink=flat.spec,
+        downlink=flat.spec,
+        bytes_per_element=flat.expected_nbytes() / CELLS,
+    )
+    return dataclasses.replace(
+        outfit, settings=settings, uplink=flat, downlink=flat, feedback=FeedbackSpec(), outer=outer
+    ), factor

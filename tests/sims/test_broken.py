@@ -1,0 +1,288 @@
+"""The check of the check: protocols and nodes that are broken on purpose, each caught by the judge.
+
+`CAUGHT` names for each the first seed, of 0 to 199, whose small swarm shows it; the test runs that seed, and no more.
+Run as a script this module looks for them anew: `python tests/sims/test_broken.py [NAME …]`.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from torch import Tensor
+
+from farflung.compression.codec import Payload
+from farflung.node.catchup import Catchup
+from farflung.node.exchange import Exchange
+from farflung.node.residuals import Residuals
+from farflung.node.statesync import Download
+from farflung.node.trainer import Trainer
+from farflung.protocol import chain, ledger, patience, planning, proposer
+from farflung.protocol.chain import Certified, RoundResult, Vote
+from farflung.protocol.effects import Effect, Reduce, Send
+from farflung.protocol.ledger import Ledger, Suspended
+from farflung.protocol.member import Member
+from farflung.protocol.messages import Committed
+from farflung.protocol.participation import Participation
+from farflung.protocol.proposer import Proposer, Surroundings
+from farflung.sims import faults
+from farflung.sims.chaos import toy_plan
+from farflung.sims.simulation import Report, simulate
+from farflung.sims.toy import MemoryStorage
+from farflung.training.coupled import Coupled, Update
+
+SEEDS = 200
+Patch = Callable[[pytest.MonkeyPatch], None]
+BROKEN: dict[str, Patch] = {}
+
+
+def broken(patch: Patch) -> Patch:
+    BROKEN[patch.__name__] = patch
+    return patch
+
+
+def run(seed: int) -> Report:
+    """A small swarm in which something goes wrong every few seconds, until the judge objects."""
+    rng = Random(seed)
+    churn = faults.ChurnModel(calm_s=10.0, mean_gap_s=8.0, mean_outage_s=12.0, min_rejoin_s=8.0)
+    schedule = faults.draw_schedule(rng, rng.randint(3, 6), 90.0, churn)
+    return simulate(replace(toy_plan(seed, schedule, calm_s=0.0), stop_when_broken=True))
+
+
+# ---- the reduction -------------------------------------------------------------------------------------------------
+
+
+def reweighted(
+    monkeypatch: pytest.MonkeyPatch,
+    weigh: Callable[[Participation, tuple[tuple[bytes, float], ...]], tuple[tuple[bytes, float], ...]],
+) -> None:
+    on_cut = Participation.on_cut
+
+    def wrong(self: Participation, sender: bytes, contributors: tuple[bytes, ...]) -> list[Effect]:
+        effects = on_cut(self, sender, contributors)
+        return [
+            Reduce(e.plan_id, e.plan, e.part, weigh(self, e.weights)) if isinstance(e, Reduce) else e for e in effects
+        ]
+
+    monkeypatch.setattr(Participation, "on_cut", wrong)
+
+
+@broken
+def divides_by_group_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    def weigh(part: Participation, weights: tuple[tuple[bytes, float], ...]) -> tuple[tuple[bytes, float], ...]:
+        return tuple((peer, weight * len(weights) / len(part.plan.members)) for peer, weight in weights)
+
+    reweighted(monkeypatch, weigh)
+
+
+@broken
+def weighs_all_contributors_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    reweighted(monkeypatch, lambda part, weights: tuple((peer, 1.0 / len(weights)) for peer, _ in weights))
+
+
+@broken
+def counts_a_contribution_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    reweighted(monkeypatch, lambda part, weights: (*weights, weights[0]))
+
+
+@broken
+def reduces_over_whoever_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    def weigh(part: Participation, weights: tuple[tuple[bytes, float], ...]) -> tuple[tuple[bytes, float], ...]:
+        have = set.intersection(*part._collected.values())
+        tokens = {c.peer: c.ready.tokens for c in part.plan.contributors if c.peer in have}
+        return tuple((peer, tokens[peer] / sum(tokens.values())) for peer in sorted(tokens))
+
+    reweighted(monkeypatch, weigh)
+
+
+@broken
+def owner_keeps_its_part_unquantised(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: dict[tuple[bytes, bytes, int], Tensor] = {}
+    encode, decode = Residuals.encode_mean, Exchange.decode
+
+    def remember(self: Residuals, plan_id: bytes, x: Tensor, start: int) -> memoryview:
+        kept[self._me, plan_id, start] = x.clone()
+        return encode(self, plan_id, x, start)
+
+    def prefer(self: Exchange, result: RoundResult, means: dict[int, Payload]) -> list[tuple[int, int, Tensor]]:
+        me = self._network.peer_id
+        return [(a, b, kept.get((me, result.plan, a), mean)) for a, b, mean in decode(self, result, means)]
+
+    monkeypatch.setattr(Residuals, "encode_mean", remember)
+    monkeypatch.setattr(Exchange, "decode", prefer)
+
+
+# ---- the history ---------------------------------------------------------------------------------------------------
+
+
+@broken
+def decides_without_a_quorum(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (chain, planning, proposer, patience):
+        monkeypatch.setattr(module, "is_quorum", lambda view, voters: bool(set(view) & set(voters)))
+
+
+@broken
+def commits_without_votes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def vote(self: Proposer, s: Surroundings, now: float) -> list[Effect]:
+        assert self.commit is not None
+        votes = tuple(Vote(peer, signature) for peer, signature in sorted(self.votes.items()))
+        certified = Certified(self.commit, self.ballot, votes)
+        return [Send(p, Committed(certified)) for p in sorted({s.me, *s.membership.known()})]
+
+    monkeypatch.setattr(Proposer, "_vote", vote)
+    monkeypatch.setattr(chain, "check_certificate", lambda *_, **__: None)
+
+
+@broken
+def forgets_its_vote_when_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryStorage, "load_vote", lambda self: None)
+
+
+@broken
+def says_nothing_of_why_it_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Member, "_why_missed", lambda self, commit, part: "")
+
+
+@broken
+def accepts_a_replayed_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_plan = Member._on_plan
+
+    def again(self: Member, sender: bytes, plan: Any, now: float) -> list[Effect]:
+        self._over.clear()
+        self.part = None
+        return on_plan(self, sender, plan, now)
+
+    monkeypatch.setattr(Member, "_on_plan", again)
+
+
+# ---- samples -------------------------------------------------------------------------------------------------------
+
+
+def other_ledger(monkeypatch: pytest.MonkeyPatch, change: Callable[[Ledger, Ledger], Ledger]) -> None:
+    advance = ledger.advance
+    monkeypatch.setattr(ledger, "advance", lambda before, **what: change(before, advance(before, **what)))
+
+
+@broken
+def hands_a_window_out_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(before: Ledger, after: Ledger) -> Ledger:
+        return msgspec.structs.replace(after, cursor=max(before.cursor, after.cursor - 2))
+
+    other_ledger(monkeypatch, change)
+
+
+@broken
+def frees_samples_that_are_still_leased(monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(before: Ledger, after: Ledger) -> Ledger:
+        leased = [s.intervals for s in after.suspended if s not in before.suspended]
+        return msgspec.structs.replace(after, free=ledger.join(after.free, *leased))
+
+    other_ledger(monkeypatch, change)
+
+
+@broken
+def forgets_the_samples_of_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(before: Ledger, after: Ledger) -> Ledger:
+        kept: tuple[Suspended, ...] = ()
+        return msgspec.structs.replace(after, suspended=kept)
+
+    other_ledger(monkeypatch, change)
+
+
+@broken
+def keeps_progress_on_samples_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    settle = Trainer.settle
+    monkeypatch.setattr(Trainer, "settle", lambda self, *what: settle(self, *what) or True)
+
+
+# ---- progress and the outer state ----------------------------------------------------------------------------------
+
+
+@broken
+def loses_progress_with_a_missed_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    apply = Coupled.apply
+
+    def lose(
+        self: Coupled, updates: Sequence[Update], *, contributed: bool, told: Mapping[int, Tensor] | None = None
+    ) -> None:
+        apply(self, updates, contributed=contributed, told=told)
+        if not contributed:
+            Coupled.discard_progress(self)
+
+    monkeypatch.setattr(Coupled, "apply", lose)
+
+
+@broken
+def keeps_progress_that_was_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    apply = Coupled.apply
+
+    def keep(
+        self: Coupled, updates: Sequence[Update], *, contributed: bool, told: Mapping[int, Tensor] | None = None
+    ) -> None:
+        apply(self, updates, contributed=False)
+        if contributed:
+            self._take_sent()
+
+    monkeypatch.setattr(Coupled, "apply", keep)
+
+
+@broken
+def moves_for_a_round_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    decided = Exchange.decided
+
+    async def move(self: Exchange, height: int, plan_id: bytes) -> None:
+        if any(plan != plan_id for plan, at in self._heights.items() if at <= height):
+            self._learner.outer.params.mul_(1.0001)
+        await decided(self, height, plan_id)
+
+    monkeypatch.setattr(Exchange, "decided", move)
+
+
+@broken
+def accepts_state_of_a_stale_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def as_it_is(self: Catchup, download: Download, version: int) -> None:
+        download.have.update(dict.fromkeys(download.have, version))
+
+    async def trust(self: Catchup, *_: Any) -> bool:
+        return True
+
+    monkeypatch.setattr(Catchup, "_roll_forward", as_it_is)
+    monkeypatch.setattr(Catchup, "_verified", trust)
+
+
+# ---- what catches them ---------------------------------------------------------------------------------------------
+
+CAUGHT: dict[str, tuple[int, int]] = {}
+"""Name → first seed, and the invariant that it breaks."""
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_broken_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed, which = CAUGHT[name]
+    assert seed < SEEDS
+    BROKEN[name](monkeypatch)
+    report = run(seed)
+    assert report.violations and report.violations[0].startswith(f"invariant {which}:")
+
+
+@pytest.mark.parametrize("seed", sorted({seed for seed, _ in CAUGHT.values()}))
+def test_what_is_whole_passes(seed: int) -> None:
+    assert run(seed).violations == []
+
+
+def first_seed(patch: Patch) -> str:
+    for seed in range(SEEDS):
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            patch(monkeypatch)
+            violations = run(seed).violations
+        if violations:
+            return f"{seed}: {violations[0]}"
+    return f"not caught in {SEEDS} seeds"
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or BROKEN:
+        print(name, first_seed(BROKEN[name]), flush=True)
