@@ -73,3 +73,15 @@ def sim_replay(
 
     if not step_through(folder, everything=everything):
         raise typer.Exit(1)
+
+
+@sim_app.command("bandwidth")
+def sim_bandwidth(
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw utilisation against speed, a PNG.")] = None,
+    page: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write bandwidth.md and its plot here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """How fast links must be for 1 B to 100 B parameters: the table of Streaming DiLoCo, and ours beside it."""
+    from farflung.sims.bandwidth_run import run_bandwidth
+
+    run_bandwidth(as_json=as_json, plot=plot, page=page)
