@@ -148,12 +148,14 @@ class Applier:
             means = await self._exchange.collect(commit.round, holders, attempts=FETCH_ATTEMPTS)
         downloaded = means is None
         if downloaded:
-            await self._download_state(commit)
+            with self._log.span("download", commit.height):
+                await self._download_state(commit)
         async with self._trainer.busy:
             if commit.version == self.version + 1 and means is not None:
                 assert commit.round is not None
                 self.steady.clear()
-                await self._take_round(commit.round, means)
+                with self._log.span("apply", commit.height):
+                    await self._take_round(commit.round, means)
                 self.version = commit.version
             await self._settle(commit, commit.round)
             self.height = commit.height  # training may go on: digests, reports and the like need not be waited for
@@ -313,7 +315,7 @@ class Applier:
         self._evaluated_at = loop.time()
         self._evaluation_s = self._evaluated_at - began
         self.evaluated = (self.version, loss)
-        self._log.emit("outer.eval", loss=loss, tokens=commit.tokens)
+        self._log.emit("outer.eval", loss=loss, tokens=commit.tokens, seconds=round(self._evaluation_s, 3))
 
     async def _checkpoint_when_due(self) -> None:
         due_at = self._checkpoint_at + self._checkpoint_s

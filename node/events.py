@@ -13,7 +13,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -69,6 +69,15 @@ class EventLog:
         line.
         """
         self._logger.write(event, **fields)
+
+    @contextmanager
+    def span(self, what: str, round_: int) -> Iterator[None]:
+        """Write a `span` when what is done inside is over, however it ends: cancelled work took its time, too."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self.emit("span", what=what, round=round_, seconds=round(self._clock() - began, 3))
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Call `subscriber` with every event from now on, until the returned function is called."""

@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -71,6 +72,10 @@ class News(Protocol):
     def unreachable(self, peer: PeerId, reason: str) -> None: ...
 
     def refused(self, error: RemoteError) -> None: ...
+
+    def span(self, what: str, round_: int) -> AbstractContextManager[None]:
+        """What is done inside took time, for whoever looks where it went."""
+        ...
 
 
 @dataclass(slots=True)
@@ -192,6 +197,13 @@ class Exchange:
         round_ = self._rounds.get(plan_id)
         if round_ is None:
             return
+        with self._news.span("scatter", round_.plan.height):
+            with self._news.span("encode", round_.plan.height):
+                sending = await self._encode_and_send(plan_id, round_)
+            await asyncio.gather(*sending)
+
+    async def _encode_and_send(self, plan_id: bytes, round_: Round) -> list[asyncio.Task[None]]:
+        """All parts are encoded; the tasks that send them."""
         parts = round_.plan.parts
         if self._residuals.keeps_contributions:
             await self._doors.side.run(self._residuals.begin, plan_id)
@@ -199,6 +211,7 @@ class Exchange:
         self.in_flight = plan_id
         mine = next((k for k, p in enumerate(parts) if p.owner == self._network.peer_id), 0)
         order = [*range(mine + 1, len(parts)), *range(mine + 1)]  # each contributor begins with another owner
+        sending: list[asyncio.Task[None]] = []
         for batch in _batches(order, [part.stop - part.start for part in parts], ENCODE_ELEMENTS):
             payloads = await self._doors.side.run(self._encode, plan_id, delta, [parts[k] for k in batch])
             for k, payload in zip(batch, payloads, strict=True):
@@ -209,8 +222,9 @@ class Exchange:
                     self._store_contribution(plan_id, round_, k, part.owner, payload)
                 else:
                     header = ContributionHeader(plan_id, k, len(payload))
-                    self._spawn(round_, self._push(round_, part.owner, "contribution", header, payload))
+                    sending.append(self._spawn(round_, self._push(round_, part.owner, "contribution", header, payload)))
         round_.owed = self._residuals.owed
+        return sending
 
     def _encode(self, plan_id: bytes, delta: torch.Tensor, parts: Sequence[Part]) -> list[memoryview]:
         encode = self._residuals.encode_contribution
@@ -224,27 +238,32 @@ class Exchange:
         payloads = round_.contributions.get(part, {})
         bounds = round_.plan.parts[part]
         try:
-            payload = await self._doors.side.run(
-                reduce_part,
-                bounds.stop - bounds.start,
-                [(payloads[peer], weight) for peer, weight in weights],
-                _codec(self._uplink, bounds),
-                lambda mean: self._residuals.encode_mean(plan_id, mean, bounds.start),
-            )
+            with self._news.span("reduce", round_.plan.height):
+                payload = await self._doors.side.run(
+                    reduce_part,
+                    bounds.stop - bounds.start,
+                    [(payloads[peer], weight) for peer, weight in weights],
+                    _codec(self._uplink, bounds),
+                    lambda mean: self._residuals.encode_mean(plan_id, mean, bounds.start),
+                )
         except CodecError as error:
             self._news.refused(Malformed(f"a contribution to part {part}: {error}"))
             return
         round_.contributions.pop(part, None)
+        del payloads  # their memory is not needed while the mean is sent
         header = MeanHeader(plan_id, part, len(payload))
-        for peer in _rotated(round_.plan.members, self._network.peer_id):
-            self._spawn(round_, self._push(round_, peer, "mean", header, payload))
-        self._news.mean_held(plan_id, part, await self._means.put(plan_id, part, payload))  # while it is sent
+        with self._news.span("spread", round_.plan.height):
+            others = _rotated(round_.plan.members, self._network.peer_id)
+            sending = [self._spawn(round_, self._push(round_, peer, "mean", header, payload)) for peer in others]
+            self._news.mean_held(plan_id, part, await self._means.put(plan_id, part, payload))  # while it is sent
+            await asyncio.gather(*sending)
 
     async def fetch_due(self, plan_id: bytes, part: int, digest: bytes, holders: Sequence[PeerId]) -> None:
         """Fetch a mean that the current round still lacks."""
         round_ = self._rounds.get(plan_id)
         if round_ is not None:
-            await self.fetch(plan_id, part, digest, holders, round_.plan.parts[part])
+            with self._news.span("fetch", round_.plan.height):
+                await self.fetch(plan_id, part, digest, holders, round_.plan.parts[part])
 
     async def fetch(
         self, plan_id: bytes, part: int, digest: bytes, holders: Sequence[PeerId], bounds: Bounds
@@ -464,10 +483,11 @@ class Exchange:
             raise Refused(f"part {index} of a plan of {len(round_.plan.parts)}", peer=peer)
         return round_.plan.parts[index]
 
-    def _spawn(self, round_: Round, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, round_: Round, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = self._group.create_task(work)
         round_.tasks.add(task)
         task.add_done_callback(round_.tasks.discard)
+        return task
 
 
 def _codec(codec: FlatCodec, bounds: Bounds) -> VectorCodec:

@@ -298,6 +298,9 @@ class Peer:
         of = error.peer.hex() if error.peer else ""
         self.log.emit("refused", error=type(error).__name__, of=of, reason=error.reason)
 
+    def span(self, what: str, round_: int) -> contextlib.AbstractContextManager[None]:
+        return self.log.span(what, round_)
+
     def _ready(self, ready: Ready) -> None:
         self._do(self.member.set_ready(ready, self._now()))
 

@@ -143,6 +143,7 @@ class Trainer:
             tokens_per_s=self.tokens_per_s,
             grad_norm=report.grad_norm,
             lr=report.lr,
+            seconds=round(seconds, 3),
         )
         return True
 

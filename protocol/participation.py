@@ -83,6 +83,8 @@ class Participation:
     _collected: dict[int, set[PeerId]] = field(default_factory=dict)
     _reported_at: float = -1e9
     _shown_at: float = -1e9
+    _told: bool = False
+    """That everything is here."""
 
     def __post_init__(self) -> None:
         self.digests = [b""] * len(self.plan.parts)
@@ -152,7 +154,11 @@ class Participation:
         if not self.complete and now < self._shown_at + RESEND_S:
             return []
         self._shown_at = now
-        return [Send(proposer, Held(self.plan_id, tuple(self.digests)))]
+        effects: list[Effect] = [Send(proposer, Held(self.plan_id, tuple(self.digests)))]
+        if self.complete and not self._told:
+            self._told = True
+            effects.append(Note("round.held", {"round": self.plan.height}))
+        return effects
 
     def tick(self, membership: Membership, proposer: PeerId, now: float) -> list[Effect]:
         effects = self.report(membership, proposer, now)

@@ -3,7 +3,8 @@
 import asyncio
 import hashlib
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -77,6 +78,7 @@ class Node:
         self.held: dict[tuple[bytes, int], bytes] = {}
         self.errors: list[RemoteError] = []
         self.lost: list[PeerId] = []
+        self.spent: list[tuple[str, int]] = []
         self.news = asyncio.Event()
         self.exchange.serve()
 
@@ -100,6 +102,11 @@ class Node:
     def refused(self, error: RemoteError) -> None:
         self.errors.append(error)
         self.news.set()
+
+    @contextmanager
+    def span(self, what: str, round_: int) -> Iterator[None]:
+        self.spent.append((what, round_))
+        yield
 
     async def until(self, holds: Callable[[], bool], seconds: float = 60.0) -> None:
         """Wait for news until something holds. Raises TimeoutError."""

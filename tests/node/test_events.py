@@ -28,6 +28,21 @@ def test_lines_carry_the_context(tmp_path: Path) -> None:
     assert second["loss"] is None
 
 
+def test_a_span_is_written_when_it_is_over_however_it_ends() -> None:
+    seen: list[Event] = []
+    times = iter([5.0, 7.5, 7.5, 8.0, 8.25, 8.25])
+    log = EventLog(None, swarm="s", peer="aa", clock=lambda: next(times))
+    log.subscribe(seen.append)
+    with log.span("encode", 3):
+        assert seen == []
+    with pytest.raises(KeyError), log.span("reduce", 3):
+        raise KeyError
+    assert [(e["time"], e["event"], e["what"], e["round"], e["seconds"]) for e in seen] == [
+        (7.5, "span", "encode", 3, 2.5),
+        (8.25, "span", "reduce", 3, 0.25),
+    ]
+
+
 def test_two_logs_do_not_mix(tmp_path: Path) -> None:
     with make_log(tmp_path / "a") as a, EventLog(tmp_path / "b", swarm="t", peer="bb") as b:
         a.bind(step=5)

@@ -61,6 +61,9 @@ def test_a_round_gives_everybody_the_weighted_mean(num: int, policy: str, feedba
         for node in lab.nodes:
             await node.until(lambda n=node: len(n.held) == num)
         assert all(node.held == lab.nodes[0].held for node in lab.nodes), "the same bytes everywhere"
+        assert {span for node in lab.nodes for span in node.spent} == {
+            (what, plan.height) for what in ("scatter", "encode", "reduce", "spread")
+        }
         assert all(node.disk.means.keys() == node.held.keys() for node in lab.nodes), "and on disk before held"
 
         first = lab.nodes[0]

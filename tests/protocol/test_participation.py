@@ -203,9 +203,10 @@ def test_what_is_held_is_shown_at_once_when_complete_and_now_and_then_before() -
     part.hold(2, DIGEST)
     part.hold(3, DIGEST)
     part.hold(-1, DIGEST)
-    assert part.complete and part.show(PROPOSER, 102.2) == [Send(PROPOSER, Held(PLAN_ID, (DIGEST,) * 3))]
+    complete = Send(PROPOSER, Held(PLAN_ID, (DIGEST,) * 3))
+    assert part.complete and part.show(PROPOSER, 102.2) == [complete, Note("round.held", {"round": part.plan.height})]
     assert part.tick(others(), PROPOSER, 102.3) == []
-    assert part.tick(others(), PROPOSER, 102.2 + RESEND_S) == [Send(PROPOSER, Held(PLAN_ID, (DIGEST,) * 3))]
+    assert part.tick(others(), PROPOSER, 102.2 + RESEND_S) == [complete], "which is noted once"
 
 
 def test_fetching() -> None:
