@@ -1,9 +1,10 @@
-"""What the demo knows that no node's events say: who is who, the solo run, the kills, the ledger at the end.
+"""What whoever starts the nodes knows and no node's events say: who is who, the solo run, the kills, the ledger at the end.
 
-Written as `run.json` beside the nodes' event files, so that a report can be made again from a folder.
+Written as `run.json` into the run's folder, beside the nodes' folders with an `events.jsonl` each, so that a report can
+be made at any time. A folder without it is told about as far as the events alone go (`infer_run`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,12 @@ from farflung.protocol.errors import ConfigError
 Interval = tuple[int, int]
 """Sample numbers [start, stop)."""
 
+FIRST_S = 30.0
+"""Whoever starts within so many seconds of the first node was there from the start."""
+
+SILENT_S = 30.0
+"""A node that said nothing for so long before the end, and no goodbye, has vanished: `net` comes every few seconds."""
+
 
 class PeerFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One node of the run."""
@@ -23,8 +30,10 @@ class PeerFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Public key in hex."""
     name: str
     """For people: `node 1`."""
-    role: str
+    role: str = ""
     """For people: `founder`, `joined late`, `replacement`."""
+    group: str = ""
+    """Its class of machines, in which utilisation is told; empty: by the device that the node names."""
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,12 +79,13 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ended: float
     """Unix seconds."""
     peers: list[PeerFacts]
-    timeline: list[Incident]
-    solo_loss: list[SoloPoint]
+    timeline: list[Incident] = []
+    solo_loss: list[SoloPoint] = []
     """Of the best single worker trained alone, by step; empty when there was none."""
-    ddp_bytes_per_peer: int
-    """What data-parallel training would have sent for the same steps, per peer."""
-    ledger: LedgerFacts
+    ddp_bytes_per_peer: int = 0
+    """What data-parallel training would have sent for the same steps, per peer; 0 when nobody worked it out."""
+    ledger: LedgerFacts | None = None
+    """None when nobody kept it: then lost samples cannot be counted."""
     description: str = ""
     """One line on model, data and machine, for people."""
     sample_text: str = ""
@@ -88,6 +98,41 @@ def load_run(path: Path) -> RunFacts:
         return msgspec.json.decode(path.read_bytes(), type=RunFacts)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def load_folder(folder: Path) -> tuple[RunFacts, dict[str, list[Event]]]:
+    """What a run's folder holds: its facts, and the events of all nodes, whose files may lie at any depth.
+
+    Raises ConfigError when there are no events, or for damaged files.
+    """
+    events_by_peer = load_events(folder.rglob("events.jsonl"))
+    if (folder / "run.json").exists():
+        return load_run(folder / "run.json"), events_by_peer
+    if not events_by_peer:
+        raise ConfigError(f"{folder} holds no run: there is neither run.json nor a node's events.jsonl in it")
+    return infer_run(events_by_peer), events_by_peer
+
+
+def infer_run(events_by_peer: Mapping[str, Sequence[Event]]) -> RunFacts:
+    """As much as events alone say: peers in the order in which they came, and those that vanished without a word."""
+    ordered = sorted(events_by_peer, key=lambda peer: (events_by_peer[peer][0]["time"], peer))
+    started = min(events[0]["time"] for events in events_by_peer.values())
+    ended = max(events[-1]["time"] for events in events_by_peer.values())
+    timeline = []
+    for peer in ordered:
+        events = events_by_peer[peer]
+        came = "start" if events[0]["time"] <= started + FIRST_S else "join"
+        timeline.append(Incident(time=events[0]["time"], what=came, peer=peer))
+        if events[-1]["event"] != "node.stop" and events[-1]["time"] < ended - SILENT_S:
+            timeline.append(Incident(time=events[-1]["time"], what="kill", peer=peer))
+    return RunFacts(
+        name=str(events_by_peer[ordered[0]][0]["swarm"]),
+        started=started,
+        ended=ended,
+        peers=[PeerFacts(peer=peer, name=f"peer {number}") for number, peer in enumerate(ordered, start=1)],
+        timeline=sorted(timeline, key=lambda incident: incident.time),
+        description="Told from the nodes' events alone.",
+    )
 
 
 def save_run(path: Path, run: RunFacts) -> None:

@@ -1,121 +1,157 @@
-"""The report's pictures, drawn by matplotlib: losses, bytes, membership, rounds. Each returns an `<svg>`
-element.
+"""The report's pictures of what came out, drawn by matplotlib: losses, bytes, rounds. Each is an `<svg>` element.
+
+Pictures of when (membership, where time went) are in `plots_time`.
 """
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from farflung.sims.scene import Scene, smooth, state_spans, swarm_tokens
-from farflung.sims.summary import commits_by_round, outer_losses, total_bytes
-from farflung.sims.svg import BAD, CARD, GOOD, INK, MUTED, SERIES, STATES, STYLE, to_svg
+from farflung.sims.markup import Markup
+from farflung.sims.scene import Scene, smooth, swarm_tokens
+from farflung.sims.summary import commits_by_round, total_bytes
+from farflung.sims.svg import BAD, INK, MUTED, SERIES, STATES, STYLE, to_svg
 
 WIDTH_IN = 11.0
-"""Width of every picture; 72 points per inch, scaled by the page."""
+"""Width of every wide picture; 72 points per inch, scaled by the page."""
+
+PANEL_IN = (4.7, 3.1)
+"""Size of a picture that stands beside others."""
 
 LOSS_SPAN = 1.6
-"""Nats above the best held-out loss that the plot of losses shows."""
+"""Nats above the best held-out loss that the plots of losses show."""
 
 LOSS_MARGIN = 0.1
 """Nats below it."""
 
-STATE_LABELS = {
-    "joining": "joining",
-    "training": "training",
-    "round": "in a round",
-    "waiting": "ready, waiting",
-    "finished": "finished",
-}
+POINTS = 400
+"""Of a curve, at most: more cannot be seen."""
+
+MOST_ROWS = 16
+"""Peers that are shown one by one."""
+
+LABELLED_ROUNDS = 45
+"""Up to so many, their contributors are counted in the picture."""
 
 
-def plot_loss(scene: Scene) -> str:
-    """Losses against tokens of the whole run, against seconds, and against the steps of one worker."""
+def plot_losses(scenes: Sequence[Scene]) -> dict[str, Markup]:
+    """Held-out losses against time, tokens and bytes, by caption; of a run that stands alone its peers' training losses, too."""
+    longest = max(scene.seconds for scene in scenes)
+    divisor, unit = time_unit(longest)
+    panels = {
+        "against time": f"{unit} since the start",
+        "against tokens": "tokens, all workers together",
+        "against bytes": "bytes sent, all peers together",
+    }
+    slug = scenes[0].slug if len(scenes) == 1 else "runs-compared"
+    shown: dict[str, Markup] = {}
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH_IN, 4.1), layout="constrained")
-        axes = figure.subplots(1, 3, sharey=True)
-        tokens_at = swarm_tokens(scene)
-        start = scene.run.started
-        for peer in scene.peers:
-            steps = [event for event in scene.of(peer, "step") if event["loss"] is not None]
-            if not steps:
-                continue
-            losses = smooth([event["loss"] for event in steps])
-            ways = (
-                [tokens_at[peer][event["time"]] for event in steps],
-                [event["time"] - start for event in steps],
-                [event["step"] for event in steps],
-            )
-            for axis, x in zip(axes, ways, strict=True):
-                axis.plot(x, losses, color=scene.colours[peer], linewidth=0.9, alpha=0.75)
-        _plot_held_out(scene, axes)
-        labels = ("tokens, all workers together", "seconds since the start", "steps of each worker")
-        titles = ("against tokens", "against time", "against a worker's own steps")
-        for axis, label, title in zip(axes, labels, titles, strict=True):
+        for number, (caption, label) in enumerate(panels.items()):
+            figure = Figure(figsize=PANEL_IN, layout="constrained")
+            axis = figure.subplots()
+            if len(scenes) == 1:
+                _training(axis, scenes[0], caption, divisor)
+            for scene, colour in zip(scenes, run_colours(len(scenes)), strict=True):
+                _held_out(axis, scene, caption, divisor, colour)
             axis.set_xlabel(label)
-            axis.set_title(title)
+            axis.set_ylabel("loss, nats per token")
             axis.set_xlim(left=0)
             axis.xaxis.set_major_locator(MaxNLocator(5))
-            axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))
-        axes[0].set_ylabel("loss, nats per token")
-        best = [event["loss"] for event in outer_losses(scene.events)] + [p.loss for p in scene.run.solo_loss]
-        if best:  # the first steps fall from far above; what is compared lies near the end
-            axes[0].set_ylim(min(best) - LOSS_MARGIN, min(best) + LOSS_SPAN)
-        handles = [Line2D([], [], color=INK, linewidth=2.4, marker="o", markersize=4, label="swarm, outer, held out")]
-        if scene.run.solo_loss:
-            alone = Line2D([], [], color=INK, linewidth=1.6, linestyle=(0, (4, 2)), label="one worker alone, held out")
-            handles.append(alone)
-        handles += [
-            Line2D([], [], color=scene.colours[peer], label=f"{scene.names[peer]}, training")
-            for peer in scene.peers[: len(SERIES)]
-        ]
-        figure.legend(handles=handles, loc="outside lower left", ncols=4)
-        return to_svg(figure, "loss")
+            human = human_bytes if caption == "against bytes" else short_number
+            axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _, human=human: human(value)))
+            best = [e["loss"] for scene in scenes for e in scene.outer]
+            best += [p.loss for scene in scenes for p in scene.run.solo_loss]
+            if best:  # the first steps fall from far above; what is compared lies near the end
+                axis.set_ylim(min(best) - LOSS_MARGIN, min(max(best) + LOSS_MARGIN, min(best) + LOSS_SPAN))
+            shown[caption] = Markup(to_svg(figure, f"loss-{number}-{slug}", f"Loss {caption}: {_told(scenes)}"))
+    return shown
 
 
-def _plot_held_out(scene: Scene, axes: Sequence[Axes]) -> None:
-    outer, solo = outer_losses(scene.events), scene.run.solo_loss
-    outer_ways: tuple[list[float], ...] = (
-        [event["tokens"] for event in outer],
-        [event["time"] - scene.run.started for event in outer],
-        [event["step"] for event in outer],
-    )
-    solo_ways: tuple[list[float], ...] = (
-        [p.tokens for p in solo],
-        [p.seconds for p in solo],
-        [p.step for p in solo],
-    )
-    for axis, outer_x, solo_x in zip(axes, outer_ways, solo_ways, strict=True):
-        axis.plot(
-            outer_x,
-            [event["loss"] for event in outer],
-            color=INK,
-            linewidth=2.4,
-            marker="o",
-            markersize=4,
-            zorder=5,
-        )
-        axis.plot(solo_x, [p.loss for p in solo], color=INK, linewidth=1.6, linestyle=(0, (4, 2)), zorder=4)
+def _told(scenes: Sequence[Scene]) -> str:
+    """The held-out losses in words."""
+    said = []
+    for scene in scenes:
+        name = scene.label or scene.run.name
+        if scene.outer:
+            said.append(f"{name} from {scene.outer[0]['loss']:.3f} to {scene.outer[-1]['loss']:.3f}")
+        else:
+            said.append(f"{name} was not evaluated")
+    return "; ".join(said)
 
 
-def plot_bytes(scene: Scene) -> str:
-    """Bytes that each peer sent beside what data-parallel training would have sent, on a logarithmic axis."""
+def _training(axis: Axes, scene: Scene, caption: str, divisor: float) -> None:
+    """Each peer's training loss, while there are few enough to tell apart."""
+    if caption == "against bytes" or len(scene.peers) > len(SERIES):
+        return
+    tokens_at = swarm_tokens(scene) if caption == "against tokens" else {}
+    for peer in scene.peers:
+        steps = [event for event in scene.of(peer, "step") if event["loss"] is not None]
+        losses = smooth([event["loss"] for event in steps])
+        if caption == "against time":
+            x = [(event["time"] - scene.run.started) / divisor for event in steps]
+        else:
+            x = [tokens_at[peer][event["time"]] for event in steps]
+        axis.plot(_thinned(x), _thinned(losses), color=scene.colours[peer], linewidth=0.9, alpha=0.75)
+
+
+def _held_out(axis: Axes, scene: Scene, caption: str, divisor: float, colour: str) -> None:
+    outer, solo = scene.outer, scene.run.solo_loss
+    x: Sequence[float]
+    if caption == "against time":
+        x = [(event["time"] - scene.run.started) / divisor for event in outer]
+        _alone(axis, [p.seconds / divisor for p in solo], scene, colour)
+    elif caption == "against tokens":
+        x = [event["tokens"] for event in outer]
+        _alone(axis, [p.tokens for p in solo], scene, colour)
+    else:
+        x = scene.bytes_at([event["time"] for event in outer])
+    marker = "o" if len(outer) <= LABELLED_ROUNDS else ""
+    losses = _thinned([event["loss"] for event in outer])
+    axis.plot(_thinned(x), losses, color=colour, linewidth=2.2, marker=marker, markersize=3.5, zorder=5)
+
+
+def _thinned(values: Sequence[float]) -> list[float]:
+    """About POINTS of them at most, the first and the last among them."""
+    every = max(1, len(values) // POINTS)
+    last = len(values) - 1
+    return [value for number, value in enumerate(values) if number % every == 0 or number == last]
+
+
+def _alone(axis: Axes, x: Sequence[float], scene: Scene, colour: str) -> None:
+    losses = [point.loss for point in scene.run.solo_loss]
+    axis.plot(x, losses, color=colour, linewidth=1.5, linestyle=(0, (4, 2)), zorder=4)
+
+
+def run_colours(number: int) -> list[str]:
+    """One for each run; the ink when there is one."""
+    return [INK] if number == 1 else [SERIES[n] if n < len(SERIES) else MUTED for n in range(number)]
+
+
+def plot_bytes(scene: Scene) -> Markup:
+    """Bytes that each peer sent, the busiest MOST_ROWS of them, beside what data-parallel training would have sent, on a
+    logarithmic axis.
+    """
+    sent = {peer: total_bytes(scene.events.get(peer, ()), "sent_bytes") for peer in scene.peers}
+    if len(sent) > MOST_ROWS:
+        sent = dict(sorted(sent.items(), key=lambda one: -one[1])[:MOST_ROWS])
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH_IN, 0.9 + 0.36 * (len(scene.peers) + 1)), layout="constrained")
+        figure = Figure(figsize=(WIDTH_IN, 0.9 + 0.36 * (len(sent) + 1)), layout="constrained")
         axis = figure.subplots()
-        sent = {peer: total_bytes(scene.events.get(peer, ()), "sent_bytes") for peer in scene.peers}
         baseline = scene.run.ddp_bytes_per_peer
         shown = [value for value in (*sent.values(), baseline) if value > 0]
         low = 10 ** (len(str(min(shown, default=1))) - 2) if shown else 1
-        rows = [("data-parallel", baseline, MUTED)]
-        rows += [(scene.names[peer], sent[peer], scene.colours[peer]) for peer in scene.peers]
+        rows = [("data-parallel", baseline, MUTED)] if baseline else []
+        rows += [(scene.names[peer], value, scene.colours[peer]) for peer, value in sent.items()]
         for row, (_, value, colour) in enumerate(rows):
             axis.barh(row, max(0, value - low), left=low, height=0.62, color=colour)
-            ratio = f" \N{MIDDLE DOT} {baseline / value:,.0f} times less" if row and value and baseline else ""
+            ratio = (
+                f" \N{MIDDLE DOT} {baseline / value:,.0f} times less" if colour != MUTED and value and baseline else ""
+            )
             said = f"{human_bytes(value)}{ratio}"
             axis.annotate(said, (max(value, low), row), (6, 0), textcoords="offset points", va="center")
         axis.set_xscale("log")
@@ -127,41 +163,11 @@ def plot_bytes(scene: Scene) -> str:
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_bytes(value)))
         axis.xaxis.set_minor_locator(NullLocator())
         axis.set_xlabel("bytes sent in the whole run, logarithmic")
-        return to_svg(figure, "bytes")
+        told = "; ".join(f"{name} {human_bytes(value)}" for name, value, _ in rows)
+        return Markup(to_svg(figure, f"bytes-{scene.slug}", f"Bytes sent: {told}"))
 
 
-def plot_membership(scene: Scene) -> str:
-    """One bar per peer, coloured by what it did when; kills and joins marked."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH_IN, 1.3 + 0.36 * len(scene.peers)), layout="constrained")
-        axis = figure.subplots()
-        start = scene.run.started
-        for row, peer in enumerate(scene.peers):
-            for begin, end, state in state_spans(scene, peer):
-                axis.barh(row, end - begin, left=begin - start, height=0.62, color=STATES[state])
-        row_of = {peer: row for row, peer in enumerate(scene.peers)}
-        for incident in scene.run.timeline:
-            if incident.peer not in row_of:
-                continue
-            at, row = incident.time - start, row_of[incident.peer]
-            if incident.what == "kill":
-                axis.plot(at, row, marker="X", color=BAD, markersize=9, markeredgecolor=CARD, zorder=5)
-                axis.annotate("killed", (at, row), (8, 0), textcoords="offset points", va="center", color=BAD)
-            elif incident.what == "join":
-                axis.plot(at, row, marker=">", color=GOOD, markersize=8, markeredgecolor=CARD, zorder=5)
-                axis.annotate("joins", (at, row), (-8, 0), textcoords="offset points", va="center", ha="right")
-        axis.set_xlim(0, max(scene.run.ended - start, 1))
-        axis.set_yticks(range(len(scene.peers)), [scene.names[peer] for peer in scene.peers])
-        axis.tick_params(axis="y", labelcolor=INK, length=0)
-        axis.grid(axis="y", visible=False)
-        axis.invert_yaxis()
-        axis.set_xlabel("seconds since the start")
-        handles = [Patch(color=colour, label=STATE_LABELS[state]) for state, colour in STATES.items()]
-        figure.legend(handles=handles, loc="outside lower left", ncols=5, handlelength=1.2)
-        return to_svg(figure, "membership")
-
-
-def plot_rounds(scene: Scene, letters: Mapping[int, str]) -> str:
+def plot_rounds(scene: Scene, letters: Mapping[int, str]) -> Markup:
     """Seconds of each round (the slowest peer's), with its number of contributors.
 
     `letters` says for each round that some peer missed the letters under which its reasons stand in the
@@ -171,7 +177,7 @@ def plot_rounds(scene: Scene, letters: Mapping[int, str]) -> str:
         figure = Figure(figsize=(WIDTH_IN, 3.2), layout="constrained")
         axis = figure.subplots()
         commits = commits_by_round(scene.events)
-        label_all = len(commits) <= 45
+        label_all = len(commits) <= LABELLED_ROUNDS
         for number, event in commits.items():
             axis.bar(number, event["seconds"], width=0.7, color=BAD if number in letters else STATES["round"])
             if label_all:
@@ -203,7 +209,9 @@ def plot_rounds(scene: Scene, letters: Mapping[int, str]) -> str:
         if letters:
             handles.append(Patch(color=BAD, label="round that some peer missed; its letter is in the table"))
         figure.legend(handles=handles, loc="outside lower left", ncols=2, handlelength=1.2)
-        return to_svg(figure, "rounds")
+        seconds = [event["seconds"] for event in commits.values()]
+        told = f"{len(seconds)} rounds, a median of {median(seconds):.1f} s" if seconds else "no rounds"
+        return Markup(to_svg(figure, f"rounds-{scene.slug}", f"Seconds of each round: {told}"))
 
 
 def human_bytes(value: float) -> str:
@@ -215,9 +223,18 @@ def human_bytes(value: float) -> str:
     raise AssertionError("unreachable")
 
 
+def time_unit(longest_s: float) -> tuple[float, str]:
+    """(seconds of it, name) of the unit in which so many seconds are to be told."""
+    for size, name in ((3 * 3600.0, "hours"), (600.0, "minutes")):
+        if longest_s >= size:
+            return (3600.0, name) if name == "hours" else (60.0, name)
+    return 1.0, "seconds"
+
+
 def short_number(value: float) -> str:
-    """`1.5M`, `20k`, `300`."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+    """`1.5M`, `20k`, `300`: three digits."""
+    value = float(f"{value:.3g}")
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{unit}"
     return f"{value:g}"

@@ -1,15 +1,17 @@
-"""A run as the pictures need it: one name and colour per peer, what it did when, smoothed losses, shared
-token counts.
-"""
+"""A run as the pictures need it: its figures, one name and colour per peer, shared counts of tokens and bytes."""
 
+import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from farflung.node.events import Event
 from farflung.sims.facts import RunFacts
-from farflung.sims.summary import Events
-from farflung.sims.svg import MUTED, SERIES, STATES
+from farflung.sims.spans import Span, kill_time, state_spans
+from farflung.sims.summary import Events, outer_losses, summarise
+from farflung.sims.svg import MUTED, SERIES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,12 +20,18 @@ class Scene:
 
     events: Events
     run: RunFacts
+    label: str = ""
+    """Of the run among others; empty when there is one."""
+
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        """See `summary.summarise`."""
+        return summarise(self.events, self.run)
 
     @cached_property
     def peers(self) -> list[str]:
         """Public keys in the order of the facts, then those that only events know."""
-        listed = [facts.peer for facts in self.run.peers]
-        return [*listed, *(peer for peer in self.events if peer not in listed)]
+        return list(dict.fromkeys([*(facts.peer for facts in self.run.peers), *self.events]))
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -36,32 +44,45 @@ class Scene:
         """Peers beyond the palette share the muted colour: more hues than eight cannot be told apart."""
         return {peer: SERIES[n] if n < len(SERIES) else MUTED for n, peer in enumerate(self.peers)}
 
+    @property
+    def slug(self) -> str:
+        """The label as ids of an HTML page have it."""
+        return re.sub(r"[^a-z0-9]+", "-", self.label.lower())
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole run, at least one."""
+        return max(self.run.ended - self.run.started, 1.0)
+
+    @cached_property
+    def outer(self) -> list[Event]:
+        """See `summary.outer_losses`."""
+        return outer_losses(self.events)
+
     def of(self, peer: str, *kinds: str) -> list[Event]:
         """Events of these kinds by one peer."""
         return [event for event in self.events.get(peer, ()) if event["event"] in kinds]
 
+    def states(self, peer: str) -> list[Span]:
+        """See `spans.state_spans`."""
+        return state_spans(self.events.get(peer, ()), kill_time(self.run.timeline, peer))
 
-def state_spans(scene: Scene, peer: str) -> list[tuple[float, float, str]]:
-    """(from, to, state) in unix seconds. A span ends with the next state, or with the last thing heard of
-    that life.
-    """
-    spans: list[tuple[float, float, str]] = []
-    state, since, last = "", 0.0, 0.0
-    for event in scene.events.get(peer, ()):
-        kind = event["event"]
-        new = "joining" if kind == "node.start" else event["state"] if kind == "node.state" else state
-        if new and new not in STATES:
-            new = "waiting"
-        if kind == "node.start" or kind == "node.stop" or new != state:
-            if state:
-                # After a kill nobody says when it ended: the last event of that life does.
-                spans.append((since, last if kind == "node.start" else event["time"], state))
-            state, since = "" if kind == "node.stop" else new, event["time"]
-        last = event["time"]
-    if state:
-        kills = [i.time for i in scene.run.timeline if i.peer == peer and i.what == "kill" and i.time >= last]
-        spans.append((since, kills[0] if kills else last, state))
-    return [span for span in spans if span[1] > span[0]]
+    def bytes_at(self, times: Sequence[float]) -> list[int]:
+        """What all peers together had sent by then, as their `net` events have it."""
+        grown: list[tuple[float, int]] = []
+        for peer in self.peers:
+            known = 0
+            for event in self.of(peer, "node.start", "net"):
+                now = 0 if event["event"] == "node.start" else int(event["sent_bytes"])
+                if now > known:
+                    grown.append((event["time"], now - known))
+                known = now
+        grown.sort()
+        moments = [at for at, _ in grown]
+        totals = [0]
+        for _, more in grown:
+            totals.append(totals[-1] + more)
+        return [totals[bisect_right(moments, time)] for time in times]
 
 
 def smooth(values: Sequence[float], weight: float = 0.85) -> list[float]:

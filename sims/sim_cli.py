@@ -85,3 +85,32 @@ def sim_bandwidth(
     from farflung.sims.bandwidth_run import run_bandwidth
 
     run_bandwidth(as_json=as_json, plot=plot, page=page)
+
+
+@sim_app.command("report")
+def sim_report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders of runs; several are compared.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page; its figures go beside it as JSON.")] = Path(
+        "report.html"
+    ),
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write a Chrome trace, for ui.perfetto.dev.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Tell of runs of nodes, real or simulated, in one page that fetches nothing."""
+    from farflung.protocol.errors import ConfigError
+    from farflung.sims.report import load_scenes, write_report
+    from farflung.sims.trace import write_trace
+
+    try:
+        scenes = load_scenes(runs)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from error
+    figures = write_report(scenes, out)
+    if trace is not None:
+        write_trace(scenes, trace)
+    if as_json:
+        print_json(figures)
+    else:
+        typer.echo(f"report: {out}" + (f"\ntrace:  {trace}" if trace is not None else ""))

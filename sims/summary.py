@@ -7,14 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from farflung.node.events import Event
-from farflung.sims.facts import Interval, RunFacts
+from farflung.sims.facts import Interval, LedgerFacts, RunFacts
+from farflung.sims.spans import USES, kill_time, seconds_by_use
 
 Events = Mapping[str, Sequence[Event]]
 """Events by public key in hex, each peer's in the order of time."""
 
 
 def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
-    """The figures that `farflung demo --json` prints.
+    """The figures that `farflung demo --json` and `farflung sim report --json` print.
 
     * `outer_loss`: the last held-out loss of the outer parameters (None without one); `solo_loss`: that of
     the run alone. * `bytes_sent_per_peer`: {name: bytes} over all lives of a node; `ddp_bytes_per_peer`: what
@@ -22,20 +23,19 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
     reason}]. * `digests_equal`: all commits of one version have one digest over all peers. *
     `samples_trained_twice`: how often a sample was committed beyond its first time, each commit counted once
     however many peers saw it; two different commits of one height count as two, so a fork shows here as well.
-    * `samples_lost`: numbers below the ledger's cursor that are in no commit and in nobody's hands. *
-    `invariants_broken`: [{peer, which, detail}].
+    * `samples_lost`: numbers below the ledger's cursor that are in no commit and in nobody's hands; None when
+    nobody kept the ledger. * `invariants_broken`: [{peer, which, detail}]. * `tokens_committed`, and
+    `tokens_per_s` of the whole run. * `median_round_s`, plan to commit, at the slowest peer of each round. *
+    `peers`: how many there were. * `utilisation`: {group: {peers, hours, and the share of their presence that
+    went into each of `spans.USES`}}.
     """
     names = {facts.peer: facts.name for facts in run.peers}
     commits = committed_samples(events_by_peer)
     outer = outer_losses(events_by_peer)
-    ledger = run.ledger
-    kept = [
-        *ledger.free,
-        *(interval for intervals in ledger.held.values() for interval in intervals),
-        *(interval for intervals in ledger.suspended.values() for interval in intervals),
-    ]
     trained = [interval for intervals in commits for interval in intervals]
-    covered = _clip(merge([*trained, *kept]), ledger.cursor)
+    by_round = commits_by_round(events_by_peer).values()
+    tokens = sum(sum(event["contributors"].values()) for event in by_round)
+    seconds = run.ended - run.started
     return {
         "outer_loss": outer[-1]["loss"] if outer else None,
         "solo_loss": run.solo_loss[-1].loss if run.solo_loss else None,
@@ -58,7 +58,7 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
         ],
         "digests_equal": digests_equal(events_by_peer),
         "samples_trained_twice": length(trained) - length(merge(trained)),
-        "samples_lost": ledger.cursor - length(covered),
+        "samples_lost": None if run.ledger is None else _lost(run.ledger, trained),
         "peers_killed": sum(incident.what == "kill" for incident in run.timeline),
         "peers_joined": sum(incident.what == "join" for incident in run.timeline),
         "seconds": round(run.ended - run.started, 1),
@@ -66,7 +66,39 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
             {"peer": names.get(e["peer"], e["peer"][:12]), "which": e["which"], "detail": e["detail"]}
             for e in _all(events_by_peer, "invariant.broken")
         ],
+        "tokens_committed": tokens,
+        "tokens_per_s": round(tokens / seconds, 1) if seconds > 0 else 0.0,
+        "median_round_s": round(statistics.median(e["seconds"] for e in by_round), 3) if by_round else None,
+        "peers": len({*names, *events_by_peer}),
+        "utilisation": utilisation(events_by_peer, run),
     }
+
+
+def utilisation(events_by_peer: Events, run: RunFacts) -> dict[str, dict[str, float]]:
+    """Shares of the presence of each group's peers, all of them together, in the order in which groups come."""
+    groups = groups_of(events_by_peer, run)
+    found: dict[str, dict[str, float]] = {}
+    for name in dict.fromkeys(groups.values()):
+        totals = dict.fromkeys(USES, 0.0)
+        members = [peer for peer, group in groups.items() if group == name]
+        for peer in members:
+            for use, seconds in seconds_by_use(events_by_peer[peer], kill_time(run.timeline, peer)).items():
+                totals[use] += seconds
+        present = sum(totals.values())
+        shares = {use: round(seconds / present, 4) if present else 0.0 for use, seconds in totals.items()}
+        found[name] = {"peers": len(members), "hours": round(present / 3600, 3), **shares}
+    return found
+
+
+def groups_of(events_by_peer: Events, run: RunFacts) -> dict[str, str]:
+    """The group of every peer with events: as the facts have it, or else the device that it named."""
+    given = {facts.peer: facts.group for facts in run.peers if facts.group}
+    found: dict[str, str] = {}
+    listed = [facts.peer for facts in run.peers if facts.peer in events_by_peer]
+    for peer in dict.fromkeys([*listed, *events_by_peer]):
+        started = next((e for e in events_by_peer[peer] if e["event"] == "node.start"), None)
+        found[peer] = given.get(peer) or ("unknown" if started is None else str(started["device"]))
+    return found
 
 
 def violations(figures: Mapping[str, Any]) -> list[str]:
@@ -76,7 +108,7 @@ def violations(figures: Mapping[str, Any]) -> list[str]:
         said.append("peers held different bits at the same version")
     if figures["samples_trained_twice"]:
         said.append(f"{figures['samples_trained_twice']} samples were trained twice")
-    if figures["samples_lost"]:
+    if figures["samples_lost"]:  # None: nobody kept the ledger
         said.append(f"{figures['samples_lost']} samples were lost")
     return said
 
@@ -143,6 +175,15 @@ def merge(intervals: Iterable[Interval]) -> list[Interval]:
 def length(intervals: Iterable[Interval]) -> int:
     """Numbers in the intervals, counted as often as they occur."""
     return sum(stop - start for start, stop in intervals)
+
+
+def _lost(ledger: LedgerFacts, trained: Iterable[Interval]) -> int:
+    kept = [
+        *ledger.free,
+        *(interval for intervals in ledger.held.values() for interval in intervals),
+        *(interval for intervals in ledger.suspended.values() for interval in intervals),
+    ]
+    return ledger.cursor - length(_clip(merge([*trained, *kept]), ledger.cursor))
 
 
 def _clip(intervals: Iterable[Interval], below: int) -> Iterator[Interval]:

@@ -7,6 +7,7 @@ forgotten.
 
 import io
 import re
+from html import escape
 from typing import Any
 
 import matplotlib
@@ -23,6 +24,17 @@ STATES = {
     "finished": "#010305",
 }
 GOOD, BAD = "#010401", "#010402"
+WORK = {
+    "train": "#010501",
+    "apply": "#010502",
+    "evaluate": "#010503",
+    "download": "#010504",
+    "send": "#010505",
+    "collect": "#010506",
+    "average": "#010507",
+    "vote": "#010508",
+}
+"""What a peer computes, and the phases of a round: `spans`."""
 VARIABLES = {
     INK: "--ink",
     MUTED: "--muted",
@@ -32,6 +44,7 @@ VARIABLES = {
     BAD: "--bad",
     **{colour: f"--series-{number}" for number, colour in enumerate(SERIES, start=1)},
     **{colour: f"--state-{state}" for state, colour in STATES.items()},
+    **{colour: f"--work-{what}" for what, colour in WORK.items()},
 }
 """Marker colour to the CSS variable it becomes."""
 
@@ -67,9 +80,9 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def to_svg(figure: Figure, name: str) -> str:
-    """The figure as an `<svg>` element for an HTML page: variables for colours, ids of its own, no namespace
-    URLs.
+def to_svg(figure: Figure, name: str, told: str) -> str:
+    """The figure as an `<svg>` element for an HTML page: variables for colours, ids that begin with `name`, no
+    namespace URLs. `told` says what it shows, for those who do not see it.
     """
     FigureCanvasSVG(figure)
     buffer = io.StringIO()
@@ -83,6 +96,7 @@ def to_svg(figure: Figure, name: str) -> str:
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'(href="|url\()#', rf"\1#{name}-", svg)
     svg = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" role="img">', svg, count=1)
+    svg = svg.replace('role="img"', f'role="img" aria-label="{escape(told)}"', 1)
     for colour, variable in VARIABLES.items():
         svg = svg.replace(colour, f"var({variable})")
     return svg

@@ -31,6 +31,11 @@ KEYS = {
     "peers_killed",
     "peers_joined",
     "seconds",
+    "tokens_committed",
+    "tokens_per_s",
+    "median_round_s",
+    "peers",
+    "utilisation",
 }
 
 

@@ -4,12 +4,15 @@ import json
 import math
 import random
 import re
+import shutil
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
+from typer.testing import CliRunner
 
 from farflung.protocol.errors import ConfigError
 from farflung.sims.facts import (
@@ -22,8 +25,12 @@ from farflung.sims.facts import (
     load_run,
     save_run,
 )
-from farflung.sims.report import reason_letters, report_folder
-from farflung.sims.scene import Scene, smooth, state_spans
+from farflung.sims.main import app
+from farflung.sims.report import load_scenes, render, report_folder
+from farflung.sims.report_run import reason_letters
+from farflung.sims.scene import Scene, smooth
+from farflung.sims.spans import USES
+from farflung.sims.trace import trace_events
 
 START = 1_700_000_000.0
 STEP_TOKENS = 2048
@@ -95,15 +102,24 @@ def write_run(folder: Path) -> RunFacts:
                     tokens_per_s=10240 / pace,
                     grad_norm=0.8,
                     lr=1e-3,
+                    seconds=0.9 * 4.0 * pace / INNER_STEPS,
                 )
             ready = begin + 4.0 * pace
             plan = begin + 6.0
+            writer(plan, "round.plan", round=height)
             writer(ready, "node.state", state="ready", reason="")
             if n not in missing:
                 writer(plan, "node.state", state="round", reason="")
                 writer(plan, "round.scatter", round=height, bytes=1 << 20)
             if n in dead_now:
                 continue
+            if n not in missing:
+                writer(plan + 0.3, "span", what="encode", round=height, seconds=0.3)
+                writer(plan + 0.8, "span", what="scatter", round=height, seconds=0.8)
+            writer(plan + 1.0, "round.cut", round=height)
+            writer(plan + 1.1, "span", what="reduce", round=height, seconds=0.1)
+            writer(plan + 1.3, "round.held", round=height)
+            writer(plan + took - 0.01, "span", what="apply", round=height, seconds=0.05)
             sent[n] += int(3.1e6 + rng.random() * 4e5)
             writer.context |= {"height": height, "version": height}
             if n in missing:
@@ -128,7 +144,7 @@ def write_run(folder: Path) -> RunFacts:
             writer(plan + took, "net", sent_bytes=sent[n], received_bytes=sent[n], peers=len(alive) - 1)
             if n == contributors[-1]:
                 outer = 1.95 + 3.5 * math.exp(-height * INNER_STEPS / 80)
-                writer(plan + took + 0.3, "outer.eval", loss=outer, tokens=cursor * 512)
+                writer(plan + took + 0.3, "outer.eval", loss=outer, tokens=cursor * 512, seconds=0.25)
     end = (ROUNDS * ROUND_S) + 4
     for n, writer in enumerate(writers):
         if n != killed:
@@ -194,8 +210,8 @@ def test_page_fetches_nothing_and_is_well_formed(folder: Path) -> None:
     ids = re.findall(r'\bid="([^"]*)"', page)
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'(?:href="|url\()#([^")]*)', page)) <= set(ids)
-    assert not re.search(r"#0102|#0103|#0104|#0101", page)  # every marker colour became a variable
-    assert page.count("<svg") == 4
+    assert not re.search(r"#010[1-5]0", page)  # every marker colour became a variable
+    assert page.count("<svg") == 7
 
     class Balanced(HTMLParser):
         open_tags: list[str]
@@ -254,10 +270,10 @@ def test_a_killed_peers_last_span_ends_with_the_kill(folder: Path) -> None:
         run=load_run(folder / "run.json"),
     )
     kill = next(i.time for i in scene.run.timeline if i.what == "kill")
-    spans = state_spans(scene, KEYS[1])
-    assert spans[-1][1] == kill
-    assert all(before[1] <= after[0] for before, after in pairwise(spans))
-    assert state_spans(scene, KEYS[0])[-1][2] == "finished"
+    spans = scene.states(KEYS[1])
+    assert spans[-1].end == kill
+    assert all(before.end <= after.start for before, after in pairwise(spans))
+    assert scene.states(KEYS[0])[-1].what == "finished"
 
 
 def test_letters_name_distinct_reasons() -> None:
@@ -265,6 +281,77 @@ def test_letters_name_distinct_reasons() -> None:
     letters = reason_letters(missed)
     assert letters["late"] == "a" and letters["cut off"] == "b"
     assert len(set(letters.values())) == len(letters) == 32
+
+
+def test_a_folder_without_facts_is_told_from_its_events(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "bare")
+    (tmp_path / "bare" / "run.json").unlink()
+    figures = report_folder(tmp_path / "bare")
+    known = json.loads((folder / "report.json").read_text())
+    assert figures["rounds_committed"] == known["rounds_committed"] and figures["outer_loss"] == known["outer_loss"]
+    assert (figures["peers_killed"], figures["peers_joined"]) == (1, 2), "one fell silent, two came late"
+    assert figures["samples_lost"] is None and figures["solo_loss"] is None
+    assert "nobody kept the ledger" in (tmp_path / "bare" / "report.html").read_text()
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no run"):
+        load_scenes([tmp_path])
+
+
+def test_several_runs_side_by_side(folder: Path, tmp_path: Path) -> None:
+    words = ["sim", "report", str(folder), str(folder), "--out", str(tmp_path / "both.html"), "--json"]
+    words += ["--trace", str(tmp_path / "trace.json")]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told == json.loads((tmp_path / "both.json").read_text()) and len(told) == 2
+    page = (tmp_path / "both.html").read_text()
+    assert all(label in page for label in told) and "2 runs compared" in page
+    ids = re.findall(r'\bid="([^"]*)"', page)
+    assert len(ids) == len(set(ids)), "the pictures of two runs do not mix"
+    assert len(page) < 4_000_000
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["sim", "report", str(tmp_path)], env={"COLUMNS": "300"})
+    assert result.exit_code == 2 and "holds no run" in result.output
+
+
+def test_the_trace_has_every_span(folder: Path) -> None:
+    (scene,) = load_scenes([folder])
+    events = list(trace_events(scene))
+    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {f"node {n}" for n in range(1, 7)}
+    complete = [e for e in events if e["ph"] == "X"]
+    assert all(e["dur"] >= 0 and e["ts"] >= -1_000_000 for e in complete)
+    steps = sum(len(scene.of(peer, "step")) for peer in scene.peers)
+    assert sum(e["name"] == "train" for e in complete) == steps
+    assert {"send", "collect", "average", "vote", "apply", "evaluate", "joining"} <= {e["name"] for e in complete}
+    begun = {e["id"] for e in events if e["ph"] == "b"}
+    assert begun and begun == {e["id"] for e in events if e["ph"] == "e"}
+    assert [e["name"] for e in events if e["ph"] == "i" and e["s"] == "g"].count("kill") == 1
+
+
+def test_utilisation_by_group(folder: Path) -> None:
+    (scene,) = load_scenes([folder])
+    (group,) = scene.figures["utilisation"].values()
+    assert group["peers"] == 6 and sum(group[use] for use in USES) == pytest.approx(1.0, abs=1e-3)
+    assert group["train"] > 0.2 and group["round"] > 0.05
+    peers = [structs.replace(facts, group="fast" if n < 2 else "slow") for n, facts in enumerate(scene.run.peers)]
+    two = Scene(events=scene.events, run=structs.replace(scene.run, peers=peers))
+    assert {name: group["peers"] for name, group in two.figures["utilisation"].items()} == {"fast": 2, "slow": 4}
+
+
+def test_many_peers_are_counted_not_listed(folder: Path) -> None:
+    """A thousand peers: the page stays light, and lists whom it can."""
+    (scene,) = load_scenes([folder])
+    events = {
+        f"{number:064x}": [{**one, "peer": f"{number:064x}"} for one in scene.events[KEYS[number % 6]] if one["event"] != "step"]
+        for number in range(1000)
+    }  # fmt: skip
+    run = structs.replace(scene.run, peers=[], timeline=[])
+    page = render([Scene(events=events, run=run)])
+    assert len(page) < 2_000_000 and "The 60 of 1000 that trained most" in page
 
 
 def test_smoothing_keeps_a_constant() -> None:

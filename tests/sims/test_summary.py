@@ -55,9 +55,9 @@ def figures(*events: Event, run: RunFacts | None = None) -> dict[str, Any]:
 
 def test_losses_are_the_last_ones() -> None:
     result = figures(
-        event(A, 130.0, "outer.eval", loss=3.0, tokens=200, version=2),
-        event(B, 125.0, "outer.eval", loss=4.0, tokens=100, version=1),
-        event(B, 131.0, "outer.eval", loss=None, tokens=300, version=3),
+        event(A, 130.0, "outer.eval", seconds=0.5, loss=3.0, tokens=200, version=2),
+        event(B, 125.0, "outer.eval", seconds=0.5, loss=4.0, tokens=100, version=1),
+        event(B, 131.0, "outer.eval", seconds=0.5, loss=None, tokens=300, version=3),
     )
     assert result["outer_loss"] == 3.0
     assert result["solo_loss"] == 3.25
@@ -66,10 +66,10 @@ def test_losses_are_the_last_ones() -> None:
 
 def test_bytes_add_up_over_the_lives_of_a_peer() -> None:
     result = figures(
-        event(A, 100.0, "node.start"),
+        event(A, 100.0, "node.start", device="cpu"),
         event(A, 101.0, "net", sent_bytes=5, received_bytes=0, peers=0),
         event(A, 102.0, "net", sent_bytes=70, received_bytes=0, peers=0),
-        event(A, 105.0, "node.start"),
+        event(A, 105.0, "node.start", device="cpu"),
         event(A, 106.0, "net", sent_bytes=30, received_bytes=0, peers=0),
     )
     assert result["bytes_sent_per_peer"] == {"node 1": 100, "node 2": 0}

@@ -1,0 +1,276 @@
+"""What a report says of one run: the verdict, its figures, its pictures, its tables."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from farflung.sims import markup
+from farflung.sims.markup import Markup, text
+from farflung.sims.plots import human_bytes, plot_bytes, plot_losses, plot_rounds, short_number
+from farflung.sims.plots_time import plot_gantt, plot_membership
+from farflung.sims.scene import Scene
+from farflung.sims.spans import USES
+from farflung.sims.summary import commits_by_round, total_bytes, violations
+from farflung.sims.svg import SERIES
+
+USE_LABELS = {
+    "train": "training steps",
+    "apply": "outer steps, evaluations",
+    "join": "joining",
+    "round": "in a round, not computing",
+    "wait": "waiting",
+}
+
+WORK_LABELS = (
+    ("train", "inner steps"),
+    ("apply", "outer step"),
+    ("evaluate", "evaluation"),
+    ("download", "download of the state"),
+    ("send", "round: sending"),
+    ("collect", "round: waiting for others' contributions"),
+    ("average", "round: averaging"),
+    ("vote", "round: vote"),
+)
+
+MOST_MISSED = 40
+"""Missed rounds that are listed one by one; all are counted by reason."""
+
+MOST_PEERS = 60
+"""Rows of the table of peers: those that trained most."""
+
+
+def run_summary(scene: Scene) -> Markup:
+    """The verdict and the figures."""
+    return Markup(_verdict(scene) + markup.tiles(_tiles(scene.figures)))
+
+
+def run_sections(scene: Scene) -> list[Markup]:
+    """The rest of the page."""
+    figures = scene.figures
+    missed: list[dict[str, Any]] = figures["rounds_missed"]
+    letters = reason_letters(missed)
+    sections = [
+        markup.section("Loss", _loss_note(scene), markup.figures(plot_losses([scene])), _loss_legend(scene)),
+        markup.section(
+            "How peers spent their time",
+            "Shares of the time in which they were there, for each class of machines. Training is what they are there for.",
+            utilisation_table(figures),
+            markup.legend([(f"--use-{use}", USE_LABELS[use]) for use in USES]),
+        ),
+        markup.section("Who was there", "What peers did when.", markup.wide(plot_membership(scene))),
+        markup.section(
+            "Where time went",
+            "A window of the run. Each peer has two lanes: above what it computed, below the phases of its rounds. Dashed lines are "
+            "commits, as the slowest peer saw them.",
+            markup.wide(plot_gantt(scene)),
+            markup.legend([(f"--work-{what}", said) for what, said in WORK_LABELS]),
+        ),
+        markup.section(
+            "Rounds",
+            "How long each round took, from the plan to the commit, at the slowest peer.",
+            markup.wide(plot_rounds(scene, letters_by_round(missed, letters))),
+            _missed_table(missed, letters),
+            markup.details("All rounds", _rounds_table(scene)),
+        ),
+        markup.section("Bytes", _bytes_note(scene), markup.wide(plot_bytes(scene))),
+        markup.section("Peers", "", _peers_table(scene)),
+    ]
+    if scene.run.sample_text:
+        said = Markup(f"<pre>{text(scene.run.sample_text)}</pre>")
+        sections.append(markup.section("What the model writes", "A sample from the exported model.", said))
+    return sections
+
+
+def _verdict(scene: Scene) -> Markup:
+    figures = scene.figures
+    broken = violations(figures)
+    headline = f"{counted(len(broken), 'invariant')} broken." if broken else "All invariants held."
+    if not figures["rounds_committed"]:
+        headline = f"No round was committed. {headline}"
+    unknown = (
+        " Whether samples were lost is not known: nobody kept the ledger." if figures["samples_lost"] is None else ""
+    )
+    missed = len(figures["rounds_missed"])
+    said = (
+        f"{counted(figures['peers'], 'peer')} trained {short_number(figures['tokens_committed'])} tokens in "
+        f"{counted(figures['rounds_committed'], 'round')} and {duration(scene.seconds)}; {figures['peers_killed'] or 'none'} killed, "
+        f"{figures['peers_joined'] or 'none'} joined on the way. "
+        + (
+            f"{counted(missed, 'time')} a peer missed a round; the reasons are below."
+            if missed
+            else "No peer missed a round."
+        )
+        + unknown
+    )
+    return markup.verdict(headline, said, broken)
+
+
+def _tiles(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    outer, solo = figures["outer_loss"], figures["solo_loss"]
+    sent, baseline = figures["bytes_sent_per_peer"], figures["ddp_bytes_per_peer"]
+    most = max(sent.values(), default=0)
+    cells = [
+        (
+            f"{outer:.3f}" if outer is not None else "none",
+            "held-out loss of the outer parameters, nats"
+            + (f"; one worker alone: {solo:.3f}" if solo is not None else ""),
+            "" if outer is None or solo is None else "good" if outer < solo else "bad",
+        ),
+        (f"{short_number(figures['tokens_per_s'])}/s", "tokens that rounds counted, all peers together", ""),
+        (busy_share(figures), "of the peers' time went into training steps", ""),
+    ]
+    if most and baseline:
+        told = f"sent by the busiest peer ({human_bytes(most)}) than data-parallel would ({human_bytes(baseline)})"
+        cells.append((f"{baseline / most:,.0f} times less", told, ""))
+    else:
+        cells.append((human_bytes(most), "sent by the busiest peer", ""))
+    if figures["bits_per_parameter"]:
+        ways = "/".join(figures["bits_per_parameter"])
+        left_out = figures["left_out"]
+        kept = f"; {left_out:.2f} of an update kept for later" if left_out is not None else ""
+        bits = " / ".join(f"{bits:.2f}" for bits in figures["bits_per_parameter"].values())
+        cells.append((bits, f"bits per parameter sent, {ways}; fp32 has 32{kept}", ""))
+    if figures["median_round_s"] is not None:
+        cells.append((f"{figures['median_round_s']:.1f} s", "median round, from the plan to the commit", ""))
+    equal, twice, lost = figures["digests_equal"], figures["samples_trained_twice"], figures["samples_lost"]
+    cells += [
+        (
+            "equal" if equal else "DIFFERENT",
+            "bits of the model on all peers, at each version",
+            "good" if equal else "bad",
+        ),
+        (
+            f"{twice:,} / {'?' if lost is None else f'{lost:,}'}",
+            "samples trained twice / lost",
+            "good" if not twice and not lost else "bad",
+        ),
+    ]
+    return cells
+
+
+def busy_share(figures: Mapping[str, Any]) -> str:
+    """Of all groups together, by their hours."""
+    groups = figures["utilisation"].values()
+    hours = sum(group["hours"] for group in groups)
+    return f"{sum(group['hours'] * group['train'] for group in groups) / hours:.0%}" if hours else "none"
+
+
+def utilisation_table(figures: Mapping[str, Any]) -> Markup:
+    """A row for each group."""
+    rows = []
+    for name, group in figures["utilisation"].items():
+        bar = markup.stacked_bar([(f"--use-{use}", group[use], USE_LABELS[use]) for use in USES])
+        shares = [text(f"{group[use]:.1%}") for use in USES]
+        rows.append([text(name), text(str(group["peers"])), bar, *shares])
+    headings = ["class", "peers", "", *(USE_LABELS[use] for use in USES)]
+    return markup.table(headings, rows, numbers=frozenset({1, *range(3, 3 + len(USES))}))
+
+
+def _loss_note(scene: Scene) -> str:
+    note = "The swarm's outer parameters on text held out from training"
+    if scene.run.solo_loss:
+        note += ", beside one worker that trained alone, on the same text"
+    few = len(scene.peers) <= len(SERIES)
+    return note + "." + (" Thin lines: training loss of each peer, smoothed." if few else "")
+
+
+def _loss_legend(scene: Scene) -> Markup:
+    entries = [("--ink", "swarm, held out")]
+    if scene.run.solo_loss:
+        entries.append(("--ink", "one worker alone, held out (dashed)"))
+    if len(scene.peers) <= len(SERIES):
+        entries += [(f"--series-{number}", scene.names[peer]) for number, peer in enumerate(scene.peers, start=1)]
+    return markup.legend(entries, mark="line")
+
+
+def _bytes_note(scene: Scene) -> str:
+    note = "What each peer sent in the whole run: contributions, means, and state for newcomers (heartbeats and votes are not counted)"
+    if scene.run.ddp_bytes_per_peer:
+        note += ", beside what data-parallel training with the same number of steps sends per worker"
+    return note + "."
+
+
+def letters_by_round(missed: list[dict[str, Any]], letters: Mapping[str, str]) -> dict[int, str]:
+    """For each round that some peer missed, the letters of the reasons."""
+    lettered: dict[int, str] = {}
+    for one in missed:
+        known, letter = lettered.get(one["round"], ""), letters[one["reason"]]
+        lettered[one["round"]] = known if letter in known else known + letter
+    return lettered
+
+
+def reason_letters(missed: list[dict[str, Any]]) -> dict[str, str]:
+    """A letter for each distinct reason, in the order of first appearance: a, b, … z, a1, b1, …"""
+    letters: dict[str, str] = {}
+    for one in missed:
+        number = len(letters)
+        suffix = str(number // 26) if number >= 26 else ""
+        letters.setdefault(one["reason"], chr(ord("a") + number % 26) + suffix)
+    return letters
+
+
+def _missed_table(missed: list[dict[str, Any]], letters: Mapping[str, str]) -> Markup:
+    if not missed:
+        return markup.note("No peer missed a round.")
+    counts = Counter(one["reason"] for one in missed)
+    by_reason = [[text(letters[reason]), text(f"{count:,}"), text(reason)] for reason, count in counts.most_common()]
+    shown = markup.table(
+        ["", "times", "a peer missed a round, because"], by_reason, numbers=frozenset({1}), narrow=True
+    )
+    rows = [[text(letters[m["reason"]]), text(str(m["round"])), text(m["peer"])] for m in missed[:MOST_MISSED]]
+    listed = markup.table(["", "round", "missed by"], rows, numbers=frozenset({1}), narrow=True)
+    title = "Each of them" if len(missed) <= MOST_MISSED else f"The first {MOST_MISSED} of them"
+    return Markup(shown + markup.details(title, listed))
+
+
+def _rounds_table(scene: Scene) -> Markup:
+    rows = []
+    for number, event in commits_by_round(scene.events).items():
+        names = [scene.names.get(peer, peer[:12]) for peer in event["contributors"]]
+        who = ", ".join(names) if len(names) <= 12 else f"{len(names)} peers"
+        tokens = sum(event["contributors"].values())
+        cells = (str(number), f"{event['seconds']:.1f}", who, f"{tokens:,}", str(event["parts_left_out"] or ""))
+        rows.append([text(cell) for cell in (*cells, event["digest"][:12])])
+    headings = ["round", "seconds", "contributors", "tokens", "parts left out", "digest"]
+    return markup.table(headings, rows, numbers=frozenset({0, 1, 3}))
+
+
+def _peers_table(scene: Scene) -> Markup:
+    roles = {facts.peer: facts.role for facts in scene.run.peers}
+    tokens = {peer: sum(event["tokens"] for event in scene.of(peer, "step")) for peer in scene.peers}
+    shown = scene.peers
+    if len(shown) > MOST_PEERS:
+        shown = sorted(shown, key=lambda peer: -tokens[peer])[:MOST_PEERS]
+    rows = []
+    for peer in shown:
+        events, commits = scene.events.get(peer, ()), scene.of(peer, "round.commit")
+        number = scene.peers.index(peer) + 1
+        cells = [
+            roles.get(peer, ""),
+            peer[:12],
+            f"{len(scene.of(peer, 'step')):,}",
+            f"{tokens[peer]:,}",
+            f"{sum(bool(event['contributed']) for event in commits)} of {len(commits)}",
+            str(len(scene.of(peer, "round.missed"))),
+            human_bytes(total_bytes(events, "sent_bytes")),
+            human_bytes(total_bytes(events, "received_bytes")),
+        ]
+        name = markup.dotted(f"--series-{number}" if number <= len(SERIES) else "--muted", scene.names[peer])
+        rows.append([name, *map(text, cells)])
+    headings = ["peer", "role", "key", "steps", "tokens", "rounds contributed", "missed", "sent", "received"]
+    listed = markup.table(headings, rows, numbers=frozenset(range(3, 9)))
+    if len(shown) < len(scene.peers):
+        return Markup(markup.note(f"The {len(shown)} of {len(scene.peers)} that trained most.") + listed)
+    return listed
+
+
+def counted(number: int, what: str) -> str:
+    """`1 peer`, `1,200 peers`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `3.5 h`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

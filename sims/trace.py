@@ -1,0 +1,62 @@
+"""Runs as a Chrome trace: JSON that Perfetto (ui.perfetto.dev) and chrome://tracing show, a process for each peer.
+
+Three tracks each: what it computed, the phases of its rounds, and the round's transfers, which may overlap and are
+therefore asynchronous events. Times are microseconds since the start of the run.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from farflung.sims.scene import Scene
+from farflung.sims.spans import Span, compute_spans, phase_spans, transfer_spans
+
+TRACKS = {1: "computing", 2: "round", 3: "state"}
+
+
+def write_trace(scenes: Sequence[Scene], file: Path) -> None:
+    """Write all runs into one file. Raises OSError."""
+    events = [event for number, scene in enumerate(scenes) for event in trace_events(scene, number * 1_000_000)]
+    file.write_bytes(msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": events}))
+
+
+def trace_events(scene: Scene, first_pid: int = 0) -> Iterator[dict[str, Any]]:
+    """Events in the format of Chrome's trace viewer; processes are numbered from `first_pid` + 1."""
+    prefix = f"{scene.label}: " if scene.label else ""
+    pid_of = {peer: first_pid + number for number, peer in enumerate(scene.peers, start=1)}
+    for peer, pid in pid_of.items():
+        yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": prefix + scene.names[peer]}}
+        for tid, name in TRACKS.items():
+            yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
+        events = scene.events.get(peer, ())
+        for tid, spans in ((1, compute_spans(events)), (2, phase_spans(events)), (3, scene.states(peer))):
+            yield from (_complete(scene, span, pid, tid) for span in spans)
+        for number, span in enumerate(transfer_spans(events)):
+            common = {"name": span.what, "cat": "transfer", "id": f"{pid}.{number}", "pid": pid, "tid": 2}
+            yield {**common, "ph": "b", "ts": _us(scene, span.start), "args": {"round": span.round}}
+            yield {**common, "ph": "e", "ts": _us(scene, span.end)}
+        for event in events:
+            if event["event"] in ("round.missed", "round.abort", "state.repair", "invariant.broken"):
+                reason = event.get("reason") or event.get("detail", "")
+                yield _instant(scene, event["time"], f"{event['event']}: {reason}", pid, "p")
+    for incident in scene.run.timeline:
+        if incident.peer in pid_of:
+            yield _instant(scene, incident.time, incident.what, pid_of[incident.peer], "g")
+
+
+def _complete(scene: Scene, span: Span, pid: int, tid: int) -> dict[str, Any]:
+    event: dict[str, Any] = {"ph": "X", "name": span.what, "pid": pid, "tid": tid, "ts": _us(scene, span.start)}
+    event["dur"] = round(1e6 * span.seconds)
+    if span.round:
+        event["args"] = {"round": span.round}
+    return event
+
+
+def _instant(scene: Scene, at: float, name: str, pid: int, scope: str) -> dict[str, Any]:
+    return {"ph": "i", "name": name, "pid": pid, "tid": 2, "ts": _us(scene, at), "s": scope}
+
+
+def _us(scene: Scene, at: float) -> int:
+    return round(1e6 * (at - scene.run.started))

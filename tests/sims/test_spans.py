@@ -1,0 +1,141 @@
+"""Where a peer's time went, on events small enough to follow by hand, and whatever events there are."""
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farflung.node.events import Event
+from farflung.sims.facts import Incident
+from farflung.sims.spans import (
+    PHASES,
+    STATES,
+    USES,
+    Span,
+    compute_spans,
+    kill_time,
+    merged_spans,
+    phase_spans,
+    seconds_by_use,
+    state_spans,
+    transfer_spans,
+    union,
+)
+
+
+def event(at: float, kind: str, **fields: Any) -> Event:
+    return {"time": at, "event": kind, "peer": "aa", **fields}
+
+
+ROUND = [
+    event(0.0, "node.start"),
+    event(1.0, "node.state", state="training"),
+    event(3.0, "step", seconds=2.0),
+    event(5.0, "step", seconds=2.0),
+    event(5.0, "node.state", state="ready"),
+    event(6.0, "round.plan", round=7),
+    event(6.0, "node.state", state="round"),
+    event(6.0, "round.scatter", round=7),
+    event(6.5, "span", what="encode", round=7, seconds=0.5),
+    event(8.0, "span", what="scatter", round=7, seconds=2.0),
+    event(9.0, "round.cut", round=7),
+    event(9.5, "span", what="reduce", round=7, seconds=0.25),
+    event(11.0, "round.held", round=7),
+    event(12.5, "span", what="apply", round=7, seconds=0.5),
+    event(12.5, "node.state", state="training"),
+    event(12.6, "round.commit", round=7),
+    event(13.5, "outer.eval", seconds=1.0),
+    event(14.0, "node.stop"),
+]
+
+
+def test_the_phases_of_a_round() -> None:
+    assert phase_spans(ROUND) == [
+        Span(6.0, 8.0, "send", 7),
+        Span(8.0, 9.0, "collect", 7),
+        Span(9.0, 11.0, "average", 7),
+        Span(11.0, 12.0, "vote", 7),
+    ]
+
+
+def test_who_does_not_contribute_does_not_send() -> None:
+    quiet = [one for one in ROUND if one["event"] != "round.scatter" and one.get("what") != "scatter"]
+    assert [span.what for span in phase_spans(quiet)] == ["collect", "average", "vote"]
+
+
+@pytest.mark.parametrize("end", ["round.abort", "round.missed", "node.stop", "node.start"])
+def test_a_round_that_comes_to_nothing_ends(end: str) -> None:
+    spans = phase_spans([*ROUND[:10], event(8.5, end, round=7), event(20.0, "net")])
+    assert spans == [Span(6.0, 8.0, "send", 7), Span(8.0, 8.5, "collect", 7)]
+
+
+def test_a_round_in_which_the_node_was_killed_ends_with_its_last_word() -> None:
+    assert phase_spans([*ROUND[:8], event(7.0, "net")]) == [Span(6.0, 7.0, "send", 7)]
+
+
+def test_what_was_computed_and_transferred() -> None:
+    assert [(s.what, s.start, s.end) for s in compute_spans(ROUND)] == [
+        ("train", 1.0, 3.0), ("train", 3.0, 5.0), ("apply", 12.0, 12.5), ("evaluate", 12.5, 13.5),
+    ]  # fmt: skip
+    assert [s.what for s in transfer_spans(ROUND)] == ["encode", "scatter", "reduce"]
+
+
+def test_every_second_is_counted_once() -> None:
+    assert seconds_by_use(ROUND) == {"train": 4.0, "apply": 1.5, "join": 1.0, "round": 6.0, "wait": 1.5}
+
+
+def test_states_after_a_kill_last_until_the_kill() -> None:
+    lost = [event(0.0, "node.start"), event(2.0, "node.state", state="training"), event(5.0, "net")]
+    assert state_spans(lost) == [Span(0.0, 2.0, "joining"), Span(2.0, 5.0, "training")]
+    assert state_spans(lost, 9.0)[-1] == Span(2.0, 9.0, "training")
+    again = [*lost, event(20.0, "node.start"), event(21.0, "node.stop")]
+    assert state_spans(again) == [*state_spans(lost), Span(20.0, 21.0, "joining")]
+
+
+def test_when_a_peer_was_killed() -> None:
+    timeline = [Incident(time=1.0, what="start", peer="a"), Incident(time=5.0, what="kill", peer="a")]
+    assert kill_time(timeline, "a") == 5.0 and kill_time(timeline, "b") is None
+    assert kill_time([*timeline, Incident(time=8.0, what="join", peer="a")], "a") is None, "it came back"
+
+
+def test_neighbours_too_close_to_tell_apart_are_one() -> None:
+    spans = [Span(0.0, 1.0, "train"), Span(1.05, 2.0, "train"), Span(2.0, 2.5, "apply"), Span(4.0, 5.0, "apply")]
+    assert merged_spans(spans, 0.1) == [Span(0.0, 2.0, "train"), *spans[2:]]
+
+
+intervals = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda two: (min(two), max(two))))
+
+
+@given(intervals)
+def test_a_union_covers_the_same_and_nothing_twice(found: list[tuple[int, int]]) -> None:
+    merged = union([(float(a), float(b)) for a, b in found])
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(merged))
+    covered = {x + 0.5 for a, b in found for x in range(a, b)}
+    assert {x + 0.5 for x in range(51) if any(a < x + 0.5 < b for a, b in merged)} == covered
+
+
+KINDS = st.sampled_from(
+    [
+        ("node.start", {}), ("node.stop", {}), ("round.plan", {"round": 1}), ("round.scatter", {"round": 1}),
+        ("round.cut", {"round": 1}), ("round.held", {"round": 1}), ("round.commit", {"round": 1}), ("net", {}),
+        ("round.abort", {"round": 1}), ("step", {"seconds": 1.5}), ("outer.eval", {"seconds": 0.5}),
+        *[("node.state", {"state": state}) for state in (*STATES, "ready", "leaving")],
+        *[("span", {"what": what, "round": 1, "seconds": 0.75}) for what in ("scatter", "apply", "encode")],
+    ]
+)  # fmt: skip
+
+
+@given(st.lists(st.tuples(KINDS, st.floats(0.0, 5.0))))
+def test_whatever_is_said_times_add_up(said: list[tuple[tuple[str, dict[str, Any]], float]]) -> None:
+    at, events = 100.0, []
+    for (kind, fields), gap in said:
+        at += gap
+        events.append(event(at, kind, **fields))
+    seconds = seconds_by_use(events)
+    assert set(seconds) == set(USES) and all(value >= -1e-9 for value in seconds.values())
+    assert sum(seconds.values()) <= at - 100.0 + 1.5 + 1e-6, "a step may have begun before the first event"
+    phases = phase_spans(events)
+    assert all(span.what in PHASES and span.seconds > 0 for span in phases)
+    assert all(before.end <= after.start for before, after in itertools.pairwise(phases))
