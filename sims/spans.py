@@ -92,9 +92,12 @@ def phase_spans(events: Sequence[Event]) -> list[Span]:
                 turn("average", at)
             case "round.held", _ if phase:
                 turn("vote", at)
-            case "span", "apply" if phase:
+            case "span", "apply" if phase and event["round"] == number:
                 turn("", max(since, at - event["seconds"]))
-            case (("round.commit" | "round.abort" | "round.missed" | "node.start" | "node.stop"), _):
+            # The commit before may still be under way when the next round is planned.
+            case (("round.commit" | "round.abort" | "round.missed"), _) if event["round"] >= number:
+                turn("", at)
+            case (("node.start" | "node.stop"), _):
                 turn("", at)
     if phase:
         turn("", float(events[-1]["time"]))

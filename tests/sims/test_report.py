@@ -26,6 +26,7 @@ from farflung.sims.facts import (
     save_run,
 )
 from farflung.sims.main import app
+from farflung.sims.plots_time import window
 from farflung.sims.report import load_scenes, render, report_folder
 from farflung.sims.report_run import reason_letters
 from farflung.sims.scene import Scene, smooth
@@ -340,6 +341,19 @@ def test_utilisation_by_group(folder: Path) -> None:
     peers = [structs.replace(facts, group="fast" if n < 2 else "slow") for n, facts in enumerate(scene.run.peers)]
     two = Scene(events=scene.events, run=structs.replace(scene.run, peers=peers))
     assert {name: group["peers"] for name, group in two.figures["utilisation"].items()} == {"fast": 2, "slow": 4}
+
+
+def test_the_window_shows_the_kill_or_what_was_missed_or_the_middle(folder: Path) -> None:
+    (scene,) = load_scenes([folder])
+    kill = next(i.time for i in scene.run.timeline if i.what == "kill")
+    start, end = window(scene)
+    assert start < kill < end and 2 * ROUND_S < end - start < 4 * ROUND_S
+    quiet = Scene(events=scene.events, run=structs.replace(scene.run, timeline=[]))
+    start, end = window(quiet)
+    assert any(start < e["time"] < end for e in scene.of(KEYS[3], "round.missed")), "node 4 missed round 7"
+    bare = {peer: [e for e in events if e["event"] != "round.missed"] for peer, events in scene.events.items()}
+    start, end = window(Scene(events=bare, run=quiet.run))
+    assert start < START + scene.seconds / 2 < end
 
 
 def test_many_peers_are_counted_not_listed(folder: Path) -> None:

@@ -71,6 +71,11 @@ def test_a_round_that_comes_to_nothing_ends(end: str) -> None:
     assert spans == [Span(6.0, 8.0, "send", 7), Span(8.0, 8.5, "collect", 7)]
 
 
+def test_the_round_before_does_not_end_the_next() -> None:
+    late = [*ROUND[:8], event(7.0, "span", what="apply", round=6, seconds=0.2), event(7.1, "round.commit", round=6)]
+    assert phase_spans([*late, *ROUND[8:]]) == phase_spans(ROUND)
+
+
 def test_a_round_in_which_the_node_was_killed_ends_with_its_last_word() -> None:
     assert phase_spans([*ROUND[:8], event(7.0, "net")]) == [Span(6.0, 7.0, "send", 7)]
 
