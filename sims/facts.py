@@ -60,6 +60,15 @@ class LedgerFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Kept for vanished members during their lease, by public key in hex."""
 
 
+class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something that the run's author expected of it."""
+
+    what: str
+    """`rounds >= 12`."""
+    got: str
+    met: bool
+
+
 class SoloPoint(msgspec.Struct, frozen=True, array_like=True):
     """A held-out loss of one worker that trains alone."""
 
@@ -86,6 +95,10 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What data-parallel training would have sent for the same steps, per peer; 0 when nobody worked it out."""
     ledger: LedgerFacts | None = None
     """None when nobody kept it: then lost samples cannot be counted."""
+    violations: list[str] = []
+    """What a judge beside the nodes found broken, a sentence each."""
+    expected: list[Expectation] = []
+    """What the run was to come to; empty when nobody said."""
     description: str = ""
     """One line on model, data and machine, for people."""
     sample_text: str = ""

@@ -16,6 +16,7 @@ Figures = Mapping[str, Any]
 
 ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("invariants", lambda f: "all hold" if not violations(f) else f"{len(violations(f))} BROKEN"),
+    ("as expected", lambda f: "yes" if all(one["met"] for one in f["expected"]) else "NO"),
     ("held-out loss, nats", lambda f: "none" if f["outer_loss"] is None else f"{f['outer_loss']:.4f}"),
     ("tokens that rounds counted", lambda f: short_number(f["tokens_committed"])),
     ("tokens per second", lambda f: short_number(f["tokens_per_s"])),

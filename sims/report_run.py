@@ -87,6 +87,11 @@ def _verdict(scene: Scene) -> Markup:
     headline = f"{counted(len(broken), 'invariant')} broken." if broken else "All invariants held."
     if not figures["rounds_committed"]:
         headline = f"No round was committed. {headline}"
+    unmet = [f"Expected {one['what']}, got {one['got']}." for one in figures["expected"] if not one["met"]]
+    if unmet:
+        headline += " Not what was expected."
+    elif figures["expected"]:
+        headline += f" All that was expected was met: {', '.join(one['what'] for one in figures['expected'])}."
     unknown = (
         " Whether samples were lost is not known: nobody kept the ledger." if figures["samples_lost"] is None else ""
     )
@@ -102,7 +107,7 @@ def _verdict(scene: Scene) -> Markup:
         )
         + unknown
     )
-    return markup.verdict(headline, said, broken)
+    return markup.verdict(headline, said, [*broken, *unmet])
 
 
 def _tiles(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:

@@ -17,9 +17,12 @@ from rich.table import Table
 from farflung.node.events import Event
 from farflung.sims.chaos import fuzz_plan
 from farflung.sims.churn import make_schedule
+from farflung.sims.facts import save_run
 from farflung.sims.failure import chapters, replay, shorten, write_failure
+from farflung.sims.report import report_folder
 from farflung.sims.scenario import Scenario, find_scenario, load_scenario
 from farflung.sims.scenario_plan import Prepared, prepare
+from farflung.sims.sim_folder import EVENTS, RUN, Recorder, run_facts
 from farflung.sims.simulation import Report, Sink, simulate
 
 SHORTEN_RUNS = 12
@@ -30,13 +33,13 @@ Result = dict[str, Any]
 
 
 def run_scenario(name: str, *, seed: int | None, out: Path | None, quiet: bool) -> Result:
-    """Run a scenario and judge it; `out` gets `events.log`, `events.jsonl` and `result.json`. Raises ConfigError."""
+    """Run a scenario and judge it; `out` gets `events.log`, `result.json`, and what reports are made of with one made of it. Raises ConfigError."""
     path = find_scenario(name)
     scenario = load_scenario(path)
     seed = scenario.seed if seed is None else seed
     prepared = prepare(scenario, seed, make_schedule(scenario, seed, path.parent))
     began = time.perf_counter()
-    with _sinks(scenario, out, quiet) as sink:
+    with _sinks(scenario, prepared, out, quiet) as sink:
         report = simulate(prepared.plan, sink=sink)
     result = summarise(scenario, prepared, report) | {"wall_s": round(time.perf_counter() - began, 1)}
     if report.violations:
@@ -49,6 +52,8 @@ def run_scenario(name: str, *, seed: int | None, out: Path | None, quiet: bool) 
         write_failure(folder, "scenario", scenario, shortest, found)
     if out is not None:
         (out / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        save_run(out / RUN, run_facts(scenario, prepared, report, result["expected"], scenario.about))
+        report_folder(out)
     if not quiet:
         show(result)
     return result
@@ -149,20 +154,19 @@ def show(result: Result) -> None:
 
 
 @contextlib.contextmanager
-def _sinks(scenario: Scenario, out: Path | None, quiet: bool) -> Iterator[Sink]:
+def _sinks(scenario: Scenario, prepared: Prepared, out: Path | None, quiet: bool) -> Iterator[Sink]:
     """Where the log goes: files in `out`, and a progress bar on the terminal."""
     with contextlib.ExitStack() as stack:
         takers: list[Sink] = []
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
             log = stack.enter_context((out / "events.log").open("w", encoding="utf-8", newline="\n"))
-            lines = stack.enter_context((out / "events.jsonl").open("w", encoding="utf-8", newline="\n"))
 
             def write(line: str, event: Event) -> None:
                 log.write(line + "\n")
-                lines.write(json.dumps(event, sort_keys=True, default=str) + "\n")
 
             takers.append(write)
+            takers.append(Recorder(stack.enter_context((out / EVENTS).open("wb")), scenario, prepared))
         if not quiet and sys.stderr.isatty():
             progress = stack.enter_context(
                 Progress(

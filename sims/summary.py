@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from msgspec import structs
+
 from farflung.node.events import Event
 from farflung.sims.facts import Interval, LedgerFacts, RunFacts
 from farflung.sims.spans import USES, kill_time, seconds_by_use
@@ -27,7 +29,8 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
     nobody kept the ledger. * `invariants_broken`: [{peer, which, detail}]. * `tokens_committed`, and
     `tokens_per_s` of the whole run. * `median_round_s`, plan to commit, at the slowest peer of each round. *
     `peers`: how many there were. * `utilisation`: {group: {peers, hours, and the share of their presence that
-    went into each of `spans.USES`}}.
+    went into each of `spans.USES`}}. * `judged`: what a judge beside the nodes found broken, and `expected`:
+    [{what, got, met}], both as the facts have them.
     """
     names = {facts.peer: facts.name for facts in run.peers}
     commits = committed_samples(events_by_peer)
@@ -71,6 +74,8 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
         "median_round_s": round(statistics.median(e["seconds"] for e in by_round), 3) if by_round else None,
         "peers": len({*names, *events_by_peer}),
         "utilisation": utilisation(events_by_peer, run),
+        "judged": run.violations,
+        "expected": [structs.asdict(one) for one in run.expected],
     }
 
 
@@ -104,6 +109,7 @@ def groups_of(events_by_peer: Events, run: RunFacts) -> dict[str, str]:
 def violations(figures: Mapping[str, Any]) -> list[str]:
     """What in the figures breaks an invariant of the design, one sentence each; empty for a sound run."""
     said = [f"{b['peer']} reports invariant {b['which']} broken: {b['detail']}" for b in figures["invariants_broken"]]
+    said += figures["judged"]
     if not figures["digests_equal"]:
         said.append("peers held different bits at the same version")
     if figures["samples_trained_twice"]:

@@ -36,6 +36,8 @@ KEYS = {
     "median_round_s",
     "peers",
     "utilisation",
+    "judged",
+    "expected",
 }
 
 

@@ -16,6 +16,7 @@ SOUND = {
     "digests_equal": True,
     "samples_trained_twice": 0,
     "samples_lost": 0,
+    "judged": [],
 }
 
 

@@ -1,0 +1,84 @@
+"""What a simulated run leaves behind for reports: its nodes' events as real nodes write them (docs/events.md), and `run.json`.
+
+Simulated vectors may be shorter than those they stand for (`scenario_plan.Prepared.bytes_factor`), and a learner that only costs time
+has no loss: here bytes are those of the real thing, and there is no loss where nothing was learnt.
+"""
+
+from collections.abc import Sequence
+from typing import Any, BinaryIO
+
+import msgspec
+
+from farflung.node.events import Event
+from farflung.sims.facts import Expectation, Incident, PeerFacts, RunFacts
+from farflung.sims.faults import Fault, Kill, Leave, Start
+from farflung.sims.scenario import Scenario
+from farflung.sims.scenario_plan import Prepared
+from farflung.sims.simulation import Report
+from farflung.sims.swarm import START_UNIX_S
+
+EVENTS, RUN = "events.jsonl", "run.json"
+
+BYTE_FIELDS = ("sent_bytes", "received_bytes", "bytes")
+
+
+class Recorder:
+    """A sink of `simulation.simulate` that writes the nodes' events into an open file."""
+
+    def __init__(self, file: BinaryIO, scenario: Scenario, prepared: Prepared) -> None:
+        self._file = file
+        self._name = scenario.name
+        self._learns = scenario.mode == "real"
+        self._factor = prepared.bytes_factor
+        self._ids = public_keys(prepared)
+
+    def __call__(self, line: str, event: Event) -> None:
+        if "peer" not in event:
+            return  # a fault, or the judge's verdict: both are in run.json
+        told = event | {"time": START_UNIX_S + event["time"], "swarm": self._name, "peer": self._ids[event["peer"]]}
+        for key in BYTE_FIELDS:
+            if key in told:
+                told[key] = round(told[key] * self._factor)
+        if "loss" in told and not self._learns:
+            told["loss"] = None
+        self._file.write(msgspec.json.encode(told) + b"\n")
+
+
+def public_keys(prepared: Prepared) -> list[str]:
+    """In hex, by the peer's number."""
+    return [signer.peer_id.hex() for signer in prepared.plan.outfit.signers]
+
+
+def run_facts(
+    scenario: Scenario, prepared: Prepared, report: Report, expected: Sequence[dict[str, Any]], about: str
+) -> RunFacts:
+    """What no node knows of the run; `expected` and `about` are those of the result."""
+    ids = public_keys(prepared)
+    schedule = prepared.plan.schedule
+    peers = [
+        PeerFacts(peer=peer, name=f"{peer_class.name}/{index}", role=region, group=peer_class.name)
+        for peer, (peer_class, index, region) in zip(ids, scenario.roster(), strict=True)
+    ]
+    return RunFacts(
+        name=scenario.name,
+        started=START_UNIX_S,
+        ended=START_UNIX_S + schedule.duration_s,
+        peers=peers,
+        timeline=[incident for fault in schedule.faults for incident in _incidents(fault, ids)],
+        violations=report.violations,
+        expected=[Expectation(what=one["what"], got=str(one["got"]), met=one["met"]) for one in expected],
+        description=about,
+    )
+
+
+def _incidents(fault: Fault, ids: Sequence[str]) -> list[Incident]:
+    """Starts, joins, kills and goodbyes; what happens to the network is in the nodes' events."""
+    match fault:
+        case Start(at=at, peer=peer):
+            return [Incident(time=START_UNIX_S + at, what="join" if at else "start", peer=ids[peer])]
+        case Kill(at=at, peer=peer):
+            return [Incident(time=START_UNIX_S + at, what="kill", peer=ids[peer])]
+        case Leave(at=at, peer=peer):
+            return [Incident(time=START_UNIX_S + at, what="stop", peer=ids[peer])]
+        case _:
+            return []
