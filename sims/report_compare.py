@@ -47,22 +47,20 @@ def comparison(scenes: Sequence[Scene]) -> list[Markup]:
     figures = markup.table(headings, rows, numbers=frozenset(range(1, len(scenes) + 1)))
     colours = [(f"--series-{n}" if n <= len(SERIES) else "--muted", s.label) for n, s in enumerate(scenes, start=1)]
     uses = "".join(f"<h3>{text(scene.label)}</h3>{utilisation_table(scene.figures)}" for scene in scenes)
-    return [
-        markup.verdict(headline, _best(scenes), broken),
-        markup.section("Side by side", "", figures),
-        markup.section(
-            "Loss",
-            "Of the outer parameters, on text held out from training. Runs on other data or models cannot be compared by it.",
-            markup.figures(plot_losses(scenes)),
-            markup.legend(colours, mark="line"),
-        ),
+    sections = [markup.verdict(headline, _best(scenes), broken), markup.section("Side by side", "", figures)]
+    if any(scene.has_losses for scene in scenes):
+        note = "Of the outer parameters, on text held out from training. Runs on other data or models cannot be compared by it."
+        pictures = markup.figures(plot_losses(scenes))
+        sections.append(markup.section("Loss", note, pictures, markup.legend(colours, mark="line")))
+    sections.append(
         markup.section(
             "How peers spent their time",
             "Shares of the time in which they were there, for each class of machines.",
             Markup(uses),
             markup.legend([(f"--use-{use}", USE_LABELS[use]) for use in USES]),
-        ),
-    ]
+        )
+    )
+    return sections
 
 
 def _best(scenes: Sequence[Scene]) -> str:

@@ -49,8 +49,12 @@ def run_sections(scene: Scene) -> list[Markup]:
     figures = scene.figures
     missed: list[dict[str, Any]] = figures["rounds_missed"]
     letters = reason_letters(missed)
-    sections = [
-        markup.section("Loss", _loss_note(scene), markup.figures(plot_losses([scene])), _loss_legend(scene)),
+    sections = []
+    if scene.has_losses:
+        sections.append(
+            markup.section("Loss", _loss_note(scene), markup.figures(plot_losses([scene])), _loss_legend(scene))
+        )
+    sections += [
         markup.section(
             "How peers spent their time",
             "Shares of the time in which they were there, for each class of machines. Training is what they are there for.",
@@ -114,13 +118,12 @@ def _tiles(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     outer, solo = figures["outer_loss"], figures["solo_loss"]
     sent, baseline = figures["bytes_sent_per_peer"], figures["ddp_bytes_per_peer"]
     most = max(sent.values(), default=0)
-    cells = [
-        (
-            f"{outer:.3f}" if outer is not None else "none",
-            "held-out loss of the outer parameters, nats"
-            + (f"; one worker alone: {solo:.3f}" if solo is not None else ""),
-            "" if outer is None or solo is None else "good" if outer < solo else "bad",
-        ),
+    cells = []
+    if outer is not None:
+        alone = "" if solo is None else f"; one worker alone: {solo:.3f}"
+        kind = "" if solo is None else "good" if outer < solo else "bad"
+        cells.append((f"{outer:.3f}", f"held-out loss of the outer parameters, nats{alone}", kind))
+    cells += [
         (f"{short_number(figures['tokens_per_s'])}/s", "tokens that rounds counted, all peers together", ""),
         (busy_share(figures), "of the peers' time went into training steps", ""),
     ]

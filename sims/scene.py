@@ -59,6 +59,11 @@ class Scene:
         """See `summary.outer_losses`."""
         return outer_losses(self.events)
 
+    @property
+    def has_losses(self) -> bool:
+        """Whether anything was learnt: where only costs are simulated there is no loss."""
+        return bool(self.outer) or any(e["loss"] is not None for peer in self.peers for e in self.of(peer, "step"))
+
     def of(self, peer: str, *kinds: str) -> list[Event]:
         """Events of these kinds by one peer."""
         return [event for event in self.events.get(peer, ()) if event["event"] in kinds]

@@ -1,7 +1,7 @@
 """What a simulated run leaves behind for reports: its nodes' events as real nodes write them (docs/events.md), and `run.json`.
 
-Simulated vectors may be shorter than those they stand for (`scenario_plan.Prepared.bytes_factor`), and a learner that only costs time
-has no loss: here bytes are those of the real thing, and there is no loss where nothing was learnt.
+Simulated vectors and samples may be shorter than those they stand for (`scenario_plan.Prepared.bytes_factor`), and a learner that only costs
+time has no loss: here bytes and tokens are those of the real thing, and there is no loss where nothing was learnt.
 """
 
 from collections.abc import Sequence
@@ -31,6 +31,8 @@ class Recorder:
         self._learns = scenario.mode == "real"
         self._factor = prepared.bytes_factor
         self._ids = public_keys(prepared)
+        pace = prepared.plan.outfit.pace
+        self._step_tokens = pace.samples_per_step * pace.tokens_per_sample
 
     def __call__(self, line: str, event: Event) -> None:
         if "peer" not in event:
@@ -41,6 +43,9 @@ class Recorder:
                 told[key] = round(told[key] * self._factor)
         if "loss" in told and not self._learns:
             told["loss"] = None
+        if told["event"] == "step" and told["tokens"] != self._step_tokens:
+            told["tokens_per_s"] *= self._step_tokens / told["tokens"]
+            told["tokens"] = self._step_tokens
         self._file.write(msgspec.json.encode(told) + b"\n")
 
 

@@ -76,6 +76,7 @@ def test_costs_have_no_loss_and_bytes_of_the_real_thing(out: Path) -> None:
     _, events = load_folder(out)
     everything = [e for one in events.values() for e in one]
     assert {e["loss"] for e in everything if "loss" in e} == {None}
+    assert {e["tokens"] for e in everything if e["event"] == "step"} == {16384}
     rounds = [e for e in everything if e["event"] == "round.commit" and e["contributed"]]
     sent = [e["sent_bytes"] for e in rounds if len(e["contributors"]) > 1]
     assert sent and min(sent) > 1e6, "3 M parameters, half of a byte each at least"
@@ -88,4 +89,5 @@ def test_the_report_tells_it(out: Path) -> None:
     assert 0 < figures["utilisation"]["fast"]["train"] <= 1
     assert [one["met"] for one in figures["expected"]] == [True, False]
     page = (out / "report.html").read_text()
+    assert "<h2>Loss" not in page and "held-out loss" not in page, "nothing was learnt"
     assert "Not what was expected." in page and "members &gt;= 40" in page
