@@ -1,18 +1,13 @@
 """One virtual peer's model and inner optimiser; its parameters are views of one flat vector."""
 
-import copy
-import math
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from farflung.sims.quality_methods import Inner
 from farflung.sims.quality_tiers import Tier
-from farflung.training.errors import NonFinite
 from farflung.training.flat import Layout
-from farflung.training.inner import InnerConfig, precision
+from farflung.training.inner import InnerConfig, gradients, make_optimizer, precision
 from farflung.training.model import Decoder, next_token_loss
-from farflung.training.muon import Muon
 from farflung.training.schedule import Schedule
 
 
@@ -23,7 +18,10 @@ class Worker:
         self.tier, self.inner, self.seed = tier, inner, seed
         self.device = torch.device("cuda" if tier.on_gpu else "cpu")
         self.autocast = torch.bfloat16 if tier.on_gpu else None
-        self.config = InnerConfig(schedule=Schedule(peak=1.0, kind="constant"))  # all but the learning rate
+        self.config = InnerConfig(
+            schedule=Schedule(peak=1.0, kind="constant"),  # `step` is given its rate
+            optimizer="adamw" if inner == "gradient" else inner,
+        )
         self.model = Decoder(tier.model, seed=seed).to(self.device)
         self.layout = Layout(self.model)
         self.parameters = list(self.model.parameters())
@@ -31,15 +29,15 @@ class Worker:
         """fp32 [n]; the model computes with what stands here."""
         for parameter, view in zip(self.parameters, self.layout.views(self.flat).values(), strict=True):
             parameter.data = view
-        self.optimisers = _optimisers(self.model, inner, self.config)
+        self.optimizer = None if inner == "gradient" else make_optimizer(self.model, self.config)
 
     def copy(self, inner: Inner) -> "Worker":
         """Another worker in the same state. It goes on with the optimiser `inner`, afresh where that is another one."""
         other = Worker(self.tier, inner, seed=self.seed)
         other.flat.copy_(self.flat)
-        if inner == self.inner:
-            for mine, its in zip(self.optimisers, other.optimisers, strict=True):
-                its.load_state_dict(copy.deepcopy(mine.state_dict()))
+        if other.optimizer is not None and self.optimizer is not None and inner == self.inner:
+            state = {name: tensor.clone() for name, tensor in self.optimizer.tensors().items()}
+            other.optimizer.load(state, self.optimizer.steps)
         return other
 
     def step(
@@ -49,27 +47,21 @@ class Worker:
         step: int,  # of the run, for the message when it fails
         lr: float,
     ) -> float:
-        """One inner step. Returns the loss before it; raises NonFinite."""
-        total = torch.zeros((), device=self.device)
-        for piece in torch.split(tokens.to(self.device), self.tier.microbatch):
-            with precision(self.device, self.autocast):
-                loss = next_token_loss(self.model(piece[:, :-1]), piece[:, 1:])
-            share = loss * (piece.shape[0] / tokens.shape[0])
-            share.backward()  # type: ignore[no-untyped-call]
-            total += share.detach()
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
-        loss_value, norm_value = float(total), float(norm)
-        if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
-            raise NonFinite(global_step=step, loss=loss_value, grad_norm=norm_value)
-        if self.inner == "gradient":
+        """One inner step. Returns the loss before it. Raises NonFinite and NotEnoughMemory."""
+        loss, _ = gradients(
+            self.model,
+            self.model,
+            self.config,
+            tokens.to(self.device),
+            global_step=step,
+            microbatch=self.tier.microbatch,
+            autocast=self.autocast,
+        )
+        if self.optimizer is None:
             self._move_by_gradient()
         else:
-            for optimiser in self.optimisers:
-                for group in optimiser.param_groups:
-                    group["lr"] = lr
-                optimiser.step()
-        self.model.zero_grad()
-        return loss_value
+            self.optimizer.step(lr)
+        return loss
 
     def evaluate(
         self,
@@ -94,18 +86,3 @@ class Worker:
             for parameter in self.parameters:
                 assert parameter.grad is not None
                 parameter.sub_(parameter.grad)
-
-
-def _optimisers(model: Decoder, inner: Inner, config: InnerConfig) -> list[torch.optim.Optimizer]:
-    """AdamW, and Muon for the hidden matrices where `inner` says so."""
-    hidden: list[nn.Parameter] = []
-    rest: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        is_hidden = parameter.dim() == 2 and not name.startswith(("model.embed_tokens", "lm_head"))
-        (hidden if is_hidden and inner == "muon" else rest).append(parameter)
-    groups = [
-        {"params": [p for p in rest if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    adamw = torch.optim.AdamW(groups, lr=config.schedule.peak, betas=config.betas, eps=config.eps, fused=True)
-    return [Muon(hidden, weight_decay=config.weight_decay), adamw] if hidden else [adamw]

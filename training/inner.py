@@ -83,35 +83,42 @@ def train_step(
 
     Raises NonFinite or, from the passes, NotEnoughMemory, with nothing changed.
     """
-    optimizer.zero_grad()  # what a step that broke off has left
     lr = config.schedule.at(global_step)
-    try:
-        loss, norm = _gradients(model, forward, config, tokens, microbatch=microbatch, autocast=autocast)
-    except torch.OutOfMemoryError as error:
-        raise NotEnoughMemory(f"{microbatch} sequences at a time are too many for {tokens.device}: {error}") from error
-    if not (math.isfinite(loss) and math.isfinite(norm)):
-        raise NonFinite(global_step=global_step, loss=loss, grad_norm=norm)
+    loss, norm = gradients(
+        model, forward, config, tokens, global_step=global_step, microbatch=microbatch, autocast=autocast
+    )
     optimizer.step(lr)
     optimizer.zero_grad()
     return StepReport(loss=loss, tokens=tokens.shape[0] * (tokens.shape[1] - 1), grad_norm=norm, lr=lr)
 
 
-def _gradients(
+def gradients(
     model: nn.Module,
-    forward: Callable[[Tensor], Tensor],
+    forward: Callable[[Tensor], Tensor],  # the model, or its compiled form: tokens [B, T] -> logits [B, T, V]
     config: InnerConfig,
-    tokens: Tensor,
+    tokens: Tensor,  # int64 [batch, seq_len + 1], on the model's device
     *,
-    microbatch: int,
-    autocast: torch.dtype | None,
-) -> tuple[float, float]:  # mean cross-entropy, gradient norm before clipping
-    """Leave the clipped gradients of the whole batch in the parameters."""
+    global_step: int,  # for the message when it fails
+    microbatch: int,  # sequences at a time
+    autocast: torch.dtype | None,  # precision of the matrix products; None leaves fp32
+) -> tuple[float, float]:  # mean cross-entropy in nats per token, gradient norm before clipping
+    """Leave the clipped gradients of the batch's mean loss in the parameters, in the place of any that are there.
+
+    Raises NonFinite, with gradients that must not be used, or, from the passes, NotEnoughMemory.
+    """
+    model.zero_grad()
     total = torch.zeros((), device=tokens.device)
-    for piece in torch.split(tokens, microbatch):
-        share = piece.shape[0] / tokens.shape[0]
-        total += backward_pass(forward, piece, config.z_loss, share, autocast)  # no .item(): a GPU would wait for it
+    try:
+        for piece in torch.split(tokens, microbatch):
+            share = piece.shape[0] / tokens.shape[0]
+            total += backward_pass(forward, piece, config.z_loss, share, autocast)  # no .item(): a GPU would wait
+    except torch.OutOfMemoryError as error:
+        raise NotEnoughMemory(f"{microbatch} sequences at a time are too many for {tokens.device}: {error}") from error
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
-    return float(total), float(norm)
+    loss, norm_value = float(total), float(norm)
+    if not (math.isfinite(loss) and math.isfinite(norm_value)):
+        raise NonFinite(global_step=global_step, loss=loss, grad_norm=norm_value)
+    return loss, norm_value
 
 
 def backward_pass(
