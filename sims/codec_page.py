@@ -27,8 +27,7 @@ def _lines(sources: Sequence[Source], rows: Sequence[Row], skipped: Sequence[str
     lines = [
         "# Compression: how few bits, how much error, how fast",
         "",
-        "Made by `farflung bench codec --page docs`; do not edit. "
-        f"Machine: {_processor()}, Python {platform.python_version()}, torch {torch.__version__}.",
+        f"Made by `farflung bench codec --page docs`; do not edit. Machine: {machine()}.",
         "",
         "A round sends what H inner steps have changed. A codec makes few bytes of it. Two numbers say how good it is: **bits per parameter** "
         "as sent, headers and tables included, and **NMSE**, the squared error as a share of the squared length: 0 is exact, and 1 is as bad as sending "
@@ -136,6 +135,11 @@ def _speed_table(rows: Sequence[Row]) -> list[str]:
             )
             lines.append(f"| {row.label} | " + " | ".join(number(value, form) for value, form in figures) + " |")
     return lines
+
+
+def machine() -> str:
+    """The processor and the versions that figures depend on, in words."""
+    return f"{_processor()}, Python {platform.python_version()}, torch {torch.__version__}"
 
 
 def _processor() -> str:

@@ -97,14 +97,14 @@ def bench_quality(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Keep the runs here, as JSON lines, and go on from it.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw gaps against bytes into this PNG.")] = None,
+    page: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write quality.md and its plot here.")] = None,
     as_json: Json = False,
 ) -> None:
     """Loss and bytes of low-bandwidth training methods beside data-parallel training, in one run."""
     from farflung.sims.quality import run_quality
 
     try:
-        run_quality(tier, names=methods, out=out, plot=plot, as_json=as_json)
+        run_quality(tier, names=methods, out=out, page=page, as_json=as_json)
     except (ValueError, RuntimeError) as error:
         raise typer.BadParameter(str(error)) from error
 

@@ -23,7 +23,7 @@ from farflung.node.paths import resolve_paths
 from farflung.sims.bench_codec import one_thread
 from farflung.sims.quality_methods import Method, by_names
 from farflung.sims.quality_rows import Row, Tuned, references, rows
-from farflung.sims.quality_runs import Obtain, Run, Runs, num_seeds, planned, tune
+from farflung.sims.quality_runs import Obtain, Run, Runs, best, grid, num_seeds, planned
 from farflung.sims.quality_tiers import TIERS, Tier
 from farflung.sims.quality_train import Outcome, train
 from farflung.training.presets import num_parameters
@@ -34,7 +34,7 @@ def run_quality(
     *,
     names: str | None = None,  # of methods, separated by commas; None for all
     out: Path | None = None,  # where runs are kept
-    plot: Path | None = None,  # where the picture goes
+    page: Path | None = None,  # folder for quality.md and its picture
     as_json: bool = False,
 ) -> list[Row]:
     """Train, show, and return one row per method and reference.
@@ -52,12 +52,12 @@ def run_quality(
     kernels.prepare(resolve_paths().cache / "kernels")
     with nullcontext() if tier.on_gpu else one_thread():
         found = rows(measure(methods, tier, Runs(out), console), tier)
-    if plot is not None:
-        from farflung.sims.quality_plot import plot_frontier
+    if page is not None:
+        from farflung.sims.quality_page import write_page
 
-        plot_frontier(found, tier, plot)
+        write_page(page, tier, found)
     if as_json:
-        facts = {"tier": tier.name, "parameters": num_parameters(tier.model), "tokens": _num_tokens(tier)}
+        facts = {"tier": tier.name, "parameters": num_parameters(tier.model), "tokens": tier.num_tokens}
         sys.stdout.write(json.dumps(facts | {"rows": [asdict(row) for row in found]}, indent=2) + "\n")
     else:
         _show(found, tier, console)
@@ -96,15 +96,15 @@ def measure(methods: Sequence[Method], tier: Tier, runs: Runs, console: Console)
 
 
 def _tuned(method: Method, tier: Tier, obtain: Obtain) -> Tuned:
-    lr = tune(method, tier, obtain)
+    tried = grid(method, tier, obtain)
     seeds = range(num_seeds(method, tier))
-    outcomes = tuple(obtain(Run(method=method, tier=tier, lr=lr, seed=seed)) for seed in seeds)
-    return Tuned(method=method, lr=lr, outcomes=outcomes)
+    outcomes = tuple(obtain(Run(method=method, tier=tier, lr=best(tried), seed=seed)) for seed in seeds)
+    return Tuned(method=method, grid=tried, outcomes=outcomes)
 
 
 def _show(found: Sequence[Row], tier: Tier, console: Console) -> None:
     table = Table(
-        title=f"{tier.name}: {num_parameters(tier.model):,} parameters, {_num_tokens(tier):,} tokens, global batch of "
+        title=f"{tier.name}: {num_parameters(tier.model):,} parameters, {tier.num_tokens:,} tokens, global batch of "
         f"{tier.batch * tier.model.seq_len:,} tokens split by {tier.peers} peers",
         title_justify="left",
     )
@@ -159,7 +159,3 @@ def _cells(row: Row) -> list[tuple[float | None, str]]:
 
 def _number(value: float | None, spec: str) -> str:
     return "-" if value is None else f"{value:{spec}}"
-
-
-def _num_tokens(tier: Tier) -> int:
-    return tier.steps * tier.batch * tier.model.seq_len

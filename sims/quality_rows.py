@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from farflung.sims.quality_methods import METHODS, Inner, Method
+from farflung.sims.quality_runs import Grid, best
 from farflung.sims.quality_tiers import Tier
 from farflung.sims.quality_train import Outcome, ring_bits
 
@@ -24,9 +25,10 @@ class Tuned:
     """A method at its best learning rate."""
 
     method: Method
-    lr: float
+    grid: Grid
+    """The learning rates that were tried."""
     outcomes: tuple[Outcome, ...]
-    """One per seed, from 0."""
+    """One per seed, from 0, at the best of them."""
 
     @property
     def losses(self) -> list[float | None]:
@@ -51,6 +53,7 @@ class Row:
     bits_per_param_per_step: float
     bytes_ratio_vs_ddp_bf16: float | None
     peak_bits_per_step: float
+    grid: Grid
 
 
 def references(methods: Sequence[Method]) -> list[Method]:
@@ -75,7 +78,7 @@ def _row(one: Tuned, whole: Mapping[Inner, Tuned], alone: Mapping[Inner, Tuned],
         inner=method.inner,
         peers=tier.peers if method.outer is not None or method.whole_batch else 1,
         H=None if method.outer is None else method.outer.timetable.interval,
-        lr=one.lr,
+        lr=best(one.grid),
         seeds=len(one.outcomes),
         eval_loss=_mean(one.losses),
         gap_percent_same_inner=_gap(one, whole[inner]),
@@ -85,6 +88,7 @@ def _row(one: Tuned, whole: Mapping[Inner, Tuned], alone: Mapping[Inner, Tuned],
         bits_per_param_per_step=bits,
         bytes_ratio_vs_ddp_bf16=ring_bits(tier.peers) / bits if bits else None,
         peak_bits_per_step=one.outcomes[0].peak_bits_per_step,
+        grid=one.grid,
     )
 
 

@@ -77,15 +77,19 @@ Obtain = Callable[[Run], Outcome]
 """Makes a run, or finds it."""
 
 
-def tune(
-    method: Method,
-    tier: Tier,
-    obtain: Obtain,
-) -> float:
-    """The learning rate of the tier's grid with the least loss on the part for choosing, with the first seed. When all
-    diverge, the lowest."""
-    losses = {lr: obtain(Run(method=method, tier=tier, lr=lr, seed=0)).tune_loss for lr in tier.lrs(method)}
-    return min(losses, key=lambda lr: math.inf if (loss := losses[lr]) is None else loss)
+Grid = tuple[tuple[float, float | None], ...]
+"""Learning rates, and the loss of each on the part for choosing; None where it diverged."""
+
+
+def grid(method: Method, tier: Tier, obtain: Obtain) -> Grid:
+    """What each learning rate of the tier comes to with the first seed."""
+    return tuple((lr, obtain(Run(method=method, tier=tier, lr=lr, seed=0)).tune_loss) for lr in tier.lrs(method))
+
+
+def best(tried: Grid) -> float:
+    """The learning rate with the least loss. When all diverge, the lowest."""
+    lr, _ = min(tried, key=lambda one: math.inf if one[1] is None else one[1])
+    return lr
 
 
 def planned(methods: Sequence[Method], tier: Tier) -> int:

@@ -46,6 +46,11 @@ class Tier:
         if self.batch % self.peers or not 0 < self.warm_steps < self.steps:
             raise ValueError("the batch must be a multiple of the peers, and the run longer than its start")
 
+    @property
+    def num_tokens(self) -> int:
+        """Of the whole run, all peers together."""
+        return self.steps * self.batch * self.model.seq_len
+
     def lrs(self, method: Method) -> tuple[float, ...]:
         """The grid of a method."""
         grid = self.muon_lrs if method.inner == "muon" else self.adamw_lrs

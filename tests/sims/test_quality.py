@@ -15,10 +15,12 @@ from farflung.sims import quality, quality_train
 from farflung.sims.quality import run_quality
 from farflung.sims.quality_exchange import Averager
 from farflung.sims.quality_methods import METHODS, Method, Outer, Wire, by_names
-from farflung.sims.quality_rows import Tuned, references, rows
-from farflung.sims.quality_runs import Run, Runs, tune
+from farflung.sims.quality_plot import frontier
+from farflung.sims.quality_rows import Row, Tuned, references, rows
+from farflung.sims.quality_runs import Run, Runs, best, grid
 from farflung.sims.quality_tiers import CI, TIERS, Tier
 from farflung.sims.quality_train import Outcome, batch_of, train
+from farflung.sims.quality_words import checks, settings
 from farflung.sims.quality_worker import Worker
 from farflung.training.data import TokenWindows
 from farflung.training.fragments import cut
@@ -269,6 +271,9 @@ def test_bytes_per_step_are_those_of_all_exchanges() -> None:
 # ---- the table ---------------------------------------------------------------------------------------------------
 
 
+GRID = ((1e-3, 1.0),)
+
+
 def outcome(loss: float | None, bits: float = 0.0) -> Outcome:
     return Outcome(
         tune_loss=loss,
@@ -286,23 +291,55 @@ def test_rows_compare_with_the_right_inner_optimiser_seed_by_seed() -> None:
     assert [method.name for method in compared] == ["data-parallel adamw", "data-parallel muon", "solo muon"]
     losses = {"data-parallel adamw": (2.0, 2.2), "data-parallel muon": (1.0, 1.1), "solo muon": (2.0,), "ours": (1.2,)}
     tuned = [
-        Tuned(method=m, lr=1e-3, outcomes=tuple(outcome(loss, 0.032 if m is ours else 32) for loss in losses[m.name]))
+        Tuned(method=m, grid=GRID, outcomes=tuple(outcome(loss, 0.032 if m is ours else 32) for loss in losses[m.name]))
         for m in [*compared, ours]
     ]
     row = rows(tuned, TOY)[-1]
     assert row.gap_percent_same_inner == pytest.approx(20) and row.gap_percent_adamw == pytest.approx(-40)
     assert row.recovered == pytest.approx(0.8) and row.dp_spread_percent == pytest.approx(100 * 0.1 / 1.05)
     assert row.bytes_ratio_vs_ddp_bf16 == pytest.approx(1000) and row.H == 30 and row.peers == 2
-    broken = Tuned(method=ours, lr=1e-3, outcomes=(outcome(None),))
+    broken = Tuned(method=ours, grid=GRID, outcomes=(outcome(None),))
     row = rows([*tuned[:-1], broken], TOY)[-1]
     assert row.eval_loss is row.gap_percent_adamw is row.recovered is row.bytes_ratio_vs_ddp_bf16 is None
 
 
+def test_the_frontier_is_what_nothing_beats() -> None:
+    assert frontier([(1.0, 0.0), (100.0, 4.0), (100.0, 3.0), (50.0, 3.5), (400.0, 9.0)]) == [
+        (1.0, 0.0), (100.0, 3.0), (400.0, 9.0)
+    ]  # fmt: skip
+    assert frontier([]) == []
+
+
+@pytest.mark.parametrize(
+    ("gap", "of_adamw", "ratio", "met"),
+    [
+        (2.2, -5.0, 1001.0, [True, True, True]),
+        (2.3, 0.1, 999.0, [False, False, False]),
+        (None, None, None, [None, None, False]),
+    ],
+)
+def test_goals_are_judged_against_streaming_of_the_same_run(
+    gap: float | None, of_adamw: float | None, ratio: float | None, met: list[bool | None]
+) -> None:
+    def row(name: str, **values: float | None) -> Row:
+        tuned = Tuned(method=replace(ADAMW, name=name), grid=GRID, outcomes=(outcome(1.0, 32.0),))
+        return replace(rows([tuned], TOY)[0], **values)  # type: ignore[arg-type]
+
+    streaming = row("streaming", gap_percent_same_inner=4.5)
+    default = row("default", gap_percent_same_inner=gap, gap_percent_adamw=of_adamw, bytes_ratio_vs_ddp_bf16=ratio)
+    assert [check.met for check in checks([streaming, default])] == met
+    thrifty = row("thrifty", gap_percent_same_inner=4.5, bytes_ratio_vs_ddp_bf16=3999.0)
+    assert [check.met for check in checks([streaming, thrifty])] == [True, False]
+    assert checks([streaming]) == []
+    assert [check.met for check in checks([thrifty])] == [None, False]
+
+
 def test_the_rate_is_chosen_on_its_own_part_and_divergence_loses() -> None:
     losses = {3e-3: 1.5, 6e-3: None}
-    assert tune(ADAMW, TOY, lambda run: outcome(losses[run.lr])) == 3e-3
+    assert best(grid(ADAMW, TOY, lambda run: outcome(losses[run.lr]))) == 3e-3
     losses = {3e-3: 1.5, 6e-3: 1.4}
-    assert tune(ADAMW, TOY, lambda run: outcome(losses[run.lr])) == 6e-3
+    assert best(grid(ADAMW, TOY, lambda run: outcome(losses[run.lr]))) == 6e-3
+    assert best(((3e-3, None), (6e-3, None))) == 3e-3
 
 
 def test_runs_are_kept_and_found_by_what_decides_them(tmp_path: Path) -> None:
@@ -323,17 +360,33 @@ def test_the_whole_command_and_its_second_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(TIERS, "ci", replace(TOY, name="ci"))
-    out, plot = tmp_path / "runs.jsonl", tmp_path / "plot.png"
-    found = run_quality("ci", names="averaging,sparseloco", out=out, plot=plot, as_json=True)
+    out = tmp_path / "runs.jsonl"
+    found = run_quality("ci", names="averaging,sparseloco", out=out, page=tmp_path / "docs", as_json=True)
     shown = json.loads(capsys.readouterr().out)
     assert [row["method"] for row in shown["rows"]] == [row.method for row in found]
     assert [row.method for row in found] == ["data-parallel adamw", "solo adamw", "averaging", "sparseloco"]
-    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "docs" / "quality.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "docs" / "quality.md").read_text()
+    assert (
+        "| sparseloco | H 30; averaging, lr 1; topk(chunk=4096,k=64,bits=2) to everybody, error feedback 0.95 |" in page
+    )
+    assert all(f"{row.eval_loss:.4f}" in page for row in found)
     made = len(out.read_text().splitlines())
     assert made == 4 * 2 + 1, "two rates each, a second seed for data-parallel"
     monkeypatch.setattr(quality, "train", lambda *args, **kwargs: pytest.fail("nothing is left to run"))
     assert run_quality("ci", names="averaging,sparseloco", out=out) == found
     assert "fewer bytes" in capsys.readouterr().out
+
+
+def test_settings_of_every_method_in_words() -> None:
+    said = {method.name: settings(method) for method in METHODS}
+    assert said["data-parallel muon"] == "the batch of all peers in one worker"
+    assert said["diloco"] == "H 30; Nesterov 0.7/0.9; fp32 to owners, fp32 back"
+    assert said["streaming"] == (
+        "H 30, 3 fragments, strided, applied a step late; Nesterov 0.4/0.9; e3m0(block=128) to everybody; "
+        "0.5 of the local parameters stays"
+    )
+    assert "heavy ball 1/0.5, gap penalty 1" in said["co2"] and "eager" in said["eager"]
 
 
 @pytest.mark.parametrize(("tier", "names", "said"), [("huge", None, "no tier"), ("ci", "adam", "no method")])
