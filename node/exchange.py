@@ -56,6 +56,9 @@ ENCODE_ELEMENTS = 1 << 21
 MOST_TRIES = 2
 """Streams at a time for one contribution: one that hangs, and its repetition."""
 
+FETCHES = 8
+"""Means that are asked for at a time: one after another, whoever is behind would get a round later than the next is made."""
+
 ACK = b"\1"
 
 Bounds = Part | PartResult
@@ -313,13 +316,19 @@ class Exchange:
         for attempt in range(attempts):
             if attempt > 0:
                 await asyncio.sleep(RETRY_S)
-            for k in [k for k in wanted if k not in means]:
-                part = result.parts[k]
-                payload, final = await self._search(result.plan, k, part.digest, holders, part)
-                if payload is not None:
-                    means[k] = payload
-                elif final:
-                    return None
+            missing = [k for k in wanted if k not in means]
+            for first in range(0, len(missing), FETCHES):
+                batch = [(k, result.parts[k]) for k in missing[first : first + FETCHES]]
+                async with asyncio.TaskGroup() as group:
+                    searches = [
+                        group.create_task(self._search(result.plan, k, part.digest, holders, part)) for k, part in batch
+                    ]
+                for (k, _), search in zip(batch, searches, strict=True):
+                    payload, final = search.result()
+                    if payload is not None:
+                        means[k] = payload
+                    elif final:
+                        return None
             if len(means) == len(wanted):
                 return means
         return None
