@@ -296,18 +296,18 @@ class Applier:
     # ---- now and then ------------------------------------------------------------------------------------------
 
     async def _evaluate(self, commit: Commit) -> None:
-        """Held-out loss of the outer parameters, by the contributor that had waited longest for this round, in the time it waited.
+        """Held-out loss of the outer parameters, by the contributor that was ready soonest, for as long as it stood since the last round.
 
-        Where nobody waits, and for a lone node always, it may cost a two-hundredth of the time.
+        Where nobody stands, and for a lone node always, it may cost a two-hundredth of the time.
         """
+        stood_s, self._trainer.stood_s = self._trainer.stood_s, 0.0
         if commit.round is None or commit.version != self.version:
             return
         waits = {c.peer: c.ready_ms for c in commit.round.contributors}
         if min(waits, key=lambda p: (waits[p], p)) != self._member.me:
             return
         loop = asyncio.get_running_loop()
-        idle_s = (max(waits.values()) - waits[self._member.me]) / 1000.0
-        allowance_s = idle_s + EVALUATION_SHARE * (loop.time() - self._evaluated_at)
+        allowance_s = stood_s + EVALUATION_SHARE * (loop.time() - self._evaluated_at)
         if self._evaluation_s > allowance_s and not self._finished():
             return
         began = loop.time()

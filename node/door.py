@@ -1,7 +1,7 @@
 """Doors out of the event loop: what computes or waits for a disk goes through one, one call at a time, in order.
 
-A node has three. The *learner's* door is the one to the model: training steps, pseudo-gradients, outer steps, evaluation. The *side* door takes
-what must not wait behind a training step of many seconds: encoding and decoding, hashing, means and chunks on disk. The *journal*'s
+A node has three. The *learner's* door is the one to the model: training steps, offers, outer steps, evaluation. The *side* door takes what
+must not wait behind a training step of many seconds: pseudo-gradients, encoding and decoding, hashing, means and chunks on disk. The *journal*'s
 writes votes and commits, before which no message may leave: a few milliseconds, never behind anything longer.
 
 Only the learner's thread has torch's worker threads. OpenMP gives every thread that computes in parallel a pool of its own, and

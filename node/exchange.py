@@ -210,7 +210,8 @@ class Exchange:
         parts = round_.plan.parts
         if self._residuals.keeps_contributions:
             await self._doors.side.run(self._residuals.begin, plan_id)
-        delta = await self._doors.learner.run(self._learner.offered_gradient)
+        # Beside training, or everybody would wait for the step of the slowest: of what this reads, only commits change anything.
+        delta = await self._doors.side.run(self._learner.offered_gradient)
         self.in_flight = plan_id
         mine = next((k for k, p in enumerate(parts) if p.owner == self._network.peer_id), 0)
         order = [*range(mine + 1, len(parts)), *range(mine + 1)]  # each contributor begins with another owner

@@ -139,6 +139,7 @@ class Peer:
             log,
             pace,
             may_train=self._may_train,
+            is_due=lambda step_s: self.member.is_due(step_s, self._now()),
             set_ready=self._ready,
             withdraw=lambda: self._do(self.member.withdraw(self._now())),
             up_bytes_per_s=lambda: self.exchange.link.bytes_per_s,
@@ -422,6 +423,7 @@ class Peer:
             device=self.facts.device,
             admission=self.facts.admission,
             addresses=tuple(self.network.addresses()[:MAX_ADDRESSES]),
+            ready_in_s=self.trainer.ready_in_s(round_planned=self.member.part is not None),
         )
 
     def _update_state(self) -> None:

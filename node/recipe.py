@@ -87,6 +87,7 @@ class Recipe:
             swarm=self.swarm,
             founder=m.founder,
             rules=self.rules,
+            rhythm=self.pace().rhythm,
             align=math.lcm(self.uplink.block, self.downlink.block),
             uplink=self.uplink.spec,
             downlink=self.downlink.spec,

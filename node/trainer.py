@@ -1,4 +1,6 @@
-"""The training loop of a node: take a batch, step, and after H steps offer what was learnt to a round. Read `run` top to bottom.
+"""The training loop of a node: take a batch, step, and when a round is due offer what was learnt. Read `run` top to bottom.
+
+A round is due after H steps, or when the fastest of the others has made its H (`protocol.rhythm`): a slower peer brings fewer.
 
 Until the round is over, training goes on for `delay_steps` more steps, and stands then. Streaming DiLoCo's tau (2501.18512, digest
 1.5), with two differences: a result is applied when it is there and not at a fixed step, for peers are unequal, and what was
@@ -15,7 +17,8 @@ from farflung.node.learner import Learner
 from farflung.protocol.keys import PeerId
 from farflung.protocol.ledger import Ledger, count, is_prefix, join, split
 from farflung.protocol.messages import Ready
-from farflung.protocol.types import Intervals
+from farflung.protocol.rhythm import Rhythm
+from farflung.protocol.types import LONGEST_S, Intervals
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,12 +26,18 @@ class Pace:
     """What the manifest says about the rhythm of training."""
 
     inner_steps: int
-    """H: steps between two rounds."""
+    """H: steps of the fastest peer between two rounds."""
     delay_steps: int = 0
     """Steps that may be trained while a round is under way; less than H."""
     samples_per_step: int
     tokens_per_sample: int
     total_rounds: int
+
+    @property
+    def rhythm(self) -> Rhythm:
+        """What the protocol knows of it."""
+        step_tokens = self.samples_per_step * self.tokens_per_sample
+        return Rhythm(inner_steps=self.inner_steps, delay_steps=self.delay_steps, step_tokens=step_tokens)
 
 
 @dataclass(slots=True)
@@ -39,7 +48,7 @@ class Progress:
     """Samples used, a prefix of this node's window."""
     steps: int = 0
     began_at: float = 0.0
-    """When this interval of training began, for adaptive deadlines."""
+    """When this interval of training began."""
 
 
 class Trainer:
@@ -54,6 +63,7 @@ class Trainer:
         pace: Pace,
         *,
         may_train: Callable[[], bool],
+        is_due: Callable[[float], bool],
         set_ready: Callable[[Ready], None],
         withdraw: Callable[[], None],
         up_bytes_per_s: Callable[[], float],
@@ -65,25 +75,43 @@ class Trainer:
         self.version = 0
         self.loss = float("nan")
         self.tokens_per_s = 0.0
+        """Of late: exponential mean, half of it the last step."""
+        self.stood_s = 0.0
+        """Spent waiting for rounds, until somebody sets it back."""
         self._learner = learner
         self._door = door
         self._log = log
         self._may_train = may_train
+        self._is_due = is_due
+        """Whether a round wants what we have, given the seconds of our steps."""
         self._set_ready = set_ready
         self._withdraw = withdraw
         self._up_bytes_per_s = up_bytes_per_s
         self.busy = asyncio.Lock()
         """Held while the learner and `progress` change together: a step, or the application of a commit."""
         self._finishing = False
-        self._offered_steps: int | None = None
-        """Steps of `progress` when it was offered to the round that is under way; None when there is none."""
+        self._offering = False
+        """From an offer until its round is over for us."""
+        self._offered_steps = 0
+        """Steps of `progress` that have been offered, whatever became of it."""
         self._offered_at = 0.0
+        self._step_at: float | None = None
+        """When the step under way began."""
         self._changed = asyncio.Event()
 
     @property
     def global_step(self) -> int:
         """Inner steps of the run so far, as the learning rate counts them: those of all rounds, and ours since."""
         return self.version * self.pace.inner_steps + self.progress.steps
+
+    def ready_in_s(self, *, round_planned: bool) -> float:
+        """Seconds until we have made H steps for a round; 0 while what was offered waits for its plan, and while our speed is unknown."""
+        if (self._offering and not round_planned) or self.tokens_per_s == 0.0:
+            return 0.0
+        left = self.pace.inner_steps - (self.progress.steps - self._offered_steps)
+        step_s = self.pace.rhythm.step_tokens / self.tokens_per_s
+        since = 0.0 if self._step_at is None else asyncio.get_running_loop().time() - self._step_at
+        return min(LONGEST_S, max(0.0, left * step_s - min(since, step_s)))
 
     def wake(self) -> None:
         """Something changed on which `run` may be waiting."""
@@ -97,50 +125,52 @@ class Trainer:
     async def run(self) -> None:
         """Train until `finish`."""
         while not self._finishing:
-            trained = False
-            if self._may_step():
-                async with self.busy:
-                    trained = await self._step()
-                    if self._is_ready(trained):
-                        await self._offer()
+            async with self.busy:
+                if self._is_ready():
+                    await self._offer()
+                trained = await self._step()
             if not trained:
+                began, stands = asyncio.get_running_loop().time(), self._stands()
                 await self._change()
+                self.stood_s += asyncio.get_running_loop().time() - began if stands else 0.0
 
-    def _may_step(self) -> bool:
-        stands = self._offered_steps is not None and (
-            self.progress.steps >= self._offered_steps + self.pace.delay_steps
-        )
-        return self._may_train() and not stands
-
-    def _is_ready(self, trained: bool) -> bool:
-        """After every H steps; and with whatever there is when no samples are left, for only a round brings more."""
-        if self._offered_steps is not None:
+    def _is_ready(self) -> bool:
+        """When a round is due; and with whatever there is when no samples are left, for only a round brings more."""
+        if self._offering or not self._may_train():
             return False
-        if trained:
-            return self.progress.steps % self.pace.inner_steps == 0
-        return self._may_train() and self.progress.steps > 0 and self.out_of_samples
+        new = self.progress.steps - self._offered_steps
+        if new >= self.pace.inner_steps or (self.out_of_samples and self.progress.steps > 0):
+            return True
+        if new == 0 or self.tokens_per_s == 0.0:  # just offered; or just restarted, with progress
+            return False
+        return self._is_due(self.pace.rhythm.step_tokens / self.tokens_per_s)
+
+    def _stands(self) -> bool:
+        return self._offering and self.progress.steps >= self._offered_steps + self.pace.delay_steps
 
     async def _step(self) -> bool:
-        """One inner step on the next batch of the window; False when there is none."""
-        if self._finishing or not self._may_step() or (batch := self._next_batch()) is None:
+        """One inner step on the next batch of the window; False when there is none, or it may not be."""
+        if self._finishing or not self._may_train() or self._stands() or (batch := self._next_batch()) is None:
             return False
         loop = asyncio.get_running_loop()
         if self.progress.steps == 0:
             self.progress.began_at = loop.time()
-        began = loop.time()
+        began = self._step_at = loop.time()
         numbers = [number for start, stop in batch for number in range(start, stop)]
         report = await self._door.run(self._learner.train, numbers, self.global_step)
+        self._step_at = None
         self.progress.trained = join(self.progress.trained, batch)
         self.progress.steps += 1
         seconds = max(loop.time() - began, 1e-9)
         self.loss = report.loss
-        self.tokens_per_s = report.tokens / seconds
+        tokens_per_s = count(batch) * self.pace.tokens_per_sample / seconds
+        self.tokens_per_s = (tokens_per_s + (self.tokens_per_s or tokens_per_s)) / 2
         self._log.bind(step=self.global_step)
         self._log.emit(
             "step",
             loss=report.loss,
             tokens=report.tokens,
-            tokens_per_s=self.tokens_per_s,
+            tokens_per_s=tokens_per_s,
             grad_norm=report.grad_norm,
             lr=report.lr,
             seconds=round(seconds, 3),
@@ -151,7 +181,7 @@ class Trainer:
         """Offer the progress to the swarm."""
         self._offered_at = asyncio.get_running_loop().time()
         await self._door.run(self._learner.offer)
-        self._offered_steps = self.progress.steps
+        self._offering, self._offered_steps = True, self.progress.steps
         samples = count(self.progress.trained)
         self._set_ready(
             Ready(
@@ -165,7 +195,7 @@ class Trainer:
 
     def over(self) -> None:
         """The round is over for us, one way or the other."""
-        self._offered_steps = None
+        self._offering = False
         self.wake()
 
     def settle(self, ledger: Ledger, version: int, contributed_samples: int) -> bool:
@@ -184,12 +214,13 @@ class Trainer:
         if samples:
             rest = split(self.progress.trained, samples)[1]
             steps = count(rest) // self.pace.samples_per_step
+            self._offered_steps = max(0, self._offered_steps - (self.progress.steps - steps))
             self.progress = Progress(rest, steps, self._offered_at)
 
     def drop(self) -> None:
         """Give up local progress."""
         self.progress = Progress()
-        self._offered_steps = None
+        self._offering, self._offered_steps = False, 0
         self._withdraw()
         self.wake()
 

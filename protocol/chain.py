@@ -43,7 +43,7 @@ class Contribution(Struct, frozen=True, array_like=True):
     samples: Count
     """Samples from the front of its window."""
     ready_ms: Count
-    """How long it needed from the last round to being ready: what adaptive deadlines learn from."""
+    """How long it trained for this round: who needed least has waited for the others."""
 
 
 class PartResult(Struct, frozen=True, array_like=True):

@@ -8,10 +8,11 @@ the daemon and in simulations. Messages it sends to itself are handled before a 
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from statistics import median
 
 import msgspec
 
-from farflung.protocol import chain, patience, standing
+from farflung.protocol import chain, patience, rhythm, standing
 from farflung.protocol.chain import Certified, Commit, RoundResult
 from farflung.protocol.effects import Apply, Effect, Expect, Forget, Note, RoundOver, SaveVote, Send
 from farflung.protocol.errors import Refused, RemoteError
@@ -110,6 +111,25 @@ class Member:
 
     def recent_rounds(self) -> list[RoundResult]:
         return self.history.recent_rounds()
+
+    def usual_round_s(self) -> float:
+        """From the plan of a round to its end, as of late; 0 before there was one."""
+        recent = [r.seconds_ms / 1000.0 for r in self.recent_rounds()]
+        return median(recent) if recent else 0.0
+
+    def tokens_per_s(self, peer: PeerId) -> float:
+        """How fast a peer trains, by its own word; 0 when it has not said."""
+        if peer == self.me:
+            return self.vitals().tokens_per_s
+        beat = self.membership.heartbeat(peer)
+        return 0.0 if beat is None else beat.tokens_per_s
+
+    def is_due(self, step_s: float, now: float) -> bool:
+        """Whether we, between two inner steps of `step_s` seconds, should offer what we have: the fastest is about to have its H steps."""
+        if not self.in_view:
+            return False
+        others = self.membership.runners((p for p in self.head.commit.view if p != self.me), self.applied_version)
+        return rhythm.is_due(self.settings.rhythm, others, step_s=step_s, round_s=self.usual_round_s(), now=now)
 
     def holds(self, peer: PeerId) -> bool:
         """Whether a peer has the outer state of our head, or all it takes to get there by itself (`standing`)."""
@@ -334,7 +354,7 @@ class Member:
             if turn == self.me:
                 effects += self._move_to(message.ballot, f"{short(sender)} asks us to lead", now)
         if self.proposer is not None and message.ballot == self.ballot:
-            self.proposer.on_promise(sender, message)
+            self.proposer.on_promise(sender, message, now)
         return effects
 
     def _on_plan(self, sender: PeerId, plan: Plan, now: float) -> list[Effect]:

@@ -14,6 +14,7 @@ from hashlib import sha256
 from farflung.protocol.effects import Effect, Note, Send
 from farflung.protocol.keys import PeerId, short
 from farflung.protocol.messages import Heartbeat, Opinion, Probe
+from farflung.protocol.rhythm import Runner
 
 SUSPECT_AFTER = 3.5
 """Heartbeats missed before suspicion."""
@@ -26,6 +27,9 @@ VERDICT_AFTER = 2.5
 
 FORGET_AFTER_S = 600.0
 """Dead or departed peers are forgotten after this; the peer cache on disk remembers addresses for longer."""
+
+TRAINING_STATES = frozenset({"training", "ready", "round"})
+"""Heartbeat states of members that a round waits for."""
 
 NUM_WITNESSES = 3
 """Peers asked for a second opinion, as in SWIM."""
@@ -48,6 +52,8 @@ class Peer:
     since: float = 0.0
     """When `liveness` last changed."""
     heartbeat: Heartbeat | None = None
+    beat_at: float = 0.0
+    """When that came."""
     leaving: bool = False
     """It said goodbye; it votes until it is let go, or falls silent."""
     asked: bool = False
@@ -104,6 +110,17 @@ class Membership:
         entry = self.peers.get(peer)
         return entry.heartbeat if entry else None
 
+    def runners(self, peers: Iterable[PeerId], version: int) -> list[Runner]:
+        """When the live ones of `peers` will be ready that are at this version of the outer state and have said how fast they are."""
+        found = []
+        for peer in self.live(peers):
+            entry = self.peers[peer]
+            beat = entry.heartbeat
+            if beat is None or beat.state not in TRAINING_STATES or beat.version != version or beat.tokens_per_s <= 0.0:
+                continue
+            found.append(Runner(entry.beat_at + beat.ready_in_s, beat.tokens_per_s))
+        return found
+
     def discover(self, peer: PeerId, now: float) -> bool:
         """Somebody mentioned a peer; True when it is new to us."""
         if peer == self.me or peer in self.peers:
@@ -116,7 +133,7 @@ class Membership:
         entry = self.peers.setdefault(peer, Peer(since=now))
         entry.heard_at = entry.witnessed_at = now
         if heartbeat is not None:
-            entry.heartbeat = heartbeat
+            entry.heartbeat, entry.beat_at = heartbeat, now
             entry.leaving = heartbeat.state == "leaving"
         if entry.liveness is Liveness.LEFT and heartbeat is None:
             return []  # stragglers of a peer that said goodbye; only a heartbeat brings it back

@@ -78,6 +78,8 @@ class Heartbeat(Struct, frozen=True, array_like=True, tag=1):
     addresses: Annotated[tuple[Text, ...], Meta(max_length=16)]
     reply: bool = False
     """Whether this only answers another heartbeat (and wants no answer)."""
+    ready_in_s: Seconds = 0.0
+    """Seconds until this peer has made all the steps that it makes for a round; 0 when it waits for one."""
 
 
 class Goodbye(Struct, frozen=True, array_like=True, tag=2):

@@ -8,17 +8,17 @@
 Pure: `step` is called after every message and on every tick, looks at what has arrived and at the time, and returns messages.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
 from typing import Protocol
 
-from farflung.protocol import chain, deadline, partition
+from farflung.protocol import chain, deadline, partition, rhythm
 from farflung.protocol.chain import Certified, Commit, Contribution, PartResult, RoundResult, Vote
 from farflung.protocol.effects import Effect, Note, Send
 from farflung.protocol.keys import PeerId
-from farflung.protocol.membership import Membership
+from farflung.protocol.membership import TRAINING_STATES, Membership
 from farflung.protocol.messages import (
     Abort,
     Collected,
@@ -41,10 +41,6 @@ from farflung.protocol.quorum import is_quorum
 from farflung.protocol.settings import HOLD_S, RESEND_S, SETTLE_S, Settings
 
 PLAN_DOMAIN = b"farflung/plan/1\0"
-
-TRAINING_STATES = frozenset({"training", "ready", "round"})
-"""Heartbeat states of members that a round waits for."""
-
 
 MAX_PAUSE_S = 30.0
 """Longest pause between two plans of one proposer."""
@@ -80,6 +76,10 @@ class Surroundings(Protocol):
 
     def recent_rounds(self) -> list[RoundResult]: ...
 
+    def usual_round_s(self) -> float: ...
+
+    def tokens_per_s(self, peer: PeerId) -> float: ...
+
     def joiners(self) -> tuple[PeerId, ...]: ...
 
     def newcomer_near(self) -> bool: ...
@@ -97,6 +97,8 @@ class Proposer:
     reason: str = "opened"
     """Why nothing happens, or what does: a sentence for people."""
     promises: dict[PeerId, Promise] = field(default_factory=dict)
+    ready_at: dict[PeerId, float] = field(default_factory=dict)
+    """When we first heard that a member is ready."""
     attempt: int = 0
     retry_at: float = 0.0
     """No plan before: each one that fails after the second doubles the pause."""
@@ -117,8 +119,12 @@ class Proposer:
 
     # ---- what members say -------------------------------------------------------------------------------------
 
-    def on_promise(self, sender: PeerId, promise: Promise) -> None:
+    def on_promise(self, sender: PeerId, promise: Promise, now: float) -> None:
         self.promises[sender] = promise
+        if promise.ready is None:
+            self.ready_at.pop(sender, None)
+        else:
+            self.ready_at.setdefault(sender, now)
 
     def on_collected(self, sender: PeerId, message: Collected) -> None:
         if message.plan == self.plan_id:
@@ -195,8 +201,6 @@ class Proposer:
         awaited = frozenset(p for p in live - set(readies) if p != s.me and self._trains(s, p))
         if s.me in live and s.me not in readies and s.state in TRAINING_STATES:
             awaited |= {s.me}
-        waits = [c.ready_ms / 1000.0 for r in s.recent_rounds() for c in r.contributors]
-        patience = deadline.adaptive(waits, low=s.settings.min_round_s, high=s.settings.max_round_s)
         return Situation(
             view=view,
             live=live,
@@ -209,9 +213,20 @@ class Proposer:
             hold_s=s.round_at + HOLD_S - now if s.newcomer_near() else 0.0,
             min_contributors=s.settings.min_contributors,
             max_group=s.settings.rules.max_group,
-            patience_left_s=s.round_at + patience - now,
+            patience_left_s=self._patience_until(s, readies) - now,
             finished=s.head.commit.version >= s.settings.total_rounds,
         )
+
+    def _patience_until(self, s: Surroundings, readies: Iterable[PeerId]) -> float:
+        """As long as it costs those who are ready nothing; see `rhythm`."""
+        rules, round_s = s.settings, s.usual_round_s()
+        ends = []
+        for peer in readies:
+            speed = s.tokens_per_s(peer)
+            step_s = rules.rhythm.step_tokens / speed if speed > 0.0 else rules.max_round_s
+            grace = rhythm.grace_s(rules.rhythm, step_s=step_s, round_s=round_s)
+            ends.append(self.ready_at[peer] + min(grace, rules.max_round_s))
+        return max(s.round_at + rules.min_round_s, min(ends, default=0.0))
 
     def _trains(self, s: Surroundings, peer: PeerId) -> bool:
         heartbeat = s.membership.heartbeat(peer)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from farflung.protocol.chain import Rules
 from farflung.protocol.keys import PeerId
+from farflung.protocol.rhythm import Rhythm
 
 RESEND_S = 1.5
 """Seconds between repetitions of a message that was not acted on: control messages may be lost."""
@@ -43,6 +44,7 @@ class Settings:
     founder: PeerId
     rules: Rules
     """What every commit must follow."""
+    rhythm: Rhythm
     align: int
     """Parts begin at multiples of this many elements (the codecs' block)."""
     uplink: str
@@ -52,7 +54,7 @@ class Settings:
     min_contributors: int
     total_rounds: int
     min_round_s: float
-    """Lower bound of adaptive deadlines, seconds."""
+    """Lower bound of adaptive deadlines, seconds; and a round is planned no earlier after the last, unless all are ready."""
     max_round_s: float
     """Upper bound of adaptive deadlines, seconds."""
     removal_s: float

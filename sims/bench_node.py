@@ -64,8 +64,8 @@ def _certify(commit: Commit, founder: Ed25519Signer) -> Certified:
     return Certified(commit, 0, (Vote(founder.peer_id, founder.sign(signed)),))
 
 
-def settings_of(founder: bytes, *, numel: int, codec: Codec, peers: int, pace: Pace) -> Settings:
-    """Rules under which a round takes everybody, and no deadline cuts it short."""
+def settings_of(founder: bytes, *, numel: int, codec: Codec, peers: int, pace: Pace, patient: bool) -> Settings:
+    """Rules under which a round takes everybody (`patient`) or waits for the late as nodes do, and no deadline cuts it short."""
     return Settings(
         swarm=SWARM,
         founder=founder,
@@ -76,13 +76,14 @@ def settings_of(founder: bytes, *, numel: int, codec: Codec, peers: int, pace: P
             numel=numel,
             tokens_per_sample=pace.tokens_per_sample,
         ),
+        rhythm=pace.rhythm,
         align=codec.block,
         uplink=codec.spec,
         downlink=codec.spec,
         bytes_per_element=codec.max_nbytes(1 << 20) / (1 << 20),
-        min_contributors=peers,
+        min_contributors=peers if patient else 1,
         total_rounds=pace.total_rounds,
-        min_round_s=60.0,
+        min_round_s=60.0 if patient else 1.0,
         max_round_s=600.0,
         removal_s=120.0,
         heartbeat_s=5.0,
@@ -152,8 +153,9 @@ async def make_node(
     contact: Sequence[str],
     up_mbit: float = 0.0,
     codec: Codec | None = None,
+    patient: bool = True,
 ) -> Node:
-    """Start an engine on `host` and put a node on it, which codes by `codec` (int8). The caller closes the engine."""
+    """Start an engine on `host` and put a node on it, which codes by `codec` (int8). The caller closes the engine. See `settings_of`."""
     await doors.side.run(kernels.prepare, resolve_paths().cache / "kernels")
     freeze_imports()
     codec = Int8() if codec is None else codec
@@ -168,7 +170,9 @@ async def make_node(
         up_bytes_per_s=up_mbit * 125_000 or None,
     )
     engine = await Engine.create(identity, config)
-    settings = settings_of(signers[0].peer_id, numel=learner.num_parameters, codec=codec, peers=peers, pace=pace)
+    settings = settings_of(
+        signers[0].peer_id, numel=learner.num_parameters, codec=codec, peers=peers, pace=pace, patient=patient
+    )
     history = history_of(signers, settings.rules)
     storage = BenchStorage(folder / "swarm", history[-1].commit.height)
     log = EventLog(folder / "events.jsonl", swarm="bench", peer=identity.public_key.hex())

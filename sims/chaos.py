@@ -43,13 +43,17 @@ HAND_S = 0.002
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wire:
-    """How a swarm encodes, in both directions."""
+    """How a swarm encodes, in both directions, and how it trains."""
 
     codec: Codec = field(default_factory=lambda: Int8(block=BLOCK))
     feedback: FeedbackSpec = field(default_factory=FeedbackSpec)
     numel: int = NUMEL
     checkpoint_s: float = 60.0
     min_contributors: int = 1
+    pace: Pace | None = None
+    """None: four steps a round, and every other seed trains on while rounds are under way."""
+    step_s: tuple[float, ...] = ()
+    """Seconds of each peer's steps; empty: drawn by the seed."""
 
 
 INT8 = Wire()
@@ -60,24 +64,33 @@ def toy_outfit(seed: int, schedule: Schedule, wire: Wire = INT8) -> Outfit:
     signers = [
         Ed25519Signer(hashlib.sha256(f"{seed}/{index}".encode()).digest()) for index in range(schedule.num_peers)
     ]
-    speeds = [random.Random(f"{seed}/speed/{index}").uniform(0.6, 1.8) for index in range(schedule.num_peers)]
+    drawn = [random.Random(f"{seed}/speed/{index}").uniform(0.6, 1.8) for index in range(schedule.num_peers)]
+    step_s = wire.step_s or drawn
+    pace = wire.pace or Pace(
+        inner_steps=INNER_STEPS,
+        delay_steps=seed % 2 * (INNER_STEPS - 1),
+        samples_per_step=SAMPLES_PER_STEP,
+        tokens_per_sample=TOKENS_PER_SAMPLE,
+        total_rounds=1 << 40,
+    )
     flat = uniform(wire.codec, wire.numel)
     settings = Settings(
         swarm=hashlib.sha256(f"swarm {seed}".encode()).digest(),
         founder=signers[schedule.founder].peer_id,
         rules=Rules(
-            window=3 * INNER_STEPS * SAMPLES_PER_STEP,
+            window=3 * pace.inner_steps * pace.samples_per_step,
             lease=3,
             max_group=64,
             numel=wire.numel,
-            tokens_per_sample=TOKENS_PER_SAMPLE,
+            tokens_per_sample=pace.tokens_per_sample,
         ),
+        rhythm=pace.rhythm,
         align=wire.codec.block,
         uplink=wire.codec.spec,
         downlink=wire.codec.spec,
         bytes_per_element=1.1,
         min_contributors=wire.min_contributors,
-        total_rounds=1 << 40,
+        total_rounds=pace.total_rounds,
         min_round_s=3.0,
         max_round_s=30.0,
         removal_s=10.0,
@@ -87,19 +100,13 @@ def toy_outfit(seed: int, schedule: Schedule, wire: Wire = INT8) -> Outfit:
     return Outfit(
         signers=signers,
         settings=settings,
-        pace=Pace(
-            inner_steps=INNER_STEPS,
-            delay_steps=seed % 2 * (INNER_STEPS - 1),
-            samples_per_step=SAMPLES_PER_STEP,
-            tokens_per_sample=TOKENS_PER_SAMPLE,
-            total_rounds=settings.total_rounds,
-        ),
+        pace=pace,
         uplink=flat,
         downlink=flat,
         feedback=wire.feedback,
         outer=OUTER,
         learner=lambda index: ToyLearner(wire.numel, OUTER),
-        seconds=lambda index, name: speeds[index] if name == "train" else HAND_S,
+        seconds=lambda index, name: step_s[index] if name == "train" else HAND_S,
         checkpoint_s=wire.checkpoint_s,
     )
 

@@ -63,7 +63,7 @@ class Applying:
         log.subscribe(self.events.append)
         self.trainer = Trainer(
             node.id, node.learner, node.doors.learner, log, PACE,
-            may_train=lambda: False, set_ready=lambda ready: None, withdraw=lambda: None, up_bytes_per_s=lambda: 0.0,
+            may_train=lambda: False, is_due=lambda step_s: False, set_ready=lambda ready: None, withdraw=lambda: None, up_bytes_per_s=lambda: 0.0,
         )  # fmt: skip
         member: Any = self.member
         catchup = Catchup(

@@ -28,6 +28,8 @@ class Lab:
         self.ready: list[Ready] = []
         self.withdrawn = 0
         self.may = True
+        self.due_after_s: float | None = None
+        """When a round is due for the others, on the trainer's clock."""
         self.trainer = Trainer(
             ME,
             self.learner,
@@ -35,11 +37,15 @@ class Lab:
             EventLog(None, swarm="test", peer="me", clock=lambda: 0.0),
             pace,
             may_train=lambda: self.may,
+            is_due=self._is_due,
             set_ready=self.ready.append,
             withdraw=self._withdraw,
             up_bytes_per_s=lambda: 5.0,
         )
         self.trainer.window = ((0, window),) if window else ()
+
+    def _is_due(self, step_s: float) -> bool:
+        return self.due_after_s is not None and asyncio.get_running_loop().time() + step_s > self.due_after_s
 
     def _withdraw(self) -> None:
         self.withdrawn += 1
@@ -136,6 +142,64 @@ def test_missed_while_training_on_the_next_offer_is_after_h_steps_more() -> None
         lab.trainer.over()
         await asyncio.sleep(20.0)
         assert [r.samples for r in lab.ready] == [6, 12]
+
+    run(main, delay_steps=2)
+
+
+def test_when_a_round_is_due_it_brings_what_it_has_and_trains_on() -> None:
+    async def main(lab: Lab) -> None:
+        lab.due_after_s = 2.5
+        await asyncio.sleep(20.0)
+        assert [r.samples for r in lab.ready] == [4], "the third step would have been too late"
+        assert lab.learner.trained == list(range(8)), "and two steps more, while the round is under way"
+        assert lab.trainer.stood_s == 0.0, "nobody has set it going again"
+        lab.due_after_s = None
+        assert lab.trainer.settle(holding((4, 24)), 1, 4)
+        lab.trainer.over()
+        await asyncio.sleep(20.0)
+        assert lab.trainer.stood_s > 10.0
+        assert [r.samples for r in lab.ready] == [4, 6], "H steps since the offer, of which it had two"
+
+    run(main, window=30, delay_steps=2)
+
+
+def test_it_says_when_it_will_be_ready() -> None:
+    async def main(lab: Lab) -> None:
+        trainer = lab.trainer
+        assert trainer.ready_in_s(round_planned=False) == 0.0, "its speed is not known yet"
+        await asyncio.sleep(1.25)
+        assert trainer.ready_in_s(round_planned=False) == pytest.approx(1.75)
+        await asyncio.sleep(3.0)
+        assert [r.samples for r in lab.ready] == [6] and trainer.ready_in_s(round_planned=False) == 0.0, "it waits"
+        assert trainer.ready_in_s(round_planned=True) == pytest.approx(2.75), "for the one after, it has begun"
+
+    run(main, delay_steps=2)
+
+
+def test_a_missed_offer_is_in_the_next_one_and_is_not_repeated_before_there_is_more() -> None:
+    async def main(lab: Lab) -> None:
+        lab.due_after_s = 0.0
+        await asyncio.sleep(20.0)
+        assert [r.samples for r in lab.ready] == [2]
+        lab.trainer.over()
+        await asyncio.sleep(0.5)
+        assert [r.samples for r in lab.ready] == [2], "the same again would be no news"
+        await asyncio.sleep(20.0)
+        assert [r.samples for r in lab.ready] == [2, 4]
+
+    run(main)
+
+
+def test_nothing_is_offered_while_a_commit_waits_to_be_applied() -> None:
+    """Its samples may have been counted: they are no longer at the front of our window."""
+
+    async def main(lab: Lab) -> None:
+        lab.due_after_s = 0.0
+        await asyncio.sleep(1.5)
+        lab.trainer.over()
+        lab.may = False
+        await asyncio.sleep(10.0)
+        assert [r.samples for r in lab.ready] == [2]
 
     run(main, delay_steps=2)
 

@@ -33,6 +33,7 @@ from farflung.protocol.member import Member
 from farflung.protocol.membership import Membership
 from farflung.protocol.messages import Accepted, Heartbeat, Message, Plan, Ready, decode, encode
 from farflung.protocol.quorum import proposer
+from farflung.protocol.rhythm import Rhythm
 from farflung.protocol.settings import Settings
 
 SWARM = sha256(b"the swarm of the tests").digest()
@@ -55,6 +56,7 @@ def rules(founder: PeerId, **changes: Any) -> Settings:
         swarm=SWARM,
         founder=founder,
         rules=RULES,
+        rhythm=Rhythm(inner_steps=8, delay_steps=0, step_tokens=1),
         align=16,
         uplink="int8(block=16)",
         downlink="int8(block=16)",

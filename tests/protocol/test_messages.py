@@ -52,7 +52,7 @@ SAMPLES: dict[str, Message] = {
     "heartbeat": messages.Heartbeat(
         height=7, ballot=1, version=5, digest=DIGEST, state="training", step=160, tokens_per_s=1500.0,
         up_bytes_per_s=1e6, down_bytes_per_s=5e6, loss=3.25, device="CPU", admission=SIGNATURE,
-        addresses=("/ip4/203.0.113.7/tcp/31337",), reply=True,
+        addresses=("/ip4/203.0.113.7/tcp/31337",), reply=True, ready_in_s=12.5,
     ),
     "goodbye": messages.Goodbye("asked to leave"),
     "probe": messages.Probe(A),
@@ -128,7 +128,8 @@ def test_a_field_of_a_later_version_is_not_ours_to_refuse() -> None:
 
 def test_defaults_may_be_missing() -> None:
     body = msgspec.msgpack.decode(encode(SAMPLES["heartbeat"]))
-    assert decode(msgspec.msgpack.encode(body[:-1]), peer=FROM).reply is False  # type: ignore[union-attr]
+    beat = decode(msgspec.msgpack.encode(body[:-2]), peer=FROM)
+    assert (beat.reply, beat.ready_in_s) == (False, 0.0)  # type: ignore[union-attr]
 
 
 # ---- damage ---------------------------------------------------------------------------------------------------

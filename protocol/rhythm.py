@@ -1,0 +1,66 @@
+"""When a peer offers what it has trained, and how long a round waits for those who have not: unequal peers.
+
+A round is due when the fastest member has trained H steps, and everybody else brings what it has by then: DyLU's
+H_i = v_i / max v * H (2401.09135, digest 2.7), without a number of steps that would have to be agreed upon. Heartbeats say how fast
+each peer is and how long it will take, so that each can offer between the two of its steps that are next to that moment:
+
+    due    = min over the others of when they will have made H
+    offer  : when one more step would end later than due + lateness
+
+A peer that has offered trains on for up to tau steps (`delay_steps`). What the round, in the time it usually takes, leaves of them is
+hidden: a peer can be kept waiting for so long at no cost. Half of it is the grace window (Decoupled DiLoCo, 2604.21428, digest 2.8,
+with gamma = 1/2), for rounds do not always take equally long; half of that again may be spent on purpose:
+
+    hidden = tau * step_s - round_s      grace = max(hidden / 2, SHARE * H * step_s)      lateness = min(own step_s / 2, hidden / 4)
+
+So where rounds hide behind training, the nearest boundary is chosen, as often early as late, and no one stands for it; where
+nothing is hidden, the last boundary in time. A step that is longer than a whole lap of the fastest comes into every second round,
+or third; nothing it has trained is lost, and nobody waits for it longer than the grace.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+SHARE = 0.1
+"""Of H steps' time, that is waited for somebody late although nothing hides it: messages and steps do not take equally long."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rhythm:
+    """What the manifest says about steps and rounds."""
+
+    inner_steps: int
+    """H: steps of the fastest member between two rounds."""
+    delay_steps: int
+    """tau: steps that a peer may train while a round is under way."""
+    step_tokens: int
+    """Tokens of one step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """A member that trains, by its own word."""
+
+    ready_at: float
+    """When it will have made H steps, seconds; in the past when it waits for a round."""
+    tokens_per_s: float
+    """Positive."""
+
+
+def is_due(rhythm: Rhythm, others: Iterable[Runner], *, step_s: float, round_s: float, now: float) -> bool:
+    """Whether a peer between two steps, of `step_s` seconds each, should offer now; `round_s`: what a round usually takes."""
+    first = min(others, key=lambda runner: runner.ready_at, default=None)
+    if first is None:
+        return False
+    hidden = hidden_s(rhythm, step_s=rhythm.step_tokens / first.tokens_per_s, round_s=round_s)
+    return now + step_s > first.ready_at + min(step_s / 2, hidden / 4)
+
+
+def hidden_s(rhythm: Rhythm, *, step_s: float, round_s: float) -> float:
+    """Seconds for which a peer that has offered can be kept waiting before it stands."""
+    return max(0.0, rhythm.delay_steps * step_s - round_s)
+
+
+def grace_s(rhythm: Rhythm, *, step_s: float, round_s: float) -> float:
+    """Seconds that a round waits for others, once a peer with steps of `step_s` has offered."""
+    return max(hidden_s(rhythm, step_s=step_s, round_s=round_s) / 2, SHARE * rhythm.inner_steps * step_s)

@@ -1,0 +1,69 @@
+"""Peers of unequal speed under virtual time: nobody waits, and everybody's work counts."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from farflung.node.trainer import Pace
+from farflung.sims.chaos import Wire, run_schedule
+from farflung.sims.faults import Schedule, Start
+from farflung.sims.swarm import Swarm
+
+SPEEDS = (1.0, 0.7, 0.4, 0.2)
+WARM_S, MEASURED_S = 100.0, 200.0
+
+
+def measure(
+    delay_steps: int, step_s: float = 1.0, speeds: tuple[float, ...] = SPEEDS
+) -> tuple[list[float], list[float]]:
+    """Of each peer: the share of the time in which it trained, and its samples counted over those it trained."""
+    times = tuple(step_s / speed for speed in speeds)
+    pace = Pace(inner_steps=10, delay_steps=delay_steps, samples_per_step=2, tokens_per_sample=8, total_rounds=1 << 40)
+    steps: list[list[int]] = []
+    counted: Counter[bytes] = Counter()
+    ids: list[bytes] = []
+
+    async def watch(swarm: Swarm) -> None:
+        ids.extend(swarm.ids)
+        await asyncio.sleep(WARM_S)
+        steps.append([labour.steps for labour in swarm.labour])
+        first = swarm.peers[0].member.head.commit.height
+        await asyncio.sleep(MEASURED_S)
+        steps.append([labour.steps for labour in swarm.labour])
+        commits = [certified.commit for certified in swarm.peers[0].member.history]
+        assert commits[0].height <= first + 1, "all of them are still known"
+        for commit in commits:
+            if commit.height > first and commit.round is not None:
+                for contribution in commit.round.contributors:
+                    counted[contribution.peer] += contribution.samples
+
+    starts = tuple(Start(at=0.0, peer=peer) for peer in range(len(speeds)))
+    schedule = Schedule(num_peers=len(speeds), duration_s=WARM_S + MEASURED_S + 20.0, faults=starts)
+    report = run_schedule(2, schedule, watch, Wire(pace=pace, step_s=times))
+    assert report.violations == []
+    before, after = steps
+    trained = [after[peer] - before[peer] for peer in range(len(speeds))]
+    busy = [num * s / MEASURED_S for num, s in zip(trained, times, strict=True)]
+    return busy, [counted[p] / (pace.samples_per_step * num) for p, num in zip(ids, trained, strict=True)]
+
+
+def test_nobody_waits_for_anybody_and_all_work_counts() -> None:
+    busy, counted = measure(delay_steps=9)
+    assert min(busy) > 0.95, busy
+    assert counted == pytest.approx([1.0] * 4, abs=0.15), (
+        "what is trained comes into a round, but for a lap at either end"
+    )
+
+
+def test_who_must_stand_during_a_round_stands_for_it_and_not_for_the_slow() -> None:
+    """Without overlap a round of 0.4 s or so, an election and half a step of the slow ones is all that the fast one loses."""
+    busy, counted = measure(delay_steps=0)
+    assert busy[0] > 0.75, busy
+    assert counted == pytest.approx([1.0] * 4, abs=0.15)
+
+
+def test_equal_peers_make_the_same_steps_in_every_round() -> None:
+    busy, counted = measure(delay_steps=9, speeds=(0.5, 0.5, 0.5))
+    assert min(busy) > 0.95, busy
+    assert counted == pytest.approx([1.0] * 3, abs=0.15)
