@@ -66,6 +66,10 @@ def create(
     name: Annotated[str, typer.Argument(help="Name of the new swarm: a-z, 0-9, '.', '_', '-'.")],
     config: Annotated[Path | None, typer.Option(help="TOML file with the manifest's keys; flags win.")] = None,
     preset: Annotated[str | None, typer.Option(help="Named size of the model.")] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="Named settings of optimisers, rounds and codecs: `default`, or `thrifty` with fewer bytes."),
+    ] = None,
     data: Annotated[
         str | None, typer.Option(help="`python`, a text file or folder, token shards, or `hf:DATASET`.")
     ] = None,
@@ -108,6 +112,7 @@ def create(
         name=name,
         config=config,
         preset=preset,
+        method=method,
         data=data,
         tokenizer=tokenizer,
         steps=steps,

@@ -40,6 +40,7 @@ from farflung.protocol.manifest_toml import Sections, manifest_from_sections, pa
 from farflung.protocol.naming import check_free, check_name
 from farflung.training.data import Dataset
 from farflung.training.errors import DataError
+from farflung.training.methods import TRAINING_METHODS
 from farflung.training.presets import PRESETS, preset
 from farflung.training.sources import open_dataset
 from farflung.training.tokenizer import Tokenizer, open_tokenizer
@@ -178,7 +179,23 @@ def _sections(options: CreateOptions) -> Sections:
     for section in ("model", "data", "inner", "feedback", "swarm"):
         sections.setdefault(section, {})
     sections["swarm"]["name"] = options.name
+    if options.method is not None:
+        _fill_method(sections, options.method)
     return sections
+
+
+def _fill_method(sections: Sections, name: str) -> None:
+    """What a named method says, where neither a flag nor the file does."""
+    if name not in TRAINING_METHODS:
+        known = ", ".join(TRAINING_METHODS)
+        raise ConfigError(f"no method is called {name!r}; there are {known}{nearest(name, TRAINING_METHODS)}")
+    method, swarm = TRAINING_METHODS[name], sections["swarm"]
+    wanted = swarm.get("inner_steps", min(method.inner_steps, swarm.get("total_steps", DEFAULT_STEPS)))
+    if not isinstance(wanted, int):
+        raise ConfigError(f"swarm.inner_steps = {wanted!r}: must be a whole number")
+    for section, values in method.sections(wanted).items():
+        for key, value in values.items():
+            sections.setdefault(section, {}).setdefault(key, value)
 
 
 def _tokenizer(sections: Sections) -> tuple[Tokenizer, Path | None]:

@@ -22,6 +22,8 @@ class CreateOptions:
     """TOML file with the manifest's keys."""
     preset: str | None = None
     """Named size of the model."""
+    method: str | None = None
+    """Named settings of optimisers, rounds and codecs."""
     data: str | None = None
     """`python` (embedded corpus), a text file or folder, a folder of token shards, or `hf:DATASET`."""
     tokenizer: str | None = None

@@ -10,6 +10,7 @@ from typing import Literal
 
 from farflung.compression.policy import parse_policy
 from farflung.training.fragments import Pattern
+from farflung.training.methods import TRAINING_METHODS
 from farflung.training.rules import HeavyBall, Nesterov, OuterRule, Sgd, Sign
 from farflung.training.streaming import Timetable
 
@@ -82,10 +83,17 @@ E3M0 = Wire(topology="gather", up="e3m0(block=128)")
 """As simulated in Streaming DiLoCo: what peers send is coded, the mean is not coded again."""
 
 
-def _ours(timetable: Timetable, bits: str) -> Outer:
-    """Muon inside, fragments with a step of delay, a dead zone of a bit or two, and what it leaves out stays with the peer."""
-    wire = Wire(topology="gather", up=f"deadzone(bits={bits})", last="deadzone(bits=2.0)")
-    return Outer(timetable=timetable, rule=Nesterov(lr=0.7, momentum=0.5), wire=wire, mixing=None, kept=1.0)
+def _ours(name: str) -> Method:
+    """A method that swarms can be founded with, in fragments with a step of delay."""
+    ours = TRAINING_METHODS[name]
+    outer = Outer(
+        timetable=_rounds(ours.inner_steps, fragments=3, delay=1),
+        rule=Nesterov(lr=ours.outer_lr, momentum=ours.outer_momentum),
+        wire=Wire(topology="gather", up=ours.codec, last="deadzone(bits=2.0)"),
+        mixing=None,
+        kept=1.0,
+    )
+    return Method(name=name, inner=ours.optimizer, outer=outer)
 
 
 METHODS: tuple[Method, ...] = (
@@ -131,8 +139,8 @@ METHODS: tuple[Method, ...] = (
         ),
         lr_scale=0.1,
     ),
-    Method(name="default", inner="muon", outer=_ours(_rounds(fragments=3, delay=1), "2.0")),
-    Method(name="thrifty", inner="muon", outer=_ours(_rounds(fragments=3, delay=1), "0.9")),
+    _ours("default"),
+    _ours("thrifty"),
 )
 
 

@@ -32,6 +32,7 @@ from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.naming import full_name
 from farflung.training.inner import InnerConfig
 from farflung.training.memory import RESERVE, forecast, parse_options
+from farflung.training.methods import TRAINING_METHODS
 from farflung.training.optimizers import parse_optimizer
 from farflung.training.presets import PRESETS
 from farflung.training.replica import Runtime
@@ -114,6 +115,34 @@ def test_defaults_need_nothing_but_a_name_and_fit_together(tmp_path: Path, corpu
     assert recipe.total_rounds == 1
 
 
+@pytest.mark.parametrize("name", sorted(TRAINING_METHODS))
+def test_a_method_is_what_neither_flags_nor_the_file_say(tmp_path: Path, corpus: Path, name: str) -> None:
+    options = CreateOptions(name="b", method=name, data=str(corpus), steps=300, home=tmp_path / "a", open=True)
+    manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
+    method = TRAINING_METHODS[name]
+    assert (manifest.inner.optimizer, manifest.outer.lr, manifest.outer.momentum) == (
+        "muon",
+        method.outer_lr,
+        method.outer_momentum,
+    )
+    assert manifest.uplink_codec == manifest.downlink_codec == method.codec
+    assert manifest.feedback.kept and manifest.feedback.downlink and not manifest.feedback.uplink
+    assert (manifest.inner_steps, manifest.delay_steps) == (30, 29)
+    assert read_recipe(manifest).settings().uplink == method.codec
+
+    (tmp_path / "c.toml").write_text("[outer]\nlr = 0.4\n")
+    other = dataclasses.replace(
+        options, name="c", config=tmp_path / "c.toml", codec="int8(block=128)", inner_steps=5, optimizer="adamw"
+    )
+    manifest = open_manifest(daemon.create(other).manifest.read_bytes(), swarm=None, peer=None)
+    assert (manifest.inner.optimizer, manifest.outer.lr, manifest.outer.momentum) == (
+        "adamw",
+        0.4,
+        method.outer_momentum,
+    )
+    assert manifest.uplink_codec == "int8(block=128)" and (manifest.inner_steps, manifest.delay_steps) == (5, 4)
+
+
 def recipe_parameters(manifest: Manifest) -> list[torch.Tensor]:
     from farflung.training.model import Decoder
 
@@ -128,6 +157,7 @@ def recipe_parameters(manifest: Manifest) -> list[torch.Tensor]:
         ({"config": Path("preset.toml")}, "model.preset = 7: must be a string"),
         ({"data": "/nowhere/at/all"}, "no such file or folder"),
         ({"tokenizer": "/nowhere.json"}, "cannot read the tokenizer"),
+        ({"method": "defualt"}, "no method is called 'defualt'; there are default, thrifty; did you mean"),
         ({"codec": "int9"}, "unknown codec"),
         ({"optimizer": "adamv"}, "no inner optimizer is called 'adamv'; there are adamw, muon, torch.optim.A"),
         ({"optimizer": "torch.optim.SGD(lr=0.1)"}, "its learning rate is not given here but by inner.lr"),

@@ -1,0 +1,47 @@
+"""The two ways to train that are ours, by name: what `farflung create --method` writes into a manifest, and what the rows of
+the same names in `farflung bench quality` are made of. Their figures, and how the settings were found: `docs/experiments.md`.
+
+- `default`: Muon inside, a dead zone of two bits, Nesterov outside with little momentum (0.9 is too much for Muon's steps).
+- `thrifty`: the same at less than half of the bytes.
+
+What a dead zone leaves out stays in the sender's parameters (`kept`, `training.coupled`), and so in its next pseudo-gradient. A row trains
+three fragments in turn and sends contributions to everybody; a swarm trains one fragment, and the owners of parts code the means
+once more. With two peers that is as many bytes; what more it leaves out of the means the owners add to the next ones.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingMethod:
+    """Settings that belong together."""
+
+    optimizer: Literal["adamw", "muon"]
+    """Of inner steps."""
+    inner_steps: int
+    """H."""
+    outer_lr: float
+    outer_momentum: float
+    codec: str
+    """Of contributions, and of means, as `compression` reads it."""
+
+    def sections(self, inner_steps: int) -> dict[str, dict[str, object]]:
+        """The same as sections of a manifest's TOML file, with this H. Training goes on for as long as rounds take."""
+        return {
+            "inner": {"optimizer": self.optimizer},
+            "outer": {"lr": self.outer_lr, "momentum": self.outer_momentum},
+            "feedback": {"uplink": False, "kept": True, "downlink": True},
+            "swarm": {
+                "inner_steps": inner_steps,
+                "delay_steps": inner_steps - 1,
+                "uplink_codec": self.codec,
+                "downlink_codec": self.codec,
+            },
+        }
+
+
+DEFAULT = TrainingMethod(optimizer="muon", inner_steps=30, outer_lr=0.7, outer_momentum=0.5, codec="deadzone(bits=2.0)")
+THRIFTY = TrainingMethod(optimizer="muon", inner_steps=30, outer_lr=0.7, outer_momentum=0.5, codec="deadzone(bits=0.9)")
+
+TRAINING_METHODS = {"default": DEFAULT, "thrifty": THRIFTY}
