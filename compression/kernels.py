@@ -1,4 +1,4 @@
-"""Native kernels: the C files of this folder, built once per machine, in place of PyTorch where they pay.
+"""Native kernels: the C files of this package, built once per machine, in place of PyTorch or Python where they pay.
 
 PyTorch is the reference and runs everywhere; a C kernel gives the same bits in one pass over memory. Measured on one
 core of an AMD Zen 3 (AVX2, gcc 12.2, torch 2.13, loaded), 64 MiB of fp32, process CPU time, as a ratio to `copy_` of
@@ -23,7 +23,8 @@ on torch's version. ctypes releases the GIL for the length of a call. Kernels ru
 Nothing is built on first use: a node calls `prepare` when it starts, off its event loop, and codecs look for a kernel
 at each call. Without a compiler, or before `prepare`, there is none, and PyTorch does the work.
 
-A codec adds kernels with a file `its_name.c` beside its module; see kernels.h for what they must keep.
+A module adds kernels with a file `its_name.c` beside it; see kernels.h for what they must keep. Outside of this folder there is
+one, training/pipeline_makespan.c, in place of Python.
 """
 
 import ctypes
@@ -75,7 +76,7 @@ def prepare(folder: Path) -> Prepared:
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         return Prepared(native=False, reason=f"no C compiler found ({', '.join(COMPILERS)})")
-    sources = sorted(Path(__file__).parent.glob("*.c"))
+    sources = sorted(Path(__file__).parent.parent.glob("*/*.c"))
     try:
         library = folder / f"kernels-{_key(compiler, sources)}.so"
         if not library.exists():

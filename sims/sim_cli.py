@@ -114,3 +114,25 @@ def sim_report(
         print_json(figures)
     else:
         typer.echo(f"report: {out}" + (f"\ntrace:  {trace}" if trace is not None else ""))
+
+
+@sim_app.command("plan")
+def sim_plan(
+    network: Annotated[str, typer.Option(help="reference, forty-two, or volunteers.")] = "reference",
+    peers: Annotated[int, typer.Option(min=8, help="How many volunteers.")] = 50,
+    proposals: Annotated[int | None, typer.Option(min=1, help="Budget of the search; by default, what fits.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the search, and of random networks.")] = 0,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan's step as a Chrome trace.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Plan pipeline routes for a network and compare them with full columns and others: a minute or two."""
+    from farflung.sims.plan_page import describe, run_plan
+
+    try:
+        figures = run_plan(network, peers=peers, proposals=proposals, seed=seed, trace=trace)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if as_json:
+        print_json(figures)
+    else:
+        typer.echo(describe(figures))

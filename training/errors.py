@@ -7,7 +7,8 @@ TrainingError
 changed
 ├── UnknownOptimizer     no inner optimiser has this name; the message lists those that exist
 ├── DataError            a data source or tokenizer cannot be used; the message names the remedy
-└── NotEnoughMemory      not even a microbatch of one sequence fits
+├── NotEnoughMemory      not even a microbatch of one sequence fits
+└── BadPlan              a pipeline plan breaks a rule (pipeline_plan.py)
 
 Any other wrong value in a config is a plain `ValueError`, raised where the config is made.
 """

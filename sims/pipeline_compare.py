@@ -1,0 +1,156 @@
+"""Plans for one network beside their baselines, all timed by the same simulator with the same number of microbatches.
+
+    full columns         every route visits all stages of its column: DT-FM's assignment and matchings, our annealing
+    random columns       the same matchings, peers dealt to stages at random: mean of five
+    cost-blind skip      DT-FM's assignment, random feasible routes ("DT-FM skip"): mean of five
+    random feasible      peers dealt to stages at random, random feasible routes: mean of five
+    planned              routes that skip, by search
+    planned full         routes that skip nothing, by search: what routing alone is worth
+
+Time per step is not work per step: routes that skip a third do a third less. Time to a loss is for `bench pipeline`.
+"""
+
+import random
+import time
+from dataclasses import dataclass
+from statistics import fmean
+
+from farflung.sims.pipeline_networks import Network
+from farflung.training.pipeline_assignment import Groups, assign, columns, layers_per_stage, stage_sizes
+from farflung.training.pipeline_bounds import Bounds, lower_bounds
+from farflung.training.pipeline_costs import Costs
+from farflung.training.pipeline_makespan import Makespan
+from farflung.training.pipeline_plan import BadPlan
+from farflung.training.pipeline_routes import Routes, Task
+from farflung.training.pipeline_rules import Rules, validate
+from farflung.training.pipeline_search import Search, improve, makespan_of
+
+_REPEATS = 5
+_ASSIGNMENT_WORK = 60_000
+"""Proposals for DT-FM's assignment times the square of the largest stage: some seconds, whatever the network."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Seconds of a step, unless said otherwise."""
+
+    full_columns_s: float
+    random_columns_s: float
+    cost_blind_skip_s: float
+    random_feasible_s: float
+    planned_full_s: float
+    planned_s: float
+    planning_cpu_s: float
+    """For `planned_s`: assignment and search."""
+    bounds: Bounds
+    """For the assignment of the plan."""
+    any_assignment: Bounds
+    """For whatever assignment."""
+    groups: Groups
+    """DT-FM's assignment, where both searches began."""
+    assigning_s: float
+    """CPU seconds that it took."""
+    routes: Routes
+
+    @property
+    def reduction_percent(self) -> float:
+        return 100.0 * (1.0 - self.planned_s / self.full_columns_s)
+
+    @property
+    def routing_percent(self) -> float:
+        """What routing alone takes off full columns."""
+        return 100.0 * (1.0 - self.planned_full_s / self.full_columns_s)
+
+
+def task_for(network: Network, groups: Groups, *, visits: int) -> Task:
+    """With as many layers in each stage as its peers do in equal time and their memory holds."""
+    layers = layers_per_stage(groups, network.num_layers, network.layer_s, network.max_layers, visits)
+    everybody = range(len(network.peers))
+    return Task(
+        peers=network.peers,
+        costs=network.costs(layers),
+        slots=(network.slots,) * len(network.peers),
+        rules=Rules(visits=visits),
+        num_microbatches=network.num_microbatches,
+        may_hold=tuple(tuple(size <= network.max_layers[peer] for peer in everybody) for size in layers),
+    )
+
+
+def even_costs(network: Network) -> Costs:
+    """With equal stages, for the time before anybody has one."""
+    return network.costs([network.num_layers // network.num_stages] * network.num_stages)
+
+
+def dealt(network: Network, sizes: list[int], rng: random.Random) -> Groups:
+    """Peers to stages at random, whose memory holds the model: drawn again until it does."""
+    order = list(range(len(network.peers)))
+    for _ in range(1000):
+        rng.shuffle(order)
+        starts = [sum(sizes[:stage]) for stage in range(len(sizes))]
+        groups = [order[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+        if sum(min(network.max_layers[peer] for peer in group) for group in groups) >= network.num_layers:
+            return groups
+    raise BadPlan(f"{network.name}: no assignment holds {network.num_layers} layers; use more stages")
+
+
+def columns_s(network: Network, groups: Groups) -> float:
+    """A step of full columns, each with as many lanes as a peer has slots."""
+    task = task_for(network, groups, visits=network.num_stages)
+    chains = columns(task.costs, groups)
+    lanes = min(len(chains) * network.slots, network.num_microbatches)
+    each, more = divmod(network.num_microbatches, lanes)
+    makespan = Makespan(task.costs, [each + (lane < more) for lane in range(lanes)], network.num_stages)
+    for lane in range(lanes):
+        makespan.put(lane, range(network.num_stages), chains[lane % len(chains)])
+    return makespan.seconds()
+
+
+def blind_s(network: Network, groups: Groups, seed: int) -> float:
+    """A step of random feasible routes that skip."""
+    task = task_for(network, groups, visits=network.visits)
+    return makespan_of(Routes(task, groups, random.Random(seed))).seconds()
+
+
+def planned(network: Network, groups: Groups, search: Search, *, visits: int) -> tuple[Routes, float]:
+    """Validated routes, and the CPU seconds of their search."""
+    began = time.process_time()
+    task = task_for(network, groups, visits=visits)
+    routes = Routes(task, groups, random.Random(search.seed))
+    improve(routes, search)
+    took = time.process_time() - began
+    validate(routes.plan(), task.rules)
+    return routes, took
+
+
+def compare(network: Network, search: Search) -> Comparison:
+    """All of the module's table for one network. Raises BadPlan when it cannot hold the model."""
+    sizes = stage_sizes(len(network.peers), network.num_stages, network.visits)
+    began = time.process_time()
+    proposals = min(10_000, 10 * _ASSIGNMENT_WORK // max(sizes) ** 2)
+    groups = assign(even_costs(network), sizes, proposals=proposals, seed=search.seed)
+    assigning_s = time.process_time() - began
+    shuffled = [dealt(network, sizes, random.Random(seed)) for seed in range(_REPEATS)]
+    routes, searching_s = planned(network, groups, search, visits=network.visits)
+    full, _ = planned(network, groups, search, visits=network.num_stages)
+    task = routes.task
+    seeds = range(_REPEATS)
+    return Comparison(
+        full_columns_s=columns_s(network, groups),
+        random_columns_s=fmean(columns_s(network, one) for one in shuffled),
+        cost_blind_skip_s=fmean(blind_s(network, groups, seed) for seed in seeds),
+        random_feasible_s=fmean(blind_s(network, shuffled[seed], seed) for seed in seeds),
+        planned_full_s=makespan_of(full).seconds(),
+        planned_s=makespan_of(routes).seconds(),
+        planning_cpu_s=assigning_s + searching_s,
+        bounds=lower_bounds(task, routes.stages()),
+        any_assignment=lower_bounds(task, routes.stages(), any_assignment=True),
+        groups=groups,
+        assigning_s=assigning_s,
+        routes=routes,
+    )
+
+
+def quickly(network: Network, found: Comparison, search: Search) -> tuple[float, float]:
+    """The step and the planning of a smaller search from the same assignment: seconds, CPU seconds."""
+    routes, took = planned(network, found.groups, search, visits=network.visits)
+    return makespan_of(routes).seconds(), took + found.assigning_s

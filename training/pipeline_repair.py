@@ -1,0 +1,61 @@
+"""From one plan to the next when a peer joins or leaves: most routes stay as they are (GWTF, 2509.21221; digest, 3.3).
+
+A loss breaks the routes through that peer; a join gives its stage slots. Broken routes are made anew from what is free, and
+where the free slots do not fit together, a few whole ones as well. Then a short, cool search improves all routes; peers keep their
+stages, as a new stage means a download. The caller decides which stage a peer that joins should hold, or asks `neediest_stage`.
+"""
+
+import random
+from collections.abc import Sequence
+
+from farflung.training.pipeline_plan import BadPlan
+from farflung.training.pipeline_routes import Routes, Task, most_lanes
+from farflung.training.pipeline_search import Search, improve
+
+_COOL = 0.008
+"""First temperature of the search after a repair, over the makespan: it does not undo what is good."""
+_ATTEMPTS = 20
+
+
+def neediest_stage(task: Task, stages: Sequence[Sequence[int]], peer: int) -> int:
+    """Where `peer`, which no stage has yet, allows the most lanes; if that is equal, where routes have the fewest slots.
+
+    Raises BadPlan when the peer has memory for none of the stages.
+    """
+    visits = task.rules.visits
+    share = (visits - 1) / max(1, len(stages) - 1)
+    ranked = []
+    for number, stage in enumerate(stages):
+        if not task.holds(number, peer):
+            continue
+        joined = [[*one, peer] if other == number else list(one) for other, one in enumerate(stages)]
+        slots = sum(task.slots[one] for one in stage)
+        ranked.append((-most_lanes(task, joined), slots / (share if number else 1.0), number))
+    if not ranked:
+        raise BadPlan(f"peer {peer} cannot hold any stage; it needs more memory")
+    return min(ranked)[-1]
+
+
+def repair(old: Routes, task: Task, stages: Sequence[Sequence[int]], *, proposals: int, seed: int) -> Routes:
+    """Routes for `task` and `stages`, near to `old`; peers have the same numbers in both, and new ones the last.
+
+    A peer that left is in none of the stages, and one that joined is in one. Raises BadPlan when nothing is feasible.
+    """
+    rng = random.Random(seed)
+    held = {peer: number for number, stage in enumerate(stages) for peer in stage}
+    kept = [path for path in old.paths if all(held.get(peer) == old.stage_of[peer] for peer in path)]
+    rng.shuffle(kept)
+    del kept[most_lanes(task, stages) :]
+    routes = _filled(task, stages, kept, rng)
+    improve(routes, Search(proposals=proposals, seed=seed, roles=False, hot=_COOL))
+    return routes
+
+
+def _filled(task: Task, stages: Sequence[Sequence[int]], kept: list[list[int]], rng: random.Random) -> Routes:
+    """As many of the kept routes as leave room for the others."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            return Routes(task, stages, rng, kept[: len(kept) * (_ATTEMPTS - attempt) // _ATTEMPTS])
+        except BadPlan:
+            rng.shuffle(kept)
+    return Routes(task, stages, rng)
