@@ -58,7 +58,7 @@ def run_sections(scene: Scene) -> list[Markup]:
         markup.section(
             "How peers spent their time",
             "Shares of the time in which they were there, for each class of machines. Training is what they are there for.",
-            utilisation_table(figures),
+            utilisation_table({scene.label: figures}),
             markup.legend([(f"--use-{use}", USE_LABELS[use]) for use in USES]),
         ),
         markup.section("Who was there", "What peers did when.", markup.wide(plot_membership(scene))),
@@ -91,7 +91,7 @@ def _verdict(scene: Scene) -> Markup:
     headline = f"{counted(len(broken), 'invariant')} broken." if broken else "All invariants held."
     if not figures["rounds_committed"]:
         headline = f"No round was committed. {headline}"
-    unmet = [f"Expected {one['what']}, got {one['got']}." for one in figures["expected"] if not one["met"]]
+    unmet = unmet_of(figures)
     if unmet:
         headline += " Not what was expected."
     elif figures["expected"]:
@@ -112,6 +112,11 @@ def _verdict(scene: Scene) -> Markup:
         + unknown
     )
     return markup.verdict(headline, said, [*broken, *unmet])
+
+
+def unmet_of(figures: Mapping[str, Any]) -> list[str]:
+    """What was expected and did not come, a sentence each."""
+    return [f"Expected {one['what']}, got {one['got']}." for one in figures["expected"] if not one["met"]]
 
 
 def _tiles(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -163,15 +168,22 @@ def busy_share(figures: Mapping[str, Any]) -> str:
     return f"{sum(group['hours'] * group['train'] for group in groups) / hours:.0%}" if hours else "none"
 
 
-def utilisation_table(figures: Mapping[str, Any]) -> Markup:
-    """A row for each group."""
+def utilisation_table(runs: Mapping[str, Mapping[str, Any]]) -> Markup:
+    """A row for each class of each run: `runs` has figures by label."""
     rows = []
-    for name, group in figures["utilisation"].items():
-        bar = markup.stacked_bar([(f"--use-{use}", group[use], USE_LABELS[use]) for use in USES])
-        shares = [text(f"{group[use]:.1%}") for use in USES]
-        rows.append([text(name), text(str(group["peers"])), bar, *shares])
-    headings = ["class", "peers", "", *(USE_LABELS[use] for use in USES)]
-    return markup.table(headings, rows, numbers=frozenset({1, *range(3, 3 + len(USES))}))
+    for label, figures in runs.items():
+        for name, group in figures["utilisation"].items():
+            bar = markup.stacked_bar([(f"--use-{use}", group[use], USE_LABELS[use]) for use in USES])
+            shares = [text(f"{group[use]:.1%}") for use in USES]
+            rows.append([text(label), text(name), text(str(group["peers"])), bar, *shares])
+    headings = ["run", "class", "peers", "", *(USE_LABELS[use] for use in USES)]
+    if len(runs) == 1:
+        headings, rows = headings[1:], [row[1:] for row in rows]
+    return markup.table(
+        headings,
+        rows,
+        numbers=frozenset(n for n, said in enumerate(headings) if said == "peers" or said in USE_LABELS.values()),
+    )
 
 
 def _loss_note(scene: Scene) -> str:
