@@ -312,11 +312,15 @@ def leave(
     name: Swarm = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the node to hand over and save.")] = 120.0,
     home: Home = None,
+    as_json: Json = False,
 ) -> None:
     """Ask this machine's node to finish or hand back its data, say goodbye, save and end."""
     from farflung.node.query import leave_swarm
 
     reason = asyncio.run(leave_swarm(name, home, timeout_s=timeout))
+    if as_json:
+        print_json({"left": reason})
+        return
     typer.echo(f"left: {reason}")
 
 

@@ -124,6 +124,7 @@ def test_status_and_peers_of_a_running_node(home: Path) -> None:
         invited = json.loads(run("invite", "alpha", "--home", home, "--json").stdout)
         assert invited == {"invitation": "farflung1abc"}
         assert run("leave", "--home", home).stdout == "left: asked to\n"
+        assert json.loads(run("leave", "--home", home, "--json").stdout) == {"left": "asked to"}
         assert "round 4 missed: two seconds late" in run("status", "--watch", "--home", home).stdout
 
 
