@@ -2,7 +2,7 @@
 the same names in `farflung bench quality` are made of. Their figures, and how the settings were found: `docs/experiments.md`.
 
 - `default`: Muon inside, a dead zone of two bits, Nesterov outside with little momentum (0.9 is too much for Muon's steps).
-- `thrifty`: the same at less than half of the bytes.
+- `thrifty`: the same at a third of the bytes.
 
 What a dead zone leaves out stays in the sender's parameters (`kept`, `training.coupled`), and so in its next pseudo-gradient. A row trains
 three fragments in turn and sends contributions to everybody; a swarm trains one fragment, and the owners of parts code the means
@@ -42,6 +42,6 @@ class TrainingMethod:
 
 
 DEFAULT = TrainingMethod(optimizer="muon", inner_steps=30, outer_lr=0.7, outer_momentum=0.5, codec="deadzone(bits=2.0)")
-THRIFTY = TrainingMethod(optimizer="muon", inner_steps=30, outer_lr=0.7, outer_momentum=0.5, codec="deadzone(bits=0.9)")
+THRIFTY = TrainingMethod(optimizer="muon", inner_steps=30, outer_lr=0.7, outer_momentum=0.5, codec="deadzone(bits=0.6)")
 
 TRAINING_METHODS = {"default": DEFAULT, "thrifty": THRIFTY}
