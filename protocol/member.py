@@ -6,7 +6,7 @@ the daemon and in simulations. Messages it sends to itself are handled before a 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -44,6 +44,7 @@ from farflung.protocol.messages import (
 from farflung.protocol.participation import Participation, check_plan, check_promise
 from farflung.protocol.proposer import Proposer, plan_id
 from farflung.protocol.quorum import proposer
+from farflung.protocol.rhythm import Runner
 from farflung.protocol.settings import GIVE_UP_S, MAX_BALLOT_STEP, REPAIR_S, RESEND_S, Settings
 
 
@@ -124,11 +125,19 @@ class Member:
         beat = self.membership.heartbeat(peer)
         return 0.0 if beat is None else beat.tokens_per_s
 
+    def runners(self, peers: Collection[PeerId], now: float) -> list[Runner]:
+        """When those of `peers` that train from the newest state will be ready, by their own word."""
+        found = self.membership.runners([p for p in peers if p != self.me], self.head.commit.version)
+        beat = self.vitals()
+        if self.me in peers and beat.tokens_per_s > 0.0:
+            found.append(Runner(now + beat.ready_in_s, beat.tokens_per_s))
+        return found
+
     def is_due(self, step_s: float, now: float) -> bool:
         """Whether we, between two inner steps of `step_s` seconds, should offer what we have: the fastest is about to have its H steps."""
         if not self.in_view:
             return False
-        others = self.membership.runners((p for p in self.head.commit.view if p != self.me), self.applied_version)
+        others = self.runners([p for p in self.head.commit.view if p != self.me], now)
         return rhythm.is_due(self.settings.rhythm, others, step_s=step_s, round_s=self.usual_round_s(), now=now)
 
     def holds(self, peer: PeerId) -> bool:

@@ -8,7 +8,7 @@
 Pure: `step` is called after every message and on every tick, looks at what has arrived and at the time, and returns messages.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
@@ -79,6 +79,8 @@ class Surroundings(Protocol):
     def usual_round_s(self) -> float: ...
 
     def tokens_per_s(self, peer: PeerId) -> float: ...
+
+    def runners(self, peers: Collection[PeerId], now: float) -> list[rhythm.Runner]: ...
 
     def joiners(self) -> tuple[PeerId, ...]: ...
 
@@ -213,19 +215,25 @@ class Proposer:
             hold_s=s.round_at + HOLD_S - now if s.newcomer_near() else 0.0,
             min_contributors=s.settings.min_contributors,
             max_group=s.settings.rules.max_group,
-            patience_left_s=self._patience_until(s, readies) - now,
+            patience_left_s=self._patience_until(s, readies, awaited, now) - now,
             finished=s.head.commit.version >= s.settings.total_rounds,
         )
 
-    def _patience_until(self, s: Surroundings, readies: Iterable[PeerId]) -> float:
-        """As long as it costs those who are ready nothing; see `rhythm`."""
+    def _patience_until(
+        self, s: Surroundings, readies: Mapping[PeerId, Ready], awaited: Collection[PeerId], now: float
+    ) -> float:
+        """As long as it costs those who are ready nothing, once the round is due; see `rhythm`."""
         rules, round_s = s.settings, s.usual_round_s()
+        whole = rules.rhythm.inner_steps * rules.rhythm.step_tokens
+        first = [self.ready_at[p] for p, ready in readies.items() if ready.tokens >= whole]
+        due = min(first or [runner.ready_at for runner in s.runners(awaited, now)], default=0.0)
         ends = []
         for peer in readies:
             speed = s.tokens_per_s(peer)
             step_s = rules.rhythm.step_tokens / speed if speed > 0.0 else rules.max_round_s
             grace = rhythm.grace_s(rules.rhythm, step_s=step_s, round_s=round_s)
-            ends.append(self.ready_at[peer] + min(grace, rules.max_round_s))
+            early = max(0.0, due - self.ready_at[peer])  # by choice: the next step would have been too late
+            ends.append(self.ready_at[peer] + min(early + grace, rules.max_round_s))
         return max(s.round_at + rules.min_round_s, min(ends, default=0.0))
 
     def _trains(self, s: Surroundings, peer: PeerId) -> bool:
