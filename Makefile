@@ -24,6 +24,7 @@ bench: $(STAMP)
 	$(BIN)/farflung bench overhead
 	$(BIN)/farflung bench round
 	$(BIN)/farflung bench overlap
+	$(BIN)/farflung bench unequal
 	$(BIN)/farflung bench codec
 	$(BIN)/farflung bench feedback
 

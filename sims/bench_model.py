@@ -17,13 +17,17 @@ from farflung.training.replica import Replica
 from farflung.training.schedule import Schedule
 from farflung.training.tokenizer import ByteTokenizer
 
+SCHEDULE = Schedule(peak=1e-3, warmup_steps=100, total_steps=10_000)
 
-def make_training(arguments: argparse.Namespace) -> tuple[Replica, TokenWindows, SampleOrder]:
+
+def make_training(
+    arguments: argparse.Namespace, schedule: Schedule = SCHEDULE
+) -> tuple[Replica, TokenWindows, SampleOrder]:
     """Model, data and order: the same for nodes and bare loops."""
     tokenizer = ByteTokenizer()
     config = presets.preset(arguments.preset, vocab_size=tokenizer.vocab_size)
     dataset = text_dataset(python_documents(), tokenizer, config.seq_len)
-    inner = InnerConfig(schedule=Schedule(peak=1e-3, warmup_steps=100, total_steps=10_000))
+    inner = InnerConfig(schedule=schedule)
     replica = Replica(config, inner, OUTER, seed=0)
     return replica, dataset, SampleOrder(num_samples=dataset.num_samples, seed=0, block=dataset.block)
 

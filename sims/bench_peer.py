@@ -1,10 +1,11 @@
-"""A peer of the benchmarks: one process, run by `bench_round`, `bench_overhead` and `bench_overlap`, that talks in JSON lines.
+"""A peer of the benchmarks: one process, run by `bench_round`, `bench_overhead`, `bench_overlap` and `bench_unequal`, that talks in JSON lines.
 
 python -m farflung.sims.bench_peer vector ...    a real node whose learner holds one vector and is always ready
 python -m farflung.sims.bench_peer node ...      a real node that trains a model, alone in its swarm
 python -m farflung.sims.bench_peer loop ...      the same training in a bare PyTorch loop
 python -m farflung.sims.bench_peer member ...    a real node that trains a model with others (`overlap_peer`)
 python -m farflung.sims.bench_peer parallel ...  the same training, data-parallel over gloo (`overlap_peer`)
+python -m farflung.sims.bench_peer paced ...     a real node that trains with others on a machine of a given speed (`unequal_peer`)
 """
 
 import argparse
@@ -31,6 +32,7 @@ from farflung.node.trainer import Pace
 from farflung.sims.bench_model import BareLoop, make_training
 from farflung.sims.bench_node import OUTER, loop_factory, make_node, odd_events
 from farflung.sims.overlap_peer import run_member, run_parallel
+from farflung.sims.unequal_peer import run_paced
 from farflung.training.data import TokenWindows
 from farflung.training.inner import StepReport
 from farflung.training.order import SampleOrder
@@ -283,23 +285,26 @@ def main() -> None:
     """Run one process: orders come in on stdin, answers go out on stdout, everything else to stderr."""
     parser = argparse.ArgumentParser()
     kinds = parser.add_subparsers(dest="kind", required=True)
-    vector, member, parallel = (kinds.add_parser(kind) for kind in ("vector", "member", "parallel"))
-    for among_others in (vector, member, parallel):
+    vector, member, parallel, paced = (kinds.add_parser(kind) for kind in ("vector", "member", "parallel", "paced"))
+    for among_others in (vector, member, parallel, paced):
         among_others.add_argument("--rank", type=int, required=True)
         among_others.add_argument("--peers", type=int, required=True)
         among_others.add_argument("--rounds", type=int, required=True)
         among_others.add_argument("--contact", nargs="*", default=[])
         among_others.set_defaults(threads=1)  # they share this machine
     vector.add_argument("--numel", type=int, required=True)
-    for node in (vector, member):
+    for node in (vector, member, paced):
         node.add_argument("--host", default="127.0.0.1")
         node.add_argument("--up-mbit", type=float, default=0.0)
-    member.add_argument("--delay", type=int, required=True)
-    member.add_argument("--codec", required=True)
+    for replica in (member, paced):
+        replica.add_argument("--delay", type=int, required=True)
+        replica.add_argument("--codec", required=True)
+    paced.add_argument("--step-s", type=float, required=True)
+    paced.add_argument("--equal-steps", action="store_true")
     lone, loop = (kinds.add_parser(kind) for kind in ("node", "loop"))
     for alone in (lone, loop):
         alone.add_argument("--threads", type=int, default=0)
-    for training in (member, parallel, lone, loop):
+    for training in (member, parallel, paced, lone, loop):
         training.add_argument("--preset", required=True)
         training.add_argument("--batch", type=int, required=True)
         training.add_argument("--steps", type=int, required=True)
@@ -330,7 +335,7 @@ def main() -> None:
             case "parallel":
                 run_parallel(arguments, say)
             case kind:
-                run = {"vector": run_vector, "node": run_node, "member": run_member}[kind]
+                run = {"vector": run_vector, "node": run_node, "member": run_member, "paced": run_paced}[kind]
                 with asyncio.Runner(loop_factory=loop_factory) as runner:
                     runner.run(run(arguments, Path(folder), say, hear))
 

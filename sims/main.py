@@ -61,6 +61,14 @@ def bench_overlap(as_json: Json = False) -> None:
     run_overlap(as_json=as_json)
 
 
+@bench_app.command("unequal")
+def bench_unequal(as_json: Json = False) -> None:
+    """Peers of speeds 1, 0.7, 0.4 and 0.2: how much of its time each computes, beside waiting for the slowest: five minutes."""
+    from farflung.sims.bench_unequal import run_unequal
+
+    run_unequal(as_json=as_json)
+
+
 @bench_app.command("codec")
 def bench_codec(
     size: Annotated[
