@@ -38,6 +38,7 @@ from farflung.protocol.messages import (
 )
 from farflung.protocol.planning import ChangeView, Situation, StartRound, agreed, choose_cut, conclude, decide
 from farflung.protocol.quorum import is_quorum
+from farflung.protocol.rhythm import Offer, Runner
 from farflung.protocol.settings import HOLD_S, RESEND_S, SETTLE_S, Settings
 
 PLAN_DOMAIN = b"farflung/plan/1\0"
@@ -80,7 +81,7 @@ class Surroundings(Protocol):
 
     def tokens_per_s(self, peer: PeerId) -> float: ...
 
-    def runners(self, peers: Collection[PeerId], now: float) -> list[rhythm.Runner]: ...
+    def runners(self, peers: Collection[PeerId], now: float) -> list[Runner]: ...
 
     def joiners(self) -> tuple[PeerId, ...]: ...
 
@@ -223,18 +224,16 @@ class Proposer:
         self, s: Surroundings, readies: Mapping[PeerId, Ready], awaited: Collection[PeerId], now: float
     ) -> float:
         """As long as it costs those who are ready nothing, once the round is due; see `rhythm`."""
-        rules, round_s = s.settings, s.usual_round_s()
-        whole = rules.rhythm.inner_steps * rules.rhythm.step_tokens
-        first = [self.ready_at[p] for p, ready in readies.items() if ready.tokens >= whole]
-        due = min(first or [runner.ready_at for runner in s.runners(awaited, now)], default=0.0)
-        ends = []
-        for peer in readies:
-            speed = s.tokens_per_s(peer)
-            step_s = rules.rhythm.step_tokens / speed if speed > 0.0 else rules.max_round_s
-            grace = rhythm.grace_s(rules.rhythm, step_s=step_s, round_s=round_s)
-            early = max(0.0, due - self.ready_at[peer])  # by choice: the next step would have been too late
-            ends.append(self.ready_at[peer] + min(early + grace, rules.max_round_s))
-        return max(s.round_at + rules.min_round_s, min(ends, default=0.0))
+        rules = s.settings
+        offers = [Offer(self.ready_at[p], ready.tokens, s.tokens_per_s(p)) for p, ready in readies.items()]
+        until = rhythm.patient_until(
+            rules.rhythm,
+            offers,
+            s.runners(awaited, now),
+            round_s=s.usual_round_s(),
+            longest_s=rules.max_round_s,
+        )
+        return max(s.round_at + rules.min_round_s, until)
 
     def _trains(self, s: Surroundings, peer: PeerId) -> bool:
         heartbeat = s.membership.heartbeat(peer)

@@ -18,7 +18,7 @@ nothing is hidden, the last boundary in time. A step that is longer than a whole
 or third; nothing it has trained is lost, and nobody waits for it longer than the grace.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 SHARE = 0.1
@@ -47,6 +47,17 @@ class Runner:
     """Positive."""
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a member has ready for a round."""
+
+    ready_at: float
+    """When it said so, seconds."""
+    tokens: int
+    tokens_per_s: float
+    """How fast it trains; 0 when that is not known."""
+
+
 def is_due(rhythm: Rhythm, others: Iterable[Runner], *, step_s: float, round_s: float, now: float) -> bool:
     """Whether a peer between two steps, of `step_s` seconds each, should offer now; `round_s`: what a round usually takes."""
     first = min(others, key=lambda runner: runner.ready_at, default=None)
@@ -64,3 +75,23 @@ def hidden_s(rhythm: Rhythm, *, step_s: float, round_s: float) -> float:
 def grace_s(rhythm: Rhythm, *, step_s: float, round_s: float) -> float:
     """Seconds that a round waits for others, once a peer with steps of `step_s` has offered."""
     return max(hidden_s(rhythm, step_s=step_s, round_s=round_s) / 2, SHARE * rhythm.inner_steps * step_s)
+
+
+def patient_until(
+    rhythm: Rhythm, offers: Collection[Offer], awaited: Iterable[Runner], *, round_s: float, longest_s: float
+) -> float:
+    """Until when a round with these offers waits for those who train; 0 without offers. Nobody is kept waiting for more than `longest_s`.
+
+    The grace runs from when the round is due, i.e. the first has H steps: who offered before chose to be early.
+    """
+    whole = rhythm.inner_steps * rhythm.step_tokens
+    first = [offer.ready_at for offer in offers if offer.tokens >= whole]
+    due = min(first or [runner.ready_at for runner in awaited], default=0.0)
+    ends = []
+    for offer in offers:
+        grace = longest_s
+        if offer.tokens_per_s > 0.0:
+            grace = grace_s(rhythm, step_s=rhythm.step_tokens / offer.tokens_per_s, round_s=round_s)
+        early = max(0.0, due - offer.ready_at)
+        ends.append(offer.ready_at + min(early + grace, longest_s))
+    return min(ends, default=0.0)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.protocol.rhythm import SHARE, Rhythm, Runner, grace_s, hidden_s, is_due
+from farflung.protocol.rhythm import SHARE, Offer, Rhythm, Runner, grace_s, hidden_s, is_due, patient_until
 
 RHYTHM = Rhythm(inner_steps=10, delay_steps=9, step_tokens=50)
 BLOCKING = Rhythm(inner_steps=10, delay_steps=0, step_tokens=50)
@@ -58,3 +58,23 @@ def test_the_grace_is_half_of_what_the_overlap_hides() -> None:
     assert hidden_s(RHYTHM, step_s=2.0, round_s=5.0) == 13.0 and grace_s(RHYTHM, step_s=2.0, round_s=5.0) == 6.5
     assert hidden_s(RHYTHM, step_s=2.0, round_s=20.0) == 0.0
     assert grace_s(RHYTHM, step_s=2.0, round_s=20.0) == grace_s(BLOCKING, step_s=2.0, round_s=0.0) == SHARE * 20.0
+
+
+FULL, EARLY = Offer(10.0, 500, 50.0), Offer(6.0, 100, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("offers", "awaited", "until"),
+    [
+        ([], [], 0.0),
+        ([FULL], [], 13.5),  # half of 9 steps of a second, less the round's two
+        ([FULL], [Runner(30.0, 1.0)], 13.5),
+        ([FULL, EARLY], [Runner(30.0, 1.0)], 13.5),
+        ([EARLY], [Runner(10.0, 50.0)], 31.5),  # its own grace of 21.5 s, from when the fast one is due
+        ([EARLY], [], 27.5),
+        ([Offer(10.0, 500, 0.0)], [], 110.0),  # nobody knows what it costs
+        ([EARLY], [Runner(1e7, 50.0)], 106.0),
+    ],
+)
+def test_patience_runs_from_when_the_round_is_due(offers: list[Offer], awaited: list[Runner], until: float) -> None:
+    assert patient_until(RHYTHM, offers, awaited, round_s=2.0, longest_s=100.0) == until
