@@ -1,16 +1,17 @@
 """The judge of a simulated swarm: every invariant of the design (§5), checked while it runs, by means of its own.
 
-It sees the events of all nodes, every pseudo-gradient, and, every two seconds, what each node holds. Nothing that it checks is checked with the code
+It sees the events of all nodes, every message, every pseudo-gradient, and, every two seconds, what each node holds. Nothing that it checks is checked with the code
 that is judged: it counts votes, follows the samples, and computes means and outer steps itself.
 
     1  same version, same bits           digests that nodes announce, and those of the state they really hold
     2  no commit, no outer step          the state held is the one of the version named; local progress is the sum of its samples
     3  the dead cost only their own      in calm, no part of a round is left out
     4  divide by contributors            the step of a round is the mean that its contributors' pseudo-gradients and tokens give
-    5  one history                       one commit per height, each by a majority of valid signatures of the view before
+    5  one history                       one commit per height, each by a majority of valid signatures of the view before; nobody takes back what
+                                         it promised or voted for, killed and started again or not
     6  each sample once                  the intervals of done, held, free and suspended tile [0, cursor); who contributes, contributes what is counted
     7  exactly-once accumulation         as 4: a contribution that counts twice makes another mean
-    8  bad messages are typed errors     honest nodes refuse nothing but what is late or repeated
+    8  bad messages are typed errors     honest nodes refuse nothing but what is late or repeated, and no node crashes
     9  a missed round has a reason       whoever sent a contribution that was not counted has said why
     0  the swarm lives                   in calm, rounds go on and nobody is left behind
 """
@@ -19,14 +20,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import msgspec
 import torch
 from torch import Tensor
 
 from farflung.node.events import Event
-from farflung.protocol import chain, ledger
+from farflung.protocol import chain, ledger, messages
 from farflung.protocol.chain import Certified, Commit
+from farflung.protocol.envelope import Envelope
 from farflung.protocol.errors import BadSignature
-from farflung.protocol.keys import PeerId, verify
+from farflung.protocol.keys import SIGNATURE_BYTES, PeerId, verify
+from farflung.protocol.messages import Promise, Voted
 from farflung.sims.swarm import Swarm
 
 HONEST_REFUSALS = ("Refused", "Replayed", "Stale")
@@ -42,6 +46,21 @@ ROUNDING = 1e-3
 """Largest error of fp32 arithmetic on values of order 1: hundreds of additions of numbers around 0.01."""
 
 
+_BINDING = (Promise.__struct_config__.tag, Voted.__struct_config__.tag)
+_envelopes = msgspec.msgpack.Decoder(Envelope)
+
+
+@dataclass(slots=True)
+class Word:
+    """What a member of the consensus is bound by, at one height."""
+
+    height: int
+    promised: int = 0
+    """Ballot below which it votes for nothing."""
+    voted: tuple[int, bytes] | None = None
+    """Ballot of its last vote, and what for."""
+
+
 @dataclass(slots=True)
 class Judge:
     """See the module."""
@@ -54,12 +73,16 @@ class Judge:
     history: dict[int, Commit] = field(default_factory=dict)
     calm: bool = False
     """Whether nothing has gone wrong for long enough that everything must be well."""
-    _said: set[tuple[int, str]] = field(default_factory=set)
+    _verdicts: set[tuple[int, str]] = field(default_factory=set)
     _digests: dict[int, str] = field(default_factory=dict)
     _seen: dict[int, dict[int, Certified]] = field(default_factory=dict)
     """By peer and height, what has been compared with `history`."""
     _certificates: dict[int, list[Certified]] = field(default_factory=dict)
     """By height, those whose votes have been counted."""
+    _words: dict[PeerId, Word] = field(default_factory=dict)
+    """What each peer has promised and voted for at the height that it last spoke of."""
+    _heard: bytes = b""
+    """The last message; a broadcast is heard once."""
     _done: list[tuple[int, int]] = field(default_factory=list)
     """Samples that commits have counted, up to `_followed`."""
     _followed: int = -1
@@ -70,8 +93,8 @@ class Judge:
     """Peers that sent a contribution and have not heard what became of it."""
 
     def violate(self, which: int, detail: str) -> None:
-        if (which, detail) not in self._said:
-            self._said.add((which, detail))
+        if (which, detail) not in self._verdicts:
+            self._verdicts.add((which, detail))
             self.broken(which, detail)
 
     # ---- as it happens -----------------------------------------------------------------------------------------
@@ -81,6 +104,34 @@ class Judge:
         kept[samples] = gradient.clone()
         while len(kept) > KEPT_GRADIENTS:
             kept.popitem(last=False)
+
+    def on_message(self, sender: PeerId, data: bytes) -> None:
+        if data is self._heard:
+            return
+        self._heard = data
+        envelope = _envelopes.decode(data[:-SIGNATURE_BYTES])
+        if envelope.kind not in _BINDING:
+            return
+        message = messages.decode(envelope.body, peer=sender)
+        assert isinstance(message, Promise | Voted)
+        word = self._words.get(sender)
+        if word is None or word.height < message.height:
+            word = self._words[sender] = Word(message.height)
+        if message.height == word.height:
+            self._hold_to(word, message, self.swarm.ids.index(sender))
+
+    def _hold_to(self, word: Word, message: Promise | Voted, index: int) -> None:
+        """Paxos rests on this: a promise bars lower ballots, and every later promise tells of the last vote."""
+        where = f"height {message.height}"
+        if message.ballot < word.promised:
+            self.violate(5, f"peer {index} was at ballot {word.promised} of {where} and speaks at {message.ballot}")
+        word.promised = max(word.promised, message.ballot)
+        if isinstance(message, Voted):
+            if word.voted is not None and word.voted[0] == message.ballot and word.voted[1] != message.digest:
+                self.violate(5, f"peer {index} voted for two commits at ballot {message.ballot} of {where}")
+            word.voted = (message.ballot, message.digest)
+        elif word.voted is not None and (message.accepted is None or message.accepted.ballot < word.voted[0]):
+            self.violate(5, f"peer {index} promises as if it had not voted at ballot {word.voted[0]} of {where}")
 
     def on_event(self, index: int, event: Event) -> None:
         match event["event"]:

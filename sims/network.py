@@ -67,9 +67,12 @@ class MemoryHub:
         *,
         backbone: Backbone | None = None,
         on_event: Callable[[NetEvent], None] | None = None,
+        on_message: Callable[[PeerId, bytes], None] = lambda sender, message: None,
     ) -> None:
         self.loop = loop
         self.link = link
+        self.on_message = on_message
+        """Sees every control message as it is sent, and its sender."""
         self.counts: Counter[tuple[str, str]] = Counter()
         self.records = RecordStore(rng, self.cut)
         self.on_event = on_event
@@ -266,6 +269,7 @@ class MemoryHub:
         """Send one control message into the modelled network."""
         sender = source.peer_id
         target = self._running.get(receiver)
+        self.on_message(sender, message)
         if not self.is_running(source):
             self.record("drop", sender, receiver, len(message), "sender gone")
         elif self.is_paused(sender):

@@ -7,7 +7,7 @@ The manifest is written with the manifest's own keys (`protocol.manifest_toml`),
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -254,30 +254,43 @@ def parse_scenario(text: str, *, name: str) -> Scenario:
         raise ConfigError(f"no TOML: {error}") from error
     except RecursionError as error:
         raise ConfigError("nested too deeply") from error
-    try:
-        return msgspec.convert(tree | {"name": tree.get("name", name)}, Scenario)
-    except msgspec.ValidationError as error:
-        raise ConfigError(_explain(str(error))) from error
+    for key, kind in _PARTS.items():  # each by itself first, so that errors tell where they are
+        part = tree.get(key)
+        if isinstance(part, list):
+            for number, entry in enumerate(part):
+                _convert(entry, kind, f"{key}[{number}]")
+        elif part is not None:
+            _convert(part, kind, key)
+    return _convert(tree | {"name": tree.get("name", name)}, Scenario, "")
 
 
-_SECTIONS: dict[str, type[msgspec.Struct]] = {
-    "": Scenario,
+_PARTS: dict[str, type[msgspec.Struct]] = {
     "peers": PeerClass,
     "network": Network,
     "happenings": Happening,
     "expect": Expect,
-    "session": Lasting,
-    "absence": Lasting,
 }
+_SECTIONS: dict[str, type[msgspec.Struct]] = {**_PARTS, "": Scenario, "session": Lasting, "absence": Lasting}
+
+T = TypeVar("T")
 
 
-def _explain(message: str) -> str:
+def _convert(value: Any, kind: type[T], place: str) -> T:
+    try:
+        return msgspec.convert(value, kind)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}" if place else str(error)) from error
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(str(error), place)) from error
+
+
+def _explain(message: str, place: str) -> str:
     """msgspec's words with the place first and, for unknown keys, the known ones."""
-    what, _, place = message.partition(" - at `")
-    place = place.rstrip("`").removeprefix("$").removeprefix(".").replace("[...]", "")
+    what, _, below = message.partition(" - at `")
+    place = (place + below.rstrip("`").removeprefix("$")).removeprefix(".")
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", what)
     if unknown:
         section = re.sub(r"\[\d+\]", "", place).rpartition(".")[2]
-        known = [f.name for f in msgspec.structs.fields(_SECTIONS[section])]
+        known = [field.name for field in msgspec.structs.fields(_SECTIONS[section])]
         what = f"unknown key {unknown[1]!r}{nearest(unknown[1], known)}; known are {', '.join(known)}"
     return f"{place}: {what}" if place else what

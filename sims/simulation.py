@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import json
 import random
+import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -26,6 +27,9 @@ from farflung.sims.judge import Judge
 from farflung.sims.links import LinkModel
 from farflung.sims.network import Backbone, MemoryHub
 from farflung.sims.swarm import START_UNIX_S, Labour, Outfit, Swarm
+
+CRASH_LINES = 4
+"""Entries of a crash's traceback that are logged, the innermost last."""
 
 LOOK_S = 2.0
 """Between two looks of the judge at what nodes hold."""
@@ -115,9 +119,15 @@ class _Run:
         plan, report, judge = self._plan, self._report, self._judge
         loop = asyncio.get_running_loop()
         assert isinstance(loop, clock.VirtualLoop)
-        hub = MemoryHub(loop, random.Random(f"{plan.seed}/network"), LinkModel(), backbone=plan.backbone)
+        hub = MemoryHub(
+            loop,
+            random.Random(f"{plan.seed}/network"),
+            LinkModel(),
+            backbone=plan.backbone,
+            on_message=judge.on_message,
+        )
         async with asyncio.TaskGroup() as group:
-            swarm = judge.swarm = Swarm(plan.outfit, hub, group, self._on_event, judge.on_gradient)
+            swarm = judge.swarm = Swarm(plan.outfit, hub, group, self._on_event, judge.on_gradient, self._on_crash)
             if plan.links is not None:
                 for index, peer in enumerate(swarm.ids):
                     hub.set_link(peer, plan.links(index))
@@ -185,6 +195,11 @@ class _Run:
             case "outer.eval":
                 report.losses.append((self._now(), int(event["tokens"]), float(event["loss"])))
         self._judge.on_event(index, event)
+
+    def _on_crash(self, index: int, error: Exception) -> None:
+        trace = traceback.format_exception(error)
+        self._log(index, "crash", {"traceback": [line.strip() for line in trace[-CRASH_LINES:]]})
+        self._judge.violate(8, f"peer {index} crashed: {type(error).__name__}: {error}")
 
     def _broken(self, which: int, detail: str) -> None:
         self._report.violations.append(f"invariant {which}: {detail}")

@@ -83,6 +83,7 @@ class Swarm:
     group: asyncio.TaskGroup
     on_event: Callable[[int, Event], None]
     on_gradient: Callable[[int, tuple[int, ...], Tensor], None]
+    on_crash: Callable[[int, Exception], None]
     peers: dict[int, Peer] = field(default_factory=dict)
     """Nodes that run."""
     learners: dict[int, SimLearner] = field(default_factory=dict)
@@ -166,6 +167,8 @@ class Swarm:
         began = self.hub.now()
         try:
             await peer.run(anchor=anchor, history=history, known=known)
+        except Exception as error:  # noqa: BLE001  a process that crashes is a finding, and the others go on, as in life
+            self.on_crash(index, _innermost(error))
         finally:
             self.labour[index].running_s += self.hub.now() - began
             if self.peers.get(index) is peer:
@@ -184,3 +187,9 @@ class Swarm:
         commit = chain.genesis(founder.peer_id, settings.rules)
         signed = chain.vote_bytes(settings.swarm, 0, 0, chain.commit_hash(settings.swarm, commit))
         return Certified(commit, 0, (Vote(founder.peer_id, founder.sign(signed)),))
+
+
+def _innermost(error: Exception) -> Exception:
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -81,11 +81,17 @@ def test_the_wheel_holds_our_folders_and_nothing_else(wheel: Path) -> None:
     assert top == {("farflung", folder) for folder in folders}
     sources = {f"farflung/compression/{file.name}" for file in (ROOT / "compression").glob("*.[ch]")}
     assert sources and sources <= set(names)
+    scenarios = {f"farflung/sims/scenarios/{file.name}" for file in (ROOT / "sims" / "scenarios").glob("*.toml")}
+    assert scenarios and scenarios <= set(names)
 
 
 def test_it_is_imported_from_where_it_is_installed(installed: Path, tmp_path: Path) -> None:
     code = "import farflung.node.daemon as daemon; print(daemon.__file__)"
     assert str(installed.parent.parent) in run(installed, "-c", code, cwd=tmp_path)
+
+
+def test_scenarios_are_found_where_it_is_installed(installed: Path, tmp_path: Path) -> None:
+    assert "churn-8" in json.loads(farflung(installed, tmp_path, "sim", "list", "--json"))
 
 
 def test_a_swarm_is_founded_trained_and_exported_from_an_empty_directory(installed: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from torch import Tensor
 
 from farflung.compression.codec import Payload
+from farflung.node.apply import Applier
 from farflung.node.catchup import Catchup
 from farflung.node.exchange import Exchange
 from farflung.node.residuals import Residuals
@@ -146,18 +147,6 @@ def says_nothing_of_why_it_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Member, "_why_missed", lambda self, commit, part: "")
 
 
-@broken
-def accepts_a_replayed_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    on_plan = Member._on_plan
-
-    def again(self: Member, sender: bytes, plan: Any, now: float) -> list[Effect]:
-        self._over.clear()
-        self.part = None
-        return on_plan(self, sender, plan, now)
-
-    monkeypatch.setattr(Member, "_on_plan", again)
-
-
 # ---- samples -------------------------------------------------------------------------------------------------------
 
 
@@ -242,6 +231,20 @@ def moves_for_a_round_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @broken
+def applies_a_repeated_commit_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    apply = Applier._apply
+
+    async def twice(self: Applier, certified: Certified) -> None:
+        before = self.version
+        await apply(self, certified)
+        if 0 <= before < self.version and certified.commit.height % 3 == 0:
+            self.version, self.height = before, self.height - 1
+            await apply(self, certified)
+
+    monkeypatch.setattr(Applier, "_apply", twice)
+
+
+@broken
 def accepts_state_of_a_stale_version(monkeypatch: pytest.MonkeyPatch) -> None:
     async def as_it_is(self: Catchup, download: Download, version: int) -> None:
         download.have.update(dict.fromkeys(download.have, version))
@@ -255,7 +258,26 @@ def accepts_state_of_a_stale_version(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # ---- what catches them ---------------------------------------------------------------------------------------------
 
-CAUGHT: dict[str, tuple[int, int]] = {}
+CAUGHT: dict[str, tuple[int, int]] = {
+    "divides_by_group_size": (0, 4),
+    "weighs_all_contributors_alike": (0, 4),
+    "counts_a_contribution_twice": (0, 4),
+    "reduces_over_whoever_came": (0, 4),
+    "owner_keeps_its_part_unquantised": (0, 1),
+    "decides_without_a_quorum": (0, 5),
+    "commits_without_votes": (0, 5),
+    "says_nothing_of_why_it_missed": (0, 9),
+    "hands_a_window_out_twice": (0, 6),
+    "frees_samples_that_are_still_leased": (0, 6),
+    "forgets_the_samples_of_the_dead": (0, 6),
+    "keeps_progress_on_samples_of_others": (3, 6),
+    "loses_progress_with_a_missed_round": (0, 2),
+    "keeps_progress_that_was_counted": (0, 2),
+    "moves_for_a_round_that_failed": (1, 2),
+    "accepts_state_of_a_stale_version": (3, 2),
+    "forgets_its_vote_when_killed": (7, 5),
+    "applies_a_repeated_commit_again": (0, 8),
+}
 """Name → first seed, and the invariant that it breaks."""
 
 

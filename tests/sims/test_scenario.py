@@ -1,0 +1,197 @@
+"""Scenario files: shipped ones are sound, wrong ones are refused with the key and the remedy, and lives are drawn as they say."""
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farflung.protocol.errors import ConfigError
+from farflung.sims import regions
+from farflung.sims.churn import make_schedule
+from farflung.sims.faults import Heal, Kill, Leave, Partition, Pause, Resume, Slow, Start
+from farflung.sims.scenario import SHIPPED, Lasting, Scenario, find_scenario, load_scenario, parse_scenario, shipped
+from farflung.sims.scenario_plan import CELLS, prepare
+
+BASE = """
+about = "two classes"
+mode = "cost"
+duration_s = 600.0
+[manifest.model]
+preset = "tiny"
+[manifest.swarm]
+inner_steps = 4
+[[peers]]
+name = "home"
+count = 3
+tokens_per_s = 1000.0
+regions = ["Iowa", "Oregon"]
+[[peers]]
+name = "lab"
+count = 2
+tokens_per_s = 4000.0
+"""
+
+
+def scenario(more: str = "", *, base: str = BASE) -> Scenario:
+    return parse_scenario(base + more, name="test")
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_shipped_scenarios_are_sound(name: str) -> None:
+    found = load_scenario(SHIPPED / f"{name}.toml")
+    assert find_scenario(name) == SHIPPED / f"{name}.toml"
+    schedule = make_schedule(found, found.seed, SHIPPED)
+    assert any(isinstance(fault, Start) for fault in schedule.faults)
+    if found.mode == "cost":
+        assert prepare(found, found.seed, schedule).plan.outfit.settings.rules.numel == CELLS
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("speed = 3", "peers[1]: unknown key 'speed'; known are"),
+        ("tokens_per_second = 3", "did you mean 'tokens_per_s'"),
+        ('regions = ["Iova"]', "'Iova' is unknown; did you mean 'Iowa'"),
+        ("up_mbit = -1.0", "peers[1]: up_mbit = -1.0: must be between"),
+        ("session = { mean_s = 0.0 }", "peers[1]: mean_s = 0.0"),
+        ("absence = { mean_s = 5.0 }", "give session.mean_s as well"),
+        ("join_s = [9.0, 3.0]", "give [first, last]"),
+        ('[network]\nloss = "much"', "network.loss: Expected `float`"),
+        ('[[happenings]]\nat = 3.0\nwhat = "kill"', "say whom"),
+        ('[[happenings]]\nat = 3.0\nwhat = "kill"\npeers = ["hone"]', "no peer is called 'hone'; did you mean 'home'"),
+        ('[[happenings]]\nat = 3.0\nwhat = "burn"\npeers = ["home"]', "happenings[0].what: Invalid enum value 'burn'"),
+        ('[[happenings]]\nat = 900.0\nwhat = "drop"', "raise duration_s"),
+        ("[expect]\nmin_round = 3", "did you mean 'min_rounds'"),
+        ("[[peers]]\nname = 'lab'\ncount = 1\ntokens_per_s = 1.0", "same name"),
+        ("x = [", "no TOML"),
+    ],
+)
+def test_what_is_wrong_is_named_with_a_remedy(more: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        scenario(more)
+    assert said in str(refused.value).replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('preset = "tiny"', 'preset = "huge"', "manifest.model.preset = 'huge'"),
+        ("inner_steps = 4", "inner_step = 4", "manifest: unknown key swarm.inner_step"),
+        ("inner_steps = 4", "inner_steps = 0", "swarm.inner_steps = 0"),
+        ("count = 2\n", "count = 2\nmemory_gb = 0.001\n", "peers 'lab' have 0.001 GB"),
+    ],
+)
+def test_manifests_that_cannot_be_are_refused(old: str, new: str, said: str) -> None:
+    made = scenario(base=BASE.replace(old, new))
+    with pytest.raises(ConfigError) as refused:
+        prepare(made, 0, make_schedule(made, 0, Path()))
+    assert said in str(refused.value)
+
+
+def test_files_are_named_in_errors(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    with pytest.raises(ConfigError, match=r"mine\.toml"):
+        load_scenario(file)
+    file.write_text(BASE.replace("about", "abuot"))
+    with pytest.raises(ConfigError, match=r"mine\.toml.*did you mean 'about'"):
+        load_scenario(file)
+    with pytest.raises(ConfigError, match="did you mean 'straggler'"):
+        find_scenario("stragler")
+
+
+def test_the_table_of_regions_is_whole_and_symmetric() -> None:
+    assert len(regions.LINKS) == 12 * 11
+    assert regions.between("Belgium", "Germany") == (0.004, 0.2425 * 2**30)
+    assert regions.between("Australia", "Singapore") == regions.between("Singapore", "Australia")
+    assert regions.between("Netherlands", "London")[1] == pytest.approx(0.0237 * 2**30)
+
+
+def test_everything_scripted_happens_to_whom_it_should() -> None:
+    made = scenario(
+        """
+[[happenings]]
+at = 10.0
+what = "kill"
+peers = ["home/1"]
+for_s = 30.0
+[[happenings]]
+at = 20.0
+what = "kill"
+peers = ["home/1"]
+[[happenings]]
+at = 60.0
+what = "partition"
+peers = ["region:Oregon", "lab/0"]
+for_s = 10.0
+[[happenings]]
+at = 80.0
+what = "pause"
+peers = ["lab"]
+share = 0.5
+for_s = 5.0
+[[happenings]]
+at = 590.0
+what = "slow"
+peers = ["home/2"]
+for_s = 60.0
+"""
+    )
+    faults = [f for f in make_schedule(made, 3, Path()).faults if f.at > 0.0]
+    assert faults[:4] == [
+        Kill(at=10.0, peer=1),
+        Start(at=40.0, peer=1),
+        Partition(at=60.0, groups=((1, 3),)),
+        Heal(at=70.0),
+    ]
+    pause, resume, slow = faults[4:]
+    assert isinstance(pause, Pause) and pause.peer in (3, 4) and resume == Resume(at=85.0, peer=pause.peer)
+    assert slow == Slow(at=590.0, until=600.0, peer=2, factor=4.0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 1 << 30), st.floats(20.0, 300.0), st.sampled_from([0.5, 1.0, 2.0]))
+def test_lives_are_sound_and_one_peers_life_is_its_own(seed: int, mean_s: float, shape: float) -> None:
+    more = f'session = {{ kind = "weibull", mean_s = {mean_s}, shape = {shape} }}\nabsence = {{ mean_s = 20.0 }}\n'
+    happening = '[[happenings]]\nat = 50.0\nwhat = "kill"\npeers = ["home/0"]\n'
+    plain = make_schedule(scenario(more), seed, Path()).faults
+    scripted = make_schedule(scenario(more + happening), seed, Path()).faults
+    assert [f for f in plain if getattr(f, "peer", None) == 4] == [f for f in scripted if getattr(f, "peer", None) == 4]
+    assert make_schedule(scenario(more), seed, Path()).faults == plain
+
+
+def test_sessions_have_the_mean_they_should() -> None:
+    base = BASE.replace("duration_s = 600.0", "duration_s = 2000000.0")
+    for shape in (0.6, 1.0):
+        made = scenario(
+            f'session = {{ kind = "weibull", mean_s = 900.0, shape = {shape} }}\nabsence = {{ mean_s = 60.0 }}',
+            base=base,
+        )
+        lengths, began = [], {}
+        for fault in make_schedule(made, 1, Path()).faults:
+            if isinstance(fault, Start):
+                began[fault.peer] = fault.at
+            elif isinstance(fault, Kill | Leave):
+                lengths.append(fault.at - began[fault.peer])
+        assert len(lengths) > 3000
+        assert sum(lengths) / len(lengths) == pytest.approx(900.0, rel=0.1)
+    assert Lasting(mean_s=5.0).shape == 1.0
+
+
+def test_a_trace_is_lived_as_it_was_recorded(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("start_s,end_s,host\n0,100,a\n50,70,b\n102,300,a\n90,900,b\n")
+    made = scenario('trace = "t.csv"\nsays_goodbye = 1.0')
+    faults = [f for f in make_schedule(made, random.randrange(99), tmp_path).faults if getattr(f, "peer", 0) >= 3]
+    assert [(type(f).__name__, f.at, f.peer) for f in faults if isinstance(f, Start | Leave)] == [
+        ("Start", 0.0, 3),
+        ("Start", 50.0, 4),
+        ("Leave", 70.0, 4),
+        ("Start", 90.0, 4),
+        ("Leave", 100.0, 3),
+        ("Start", 108.0, 3),
+        ("Leave", 300.0, 3),
+    ]
+    (tmp_path / "t.csv").write_text("from,to\n1,2\n")
+    with pytest.raises(ConfigError, match="start_s,end_s,host"):
+        make_schedule(made, 0, tmp_path)

@@ -1,0 +1,197 @@
+"""`farflung sim`: the same seed makes the same log, failures are made small and played again, and expectations decide."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from farflung.protocol.participation import Participation
+from farflung.sims import sim_run
+from farflung.sims.chaos import fuzz_plan, toy_plan
+from farflung.sims.failure import chapters, load_failure, replay, shorten, write_failure
+from farflung.sims.faults import Drop, Heal, Kill, Partition, Pause, Schedule, Start
+from farflung.sims.main import app
+from farflung.sims.simulation import simulate
+
+REAL = """
+about = "three peers train"
+mode = "real"
+duration_s = 60.0
+seed = 5
+[manifest.model]
+preset = "tiny"
+seq_len = 32
+[manifest.data]
+spec = "text:{text}"
+[manifest.swarm]
+batch_tokens = 64
+inner_steps = 4
+total_steps = 100
+min_round_s = 1.0
+max_round_s = 20.0
+[manifest.inner]
+warmup_steps = 5
+[[peers]]
+name = "home"
+count = 3
+tokens_per_s = 64.0
+join_s = [0.0, 4.0]
+[[happenings]]
+at = 30.0
+what = "kill"
+peers = ["home/1"]
+for_s = 9.0
+[expect]
+min_rounds = 3
+max_loss = 9.0
+"""
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Path:
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{i} and {i * i}\n" for i in range(3000)))
+    file = tmp_path / "real.toml"
+    file.write_text(REAL.replace("{text}", str(text)))
+    return file
+
+
+def sim(*words: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["sim", *map(str, words)])
+    return result.exit_code, result.output
+
+
+def test_a_real_scenario_runs_and_repeats_itself_to_the_byte(real: Path, tmp_path: Path) -> None:
+    code, said = sim("run", real, "--json", "--out", tmp_path / "one")
+    result = json.loads(said)
+    assert code == 0 and result["passed"] and result["violations"] == []
+    assert result["rounds"] >= 3 and 0.0 < result["loss"] < 9.0 and result["faults"] == 5
+    log = (tmp_path / "one" / "events.log").read_bytes()
+    events = [json.loads(line) for line in (tmp_path / "one" / "events.jsonl").read_text().splitlines()]
+    assert len(events) == len(log.splitlines()) and [e["time"] for e in events] == sorted(e["time"] for e in events)
+    command = "from farflung.sims.main import main; main()"
+    for hash_seed in ("0", "4242"):
+        subprocess.run(
+            [sys.executable, "-c", command, "sim", "run", str(real), "--json", "--out", str(tmp_path / hash_seed)],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1"},
+            check=True,
+            capture_output=True,
+            timeout=100,
+        )
+        assert (tmp_path / hash_seed / "events.log").read_bytes() == log
+
+
+def test_another_seed_is_another_run(real: Path) -> None:
+    first, second = (json.loads(sim("run", real, "--json", "--seed", seed)[1]) for seed in (1, 2))
+    assert first["log_sha256"] != second["log_sha256"]
+
+
+def test_what_was_expected_decides(real: Path) -> None:
+    real.write_text(real.read_text().replace("min_rounds = 3", "min_rounds = 3000"))
+    code, said = sim("run", real)
+    assert code == 1 and "NOT MET" in said and "rounds >= 3000" in said
+
+
+def test_the_log_of_toys_does_not_depend_on_the_hash_seed() -> None:
+    code = "from farflung.sims.chaos import fuzz_plan; from farflung.sims.simulation import simulate; print(simulate(fuzz_plan(4)).log_sha256)"
+    logs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1"},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        ).stdout
+        for hash_seed in ("1", "77")
+    }
+    assert len(logs) == 1 and len(logs.pop().strip()) == 64
+
+
+def lose_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds with fewer contributors than members are averaged wrongly."""
+    on_cut = Participation.on_cut
+
+    def wrong(self, sender, contributors):  # type: ignore[no-untyped-def]
+        effects = on_cut(self, sender, contributors)
+        fewer = len(contributors) < 4
+        return [
+            dataclasses.replace(e, weights=tuple((p, w / 2) for p, w in e.weights))
+            if fewer and hasattr(e, "weights")
+            else e
+            for e in effects
+        ]
+
+    monkeypatch.setattr(Participation, "on_cut", wrong)
+
+
+def quiet_until_100() -> Schedule:
+    starts = [Start(at=0.0, peer=peer) for peer in range(4)]
+    faults = [
+        Drop(at=20.0, until=30.0, probability=0.1),
+        Partition(at=40.0, groups=((0, 1, 2, 3),)),
+        Heal(at=45.0),
+        Kill(at=60.0, peer=2),
+        Pause(at=110.0, peer=1),
+        Start(at=120.0, peer=2),
+    ]
+    return Schedule(num_peers=4, duration_s=150.0, faults=(*starts, *faults))
+
+
+def test_a_failure_is_made_small_written_and_played_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lose_a_reason(monkeypatch)
+    plan = toy_plan(2, quiet_until_100(), calm_s=0.0)
+    report = simulate(plan)
+    assert report.violations and report.violations[0].startswith("invariant 4")
+    shortest, found = shorten(plan, report, max_runs=30)
+    left = [type(fault).__name__ for fault in shortest.schedule.faults]
+    assert len(left) < len(plan.schedule.faults) and found.violations[0].startswith("invariant 4")
+    plan_of_seed = dataclasses.replace(fuzz_plan(2), schedule=shortest.schedule, calm_s=0.0, stop_when_broken=True)
+    found = simulate(plan_of_seed, keep=True)
+    write_failure(tmp_path, "fuzz", None, plan_of_seed, found)
+    assert load_failure(tmp_path).plan().schedule == shortest.schedule
+    again = replay(tmp_path)[1]
+    assert again.events == found.events and again.violations == found.violations
+    code, said = sim("replay", tmp_path)
+    assert code == 0 and "the same log" in said
+
+
+def test_a_replay_that_goes_otherwise_says_so(tmp_path: Path) -> None:
+    plan = dataclasses.replace(fuzz_plan(3), calm_s=0.0, stop_when_broken=True)
+    schedule = Schedule(num_peers=plan.schedule.num_peers, duration_s=10.0, faults=(Start(at=0.0, peer=0),))
+    plan = dataclasses.replace(plan, schedule=schedule)
+    report = simulate(plan, keep=True)
+    report.log_sha256 = "00"
+    write_failure(tmp_path, "fuzz", None, plan, report)
+    code, said = sim("replay", tmp_path)
+    assert code == 1 and "ANOTHER LOG" in said
+
+
+def test_what_is_no_failure_is_refused(tmp_path: Path) -> None:
+    code, said = sim("replay", tmp_path)
+    assert code == 2 and "failure.json" in said
+
+
+def test_fuzz_finds_and_shortens_what_is_broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lose_a_reason(monkeypatch)
+    monkeypatch.setattr(sim_run, "SHORTEN_RUNS", 3)
+    code, said = sim("fuzz", "--seeds", 1, "--first", 1, "--out", tmp_path, "--json")
+    result = json.loads(said[said.index("{") :])
+    assert code == 1 and result["tried"] == 1
+    assert result["failed"][0]["violations"][0].startswith("invariant 4")
+    assert load_failure(tmp_path / "fuzz-1").seed == 1
+
+
+def test_chapters_begin_with_faults() -> None:
+    lines = ["    1.000  0 step            {}", "    2.000    fault           {}", "    3.000  1 step            {}"]
+    assert chapters(lines) == [lines[:1], lines[1:]]
+
+
+def test_shipped_scenarios_are_listed() -> None:
+    code, said = sim("list")
+    assert code == 0 and "churn-8" in said and "flash-crowd" in said
