@@ -14,7 +14,6 @@ import dataclasses
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from farflung.compression.int8 import Int8
 from farflung.compression.policy import uniform
@@ -35,6 +34,7 @@ from farflung.sims.swarm import START_UNIX_S, Outfit, SimLearner
 from farflung.training.data import Dataset
 from farflung.training.errors import DataError, NotEnoughMemory
 from farflung.training.memory import choose_options
+from farflung.training.model import ModelConfig
 from farflung.training.optimizers import parse_optimizer
 from farflung.training.order import SampleOrder
 from farflung.training.presets import PRESETS, preset
@@ -130,11 +130,14 @@ def _dataset(scenario: Scenario) -> Dataset:
         raise ConfigError(f"manifest.data.spec: {error}") from error
 
 
-def _shape(scenario: Scenario) -> Any:
-    name = scenario.manifest.get("model", {}).get("preset")
+def _shape(scenario: Scenario) -> ModelConfig:
+    model = scenario.manifest.get("model", {})
+    name, seq_len = model.get("preset"), model.get("seq_len")
     if name not in PRESETS:
         raise ConfigError(f"manifest.model.preset = {name!r}: give one of {', '.join(PRESETS)}")
-    return preset(name, vocab_size=ByteTokenizer().vocab_size)
+    if not isinstance(seq_len, int | None) or seq_len == 0:
+        raise ConfigError(f"manifest.model.seq_len = {seq_len!r}: must be a whole number of tokens")
+    return preset(name, vocab_size=ByteTokenizer().vocab_size, seq_len=seq_len)
 
 
 def _manifest(scenario: Scenario, founder: PeerId, dataset: Dataset | None) -> Manifest:
@@ -151,9 +154,7 @@ def _manifest(scenario: Scenario, founder: PeerId, dataset: Dataset | None) -> M
     sections["data"] = data | sections.get("data", {})
     swarm = {"name": scenario.name, "admission": "open", "batch_tokens": 4 * shape.seq_len, "total_steps": 1 << 30}
     sections["swarm"] = swarm | sections.get("swarm", {})
-    model = sections.setdefault("model", {})
-    model.setdefault("seq_len", shape.seq_len)
-    presets = {str(model["preset"]): dataclasses.asdict(shape)}
+    presets = {str(sections["model"]["preset"]): dataclasses.asdict(shape)}
     return manifest_from_sections(sections, founder=founder, created=int(START_UNIX_S), presets=presets)
 
 

@@ -233,6 +233,8 @@ def step_through(folder: Path, *, everything: bool) -> bool:
     same = report.log_sha256 == failure.log_sha256
     said = "the same log as when it was found" if same else "ANOTHER LOG than when it was found: the code has changed"
     console.print(
-        f"{report.violations[0] if report.violations else 'nothing is violated any more'}; {said}", markup=False
+        f"{report.violations[0] if report.violations else 'nothing is violated any more'}; {said}",
+        markup=False,
+        soft_wrap=True,
     )
     return same

@@ -147,6 +147,8 @@ class _Run:
             report.rounds = judge.rounds
             report.tokens = 0 if newest is None else newest.tokens
             report.members = 0 if newest is None else len(newest.view)
+            for peer in hub.running():
+                hub.resume(peer)  # whoever is stopped cannot end
             for task in swarm.tasks.values():
                 task.cancel()
         report.labour = swarm.labour

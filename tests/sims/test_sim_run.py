@@ -179,7 +179,8 @@ def test_what_is_no_failure_is_refused(tmp_path: Path) -> None:
 
 def test_fuzz_finds_and_shortens_what_is_broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lose_a_reason(monkeypatch)
-    monkeypatch.setattr(sim_run, "SHORTEN_RUNS", 3)
+    monkeypatch.setattr(sim_run, "SHORTEN_RUNS", 2)
+    monkeypatch.setattr(sim_run, "fuzz_plan", lambda seed: toy_plan(seed, quiet_until_100(), calm_s=0.0))
     code, said = sim("fuzz", "--seeds", 1, "--first", 1, "--out", tmp_path, "--json")
     result = json.loads(said[said.index("{") :])
     assert code == 1 and result["tried"] == 1
