@@ -19,7 +19,7 @@ _QUICK = 100_000
 """Proposals of the plan that has ten seconds, with or without the kernel."""
 _OPERATIONS = 270_000_000
 """Proposals times operations of a step, by default: a million for the reference network."""
-_INSTANCES = 10
+_INSTANCES = 5
 
 _BOUNDS = (
     "No step is shorter than lower_bound_s: somebody must go through the worst-placed peer when all slots are taken "
@@ -71,7 +71,7 @@ def run_plan(name: str, *, peers: int, proposals: int | None, seed: int, trace: 
         "gap_percent": 100.0 * (found.planned_s / found.bounds.best_s - 1.0),
         "planned_with_unshared_links_s": simulate(found.routes.plan(), unshared).makespan_s,
     }
-    gaps = gaps_percent(_INSTANCES, proposals=3000) if prepared.native else []
+    gaps = gaps_percent(_INSTANCES, proposals=10_000) if prepared.native else []
     return {key: round(value, 2) for key, value in numbers.items()} | {
         "network": network.name,
         "peers": len(network.peers),

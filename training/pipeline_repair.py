@@ -7,6 +7,7 @@ stages, as a new stage means a download. The caller decides which stage a peer t
 
 import random
 from collections.abc import Sequence
+from math import inf
 
 from farflung.training.pipeline_plan import BadPlan
 from farflung.training.pipeline_routes import Routes, Task, most_lanes
@@ -29,8 +30,9 @@ def neediest_stage(task: Task, stages: Sequence[Sequence[int]], peer: int) -> in
         if not task.holds(number, peer):
             continue
         joined = [[*one, peer] if other == number else list(one) for other, one in enumerate(stages)]
+        need = share if number else 1.0
         slots = sum(task.slots[one] for one in stage)
-        ranked.append((-most_lanes(task, joined), slots / (share if number else 1.0), number))
+        ranked.append((-most_lanes(task, joined), slots / need if need else inf, number))
     if not ranked:
         raise BadPlan(f"peer {peer} cannot hold any stage; it needs more memory")
     return min(ranked)[-1]

@@ -15,6 +15,7 @@ not queue behind each other, is no rule here: queueing is in the simulated time 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 
 from farflung.training.pipeline_machine import Machine, drive
 from farflung.training.pipeline_plan import BadPlan, Lane, Op, Plan, Policy, operations
@@ -64,8 +65,8 @@ def broken_rule(stages: Sequence[int], rules: Rules) -> str | None:
 def validate(plan: Plan, rules: Rules | None = None) -> None:
     """Raises BadPlan when the plan cannot be carried out, or breaks the rules it was made under.
 
-    Without `rules` a route may be any sequence of hops, and more lanes than slots may meet at a peer; that such a plan
-    does not lock itself is tried out. Memory and time are linear in the number of operations.
+    Without `rules` a route may be any sequence of hops, and more lanes than slots may meet at a peer, as long as they cannot
+    lock each other. Memory and time are linear in the number of operations.
     """
     _check_shape(plan)
     for number, lane in enumerate(plan.lanes):
@@ -74,7 +75,9 @@ def validate(plan: Plan, rules: Rules | None = None) -> None:
         _check_capacity(plan)
     if plan.policy is Policy.PROGRAM:
         _check_program(plan)
-    _check_end(plan)
+        _check_program_ends(plan)
+    else:
+        _check_no_lock(plan)
 
 
 def _check_shape(plan: Plan) -> None:
@@ -147,15 +150,37 @@ def _check_program(plan: Plan) -> None:
         raise BadPlan(f"programs and routes differ in {said}; a program lists each operation of its peer once")
 
 
-def _check_end(plan: Plan) -> None:
-    turn = Counter[int]()
+def _check_no_lock(plan: Plan) -> None:
+    """A microbatch holds a slot at each hop so far while it waits for one at the next. If the peers that can be full have an
+    order in which all routes meet them, the last one always goes on; without one, two routes may wait for each other."""
+    lanes = [lane for lane in plan.lanes if lane.microbatches]
+    met = [
+        [{hop.peer} if hop.peer is not None else set(plan.stages[hop.stage]) for hop in lane.route] for lane in lanes
+    ]
+    passing = Counter(peer for route in met for hop in route for peer in hop)
+    scarce = {peer for peer, routes in passing.items() if routes > plan.slots[peer]}
+    if any(plan.slots[peer] < 1 for peer in scarce):
+        raise BadPlan("a route goes to a peer without slots; give it some, or route around it")
+    before: dict[int, set[int]] = {peer: set() for peer in scarce}
+    for route in met:
+        earlier: set[int] = set()
+        for hop in route:
+            for peer in hop & scarce:
+                before[peer] |= earlier
+            earlier |= hop & scarce
+    try:
+        TopologicalSorter(before).prepare()
+    except CycleError as error:
+        said = f"routes may lock each other at peers {error.args[1]}; give those more slots, or one order in all routes"
+        raise BadPlan(said) from error
 
-    def bind(stage: int, _: float) -> int:
-        turn[stage] += 1
-        return plan.stages[stage][turn[stage] % len(plan.stages[stage])]
 
-    machine = Machine(plan, bind)
+def _check_program_ends(plan: Plan) -> None:
+    """Programs leave no choice, so one run without a clock shows what every run does."""
+    machine = Machine(plan)
     left = len(_all_operations(plan)) - drive(machine, lambda _: None)
     if left:
         stuck = ", ".join(map(str, machine.waiting()[:5]))
-        raise BadPlan(f"the plan locks itself with {left} operations left, {stuck} waiting; give peers more slots")
+        raise BadPlan(
+            f"the programs lock each other with {left} operations left, {stuck} waiting; give peers more slots"
+        )

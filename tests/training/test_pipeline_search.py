@@ -1,0 +1,156 @@
+"""The planner: its fast simulator is the simulator, its moves keep every rule, its bounds are below, and it repairs."""
+
+import dataclasses
+import random
+import shutil
+from collections.abc import Iterator
+from math import inf
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from tests.training.pipeline_cases import SEEDS, random_routes, random_task
+
+from farflung.compression import kernels
+from farflung.training.pipeline_bounds import lower_bounds
+from farflung.training.pipeline_makespan import Makespan
+from farflung.training.pipeline_plan import BadPlan
+from farflung.training.pipeline_repair import neediest_stage, repair
+from farflung.training.pipeline_routes import Routes, Task, most_lanes
+from farflung.training.pipeline_rules import validate
+from farflung.training.pipeline_search import Search, improve, makespan_of
+from farflung.training.pipeline_simulate import simulate
+
+
+@pytest.fixture(scope="module", params=["python", "native"])
+def kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """With C, and without."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_library", None)
+        if request.param == "native":
+            if not any(map(shutil.which, kernels.COMPILERS)):
+                pytest.skip("no C compiler")
+            folder: Path = tmp_path_factory.mktemp("kernels")
+            assert kernels.prepare(folder).native
+        yield
+
+
+@pytest.mark.usefixtures("kernel")
+@given(seed=SEEDS)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_fast_simulator_is_the_simulator(seed: int) -> None:
+    routes = random_routes(seed, ties=seed % 2 == 1)
+    makespan = makespan_of(routes)
+    exact = simulate(routes.plan(), routes.task.costs).makespan_s
+    assert makespan.seconds() == exact
+    assert makespan.seconds(exact) == exact
+    assert makespan.seconds(exact * 0.999) == inf
+
+
+@given(SEEDS)
+@settings(max_examples=40, deadline=None)
+def test_moves_keep_every_rule_and_can_be_taken_back(seed: int) -> None:
+    routes = random_routes(seed)
+    rng = random.Random(seed)
+    for _ in range(60):
+        before = ([list(path) for path in routes.paths], list(routes.stage_of), list(routes.used))
+        move = routes.propose(rng, roles=True)
+        back = routes.inverse(move)
+        routes.do(move)
+        validate(routes.plan(), routes.task.rules)
+        counted = [sum(path.count(peer) for path in routes.paths) for peer in range(len(routes.used))]
+        assert routes.used == counted
+        if rng.random() < 0.5:
+            routes.do(back)
+            assert (routes.paths, routes.stage_of, routes.used) == before
+
+
+@given(SEEDS)
+@settings(max_examples=40, deadline=None)
+def test_no_plan_is_shorter_than_a_bound(seed: int) -> None:
+    routes = random_routes(seed)
+    found = improve(routes, Search(proposals=60, seed=seed))
+    for free in (False, True):
+        bounds = lower_bounds(routes.task, routes.stages(), any_assignment=free, ascents=20)
+        for bound in dataclasses.astuple(bounds):
+            assert bound <= found * (1 + 1e-9)
+        assert bounds.best_s > 0
+
+
+@given(SEEDS)
+@settings(max_examples=15, deadline=None)
+def test_searching_is_deterministic_and_never_makes_it_worse(seed: int) -> None:
+    first, second = random_routes(seed), random_routes(seed)
+    start = makespan_of(first).seconds()
+    search = Search(proposals=200, seed=seed)
+    assert improve(first, search) == improve(second, search) <= start
+    assert first.plan() == second.plan()
+    assert makespan_of(first).seconds() == improve(first, Search(proposals=0))
+
+
+def test_the_most_lanes_fill_the_slots() -> None:
+    """The reference network: 15 with a third skipped, 11 with a sixth, 9 in full (digest, 1.6)."""
+    task, _ = random_task(0)
+    stages = [list(range(5)), *([5 + 3 * stage + peer for peer in range(3)] for stage in range(5))]
+    table = ((1.0,) * 20,) * 20
+    costs = dataclasses.replace(task.costs, forward_s=((1.0,) * 20,) * 6, latency_s=table, transmit_s=table)
+    for visits, lanes in ((4, 15), (5, 11), (6, 9), (3, 15)):
+        rules = dataclasses.replace(task.rules, visits=visits)
+        of = Task(peers=tuple(map(str, range(20))), costs=costs, slots=(3,) * 20, rules=rules, num_microbatches=30)
+        assert most_lanes(of, stages) == lanes
+        assert sum(Routes(of, stages, random.Random(1)).counts) == 30
+
+
+def test_stages_without_slots_are_refused() -> None:
+    task, stages = random_task(1)
+    with pytest.raises(BadPlan, match="add peers"):
+        Routes(dataclasses.replace(task, slots=(0,) * len(task.peers)), stages, random.Random(0))
+
+
+@given(SEEDS)
+@settings(max_examples=40, deadline=None)
+def test_a_lost_peer_leaves_the_other_routes(seed: int) -> None:
+    rng = random.Random(seed)
+    routes = random_routes(seed)
+    stages = [list(stage) for stage in routes.stages()]
+    lost = rng.choice([peer for stage in stages for peer in stage])
+    stages[routes.stage_of[lost]].remove(lost)
+    task = routes.task
+    try:
+        most_lanes(task, stages)
+    except BadPlan:
+        with pytest.raises(BadPlan):
+            repair(routes, task, stages, proposals=10, seed=seed)
+        return
+    repaired = repair(routes, task, stages, proposals=30, seed=seed)
+    validate(repaired.plan(), task.rules)
+    assert all(lost not in path for path in repaired.paths)
+    assert len(repaired.paths) == most_lanes(task, stages)
+    untouched = repair(routes, task, stages, proposals=0, seed=seed)
+    whole = [path for path in routes.paths if lost not in path]
+    kept = sum(path in whole for path in untouched.paths)
+    assert kept > 0 or not whole or len(untouched.paths) < len(routes.paths)
+
+
+@given(SEEDS)
+@settings(max_examples=40, deadline=None)
+def test_a_peer_that_joins_is_put_where_it_helps(seed: int) -> None:
+    task, stages = random_task(seed)
+    new = stages[-1].pop() if len(stages[-1]) > 1 else None
+    if new is None:
+        return
+    routes = Routes(task, stages, random.Random(seed))
+    stage = neediest_stage(task, stages, new)
+    joined = [[*one, new] if number == stage else one for number, one in enumerate(stages)]
+    for other in range(len(stages)):
+        elsewhere = [[*one, new] if number == other else one for number, one in enumerate(stages)]
+        assert most_lanes(task, elsewhere) <= most_lanes(task, joined)
+    repaired = repair(routes, task, joined, proposals=30, seed=seed)
+    validate(repaired.plan(), task.rules)
+    assert len(repaired.paths) == most_lanes(task, joined) >= len(routes.paths)
+
+
+def test_a_makespan_needs_microbatches() -> None:
+    task, _ = random_task(2)
+    with pytest.raises(AssertionError):
+        Makespan(task.costs, [0], 1)
