@@ -127,7 +127,14 @@ def compare(network: Network, search: Search) -> Comparison:
     sizes = stage_sizes(len(network.peers), network.num_stages, network.visits)
     began = time.process_time()
     proposals = min(10_000, 10 * _ASSIGNMENT_WORK // max(sizes) ** 2)
-    groups = assign(even_costs(network), sizes, proposals=proposals, seed=search.seed)
+    groups = assign(
+        even_costs(network),
+        sizes,
+        proposals=proposals,
+        seed=search.seed,
+        num_layers=network.num_layers,
+        max_layers=network.max_layers,
+    )
     assigning_s = time.process_time() - began
     shuffled = [dealt(network, sizes, random.Random(seed)) for seed in range(_REPEATS)]
     routes, searching_s = planned(network, groups, search, visits=network.visits)

@@ -48,6 +48,18 @@ def test_protocol_decides_and_does_nothing_else(module: str) -> None:
     assert not {name.split(".")[0] for name in MODULES[module]} & PURE_PROTOCOL_MUST_NOT_IMPORT
 
 
+WITH_TORCH = {"farflung.training.pipeline_execute", "farflung.training.pipeline_stages"}
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("farflung.training.pipeline_")])
+def test_pipelines_are_planned_without_torch(module: str) -> None:
+    reached, new = set[str](), {module}
+    while new:
+        reached |= new
+        new = {name for one in new for name in MODULES.get(one, ())} - reached
+    assert ("torch" in reached) == (module in WITH_TORCH)
+
+
 def test_stdlib_compression_is_not_hidden() -> None:
     import bz2
     import gzip

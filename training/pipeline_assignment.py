@@ -113,10 +113,13 @@ def bottleneck_matching(costs: Sequence[Sequence[float]]) -> tuple[float, list[i
 class _Score:
     """DP + 2 PP of ordered groups, with what did not change remembered."""
 
-    def __init__(self, costs: Costs) -> None:
+    def __init__(self, costs: Costs, num_layers: int = 0, max_layers: Sequence[int] = ()) -> None:
+        """With `num_layers`, groups whose memory is short of them cost as much more for every layer as DP + 2 PP can differ."""
         peers = range(costs.num_peers)
+        self._num_layers, self._max_layers = num_layers, max_layers
         self._message = [[costs.message_s(a, b) for b in peers] for a in peers]
         self._forward = [max(costs.forward_s[stage][peer] for stage in range(costs.num_stages)) for peer in peers]
+        self._penalty = (1 + 2 * costs.num_stages) * (max(map(max, self._message)) + max(self._forward))
         self._matchings: dict[tuple[frozenset[int], frozenset[int]], float] = {}
         self._diameters: dict[frozenset[int], float] = {}
 
@@ -128,6 +131,9 @@ class _Score:
         total = max(self._diameter(one) for one in sets)
         for one, other in zip(sets, [*sets[1:], sets[0]], strict=True):
             total += 2.0 * self._matching(one, other)
+        if self._num_layers:
+            held = sum(min(self._max_layers[peer] for peer in group) for group in groups)
+            total += self._penalty * max(0, self._num_layers - held)
         return total
 
     def _matching(self, one: frozenset[int], other: frozenset[int]) -> float:
@@ -145,8 +151,18 @@ class _Score:
         return known
 
 
-def assign(costs: Costs, sizes: Sequence[int], *, proposals: int, seed: int) -> Groups:
+def assign(
+    costs: Costs,
+    sizes: Sequence[int],
+    *,
+    proposals: int,
+    seed: int,
+    num_layers: int = 0,
+    max_layers: Sequence[int] = (),  # per peer: what its memory holds; needed with `num_layers`
+) -> Groups:
     """Groups of the given sizes, in the order of the stages, with a low DP + 2 PP. Deterministic.
+
+    With `num_layers` the smallest memories of the groups together hold so many, if the search finds a way.
 
     Raises BadPlan when there are fewer peers than the sizes need; peers beyond them are left out.
     """
@@ -159,7 +175,7 @@ def assign(costs: Costs, sizes: Sequence[int], *, proposals: int, seed: int) -> 
     for size in sizes:
         groups.append(order[:size])
         del order[:size]
-    score = _Score(costs)
+    score = _Score(costs, num_layers, max_layers)
     best = current = score.of(groups)
     answer = [list(group) for group in groups]
     for number in range(proposals):

@@ -6,7 +6,8 @@ lanes: one step per operation, no ready lists. Given a limit it stops as soon as
 further waiting; the search rejects six proposals of seven, most of them that way.
 
 The result is `simulate(plan, costs).makespan_s` to the bit, in Python and in C (pipeline_makespan.c, used once
-`kernels.prepare` has run). 20 peers, 15 lanes, 30 microbatches, 270 operations, on one loaded core of an AMD Zen 3:
+`kernels.prepare` has run). So plans are the same with and without a compiler; what differs is how many proposals fit in a
+second of the search, moves included: 9 000 and 50 000 for the reference network (270 operations per step).
 """
 
 import ctypes

@@ -90,6 +90,14 @@ def test_assignment_finds_islands_and_columns_stay_in_them() -> None:
         assert sorted(chain[stage] for chain in chains) == sorted(group)
 
 
+def test_small_memories_share_a_stage() -> None:
+    """Ten layers fit only if the two peers that hold one layer are in one stage, in different islands or not."""
+    limits = [1, 1, 5, 5, 5, 5]
+    groups = assign(two_islands(), [2, 2, 2], proposals=1000, seed=1, num_layers=10, max_layers=limits)
+    assert [0, 1] in map(sorted, groups)
+    assert sum(layers_per_stage(groups, 10, [1.0] * 6, limits, 3)) == 10
+
+
 def test_columns_leave_data_nodes_over() -> None:
     costs = two_islands()
     chains = columns(costs, [[0, 1, 2, 3], [4], [5]])
