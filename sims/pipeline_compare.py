@@ -12,7 +12,7 @@ Time per step is not work per step: routes that skip a third do a third less. Ti
 
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from farflung.sims.pipeline_networks import Network
@@ -26,6 +26,8 @@ from farflung.training.pipeline_rules import Rules, validate
 from farflung.training.pipeline_search import Search, improve, makespan_of
 
 _REPEATS = 5
+_FULL_HOT = 0.05
+"""Fewer and longer lanes: the search for full routes needs more heat to get from one plan to another."""
 _ASSIGNMENT_WORK = 60_000
 """Proposals for DT-FM's assignment times the square of the largest stage: some seconds, whatever the network."""
 
@@ -44,6 +46,8 @@ class Comparison:
     """For `planned_s`: assignment and search."""
     bounds: Bounds
     """For the assignment of the plan."""
+    full_bounds: Bounds
+    """Of full routes, for whatever assignment."""
     any_assignment: Bounds
     """For whatever assignment."""
     groups: Groups
@@ -138,7 +142,7 @@ def compare(network: Network, search: Search) -> Comparison:
     assigning_s = time.process_time() - began
     shuffled = [dealt(network, sizes, random.Random(seed)) for seed in range(_REPEATS)]
     routes, searching_s = planned(network, groups, search, visits=network.visits)
-    full, _ = planned(network, groups, search, visits=network.num_stages)
+    full, _ = planned(network, groups, replace(search, hot=_FULL_HOT), visits=network.num_stages)
     task = routes.task
     seeds = range(_REPEATS)
     return Comparison(
@@ -150,6 +154,7 @@ def compare(network: Network, search: Search) -> Comparison:
         planned_s=makespan_of(routes).seconds(),
         planning_cpu_s=assigning_s + searching_s,
         bounds=lower_bounds(task, routes.stages()),
+        full_bounds=lower_bounds(full.task, full.stages(), any_assignment=True),
         any_assignment=lower_bounds(task, routes.stages(), any_assignment=True),
         groups=groups,
         assigning_s=assigning_s,

@@ -68,6 +68,7 @@ def run_plan(name: str, *, peers: int, proposals: int | None, seed: int, trace: 
         "routing_from_random_columns_percent": 100.0 * (1.0 - found.planned_full_s / found.random_columns_s),
         "lower_bound_s": found.bounds.best_s,
         "lower_bound_any_assignment_s": found.any_assignment.best_s,
+        "full_lower_bound_any_assignment_s": found.full_bounds.best_s,
         "gap_percent": 100.0 * (found.planned_s / found.bounds.best_s - 1.0),
         "planned_with_unshared_links_s": simulate(found.routes.plan(), unshared).makespan_s,
     }
