@@ -72,10 +72,16 @@ class Routes:
     """One feasible answer to a task; `stage_of[peer]` and `paths[lane]` (peers in order of visit) are the state."""
 
     def __init__(
-        self, task: Task, stages: Sequence[Sequence[int]], rng: random.Random, kept: Sequence[list[int]] = ()
+        self,
+        task: Task,
+        stages: Sequence[Sequence[int]],
+        rng: random.Random,
+        kept: Sequence[list[int]] = (),
+        *,
+        near: bool = False,
     ) -> None:
-        """`kept` routes, which must be feasible, and random ones beside them, blind to costs, up to the most that fit.
-        Raises BadPlan when there are none."""
+        """`kept` routes, which must be feasible, and new ones beside them, up to the most that fit: random and blind to costs, or
+        each hop to the peer that the last message reaches first, with `near`. Raises BadPlan when there are none."""
         self.task = task
         self.stage_of = [-1] * len(task.peers)
         for number, stage in enumerate(stages):
@@ -88,7 +94,7 @@ class Routes:
         self.restore(kept, self.stage_of)
         num_lanes = most_lanes(task, stages)
         for lane in range(len(kept), num_lanes):
-            self.paths.append(self._random_path(num_lanes - lane, rng))
+            self.paths.append(self._new_path(num_lanes - lane, rng, near=near))
         each, more = divmod(task.num_microbatches, num_lanes)
         self.counts = [each + (lane < more) for lane in range(num_lanes)]
 
@@ -220,7 +226,7 @@ class Routes:
                 new[at], new[at + 1] = new[at + 1], new[at]
         return new if self._is_legal(new) else None
 
-    def _random_path(self, lanes_left: int, rng: random.Random) -> list[int]:
+    def _new_path(self, lanes_left: int, rng: random.Random, *, near: bool) -> list[int]:
         """Uses the stages up evenly, the fullest first, so that the lanes after this one find theirs."""
         slots, used = self.task.slots, self.used
         free: list[list[int]] = [[] for _ in range(self.num_stages)]
@@ -233,7 +239,13 @@ class Routes:
         for chosen in combinations(by_need, others):  # the first is the most even one, and legal unless skips are long
             stages = (0, *sorted(chosen))
             if all(left[stage] for stage in stages) and broken_rule(stages, self.task.rules) is None:
-                path = [free[stage][_below(len(free[stage]), rng)] for stage in stages]
+                path: list[int] = []
+                for stage in stages:
+                    if near and path:
+                        reached = self.task.costs.message_s
+                        path.append(min((reached(path[-1], peer), peer) for peer in free[stage])[1])
+                    else:
+                        path.append(free[stage][_below(len(free[stage]), rng)])
                 for peer in path:
                     used[peer] += 1
                 return path

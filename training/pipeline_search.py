@@ -2,7 +2,7 @@
 
 A proposal changes one or two lanes, or exchanges the stages of two peers; its threshold is drawn before it is
 simulated, so that the simulation can stop once it is over (`pipeline_makespan.py`). The temperature falls
-geometrically from 2 % to 0.05 % of the time at the start. Assignment and routes are searched together: which
+geometrically from 1 % to 0.05 % of the time at the start. Assignment and routes are searched together: which
 peers share a stage matters less than which peers follow each other, and only the simulator knows both.
 
 The same seed and the same budget, counted in proposals, give the same plan.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from farflung.training.pipeline_makespan import Makespan
 from farflung.training.pipeline_routes import Move, Routes
 
-_HOT, _COLD = 0.02, 0.0005
+_HOT, _COLD = 0.01, 0.0005
 """First and last temperature over the makespan at the start."""
 
 
