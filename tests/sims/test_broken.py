@@ -1,6 +1,6 @@
 """The check of the check: protocols and nodes that are broken on purpose, each caught by the judge.
 
-`CAUGHT` names for each the first seed, of 0 to 199, whose small swarm shows it; the test runs that seed, and no more.
+`CAUGHT` names for each the first seed that was found, of 0 to 199, whose small swarm shows it; the test begins there, and needs no other as long as nothing else changes.
 Run as a script this module looks for them anew: `python tests/sims/test_broken.py [NAME …]`.
 """
 
@@ -36,6 +36,10 @@ from farflung.sims.toy import MemoryStorage
 from farflung.training.coupled import Coupled, Update
 
 SEEDS = 200
+
+NEIGHBOURS = 16
+"""Seeds that are tried from the recorded one on: any change of the protocol's timing changes what a seed meets."""
+
 Patch = Callable[[pytest.MonkeyPatch], None]
 BROKEN: dict[str, Patch] = {}
 
@@ -262,7 +266,7 @@ CAUGHT: dict[str, tuple[int, int]] = {
     "divides_by_group_size": (0, 4),
     "weighs_all_contributors_alike": (0, 4),
     "counts_a_contribution_twice": (0, 4),
-    "reduces_over_whoever_came": (0, 4),
+    "reduces_over_whoever_came": (11, 4),
     "owner_keeps_its_part_unquantised": (0, 1),
     "decides_without_a_quorum": (0, 5),
     "commits_without_votes": (0, 5),
@@ -274,8 +278,8 @@ CAUGHT: dict[str, tuple[int, int]] = {
     "loses_progress_with_a_missed_round": (0, 2),
     "keeps_progress_that_was_counted": (0, 2),
     "moves_for_a_round_that_failed": (1, 2),
-    "accepts_state_of_a_stale_version": (3, 2),
-    "forgets_its_vote_when_killed": (7, 5),
+    "accepts_state_of_a_stale_version": (5, 2),
+    "forgets_its_vote_when_killed": (80, 5),
     "applies_a_repeated_commit_again": (0, 8),
 }
 """Name → first seed, and the invariant that it breaks."""
@@ -283,11 +287,14 @@ CAUGHT: dict[str, tuple[int, int]] = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_broken_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed, which = CAUGHT[name]
-    assert seed < SEEDS
+    first, which = CAUGHT[name]
     BROKEN[name](monkeypatch)
-    report = run(seed)
-    assert report.violations and report.violations[0].startswith(f"invariant {which}:")
+    violations: list[str] = []
+    for seed in range(first, min(SEEDS, first + NEIGHBOURS)):
+        violations = run(seed).violations
+        if violations:
+            break
+    assert violations and violations[0].startswith(f"invariant {which}:")
 
 
 @pytest.mark.parametrize("seed", sorted({seed for seed, _ in CAUGHT.values()}))
