@@ -137,6 +137,18 @@ def test_nested_headers_are_refused_without_recursion() -> None:
         codec_of(header)
 
 
+# By version 1, of int8(block=16): one frame, and lengths that it states. Other releases of zstd may find other frames, and must read these.
+GOLDEN = "4358013c01000000c80000000000000000000000000000005b000000000000004358010201000000c8000000000000001000000000000000e2000000000000003700000028b52ffd20e2750100e000000000000004370437043784c600007f7f404040407f7f55557f7f070081c0c0c2015402260e4404c9d6ba2f"
+
+
+def test_golden_bytes_stay_readable() -> None:
+    payload, x = bytes.fromhex(GOLDEN), steps(200)
+    assert codec_of(payload) == Zstd(inner=Int8(block=16))
+    assert torch.equal(
+        Zstd(inner=Int8(block=16)).decode(payload, 200), Int8(block=16).decode(Int8(block=16).encode(x), 200)
+    )
+
+
 @settings(deadline=None, max_examples=100)
 @given(cut=st.integers(0, 200), tail=st.binary(max_size=20), fix=st.booleans())
 def test_junk_is_a_typed_error(cut: int, tail: bytes, fix: bool) -> None:
