@@ -1,11 +1,15 @@
 """The owner's mean: its error against the exact one, and its bits whatever the thread count."""
 
+import contextlib
+import itertools
+import shutil
 from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
+from farflung.compression import kernels
 from farflung.compression.aggregate import accumulate, reduce_part
 from farflung.compression.codec import CodecError
 from farflung.compression.feedback import ErrorFeedback
@@ -60,6 +64,36 @@ def test_the_same_bytes_for_every_thread_count() -> None:
         torch.set_num_threads(threads)
         contributions = list(zip(payloads, weights, strict=True))
         results.add(bytes(reduce_part(NUMEL, contributions, codec, codec.encode)))
+    assert len(results) == 1
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The kernels are there while the module's tests run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_library", None)
+        prepared = kernels.prepare(tmp_path_factory.mktemp("cache"))
+        assert prepared.native, prepared.reason
+        yield
+
+
+@pytest.mark.skipif(not any(map(shutil.which, kernels.COMPILERS)), reason="no C compiler")
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(
+    ("up", "down", "peers"), [("int8", "int8", 16), ("int4", "int8", 8), ("deadzone(bits=1.0)", "int4", 3)]
+)
+def test_every_peers_bytes_are_the_same_in_eager_and_compiled_with_any_threads(up: str, down: str, peers: int) -> None:
+    """From the contributions to what the mean decodes to."""
+    numel = (1 << 16) + 1000
+    uplink, downlink, vectors = parse_codec(up), parse_codec(down), workers(peers, numel)
+    results = set()
+    for native, threads in itertools.product((True, False), (1, 2)):
+        torch.set_num_threads(threads)
+        with contextlib.nullcontext() if native else kernels.without():
+            payloads = [bytes(uplink.encode(x)) for x in vectors]
+            mean = bytes(reduce_part(numel, [(p, 1.0 / peers) for p in payloads], uplink, downlink.encode))
+            decoded = downlink.decode(mean, numel).numpy().tobytes()
+        results.add((*payloads, mean, decoded))
     assert len(results) == 1
 
 
