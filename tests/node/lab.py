@@ -82,10 +82,10 @@ class Node:
         self.news = asyncio.Event()
         self.exchange.serve()
 
-    def encode_with(self, flat: FlatCodec, spec: FeedbackSpec) -> None:
+    def encode_with(self, uplink: FlatCodec, downlink: FlatCodec, spec: FeedbackSpec) -> None:
         """From now on."""
-        self.residuals = Residuals(self.id, uplink=flat, downlink=flat, spec=spec, version=lambda: 0)
-        self.exchange._uplink = self.exchange._downlink = flat
+        self.residuals = Residuals(self.id, uplink=uplink, downlink=downlink, spec=spec, version=lambda: 0)
+        self.exchange._uplink, self.exchange._downlink = uplink, downlink
         self.exchange._residuals = self.residuals
 
     def contribution_arrived(self, plan_id: bytes, part: int, peer: PeerId) -> None:

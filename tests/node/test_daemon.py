@@ -205,6 +205,20 @@ def test_a_codec_may_be_a_policy(tmp_path: Path, corpus: Path) -> None:
     assert len(recipe.uplink.segments) == 2 * manifest.model.num_layers, "the last norms are neighbours"
 
 
+def test_each_way_has_the_codec_that_the_manifest_names(tmp_path: Path, corpus: Path) -> None:
+    file = tmp_path / "swarm.toml"
+    file.write_text('[swarm]\nuplink_codec = "1d:fp32,int4(block=64)"\ndownlink_codec = "int8(block=128)"\n')
+    options = CreateOptions(name="b", config=file, data=str(corpus), steps=30, home=tmp_path / "a", open=True)
+    manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
+    recipe = read_recipe(manifest)
+    settings = recipe.settings()
+    assert (recipe.uplink.spec, recipe.downlink.spec) == ("1d:fp32,int4(block=64)", "int8(block=128)")
+    assert (settings.uplink, settings.downlink, settings.align) == (recipe.uplink.spec, recipe.downlink.spec, 128)
+    assert settings.bytes_per_element == recipe.downlink.expected_nbytes() / recipe.num_parameters, (
+        "the larger of the two"
+    )
+
+
 def test_a_codec_that_this_version_does_not_know_is_named(tmp_path: Path, corpus: Path) -> None:
     with pytest.raises(ConfigError, match=r"swarm.uplink_codec = '1d:fp32,int7': unknown codec 'int7'"):
         found(tmp_path, corpus, codec="1d:fp32,int7")

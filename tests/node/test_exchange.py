@@ -8,7 +8,8 @@ import pytest
 import torch
 from tests.node.lab import CODEC, NUMEL, PLAN_ID, Lab, in_lab, payload_of, peer, say, sha
 
-from farflung.compression.policy import parse_policy
+from farflung.compression.policy import parse_policy, uniform
+from farflung.compression.registry import codec_of, parse_codec
 from farflung.node import framing
 from farflung.node.exchange import ACK, PLAN_WAIT_S, SEND_ATTEMPTS, Traffic
 from farflung.protocol.chain import PartResult, RoundResult
@@ -48,7 +49,7 @@ def test_a_round_gives_everybody_the_weighted_mean(num: int, policy: str, feedba
     async def main(lab: Lab) -> None:
         plan = accept(lab)
         for node in lab.nodes:
-            node.encode_with(flat, FeedbackSpec(uplink=feedback, downlink=feedback))
+            node.encode_with(flat, flat, FeedbackSpec(uplink=feedback, downlink=feedback))
             node.learner.train([node.number + 1], 0)
             node.learner.offer()
             node.exchange.start(PLAN_ID, node.exchange.contribute(PLAN_ID), lab.group)
@@ -87,6 +88,42 @@ def test_a_round_gives_everybody_the_weighted_mean(num: int, policy: str, feedba
         assert not any(node.errors for node in lab.nodes)
 
     in_lab(num, main)
+
+
+@pytest.mark.parametrize("feedback", [False, True])
+@pytest.mark.parametrize(("up", "down"), [("int4(block=16)", "fp32"), ("fp32", "deadzone(bits=4.0)")])
+def test_each_way_has_its_codec(up: str, down: str, feedback: bool) -> None:
+    ways = uniform(parse_codec(up), NUMEL), uniform(parse_codec(down), NUMEL)
+
+    async def main(lab: Lab) -> None:
+        a, b = lab.nodes
+        plan = accept(lab)
+        for node in lab.nodes:
+            node.encode_with(*ways, FeedbackSpec(uplink=feedback, downlink=feedback))
+            node.learner.train([node.number + 1], 0)
+            node.learner.offer()
+            node.exchange.start(PLAN_ID, node.exchange.contribute(PLAN_ID), lab.group)
+        for node in lab.nodes:
+            await node.until(lambda n=node: len(n.arrived) == 2)
+        sent = [payload for n in lab.nodes for payload in n.exchange._rounds[PLAN_ID].contributions[n.number].values()]
+        assert [codec_of(payload).spec for payload in sent] == [up] * 4
+        for node in lab.nodes:
+            weights = ((a.id, 0.5), (b.id, 0.5))
+            node.exchange.start(PLAN_ID, node.exchange.reduce(PLAN_ID, node.number, weights), lab.group)
+        for node in lab.nodes:
+            await node.until(lambda n=node: len(n.held) == 2)
+        means = {k: bytes(a.disk.means[PLAN_ID, k]) for k in range(2)}
+        assert [codec_of(mean).spec for mean in means.values()] == [down] * 2
+        result = RoundResult(
+            plan=PLAN_ID, contributors=(), seconds_ms=0,
+            parts=tuple(PartResult(p.owner, p.start, p.stop, a.held[PLAN_ID, k]) for k, p in enumerate(plan.parts)),
+        )  # fmt: skip
+        mean = torch.cat([m for *_, m in a.exchange.decode(result, means)])
+        exact = sum(n.learner.outer.params - n.learner.parameters[0] for n in lab.nodes) / 2
+        assert float((mean - exact).norm() / exact.norm()) < 0.15
+        assert not a.errors and not b.errors
+
+    in_lab(2, main)
 
 
 def test_a_transfer_may_overtake_its_plan() -> None:

@@ -1,0 +1,60 @@
+"""Whole nodes under virtual time whose contributions and means have different codecs, neither of them int8."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from farflung.compression.codec import Codec, Payload
+from farflung.compression.policy import uniform
+from farflung.compression.registry import codec_of, parse_codec
+from farflung.node.exchange import Exchange
+from farflung.node.means import MeanStore
+from farflung.sims.chaos import Wire, toy_plan
+from farflung.sims.faults import Schedule, Start
+from farflung.sims.simulation import simulate
+
+NUMEL = 40_000
+PEERS = 3
+
+
+def bits(codec: Codec) -> float:
+    return 8 * codec.expected_nbytes(NUMEL) / NUMEL
+
+
+def test_rounds_use_the_codec_of_each_way_and_log_its_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    up, down = parse_codec("deadzone(bits=1.0)"), parse_codec("int4(block=32)")
+    seen: Counter[tuple[str, str]] = Counter()
+    store, put = Exchange._store_contribution, MeanStore.put
+
+    def contributed(self: Exchange, *of: Any) -> None:
+        seen["up", codec_of(of[-1]).spec] += 1
+        store(self, *of)
+
+    async def mean(self: MeanStore, plan: bytes, part: int, payload: Payload, **how: Any) -> bytes:
+        seen["down", codec_of(payload).spec] += 1
+        return await put(self, plan, part, payload, **how)
+
+    monkeypatch.setattr(Exchange, "_store_contribution", contributed)
+    monkeypatch.setattr(MeanStore, "put", mean)
+    starts = tuple(Start(at=0.5 * peer, peer=peer) for peer in range(PEERS))
+    plan = toy_plan(
+        5, Schedule(num_peers=PEERS, duration_s=60.0, faults=starts), Wire(codec=up, numel=NUMEL), calm_s=0.0
+    )
+    outfit = plan.outfit
+    settings = replace(outfit.settings, downlink=down.spec, align=down.block)
+    report = simulate(
+        replace(plan, outfit=replace(outfit, settings=settings, downlink=uniform(down, NUMEL)), exact_means=False),
+        keep=True,
+    )
+    assert report.violations == [] and report.rounds > 5, "equal bits, one history"
+    assert seen.keys() == {("up", up.spec), ("down", down.spec)}
+
+    logged = [json.loads(line[line.index("{") :]) for line in report.events if " round.commit " in line]
+    full = [event for event in logged if event["contributed"]]
+    assert len(full) > 10
+    for event in full:
+        assert event["down_bits"] == pytest.approx(bits(down), rel=0.05)
+        assert 0.5 * bits(up) < event["up_bits"] < 1.5 * bits(up)
