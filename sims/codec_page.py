@@ -46,7 +46,7 @@ def _lines(sources: Sequence[Source], rows: Sequence[Row], skipped: Sequence[str
         "",
         *_quality_table(sources, rows),
         "",
-        "Cells: bits per parameter, then NMSE. The matrices between two norms of the model are encoded as one vector, as a node does; the norms' few weights, which travel as fp32, are left out.",
+        "Cells: bits per parameter, then NMSE. The matrices between two norms of the model are encoded as one vector, as a node does under a policy like `1d:fp32,int8(block=128)`; the norms' few weights, which then travel as fp32, are left out.",
         "",
         "### How far from the bound",
         "",
@@ -91,9 +91,9 @@ def _lines(sources: Sequence[Source], rows: Sequence[Row], skipped: Sequence[str
         "",
         "## Other projects",
         "",
-        "hivemind's codecs get parts of 512 KiB, as its averager cuts them. Rows without an NMSE could encode but not decode:",
+        "hivemind's codecs get parts of 512 KiB, as its averager cuts them.",
         "",
-        *dict.fromkeys(f"* {row.by} {row.codec}: {row.note}" for row in rows if row.note),
+        *dict.fromkeys(f"* could encode but not decode: {row.by} {row.codec}, {row.note}" for row in rows if row.note),
         *(f"* not measured: {text}" for text in skipped),
     ]
     return lines
