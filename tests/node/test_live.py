@@ -103,6 +103,12 @@ def test_plain_lines() -> None:
     assert "round 4 missed: [late] by 2 s" in said
 
 
+def test_missing_kernels_are_told_and_nothing_else_of_them() -> None:
+    without = event(99.0, "kernels", step=0, native=False, reason="no C compiler")
+    assert (line(without) or "").endswith("no C kernels, so codecs are slower (deadzone about 50 times): no C compiler")
+    assert line(without | {"native": True}) is None
+
+
 def test_feedback_is_shown_where_there_is_any() -> None:
     facts = {"seconds": 2.5, "contributors": {}, "sent_bytes": 9, "received_bytes": 9, "up_bits": 1.0, "down_bits": 8.0}
     commit = event(110.0, "round.commit", step=30, round=4, contributed=True, owed=0.59, **facts)
