@@ -19,7 +19,7 @@ Gaussian data, and on a pseudo-gradient (3 M parameters, AdamW, H = 30); R(D) is
 
 The digest's packing of levels into bytes for zstd takes, on the same gradient at the same NMSE, 5 % more bits at 1.8,
 7 % at 0.8, 20 % at 0.35 and 29 % at 0.21. Speed on one core (AVX2), as a ratio to memcpy of the fp32: at 1 bit encode 0.42
-to 0.47 and decode-add 0.55 to 0.61, at 2 bits 0.33 and 0.43; without kernels NumPy takes 10 to 50 times longer.
+to 0.47 and decode-add 0.55 to 0.61, at 2 bits 0.33 and 0.43; without kernels NumPy takes 35 to 65 times as long.
 
 Why these choices:
 - One step for the whole vector but a probability for each 4096 elements: that is what reverse water-filling asks for

@@ -16,7 +16,7 @@ multiple of copying the fp32 vector, with NumPy around the entropy coder):
 
 Huffman codes come within 1.5 % of the bound on random positions and use what real ones have in common; Rice, the best of
 the fixed codes, needs 2 % more there. zstd would save another 0.6 % and half a copy's time, of the six that choosing
-the elements takes: not worth a dependency. At 0.8, 3 and 6 % kept the order is the same. Below 0.4 % most gaps need two
+the elements takes: not worth another layout. At 0.8, 3 and 6 % kept the order is the same. Below 0.4 % most gaps need two
 bytes, which costs about a bit per position.
 
 Layout: number of positions u64, of gap bytes u64, of stored bytes u64; then the stored bytes, a raw deflate stream, or the
