@@ -1,7 +1,7 @@
 """The brain of one node: what it hears and what time it is go in, effects and reasons come out.
 
-`Member` holds the head of the history, the acceptor's side of consensus (promises and votes, Paxos with a rotating proposer),
-this node's part in the current round, and, when it is its turn, a `Proposer`. It does no IO and has no clock: the same object runs in
+`Member` holds the head of the history, what it has promised and voted for (`Acceptor`: Paxos with a rotating proposer), this
+node's part in the current round, and, when it is its turn, a `Proposer`. It does no IO and has no clock: the same object runs in
 the daemon and in simulations. Messages it sends to itself are handled before a method returns.
 """
 
@@ -13,8 +13,9 @@ from statistics import median
 import msgspec
 
 from farflung.protocol import chain, patience, rhythm, standing
+from farflung.protocol.acceptor import Acceptor
 from farflung.protocol.chain import Certified, Commit, RoundResult
-from farflung.protocol.effects import Apply, Effect, Expect, Forget, Note, RoundOver, SaveVote, Send
+from farflung.protocol.effects import Apply, Effect, Expect, Forget, Note, RoundOver, Send
 from farflung.protocol.errors import Refused, RemoteError
 from farflung.protocol.follower import Follower
 from farflung.protocol.history import History
@@ -59,8 +60,7 @@ class Member:
     """The node's current facts; what the machine itself knows (height, ballot, version, digest, state) is filled in here."""
     state: str = "joining"
     follower: Follower = field(init=False)
-    ballot: int = 0
-    accepted: Accepted | None = None
+    acceptor: Acceptor = field(default_factory=Acceptor)
     ready: Ready | None = None
     ready_at: float = 0.0
     applied_height: int = -1
@@ -72,7 +72,6 @@ class Member:
     proposer: Proposer | None = None
     round_at: float = 0.0
     slot_at: float = 0.0
-    voted_at: float | None = None
     reason: str = "starting"
     _promised_at: float = -1e9
     _beat_at: float = -1e9
@@ -100,6 +99,11 @@ class Member:
     def head(self) -> Certified:
         """The newest commit known. Raises IndexError before there is one: see `started`."""
         return self.history.head
+
+    @property
+    def ballot(self) -> int:
+        """At which we are."""
+        return self.acceptor.ballot
 
     @property
     def started(self) -> bool:
@@ -192,9 +196,9 @@ class Member:
             self.ready = None
         self.history.replace(anchor, history)
         self.round_at = self.slot_at = now
-        self.ballot, self.accepted, self.proposer = 0, None, None
+        self.acceptor, self.proposer = Acceptor(), None
         if vote is not None and vote[0] == self.head.commit.height + 1:
-            _, self.ballot, self.accepted = vote
+            self.acceptor = Acceptor(ballot=vote[1], accepted=vote[2])
         for peer in self.head.commit.view:
             self.membership.discover(peer, now)
         return self._settle(effects + self._open(now), now)
@@ -355,7 +359,7 @@ class Member:
     def _on_promise(self, sender: PeerId, message: Promise, now: float) -> list[Effect]:
         if not self._is_about_next(message.height, message.parent):
             return self.follower.help_along(sender, message.height, now)
-        self._demand_near(message.ballot, sender)
+        self.acceptor.check_near(message.ballot, sender)
         check_promise(message, self.head.commit, self.settings, sender)
         effects: list[Effect] = []
         if message.ballot > self.ballot and self.part is None:
@@ -372,7 +376,7 @@ class Member:
         view = self.head.commit.view
         if sender != proposer(self.settings.swarm, view, plan.height, plan.ballot):
             raise Refused(f"a plan for ballot {plan.ballot}, which is not its turn", peer=sender)
-        self._demand_near(plan.ballot, sender)
+        self.acceptor.check_near(plan.ballot, sender)
         name = plan_id(self.settings.swarm, plan)
         if plan.ballot < self.ballot or name in self._over or (self.part is not None and self.part.plan_id == name):
             return []  # too late, or repeated
@@ -402,9 +406,8 @@ class Member:
             raise Refused(f"a proposal at ballot {message.ballot}, which is not its turn", peer=sender)
         if message.ballot < self.ballot:
             return []
-        if self.accepted is not None and self.accepted.ballot == message.ballot and self.accepted.commit != commit:
-            raise Refused(f"two proposals at ballot {message.ballot}", peer=sender)
-        self._demand_near(message.ballot, sender)
+        self.acceptor.check_alone(message, sender)
+        self.acceptor.check_near(message.ballot, sender)
         chain.check_successor(rules.swarm, parent, commit, rules.rules, peer=sender)
         if self.part is not None:
             self.part.check_result(commit, sender)
@@ -415,15 +418,7 @@ class Member:
             effects += self._move_to(message.ballot, "a proposal of a higher ballot", now)
         if not self.holds(self.me) or not any(self.holds(p) for p in commit.view):
             return effects
-        self.accepted = Accepted(message.ballot, commit)
-        self.voted_at = now
-        digest = chain.commit_hash(rules.swarm, commit)
-        signature = self.signer.sign(chain.vote_bytes(rules.swarm, commit.height, message.ballot, digest))
-        return [
-            *effects,
-            SaveVote(commit.height, self.ballot, self.accepted),
-            Send(sender, Voted(commit.height, message.ballot, digest, signature)),
-        ]
+        return effects + self.acceptor.vote(message, sender, swarm=rules.swarm, signer=self.signer, now=now)
 
     def _on_voted(self, sender: PeerId, message: Voted) -> list[Effect]:
         if self.proposer is None or message.height != self.head.commit.height + 1 or message.ballot != self.ballot:
@@ -501,7 +496,6 @@ class Member:
     def _open(self, now: float) -> list[Effect]:
         """A new height or ballot: lead it when it is our turn, and tell the proposer where we stand."""
         self.slot_at = now
-        self.voted_at = None
         self.proposer = None
         if not self.in_view:
             return []
@@ -510,15 +504,8 @@ class Member:
         return self._promise(now)
 
     def _move_to(self, ballot: int, reason: str, now: float) -> list[Effect]:
-        height = self.head.commit.height + 1
-        self.ballot = ballot
-        note = Note("ballot", {"round": height, "ballot": ballot, "reason": reason})
-        return [
-            *self._drop_plan(final=False),
-            note,
-            SaveVote(height, ballot, self.accepted),
-            *self._open(now),
-        ]
+        promise = self.acceptor.promise(self.head.commit.height + 1, ballot, reason)
+        return [*self._drop_plan(final=False), *promise, *self._open(now)]
 
     def _promise(self, now: float) -> list[Effect]:
         if not self.in_view:
@@ -526,7 +513,8 @@ class Member:
         self._promised_at = now
         head = self.head.commit
         parent = chain.commit_hash(self.settings.swarm, head)
-        return [Send(self.proposer_now(), Promise(head.height + 1, self.ballot, parent, self.accepted, self.ready))]
+        promise = Promise(head.height + 1, self.ballot, parent, self.acceptor.accepted, self.ready)
+        return [Send(self.proposer_now(), promise)]
 
     def _advance(self, certified: Certified, now: float) -> list[Effect]:
         """The history moved by one."""
@@ -539,7 +527,7 @@ class Member:
         self.part = None
         self._over.clear()
         self.history.append(certified)
-        self.ballot, self.accepted = 0, None
+        self.acceptor = Acceptor()
         effects.append(Apply(certified))
         for peer in commit.view:
             self.membership.discover(peer, now)
@@ -601,10 +589,6 @@ class Member:
         if not self.in_view or self.part is not None or sender not in self.head.commit.view:
             return False
         return beat.height == self.head.commit.height and beat.ballot > self.ballot
-
-    def _demand_near(self, ballot: int, sender: PeerId) -> None:
-        if ballot > self.ballot + MAX_BALLOT_STEP:
-            raise Refused(f"ballot {ballot}, far above our {self.ballot}", peer=sender)
 
     def _is_about_next(self, height: int, parent: bytes) -> bool:
         head = self.head.commit

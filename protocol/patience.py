@@ -2,10 +2,11 @@
 
 from typing import Protocol
 
+from farflung.protocol.acceptor import Acceptor
 from farflung.protocol.chain import Certified
 from farflung.protocol.keys import PeerId, short
 from farflung.protocol.membership import Membership
-from farflung.protocol.messages import Accepted, Ready
+from farflung.protocol.messages import Ready
 from farflung.protocol.participation import Participation
 from farflung.protocol.planning import no_quorum
 from farflung.protocol.quorum import is_quorum
@@ -23,11 +24,9 @@ class Waiting(Protocol):
     part: Participation | None
     ready: Ready | None
     ready_at: float
-    accepted: Accepted | None
+    acceptor: Acceptor
     slot_at: float
     """When the height or ballot was opened."""
-    voted_at: float | None
-    """When this member voted at it."""
 
     @property
     def me(self) -> PeerId: ...
@@ -55,7 +54,8 @@ def why_next_ballot(s: Waiting, now: float) -> str | None:
     said_so = s.part is not None or now < s.slot_at + STATE_BEATS * s.settings.heartbeat_s
     if not said_so and not s.holds(turn) and holders_decide(s) and _anything_to_decide(s, now):
         return f"proposer {short(turn)} does not hold the outer state yet"
-    if s.voted_at is not None and now > s.voted_at + VOTE_S:
+    voted_at = s.acceptor.voted_at
+    if voted_at is not None and now > voted_at + VOTE_S:
         return f"no certificate from {short(turn)} in {VOTE_S:.0f} s"
     # A plan under way has its own deadline, below; a second attempt counts as nothing, or a proposer that others have left
     # while it was planning would plan for ever.
@@ -86,4 +86,4 @@ def _holders(s: Waiting) -> list[PeerId]:
 def _anything_to_decide(s: Waiting, now: float) -> bool:
     view = s.head.commit.view
     gone = any(s.membership.dead_for(p, now) > s.settings.removal_s or s.leaves(p) for p in view)
-    return gone or s.ready is not None or s.part is not None or s.accepted is not None or bool(s.joiners())
+    return gone or s.ready is not None or s.part is not None or s.acceptor.accepted is not None or bool(s.joiners())

@@ -226,7 +226,7 @@ def test_a_restarted_member_never_says_two_things(ballot: int) -> None:
     effects = one.receive(turn(ballot), Propose(ballot, commit()), 1.0)
     saved = of(effects, SaveVote)[-1]
     again = member(vote=(saved.height, saved.ballot, saved.accepted))
-    assert again.accepted == one.accepted and again.ballot == ballot
+    assert again.acceptor.accepted == one.acceptor.accepted and again.ballot == ballot
     with pytest.raises(Refused, match="two proposals"):
         again.receive(turn(ballot), Propose(ballot, OTHER_VIEW), 2.0)
     for lower in range(ballot):
@@ -238,7 +238,7 @@ def test_a_restarted_member_never_says_two_things(ballot: int) -> None:
 
 def test_a_vote_of_a_height_that_is_over_is_forgotten() -> None:
     one = member(vote=(HEAD.height, 7, messages.Accepted(7, HEAD)))
-    assert (one.ballot, one.accepted) == (0, None)
+    assert (one.ballot, one.acceptor.accepted) == (0, None)
 
 
 def test_a_restarted_proposer_proposes_what_it_had_voted_for() -> None:
@@ -269,7 +269,7 @@ def test_forged_votes_do_not_count() -> None:
 def test_outsiders_do_not_vote() -> None:
     newcomers = member(OUTSIDER.peer_id)
     assert newcomers.receive(LEADER, Propose(0, commit()), 1.0) == []
-    assert newcomers.accepted is None
+    assert newcomers.acceptor.accepted is None
 
 
 # ---- ballots --------------------------------------------------------------------------------------------------
@@ -293,8 +293,8 @@ def test_without_a_certificate_the_next_ballot_follows() -> None:
     pass_time(one, 1.0, 1.0 + VOTE_S, set())
     assert one.ballot == 0
     moved = pass_time(one, 1.0 + VOTE_S, 2.0 + VOTE_S, set())
-    assert one.ballot == 1 and one.accepted is not None
-    assert sends(moved, Promise)[-1].message.accepted == one.accepted
+    assert one.ballot == 1 and one.acceptor.accepted is not None
+    assert sends(moved, Promise)[-1].message.accepted == one.acceptor.accepted
 
 
 def test_a_plan_that_comes_to_nothing_ends() -> None:

@@ -115,7 +115,7 @@ def test_who_has_no_state_promises_and_does_not_vote() -> None:
     one = member(FOLLOWER, version=None)
     proposal = Propose(1, follow(HEAD, IDS))
     effects = one.receive(turn(1), proposal, 0.1)
-    assert not votes(effects) and one.ballot == 1 and one.accepted is None
+    assert not votes(effects) and one.ballot == 1 and one.acceptor.accepted is None
     promised = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Promise)]
     assert [p.ballot for p in promised] == [1]
     one.applied(HEAD.height, 2, state_digest(2), 0.2)
