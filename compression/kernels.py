@@ -73,7 +73,7 @@ def prepare(folder: Path) -> Prepared:
     its version and, with -march=native, the features of this CPU.
     """
     global _library
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    compiler = find_compiler()
     if compiler is None:
         return Prepared(native=False, reason=f"no C compiler found ({', '.join(COMPILERS)})")
     sources = sorted(Path(__file__).parent.parent.glob("*/*.c"))
@@ -88,6 +88,11 @@ def prepare(folder: Path) -> Prepared:
     except (subprocess.TimeoutExpired, OSError) as error:
         return Prepared(native=False, reason=f"the kernels cannot be built or loaded: {error}")
     return Prepared(native=True, reason=f"kernels of {library}")
+
+
+def find_compiler() -> str | None:
+    """Path of the C compiler that `prepare` will use; None where there is none."""
+    return next(filter(None, map(shutil.which, COMPILERS)), None)
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """`farflung doctor`: before anything is downloaded or allocated, whether this machine can train a model, and with what.
 
 Forecasts, not trials: memory by the formula of `training/memory.py`, disk by what a node keeps (two checkpoints, so that a crash
-during one leaves the other, and the means of the last eight rounds), and whether the system keeps its clock right, for peers refuse
-messages that are a minute off. Network reachability and speed are not examined.
+during one leaves the other, and the means of the last eight rounds). Then whether the system keeps its clock right, for peers
+refuse messages that are a minute off, and whether there is a C compiler, without which coding is slow. Network reachability
+and speed are not examined.
 """
 
 import ctypes
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 import torch
 
+from farflung.compression import kernels
 from farflung.compression.policy import parse_policy
 from farflung.node.machine import choose_runtime, describe_device, on_host, plan_memory
 from farflung.node.options import DoctorOptions
@@ -90,6 +92,7 @@ def examine(options: DoctorOptions) -> dict[str, Any]:
         "one_memory": on_host(runtime),
         "disk_bytes": {"needed": disk, "free": shutil.disk_usage(folder).free},
         "clock": clock_state(),
+        "compiler": kernels.find_compiler(),
     }
 
 
@@ -108,6 +111,8 @@ def report(findings: dict[str, Any]) -> list[str]:
     if findings["disk_bytes"]["needed"] > findings["disk_bytes"]["free"]:
         lines.append("NOT ENOUGH DISK: make room, or give another folder with --home")
     lines.append(f"clock: {findings['clock']}")
+    slow = "none: int8 is coded at a third of the speed, deadzone at a fiftieth; install gcc"
+    lines.append(f"C compiler: {findings['compiler'] or slow}")
     return lines
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from farflung.compression import kernels
 from farflung.node import daemon, doctor
 from farflung.node.cli import app
 from farflung.node.doctor import clock_state, examine, report
@@ -74,3 +75,11 @@ def test_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     assert clock_state().startswith(("synchronised", "not synchronised", "unknown"))
     monkeypatch.setattr(doctor.sys, "platform", "darwin")
     assert clock_state() == "unknown"
+
+
+def test_who_has_no_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = DoctorOptions(model="1m", device="cpu", memory_gb=4)
+    monkeypatch.setattr(kernels.shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert report(examine(options))[-1] == "C compiler: /usr/bin/cc"
+    monkeypatch.setattr(kernels.shutil, "which", lambda name: None)
+    assert "install gcc" in report(examine(options))[-1]
