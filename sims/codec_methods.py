@@ -45,7 +45,7 @@ SPECS: tuple[str, ...] = (
 """What is shown of ours, in the order of the tables: every codec of the registry at least once. Where a target of speed
 is about a codec, its first line here is meant (`codec_targets`)."""
 
-EAGER: tuple[str, ...] = ("int8(block=128)",)
+EAGER: tuple[str, ...] = ("int8(block=128)", "deadzone(bits=2.0)")
 """What is shown of ours without the C kernels as well, on one source: it sends the same bytes, only slower."""
 
 OURS = "farflung"

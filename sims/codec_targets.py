@@ -54,7 +54,7 @@ def checks(rows: Sequence[Row]) -> list[Check]:
         found.append(_ratio(f"{kind}: encode", encode, row, None if row is None else row.encode_ratio))
         if decode_add is not None:
             found.append(_ratio(f"{kind}: decode-add", decode_add, row, None if row is None else row.decode_add_ratio))
-    for row in (row for row in rows if row.eager):
+    for row in (row for row in rows if row.eager and row.kind == "int8"):
         found.append(_ratio(f"{row.label}: encode", EAGER_SPEED, row, row.encode_ratio))
         found.append(_ratio(f"{row.label}: decode-add", EAGER_SPEED, row, row.decode_add_ratio))
     found += _hivemind(rows)
