@@ -1,8 +1,8 @@
-"""What issue 3 asks of the codecs, checked against the rows of a run of `farflung bench codec`."""
+"""What we ask of codecs, checked against the rows of a run of `farflung bench codec`."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from farflung.sims.check import Check
 from farflung.sims.codec_methods import MEANS, OURS, Mean
 from farflung.sims.codec_rows import Row
 from farflung.sims.codec_sources import DELTA_ADAMW, GAUSS
@@ -29,21 +29,6 @@ RATES = (0.14, 0.36, 0.9, 2.0, 4.0)
 """Bits per parameter at which the distance to the Gaussian bound is told."""
 NEAR = 1.1
 """A row counts for a rate when its own is within this factor."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
-    """One target and what was measured."""
-
-    target: str
-    measured: str
-    met: bool | None
-    """None: it cannot be told here."""
-
-    @property
-    def verdict(self) -> str:
-        """For people."""
-        return "not comparable" if self.met is None else "met" if self.met else "missed"
 
 
 def checks(rows: Sequence[Row]) -> list[Check]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from farflung.sims.codec_targets import Check
+from farflung.sims.check import Check
 from farflung.sims.quality_methods import Method, Outer, Wire
 from farflung.sims.quality_rows import Row
 from farflung.training.rules import HeavyBall, Nesterov, OuterRule, Sgd, Sign
