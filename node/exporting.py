@@ -101,8 +101,8 @@ def _facts(swarm: SwarmPaths, recipe: Recipe, commits: list[Commit], at_version:
 
 
 def _feedback(spec: FeedbackSpec) -> str:
-    ways = [way for way, on in (("up", spec.uplink), ("down", spec.downlink)) if on]
-    return f"{' and '.join(ways)}, after {spec.after_rounds} rounds, decay {spec.decay:g}" if ways else "none"
+    ways = f"up: {spec.uplink}, down: {spec.downlink}"
+    return f"{ways}, after {spec.after_rounds} rounds, decay {spec.decay:g}" if spec != FeedbackSpec() else "none"
 
 
 def _sent(events: Iterable[Event]) -> int:

@@ -154,6 +154,7 @@ def _sections(options: CreateOptions) -> Sections:
             sections = parse_toml(options.config.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read {options.config}: {error}") from error
+    feedback = {None: None, True: "residual", False: "none"}[options.feedback]
     flags: list[tuple[str, str, Any]] = [
         ("model", "preset", options.preset),
         ("data", "spec", options.data),
@@ -167,8 +168,8 @@ def _sections(options: CreateOptions) -> Sections:
         ("swarm", "min_contributors", options.min_contributors),
         ("swarm", "uplink_codec", options.codec),
         ("swarm", "downlink_codec", options.codec),
-        ("feedback", "uplink", options.feedback),
-        ("feedback", "downlink", options.feedback),
+        ("feedback", "uplink", feedback),
+        ("feedback", "downlink", feedback),
         ("swarm", "admission", "open" if options.open else None),
         ("model", "init_seed", options.seed),
         ("data", "order_seed", options.seed),
@@ -291,9 +292,14 @@ def _fill_feedback(sections: Sections) -> None:
             codec = parse_policy(str(spec)).default
         except ValueError as error:
             raise ConfigError(f"swarm.{key} = {str(spec)[:160]!r}: {error}") from error
-        feedback.setdefault(way, 8 * codec.expected_nbytes(_MANY) / _MANY < FEEDBACK_BITS)
+        coarse = 8 * codec.expected_nbytes(_MANY) / _MANY < FEEDBACK_BITS
+        feedback.setdefault(way, "residual" if coarse else "none")
     steps, inner_steps = swarm["total_steps"], swarm.get("inner_steps", DEFAULT_INNER_STEPS)
-    if (feedback["uplink"] or feedback["downlink"]) and isinstance(steps, int) and isinstance(inner_steps, int):
+    if (
+        "residual" in (feedback["uplink"], feedback["downlink"])
+        and isinstance(steps, int)
+        and isinstance(inner_steps, int)
+    ):
         feedback.setdefault("after_rounds", -(-steps // (FEEDBACK_WAITS * max(1, inner_steps))))
 
 

@@ -54,7 +54,9 @@ class Residuals:
         self._codecs = {"up": uplink, "down": downlink}
         wanted = {"up": spec.uplink, "down": spec.downlink}
         self._feedbacks = {
-            way: ErrorFeedback(self._codecs[way], decay=spec.decay) for way in self._codecs if wanted[way]
+            way: ErrorFeedback(codec, decay=spec.decay)
+            for way, codec in self._codecs.items()
+            if wanted[way] == "residual"
         }
 
         self._sent: tuple[bytes, dict[int, Payload]] = b"", {}
@@ -72,7 +74,7 @@ class Residuals:
     def encode_contribution(self, plan_id: bytes, x: Tensor, start: int) -> memoryview:
         """The payload of a part of our pseudo-gradient, fp32 [n] from element `start` on. `x` is taken over. Raises CodecError."""
         payload = self._encode("up", plan_id, x, start)
-        if self._spec.kept and self._started:
+        if self._spec.uplink == "kept" and self._started:
             if self._sent[0] != plan_id:
                 self._sent = plan_id, {}
             self._sent[1][start] = payload

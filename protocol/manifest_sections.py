@@ -164,31 +164,32 @@ class OuterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class FeedbackSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What becomes of what a codec leaves out of a round: with error feedback its sender keeps it and adds it to a later one."""
+    """What becomes of what a codec leaves out of a round.
 
-    uplink: bool = False
-    """For contributions."""
-    kept: bool = False
-    """For contributions, in the place of `uplink`: what was left out stays in the sender's own parameters, and so in its next
-    pseudo-gradient. It costs no memory, and the sender does not make the same progress twice.
+    With `residual` its sender remembers it and adds it to what it sends later (error feedback). With `kept` it stays in the
+    sender's own parameters, and so in its next pseudo-gradient: that costs no memory, and the sender does not make the same
+    progress twice. With `none` it is lost.
     """
-    downlink: bool = False
-    """For reduced means, by the owners of parts."""
+
+    uplink: str = "none"
+    """Of contributions: `none`, `residual` or `kept`."""
+    downlink: str = "none"
+    """Of reduced means, by the owners of parts: `none` or `residual`."""
     decay: float = 1.0
     """Share of a residual that is still owed a round later."""
     after_rounds: int = 0
     """Rounds of the swarm without feedback: from random weights it gains less, or does harm (`docs/feedback.md`)."""
 
     def __post_init__(self) -> None:
-        if self.uplink and self.kept:
-            raise ConfigError("feedback.uplink and feedback.kept: give one of them")
+        check_one_of("feedback.uplink", self.uplink, ("none", "residual", "kept"))
+        check_one_of("feedback.downlink", self.downlink, ("none", "residual"))
         check_range("feedback.decay", self.decay, 0.0, 1.0)
         check_range("feedback.after_rounds", self.after_rounds, 0, 1 << 40)
 
     @property
     def directions(self) -> int:
         """In how many directions a peer keeps a residual."""
-        return self.uplink + self.downlink
+        return [self.uplink, self.downlink].count("residual")
 
 
 class AdmissionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -31,7 +31,7 @@ class TrainingMethod:
         return {
             "inner": {"optimizer": self.optimizer},
             "outer": {"lr": self.outer_lr, "momentum": self.outer_momentum},
-            "feedback": {"uplink": False, "kept": True, "downlink": True},
+            "feedback": {"uplink": "kept", "downlink": "residual"},
             "swarm": {
                 "inner_steps": inner_steps,
                 "delay_steps": inner_steps - 1,

@@ -126,7 +126,7 @@ def test_a_method_is_what_neither_flags_nor_the_file_say(tmp_path: Path, corpus:
         method.outer_momentum,
     )
     assert manifest.uplink_codec == manifest.downlink_codec == method.codec
-    assert manifest.feedback.kept and manifest.feedback.downlink and not manifest.feedback.uplink
+    assert (manifest.feedback.uplink, manifest.feedback.downlink) == ("kept", "residual")
     assert (manifest.inner_steps, manifest.delay_steps) == (30, 29)
     assert read_recipe(manifest).settings().uplink == method.codec
 
@@ -232,10 +232,10 @@ def test_a_codec_that_this_version_does_not_know_is_named(tmp_path: Path, corpus
     [
         ({}, FeedbackSpec()),
         ({"codec": "int4"}, FeedbackSpec()),
-        ({"codec": "deadzone(bits=1.0)"}, FeedbackSpec(uplink=True, downlink=True, after_rounds=25)),
-        ({"codec": "1d:fp32,sign"}, FeedbackSpec(uplink=True, downlink=True, after_rounds=25)),
+        ({"codec": "deadzone(bits=1.0)"}, FeedbackSpec(uplink="residual", downlink="residual", after_rounds=25)),
+        ({"codec": "1d:fp32,sign"}, FeedbackSpec(uplink="residual", downlink="residual", after_rounds=25)),
         ({"codec": "sign", "feedback": False}, FeedbackSpec()),
-        ({"feedback": True}, FeedbackSpec(uplink=True, downlink=True, after_rounds=25)),
+        ({"feedback": True}, FeedbackSpec(uplink="residual", downlink="residual", after_rounds=25)),
     ],
 )
 def test_feedback_follows_the_codec_unless_it_is_said(
@@ -254,7 +254,7 @@ def test_feedback_is_in_the_file_as_well(tmp_path: Path, corpus: Path) -> None:
         CreateOptions(name="b", config=file, data=str(corpus), steps=30, home=tmp_path / "a", open=True)
     )
     manifest = open_manifest(made.manifest.read_bytes(), swarm=None, peer=None)
-    assert manifest.feedback == FeedbackSpec(uplink=True, downlink=False, decay=0.95, after_rounds=3)
+    assert manifest.feedback == FeedbackSpec(uplink="residual", downlink="none", decay=0.95, after_rounds=3)
 
 
 def test_the_inner_options_reach_the_learner(tmp_path: Path, corpus: Path) -> None:

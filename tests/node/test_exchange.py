@@ -42,8 +42,8 @@ def stored(lab: Lab, number: int) -> Any:
 
 @pytest.mark.parametrize("policy", ["int8(block=16)", "norm:fp32,int8(block=16)"])
 @pytest.mark.parametrize("num", [1, 2, 4])
-@pytest.mark.parametrize("feedback", [False, True])
-def test_a_round_gives_everybody_the_weighted_mean(num: int, policy: str, feedback: bool) -> None:
+@pytest.mark.parametrize("feedback", ["none", "residual"])
+def test_a_round_gives_everybody_the_weighted_mean(num: int, policy: str, feedback: str) -> None:
     flat = parse_policy(policy).resolve([("matrix", (20, 20)), ("norm", (50,)), ("matrix", (15, 10))])
 
     async def main(lab: Lab) -> None:
@@ -84,15 +84,17 @@ def test_a_round_gives_everybody_the_weighted_mean(num: int, policy: str, feedba
             assert sum(m.sent_bytes for m in moved) == sum(m.received_bytes for m in moved)
         whole = 8 * sum(first.exchange._uplink.part(p.start, p.stop).max_nbytes(p.stop - p.start) for p in plan.parts)
         assert all(m.up_bits == whole / plan.parts[-1].stop for m in moved), "our own part counts as well"
-        assert all(0.0 < m.owed < 0.01 if feedback else m.owed is None for m in moved), "int8 leaves little out"
+        assert all(0.0 < m.owed < 0.01 if feedback == "residual" else m.owed is None for m in moved), (
+            "int8 leaves little out"
+        )
         assert not any(node.errors for node in lab.nodes)
 
     in_lab(num, main)
 
 
-@pytest.mark.parametrize("feedback", [False, True])
+@pytest.mark.parametrize("feedback", ["none", "residual"])
 @pytest.mark.parametrize(("up", "down"), [("int4(block=16)", "fp32"), ("fp32", "deadzone(bits=4.0)")])
-def test_each_way_has_its_codec(up: str, down: str, feedback: bool) -> None:
+def test_each_way_has_its_codec(up: str, down: str, feedback: str) -> None:
     ways = uniform(parse_codec(up), NUMEL), uniform(parse_codec(down), NUMEL)
 
     async def main(lab: Lab) -> None:

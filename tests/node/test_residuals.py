@@ -21,7 +21,7 @@ NUMEL = 256
 CODEC = parse_codec("sign(block=16)")
 FLAT = uniform(CODEC, NUMEL)
 ME, OTHER = peer(0), peer(1)
-BOTH = FeedbackSpec(uplink=True, downlink=True, decay=0.5)
+BOTH = FeedbackSpec(uplink="residual", downlink="residual", decay=0.5)
 PARTS = ((ME, 0, 128), (OTHER, 128, 256))
 
 
@@ -126,7 +126,7 @@ def test_the_rounds_that_counted_us_before_an_absence_count() -> None:
     assert torch.equal(memory(one, "down"), memory(twin, "down"))
 
 
-@pytest.mark.parametrize("spec", [FeedbackSpec(), FeedbackSpec(uplink=True, downlink=True, after_rounds=4)])
+@pytest.mark.parametrize("spec", [FeedbackSpec(), FeedbackSpec(uplink="residual", downlink="residual", after_rounds=4)])
 def test_without_feedback_and_before_it_starts_the_codec_is_alone(spec: FeedbackSpec) -> None:
     one = residuals(spec, version=3)
     for number in (1, 2):
@@ -135,7 +135,7 @@ def test_without_feedback_and_before_it_starts_the_codec_is_alone(spec: Feedback
         assert bytes(payload) == bytes(CODEC.encode(vector(number)[:128])) and torch.equal(x, vector(number))
         one.settle(result(number))
         assert one.owed is None
-    if spec.uplink:
+    if spec.uplink == "residual":
         assert not memory(one, "up").any() and not memory(one, "down").any()
         assert one.state()["up.parts"].numel() == 0
     else:
@@ -143,18 +143,18 @@ def test_without_feedback_and_before_it_starts_the_codec_is_alone(spec: Feedback
 
 
 def test_what_was_sent_is_remembered_when_the_rest_is_to_stay() -> None:
-    one = residuals(FeedbackSpec(kept=True))
+    one = residuals(FeedbackSpec(uplink="kept"))
     for _, start, stop in PARTS:
         one.encode_contribution(plan(1), vector(1)[start:stop].clone(), start)
     told = one.told(result(1, kept=(False, True)))
     assert told is not None and told.keys() == {128}
     assert torch.equal(told[128], vector(1)[128:] - left_out(vector(1)[128:]))
     assert one.told(result(2)) is None and one.state() == {} and not one.keeps_contributions
-    early = residuals(FeedbackSpec(kept=True, after_rounds=5), version=4)
+    early = residuals(FeedbackSpec(uplink="kept", after_rounds=5), version=4)
     early.encode_contribution(plan(1), vector(1), 0)
     assert early.told(result(1)) is None
-    with pytest.raises(ConfigError, match="give one of them"):
-        FeedbackSpec(kept=True, uplink=True)
+    with pytest.raises(ConfigError, match=r"feedback.downlink = 'kept': must be one of none, residual"):
+        FeedbackSpec(downlink="kept")
 
 
 def test_what_is_left_out_is_told_in_norms_of_what_was_given() -> None:
@@ -178,7 +178,7 @@ def test_it_comes_back_from_disk_bit_for_bit_in_the_middle_of_a_round(tmp_path: 
 
 
 def test_residuals_of_another_swarm_are_refused() -> None:
-    up_only = residuals(FeedbackSpec(uplink=True))
+    up_only = residuals(FeedbackSpec(uplink="residual"))
     with pytest.raises(DamagedCheckpoint, match=r"residuals of \['down', 'up'\] were saved, the manifest has \['up'\]"):
         up_only.load(residuals().state())
     shorter = Residuals(ME, uplink=uniform(CODEC, 32), downlink=uniform(CODEC, 32), spec=BOTH, version=lambda: 0)

@@ -48,7 +48,7 @@ invite_key = "{"6b" * 32}"
 min_round_s = 1.5
 
 [feedback]
-uplink = true
+uplink = "residual"
 decay = 0.95
 after_rounds = 2
 """
@@ -72,7 +72,7 @@ def test_reads_every_section() -> None:
     assert manifest.inner.lr == 1.0 and manifest.inner.betas == (0.9, 0.99)
     assert manifest.admission.rule == "invite" and manifest.admission.invite_key == b"k" * 32
     assert manifest.deadlines.min_round_s == 1.5
-    assert manifest.feedback == FeedbackSpec(uplink=True, downlink=False, decay=0.95, after_rounds=2)
+    assert manifest.feedback == FeedbackSpec(uplink="residual", downlink="none", decay=0.95, after_rounds=2)
 
 
 def test_round_trip() -> None:
@@ -99,7 +99,8 @@ def test_round_trip() -> None:
         ("dim = 64", "", "`dim`"),
         ("decay = 0.95", "decay = 1.5", "feedback.decay = 1.5: must be between"),
         ("after_rounds = 2", "after_rounds = -1", "feedback.after_rounds = -1: must be between"),
-        ("uplink = true", "uplink = 1", "`feedback.uplink`"),
+        ('uplink = "residual"', "uplink = 1", "`feedback.uplink`"),
+        ('uplink = "residual"', 'uplink = "keep"', "feedback.uplink = 'keep': must be one of none, residual, kept"),
         ("lr = 1", "lr = -1", "inner.lr = -1.0: must be between"),
         ("lr = 1", "lr = nan", "inner.lr = nan"),
         ("lr = 1", "lr = 1" + "0" * 400, "inner.lr"),

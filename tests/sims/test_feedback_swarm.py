@@ -139,7 +139,7 @@ def simulate(seed: int, codec: Codec, *faults: Fault, meddler: Meddler | None = 
 
     wire = Wire(
         codec=codec,
-        feedback=FeedbackSpec(uplink=True, downlink=True),
+        feedback=FeedbackSpec(uplink="residual", downlink="residual"),
         numel=NUMEL,
         checkpoint_s=0.0,
         min_contributors=2,

@@ -76,7 +76,11 @@ def test_all_progress_was_told_or_is_in_the_local_parameters(
             looked.append(i)
 
     wire = Wire(
-        codec=parse_codec(spec), feedback=FeedbackSpec(kept=True), numel=NUMEL, checkpoint_s=20.0, min_contributors=2
+        codec=parse_codec(spec),
+        feedback=FeedbackSpec(uplink="kept"),
+        numel=NUMEL,
+        checkpoint_s=20.0,
+        min_contributors=2,
     )
     starts = tuple(Start(at=0.5 * peer, peer=peer) for peer in range(PEERS))
     report = run_schedule(seed, Schedule(num_peers=PEERS, duration_s=DURATION_S, faults=starts), look, wire)
