@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from farflung.compression.deadzone import DeadZone
+from farflung.compression.registry import parse_codec
 from farflung.sims import bandwidth, bandwidth_table
 from farflung.sims.bandwidth import Method, Model, link_bits, needed_speed, our_methods, utilisation
 from farflung.sims.bandwidth_table import (
@@ -27,6 +29,7 @@ from farflung.sims.bandwidth_table import (
 )
 from farflung.sims.main import app
 from farflung.sims.quality_methods import Wire, by_names
+from farflung.training.methods import TRAINING_METHODS
 from farflung.training.streaming import Timetable
 
 
@@ -84,8 +87,9 @@ def test_our_rows_are_those_of_the_quality_bench(rows: list[Row]) -> None:
         assert [row.model for row in mine] == ["1B", "10B", "100B"]
         table = method.outer.timetable
         assert {(r.interval, r.fragments, r.delay) for r in mine} == {(table.interval, table.fragments, table.delay)}
-    bits = {method.name: method.bits for method in our_methods()}
-    assert 1.9 < bits["default"] < 2.1 and 0.8 < bits["thrifty"] < 1.0, "deadzone(bits=2.0) and deadzone(bits=0.9)"
+    for method in our_methods():
+        codec = parse_codec(TRAINING_METHODS[method.name].codec)
+        assert isinstance(codec, DeadZone) and method.bits == pytest.approx(codec.bits, rel=0.1)
 
 
 def test_bits_of_the_busier_direction() -> None:

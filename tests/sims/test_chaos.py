@@ -35,7 +35,10 @@ def test_seeded_misfortune_breaks_no_invariant_and_repeats_itself() -> None:
 def test_a_calm_swarm_trains_in_one_view() -> None:
     report = run_schedule(7, quiet(4))
     assert report.violations == []
-    assert report.missed == 0
+    missed = [line for line in report.events if " round.missed " in line]
+    assert all(float(line.split()[0]) < 10.0 for line in missed), (
+        "but for the first round: nobody knows yet how fast who is"
+    )
     assert report.rounds >= 30
 
 
