@@ -107,14 +107,19 @@ def test_stages_without_slots_are_refused() -> None:
         Routes(dataclasses.replace(task, slots=(0,) * len(task.peers)), stages, random.Random(0))
 
 
-@given(SEEDS)
-@settings(max_examples=40, deadline=None)
-def test_a_lost_peer_leaves_the_other_routes(seed: int) -> None:
-    rng = random.Random(seed)
+def without_one(seed: int) -> tuple[Routes, list[list[int]], int]:
+    """Routes, their stages after a peer was lost, and that peer."""
     routes = random_routes(seed)
     stages = [list(stage) for stage in routes.stages()]
-    lost = rng.choice([peer for stage in stages for peer in stage])
+    lost = random.Random(seed).choice([peer for stage in stages for peer in stage])
     stages[routes.stage_of[lost]].remove(lost)
+    return routes, stages, lost
+
+
+@given(SEEDS)
+@settings(max_examples=40, deadline=None)
+def test_a_lost_peer_is_in_no_route(seed: int) -> None:
+    routes, stages, lost = without_one(seed)
     task = routes.task
     try:
         most_lanes(task, stages)
@@ -126,10 +131,21 @@ def test_a_lost_peer_leaves_the_other_routes(seed: int) -> None:
     validate(repaired.plan(), task.rules)
     assert all(lost not in path for path in repaired.paths)
     assert len(repaired.paths) == most_lanes(task, stages)
-    untouched = repair(routes, task, stages, proposals=0, seed=seed)
-    whole = [path for path in routes.paths if lost not in path]
-    kept = sum(path in whole for path in untouched.paths)
-    assert kept > 0 or not whole or len(untouched.paths) < len(routes.paths)
+
+
+def test_a_lost_peer_leaves_most_other_routes() -> None:
+    """Not always: the peers that are left may make fewer stages meet."""
+    whole = kept = 0
+    for seed in range(120):
+        routes, stages, lost = without_one(seed)
+        try:
+            paths = repair(routes, routes.task, stages, proposals=0, seed=seed).paths
+        except BadPlan:
+            continue
+        others = [path for path in routes.paths if lost not in path]
+        whole += min(len(others), len(paths))
+        kept += sum(path in others for path in paths)
+    assert whole > 50 and kept > 0.6 * whole, (kept, whole)
 
 
 @given(SEEDS)
