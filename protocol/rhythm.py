@@ -14,7 +14,11 @@ with gamma = 1/2), for rounds do not always take equally long; half of that agai
     hidden = tau * step_s - round_s      grace = max(hidden / 2, SHARE * H * step_s)      lateness = min(own step_s / 2, hidden / 4)
 
 So where rounds hide behind training, the nearest boundary is chosen, as often early as late, and no one stands for it; where
-nothing is hidden, the last boundary in time. A step that is longer than a whole lap of the fastest comes into every second round,
+nothing is hidden, the last boundary in time.
+
+Without overlap (tau = 0) nobody offers early: to offer is to stand, and who stands leaves its share of a common processor to the
+fastest, which is then faster still (six nodes of the demo on two cores: 2.5 laps of work in a round instead of 5, held-out loss
+1.88 instead of 1.71). There everybody makes H steps, and a round waits for up to a lap of the first. A step that is longer than a whole lap of the fastest comes into every second round,
 or third; nothing it has trained is lost, and nobody waits for it longer than the grace.
 """
 
@@ -61,7 +65,7 @@ class Offer:
 def is_due(rhythm: Rhythm, others: Iterable[Runner], *, step_s: float, round_s: float, now: float) -> bool:
     """Whether a peer between two steps, of `step_s` seconds each, should offer now; `round_s`: what a round usually takes."""
     first = min(others, key=lambda runner: runner.ready_at, default=None)
-    if first is None:
+    if first is None or rhythm.delay_steps == 0:
         return False
     hidden = hidden_s(rhythm, step_s=rhythm.step_tokens / first.tokens_per_s, round_s=round_s)
     return now + step_s > first.ready_at + min(step_s / 2, hidden / 4)
@@ -74,7 +78,10 @@ def hidden_s(rhythm: Rhythm, *, step_s: float, round_s: float) -> float:
 
 def grace_s(rhythm: Rhythm, *, step_s: float, round_s: float) -> float:
     """Seconds that a round waits for others, once a peer with steps of `step_s` has offered."""
-    return max(hidden_s(rhythm, step_s=step_s, round_s=round_s) / 2, SHARE * rhythm.inner_steps * step_s)
+    lap_s = rhythm.inner_steps * step_s
+    if rhythm.delay_steps == 0:
+        return lap_s
+    return max(hidden_s(rhythm, step_s=step_s, round_s=round_s) / 2, SHARE * lap_s)
 
 
 def patient_until(

@@ -57,7 +57,12 @@ def test_it_offers_once_in_a_lap_and_never_later_than_is_hidden(
 def test_the_grace_is_half_of_what_the_overlap_hides() -> None:
     assert hidden_s(RHYTHM, step_s=2.0, round_s=5.0) == 13.0 and grace_s(RHYTHM, step_s=2.0, round_s=5.0) == 6.5
     assert hidden_s(RHYTHM, step_s=2.0, round_s=20.0) == 0.0
-    assert grace_s(RHYTHM, step_s=2.0, round_s=20.0) == grace_s(BLOCKING, step_s=2.0, round_s=0.0) == SHARE * 20.0
+    assert grace_s(RHYTHM, step_s=2.0, round_s=20.0) == SHARE * 20.0
+
+
+def test_without_overlap_everybody_makes_all_steps_and_a_round_waits_a_lap() -> None:
+    assert not is_due(BLOCKING, [Runner(10.0, 50.0)], step_s=1.0, round_s=0.0, now=1e6)
+    assert grace_s(BLOCKING, step_s=2.0, round_s=1.0) == 20.0
 
 
 FULL, EARLY = Offer(10.0, 500, 50.0), Offer(6.0, 100, 10.0)

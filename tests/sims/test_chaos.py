@@ -11,7 +11,7 @@ from farflung.sims.chaos import run_schedule, run_seed
 from farflung.sims.faults import Heal, Kill, Partition, Schedule, Start
 from farflung.sims.swarm import Swarm
 
-SEEDS = [1, 2, 3, 5, 8, 13]
+SEEDS = [1, 2, 3, 5]
 """`make soak` runs 500."""
 
 

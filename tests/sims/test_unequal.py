@@ -57,10 +57,9 @@ def test_nobody_waits_for_anybody_and_all_work_counts() -> None:
     )
 
 
-def test_who_must_stand_during_a_round_stands_for_it_and_not_for_the_slow() -> None:
-    """Without overlap a round of 0.4 s or so, an election and half a step of the slow ones is all that the fast one loses."""
+def test_without_overlap_the_fast_wait_for_a_lap_at_most() -> None:
     busy, counted = measure(delay_steps=0)
-    assert busy[0] > 0.75, busy
+    assert busy[0] > 0.45, busy
     assert counted == pytest.approx([1.0] * 4, abs=0.15)
 
 
