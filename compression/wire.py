@@ -31,7 +31,6 @@ MAGIC = b"CX"
 HEADER_VERSION = 1
 _HEADER = struct.Struct("<2sBBB3xQQQ")
 HEADER_NBYTES = _HEADER.size
-MAX_PARAM = (1 << 64) - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,7 @@ from farflung.node.identity import Identity, libp2p_text
 from farflung.node.libp2p import Libp2p
 from farflung.node.libp2p_stream import Libp2pStream
 from farflung.node.links import LIBP2P, MAX_PEERS, TLS, LinkBook
-from farflung.node.mail import Mail, MailStats
+from farflung.node.mail import Mail
 from farflung.node.network import LinkStats, MessageHandler, PeerId, Stream, StreamHandler
 from farflung.node.p2pd import P2pdConfig
 from farflung.node.pacing import Pacer
@@ -276,11 +276,6 @@ class Engine:
     def joined(self) -> bool:
         """Whether a seed has answered since the start."""
         return self._records.joined.is_set()
-
-    @property
-    def mail_stats(self) -> MailStats:
-        """What happened to control messages."""
-        return self._mail.stats
 
     def set_caps(self, up_bytes_per_s: float | None, down_bytes_per_s: float | None) -> None:
         """New caps on bulk, in bytes per second."""

@@ -1,8 +1,8 @@
 """Networks that pipelines are planned for: SkipPipe's published ones, and random ones of volunteers.
 
-The reference is the digest's section 1.5: twelve regions of one cloud, (latency in ms, GiB/s) for each pair, peers dealt
-out to regions in turn. The released table has NL-London at 0.000237 GiB/s, a hundredth of what CheckFree's copy of it
-says; here it is corrected, since a link that nobody would use makes cost-blind baselines look absurd.
+The reference is the digest's section 1.5: the twelve regions of `regions`, peers dealt out to them in turn. Its link from
+the Netherlands to London is the corrected one: with the released one, which nobody would use, cost-blind baselines look
+absurd.
 """
 
 import math
@@ -10,26 +10,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from farflung.sims import regions
 from farflung.training.pipeline_costs import Costs
 
-REGIONS = (
-    "Belgium", "Canada", "Germany", "Iowa", "Japan", "LA", "NL", "Oregon", "Singapore", "Taiwan", "London", "Australia",
-)  # fmt: skip
-_LINKS = """
-41/.0199 4/.2425 49/.0283 112/.0117 70/.0194 3/.2425 66/.0209 83/.0161 105/.0125 3.5/.2425 129/.0098
-44/.0319 14/.0757 74/.0181 35/.0305 42/.0250 30.5/.0471 107/.0119 89/.0147 38.5/.0364 98/.0132
-53.5/.0266 112/.0111 73/.0182 3.5/.2425 68/.0149 80/.0125 102/.0126 6.6/.1888 125.5/.0105
-72.5/.0140 23.4/.0615 51/.0274 19.3/.0903 101.5/.0126 88/.0128 48.1/.0219 84/.0112
-50/.0278 108.5/.0114 46.2/.0305 35.6/.0390 19.2/.0767 107/.0089 58/.0138
-71.5/.0143 12.4/.1185 79.5/.0168 64/.0162 68/.0149 69/.0146
-67/.0204 81.5/.0164 105.5/.0120 4.8/.02368 128/.0095
-78.5/.0168 59.5/.0233 64/.0212 68/.0146
-23.2/.0619 85/.0157 48/.0298
-109.5/.0090 67/.0210
-132/.0094
-"""
-"""Row i: region i to regions i + 1, ...; latency in ms / GiB per second."""
-_SAME_REGION = (1.0, 2.0)
+_HOME_BYTES_PER_S = 2.0 * 2**30
+"""Within a region, where the table (`regions`) knows no limit."""
 _OVERHEAD_S = 0.35
 """Per message: copies between CPU and GPU, serialisation (section 1.3)."""
 _PAUSE_S = 0.13
@@ -69,20 +54,6 @@ class Network:
         )
 
 
-def _regions() -> tuple[list[list[float]], list[list[float]]]:
-    """Latency in seconds and bytes per second between all regions."""
-    count = len(REGIONS)
-    latency = [[_SAME_REGION[0] / 1000.0] * count for _ in range(count)]
-    rate = [[_SAME_REGION[1] * 2.0**30] * count for _ in range(count)]
-    for one, line in enumerate(_LINKS.split("\n")[1:-1]):
-        for offset, pair in enumerate(line.split(), start=1):
-            ms, gib = map(float, pair.split("/"))
-            other = one + offset
-            latency[one][other] = latency[other][one] = ms / 1000.0
-            rate[one][other] = rate[other][one] = gib * 2.0**30
-    return latency, rate
-
-
 def _clouds(
     name: str,
     *,
@@ -95,13 +66,13 @@ def _clouds(
     per_home: int,
     homes: int,
 ) -> Network:
-    latency, rate = _regions()
-    region = [peer % len(REGIONS) for peer in range(num_peers)]
+    region = [regions.NAMES[peer % len(regions.NAMES)] for peer in range(num_peers)]
+    links = [[regions.between(a, b) for b in region] for a in region]
     return Network(
         name=name,
-        peers=tuple(f"{REGIONS[where]} {peer}" for peer, where in enumerate(region)),
-        latency_s=tuple(tuple(latency[a][b] + _OVERHEAD_S for b in region) for a in region),
-        transmit_s=tuple(tuple(message_bytes / rate[a][b] for b in region) for a in region),
+        peers=tuple(f"{where} {peer}" for peer, where in enumerate(region)),
+        latency_s=tuple(tuple(latency_s + _OVERHEAD_S for latency_s, _ in row) for row in links),
+        transmit_s=tuple(tuple(message_bytes / min(rate, _HOME_BYTES_PER_S) for _, rate in row) for row in links),
         layer_s=(layer_s,) * num_peers,
         max_layers=(layers,) * num_peers,
         num_stages=num_stages,

@@ -9,7 +9,6 @@ the order of messages known when an operation starts. With `shared_uplinks` off 
 which is how SkipPipe's own simulator and the digest's figures count.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from farflung.training.pipeline_plan import Kind
@@ -59,16 +58,3 @@ class Costs:
     def message_s(self, sender: int, receiver: int) -> float:
         """A message on a free uplink; 0 within a peer."""
         return 0.0 if sender == receiver else self.transmit_s[sender][receiver] + self.latency_s[sender][receiver]
-
-
-def with_forward(costs: Costs, forward_s: Sequence[Sequence[float]]) -> Costs:
-    """The same network, with other stages."""
-    return Costs(
-        forward_s=tuple(map(tuple, forward_s)),
-        latency_s=costs.latency_s,
-        transmit_s=costs.transmit_s,
-        backward=costs.backward,
-        loss=costs.loss,
-        pause_s=costs.pause_s,
-        shared_uplinks=costs.shared_uplinks,
-    )

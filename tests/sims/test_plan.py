@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 from farflung.compression import kernels
 from farflung.sims.main import app
 from farflung.sims.pipeline_compare import Comparison, compare, task_for
-from farflung.sims.pipeline_networks import REGIONS, reference, volunteers
+from farflung.sims.pipeline_networks import reference, volunteers
 from farflung.sims.pipeline_optimum import gaps_percent
 from farflung.sims.plan_page import describe
+from farflung.sims.regions import NAMES
 from farflung.training.pipeline_rules import validate
 from farflung.training.pipeline_search import Search
 from farflung.training.pipeline_simulate import simulate
@@ -27,7 +28,7 @@ def test_reference_network_is_the_published_one() -> None:
     network = reference()
     assert len(network.peers) == 20 and network.num_microbatches == 30
     assert network.layer_s[0] * 4 == pytest.approx(1.76)
-    nl, london = REGIONS.index("NL"), REGIONS.index("London")
+    nl, london = NAMES.index("Netherlands"), NAMES.index("London")
     assert network.transmit_s[nl][london] == network.transmit_s[london][nl] == pytest.approx(0.03125 / 0.02368)
     assert network.latency_s[0][1] == pytest.approx(0.041 + 0.35)
     for table in (network.latency_s, network.transmit_s):
