@@ -151,13 +151,13 @@ class Applier:
             with self._log.span("download", commit.height):
                 await self._download_state(commit)
         async with self._trainer.busy:
-            if commit.version == self.version + 1 and means is not None:
-                assert commit.round is not None
+            taken = commit.round if means is not None and commit.version == self.version + 1 else None
+            if taken is not None and means is not None:
                 self.steady.clear()
                 with self._log.span("apply", commit.height):
-                    await self._take_round(commit.round, means)
+                    await self._take_round(taken, means)
                 self.version = commit.version
-            await self._settle(commit, commit.round)
+            await self._settle(commit, taken)  # rounds that came with a downloaded state have been counted with it
             self.height = commit.height  # training may go on: digests, reports and the like need not be waited for
             self.steady.set()
         self._trainer.wake()

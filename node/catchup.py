@@ -60,14 +60,17 @@ class Catchup:
         self._download: Download | None = None
 
     async def download(self, at_least: int) -> int:
-        """Fetch, roll forward and verify until the whole outer state is that of one version; returns it."""
+        """Fetch, roll forward and verify until the whole outer state is that of one version; returns it.
+
+        It is one of our history: rounds that we do not know yet may have counted what we had trained.
+        """
         download = self._download = self._download or await self._begin()
         while True:
             await self._sync.fetch(download, self._donors(download), self._arrived)
             view = self._member.head.commit.view
             newest = max([at_least, *download.have.values()])
             agreed = standing.agreed(self._member.membership, view, self._member.me, newest)
-            if agreed is not None and download.complete:
+            if agreed is not None and download.complete and agreed[0] <= self._member.head.commit.version:
                 version, digest, holders = agreed
                 await self._roll_forward(download, version)
                 if download.complete and await self._verified(download, digest, holders):

@@ -64,7 +64,7 @@ def toy_outfit(seed: int, schedule: Schedule, wire: Wire = INT8) -> Outfit:
     signers = [
         Ed25519Signer(hashlib.sha256(f"{seed}/{index}".encode()).digest()) for index in range(schedule.num_peers)
     ]
-    drawn = [random.Random(f"{seed}/speed/{index}").uniform(0.6, 1.8) for index in range(schedule.num_peers)]
+    drawn = [random.Random(f"{seed}/speed/{index}").uniform(2.5, 7.5) for index in range(schedule.num_peers)]
     step_s = wire.step_s or drawn
     pace = wire.pace or Pace(
         inner_steps=INNER_STEPS,
