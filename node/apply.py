@@ -268,8 +268,8 @@ class Applier:
             if counted and not in_flight:
                 previous = None
                 self._drop("rounds that we were away for had counted it")
-            contributed = bool(in_flight) and previous is not None
-            await self._learn(lambda: self._learner.adopt_outer(previous, contributed=contributed))
+            kept = [(p.start, p.stop) for result in in_flight for p in result.parts if p.digest]
+            await self._learn(lambda: self._learner.adopt_outer(previous, counted=kept if previous is not None else ()))
             self._exchange.in_flight = b""
             for result in in_flight:
                 self._trainer.count(self._counted(result))
@@ -296,10 +296,13 @@ class Applier:
     # ---- now and then ------------------------------------------------------------------------------------------
 
     async def _evaluate(self, commit: Commit) -> None:
-        """Held-out loss of the outer parameters, by the contributor that was ready soonest, for as long as it stood since the last round.
+        """Held-out loss of the outer parameters once all fragments have moved, by the contributor that was ready soonest, for as
+        long as it stood since then.
 
         Where nobody stands, and for a lone node always, it may cost a two-hundredth of the time.
         """
+        if commit.version % self._member.settings.rules.num_fragments and not self._finished():
+            return
         stood_s, self._trainer.stood_s = self._trainer.stood_s, 0.0
         if commit.round is None or commit.version != self.version:
             return

@@ -75,7 +75,10 @@ def create(
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="`bytes` or a `tokenizers` JSON file.")] = None,
     steps: Annotated[int | None, typer.Option(help="Inner steps of one peer until the end.")] = None,
-    inner_steps: Annotated[int | None, typer.Option(help="H: inner steps between two rounds.")] = None,
+    inner_steps: Annotated[int | None, typer.Option(help="H: inner steps between two rounds of a fragment.")] = None,
+    fragments: Annotated[
+        int | None, typer.Option(help="Parts of the model that are synchronised in turn. Default: 1.")
+    ] = None,
     delay_steps: Annotated[
         int | None, typer.Option(min=0, help="Inner steps that peers may train while a round is under way. Default: 0.")
     ] = None,
@@ -117,6 +120,7 @@ def create(
         tokenizer=tokenizer,
         steps=steps,
         inner_steps=inner_steps,
+        fragments=fragments,
         delay_steps=delay_steps,
         batch_tokens=batch_tokens,
         optimizer=optimizer,

@@ -367,7 +367,7 @@ class NodeDaemon:
         return NodeStatus(
             swarm=swarm.name,
             peer=engine.peer_id.hex(),
-            inner_steps=recipe.manifest.inner_steps,
+            round_steps=recipe.manifest.round_steps,
             total_steps=recipe.manifest.total_steps,
         )
 

@@ -211,13 +211,15 @@ class Exchange:
         if self._residuals.keeps_contributions:
             await self._doors.side.run(self._residuals.begin, plan_id)
         # Beside training, or everybody would wait for the step of the slowest: of what this reads, only commits change anything.
-        delta = await self._doors.side.run(self._learner.offered_gradient)
+        first, last = parts[0].start, parts[-1].stop
+        delta = await self._doors.side.run(self._learner.offered_gradient, first, last)
         self.in_flight = plan_id
         mine = next((k for k, p in enumerate(parts) if p.owner == self._network.peer_id), 0)
         order = [*range(mine + 1, len(parts)), *range(mine + 1)]  # each contributor begins with another owner
         sending: list[asyncio.Task[None]] = []
         for batch in _batches(order, [part.stop - part.start for part in parts], ENCODE_ELEMENTS):
-            payloads = await self._doors.side.run(self._encode, plan_id, delta, [parts[k] for k in batch])
+            pieces = [(parts[k].start, delta[parts[k].start - first : parts[k].stop - first]) for k in batch]
+            payloads = await self._doors.side.run(self._encode, plan_id, pieces)
             for k, payload in zip(batch, payloads, strict=True):
                 part = parts[k]
                 round_.encoded_bytes += len(payload)
@@ -230,9 +232,8 @@ class Exchange:
         round_.owed = self._residuals.owed
         return sending
 
-    def _encode(self, plan_id: bytes, delta: torch.Tensor, parts: Sequence[Part]) -> list[memoryview]:
-        encode = self._residuals.encode_contribution
-        return [encode(plan_id, delta[part.start : part.stop], part.start) for part in parts]
+    def _encode(self, plan_id: bytes, pieces: Sequence[tuple[int, torch.Tensor]]) -> list[memoryview]:
+        return [self._residuals.encode_contribution(plan_id, piece, start) for start, piece in pieces]
 
     async def reduce(self, plan_id: bytes, part: int, weights: Sequence[tuple[PeerId, float]]) -> None:
         """Accumulate one of our parts in the order given, encode the mean, keep it, and send it to every other member."""

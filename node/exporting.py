@@ -80,7 +80,7 @@ def _facts(swarm: SwarmPaths, recipe: Recipe, commits: list[Commit], at_version:
         "manifest hash": swarm.hash_hex,
         "parameters": recipe.num_parameters,
         "rounds": at_version,
-        "steps": at_version * manifest.inner_steps,
+        "steps": at_version * manifest.round_steps,
         "tokens": tokens,
         "peers that contributed": len(contributors),
     }
@@ -90,7 +90,8 @@ def _facts(swarm: SwarmPaths, recipe: Recipe, commits: list[Commit], at_version:
     facts |= {
         "data": manifest.data.spec,
         "tokens per step and peer": manifest.batch_tokens,
-        "inner steps between rounds": manifest.inner_steps,
+        "inner steps between rounds": manifest.round_steps,
+        "fragments": manifest.fragments,
         "codec up": recipe.uplink.spec,
         "codec down": recipe.downlink.spec,
         "error feedback": _feedback(manifest.feedback),

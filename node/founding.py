@@ -161,6 +161,7 @@ def _sections(options: CreateOptions) -> Sections:
         ("data", "tokenizer", options.tokenizer),
         ("swarm", "total_steps", options.steps),
         ("swarm", "inner_steps", options.inner_steps),
+        ("swarm", "fragments", options.fragments),
         ("swarm", "delay_steps", options.delay_steps),
         ("swarm", "batch_tokens", options.batch_tokens),
         ("inner", "optimizer", options.optimizer),
@@ -194,7 +195,9 @@ def _fill_method(sections: Sections, name: str) -> None:
     wanted = swarm.get("inner_steps", min(method.inner_steps, swarm.get("total_steps", DEFAULT_STEPS)))
     if not isinstance(wanted, int):
         raise ConfigError(f"swarm.inner_steps = {wanted!r}: must be a whole number")
-    for section, values in method.sections(wanted).items():
+    if not isinstance(fragments := swarm.get("fragments", method.fragments_of(wanted)), int) or fragments < 1:
+        raise ConfigError(f"swarm.fragments = {fragments!r}: must be a whole number")
+    for section, values in method.sections(wanted, fragments).items():
         for key, value in values.items():
             sections.setdefault(section, {}).setdefault(key, value)
 
@@ -294,13 +297,14 @@ def _fill_feedback(sections: Sections) -> None:
             raise ConfigError(f"swarm.{key} = {str(spec)[:160]!r}: {error}") from error
         coarse = 8 * codec.expected_nbytes(_MANY) / _MANY < FEEDBACK_BITS
         feedback.setdefault(way, "residual" if coarse else "none")
-    steps, inner_steps = swarm["total_steps"], swarm.get("inner_steps", DEFAULT_INNER_STEPS)
+    steps, inner_steps, fragments = swarm["total_steps"], swarm.get("inner_steps"), swarm.get("fragments", 1)
     if (
         "residual" in (feedback["uplink"], feedback["downlink"])
         and isinstance(steps, int)
         and isinstance(inner_steps, int)
+        and isinstance(fragments, int)
     ):
-        feedback.setdefault("after_rounds", -(-steps // (FEEDBACK_WAITS * max(1, inner_steps))))
+        feedback.setdefault("after_rounds", -(-steps * max(1, fragments) // (FEEDBACK_WAITS * max(1, inner_steps))))
 
 
 def _fill_admission(sections: Sections) -> bytes:

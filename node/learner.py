@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
+from farflung.training.coupled import Slice
 from farflung.training.data import Dataset
 from farflung.training.inner import StepReport
 from farflung.training.order import SampleOrder
@@ -35,8 +36,8 @@ class Learner(Protocol):
     def offer(self) -> None:
         """Remember the local parameters as what the next round shall count; training may go on."""
 
-    def offered_gradient(self) -> Tensor:
-        """Outer minus offered parameters, fp32 [n] on the CPU; in flight from now on."""
+    def offered_gradient(self, start: int, stop: int) -> Tensor:
+        """Outer minus offered parameters of elements [start, stop), fp32 on the CPU; in flight from now on."""
 
     def apply(
         self,
@@ -47,7 +48,7 @@ class Learner(Protocol):
     ) -> None:
         """One outer step on slices (start, stop, mean); see `training.coupled.Coupled.apply`."""
 
-    def adopt_outer(self, previous: Tensor | None, *, contributed: bool = False) -> None:
+    def adopt_outer(self, previous: Tensor | None, *, counted: Sequence[Slice] = ()) -> None:
         """Go on from outer state that was written into `outer`; `previous` None drops local progress."""
 
     def discard_progress(self) -> None:
@@ -87,8 +88,8 @@ class SwarmLearner:
     def offer(self) -> None:
         self.replica.offer()
 
-    def offered_gradient(self) -> Tensor:
-        return self.replica.offered_gradient()
+    def offered_gradient(self, start: int, stop: int) -> Tensor:
+        return self.replica.offered_gradient(start, stop)
 
     def apply(
         self,
@@ -99,8 +100,8 @@ class SwarmLearner:
     ) -> None:
         self.replica.apply(updates, contributed=contributed, told=told)
 
-    def adopt_outer(self, previous: Tensor | None, *, contributed: bool = False) -> None:
-        self.replica.adopt_outer(previous, contributed=contributed)
+    def adopt_outer(self, previous: Tensor | None, *, counted: Sequence[Slice] = ()) -> None:
+        self.replica.adopt_outer(previous, counted=counted)
 
     def discard_progress(self) -> None:
         self.replica.discard_progress()

@@ -32,6 +32,8 @@ class CreateOptions:
     """Global inner steps after which the swarm is done."""
     inner_steps: int | None = None
     """H: inner steps between two rounds."""
+    fragments: int | None = None
+    """P: parts of the model that are synchronised in turn."""
     delay_steps: int | None = None
     """tau: inner steps that a peer may train while a round is under way."""
     batch_tokens: int | None = None
@@ -66,6 +68,7 @@ class CreateOptions:
         _positive(
             steps=self.steps,
             inner_steps=self.inner_steps,
+            fragments=self.fragments,
             batch_tokens=self.batch_tokens,
             lr=self.lr,
             min_contributors=self.min_contributors,

@@ -402,8 +402,8 @@ class Peer:
         self.network.send(to, self._sealed[2])
 
     def _contribution_bytes(self, plan: Plan) -> int:
-        mine = sum(p.stop - p.start for p in plan.parts if p.owner == self.member.me)
-        return int((self.settings.rules.numel - mine) * self._up_bytes_per_element)
+        others = sum(p.stop - p.start for p in plan.parts if p.owner != self.member.me)
+        return int(others * self._up_bytes_per_element)
 
     # ---- what is said of us ------------------------------------------------------------------------------------
 

@@ -26,6 +26,8 @@ from farflung.protocol.manifest import Manifest, manifest_hash
 from farflung.protocol.settings import Settings
 from farflung.training.data import Dataset
 from farflung.training.errors import DataError
+from farflung.training.flat import slots_of
+from farflung.training.fragments import cut
 from farflung.training.inner import InnerConfig
 from farflung.training.model import ModelConfig, parameter_shapes
 from farflung.training.order import SampleOrder
@@ -65,18 +67,38 @@ class Recipe:
 
     @property
     def total_rounds(self) -> int:
-        """Rounds until the run is complete: whole rounds of H steps, at least one."""
-        return max(1, self.manifest.total_steps // self.manifest.inner_steps)
+        """Rounds until the run is complete, at least one."""
+        return max(1, self.manifest.total_steps // self.manifest.round_steps)
+
+    @property
+    def align(self) -> int:
+        """Parts and fragments begin at multiples of this many elements."""
+        return math.lcm(self.uplink.block, self.downlink.block)
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """Ends of the fragments, in the order of the flat vector."""
+        slots = slots_of(parameter_shapes(self.model))
+        fragments = cut(slots, self.manifest.fragments, "sequential")
+        inner = [round(fragment.slices[0][0] / self.align) * self.align for fragment in fragments[1:]]
+        cuts = (0, *inner, self.num_parameters)
+        if sorted(set(cuts)) != list(cuts):
+            raise ConfigError(
+                f"swarm.fragments = {self.manifest.fragments}: a model of {self.num_parameters:,} parameters has fewer that "
+                f"begin at multiples of {self.align}"
+            )
+        return cuts
 
     @property
     def rules(self) -> Rules:
         """What every commit must follow."""
         m = self.manifest
         return Rules(
-            window=m.window_rounds * m.inner_steps * m.samples_per_step,
+            window=m.window_rounds * m.round_steps * m.samples_per_step,
             lease=m.lease_rounds,
             max_group=m.max_group,
-            numel=self.num_parameters,
+            cuts=self.cuts,
+            total_rounds=self.total_rounds,
             tokens_per_sample=m.model.seq_len,
         )
 
@@ -88,12 +110,11 @@ class Recipe:
             founder=m.founder,
             rules=self.rules,
             rhythm=self.pace().rhythm,
-            align=math.lcm(self.uplink.block, self.downlink.block),
+            align=self.align,
             uplink=self.uplink.spec,
             downlink=self.downlink.spec,
             bytes_per_element=max(self.uplink.expected_nbytes(), self.downlink.expected_nbytes()) / self.num_parameters,
             min_contributors=m.min_contributors,
-            total_rounds=self.total_rounds,
             min_round_s=m.deadlines.min_round_s,
             max_round_s=m.deadlines.max_round_s,
             removal_s=REMOVAL_S,
@@ -105,7 +126,7 @@ class Recipe:
         """The rhythm of training."""
         m = self.manifest
         return Pace(
-            inner_steps=m.inner_steps,
+            inner_steps=m.round_steps,
             delay_steps=m.delay_steps,
             samples_per_step=m.samples_per_step,
             tokens_per_sample=m.model.seq_len,

@@ -28,7 +28,7 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     swarm: str
     peer: str
     """Public key in hex."""
-    inner_steps: int = 0
+    round_steps: int = 0
     """H of the manifest; 0 when unknown."""
     total_steps: int = 0
     """Global inner steps after which the swarm is done; 0 when unknown."""
@@ -68,7 +68,7 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     owed: float | None = None
     """What our last contribution left out, its norm in norms of the pseudo-gradient; None while there is no error feedback."""
     next_sync_s: float | None = None
-    """Forecast until this node has done its H steps."""
+    """Forecast until this node has done its steps of a round."""
     synced_chunks: int = 0
     chunks: int = 0
     """Progress of a late join; 0 of 0 when there is none."""
@@ -121,8 +121,8 @@ class NodeStatus(msgspec.Struct, kw_only=True):
         self.tokens += event["tokens"]
         if self.loss is not None:  # a loss that is not finite is null in JSON
             self.recent_losses = [*self.recent_losses[1 - RECENT_LOSSES :], self.loss]
-        if self.inner_steps and self.tokens_per_s > 0:
-            left = max(0, self.inner_steps - (self.step - self.round_step))
+        if self.round_steps and self.tokens_per_s > 0:
+            left = max(0, self.round_steps - (self.step - self.round_step))
             self.next_sync_s = left * event["tokens"] / self.tokens_per_s
 
 

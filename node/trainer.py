@@ -26,9 +26,9 @@ class Pace:
     """What the manifest says about the rhythm of training."""
 
     inner_steps: int
-    """H: steps of the fastest peer between two rounds."""
+    """Steps of the fastest peer between two rounds: H, or H / P where P fragments are synchronised in turn."""
     delay_steps: int = 0
-    """Steps that may be trained while a round is under way; less than H."""
+    """Steps that may be trained while a round is under way; less than `inner_steps`."""
     samples_per_step: int
     tokens_per_sample: int
     total_rounds: int

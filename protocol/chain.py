@@ -30,9 +30,30 @@ class Rules:
     """Rounds for which a vanished member keeps its samples."""
     max_group: int
     """Most members of a view."""
-    numel: int
-    """Elements of the flat parameter vector."""
+    cuts: tuple[int, ...]
+    """Where the fragments of the flat parameter vector end, from 0 to its number of elements; they are synchronised in turn."""
+    total_rounds: int
+    """Rounds of the whole run."""
     tokens_per_sample: int
+
+    @property
+    def numel(self) -> int:
+        """Elements of the flat parameter vector."""
+        return self.cuts[-1]
+
+    @property
+    def num_fragments(self) -> int:
+        """P."""
+        return len(self.cuts) - 1
+
+    def span(self, version: int) -> tuple[int, int]:
+        """Elements [start, stop) that the round from outer version `version` to the next moves: the fragment whose turn it is
+        (in the order of `training.streaming.Timetable`), and in the last round of the run everything, so that no progress stays behind.
+        """
+        if version + 1 == self.total_rounds:
+            return 0, self.numel
+        fragment = (version + 1) % self.num_fragments
+        return self.cuts[fragment], self.cuts[fragment + 1]
 
 
 class Contribution(Struct, frozen=True, array_like=True):
@@ -187,12 +208,12 @@ def _check_round(parent: Commit, result: RoundResult, rules: Rules, demand: Call
     demand(set(contributors) <= set(parent.view), "counts contributors from outside the view")
     for c in result.contributors:
         demand(0 < c.tokens == c.samples * rules.tokens_per_sample, "counts tokens that are not its samples")
-    position = 0
+    position, end = rules.span(parent.version)
     for part in result.parts:
         demand(part.start == position < part.stop, "has parts that leave gaps or overlap")
         demand(len(part.digest) in (0, 32), "has a digest that is none")
         position = part.stop
-    demand(position == rules.numel, f"covers {position} of {rules.numel} elements")
+    demand(position == end, f"ends at element {position}, not at {end}")
     demand(any(part.digest for part in result.parts), "moves nothing")
 
 

@@ -15,6 +15,9 @@ MAX_GROUP_PEERS = 64
 MAX_PARTS = 4 * MAX_GROUP_PEERS
 """Parts of one round."""
 
+MAX_FRAGMENTS = 64
+"""Fragments of a model; the published runs of Streaming DiLoCo have at most 36."""
+
 MAX_PARAMETERS = 1 << 40
 """Parameters of a model: a trillion, far above what a swarm of volunteers can hold."""
 

@@ -5,8 +5,8 @@ Encoding is MessagePack with field names, all fields present, in the order below
 that it would itself write, so one manifest has one hash. About 1 kB. What a peer decides for itself (device,
 caps, dtype) is not here.
 
-Some fields have one legal value so far (fragments, mix, outer optimiser, aggregation). They are in the
-format already so that a manifest says what its swarm does, and a later version need not guess.
+Some fields have one legal value so far (mix, outer optimiser, aggregation). They are in the format already so that a manifest says
+what its swarm does, and a later version need not guess.
 """
 
 import re
@@ -17,6 +17,7 @@ from farflung.protocol.checks import check_length, check_range, check_supported
 from farflung.protocol.errors import BadSignature, ConfigError, LocalError, Malformed, WrongSwarm
 from farflung.protocol.keys import PeerId, Signer, digest, domain, short, verify
 from farflung.protocol.limits import (
+    MAX_FRAGMENTS,
     MAX_GROUP_PEERS,
     MAX_MANIFEST_BYTES,
     MAX_PROTOCOL_VERSIONS,
@@ -63,11 +64,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     inner: InnerSpec = InnerSpec()
     outer: OuterSpec = OuterSpec()
     inner_steps: int = 100
-    """H: inner steps between two rounds of the same fragment."""
+    """H: inner steps between two rounds of the same fragment; a multiple of `fragments`."""
     fragments: int = 1
-    """P: parts of the model that are synchronised in turn."""
+    """P: parts of the model that are synchronised in turn, one every H / P steps, so that a round moves a P-th of the bytes
+    (Streaming DiLoCo, arXiv 2501.18512).
+    """
     delay_steps: int = 0
-    """tau: inner steps that a peer may train while a round is under way; less than `inner_steps`. 0: it stands."""
+    """tau: inner steps that a peer may train while a round is under way; less than H / P. 0: it stands."""
     mix: float = 0.0
     """alpha: share of the local parameters kept when a round's result is applied."""
     uplink_codec: str = "int8(block=128)"
@@ -94,8 +97,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         check_range("created", self.created, 0, 1 << 53)
         self._check_versions()
         self._check_steps()
-        check_range("swarm.fragments", self.fragments, 1, self.model.num_layers)
-        check_supported("swarm.fragments", self.fragments, 1)
         check_range("swarm.mix", self.mix, 0.0, 1.0)
         check_supported("swarm.mix", self.mix, 0.0)
         check_supported("swarm.aggregation", self.aggregation, "mean")
@@ -129,8 +130,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
         check_range("swarm.total_steps", self.total_steps, 1, 1 << 40)
         check_range("swarm.inner_steps", self.inner_steps, 1, self.total_steps)
-        check_range("swarm.delay_steps", self.delay_steps, 0, self.inner_steps - 1)
+        check_range("swarm.fragments", self.fragments, 1, min(self.inner_steps, MAX_FRAGMENTS))
+        if self.inner_steps % self.fragments:
+            raise ConfigError(
+                f"swarm.inner_steps = {self.inner_steps}: must be a multiple of swarm.fragments = {self.fragments}"
+            )
+        check_range("swarm.delay_steps", self.delay_steps, 0, self.round_steps - 1)
         check_range("inner.warmup_steps", self.inner.warmup_steps, 0, self.total_steps)
+
+    @property
+    def round_steps(self) -> int:
+        """Inner steps between two rounds, whatever fragments they move."""
+        return self.inner_steps // self.fragments
 
     @property
     def samples_per_step(self) -> int:

@@ -52,7 +52,7 @@ def check_plan(plan: Plan, head: Commit, settings: Settings, me: PeerId, ready: 
     )
     limit = settings.max_round_s
     demand(0 < plan.scatter_s <= limit and 0 < plan.gather_s <= limit, f"with deadlines above {limit} s")
-    position = 0
+    position, end = settings.rules.span(head.version)
     for part in plan.parts:
         demand(part.owner in contributors, "with a part owned by somebody who does not contribute")
         demand(part.start == position and part.stop > part.start, "whose parts leave gaps or overlap")
@@ -61,7 +61,7 @@ def check_plan(plan: Plan, head: Commit, settings: Settings, me: PeerId, ready: 
             f"with a part that does not begin at a multiple of {settings.align}",
         )
         position = part.stop
-    demand(position == settings.rules.numel, f"that covers {position} of {settings.rules.numel} elements")
+    demand(position == end, f"that ends at element {position}, not at {end}")
     demand(len({p.owner for p in plan.parts}) == len(plan.parts), "with two parts of one owner")
     for contributor in plan.contributors:
         held = count(head.ledger.window(contributor.peer))

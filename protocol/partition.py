@@ -50,14 +50,14 @@ def fractions(uplinks: Sequence[float], num_receivers: int, downlinks: Sequence[
     return [s / total for s in shares]
 
 
-def cut(numel: int, shares: Sequence[float], align: int) -> list[tuple[int, int]]:
-    """Consecutive ranges [start, stop) that cover [0, numel), in the proportion of `shares`, cut at multiples of `align`."""
+def cut(first: int, last: int, shares: Sequence[float], align: int) -> list[tuple[int, int]]:
+    """Consecutive ranges [start, stop) that cover [first, last), in the proportion of `shares`, cut at multiples of `align`."""
     ranges: list[tuple[int, int]] = []
-    start = 0
+    start = first
     total = 0.0
     for i, share in enumerate(shares):
         total += share
-        end = numel if i == len(shares) - 1 else min(numel, round(total * numel / align) * align)
+        end = last if i == len(shares) - 1 else min(last, round((first + total * (last - first)) / align) * align)
         stop = max(start, end)
         ranges.append((start, stop))
         start = stop

@@ -249,7 +249,7 @@ class Proposer:
             len(decision.members),
             partition.levelled([readies[p].down_bytes_per_s for p in owners]),
         )
-        ranges = partition.cut(rules.rules.numel, shares, rules.align)
+        ranges = partition.cut(*rules.rules.span(s.head.commit.version), shares, rules.align)
         parts = tuple(Part(o, a, b) for o, (a, b) in zip(owners, ranges, strict=True) if b > a)
         estimate = transfer_seconds(rules, parts, readies, len(decision.members))
         recent = [r.seconds_ms / 1000.0 for r in s.recent_rounds()]
@@ -414,10 +414,11 @@ def transfer_seconds(
 ) -> float:
     """Seconds the slowest uplink needs for one direction of the butterfly; 0 while no rate is known."""
     slowest = 0.0
+    numel = parts[-1].stop - parts[0].start
     for part in parts:
         rate = readies[part.owner].up_bytes_per_s
         if rate > 0.0:
             mine = part.stop - part.start
-            elements = max(rules.rules.numel - mine, mine * (num_members - 1))
+            elements = max(numel - mine, mine * (num_members - 1))
             slowest = max(slowest, elements * rules.bytes_per_element / rate)
     return slowest

@@ -52,7 +52,6 @@ class Settings:
     bytes_per_element: float
     """Expected of encoded contributions and means, whichever are longer; for estimates of transfer times."""
     min_contributors: int
-    total_rounds: int
     min_round_s: float
     """Lower bound of adaptive deadlines, seconds; and a round is planned no earlier after the last, unless all are ready."""
     max_round_s: float
@@ -62,3 +61,8 @@ class Settings:
     heartbeat_s: float
     admits: Callable[[PeerId, bytes], bool]
     """Whether an admission token opens the swarm to a peer."""
+
+    @property
+    def total_rounds(self) -> int:
+        """Rounds of the whole run."""
+        return self.rules.total_rounds

@@ -2,7 +2,7 @@
 
 A version is named in every envelope, record and manifest; decoders take it from there and never guess it.
 
-* **1**: replica mode, one fragment, no delay, mean of contributors, dynamic linear voting.
+* **1**: replica mode, fragments in turn, mean of contributors, dynamic linear voting.
 """
 
 from collections.abc import Iterable

@@ -82,8 +82,8 @@ class VectorLearner:
     def offer(self) -> None:
         pass
 
-    def offered_gradient(self) -> Tensor:
-        return self._delta  # as an averager is given its tensors: what it costs to take is the trainer's
+    def offered_gradient(self, start: int, stop: int) -> Tensor:
+        return self._delta[start:stop]  # as an averager is given its tensors: what it costs to take is the trainer's
 
     def apply(
         self,
@@ -108,7 +108,7 @@ class VectorLearner:
             power += float(true.square().sum())
         return error / power
 
-    def adopt_outer(self, previous: Tensor | None, *, contributed: bool = False) -> None:
+    def adopt_outer(self, previous: Tensor | None, *, counted: Sequence[tuple[int, int]] = ()) -> None:
         raise RuntimeError("a peer of the benchmark fell behind")
 
     def discard_progress(self) -> None:

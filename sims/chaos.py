@@ -52,6 +52,8 @@ class Wire:
     min_contributors: int = 1
     pace: Pace | None = None
     """None: four steps a round, and every other seed trains on while rounds are under way."""
+    fragments: int | None = None
+    """Synchronised in turn. None: one, and in every third seed three."""
     step_s: tuple[float, ...] = ()
     """Seconds of each peer's steps; empty: drawn by the seed."""
 
@@ -81,7 +83,8 @@ def toy_outfit(seed: int, schedule: Schedule, wire: Wire = INT8) -> Outfit:
             window=3 * pace.inner_steps * pace.samples_per_step,
             lease=3,
             max_group=64,
-            numel=wire.numel,
+            cuts=_cuts(wire, 1 + 2 * (seed % 3 == 0) if wire.fragments is None else wire.fragments),
+            total_rounds=pace.total_rounds,
             tokens_per_sample=pace.tokens_per_sample,
         ),
         rhythm=pace.rhythm,
@@ -90,7 +93,6 @@ def toy_outfit(seed: int, schedule: Schedule, wire: Wire = INT8) -> Outfit:
         downlink=wire.codec.spec,
         bytes_per_element=1.1,
         min_contributors=wire.min_contributors,
-        total_rounds=pace.total_rounds,
         min_round_s=3.0,
         max_round_s=30.0,
         removal_s=10.0,
@@ -109,6 +111,13 @@ def toy_outfit(seed: int, schedule: Schedule, wire: Wire = INT8) -> Outfit:
         seconds=lambda index, name: step_s[index] if name == "train" else HAND_S,
         checkpoint_s=wire.checkpoint_s,
     )
+
+
+def _cuts(wire: Wire, fragments: int) -> tuple[int, ...]:
+    """About equal fragments that begin at whole blocks."""
+    blocks = wire.numel // wire.codec.block
+    inner = [index * blocks // fragments * wire.codec.block for index in range(1, fragments)]
+    return (0, *inner, wire.numel)
 
 
 def drawn_schedule(seed: int, *, churn_s: float = CHURN_S, max_peers: int = faults.MAX_PEERS) -> Schedule:
@@ -156,12 +165,13 @@ def run_seed(seed: int) -> Report:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=0, help="run seeds 0 to N-1")
+    parser.add_argument("--seeds", type=int, default=0, help="how many seeds to run")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="run one seed")
     parser.add_argument("--events", action="store_true", help="print the event log")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     args = parser.parse_args()
-    seeds = [args.seed] if args.seed is not None else list(range(args.seeds))
+    seeds = [args.seed] if args.seed is not None else list(range(args.first, args.first + args.seeds))
     failed = 0
     with ProcessPoolExecutor(args.jobs) as pool:
         reports = map(run_seed, seeds) if len(seeds) == 1 else pool.map(run_seed, seeds)

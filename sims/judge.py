@@ -175,10 +175,11 @@ class Judge:
         _, params, momentum = before
         config = self.swarm.outfit.outer
         mean = outer.momentum - config.momentum * momentum
-        stepped = params - config.lr * (mean + config.momentum * outer.momentum)
+        step = config.lr * (mean + config.momentum * outer.momentum)
+        stepped = params.clone()
         for part in commit.round.parts:
-            if not part.digest:  # left out for everybody alike: nothing moves
-                stepped[part.start : part.stop] = params[part.start : part.stop]
+            if part.digest:  # other fragments, and parts left out for everybody alike, do not move
+                stepped[part.start : part.stop] -= step[part.start : part.stop]
         if (stepped - outer.params).abs().max() > ROUNDING:
             self.violate(2, f"version {version} is not one outer step from version {version - 1}")
         expected = self._expected_mean(commit, parent)

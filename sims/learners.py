@@ -7,7 +7,7 @@ from torch import Tensor
 
 from farflung.node.learner import SwarmLearner
 from farflung.sims.toy import ToyLearner, Witness, nobody
-from farflung.training.coupled import Update
+from farflung.training.coupled import Slice, Update
 from farflung.training.flat import flatten, unflatten
 from farflung.training.inner import StepReport
 
@@ -34,10 +34,11 @@ class ReplicaLearner(SwarmLearner):
         super().offer()
         self._offered = list(self.trained)
 
-    def offered_gradient(self) -> Tensor:
+    def offered_gradient(self, start: int, stop: int) -> Tensor:
         self._sent = self._offered
-        gradient = super().offered_gradient()
-        self.witness(tuple(self._sent), gradient)
+        gradient = super().offered_gradient(start, stop)
+        assert self.replica.sent is not None
+        self.witness(tuple(self._sent), self.outer.params - self.replica.sent)
         return gradient
 
     def apply(self, updates: Sequence[Update], *, contributed: bool, told: Mapping[int, Tensor] | None = None) -> None:
@@ -45,9 +46,9 @@ class ReplicaLearner(SwarmLearner):
         if contributed:
             del self.trained[: len(self._sent)]
 
-    def adopt_outer(self, previous: Tensor | None, *, contributed: bool = False) -> None:
-        super().adopt_outer(previous, contributed=contributed)
-        if contributed:
+    def adopt_outer(self, previous: Tensor | None, *, counted: Sequence[Slice] = ()) -> None:
+        super().adopt_outer(previous, counted=counted)
+        if counted:
             del self.trained[: len(self._sent)]
         elif previous is None:
             self.trained.clear()

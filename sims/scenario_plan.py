@@ -225,11 +225,13 @@ def _cost(recipe: Recipe, scenario: Scenario, signers: list[Ed25519Signer]) -> t
     """Nodes that exchange `CELLS` numbers, and the bytes that each of theirs stands for."""
     flat = uniform(CELL_CODEC, CELLS)
     factor = (recipe.uplink.expected_nbytes() + recipe.downlink.expected_nbytes()) / (2 * flat.expected_nbytes())
+    share = CELLS / recipe.num_parameters / CELL_CODEC.block
+    cuts = (*(round(cut * share) * CELL_CODEC.block for cut in recipe.cuts[:-1]), CELLS)
     outer = dataclasses.replace(recipe.outer, momentum=min(recipe.outer.momentum, 0.5))  # numbers that stay small
     outfit = _outfit(recipe, scenario, signers, lambda index: CostLearner(CELLS, outer))
     settings = dataclasses.replace(
         outfit.settings,
-        rules=dataclasses.replace(outfit.settings.rules, numel=CELLS),
+        rules=dataclasses.replace(outfit.settings.rules, cuts=cuts),
         align=CELL_CODEC.block,
         uplink=flat.spec,
         downlink=flat.spec,

@@ -167,7 +167,7 @@ class _Run:
         judge.calm = plan.schedule.duration_s >= plan.schedule.calm_from + plan.calm_s / 3
         await asyncio.sleep(plan.calm_s / 3)
         judge.look()
-        if swarm.peers and judge.rounds == rounds:
+        if swarm.peers and judge.rounds == rounds < plan.outfit.settings.total_rounds:
             judge.violate(0, "no round in the calm stretch")
         judge.check_end()
 

@@ -19,7 +19,7 @@ from farflung.compression.codec import Payload
 from farflung.node.learner import Learner
 from farflung.node.storage import Link, Place, SavedVote
 from farflung.protocol.chain import Certified, Commit
-from farflung.training.coupled import Coupled, Update
+from farflung.training.coupled import Coupled, Slice, Update
 from farflung.training.inner import StepReport
 from farflung.training.outer import OuterConfig
 
@@ -85,10 +85,11 @@ class ToyLearner(Coupled):
         self._offered_samples = list(self.trained)
         self._offered_made = self._made
 
-    def offered_gradient(self) -> Tensor:
+    def offered_gradient(self, start: int, stop: int) -> Tensor:
         self.sent_samples, self._sent_made = self._offered_samples, self._offered_made
-        gradient = super().offered_gradient()
-        self.witness(tuple(self.sent_samples), gradient)
+        gradient = super().offered_gradient(start, stop)
+        assert self.sent is not None
+        self.witness(tuple(self.sent_samples), self.outer.params - self.sent)
         return gradient
 
     def apply(self, updates: Sequence[Update], *, contributed: bool, told: Mapping[int, Tensor] | None = None) -> None:
@@ -102,11 +103,14 @@ class ToyLearner(Coupled):
         self._made = self._made - counted
         self._offered_made = self._offered_made - counted
 
-    def adopt_outer(self, previous: Tensor | None, *, contributed: bool = False) -> None:
-        super().adopt_outer(previous, contributed=contributed)
-        if contributed:
+    def adopt_outer(self, previous: Tensor | None, *, counted: Sequence[Slice] = ()) -> None:
+        super().adopt_outer(previous, counted=counted)
+        if counted:
             del self.trained[: len(self.sent_samples)]
-            self._made = self._made - self._sent_made
+            made = self._made.clone()
+            for start, stop in counted:
+                made[start:stop] -= self._sent_made[start:stop]
+            self._made = made
         elif previous is None:
             self._forget()
 

@@ -19,6 +19,9 @@ from farflung.training.flat import Layout, flatten, host_buffer, synchronize, un
 from farflung.training.late import rebase_
 from farflung.training.outer import OuterConfig, OuterState
 
+Slice = tuple[int, int]
+"""Elements [start, stop) of the flat vector."""
+
 Update = tuple[int, int, Tensor]
 """(start, stop, mean): the mean pseudo-gradient, fp32 [stop - start] on the CPU, of elements [start, stop)."""
 
@@ -59,19 +62,19 @@ class Coupled:
             self.offered = host_buffer(self.num_parameters, self.device) if spare is None else spare
         flatten(self.layout, self.parameters, self.offered)
 
-    def offered_gradient(self) -> Tensor:
-        """Outer minus offered parameters: fp32 [n] on the CPU, the caller's to keep; in flight from now on. Raises ValueError
-        when nothing has been offered.
+    def offered_gradient(self, start: int, stop: int) -> Tensor:
+        """Outer minus offered parameters of elements [start, stop): fp32 [stop - start] on the CPU, the caller's to keep; in
+        flight from now on. Raises ValueError when nothing has been offered.
         """
         if self.offered is None:
             raise ValueError("no progress was offered")
         self.sent = self.offered
-        return self.outer.params - self.sent
+        return self.outer.params[start:stop] - self.sent[start:stop]
 
     def pseudo_gradient(self) -> Tensor:
-        """`offered_gradient` of the parameters as they are now."""
+        """`offered_gradient` of all parameters as they are now."""
         self.offer()
-        return self.offered_gradient()
+        return self.offered_gradient(0, self.num_parameters)
 
     def apply(
         self,
@@ -119,15 +122,21 @@ class Coupled:
         self,
         previous: Tensor | None,  # outer parameters [n] as they were before; None drops the local progress
         *,
-        contributed: bool = False,  # does the new outer state count the pseudo-gradient in flight?
+        counted: Sequence[Slice] = (),  # where the new outer state counts the pseudo-gradient in flight
     ) -> None:
-        """Go on from outer state that was downloaded into `self.outer`. Nothing is in flight afterwards."""
-        sent = self._take_sent() if contributed else None
+        """Go on from outer state that was downloaded into `self.outer`. Nothing is in flight afterwards. Raises ValueError, with
+        nothing changed, when something is said to be counted and nothing was in flight.
+        """
+        sent = self._take_sent() if counted else None
         self.sent = self.offered = None
         if previous is None:
             self.discard_progress()
-        else:
-            self._rebase(0, self.num_parameters, previous if sent is None else sent)
+            return
+        reference = previous.clone() if sent is not None else previous
+        if sent is not None:
+            for start, stop in counted:
+                reference[start:stop] = sent[start:stop]
+        self._rebase(0, self.num_parameters, reference)
 
     def discard_progress(self) -> None:
         """Local parameters become the outer ones; nothing is in flight. The inner moments stay."""

@@ -27,16 +27,24 @@ class Slot:
         return self.start + self.shape.numel()
 
 
+def slots_of(shapes: Iterable[tuple[str, torch.Size]]) -> list[Slot]:
+    """Slots of parameters with these names and shapes, one after another."""
+    slots: list[Slot] = []
+    start = 0
+    for name, shape in shapes:
+        slots.append(Slot(name=name, shape=shape, start=start))
+        start += shape.numel()
+    return slots
+
+
 class Layout:
     """The slots of one model, in its order."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.slots: list[Slot] = []
-        start = 0
-        for name, parameter in model.named_parameters():  # yields a shared parameter once
-            self.slots.append(Slot(name=name, shape=parameter.shape, start=start))
-            start += parameter.numel()
-        self.num_parameters = start
+        self.slots = slots_of(
+            (name, parameter.shape) for name, parameter in model.named_parameters()
+        )  # a shared one once
+        self.num_parameters = self.slots[-1].stop if self.slots else 0
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """The slices of `flat` [n] by parameter name, in the parameters' shapes, without a copy."""

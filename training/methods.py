@@ -4,11 +4,12 @@ the same names in `farflung bench quality` are made of. Their figures, and how t
 - `default`: Muon inside, a dead zone of two bits, Nesterov outside with little momentum (0.9 is too much for Muon's steps).
 - `thrifty`: the same at a third of the bytes.
 
-What a dead zone leaves out stays in the sender's parameters (`kept`, `training.coupled`), and so in its next pseudo-gradient. A row trains
-three fragments in turn and sends contributions to everybody; a swarm trains one fragment, and the owners of parts code the means
-once more. With two peers that is as many bytes; what more it leaves out of the means the owners add to the next ones.
+What a dead zone leaves out stays in the sender's parameters (`kept`, `training.coupled`), and so in its next pseudo-gradient. Both
+synchronise three fragments in turn. A row sends contributions to everybody; in a swarm the owners of parts code the means once more.
+With two peers that is as many bytes; what more it leaves out of the means the owners add to the next ones.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,20 +22,27 @@ class TrainingMethod:
     """Of inner steps."""
     inner_steps: int
     """H."""
+    fragments: int = 3
+    """P."""
     outer_lr: float
     outer_momentum: float
     codec: str
     """Of contributions, and of means, as `compression` reads it."""
 
-    def sections(self, inner_steps: int) -> dict[str, dict[str, object]]:
-        """The same as sections of a manifest's TOML file, with this H. Training goes on for as long as rounds take."""
+    def fragments_of(self, inner_steps: int) -> int:
+        """P for another H: the most that divide it."""
+        return math.gcd(self.fragments, inner_steps)
+
+    def sections(self, inner_steps: int, fragments: int) -> dict[str, dict[str, object]]:
+        """The same as sections of a manifest's TOML file, with this H and P. Training goes on for as long as rounds take."""
         return {
             "inner": {"optimizer": self.optimizer},
             "outer": {"lr": self.outer_lr, "momentum": self.outer_momentum},
             "feedback": {"uplink": "kept", "downlink": "residual"},
             "swarm": {
                 "inner_steps": inner_steps,
-                "delay_steps": inner_steps - 1,
+                "fragments": fragments,
+                "delay_steps": max(0, inner_steps // fragments - 1),
                 "uplink_codec": self.codec,
                 "downlink_codec": self.codec,
             },

@@ -24,7 +24,7 @@ from farflung.protocol.membership import Membership
 from farflung.sims.toy import ToyLearner
 
 SWARM = b"w" * 32
-RULES = Rules(window=24, lease=3, max_group=8, numel=NUMEL, tokens_per_sample=1)
+RULES = Rules(window=24, lease=3, max_group=8, cuts=(0, NUMEL), total_rounds=99, tokens_per_sample=1)
 PARTS = ((0, 304), (304, NUMEL))
 PACE = Pace(inner_steps=2, samples_per_step=2, tokens_per_sample=1, total_rounds=99)
 
@@ -32,6 +32,7 @@ PACE = Pace(inner_steps=2, samples_per_step=2, tokens_per_sample=1, total_rounds
 @dataclass
 class Settings:
     founder: PeerId
+    rules: Rules = RULES
     total_rounds: int = 99
 
 

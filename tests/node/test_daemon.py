@@ -127,7 +127,7 @@ def test_a_method_is_what_neither_flags_nor_the_file_say(tmp_path: Path, corpus:
     )
     assert manifest.uplink_codec == manifest.downlink_codec == method.codec
     assert (manifest.feedback.uplink, manifest.feedback.downlink) == ("kept", "residual")
-    assert (manifest.inner_steps, manifest.delay_steps) == (30, 29)
+    assert (manifest.inner_steps, manifest.fragments, manifest.delay_steps) == (30, 3, 9)
     assert read_recipe(manifest).settings().uplink == method.codec
 
     (tmp_path / "c.toml").write_text("[outer]\nlr = 0.4\n")
@@ -141,6 +141,7 @@ def test_a_method_is_what_neither_flags_nor_the_file_say(tmp_path: Path, corpus:
         method.outer_momentum,
     )
     assert manifest.uplink_codec == "int8(block=128)" and (manifest.inner_steps, manifest.delay_steps) == (5, 4)
+    assert manifest.fragments == 1, "three do not divide five steps"
 
 
 def recipe_parameters(manifest: Manifest) -> list[torch.Tensor]:

@@ -33,7 +33,7 @@ RUN = [
 
 
 def folded(events: list[dict[str, Any]]) -> NodeStatus:
-    status = NodeStatus(swarm="alpha", peer=PEER, inner_steps=10, total_steps=100)
+    status = NodeStatus(swarm="alpha", peer=PEER, round_steps=10, total_steps=100)
     for one in events:
         status.apply(one)
     return status

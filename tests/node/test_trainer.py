@@ -122,7 +122,7 @@ def test_what_is_sent_is_what_was_offered_and_what_came_after_stays() -> None:
     async def main(lab: Lab) -> None:
         await asyncio.sleep(20.0)
         assert len(lab.learner.trained) == 10
-        delta = lab.learner.offered_gradient()
+        delta = lab.learner.offered_gradient(0, lab.learner.num_parameters)
         alone = ToyLearner(8, OuterConfig(lr=0.7, momentum=0.5))
         alone.train(range(6), 0)
         assert torch.equal(delta, alone.pseudo_gradient())

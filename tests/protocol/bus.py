@@ -5,6 +5,7 @@ the digest of (plan, part, contributors). `Bus` orders everything by (time, numb
 """
 
 import copy
+import dataclasses
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -42,7 +43,9 @@ TICK_S = 0.25
 WINDOW = 24
 SAMPLES = 8
 TOKENS_PER_SAMPLE = 100
-RULES = Rules(window=WINDOW, lease=3, max_group=16, numel=1000, tokens_per_sample=TOKENS_PER_SAMPLE)
+RULES = Rules(
+    window=WINDOW, lease=3, max_group=16, cuts=(0, 1000), total_rounds=1 << 40, tokens_per_sample=TOKENS_PER_SAMPLE
+)
 
 
 def signers(num: int) -> list[Ed25519Signer]:
@@ -55,14 +58,15 @@ def rules(founder: PeerId, **changes: Any) -> Settings:
     values: dict[str, Any] = dict(
         swarm=SWARM,
         founder=founder,
-        rules=RULES,
+        rules=dataclasses.replace(
+            RULES, **{key: changes.pop(key) for key in ("cuts", "total_rounds") if key in changes}
+        ),
         rhythm=Rhythm(inner_steps=8, delay_steps=0, step_tokens=1),
         align=16,
         uplink="int8(block=16)",
         downlink="int8(block=16)",
         bytes_per_element=1.1,
         min_contributors=1,
-        total_rounds=1 << 40,
         min_round_s=2.0,
         max_round_s=8.0,
         removal_s=5.0,

@@ -12,6 +12,7 @@ from farflung.protocol.chain import Certified, Commit, Contribution, PartResult,
 from farflung.protocol.errors import BadSignature, Refused
 from farflung.protocol.keys import Ed25519Signer
 from farflung.protocol.ledger import Ledger
+from farflung.training.streaming import Timetable
 
 WHO = signers(4)
 A, B, C, D = (s.peer_id for s in WHO)
@@ -116,8 +117,8 @@ def test_the_view_is_sorted() -> None:
         (dict(round=round_of(contributors=())), "unsorted contributors"),
         (dict(round=round_of(contributors=(Contribution(A, 801, 8, 1),))), "tokens that are not"),
         (dict(round=round_of(contributors=(Contribution(A, 0, 0, 1),))), "tokens that are not"),
-        (dict(round=round_of(parts=())), "covers 0 of 1000"),
-        (dict(round=round_of(parts=(PartResult(A, 0, 999, b"d" * 32),))), "covers 999 of 1000"),
+        (dict(round=round_of(parts=())), "ends at element 0, not at 1000"),
+        (dict(round=round_of(parts=(PartResult(A, 0, 999, b"d" * 32),))), "ends at element 999, not at 1000"),
         (dict(round=round_of(parts=(PartResult(A, 1, 1000, b"d" * 32),))), "gaps or overlap"),
         (dict(round=round_of(parts=(PartResult(A, 0, 0, b"d" * 32), PartResult(B, 0, 1000, b"d" * 32)))), "gaps"),
         (dict(round=round_of(parts=(PartResult(A, 0, 1000, b"d" * 31),))), "a digest that is none"),
@@ -132,9 +133,31 @@ def test_what_does_not_follow_is_refused(changes: dict[str, Any], why: str) -> N
 def test_other_rules_do_not_follow() -> None:
     gone = follow(view=(A, B, C))
     check(gone)
-    for other in (replace(RULES, window=WINDOW + 1), replace(RULES, max_group=2), replace(RULES, numel=1001)):
+    for other in (replace(RULES, window=WINDOW + 1), replace(RULES, max_group=2), replace(RULES, cuts=(0, 1001))):
         with pytest.raises(Refused):
             check(gone, other)
+
+
+@pytest.mark.parametrize(("interval", "num"), [(30, 1), (30, 3), (12, 4)])
+def test_fragments_take_turns_as_in_the_timetable(interval: int, num: int) -> None:
+    cuts = tuple(range(0, 10 * num + 1, 10))
+    rules = replace(RULES, cuts=cuts, total_rounds=4 * num + 1)
+    table = Timetable(interval=interval, fragments=num)
+    sent = [e.fragment for step in range(1, 4 * interval + 1) for e in table.after(step).sends]
+    assert [rules.span(version) for version in range(4 * num)] == [(cuts[p], cuts[p + 1]) for p in sent]
+    assert rules.span(4 * num) == (0, 10 * num), "in the end nothing stays behind"
+
+
+def test_a_round_moves_the_fragment_whose_turn_it_is() -> None:
+    rules = replace(RULES, cuts=(0, 300, 600, 1000))
+    span = rules.span(PARENT.version)
+    assert span != (0, 1000)
+    result = round_of(parts=(PartResult(A, *span, b"d" * 32),))
+    check(follow(rules=rules, result=result), rules)
+    for start, stop in {(0, 300), (300, 600), (600, 1000), (0, 1000)} - {span}:
+        wrong = round_of(parts=(PartResult(A, start, stop, b"d" * 32),))
+        with pytest.raises(Refused, match=r"gaps or overlap|ends at element"):
+            check(follow(rules=rules, result=wrong), rules)
 
 
 def test_those_who_say_goodbye_help_to_decide_it() -> None:

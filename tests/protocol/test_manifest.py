@@ -112,8 +112,10 @@ def test_every_field_counts_in_the_hash() -> None:
         ({"total_steps": 0}, "swarm.total_steps = 0"),
         ({"inner_steps": 2001}, "swarm.inner_steps = 2001: must be between 1 and 2000"),
         ({"inner": InnerSpec(warmup_steps=2001)}, "inner.warmup_steps = 2001"),
-        ({"fragments": 2}, "swarm.fragments = 2: not supported yet by protocol version 1"),
-        ({"fragments": 3}, "swarm.fragments = 3: must be between 1 and 2"),
+        ({"fragments": 0}, "swarm.fragments = 0: must be between 1 and 64"),
+        ({"fragments": 65}, "swarm.fragments = 65: must be between 1 and 64"),
+        ({"fragments": 3}, "swarm.inner_steps = 100: must be a multiple of swarm.fragments = 3"),
+        ({"fragments": 4, "delay_steps": 25}, "swarm.delay_steps = 25: must be between 0 and 24"),
         ({"delay_steps": -1}, "swarm.delay_steps = -1: must be between 0 and 99"),
         ({"delay_steps": 100}, "swarm.delay_steps = 100: must be between 0 and 99"),
         ({"mix": 0.5}, "swarm.mix = 0.5: not supported yet"),
@@ -214,7 +216,7 @@ def test_wrong_version_even_of_another_shape() -> None:
 
 
 def test_out_of_range_is_refused() -> None:
-    assert "swarm.fragments = 2" in refuse(signed_raw(raw_manifest() | {"fragments": 2}), Refused)
+    assert "swarm.fragments = 65" in refuse(signed_raw(raw_manifest() | {"fragments": 65}), Refused)
 
 
 @pytest.mark.parametrize(

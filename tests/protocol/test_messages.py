@@ -45,7 +45,9 @@ LEDGER = Ledger(48, (Holding(A, ((8, 24), (40, 48))),), ((24, 26),), (Suspended(
 COMMIT = chain.Commit(
     height=7, parent=DIGEST, version=5, tokens=123456, view=(A, B), left=(B,), ledger=LEDGER, round=ROUND
 )
-GENESIS = chain.genesis(A, chain.Rules(window=24, lease=3, max_group=8, numel=1000, tokens_per_sample=100))
+GENESIS = chain.genesis(
+    A, chain.Rules(window=24, lease=3, max_group=8, cuts=(0, 1000), total_rounds=99, tokens_per_sample=100)
+)
 CERTIFIED = Certified(COMMIT, 2, (Vote(A, SIGNATURE),))
 
 SAMPLES: dict[str, Message] = {

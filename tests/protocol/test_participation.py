@@ -1,5 +1,6 @@
 """One member in one round: which plans it takes, what it owes to whom, and what it tells the proposer."""
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -73,9 +74,9 @@ def test_a_good_plan() -> None:
         (dict(parts=(Part(A, 0, 0), Part(B, 0, 1000))), "gaps or overlap"),
         (dict(parts=(Part(A, 16, 1000),)), "gaps or overlap"),
         (dict(parts=(Part(A, 0, 321), Part(B, 321, 1000))), "multiple of 16"),
-        (dict(parts=(Part(A, 0, 320), Part(B, 320, 640))), "covers 640 of 1000"),
-        (dict(parts=(Part(A, 0, 1001),)), "covers 1001 of 1000"),
-        (dict(parts=()), "covers 0 of 1000"),
+        (dict(parts=(Part(A, 0, 320), Part(B, 320, 640))), "ends at element 640, not at 1000"),
+        (dict(parts=(Part(A, 0, 1001),)), "ends at element 1001, not at 1000"),
+        (dict(parts=()), "ends at element 0, not at 1000"),
         (dict(parts=(Part(A, 0, 320), Part(A, 320, 1000))), "two parts of one owner"),
     ],
 )  # fmt: skip
@@ -83,6 +84,14 @@ def test_a_plan_that_breaks_the_rules(changes: dict[str, Any], why: str) -> None
     with pytest.raises(Refused, match=why) as caught:
         check(plan(**changes))
     assert caught.value.peer == PROPOSER
+
+
+def test_a_plan_moves_the_fragment_whose_turn_it_is() -> None:
+    rules = replace(RULES, rules=replace(RULES.rules, cuts=(0, 320, 1000)))
+    check_plan(plan(parts=(Part(A, 320, 640), Part(B, 640, 1000))), HEAD, rules, C, None, PROPOSER)
+    for parts in ((Part(A, 0, 320),), (Part(A, 0, 1000),), (Part(A, 320, 640),)):
+        with pytest.raises(Refused, match=r"gaps or overlap|not at 1000"):
+            check_plan(plan(parts=parts), HEAD, rules, C, None, PROPOSER)
 
 
 def test_a_plan_may_not_misstate_us() -> None:

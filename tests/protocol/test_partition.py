@@ -36,7 +36,7 @@ def test_a_slower_uplink_never_gets_more(ups: list[float]) -> None:
 )
 def test_the_cut_covers_everything_aligned(numel: int, weights: list[float], align: int) -> None:
     total = sum(weights) or 1.0
-    ranges = cut(numel, [w / total for w in weights], align)
+    ranges = cut(0, numel, [w / total for w in weights], align)
     assert len(ranges) == len(weights)
     assert ranges[0][0] == 0 and ranges[-1][1] == numel
     for (_, stop), (start, _) in pairwise(ranges):
@@ -46,9 +46,9 @@ def test_the_cut_covers_everything_aligned(numel: int, weights: list[float], ali
 
 
 def test_the_cut_follows_the_shares() -> None:
-    assert cut(1000, [0.5, 0.25, 0.25], 10) == [(0, 500), (500, 750), (750, 1000)]
-    assert cut(10, [0.5, 0.5], 16) in ([(0, 0), (0, 10)], [(0, 10), (10, 10)])
-    assert cut(0, [1.0], 16) == [(0, 0)]
+    assert cut(0, 1000, [0.5, 0.25, 0.25], 10) == [(0, 500), (500, 750), (750, 1000)]
+    assert cut(0, 10, [0.5, 0.5], 16) in ([(0, 0), (0, 10)], [(0, 10), (10, 10)])
+    assert cut(0, 0, [1.0], 16) == [(0, 0)]
 
 
 def makespan(shares: list[float], ups: list[float], downs: list[float], receivers: int) -> float:

@@ -30,7 +30,7 @@ from farflung.protocol.messages import Committed
 from farflung.protocol.participation import Participation
 from farflung.protocol.proposer import Proposer, Surroundings
 from farflung.sims import faults
-from farflung.sims.chaos import toy_plan
+from farflung.sims.chaos import Wire, toy_plan
 from farflung.sims.simulation import Report, simulate
 from farflung.sims.toy import MemoryStorage
 from farflung.training.coupled import Coupled, Update
@@ -54,7 +54,11 @@ def run(seed: int) -> Report:
     rng = Random(seed)
     churn = faults.ChurnModel(calm_s=10.0, mean_gap_s=8.0, mean_outage_s=12.0, min_rejoin_s=8.0)
     schedule = faults.draw_schedule(rng, rng.randint(3, 6), 90.0, churn)
-    return simulate(replace(toy_plan(seed, schedule, calm_s=0.0), stop_when_broken=True))
+    step_s = tuple(
+        Random(f"{seed}/speed/{peer}").uniform(0.6, 1.8) for peer in range(schedule.num_peers)
+    )  # brisk: many rounds
+    wire = Wire(step_s=step_s, fragments=1)
+    return simulate(replace(toy_plan(seed, schedule, wire, calm_s=0.0), stop_when_broken=True))
 
 
 # ---- the reduction -------------------------------------------------------------------------------------------------

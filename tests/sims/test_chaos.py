@@ -7,9 +7,11 @@ from multiprocessing import get_context
 
 import pytest
 
-from farflung.sims.chaos import run_schedule, run_seed
+from farflung.sims.chaos import Wire, run_schedule, run_seed
 from farflung.sims.faults import Heal, Kill, Partition, Schedule, Start
 from farflung.sims.swarm import Swarm
+
+BRISK = Wire(step_s=(0.7, 1.0, 1.3, 1.6, 0.9, 1.2, 0.8, 1.5))
 
 SEEDS = [1, 2, 3, 5]
 """`make soak` runs 500."""
@@ -33,7 +35,7 @@ def test_seeded_misfortune_breaks_no_invariant_and_repeats_itself() -> None:
 
 
 def test_a_calm_swarm_trains_in_one_view() -> None:
-    report = run_schedule(7, quiet(4))
+    report = run_schedule(7, quiet(4), wire=BRISK)
     assert report.violations == []
     missed = [line for line in report.events if " round.missed " in line]
     assert all(float(line.split()[0]) < 10.0 for line in missed), (
@@ -52,7 +54,7 @@ def test_the_smaller_side_of_a_partition_cannot_advance_and_comes_back_with_its_
         seen["minority steps"] = minority.trainer.progress.steps
 
     schedule = quiet(5, Partition(at=60.0, groups=((0, 1, 2), (3, 4))), Heal(at=120.0))
-    report = run_schedule(11, schedule, look)
+    report = run_schedule(11, schedule, look, BRISK)
     assert report.violations == []
     assert seen["majority"] > seen["minority"] + 3
     assert seen["minority steps"] > 0
@@ -63,7 +65,7 @@ def test_the_smaller_side_of_a_partition_cannot_advance_and_comes_back_with_its_
 
 def test_a_short_partition_costs_the_smaller_side_nothing() -> None:
     schedule = quiet(5, Partition(at=60.0, groups=((0, 1, 2), (3, 4))), Heal(at=67.0))
-    report = run_schedule(12, schedule)
+    report = run_schedule(12, schedule, wire=BRISK)
     assert report.violations == []
     assert not [line for line in report.events if "progress.dropped" in line]
 
@@ -78,7 +80,7 @@ def test_a_majority_that_dies_at_once_stops_the_swarm_until_it_is_back() -> None
             await asyncio.sleep(wait)
             versions.append(swarm.peers[0].trainer.version)
 
-    report = run_schedule(13, quiet(5, *kills, *starts, duration_s=300.0), look)
+    report = run_schedule(13, quiet(5, *kills, *starts, duration_s=300.0), look, BRISK)
     assert report.violations == []
     assert versions[1] <= versions[0] + 1
     assert report.rounds > versions[1] + 10
@@ -109,7 +111,7 @@ def test_who_lost_the_state_waits_for_the_holder_instead_of_voting_it_out() -> N
             heights.append(swarm.peers[1].member.head.commit.height)
         assert swarm.peers[1].member.reason == "downloading the outer state; votes once it is here"
 
-    report = run_schedule(16, quiet(3, *kills, *starts, duration_s=300.0), look)
+    report = run_schedule(16, quiet(3, *kills, *starts, duration_s=300.0), look, BRISK)
     assert report.violations == []
     assert heights[0] == heights[1], "two of three are a quorum, but do not hold what a vote builds on"
     assert report.rounds > heights[1] + 10
@@ -118,7 +120,7 @@ def test_who_lost_the_state_waits_for_the_holder_instead_of_voting_it_out() -> N
 def test_one_holder_brings_a_majority_back_that_lost_the_state() -> None:
     kills = [Kill(at=60.0, peer=peer, reset=False) for peer in (1, 2, 3, 4)]
     starts = [Start(at=70.0, peer=peer) for peer in (1, 2, 3, 4)]
-    report = run_schedule(17, quiet(5, *kills, *starts, duration_s=200.0), lose_state(1, 2, 3, 4, at=65.0))
+    report = run_schedule(17, quiet(5, *kills, *starts, duration_s=200.0), lose_state(1, 2, 3, 4, at=65.0), BRISK)
     assert report.violations == []
     returned = [line for line in report.events if "state.sync" in line]
     assert {int(line.split()[1]) for line in returned if float(line.split()[0]) > 70.0} == {1, 2, 3, 4}
@@ -130,7 +132,7 @@ def test_other_bits_are_noticed_and_repaired() -> None:
         await asyncio.sleep(60.0)
         swarm.learners[1].outer.params[17] += 1.0
 
-    report = run_schedule(14, quiet(4), flip)
+    report = run_schedule(14, quiet(4), flip, BRISK)
     assert report.repairs >= 1
     broken = [v for v in report.violations if v.startswith(("invariant 1", "invariant 2"))]
     assert broken, "the judge sees what was done"
@@ -142,5 +144,5 @@ def test_the_judge_sees_a_sample_that_is_trained_twice() -> None:
         await asyncio.sleep(60.0)
         swarm.learners[2].trained.append(0)
 
-    report = run_schedule(15, quiet(3), train_again)
+    report = run_schedule(15, quiet(3), train_again, BRISK)
     assert any(v.startswith("invariant 6") for v in report.violations)

@@ -143,6 +143,7 @@ def simulate(seed: int, codec: Codec, *faults: Fault, meddler: Meddler | None = 
         numel=NUMEL,
         checkpoint_s=0.0,
         min_contributors=2,
+        step_s=(0.8, 1.1, 1.6),
     )
     starts = [Start(at=0.5 * peer, peer=peer) for peer in range(PEERS)]
     schedule = Schedule(num_peers=PEERS, duration_s=DURATION_S, faults=(*starts, *faults))

@@ -81,6 +81,7 @@ def test_all_progress_was_told_or_is_in_the_local_parameters(
         numel=NUMEL,
         checkpoint_s=20.0,
         min_contributors=2,
+        step_s=(0.8, 1.1, 1.6),
     )
     starts = tuple(Start(at=0.5 * peer, peer=peer) for peer in range(PEERS))
     report = run_schedule(seed, Schedule(num_peers=PEERS, duration_s=DURATION_S, faults=starts), look, wire)

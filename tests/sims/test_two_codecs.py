@@ -41,7 +41,10 @@ def test_rounds_use_the_codec_of_each_way_and_log_its_bits(monkeypatch: pytest.M
     monkeypatch.setattr(MeanStore, "put", mean)
     starts = tuple(Start(at=0.5 * peer, peer=peer) for peer in range(PEERS))
     plan = toy_plan(
-        5, Schedule(num_peers=PEERS, duration_s=60.0, faults=starts), Wire(codec=up, numel=NUMEL), calm_s=0.0
+        5,
+        Schedule(num_peers=PEERS, duration_s=60.0, faults=starts),
+        Wire(codec=up, numel=NUMEL, step_s=(0.8, 1.1, 1.6)),
+        calm_s=0.0,
     )
     outfit = plan.outfit
     settings = replace(outfit.settings, downlink=down.spec, align=down.block)

@@ -145,9 +145,9 @@ def test_an_offer_behind_one_in_flight_moves_with_the_local_parameters(make_repl
     replica.offer()  # the round was given up, and is committed after all
     since = local(replica) - at_sending
     replica.apply(whole(delta), contributed=True)
-    torch.testing.assert_close(replica.offered_gradient(), -since, rtol=0, atol=1e-6)
+    torch.testing.assert_close(replica.offered_gradient(0, replica.num_parameters), -since, rtol=0, atol=1e-6)
     with pytest.raises(ValueError, match="no progress was offered"):
-        make_replica().offered_gradient()
+        make_replica().offered_gradient(0, 1)
 
 
 def test_a_round_of_others_before_our_own_is_counted_once(make_replica: Any, batch: Any) -> None:
@@ -212,8 +212,19 @@ def test_adopting_downloaded_state(make_replica: Any, batch: Any) -> None:
     torch.testing.assert_close(keeping.pseudo_gradient(), progress, rtol=0, atol=1e-6)
 
     counted = copy.deepcopy(joiner)
-    counted.adopt_outer(previous, contributed=True)
+    counted.adopt_outer(previous, counted=[(0, counted.num_parameters)])
     assert torch.equal(local(counted), donor.outer.params)
+
+    partly = copy.deepcopy(joiner)
+    partly.adopt_outer(previous, counted=[(100, 300), (500, 600)])
+    rest = progress.clone()
+    rest[100:300] = 0.0
+    rest[500:600] = 0.0
+    torch.testing.assert_close(partly.pseudo_gradient(), rest, rtol=0, atol=1e-6)
+    partly.discard_progress()
+
+    with pytest.raises(ValueError, match="no pseudo-gradient"):
+        partly.adopt_outer(previous, counted=[(0, 1)])
 
     joiner.adopt_outer(None)
     assert torch.equal(local(joiner), donor.outer.params)

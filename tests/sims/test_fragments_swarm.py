@@ -1,0 +1,40 @@
+"""Fragments in turn (Streaming DiLoCo), by whole nodes under virtual time: whose turn it is, and that nothing stays behind in the end."""
+
+import asyncio
+import json
+
+import pytest
+
+from farflung.node.trainer import Pace
+from farflung.sims.chaos import Wire, run_schedule
+from farflung.sims.faults import Schedule, Start
+from farflung.sims.swarm import Swarm
+
+NUMEL = 640
+ROUNDS = 13
+PEERS = 3
+
+
+@pytest.mark.parametrize("fragments", [1, 3, 4])
+def test_all_progress_is_counted_when_the_run_is_over(fragments: int) -> None:
+    pace = Pace(inner_steps=4, samples_per_step=2, tokens_per_sample=8, total_rounds=ROUNDS)
+    wire = Wire(numel=NUMEL, fragments=fragments, pace=pace, step_s=(1.0,) * PEERS)
+    left: list[float] = []
+
+    async def look(swarm: Swarm) -> None:
+        while len(swarm.peers) < PEERS or any(
+            p.applier.version < ROUNDS or not p.applier.idle for p in swarm.peers.values()
+        ):
+            await asyncio.sleep(0.5)
+        for learner in swarm.learners.values():
+            left.append(float((learner.outer.params - learner.parameters[0]).abs().max()))
+
+    starts = tuple(Start(at=0.1 * peer, peer=peer) for peer in range(PEERS))
+    report = run_schedule(5, Schedule(num_peers=PEERS, duration_s=120.0, faults=starts), look, wire)
+    assert report.violations == [] and report.rounds == ROUNDS
+    assert left == [0.0] * PEERS
+    commits = [json.loads(line[line.index("{") :]) for line in report.events if " round.commit " in line]
+    parts = {event["round"]: event["sent_bytes"] for event in commits if event["contributed"]}
+    assert len(parts) >= ROUNDS - 2
+    typical, last = sorted(parts.values())[len(parts) // 2], parts[max(parts)]
+    assert (last > 2 * typical) == (fragments > 1), "a fragment a round, and everything in the last"
