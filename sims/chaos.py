@@ -21,8 +21,8 @@ from farflung.protocol.chain import Rules
 from farflung.protocol.keys import Ed25519Signer
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.settings import Settings
-from farflung.sims import faults
-from farflung.sims.faults import Schedule, draw_schedule
+from farflung.sims.fault_drawing import MAX_PEERS, ChurnModel, draw_schedule
+from farflung.sims.faults import Schedule
 from farflung.sims.links import LinkModel
 from farflung.sims.simulation import Meddler, Plan, Report, simulate
 from farflung.sims.swarm import Outfit
@@ -120,11 +120,11 @@ def _cuts(wire: Wire, fragments: int) -> tuple[int, ...]:
     return (0, *inner, wire.numel)
 
 
-def drawn_schedule(seed: int, *, churn_s: float = CHURN_S, max_peers: int = faults.MAX_PEERS) -> Schedule:
+def drawn_schedule(seed: int, *, churn_s: float = CHURN_S, max_peers: int = MAX_PEERS) -> Schedule:
     """The misfortune of one seed."""
     rng = random.Random(seed)
     num_peers = rng.randint(3, max_peers)
-    churn = faults.ChurnModel(calm_s=CALM_S, min_rejoin_s=8.0)
+    churn = ChurnModel(calm_s=CALM_S, min_rejoin_s=8.0)
     return draw_schedule(rng, num_peers, churn_s + CALM_S, churn)
 
 
@@ -138,7 +138,7 @@ def toy_plan(seed: int, schedule: Schedule, wire: Wire = INT8, *, calm_s: float 
 def fuzz_plan(seed: int) -> Plan:
     """A small swarm for the search for failures: how much goes wrong, and how bad the links are, is drawn as well."""
     rng = random.Random(f"{seed}/fuzz")
-    churn = faults.ChurnModel(
+    churn = ChurnModel(
         calm_s=150.0, mean_gap_s=rng.uniform(5.0, 25.0), mean_outage_s=rng.uniform(5.0, 40.0), min_rejoin_s=8.0
     )
     schedule = draw_schedule(rng, rng.randint(3, 8), rng.uniform(60.0, 180.0) + churn.calm_s, churn)

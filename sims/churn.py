@@ -22,6 +22,7 @@ from farflung.sims.faults import (
     Leave,
     Partition,
     Pause,
+    Presence,
     Resume,
     Schedule,
     Skew,
@@ -150,31 +151,10 @@ def _scripted(scenario: Scenario, what: Happening, rng: random.Random) -> Iterat
 
 def _possible(faults: list[Fault]) -> tuple[Fault, ...]:
     """Without what cannot happen: nobody starts twice, or is killed while away."""
-    running: set[int] = set()
-    paused: set[int] = set()
+    presence = Presence()
     possible: list[Fault] = []
     for fault in faults:
-        match fault:
-            case Start(peer=peer):
-                happens = peer not in running
-                running.add(peer)
-            case Kill(peer=peer):
-                happens = peer in running
-                running.discard(peer)
-                paused.discard(peer)
-            case Leave(peer=peer):
-                happens = peer in running - paused
-                if happens:
-                    running.discard(peer)
-            case Pause(peer=peer):
-                happens = peer in running - paused
-                if happens:
-                    paused.add(peer)
-            case Resume(peer=peer):
-                happens = peer in paused
-                paused.discard(peer)
-            case _:
-                happens = True
-        if happens:
+        if presence.allows(fault):
+            presence.happen(fault)
             possible.append(fault)
     return tuple(possible)

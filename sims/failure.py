@@ -13,14 +13,13 @@ import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from farflung.protocol.errors import ConfigError
-from farflung.sims import faults
 from farflung.sims.chaos import fuzz_plan
-from farflung.sims.faults import Fault, Heal, Kill, Leave, Partition, Pause, Resume, Schedule, Start, Window
+from farflung.sims.faults import Fault, Heal, Presence, Resume, Schedule, Start, Window
 from farflung.sims.scenario import Scenario
 from farflung.sims.scenario_plan import prepare
 from farflung.sims.simulation import Plan, Report, simulate
@@ -60,15 +59,9 @@ def _encode(fault: Fault) -> dict[str, Any]:
 
 
 def _decode(fields: dict[str, Any]) -> Fault:
-    kinds = {kind.__name__: kind for kind in _KINDS}
+    kinds: dict[str, type[Fault]] = {kind.__name__: kind for kind in get_args(Fault)}
     rest = {key: value for key, value in fields.items() if key != "what"}
     return msgspec.convert(rest, kinds[fields["what"]])
-
-
-_KINDS: tuple[type[Fault], ...] = (
-    faults.Start, faults.Leave, faults.Kill, faults.Pause, faults.Resume, faults.Partition, faults.Heal,
-    faults.Drop, faults.Duplicate, faults.Delay, faults.Slow, faults.Skew,
-)  # fmt: skip
 
 
 # ---- making it small -----------------------------------------------------------------------------------------------
@@ -125,7 +118,10 @@ def _which(report: Report) -> str:
 
 
 def _schedule(whole: Schedule, left: tuple[Fault, ...], broken_at: float, calm_s: float) -> Schedule:
-    """Only these faults. To see whether a swarm lives, all that is wrong is put right after them, and a calm stretch follows."""
+    """Only these faults. To see whether a swarm lives, all that is wrong is put right after them, and a calm stretch follows.
+
+    Raises ValueError when they do not fit together.
+    """
     if calm_s:
         left = (*left, *_put_right(left))
         duration_s = max((fault.at for fault in left), default=0.0) + calm_s
@@ -139,33 +135,14 @@ def _schedule(whole: Schedule, left: tuple[Fault, ...], broken_at: float, calm_s
 
 def _put_right(left: tuple[Fault, ...]) -> list[Fault]:
     at = max((fault.until if isinstance(fault, Window) else fault.at for fault in left), default=0.0) + 8.0
-    killed: set[int] = set()
-    paused: set[int] = set()
-    cut = False
+    presence = Presence()
     for fault in left:
-        match fault:
-            case Start(peer=peer):
-                killed.discard(peer)
-            case Kill(peer=peer):
-                killed.add(peer)
-                paused.discard(peer)
-            case Leave():
-                pass
-            case Pause(peer=peer):
-                paused.add(peer)
-            case Resume(peer=peer):
-                paused.discard(peer)
-            case Partition():
-                cut = True
-            case Heal():
-                cut = False
-            case _:
-                pass
-    healed: list[Fault] = [Heal(at=at)] if cut else []
+        presence.happen(fault)
+    healed: list[Fault] = [Heal(at=at)] if presence.partitioned else []
     return [
         *healed,
-        *(Resume(at=at, peer=peer) for peer in sorted(paused)),
-        *(Start(at=at, peer=peer) for peer in sorted(killed)),
+        *(Resume(at=at, peer=peer) for peer in sorted(presence.paused)),
+        *(Start(at=at, peer=peer) for peer in sorted(presence.killed)),
     ]
 
 

@@ -22,7 +22,8 @@ from farflung.compression import kernels
 from farflung.node.events import Event
 from farflung.node.paths import resolve_paths
 from farflung.sims import clock
-from farflung.sims.faults import Schedule, play
+from farflung.sims.fault_playing import play
+from farflung.sims.faults import Schedule
 from farflung.sims.judge import Judge
 from farflung.sims.links import LinkModel
 from farflung.sims.network import Backbone, MemoryHub

@@ -103,7 +103,7 @@ class Swarm:
         """Public keys, by number."""
         return [signer.peer_id for signer in self.outfit.signers]
 
-    # ---- faults.Processes --------------------------------------------------------------------------------------
+    # ---- fault_playing.Processes -------------------------------------------------------------------------------
 
     def start(self, peer: int) -> None:
         task = self.tasks.get(peer)

@@ -29,8 +29,8 @@ from farflung.protocol.member import Member
 from farflung.protocol.messages import Committed
 from farflung.protocol.participation import Participation
 from farflung.protocol.proposer import Proposer, Surroundings
-from farflung.sims import faults
 from farflung.sims.chaos import Wire, toy_plan
+from farflung.sims.fault_drawing import ChurnModel, draw_schedule
 from farflung.sims.simulation import Report, simulate
 from farflung.sims.toy import MemoryStorage
 from farflung.training.coupled import Coupled, Update
@@ -52,8 +52,8 @@ def broken(patch: Patch) -> Patch:
 def run(seed: int) -> Report:
     """A small swarm in which something goes wrong every few seconds, until the judge objects."""
     rng = Random(seed)
-    churn = faults.ChurnModel(calm_s=10.0, mean_gap_s=8.0, mean_outage_s=12.0, min_rejoin_s=8.0)
-    schedule = faults.draw_schedule(rng, rng.randint(3, 6), 90.0, churn)
+    churn = ChurnModel(calm_s=10.0, mean_gap_s=8.0, mean_outage_s=12.0, min_rejoin_s=8.0)
+    schedule = draw_schedule(rng, rng.randint(3, 6), 90.0, churn)
     step_s = tuple(
         Random(f"{seed}/speed/{peer}").uniform(0.6, 1.8) for peer in range(schedule.num_peers)
     )  # brisk: many rounds

@@ -4,13 +4,14 @@ Run as a script, this module prints the log of one simulation; the test of hash 
 """
 
 import asyncio
+import copy
 import hashlib
 import os
 import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 
 import pytest
 from hypothesis import given, settings
@@ -19,8 +20,9 @@ from hypothesis import strategies as st
 from farflung.node.network import Stream
 from farflung.protocol.errors import NetworkError
 from farflung.sims.clock import VirtualLoop, process_context, run
+from farflung.sims.fault_drawing import ChurnModel, draw_schedule
+from farflung.sims.fault_playing import play
 from farflung.sims.faults import (
-    ChurnModel,
     Delay,
     Drop,
     Duplicate,
@@ -30,14 +32,13 @@ from farflung.sims.faults import (
     Leave,
     Partition,
     Pause,
+    Presence,
     Resume,
     Schedule,
     Skew,
     Slow,
     Start,
     describe,
-    draw_schedule,
-    play,
 )
 from farflung.sims.links import LinkModel
 from farflung.sims.network import MemoryHub, MemoryNetwork
@@ -224,6 +225,37 @@ def test_what_cannot_be_drawn_is_refused() -> None:
 def test_scripts_that_make_no_sense_are_refused(faults: tuple[Fault, ...]) -> None:
     with pytest.raises(ValueError):
         Schedule(num_peers=3, duration_s=100.0, faults=faults)
+
+
+HITS: dict[str, Callable[[int], Fault]] = {
+    "start": lambda peer: Start(at=1.0, peer=peer),
+    "leave": lambda peer: Leave(at=1.0, peer=peer),
+    "kill": lambda peer: Kill(at=1.0, peer=peer),
+    "pause": lambda peer: Pause(at=1.0, peer=peer),
+    "resume": lambda peer: Resume(at=1.0, peer=peer),
+    "slow": lambda peer: Slow(at=1.0, until=2.0, peer=peer, factor=2.0),
+}
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(HITS)), st.integers(0, 2)), max_size=40))
+def test_what_presence_allows_makes_a_schedule_and_nothing_else_does(hits: list[tuple[str, int]]) -> None:
+    presence = Presence()
+    taken: list[Fault] = []
+    for kind, peer in hits:
+        fault = HITS[kind](peer)
+        before = copy.deepcopy(presence)
+        if presence.allows(fault):
+            presence.happen(fault)
+            taken.append(fault)
+        else:
+            with pytest.raises(ValueError, match="in no state for it"):
+                presence.happen(fault)
+            with pytest.raises(ValueError, match="in no state for it"):
+                Schedule(num_peers=3, duration_s=9.0, faults=(*taken, fault))
+            assert presence == before
+    Schedule(num_peers=3, duration_s=9.0, faults=tuple(taken))
+    assert set(presence.paused) <= set(presence.running) and not set(presence.killed) & set(presence.running)
+    assert set(presence.awake) == set(presence.running) - set(presence.paused)
 
 
 def test_faults_read_well() -> None:
