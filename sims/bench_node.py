@@ -5,21 +5,23 @@ shortened: identities follow from the rank, so every peer can write down the his
 nobody has to join or to download what is the same everywhere anyway.
 """
 
+import argparse
 import asyncio
 import hashlib
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.compression import kernels
 from farflung.compression.codec import Codec
-from farflung.compression.int8 import Int8
 from farflung.compression.policy import uniform
+from farflung.compression.registry import parse_codec
 from farflung.node.door import Doors
 from farflung.node.engine import Engine, EngineConfig
 from farflung.node.events import Event, EventLog
@@ -38,6 +40,12 @@ from farflung.protocol.settings import Settings
 from farflung.training.outer import OuterConfig
 
 OUTER = OuterConfig()
+
+Say = Callable[..., None]
+"""Tells whoever started the benchmark: one answer, by keywords."""
+
+Hear = Callable[[], Awaitable[Any]]
+"""The next order; None when there are no more."""
 
 SWARM = hashlib.sha256(b"farflung bench").digest()
 
@@ -123,12 +131,24 @@ class Node:
     log: EventLog
     history: list[Certified]
 
-    async def live_with(self, addresses: Sequence[Sequence[str]]) -> None:
-        """Do the rounds with the peers at these addresses, by rank."""
-        ids = [Ed25519Signer(seed_of(rank)).peer_id for rank in range(len(addresses))]
-        for peer, known in zip(ids, addresses, strict=True):
-            self.engine.add_addresses(peer, list(known))
-        await self.peer.run(anchor=None, history=self.history, known=[p for p in ids if p != self.engine.peer_id])
+    async def take_part(self, watch: Callable[[Event], None], say: Say, hear: Hear, **hello: object) -> list[Event]:
+        """Say hello; hear everybody's addresses, by rank; do the rounds, while `watch` sees what happens; close the engine.
+
+        Returns all events.
+        """
+        events: list[Event] = []
+        self.log.subscribe(events.append)
+        self.log.subscribe(watch)
+        try:
+            say(contact=self.engine.addresses(), **hello)
+            addresses = (await hear())["addresses"]
+            ids = [Ed25519Signer(seed_of(rank)).peer_id for rank in range(len(addresses))]
+            for peer, known in zip(ids, addresses, strict=True):
+                self.engine.add_addresses(peer, known)
+            await self.peer.run(anchor=None, history=self.history, known=[p for p in ids if p != self.engine.peer_id])
+        finally:
+            await self.engine.close()
+        return events
 
 
 def loop_factory() -> asyncio.AbstractEventLoop:
@@ -142,36 +162,38 @@ def loop_factory() -> asyncio.AbstractEventLoop:
 
 
 async def make_node(
+    arguments: argparse.Namespace,  # of `bench_peer`
     folder: Path,
     doors: Doors,
     learner: Learner,
-    pace: Pace,
     *,
-    rank: int,
-    peers: int,
-    host: str,
-    contact: Sequence[str],
-    up_mbit: float = 0.0,
-    codec: Codec | None = None,
-    patient: bool = True,
+    tokens_per_sample: int = 1,
+    patient: bool = True,  # see `settings_of`
 ) -> Node:
-    """Start an engine on `host` and put a node on it, which codes by `codec` (int8). The caller closes the engine. See `settings_of`."""
+    """Start an engine and put a node on it. The caller closes the engine, or has it closed by `Node.take_part`."""
+    rank, host, codec = arguments.rank, arguments.host, parse_codec(arguments.codec)
+    pace = Pace(
+        inner_steps=arguments.steps,
+        delay_steps=arguments.delay,
+        samples_per_step=arguments.batch,
+        tokens_per_sample=tokens_per_sample,
+        total_rounds=1 + arguments.rounds,
+    )
     await doors.side.run(kernels.prepare, resolve_paths().cache / "kernels")
     freeze_imports()
-    codec = Int8() if codec is None else codec
-    signers = [Ed25519Signer(seed_of(r)) for r in range(peers)]
+    signers = [Ed25519Signer(seed_of(r)) for r in range(arguments.peers)]
     identity = Identity(Ed25519PrivateKey.from_private_bytes(seed_of(rank)))
-    config = EngineConfig.loopback(initial_peers=tuple(contact))
+    config = EngineConfig.loopback(initial_peers=tuple(arguments.contact))
     libp2p = replace(config.libp2p, listen=(f"/ip4/{host}/tcp/0",))
     config = replace(
         config,
         libp2p=libp2p,
         tls_hosts=(host,),
-        up_bytes_per_s=up_mbit * 125_000 or None,
+        up_bytes_per_s=arguments.up_mbit * 125_000 or None,
     )
     engine = await Engine.create(identity, config)
     settings = settings_of(
-        signers[0].peer_id, numel=learner.num_parameters, codec=codec, peers=peers, pace=pace, patient=patient
+        signers[0].peer_id, numel=learner.num_parameters, codec=codec, peers=len(signers), pace=pace, patient=patient
     )
     history = history_of(signers, settings.rules)
     storage = BenchStorage(folder / "swarm", history[-1].commit.height)

@@ -34,7 +34,7 @@ from rich.table import Table
 
 from farflung.sims import wan as wans
 from farflung.sims.bench_round import MB, UP_CAP
-from farflung.sims.bench_workers import BenchError, Worker, introduce, workers
+from farflung.sims.bench_workers import BenchError, Worker, introduce, last_answers, workers
 from farflung.sims.wan import Link, Wan
 
 DELAY_S = 0.025
@@ -140,15 +140,8 @@ def measure_overlap(
             members = [launch(rank, [str(Path(folder) / "store")]) for rank in range(task.peers)]
             hello = [member.hear() for member in members][-1]  # all of them have to say it
         progress("before the first exchange")
-        results = [_last_answer(m, task.rounds, progress if k == 0 else None) for k, m in enumerate(members)]
+        results = last_answers(members, lambda done: progress(f"exchange {done} of {1 + task.rounds} done"))
         return _figures(method, mbit_s, task, hello["parameters"], results, _router(net))
-
-
-def _last_answer(member: Worker, rounds: int, progress: Callable[[str], None] | None) -> dict[str, Any]:
-    while "steps" not in (message := member.hear()):
-        if progress is not None:
-            progress(f"exchange {message['round']} of {1 + rounds} done")
-    return message
 
 
 def _router(net: Wan) -> tuple[float, float] | None:

@@ -10,13 +10,14 @@ python -m farflung.sims.bench_peer paced ...     a real node that trains with ot
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -28,9 +29,8 @@ from farflung.compression.int8 import Int8
 from farflung.node.door import Doors
 from farflung.node.events import Event
 from farflung.node.learner import SwarmLearner
-from farflung.node.trainer import Pace
 from farflung.sims.bench_model import BareLoop, make_training
-from farflung.sims.bench_node import OUTER, loop_factory, make_node, odd_events
+from farflung.sims.bench_node import OUTER, Hear, Say, loop_factory, make_node, odd_events
 from farflung.sims.overlap_peer import run_member, run_parallel
 from farflung.sims.unequal_peer import run_paced
 from farflung.training.data import TokenWindows
@@ -47,9 +47,6 @@ SCALE = 1e-3
 
 ORPHAN_S = 60.0
 """How long a peer goes on after its orders have ended: longer than a living parent waits for its end."""
-
-Say = Callable[..., None]
-
 
 # ---- a vector ------------------------------------------------------------------------------------------------------
 
@@ -133,36 +130,20 @@ def _repeat(vector: Tensor, pattern: Tensor) -> None:
         vector[start : start + PATTERN_NUMEL] = pattern[: len(vector) - start]
 
 
-async def run_vector(arguments: argparse.Namespace, folder: Path, say: Say, hear: Callable[[], Any]) -> None:
-    """Say hello; hear everybody's addresses; do the rounds; say what each took."""
+async def run_vector(arguments: argparse.Namespace, folder: Path, say: Say, hear: Hear) -> None:
+    """Take part in the rounds; say what each took."""
     learner = VectorLearner(arguments.numel, arguments.rank, arguments.peers)
-    pace = Pace(inner_steps=1, samples_per_step=1, tokens_per_sample=1, total_rounds=arguments.rounds)
-    node = await make_node(
-        folder,
-        Doors.threads(),
-        learner,
-        pace,
-        rank=arguments.rank,
-        peers=arguments.peers,
-        host=arguments.host,
-        contact=arguments.contact,
-        up_mbit=arguments.up_mbit,
-    )
-    events: list[Event] = []
+    node = await make_node(arguments, folder, Doors.threads(), learner)
 
-    def follow(event: Event) -> None:
-        events.append(event)
+    def watch(event: Event) -> None:
         if event["event"] == "round.commit":
             learner.reported.set()
             say(round=event["version"])
 
-    node.log.subscribe(follow)
     try:
-        say(contact=node.engine.addresses(), codec=Int8().spec)
-        others = await asyncio.to_thread(hear)
-        await node.live_with(others["addresses"])
+        events = await node.take_part(watch, say, hear, codec=arguments.codec)
     finally:
-        await node.engine.close()
+        learner.reported.set()  # who waits for it would keep a process that failed from ending
     say(rounds=_rounds(events, node.storage.committed), nmse=learner.nmse(), said=odd_events(events))
 
 
@@ -220,41 +201,34 @@ class TurnLearner(SwarmLearner):
         return super().train(numbers, global_step)
 
 
-async def run_node(arguments: argparse.Namespace, folder: Path, say: Say, hear: Callable[[], Any]) -> None:
+async def run_node(arguments: argparse.Namespace, folder: Path, say: Say, hear: Hear) -> None:
     """A lone node, for as many turns as it is told."""
     doors = Doors.threads()
     replica, dataset, order = await doors.learner.run(make_training, arguments)
-    orders: SimpleQueue[bool] = SimpleQueue()
-    steps = arguments.steps
-    learner = TurnLearner(replica, dataset, order, steps, say, orders.get)
-    pace = Pace(
-        inner_steps=steps,
-        samples_per_step=arguments.batch,
-        tokens_per_sample=replica.model.config.seq_len,
-        total_rounds=1 << 40,
-    )
-    node = await make_node(folder, doors, learner, pace, rank=0, peers=1, host="127.0.0.1", contact=[])
+    turns: SimpleQueue[bool] = SimpleQueue()
+    learner = TurnLearner(replica, dataset, order, arguments.steps, say, turns.get)
+    node = await make_node(arguments, folder, doors, learner, tokens_per_sample=replica.model.config.seq_len)
     try:
         async with asyncio.TaskGroup() as group:
-            life = group.create_task(node.peer.run(anchor=None, history=node.history, known=[]), name="node")
+            group.create_task(node.peer.run(anchor=None, history=node.history, known=[]), name="node")
             say(**_facts(replica, arguments))
-            while await asyncio.to_thread(hear) is not None:
-                orders.put(True)
-            orders.put(True)  # the last step, after which the node ends
+            while await hear() is not None:
+                turns.put(True)
             node.peer.stop("the benchmark is over")
-            await life
+            turns.put(True)  # the last step, after which the node ends
     finally:
+        turns.put(True)  # a learner that stands before a turn would keep a process that failed from ending
         await node.engine.close()
 
 
-def run_loop(arguments: argparse.Namespace, say: Say, hear: Callable[[], Any]) -> None:
+def run_loop(arguments: argparse.Namespace, say: Say, orders: "SimpleQueue[str]") -> None:
     """The same training without a node."""
     replica, dataset, order = make_training(arguments)
     loop = BareLoop(replica, dataset, order)
     say(**_facts(replica, arguments))
     number = step = 0
     loss = torch.zeros(())
-    while hear() is not None:
+    while orders.get():
         began = time.perf_counter()
         for _ in range(arguments.steps):
             loss = loop.gradients(number, arguments.batch)
@@ -272,13 +246,42 @@ def _facts(replica: Replica, arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _read_orders(orders: "SimpleQueue[str]") -> None:
-    """Lines from stdin, then an empty one. Whoever closes stdin waits for our end; who is still here after that has lost its parent."""
-    for line in sys.stdin:
-        orders.put(line)
-    orders.put("")
-    time.sleep(ORPHAN_S)
-    os._exit(1)
+def _read_orders(put: Callable[[str], object]) -> None:
+    """Begin to read lines from stdin, and after them an empty one, in a thread that keeps nobody from ending.
+
+    Whoever closes stdin waits for our end; who is still here after that has lost its parent.
+    """
+
+    def read() -> None:
+        for line in sys.stdin:
+            put(line)
+        put("")
+        time.sleep(ORPHAN_S)
+        os._exit(1)
+
+    threading.Thread(target=read, daemon=True).start()
+
+
+async def _run_node(
+    run: Callable[[argparse.Namespace, Path, Say, Hear], Awaitable[None]],
+    arguments: argparse.Namespace,
+    folder: Path,
+    say: Say,
+) -> None:
+    """One of the nodes, which hears orders without a thread that would have to end before the loop can."""
+    loop = asyncio.get_running_loop()
+    orders: asyncio.Queue[str] = asyncio.Queue()
+
+    def put(line: str) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody hears any more
+            loop.call_soon_threadsafe(orders.put_nowait, line)
+
+    async def hear() -> Any:
+        line = await orders.get()
+        return json.loads(line) if line else None
+
+    _read_orders(put)
+    await run(arguments, folder, say, hear)
 
 
 def main() -> None:
@@ -293,6 +296,7 @@ def main() -> None:
         among_others.add_argument("--contact", nargs="*", default=[])
         among_others.set_defaults(threads=1)  # they share this machine
     vector.add_argument("--numel", type=int, required=True)
+    vector.set_defaults(steps=1, batch=1, delay=0, codec=Int8().spec)
     for node in (vector, member, paced):
         node.add_argument("--host", default="127.0.0.1")
         node.add_argument("--up-mbit", type=float, default=0.0)
@@ -304,6 +308,8 @@ def main() -> None:
     lone, loop = (kinds.add_parser(kind) for kind in ("node", "loop"))
     for alone in (lone, loop):
         alone.add_argument("--threads", type=int, default=0)
+    lone.set_defaults(rank=0, peers=1, rounds=1 << 40, contact=[], host="127.0.0.1", up_mbit=0.0)
+    lone.set_defaults(delay=0, codec=Int8().spec)
     for training in (member, parallel, paced, lone, loop):
         training.add_argument("--preset", required=True)
         training.add_argument("--batch", type=int, required=True)
@@ -320,24 +326,20 @@ def main() -> None:
             answers.write(json.dumps(message) + "\n")
             answers.flush()
 
-        orders: SimpleQueue[str] = SimpleQueue()
-        threading.Thread(target=_read_orders, args=[orders], daemon=True).start()
-
-        def hear() -> Any:
-            line = orders.get()
-            return json.loads(line) if line else None
-
         if arguments.threads:
             torch.set_num_threads(arguments.threads)
         match arguments.kind:
             case "loop":
-                run_loop(arguments, say, hear)
+                orders: SimpleQueue[str] = SimpleQueue()
+                _read_orders(orders.put)
+                run_loop(arguments, say, orders)
             case "parallel":
+                _read_orders(lambda line: None)  # there are none; but the end of stdin counts
                 run_parallel(arguments, say)
             case kind:
                 run = {"vector": run_vector, "node": run_node, "member": run_member, "paced": run_paced}[kind]
                 with asyncio.Runner(loop_factory=loop_factory) as runner:
-                    runner.run(run(arguments, Path(folder), say, hear))
+                    runner.run(_run_node(run, arguments, Path(folder), say))
 
 
 if __name__ == "__main__":

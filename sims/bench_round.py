@@ -24,7 +24,7 @@ from rich.table import Table
 
 from farflung.sims import wan as wans
 from farflung.sims.baselines import BaselineResult, gloo_average, hivemind_average
-from farflung.sims.bench_workers import BenchError, Worker, introduce, workers
+from farflung.sims.bench_workers import BenchError, Worker, introduce, last_answers, workers
 from farflung.sims.wan import Link
 
 MB = 1_000_000
@@ -87,7 +87,7 @@ def measure_rounds(
 
         def launch(rank: int, contact: Sequence[str]) -> Worker:
             arguments = ["vector", "--rank", str(rank), "--peers", str(peers), "--contact", *contact]
-            arguments += ["--numel", str(num_bytes // 4), "--rounds", str(1 + rounds)]
+            arguments += ["--numel", str(num_bytes // 4), "--rounds", str(rounds)]
             if wan is None:
                 return start(arguments)
             arguments += ["--host", wan.hosts[rank].address, "--up-mbit", str(UP_CAP * WAN_LINK.rate_bit_s / 1e6)]
@@ -95,15 +95,8 @@ def measure_rounds(
 
         members, hello = introduce(launch, peers)
         progress("warm-up")
-        results = [_last_answer(member, rounds, progress if k == 0 else None) for k, member in enumerate(members)]
+        results = last_answers(members, lambda done: progress(f"round {done} of {1 + rounds} done"))
     return _figures(num_bytes, hello["codec"], results)
-
-
-def _last_answer(member: Worker, rounds: int, progress: Callable[[str], None] | None) -> dict[str, Any]:
-    while "rounds" not in (message := member.hear()):
-        if progress is not None:
-            progress(f"round {message['round']} of {1 + rounds} done")
-    return message
 
 
 def _figures(num_bytes: int, codec: str, results: Sequence[dict[str, Any]]) -> RoundFigures:

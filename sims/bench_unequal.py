@@ -26,7 +26,7 @@ from rich.table import Table
 
 from farflung.sims import wan as wans
 from farflung.sims.bench_round import UP_CAP
-from farflung.sims.bench_workers import BenchError, Worker, introduce, workers
+from farflung.sims.bench_workers import BenchError, Worker, introduce, last_answers, workers
 from farflung.sims.wan import Link
 
 SPEEDS = (1.0, 0.7, 0.4, 0.2)
@@ -113,15 +113,8 @@ def measure_unequal(
 
         progress("starting")
         members, _ = introduce(launch, len(swarm.speeds))
-        results = [_last_answer(m, swarm.rounds, progress if k == 0 else None) for k, m in enumerate(members)]
+        results = last_answers(members, lambda done: progress(f"round {done} of {1 + swarm.rounds} done"))
     return figures_of(swarm, results)
-
-
-def _last_answer(member: Worker, rounds: int, progress: Callable[[str], None] | None) -> dict[str, Any]:
-    while "steps" not in (message := member.hear()):
-        if progress is not None:
-            progress(f"round {message['round']} of {1 + rounds} done")
-    return message
 
 
 def figures_of(swarm: Swarm, results: Sequence[dict[str, Any]]) -> UnequalFigures:

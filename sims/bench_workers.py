@@ -146,3 +146,14 @@ def introduce(launch: Callable[[int, Sequence[str]], Worker], peers: int) -> tup
     for member in members:
         member.tell(addresses=addresses)
     return members, hello
+
+
+def last_answers(members: Sequence[Worker], on_round: Callable[[int], None]) -> list[dict[str, Any]]:
+    """What each says when all rounds are done; `on_round` is told the number of each that the first has done. Raises BenchError."""
+    answers = []
+    for member in members:
+        while "round" in (message := member.hear()):
+            if member is members[0]:
+                on_round(message["round"])
+        answers.append(message)
+    return answers

@@ -1,6 +1,10 @@
-"""A target that a benchmark is held to, and what it measured."""
+"""What pages of benchmarks say alike: the targets that each is held to, and the machine that measured."""
 
+import platform
 from dataclasses import dataclass
+from pathlib import Path
+
+import torch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,3 +20,23 @@ class Check:
     def verdict(self) -> str:
         """For people."""
         return "not comparable" if self.met is None else "met" if self.met else "missed"
+
+    @property
+    def line(self) -> str:
+        """Of a table in Markdown: target, measured, verdict; bold unless met."""
+        return f"| {self.target} | {self.measured} | {self.verdict if self.met else f'**{self.verdict}**'} |"
+
+
+def machine() -> str:
+    """The processor and the versions that figures depend on, in words."""
+    return f"{_processor()}, Python {platform.python_version()}, torch {torch.__version__}"
+
+
+def _processor() -> str:
+    """The processor's name where the system tells it, else its architecture."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()

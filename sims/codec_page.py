@@ -1,11 +1,9 @@
 """`docs/compression.md` and its two pictures, from the rows of one run of `farflung bench codec`."""
 
-import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
+from farflung.sims.check import machine
 from farflung.sims.codec_plots import plot_rate_distortion, plot_speed
 from farflung.sims.codec_rows import COSINE, Row, number
 from farflung.sims.codec_sources import GAUSS, Source
@@ -84,10 +82,7 @@ def _lines(sources: Sequence[Source], rows: Sequence[Row], skipped: Sequence[str
         "",
         "| target | measured | |",
         "|---|---|---|",
-        *(
-            f"| {check.target} | {check.measured} | {check.verdict if check.met else f'**{check.verdict}**'} |"
-            for check in checks(rows)
-        ),
+        *(check.line for check in checks(rows)),
         "",
         "## Other projects",
         "",
@@ -135,18 +130,3 @@ def _speed_table(rows: Sequence[Row]) -> list[str]:
             )
             lines.append(f"| {row.label} | " + " | ".join(number(value, form) for value, form in figures) + " |")
     return lines
-
-
-def machine() -> str:
-    """The processor and the versions that figures depend on, in words."""
-    return f"{_processor()}, Python {platform.python_version()}, torch {torch.__version__}"
-
-
-def _processor() -> str:
-    """The processor's name where the system tells it, else its architecture."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()

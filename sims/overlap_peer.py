@@ -6,25 +6,21 @@ bytes are the kernel's counts of the interface, so headers, acknowledgements and
 """
 
 import argparse
-import asyncio
 import hashlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from farflung.compression.registry import parse_codec
 from farflung.node.door import Doors
 from farflung.node.events import Event
 from farflung.node.learner import SwarmLearner
-from farflung.node.trainer import Pace
 from farflung.sims.bench_model import BareLoop, make_training
-from farflung.sims.bench_node import make_node, odd_events
+from farflung.sims.bench_node import Hear, Say, make_node, odd_events
 from farflung.training.inner import StepReport
 
 INTERFACE = "eth0"
@@ -77,51 +73,23 @@ class TimedLearner(SwarmLearner):
         return 0.0
 
 
-async def run_member(
-    arguments: argparse.Namespace, folder: Path, say: Callable[..., None], hear: Callable[[], Any]
-) -> None:
-    """Say hello; hear everybody's addresses; do the rounds; say what was measured."""
+async def run_member(arguments: argparse.Namespace, folder: Path, say: Say, hear: Hear) -> None:
+    """Take part in the rounds; say what was measured."""
     doors = Doors.threads()
     replica, dataset, order = await doors.learner.run(make_training, arguments)
     learner = TimedLearner(replica, dataset, order)
     learner.meter = meter = Meter()
-    pace = Pace(
-        inner_steps=arguments.steps,
-        delay_steps=arguments.delay,
-        samples_per_step=arguments.batch,
-        tokens_per_sample=replica.model.config.seq_len,
-        total_rounds=1 + arguments.rounds,
-    )
-    node = await make_node(
-        folder,
-        doors,
-        learner,
-        pace,
-        rank=arguments.rank,
-        peers=arguments.peers,
-        host=arguments.host,
-        contact=arguments.contact,
-        up_mbit=arguments.up_mbit,
-        codec=parse_codec(arguments.codec),
-    )
-    events: list[Event] = []
+    node = await make_node(arguments, folder, doors, learner, tokens_per_sample=replica.model.config.seq_len)
     calm: list[int] = []  # steps trained when a round was planned
 
     def watch(event: Event) -> None:
-        events.append(event)
         if event["event"] == "round.plan":
             calm.append(len(meter.steps))
         elif event["event"] == "round.commit":
             meter.mark()
             say(round=event["version"])
 
-    node.log.subscribe(watch)
-    try:
-        say(contact=node.engine.addresses(), parameters=replica.num_parameters)
-        others = await asyncio.to_thread(hear)
-        await node.live_with(others["addresses"])
-    finally:
-        await node.engine.close()
+    events = await node.take_part(watch, say, hear, parameters=replica.num_parameters)
     commits = [e for e in events if e["event"] == "round.commit"]
     since = events[events.index(commits[0]) :]  # in the warm-up peers may not have heard of each other yet
     say(
@@ -143,7 +111,7 @@ def _lack(commit: Event, peers: int) -> str:
 # ---- data-parallel -------------------------------------------------------------------------------------------------
 
 
-def run_parallel(arguments: argparse.Namespace, say: Callable[..., None]) -> None:
+def run_parallel(arguments: argparse.Namespace, say: Say) -> None:
     """One all-reduce of the fp32 gradients in each step, when the backward pass is over."""
     from torch import distributed
 

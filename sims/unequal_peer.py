@@ -5,23 +5,19 @@ counts as computing. Steps whose computation alone took longer are counted, for 
 """
 
 import argparse
-import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from torch import Tensor
 
-from farflung.compression.registry import parse_codec
 from farflung.node.door import Doors
 from farflung.node.events import Event
 from farflung.node.learner import SwarmLearner
-from farflung.node.trainer import Pace
 from farflung.sims.bench_model import make_training
-from farflung.sims.bench_node import make_node
+from farflung.sims.bench_node import Hear, Say, make_node
 from farflung.training.inner import StepReport
 from farflung.training.schedule import Schedule
 
@@ -69,32 +65,18 @@ class PacedLearner(SwarmLearner):
         return losses
 
 
-async def run_paced(
-    arguments: argparse.Namespace, folder: Path, say: Callable[..., None], hear: Callable[[], Any]
-) -> None:
-    """Say hello; hear everybody's addresses; do the rounds; say what was measured, and the first one the losses."""
+async def run_paced(arguments: argparse.Namespace, folder: Path, say: Say, hear: Hear) -> None:
+    """Take part in the rounds; say what was measured, and the first one the losses."""
     doors = Doors.threads()
     replica, dataset, order = await doors.learner.run(make_training, arguments, SCHEDULE)
     learner = PacedLearner(replica, dataset, order)
     learner.step_s, learner.timed = arguments.step_s, Timed()
-    pace = Pace(
-        inner_steps=arguments.steps,
-        delay_steps=arguments.delay,
-        samples_per_step=arguments.batch,
-        tokens_per_sample=replica.model.config.seq_len,
-        total_rounds=1 + arguments.rounds,
-    )
     node = await make_node(
+        arguments,
         folder,
         doors,
         learner,
-        pace,
-        rank=arguments.rank,
-        peers=arguments.peers,
-        host=arguments.host,
-        contact=arguments.contact,
-        up_mbit=arguments.up_mbit,
-        codec=parse_codec(arguments.codec),
+        tokens_per_sample=replica.model.config.seq_len,
         patient=arguments.equal_steps,
     )
     if (
@@ -103,24 +85,16 @@ async def run_paced(
         member = node.peer.member
         said = member.vitals
         member.vitals = lambda: msgspec.structs.replace(said(), tokens_per_s=0.0)
-    events: list[Event] = []
     states: list[Tensor] = []
 
     def watch(event: Event) -> None:
-        events.append(event)
         if event["event"] == "round.commit":
             learner.timed.commits.append(time.monotonic())
             if arguments.rank == 0:
                 states.append(learner.outer.params.clone())
             say(round=event["version"])
 
-    node.log.subscribe(watch)
-    try:
-        say(contact=node.engine.addresses(), parameters=replica.num_parameters)
-        others = await asyncio.to_thread(hear)
-        await node.live_with(others["addresses"])
-    finally:
-        await node.engine.close()
+    events = await node.take_part(watch, say, hear)
     commits = [e for e in events if e["event"] == "round.commit"]
     say(
         steps=learner.timed.steps,

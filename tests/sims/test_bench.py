@@ -68,6 +68,33 @@ def test_a_peer_whose_parent_was_killed_ends() -> None:
             process.kill()
 
 
+FAILS_INSIDE = """
+import asyncio, sys
+from farflung.node.peer import Peer
+from farflung.sims import bench_peer
+
+async def fail(self, **_):
+    learner = self.trainer._learner
+    self.applier._learn(learner.train, [0], 0).send(None)  # it stands before its turn, in a thread
+    raise RuntimeError("it failed inside")
+
+Peer.run = fail
+sys.argv[1:] = "node --preset tiny --batch 1 --steps 1 --threads 1".split()
+bench_peer.main()
+"""
+
+
+def test_a_node_that_fails_ends_although_it_has_orders_to_hear() -> None:
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", FAILS_INSIDE], **pipes) as process:
+        assert process.stderr is not None
+        try:
+            assert process.wait(60) == 1
+            assert b"it failed inside" in process.stderr.read()
+        finally:
+            process.kill()
+
+
 def test_the_last_words_are_told() -> None:
     with workers(30) as start:
         worker = start(["vector", "--rank", "none"])
