@@ -72,8 +72,14 @@ def _certify(commit: Commit, founder: Ed25519Signer) -> Certified:
     return Certified(commit, 0, (Vote(founder.peer_id, founder.sign(signed)),))
 
 
-def settings_of(founder: bytes, *, numel: int, codec: Codec, peers: int, pace: Pace, patient: bool) -> Settings:
-    """Rules under which a round takes everybody (`patient`) or waits for the late as nodes do, and no deadline cuts it short."""
+def settings_of(
+    founder: bytes, *, numel: int, codec: Codec, peers: int, pace: Pace, patient: bool, early: bool
+) -> Settings:
+    """Rules under which a round takes everybody (`patient`) or waits for the late as nodes do, and no deadline cuts it short.
+
+    Without `early` nobody offers before its H steps, whoever waits: the protocol's rhythm without overlap (`protocol.rhythm`),
+    though training overlaps.
+    """
     return Settings(
         swarm=SWARM,
         founder=founder,
@@ -85,7 +91,7 @@ def settings_of(founder: bytes, *, numel: int, codec: Codec, peers: int, pace: P
             total_rounds=pace.total_rounds,
             tokens_per_sample=pace.tokens_per_sample,
         ),
-        rhythm=pace.rhythm,
+        rhythm=pace.rhythm if early else replace(pace.rhythm, delay_steps=0),
         align=codec.block,
         uplink=codec.spec,
         downlink=codec.spec,
@@ -168,7 +174,8 @@ async def make_node(
     learner: Learner,
     *,
     tokens_per_sample: int = 1,
-    patient: bool = True,  # see `settings_of`
+    patient: bool = True,  # see `settings_of`, also for the next
+    early: bool = True,
 ) -> Node:
     """Start an engine and put a node on it. The caller closes the engine, or has it closed by `Node.take_part`."""
     rank, host, codec = arguments.rank, arguments.host, parse_codec(arguments.codec)
@@ -193,7 +200,13 @@ async def make_node(
     )
     engine = await Engine.create(identity, config)
     settings = settings_of(
-        signers[0].peer_id, numel=learner.num_parameters, codec=codec, peers=len(signers), pace=pace, patient=patient
+        signers[0].peer_id,
+        numel=learner.num_parameters,
+        codec=codec,
+        peers=len(signers),
+        pace=pace,
+        patient=patient,
+        early=early,
     )
     history = history_of(signers, settings.rules)
     storage = BenchStorage(folder / "swarm", history[-1].commit.height)

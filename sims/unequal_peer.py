@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 from torch import Tensor
 
 from farflung.node.door import Doors
@@ -78,13 +77,8 @@ async def run_paced(arguments: argparse.Namespace, folder: Path, say: Say, hear:
         learner,
         tokens_per_sample=replica.model.config.seq_len,
         patient=arguments.equal_steps,
+        early=not arguments.equal_steps,
     )
-    if (
-        arguments.equal_steps
-    ):  # who does not say how fast it is, is waited for, and gets no word of when others are ready
-        member = node.peer.member
-        said = member.vitals
-        member.vitals = lambda: msgspec.structs.replace(said(), tokens_per_s=0.0)
     states: list[Tensor] = []
 
     def watch(event: Event) -> None:

@@ -1,5 +1,6 @@
 """What the peers say becomes utilisation and gaps, and the benchmark runs where links can be emulated."""
 
+import itertools
 import json
 from typing import Any
 
@@ -19,6 +20,7 @@ from farflung.sims.bench_unequal import (
     utilisation,
 )
 from farflung.sims.bench_workers import BenchError
+from farflung.training.presets import preset
 
 
 def result(**changed: Any) -> dict[str, Any]:
@@ -102,3 +104,6 @@ def test_real_peers_on_unequal_machines(equal_steps: bool) -> None:
     swarm = Swarm(name="two", speeds=(1.0, 0.5), rounds=2, equal_steps=equal_steps)
     figures = measure_unequal(swarm, Task(preset="tiny", inner_steps=6))
     assert figures.rounds == 2 and len(figures.curve) == 3 and all(0.0 < x <= 1.0 for x in figures.utilisation)
+    if equal_steps:  # both peers bring H steps, of two sequences each
+        round_tokens = 2 * 6 * 2 * preset("tiny", vocab_size=256).seq_len
+        assert [after - before for (before, _), (after, _) in itertools.pairwise(figures.curve)] == [round_tokens] * 2
