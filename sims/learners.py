@@ -6,56 +6,56 @@ import torch
 from torch import Tensor
 
 from farflung.node.learner import SwarmLearner
-from farflung.sims.toy import ToyLearner, Witness, nobody
+from farflung.sims.books import SampleBook
+from farflung.sims.toy import ToyLearner
 from farflung.training.coupled import Slice, Update
+from farflung.training.data import Dataset
 from farflung.training.flat import flatten, unflatten
 from farflung.training.inner import StepReport
+from farflung.training.order import SampleOrder
+from farflung.training.replica import Replica
 
 
-class ReplicaLearner(SwarmLearner):
-    """What a node trains with, and the books that a judge wants to see."""
+class ReplicaLearner(SwarmLearner, SampleBook):
+    """What a node trains with, and the book that a judge wants to see."""
 
-    def __init__(self, learner: SwarmLearner) -> None:
-        self.__dict__.update(learner.__dict__)
-        self.trained: list[int] = []
-        self.witness: Witness = nobody
-        self._offered: list[int] = []
-        self._sent: list[int] = []
+    def __init__(self, replica: Replica, dataset: Dataset, order: SampleOrder) -> None:
+        SwarmLearner.__init__(self, replica, dataset, order)
+        SampleBook.__init__(self)
 
     def strayed(self) -> float:
         return 0.0  # where Adam should have gone nobody can say
 
     def train(self, numbers: Sequence[int], global_step: int) -> StepReport:
         report = super().train(numbers, global_step)
-        self.trained.extend(numbers)
+        self.book_step(numbers)
         return report
 
     def offer(self) -> None:
         super().offer()
-        self._offered = list(self.trained)
+        self.book_offer()
 
     def offered_gradient(self, start: int, stop: int) -> Tensor:
-        self._sent = self._offered
         gradient = super().offered_gradient(start, stop)
         assert self.replica.sent is not None
-        self.witness(tuple(self._sent), self.outer.params - self.replica.sent)
+        self.book_gradient(self.outer.params - self.replica.sent)
         return gradient
 
     def apply(self, updates: Sequence[Update], *, contributed: bool, told: Mapping[int, Tensor] | None = None) -> None:
         super().apply(updates, contributed=contributed, told=told)
         if contributed:
-            del self.trained[: len(self._sent)]
+            self.book_counted()
 
     def adopt_outer(self, previous: Tensor | None, *, counted: Sequence[Slice] = ()) -> None:
         super().adopt_outer(previous, counted=counted)
         if counted:
-            del self.trained[: len(self._sent)]
+            self.book_counted()
         elif previous is None:
-            self.trained.clear()
+            self.book_dropped()
 
     def discard_progress(self) -> None:
         super().discard_progress()
-        self.trained.clear()
+        self.book_dropped()
 
     def freeze(self) -> dict[str, object]:
         replica = self.replica
@@ -67,7 +67,7 @@ class ReplicaLearner(SwarmLearner):
             "inner": {name: tensor.clone() for name, tensor in replica.optimizer.tensors().items()},
             "inner_steps": replica.optimizer.steps,
             "trained": tuple(self.trained),
-            "sent_samples": tuple(self._sent),
+            "sent_samples": tuple(self.sent_samples),
         }
 
     def thaw(self, state: dict[str, object]) -> None:
@@ -88,7 +88,7 @@ class ReplicaLearner(SwarmLearner):
                 replica.outer.momentum.copy_(momentum)
                 unflatten(replica.layout, local, replica.parameters)
                 replica.sent, replica.offered = sent.clone() if isinstance(sent, Tensor) else None, None
-                self.trained, self._sent = list(trained), list(sent_samples)
+                self.trained, self.sent_samples = list(trained), list(sent_samples)
             case _:
                 raise ValueError("not what `freeze` gave")
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from farflung.compression.int8 import Int8
 from farflung.compression.policy import uniform
-from farflung.node.learner import HELDOUT_SAMPLES, SwarmLearner
+from farflung.node.learner import HELDOUT_SAMPLES
 from farflung.node.recipe import Recipe, read_recipe
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.keys import Ed25519Signer, PeerId
@@ -216,7 +216,7 @@ def _real(recipe: Recipe, dataset: Dataset, scenario: Scenario, signers: list[Ed
     def learner(index: int) -> SimLearner:
         runtime = Runtime(device="cpu", microbatch=manifest.samples_per_step)
         replica = Replica(recipe.model, recipe.inner, recipe.outer, seed=manifest.model.init_seed, runtime=runtime)
-        return ReplicaLearner(SwarmLearner(replica, dataset, order))
+        return ReplicaLearner(replica, dataset, order)
 
     return _outfit(recipe, scenario, signers, learner)
 

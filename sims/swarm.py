@@ -24,8 +24,9 @@ from farflung.protocol.keys import Signer, short
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.settings import Settings
 from farflung.sims import clock
+from farflung.sims.books import Witness
 from farflung.sims.network import MemoryHub, MemoryNetwork
-from farflung.sims.toy import Freezable, MemoryStorage, VirtualDoor, Witness
+from farflung.sims.toy import Freezable, MemoryStorage, VirtualDoor
 from farflung.training.outer import OuterConfig
 
 START_UNIX_S = 1.7e9

@@ -19,20 +19,13 @@ from farflung.compression.codec import Payload
 from farflung.node.learner import Learner
 from farflung.node.storage import Link, Place, SavedVote
 from farflung.protocol.chain import Certified, Commit
+from farflung.sims.books import SampleBook
 from farflung.training.coupled import Coupled, Slice, Update
 from farflung.training.inner import StepReport
 from farflung.training.outer import OuterConfig
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-Witness = Callable[[tuple[int, ...], Tensor], None]
-"""Sees samples and a pseudo-gradient of them, fp32 [n], which it must not change or keep."""
-
-
-def nobody(samples: tuple[int, ...], gradient: Tensor) -> None:
-    """Nobody looks."""
 
 
 @lru_cache(maxsize=512)
@@ -49,18 +42,12 @@ class Vector(nn.Module):
         self.weight = nn.Parameter(torch.linspace(-1.0, 1.0, numel))
 
 
-class ToyLearner(Coupled):
+class ToyLearner(Coupled, SampleBook):
     """See the module."""
 
     def __init__(self, numel: int, outer: OuterConfig, *, chunk_bytes: int = 1 << 10) -> None:
-        super().__init__(Vector(numel), outer, device=torch.device("cpu"), chunk_bytes=chunk_bytes)
-        self.trained: list[int] = []
-        """Sample numbers in the local progress, in order."""
-        self.sent_samples: list[int] = []
-        """Those in the pseudo-gradient that was taken last."""
-        self.witness: Witness = nobody
-        """Is shown every pseudo-gradient."""
-        self._offered_samples: list[int] = []
+        Coupled.__init__(self, Vector(numel), outer, device=torch.device("cpu"), chunk_bytes=chunk_bytes)
+        SampleBook.__init__(self)
         self._made = torch.zeros(numel, dtype=torch.float64)
         """Local progress that no round has counted: what outer minus local parameters should be."""
         self._offered_made = self._sent_made = self._made
@@ -73,7 +60,7 @@ class ToyLearner(Coupled):
             local.sub_(move)
             made.add_(move)
         self._made = made
-        self.trained.extend(numbers)
+        self.book_step(numbers)
         return StepReport(loss=float(local.square().mean()), tokens=len(numbers), grad_norm=1.0, lr=0.01)
 
     def directions(self, numbers: Sequence[int]) -> Sequence[int]:
@@ -82,21 +69,21 @@ class ToyLearner(Coupled):
 
     def offer(self) -> None:
         super().offer()
-        self._offered_samples = list(self.trained)
+        self.book_offer()
         self._offered_made = self._made
 
     def offered_gradient(self, start: int, stop: int) -> Tensor:
-        self.sent_samples, self._sent_made = self._offered_samples, self._offered_made
+        self._sent_made = self._offered_made
         gradient = super().offered_gradient(start, stop)
         assert self.sent is not None
-        self.witness(tuple(self.sent_samples), self.outer.params - self.sent)
+        self.book_gradient(self.outer.params - self.sent)
         return gradient
 
     def apply(self, updates: Sequence[Update], *, contributed: bool, told: Mapping[int, Tensor] | None = None) -> None:
         super().apply(updates, contributed=contributed, told=told)
         if not contributed:
             return
-        del self.trained[: len(self.sent_samples)]
+        self.book_counted()
         counted = torch.zeros_like(self._made)
         for start, stop, _ in updates:
             counted[start:stop] = self._sent_made[start:stop] if told is None else told[start].double()
@@ -106,7 +93,7 @@ class ToyLearner(Coupled):
     def adopt_outer(self, previous: Tensor | None, *, counted: Sequence[Slice] = ()) -> None:
         super().adopt_outer(previous, counted=counted)
         if counted:
-            del self.trained[: len(self.sent_samples)]
+            self.book_counted()
             made = self._made.clone()
             for start, stop in counted:
                 made[start:stop] -= self._sent_made[start:stop]
@@ -119,7 +106,7 @@ class ToyLearner(Coupled):
         self._forget()
 
     def _forget(self) -> None:
-        self.trained.clear()
+        self.book_dropped()
         self._made = torch.zeros_like(self._made)
 
     def strayed(self) -> float:
