@@ -1,6 +1,8 @@
 """Scenario files: shipped ones are sound, wrong ones are refused with the key and the remedy, and lives are drawn as they say."""
 
+import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,9 @@ from farflung.sims import regions
 from farflung.sims.churn import make_schedule
 from farflung.sims.faults import Heal, Kill, Leave, Partition, Pause, Resume, Slow, Start
 from farflung.sims.scenario import SHIPPED, Lasting, Scenario, find_scenario, load_scenario, parse_scenario, shipped
-from farflung.sims.scenario_plan import CELLS, prepare
+from farflung.sims.scenario_plan import CELLS, PASSES, prepare
+from farflung.sims.simulation import simulate
+from farflung.sims.swarm import Swarm
 
 BASE = """
 about = "two classes"
@@ -99,6 +103,26 @@ def test_files_are_named_in_errors(tmp_path: Path) -> None:
         load_scenario(file)
     with pytest.raises(ConfigError, match="did you mean 'straggler'"):
         find_scenario("stragler")
+
+
+def test_a_node_makes_every_call_that_is_taken_for_a_pass() -> None:
+    """They are known by their names: one that is renamed would cost nothing, and no other test would see it."""
+    at = 30.0
+    away = f'[[happenings]]\nat = {at}\nwhat = "leave"\npeers = ["lab"]\nfor_s = 10.0'
+    made = scenario(away, base=BASE.replace("600.0", "70.0"))
+    plan = prepare(made, 0, make_schedule(made, 0, Path())).plan
+    called: set[str] = set()
+
+    def seconds(peer: int, name: str) -> float:
+        called.add(name)
+        return plan.outfit.seconds(peer, name)
+
+    async def spoil(swarm: Swarm) -> None:
+        await asyncio.sleep(at)
+        swarm.learners[0].outer.params[0] += 1.0  # so that it is repaired
+
+    simulate(replace(plan, outfit=replace(plan.outfit, seconds=seconds)), meddler=spoil)
+    assert PASSES <= called
 
 
 def test_the_table_of_regions_is_whole_and_symmetric() -> None:
