@@ -18,7 +18,7 @@ The paper does not say what the other 16 % would be.
 
 What is left out, as in the paper: latency, the overhead of TCP, other traffic, peers that are slower than others. An
 independent measurement of blocking rounds between 4 nodes over TCP took 1.08 to 1.92 times as long as such a model says
-(digest section 2.8).
+(digest section 2.9).
 """
 
 from collections.abc import Sequence
@@ -79,8 +79,7 @@ def utilisation(
     forward_s, backward_s = model.step_s * FORWARD / layers, model.step_s * (1 - FORWARD) / layers
     message_s = SHARE * model.parameters * method.bits / layers / (speeds * 1e9)
     now, link_free = np.zeros_like(speeds), np.zeros_like(speeds)
-    needed: dict[int, dict[int, Speeds]] = {}
-    """Step → layer → when its message has arrived."""
+    needed: dict[int, dict[int, Speeds]] = {}  # step → layer → when its message has arrived
     ends: list[Speeds] = []
     for step in range(1, 3 * table.interval + 1):
         done = 0

@@ -41,9 +41,10 @@ def section(title: str, said: str, *body: Markup) -> Markup:
     return Markup(f"<section><h2>{escape(title)}</h2>{note(said)}{''.join(body)}</section>")
 
 
-def folded(title: str, *body: Markup) -> Markup:
-    """A whole run among others, folded away."""
-    return Markup(f'<details class="run"><summary>{escape(title)}</summary>{"".join(body)}</details>')
+def folded(title: str, *body: Markup, kind: str = "") -> Markup:
+    """Folded away; `kind` is a class of the style sheet."""
+    opening = f'<details class="{kind}">' if kind else "<details>"
+    return Markup(f"{opening}<summary>{escape(title)}</summary>{''.join(body)}</details>")
 
 
 def verdict(headline: str, said: str, broken: Sequence[str]) -> Markup:
@@ -95,11 +96,6 @@ def stacked_bar(shares: Sequence[tuple[str, float, str]]) -> Markup:
 def dotted(variable: str, said: str) -> Markup:
     """Text behind a dot of its colour."""
     return Markup(f'<span class="dot" style="background: var({variable})"></span>{escape(said)}')
-
-
-def details(title: str, body: Markup) -> Markup:
-    """Folded away."""
-    return Markup(f"<details><summary>{escape(title)}</summary>{body}</details>")
 
 
 def table(

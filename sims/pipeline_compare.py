@@ -7,7 +7,7 @@
     planned              routes that skip, by search
     planned full         routes that skip nothing, by search: what routing alone is worth
 
-Time per step is not work per step: routes that skip a third do a third less. Time to a loss is for `bench pipeline`.
+Time per step is not work per step: routes that skip a third do a third less, and what that costs in loss is not told here.
 """
 
 import random
@@ -28,8 +28,10 @@ from farflung.training.pipeline_search import Search, improve, makespan_of
 _REPEATS = 5
 _FULL_HOT = 0.05
 """Fewer and longer lanes: the search for full routes needs more heat to get from one plan to another."""
-_ASSIGNMENT_WORK = 60_000
+_ASSIGNMENT_WORK = 600_000
 """Proposals for DT-FM's assignment times the square of the largest stage: some seconds, whatever the network."""
+_MOST_ASSIGNMENTS = 10_000
+"""Proposals at most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,7 +147,7 @@ def compare(network: Network, search: Search) -> Comparison:
     """All of the module's table for one network. Raises BadPlan when it cannot hold the model."""
     sizes = stage_sizes(len(network.peers), network.num_stages, network.visits)
     began = time.process_time()
-    proposals = min(10_000, 10 * _ASSIGNMENT_WORK // max(sizes) ** 2)
+    proposals = min(_MOST_ASSIGNMENTS, _ASSIGNMENT_WORK // max(sizes) ** 2)
     groups = assign(
         even_costs(network),
         sizes,

@@ -21,7 +21,7 @@ def small_task(seed: int) -> tuple[Task, list[list[int]]]:
     rng = random.Random(seed)
     peers = range(8)
     costs = Costs(
-        forward_s=tuple(tuple(speed for speed in speeds) for speeds in [[rng.uniform(0.5, 2.0) for _ in peers]] * 4),
+        forward_s=(tuple(rng.uniform(0.5, 2.0) for _ in peers),) * 4,
         latency_s=tuple(tuple(rng.uniform(0.01, 0.5) for _ in peers) for _ in peers),
         transmit_s=tuple(tuple(rng.uniform(0.1, 3.0) for _ in peers) for _ in peers),
     )

@@ -155,11 +155,7 @@ def plot_gantt(scene: Scene) -> Markup:
 
 def _present(scene: Scene, start: float, end: float) -> list[str]:
     """Those who did something then: whom something happened to first, in the order of the run."""
-    there = [
-        peer
-        for peer in scene.peers
-        if any(span.start < end and span.end > start for span in scene.states(peer))
-    ]  # fmt: skip
+    there = [peer for peer in scene.peers if any(span.start < end and span.end > start for span in scene.states(peer))]
     troubled = {incident.peer for incident in scene.run.timeline if start <= incident.time <= end}
     chosen = sorted(there, key=lambda peer: peer not in troubled)[:WINDOW_PEERS]
     return [peer for peer in there if peer in chosen]

@@ -68,6 +68,7 @@ def render(scenes: Sequence[Scene]) -> str:
             markup.note(scene.run.description),
             run_summary(scene),
             *run_sections(scene),
+            kind="run",
         )
         for scene in scenes
     ]

@@ -74,7 +74,7 @@ def run_sections(scene: Scene) -> list[Markup]:
             "How long each round took, from the plan to the commit, at the slowest peer.",
             markup.wide(plot_rounds(scene, letters_by_round(missed, letters))),
             _missed_table(missed, letters),
-            markup.details("All rounds", _rounds_table(scene)),
+            markup.folded("All rounds", _rounds_table(scene)),
         ),
         markup.section("Bytes", _bytes_note(scene), markup.wide(plot_bytes(scene))),
         markup.section("Peers", "", _peers_table(scene)),
@@ -240,7 +240,7 @@ def _missed_table(missed: list[dict[str, Any]], letters: Mapping[str, str]) -> M
     rows = [[text(letters[m["reason"]]), text(str(m["round"])), text(m["peer"])] for m in missed[:MOST_MISSED]]
     listed = markup.table(["", "round", "missed by"], rows, numbers=frozenset({1}), narrow=True)
     title = "Each of them" if len(missed) <= MOST_MISSED else f"The first {MOST_MISSED} of them"
-    return Markup(shown + markup.details(title, listed))
+    return Markup(shown + markup.folded(title, listed))
 
 
 def _rounds_table(scene: Scene) -> Markup:

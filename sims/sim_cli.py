@@ -126,7 +126,7 @@ def sim_plan(
     as_json: Json = False,
 ) -> None:
     """Plan pipeline routes for a network and compare them with full columns and others: a minute or two."""
-    from farflung.sims.plan_page import describe, run_plan
+    from farflung.sims.pipeline_run import describe, run_plan
 
     try:
         figures = run_plan(network, peers=peers, proposals=proposals, seed=seed, trace=trace)

@@ -1,7 +1,7 @@
 """Runs as a Chrome trace: JSON that Perfetto (ui.perfetto.dev) and chrome://tracing show, a process for each peer.
 
-Three tracks each: what it computed, the phases of its rounds, and the round's transfers, which may overlap and are
-therefore asynchronous events. Times are microseconds since the start of the run.
+Three tracks each: what it computed, the phases of its rounds, and its state. The transfers of a round may overlap, and are
+therefore asynchronous events; what went wrong is an instant beside the phases. Times are microseconds since the start of the run.
 """
 
 from collections.abc import Iterator, Sequence

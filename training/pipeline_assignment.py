@@ -207,7 +207,8 @@ def _exchange(groups: Groups, a: int, b: int, i: int, j: int, *, whole: bool) ->
 def columns(costs: Costs, groups: Groups) -> list[list[int]]:
     """Full pipelines, one peer of each stage in each: consecutive stages joined by their bottleneck matchings.
 
-    So many as the smallest stage has peers; data nodes are those that match the last column and the second.
+    So many as the smallest stage has peers. They begin there and go round the ring of stages; only the step back to that stage is
+    not matched.
     """
     score = _Score(costs)
     narrow = min(range(len(groups)), key=lambda stage: (len(groups[stage]), stage))

@@ -15,7 +15,8 @@ least as long as the largest of
 
 To the last, the wait for one's first turn at the data node is added: k lanes of one data node begin one after another.
 Messages never wait in these bounds, nor do operations but for that turn, so bounds stay below what can be reached.
-With `stages` left out every peer may hold every stage: the bound then holds for any assignment, and is weaker.
+With `any_assignment` every peer may hold every stage: the bound then holds for any assignment of the peers to as large stages
+that lets as many lanes run, and is weaker.
 """
 
 from collections.abc import Sequence
@@ -150,8 +151,7 @@ def _forced(walks: _Walks, task: Task, stages: Sequence[Sequence[int]], lanes: i
     slots = np.array(task.slots, dtype=np.float64)
     held = [peer for stage in stages for peer in stage]
     if any_assignment:
-        spare = np.full(len(slots), slots[held].sum() - lanes * walks.visits)
-        forced = [peer for peer in held if slots[peer] > spare[peer]]
+        forced = [peer for peer in held if slots[peer] > slots[held].sum() - lanes * walks.visits]
     else:
         homes, others = list(stages[0]), [peer for stage in stages[1:] for peer in stage]
         forced = [peer for peer in homes if slots[peer] > slots[homes].sum() - lanes]

@@ -26,7 +26,7 @@ _ATTEMPTS = 20
 def neediest_stage(task: Task, stages: Sequence[Sequence[int]], peer: int) -> int:
     """Where `peer`, which no stage has yet, allows the most lanes; if that is equal, where routes have the fewest slots.
 
-    Raises BadPlan when the peer has memory for none of the stages.
+    Raises BadPlan when the peer has memory for none of the stages, or when no lane can run even with it.
     """
     visits = task.rules.visits
     share = (visits - 1) / max(1, len(stages) - 1)

@@ -37,6 +37,8 @@ class Task:
             raise BadPlan(
                 f"{len(self.peers)} peers and {len(self.slots)} slots, but costs of {self.costs.num_peers} peers"
             )
+        if self.may_hold and [len(row) for row in self.may_hold] != [len(self.peers)] * self.costs.num_stages:
+            raise BadPlan("may_hold has a row for each stage with a place for each peer, or is empty")
         if self.num_microbatches < 1:
             raise BadPlan("a step has at least one microbatch")
         if not 1 <= self.rules.visits <= self.costs.num_stages:

@@ -13,6 +13,7 @@ SkipPipe's are found by search (pipeline_search.py). All functions raise BadPlan
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from farflung.training.pipeline_costs import Costs
 from farflung.training.pipeline_machine import Bind
@@ -132,7 +133,7 @@ def interleaved(peers: Sequence[str], num_microbatches: int, *, chunks: int) -> 
 
 
 def checkfree_plus(plan: Plan) -> Plan:
-    """The same lanes, where every other one swaps its hops 1 and 2 and its last two, so that end stages have twins."""
+    """The same plan, first come, first served, where every other lane swaps its hops 1 and 2 and its last two, so that end stages have twins."""
     lanes = []
     for number, lane in enumerate(plan.lanes):
         route = list(lane.route)
@@ -144,7 +145,7 @@ def checkfree_plus(plan: Plan) -> Plan:
             route[1], route[2] = route[2], route[1]
             route[-1], route[-2] = route[-2], route[-1]
         lanes.append(Lane(route=tuple(route), microbatches=lane.microbatches))
-    return Plan(peers=plan.peers, stages=plan.stages, lanes=tuple(lanes), slots=plan.slots, policy=Policy.ARRIVAL)
+    return replace(plan, lanes=tuple(lanes), policy=Policy.ARRIVAL, program=None)
 
 
 def dynamic(

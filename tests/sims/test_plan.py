@@ -12,7 +12,7 @@ from farflung.sims.main import app
 from farflung.sims.pipeline_compare import Comparison, compare, task_for
 from farflung.sims.pipeline_networks import reference, volunteers
 from farflung.sims.pipeline_optimum import gaps_percent
-from farflung.sims.plan_page import describe
+from farflung.sims.pipeline_run import describe
 from farflung.sims.regions import NAMES
 from farflung.training.pipeline_rules import validate
 from farflung.training.pipeline_search import Search

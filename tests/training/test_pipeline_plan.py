@@ -193,6 +193,13 @@ def test_checkfree_needs_two_pairs() -> None:
         checkfree_plus(two_stages(SOUND))
 
 
+def test_checkfree_leaves_the_loss_where_it_was() -> None:
+    for plan in (one_f_one_b(names(5), 2), gpipe(names(5), 2)):
+        swapped = checkfree_plus(plan)
+        validate(swapped)
+        assert swapped.loss_at_home == plan.loss_at_home and swapped.lanes[0] == plan.lanes[0] != swapped.lanes[1]
+
+
 def test_a_trace_has_every_operation_and_message() -> None:
     plan = one_f_one_b(names(3), 2)
     timeline = simulate(plan, flat(3, 3, message=0.5))

@@ -28,7 +28,7 @@ _BOUNDS = (
 )
 
 
-def networks(name: str, peers: int, seed: int) -> Network:
+def network_called(name: str, peers: int, seed: int) -> Network:
     """Raises ValueError for a name that nobody has."""
     makers: dict[str, Callable[[], Network]] = {
         "reference": reference,
@@ -41,9 +41,9 @@ def networks(name: str, peers: int, seed: int) -> Network:
 
 
 def run_plan(name: str, *, peers: int, proposals: int | None, seed: int, trace: Path | None) -> dict[str, Any]:
-    """Plan, compare, write the trace. Raises ValueError for an unknown network and BadPlan for one that cannot be planned."""
+    """Plan, compare, write the trace. Raises ValueError for an unknown network, BadPlan for one that cannot be planned, OSError."""
     prepared = kernels.prepare(resolve_paths().cache / "kernels")
-    network = networks(name, peers, seed)
+    network = network_called(name, peers, seed)
     if proposals is None:
         proposals = _OPERATIONS // (network.num_microbatches * (2 * network.visits + 1))
     found = compare(network, Search(proposals=proposals, seed=seed))
