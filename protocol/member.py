@@ -79,6 +79,8 @@ class Member:
     _repair: tuple[int, float] = (-1, 0.0)
     _over: set[bytes] = field(default_factory=set)
     """Plans of this height of which nothing can come: a late copy must not bring one back."""
+    _contributing: bool = False
+    """Whether a plan of this height has had us contribute."""
     _admitted: set[PeerId] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -386,6 +388,8 @@ class Member:
         if plan.ballot > self.ballot:
             effects += self._move_to(plan.ballot, "a plan of a higher ballot", now)
         self.part = Participation(name, plan, now, contributing=self.ready is not None)
+        begun = self.part.begin(self.me)
+        self._contributing |= self.part.contributing
         fields = {
             "round": plan.height,
             "ballot": plan.ballot,
@@ -395,7 +399,7 @@ class Member:
             "parts": len(plan.parts),
             "reason": plan.reason,
         }
-        return [*effects, Note("round.plan", fields), Expect(name, plan), *self.part.begin(self.me)]
+        return [*effects, Note("round.plan", fields), Expect(name, plan), *begun]
 
     def _on_propose(self, sender: PeerId, message: Propose, now: float) -> list[Effect]:
         commit = message.commit
@@ -533,17 +537,20 @@ class Member:
             self.membership.discover(peer, now)
         if commit.round is not None:
             self.round_at = now
-            if self.ready is not None:
+            if self.ready is not None or self._contributing:
                 contributed = any(c.peer == self.me for c in commit.round.contributors)
                 reason = "committed" if contributed else self._why_missed(commit, part)
                 effects.append(RoundOver(commit.round.plan, contributed, reason))
                 self.ready = None
+        self._contributing = False
         if was_member and self.me not in commit.view:
             effects.append(Note("view.dropped", {"reason": f"not in the view of height {commit.height}"}))
         return effects + self._open(now)
 
     def _why_missed(self, commit: Commit, part: Participation | None) -> str:
         assert commit.round is not None
+        if self.ready is None:
+            return "what we had sent for it was given up by us before it was planned anew"
         if part is None or part.plan_id != commit.round.plan:
             return "the plan of the round did not reach us in time"
         if not part.contributing:

@@ -150,7 +150,8 @@ def fuzz_plan(seed: int) -> Plan:
         reorder=rng.choice([0.0, 0.1]),
         up_bytes_per_s=10.0 ** rng.uniform(3.0, 6.5),
     )
-    return replace(toy_plan(seed, schedule, calm_s=churn.calm_s), links=lambda peer: link)
+    wire = Wire(step_s=tuple(rng.uniform(0.6, 1.8) for _ in range(schedule.num_peers)))  # so that many rounds are calm
+    return replace(toy_plan(seed, schedule, wire, calm_s=churn.calm_s), links=lambda peer: link)
 
 
 def run_schedule(seed: int, schedule: Schedule, meddler: Meddler | None = None, wire: Wire = INT8) -> Report:

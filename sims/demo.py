@@ -376,7 +376,15 @@ def _found(out: Path, home: Path, rounds: int) -> tuple[CreatedSwarm, list[str],
     (out / "demo.toml").write_text(TOML, encoding="utf-8")
     port = _free_port()
     made = daemon.create(
-        CreateOptions(name=NAME, config=out / "demo.toml", method="default", steps=rounds * INNER_STEPS, port=port, local=True, home=home)
+        CreateOptions(
+            name=NAME,
+            config=out / "demo.toml",
+            method="default",
+            steps=rounds * INNER_STEPS,
+            port=port,
+            local=True,
+            home=home,
+        )
     )
     identity = Identity.load(resolve_paths(home).identity)
     invited = decode_invitation(made.invitation)

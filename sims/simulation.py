@@ -165,7 +165,9 @@ class _Run:
         if not plan.calm_s:
             return
         rounds = judge.rounds
-        judge.calm = plan.schedule.duration_s >= plan.schedule.calm_from + plan.calm_s / 3
+        # A message that is lost twice can cost a part: then nothing has to have gone wrong besides.
+        lossy = plan.links is not None and any(plan.links(peer).drop for peer in range(plan.schedule.num_peers))
+        judge.calm = not lossy and plan.schedule.duration_s >= plan.schedule.calm_from + plan.calm_s / 3
         await asyncio.sleep(plan.calm_s / 3)
         judge.look()
         if swarm.peers and judge.rounds == rounds < plan.outfit.settings.total_rounds:

@@ -40,7 +40,7 @@ from tests.protocol.bus import (
 
 from farflung.protocol import chain, messages
 from farflung.protocol.chain import Contribution
-from farflung.protocol.effects import Effect, Forget, Note, Repair, RoundOver, SaveVote, Send
+from farflung.protocol.effects import Contribute, Effect, Forget, Note, Repair, RoundOver, SaveVote, Send
 from farflung.protocol.errors import BadSignature, Refused, RemoteError
 from farflung.protocol.keys import Ed25519Signer, PeerId
 from farflung.protocol.messages import Contributor, Message, Part, Promise, Propose, Voted
@@ -384,6 +384,21 @@ def test_a_round_is_over_with_a_reason() -> None:
         over = of(one.receive(LEADER, messages.Committed(certify(after, INSIDE)), 1.0), RoundOver)
         assert [(o.contributed, o.reason) for o in over] == [(contributes, reason)]
         assert one.ready is None
+
+
+def test_who_takes_back_what_it_had_sent_hears_that_the_round_missed_it() -> None:
+    one = member()
+    one.set_ready(ready(), 0.1)
+    assert of(one.receive(LEADER, plan(), 0.5), Contribute)
+    one.withdraw(0.6)
+    after = commit(samples=4)
+    assert after.round is not None
+    less = tuple(c for c in after.round.contributors if c.peer != FOLLOWER)
+    after = follow(HEAD, IDS, result=but(after.round, contributors=less))
+    over = of(one.receive(LEADER, messages.Committed(certify(after, INSIDE)), 1.0), RoundOver)
+    assert [(o.contributed, "given up by us" in o.reason) for o in over] == [(False, True)]
+    again = follow(after, IDS, result=but(after.round, plan=b"q" * 32))
+    assert not of(one.receive(LEADER, messages.Committed(certify(again, INSIDE)), 2.0), RoundOver), "only once"
 
 
 def test_a_change_of_view_does_not_end_readiness() -> None:
