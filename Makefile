@@ -10,7 +10,8 @@ demo: $(STAMP)
 	$(BIN)/farflung demo --out out/demo
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -m slow   # real processes, one test at a time
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
