@@ -38,6 +38,7 @@ from farflung.node.p2pd import P2pdConfig
 from farflung.node.paths import Paths, SwarmPaths, resolve_paths
 from farflung.node.peer import Facts, Peer
 from farflung.node.recipe import Recipe, read_recipe, swarm_dataset, swarm_tokenizer
+from farflung.node.rehearsal import Rehearsal
 from farflung.node.runner import freeze_imports, run_loop
 from farflung.node.signer import IdentitySigner
 from farflung.node.status import NodeStatus
@@ -61,15 +62,6 @@ from farflung.protocol.naming import resolve
 MEGABIT = 1e6 / 8
 """Bytes."""
 
-CHECKPOINT_S = 300.0
-"""Between two checkpoints; the means of the rounds since then are on disk, so nothing is lost in between."""
-
-SMALL_STATE_BYTES = 50e6
-"""A learner below this is saved after every round: it takes a moment, and a restart need not replay."""
-
-REPLICA_BYTES_PER_PARAMETER = 24
-"""Outer parameters and momentum, local and sent parameters, two moments, fp32 each; a residual is as long as one of them."""
-
 LOOK_UP_S = 90.0
 """How long the DHT is asked for a name or a manifest before giving up: members may just be starting."""
 
@@ -88,7 +80,7 @@ def export(options: ExportOptions) -> dict[str, Any]:
     return exporting.export_swarm(options)
 
 
-def run_join(options: JoinOptions) -> None:
+def run_join(options: JoinOptions, rehearsal: Rehearsal | None = None) -> None:
     """`farflung join`: run this machine's node until the end. Blocks. Raises FarflungError for what a person can change."""
     paths = resolve_paths(options.home)
     identity = Identity.load_or_create(paths.identity)
@@ -104,7 +96,7 @@ def run_join(options: JoinOptions) -> None:
             stack.enter_context(only_node(wanted.swarm))
         folder = wanted.swarm.folder if wanted.swarm is not None else paths.state
         stack.enter_context(engine_log(folder / "engine.log"))
-        node = NodeDaemon(options, paths, identity, wanted, console, stack)
+        node = NodeDaemon(options, paths, identity, wanted, console, stack, rehearsal)
         run_loop(_until_signalled(node))
 
 
@@ -119,8 +111,10 @@ class NodeDaemon:
         wanted: Wanted,
         console: Console,
         locks: ExitStack,
+        rehearsal: Rehearsal | None = None,
     ) -> None:
         self._options = options
+        self._rehearsal = rehearsal
         self._paths = paths
         self._identity = identity
         self._signer = IdentitySigner(identity)
@@ -233,12 +227,12 @@ class NodeDaemon:
             self.say(f"opening the data ({manifest.data.spec}) ...")
             dataset = await doors.side.run(self._open_data, swarm, recipe)
             learner = await doors.learner.run(recipe.learner, dataset, runtime, self._options.save_memory)
+            if self._rehearsal is not None:
+                learner = self._rehearsal.learner(learner)
             if (saving := str(learner.replica.runtime.save)) != "none":
                 self.say(f"saving memory by: {saving}")
             freeze_imports()
             storage = FileStorage(swarm.checkpoint)
-            bytes_per_parameter = REPLICA_BYTES_PER_PARAMETER + 4 * manifest.feedback.directions
-            small = bytes_per_parameter * recipe.num_parameters < SMALL_STATE_BYTES
             peer = Peer(
                 network=engine,
                 signer=self._signer,
@@ -253,7 +247,7 @@ class NodeDaemon:
                 storage=storage,
                 log=log,
                 facts=Facts(device=describe_device(runtime), pid=os.getpid(), admission=token),
-                checkpoint_s=0.0 if small else CHECKPOINT_S,
+                checkpoint_s=recipe.checkpoint_s,
                 exit_when_done=self._options.exit_when_done,
             )
             book = self._wanted.book(swarm)
@@ -354,7 +348,8 @@ class NodeDaemon:
         else:
             anywhere = (f"/ip4/0.0.0.0/tcp/{options.port}", f"/ip6/::/tcp/{options.port}")
             config = EngineConfig(libp2p=P2pdConfig(listen=anywhere), initial_peers=seeds)
-        return replace(config, tls_port=tls_port, up_bytes_per_s=up, down_bytes_per_s=down)
+        distances = None if self._rehearsal is None else self._rehearsal.distances
+        return replace(config, tls_port=tls_port, up_bytes_per_s=up, down_bytes_per_s=down, distances=distances)
 
     def _admit(self, who: PeerId) -> bool:
         """Who may open bulk streams to us."""

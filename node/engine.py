@@ -19,6 +19,7 @@ import structlog
 from farflung.node import frames
 from farflung.node.addresses import host_of, reach, split_addresses, split_peer, tls_address
 from farflung.node.dht import Records
+from farflung.node.distance import Distances, LateMail
 from farflung.node.identity import Identity, libp2p_text
 from farflung.node.libp2p import Libp2p
 from farflung.node.libp2p_stream import Libp2pStream
@@ -65,6 +66,8 @@ class EngineConfig:
     """Cap on bulk sent; None: no cap."""
     down_bytes_per_s: float | None = None
     """Cap on bulk received; None: no cap."""
+    distances: Distances | None = None
+    """In rehearsals: how far away the others are."""
 
     def __post_init__(self) -> None:
         for address in self.initial_peers:
@@ -121,8 +124,9 @@ class Engine:
         self._closing = False
         self._lingering: set[asyncio.Task[None]] = set()
         self._tls: TlsCarrier | None = None
-        self._libp2p: Libp2p  # these three from `_start` on
+        self._libp2p: Libp2p  # these four from `_start` on
         self._mail: Mail
+        self._send: Callable[[PeerId, bytes], None]
         self._records: Records
 
     @classmethod
@@ -158,6 +162,7 @@ class Engine:
         undo.push_async_callback(self._libp2p.close)
         self._scope.start(self._libp2p.watch(), "p2pd")
         self._mail = Mail(self._scope, lambda peer: self._libp2p.open(peer, frames.CONTROL_PROTOCOL))
+        self._send = self._mail.send if config.distances is None else LateMail(self._mail.send, config.distances).send
         await self._libp2p.serve(frames.CONTROL_PROTOCOL, self._mail.accept)
         await self._libp2p.serve(frames.BULK_PROTOCOL, self._accept_bulk)
         if config.tls:
@@ -171,6 +176,7 @@ class Engine:
                 admit=self._admit,
                 served=lambda kind: kind in self._handlers,
                 opened=lambda stream: self._handle(stream, stream.kind),
+                distances=config.distances,
             )
             undo.push_async_callback(self._tls.close)
             self._tls_port = await self._tls.listen(list(config.tls_hosts), config.tls_port)
@@ -210,7 +216,7 @@ class Engine:
         self._mail.on_message(handler)
 
     def send(self, peer: PeerId, message: bytes) -> None:
-        self._mail.send(peer, message)
+        self._send(peer, message)
 
     def serve(self, kind: str, handler: StreamHandler) -> None:
         frames.encode_kind(kind)
@@ -257,6 +263,8 @@ class Engine:
         self._closing = True
         self._libp2p.begin_close()
         if not self._scope.failed:
+            if self._config.distances is not None:
+                await asyncio.sleep(self._config.distances.longest_s)
             await self._mail.flush(FLUSH_S)
             if self._lingering:
                 await asyncio.wait(self._lingering, timeout=FLUSH_S)

@@ -21,7 +21,7 @@ from farflung.node.engine import Engine, EngineConfig
 from farflung.node.identity import Identity, libp2p_text
 from farflung.node.options import CreatedSwarm, CreateOptions
 from farflung.node.p2pd import P2pdConfig
-from farflung.node.paths import SwarmPaths, resolve_paths
+from farflung.node.paths import Paths, SwarmPaths, resolve_paths
 from farflung.node.peerbook import PeerBook
 from farflung.node.recipe import Recipe, file_hash, read_recipe
 from farflung.node.runner import run_loop
@@ -92,31 +92,28 @@ def found_swarm(options: CreateOptions) -> CreatedSwarm:
             f"the data has {dataset.num_samples:,} samples of {manifest.model.seq_len} tokens, fewer than one step takes "
             f"({manifest.samples_per_step:,}): give more data, or a smaller --batch-tokens"
         )
-    signed = sign_manifest(signer, manifest)
     if options.peers:
-        run_loop(_publish(options, identity, signed))
+        run_loop(_publish(options, identity, sign_manifest(signer, manifest)))
 
-    swarm = paths.add_swarm(signed.swarm.hex(), manifest.name)
-    save_manifest(swarm, signed.encode())
+    swarm = keep_founded(paths, recipe, signer)
     if seed:
         save_secret(swarm, seed)
     if tokenizer_file is not None:
         save_tokenizer(swarm, tokenizer_file)
-    _write_genesis(swarm, recipe, signer)
     book = PeerBook(swarm.peers)
     book.note_multiaddrs(options.peers)
     book.save()
     addresses = [*own_addresses(identity, options.port, local=options.local), *options.peers]
     invitation = Invitation(
         name=manifest.name,
-        swarm=signed.swarm,
+        swarm=recipe.swarm,
         founder=identity.public_key,
         invite_seed=seed,
         addresses=tuple(addresses[:MAX_ADDRESSES]),
     )
     return CreatedSwarm(
         name=manifest.name,
-        hash_hex=signed.swarm.hex(),
+        hash_hex=swarm.hash_hex,
         invitation=encode_invitation(invitation),
         reachable=bool(addresses),
         founder=identity.public_key.hex(),
@@ -343,9 +340,12 @@ async def _publish(options: CreateOptions, identity: Identity, signed: SignedMan
         await engine.close()
 
 
-def _write_genesis(swarm: SwarmPaths, recipe: Recipe, signer: IdentitySigner) -> None:
-    """Height 0 of the history, with the founder's vote."""
+def keep_founded(paths: Paths, recipe: Recipe, signer: IdentitySigner) -> SwarmPaths:
+    """Make the founder's folder of a swarm: the signed manifest, and height 0 of the history with the founder's vote."""
+    swarm = paths.add_swarm(recipe.swarm.hex(), recipe.manifest.name)
+    save_manifest(swarm, sign_manifest(signer, recipe.manifest).encode())
     commit = genesis(signer.peer_id, recipe.rules)
     vote = signer.sign(vote_bytes(recipe.swarm, 0, 0, commit_hash(recipe.swarm, commit)))
     certified = Certified(commit, 0, (Vote(signer.peer_id, vote),))
     FileStorage(swarm.checkpoint).append_commit(None, certified)
+    return swarm

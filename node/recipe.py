@@ -44,6 +44,15 @@ HEARTBEAT_S = 2.0
 REMOVAL_S = 10.0
 """How long a dead member stays in the view: shorter than this, and a restart would cost two changes of the view."""
 
+CHECKPOINT_S = 300.0
+"""Between two checkpoints; the means of the rounds since then are on disk, so nothing is lost in between."""
+
+SMALL_STATE_BYTES = 50e6
+"""A learner below this is saved after every round: it takes a moment, and a restart need not replay."""
+
+REPLICA_BYTES_PER_PARAMETER = 24
+"""Outer parameters and momentum, local and sent parameters, two moments, fp32 each; a residual is as long as one of them."""
+
 ADMISSIONS = 4096
 """Admission tokens whose verdict is remembered."""
 
@@ -88,6 +97,12 @@ class Recipe:
                 f"begin at multiples of {self.align}"
             )
         return cuts
+
+    @property
+    def checkpoint_s(self) -> float:
+        """Seconds between two checkpoints; 0: after every round."""
+        bytes_per_parameter = REPLICA_BYTES_PER_PARAMETER + 4 * self.manifest.feedback.directions
+        return 0.0 if bytes_per_parameter * self.num_parameters < SMALL_STATE_BYTES else CHECKPOINT_S
 
     @property
     def rules(self) -> Rules:

@@ -21,6 +21,7 @@ from typing import Any
 import structlog
 
 from farflung.node import frames
+from farflung.node.distance import DIAL_WAYS, Distances, LateTransport
 from farflung.node.identity import Identity
 from farflung.node.links import TLS, LinkBook
 from farflung.node.network import PeerId
@@ -70,6 +71,7 @@ class TlsCarrier:
         admit: Callable[[PeerId], bool],
         served: Callable[[str], bool],
         opened: Opened,
+        distances: Distances | None = None,
     ) -> None:
         self._server_context = make_context(identity, server=True)
         self._client_context = make_context(identity, server=False)
@@ -81,6 +83,7 @@ class TlsCarrier:
         self._admit = admit
         self._served = served
         self._opened = opened
+        self._distances = distances
         self._servers: list[asyncio.Server] = []
         self._all: set[TlsConnection] = set()
         self._incoming: Counter[PeerId] = Counter()
@@ -186,6 +189,9 @@ class TlsCarrier:
             return None
         stream.add(connection, None)
         return stream
+
+    def transport_to(self, peer: PeerId, transport: asyncio.Transport) -> asyncio.Transport:
+        return transport if self._distances is None else LateTransport(transport, self._distances.to(peer))
 
     def misbehaved(self, error: RemoteError) -> None:
         _log.warning("TLS connection cut", error=str(error))
@@ -309,6 +315,8 @@ class TlsCarrier:
 
     async def _dial_one(self, peer: PeerId, host: str, port: int) -> TlsConnection:
         begun = monotonic()
+        far_s = 0.0 if self._distances is None else self._distances.to(peer)
+        await asyncio.sleep(DIAL_WAYS * far_s)
         connection = TlsConnection(self, peer)
         try:
             await asyncio.get_running_loop().create_connection(
@@ -326,7 +334,8 @@ class TlsCarrier:
         if connection.closing:
             raise ConnectionError("the connection was closed")
         # Three round trips: TCP, TLS, READY. An estimate from above.
-        connection.rtt_s = connection.measured_rtt_s() or (monotonic() - begun) / 3
+        measured_s = connection.measured_rtt_s()
+        connection.rtt_s = measured_s + 2 * far_s if measured_s else (monotonic() - begun) / 3
         connection.idle_since = monotonic()
         self._all.add(connection)
         return connection

@@ -65,6 +65,9 @@ class Owner(Protocol):
     def stream_opened(self, connection: "TlsConnection", stream_id: bytes, kind: str) -> Attached | None:
         """The dialler puts this connection to a stream; None to refuse."""
 
+    def transport_to(self, peer: PeerId, transport: asyncio.Transport) -> asyncio.Transport:
+        """What to write to a peer with, which has proven its key: the transport itself, but in rehearsals."""
+
     def misbehaved(self, error: RemoteError) -> None:
         """The other side broke the protocol; the connection is cut."""
 
@@ -110,6 +113,7 @@ class TlsConnection(asyncio.BufferedProtocol):
             self.abort("the other side holds another key than the one expected")
             return
         self.peer = key
+        self._transport = self._owner.transport_to(key, self._transport)
         self._tune(transport.get_extra_info("socket"))
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_HIGH_BYTES // 2)
         self.writable = True

@@ -205,7 +205,7 @@ def _outfit(
         outer=recipe.outer,
         learner=learner,
         seconds=seconds,
-        checkpoint_s=300.0,
+        checkpoint_s=recipe.checkpoint_s,
     )
 
 
