@@ -221,6 +221,8 @@ class NodeDaemon:
             memory_gb=self._options.memory_gb,
         )
         doors = Doors.threads()
+        if self._rehearsal is not None:
+            doors = self._rehearsal.doors(doors)
         with contextlib.closing(doors), contextlib.closing(self._log(engine, swarm)) as log:
             prepared = await doors.side.run(kernels.prepare, self._paths.cache / "kernels")
             log.emit("kernels", native=prepared.native, reason=prepared.reason)

@@ -8,13 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from farflung.node.distance import Distances
+from farflung.node.door import Doors
 from farflung.node.learner import SwarmLearner
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rehearsal:
-    """How far away the others are, and how slow the machine is."""
+    """How far away the others are, how slow the machine is, and who looks."""
 
     distances: Distances
     learner: Callable[[SwarmLearner], SwarmLearner]
     """Puts a slower one in the learner's place."""
+    doors: Callable[[Doors], Doors] = lambda doors: doors
+    """Puts others in the doors' place, which measure what goes through them."""

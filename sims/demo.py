@@ -37,13 +37,11 @@ from farflung.node.runner import run_loop
 from farflung.node.storage import FileStorage
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.invitation import Invitation, decode_invitation, encode_invitation
-from farflung.protocol.ledger import Ledger
 from farflung.protocol.manifest import open_manifest
-from farflung.sims.demonodes import DemoNode, NodeFailed, now
+from farflung.sims.demonodes import DemoNode, NodeFailed, last_ledger, now
 from farflung.sims.demoview import DemoView
 from farflung.sims.facts import (
     Incident,
-    LedgerFacts,
     PeerFacts,
     RunFacts,
     SoloPoint,
@@ -429,7 +427,7 @@ def _conclude(out: Path, story: Story, recipe: Recipe, made: CreatedSwarm, solo:
         timeline=story.timeline,
         solo_loss=solo,
         ddp_bytes_per_peer=int(2 * (FIRST_NODES - 1) / FIRST_NODES * 4 * numel * story.steps_done),
-        ledger=_ledger(out, survivors),
+        ledger=last_ledger(survivors, load_events((out / "nodes").rglob("events.jsonl"))),
         description=(
             f"{numel / 1e6:.1f} M parameters on the text of Python's standard library, {BATCH} x {SEQ_LEN} tokens a step and "
             f"peer, a round every {INNER_STEPS} steps in {recipe.uplink.spec}, {UP_MBPS:g} Mbit/s up each; all nodes on one "
@@ -443,25 +441,6 @@ def _conclude(out: Path, story: Story, recipe: Recipe, made: CreatedSwarm, solo:
 def _saved_version(node: DemoNode) -> int:
     saved = FileStorage(node.swarm.checkpoint).saved_learner()
     return -1 if saved is None else saved[1].version
-
-
-def _ledger(out: Path, survivors: list[DemoNode]) -> LedgerFacts:
-    """Who holds which sample after the last commit that any node has applied."""
-    events = load_events((out / "nodes").rglob("events.jsonl"))
-    applied = max((e["height"] for one in events.values() for e in one), default=0)
-    commits = [
-        link.certified.commit
-        for node in survivors
-        for link in FileStorage(node.swarm.checkpoint).load_history()
-        if link.certified.commit.height <= applied
-    ]
-    ledger = max(commits, key=lambda commit: commit.height).ledger if commits else Ledger()
-    return LedgerFacts(
-        cursor=ledger.cursor,
-        free=list(ledger.free),
-        held={h.peer.hex(): list(h.intervals) for h in ledger.held},
-        suspended={s.peer.hex(): list(s.intervals) for s in ledger.suspended},
-    )
 
 
 def _sample(folder: Path, recipe: Recipe) -> str:

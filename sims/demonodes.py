@@ -1,7 +1,8 @@
-"""Real node processes of one machine, as the demo runs them: started, followed over their control sockets, killed, ended.
+"""Real node processes of one machine, as the demo and `farflung sim local` run them: started, followed over their control sockets, stopped,
+killed, ended.
 
-Each has a folder of its own for everything it keeps (FARFLUNG_HOME), a session of its own (so that Ctrl-C reaches only the
-demo), and is ended by its process id.
+Each has a folder of its own for everything it keeps (FARFLUNG_HOME), a session of its own (so that Ctrl-C reaches only who started
+it), and is ended by its process id.
 """
 
 import asyncio
@@ -10,17 +11,22 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
 
 from farflung.node.control import ControlError, NoNode, stream
 from farflung.node.events import Event
 from farflung.node.identity import Identity
 from farflung.node.paths import SwarmPaths, resolve_paths
 from farflung.node.status import NodeStatus
+from farflung.node.storage import FileStorage
 from farflung.protocol.errors import LocalError
+from farflung.protocol.ledger import Ledger
+from farflung.sims.facts import LedgerFacts
 
 CONNECT_S = 0.2
 """Between two attempts to reach a node that is starting."""
@@ -55,6 +61,10 @@ class DemoNode:
     """Asked to leave: how it ends is no failure any more."""
     ended: bool = False
     on_event: Callable[["DemoNode", Event], None] = lambda node, event: None
+    program: tuple[str, ...] = ("farflung.sims.main", "join")
+    """Module to run, and its first words."""
+    _silent: list[psutil.Process] = field(default_factory=list)
+    """After a loss of power: all processes of the node, this one first."""
 
     def __post_init__(self) -> None:
         self.peer = Identity.load_or_create(resolve_paths(self.home).identity).public_key.hex()
@@ -69,13 +79,13 @@ class DemoNode:
         return self.home / "output.txt"
 
     async def run(self, words: list[str]) -> None:
-        """Start `farflung join WORDS`, follow the node until it ends. Raises NodeFailed when it fails by itself."""
-        command = [sys.executable, "-P", "-m", "farflung.sims.main", "join", *words, "--home", str(self.home)]
+        """Start the program with `words`, follow the node until it ends. Raises NodeFailed when it fails by itself."""
+        command = [sys.executable, "-P", "-m", *self.program, *words, "--home", str(self.home)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "dumb", "COLUMNS": "160"}
         with self.output.open("ab") as output:
             self.process = await asyncio.create_subprocess_exec(
                 *command,
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.PIPE,  # closes with us, whatever ends us
                 stdout=output,
                 stderr=output,
                 env=environment,
@@ -99,18 +109,42 @@ class DemoNode:
             self.killed = True
             self.process.send_signal(signal.SIGKILL)
 
+    def pause(self) -> None:
+        """SIGSTOP: the node stands, its libp2p goes on."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._signal(signal.SIGCONT)
+
+    def lose_power(self) -> None:
+        """From now on nothing of it says anything, and no connection shows why; `end` kills it."""
+        if self.process is None or self.process.returncode is not None:
+            return
+        self.killed = True
+        with contextlib.suppress(psutil.NoSuchProcess):
+            node = psutil.Process(self.process.pid)
+            self._silent = [node, *node.children(recursive=True)]
+        for process in self._silent:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
+
     def ask_to_leave(self) -> None:
         """SIGTERM: leave cleanly."""
         self.dismissed = True
-        if self.process is not None and self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.send_signal(signal.SIGTERM)
+        self._signal(signal.SIGTERM)
 
     async def end(self) -> None:
         """Make sure that the process is gone."""
         if self.process is None or self.process.returncode is not None:
             return
+        if self._silent:
+            self.process.kill()
+            for process in self._silent[1:]:  # they see that the node is gone, and end
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.resume()
         self.ask_to_leave()
+        self.resume()  # whoever is stopped hears nothing
         try:
             async with asyncio.timeout(GOODBYE_S):
                 await self.process.wait()
@@ -122,6 +156,11 @@ class DemoNode:
         """The end of what the node printed."""
         return self.output.read_text(errors="replace")[-OUTPUT_TAIL:] if self.output.exists() else ""
 
+    def _signal(self, number: signal.Signals) -> None:
+        if self.process is not None and self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(number)
+
     async def _follow(self) -> None:
         """Fold the node's events, and hand each to `on_event` the moment it comes."""
         while not self.ended:
@@ -132,6 +171,24 @@ class DemoNode:
                         self.on_event(self, event)
             except (NoNode, ControlError):
                 await asyncio.sleep(CONNECT_S)
+
+
+def last_ledger(nodes: Iterable[DemoNode], events_by_peer: Mapping[str, Sequence[Event]]) -> LedgerFacts:
+    """Who holds which sample after the last commit that any node has applied, from the disks of these nodes."""
+    applied = max((e["height"] for one in events_by_peer.values() for e in one), default=0)
+    commits = [
+        link.certified.commit
+        for node in nodes
+        for link in FileStorage(node.swarm.checkpoint).load_history()
+        if link.certified.commit.height <= applied
+    ]
+    ledger = max(commits, key=lambda commit: commit.height).ledger if commits else Ledger()
+    return LedgerFacts(
+        cursor=ledger.cursor,
+        free=list(ledger.free),
+        held={h.peer.hex(): list(h.intervals) for h in ledger.held},
+        suspended={s.peer.hex(): list(s.intervals) for s in ledger.suspended},
+    )
 
 
 def now() -> float:

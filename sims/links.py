@@ -26,6 +26,8 @@ class LinkModel:
     """One way, in seconds. A path's latency is the mean of its ends'."""
     jitter_s: float = 0.01
     """Up to so many seconds more for a control message, uniform. A path's is the mean of its ends'."""
+    message_s: float = 0.0
+    """What a control message takes beside its way, at both ends together. A path's is the mean of its ends'."""
     drop: float = 0.0
     """Probability that a control message is lost. A path's is the larger of its ends', as for the next two."""
     duplicate: float = 0.0
@@ -60,6 +62,7 @@ class LinkModel:
         for name in (
             "latency_s",
             "jitter_s",
+            "message_s",
             "reorder_s",
             "record_delay_s",
             "record_timeout_s",
@@ -99,6 +102,7 @@ class Path:
 
     latency_s: float
     jitter_s: float
+    message_s: float
     drop: float
     duplicate: float
     reorder: float
@@ -123,6 +127,7 @@ def path_between(
     return Path(
         latency_s=(a.latency_s + b.latency_s) / 2 + between[0] + sum(d.delay_s for d in disturbances),
         jitter_s=(a.jitter_s + b.jitter_s) / 2,
+        message_s=(a.message_s + b.message_s) / 2,
         drop=1.0 - passed,
         duplicate=1.0 - single,
         reorder=max(a.reorder, b.reorder),
@@ -142,7 +147,8 @@ def copies(rng: random.Random, path: Path) -> list[float]:
     delays = []
     for _ in range(2):
         jitter, held, how_long = rng.random(), rng.random() < path.reorder, rng.random()
-        delays.append(path.latency_s + path.jitter_s * jitter + (path.reorder_s * how_long if held else 0.0))
+        late_s = path.message_s + path.jitter_s * jitter + (path.reorder_s * how_long if held else 0.0)
+        delays.append(path.latency_s + late_s)
     return [] if lost else delays[:num_copies]
 
 

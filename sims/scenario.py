@@ -15,6 +15,7 @@ from farflung.protocol.checks import check_range, check_text, nearest
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.limits import MAX_TEXT, MAX_TOML_CHARS
 from farflung.sims import regions
+from farflung.sims.costs import Costs
 
 SHIPPED = Path(__file__).parent / "scenarios"
 """Scenarios that come with farflung."""
@@ -168,6 +169,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     network: Network = Network()
     happenings: tuple[Happening, ...] = ()
     expect: Expect = Expect()
+    costs: Costs = Costs()
     name: str = ""
     """The file's, without its ending."""
 
@@ -269,6 +271,7 @@ _PARTS: dict[str, type[msgspec.Struct]] = {
     "network": Network,
     "happenings": Happening,
     "expect": Expect,
+    "costs": Costs,
 }
 _SECTIONS: dict[str, type[msgspec.Struct]] = {**_PARTS, "": Scenario, "session": Lasting, "absence": Lasting}
 

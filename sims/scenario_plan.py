@@ -4,7 +4,7 @@ In `real` mode a node has what its manifest says, its learner included. In `cost
 
     bytes on a link   rates and windows are divided by (bytes of a contribution + bytes of a mean) / (those of the vector),
                       so that a round takes as long, a part at a time, and shares links as it would
-    computing         a step takes batch tokens / tokens per second; encoding, reducing, applying N parameters / `PASS_PARAMETERS_PER_S`
+    computing         a step takes batch tokens / tokens per second; encoding, reducing, applying what `costs` says for N parameters
     bytes reported    those of the vector, times the same factor
 
 A whole state has 8 bytes a parameter; with the factor above it moves some 10 % faster or slower than that, as the codec goes.
@@ -47,17 +47,6 @@ CELLS = 64 * 32
 
 CELL_CODEC = Int8(block=32)
 
-PASS_PARAMETERS_PER_S = 4e8
-"""Parameters that are encoded, decoded, added up or stepped in a second on one core, within a factor of two (docs/compression.md)."""
-
-PASSES = frozenset(
-    {"offer", "offered_gradient", "_encode", "reduce_part", "decode", "<lambda>", "chunk_digests", "save_learner", "load_learner", "clone"}
-)  # fmt: skip
-"""Calls that go through all parameters once."""
-
-HAND_S = 0.001
-"""What any other call takes."""
-
 MIN_WINDOW_BYTES = 256
 
 BYTES_PER_MBIT = 125_000.0
@@ -74,14 +63,8 @@ class Prepared:
 
 def prepare(scenario: Scenario, seed: int, schedule: Schedule) -> Prepared:
     """Make the nodes for a schedule (`churn.make_schedule`). Raises ConfigError."""
-    signers = [
-        Ed25519Signer(hashlib.sha256(f"{scenario.name}/{seed}/{number}".encode()).digest())
-        for number in range(scenario.num_peers)
-    ]
-    dataset = _dataset(scenario) if scenario.mode == "real" else None
-    recipe = read_recipe(_manifest(scenario, signers[schedule.founder].peer_id, dataset))
-    for peer_class in scenario.peers:
-        _check_memory(peer_class, recipe)
+    signers = [Ed25519Signer(key) for key in key_seeds(scenario, seed)]
+    recipe, dataset = read_scenario(scenario, signers[schedule.founder].peer_id)
     if dataset is not None:
         outfit, factor = _real(recipe, dataset, scenario, signers), 1.0
     else:
@@ -105,6 +88,31 @@ def prepare(scenario: Scenario, seed: int, schedule: Schedule) -> Prepared:
     return Prepared(plan, factor)
 
 
+def key_seeds(scenario: Scenario, seed: int) -> list[bytes]:
+    """Seeds of the peers' keys, by number."""
+    return [
+        hashlib.sha256(f"{scenario.name}/{seed}/{number}".encode()).digest() for number in range(scenario.num_peers)
+    ]
+
+
+def read_scenario(scenario: Scenario, founder: PeerId) -> tuple[Recipe, Dataset | None]:
+    """The swarm that a scenario founds, and in `real` mode its data. Raises ConfigError, also when it is too large for some peers."""
+    dataset = _dataset(scenario) if scenario.mode == "real" else None
+    recipe = read_recipe(_manifest(scenario, founder, dataset))
+    for peer_class in scenario.peers:
+        _check_memory(peer_class, recipe)
+    return recipe, dataset
+
+
+def training_seconds(manifest: Manifest, tokens_per_s: float) -> dict[str, float]:
+    """What training takes a peer of this speed, by the name of the call."""
+    return {
+        "train": manifest.batch_tokens / tokens_per_s,
+        # A forward pass is a third of a step.
+        "evaluate": HELDOUT_SAMPLES * manifest.model.seq_len / (3.0 * tokens_per_s),
+    }
+
+
 def _link(peer_class: PeerClass, scenario: Scenario, factor: float) -> LinkModel:
     network = scenario.network
     return LinkModel(
@@ -116,6 +124,7 @@ def _link(peer_class: PeerClass, scenario: Scenario, factor: float) -> LinkModel
         up_bytes_per_s=peer_class.up_mbit * BYTES_PER_MBIT / factor,
         down_bytes_per_s=peer_class.down_mbit * BYTES_PER_MBIT / factor,
         window_bytes=max(MIN_WINDOW_BYTES, round((1 << 20) / factor)),
+        message_s=scenario.costs.message_s,
     )
 
 
@@ -183,17 +192,10 @@ def _check_memory(peer_class: PeerClass, recipe: Recipe) -> None:
 def _outfit(
     recipe: Recipe, scenario: Scenario, signers: list[Ed25519Signer], learner: Callable[[int], SimLearner]
 ) -> Outfit:
-    roster = scenario.roster()
-    manifest = recipe.manifest
-    passing_s = recipe.num_parameters / PASS_PARAMETERS_PER_S
+    training = [training_seconds(recipe.manifest, peer_class.tokens_per_s) for peer_class, _, _ in scenario.roster()]
 
     def seconds(index: int, name: str) -> float:
-        tokens_per_s = roster[index][0].tokens_per_s
-        if name == "train":
-            return manifest.batch_tokens / tokens_per_s
-        if name == "evaluate":  # a forward pass is a third of a step
-            return HELDOUT_SAMPLES * manifest.model.seq_len / (3.0 * tokens_per_s)
-        return HAND_S + (passing_s if name in PASSES else 0.0)
+        return training[index].get(name) or scenario.costs.seconds(name, recipe.num_parameters)
 
     return Outfit(
         signers=signers,
@@ -201,11 +203,12 @@ def _outfit(
         pace=recipe.pace(),
         uplink=recipe.uplink,
         downlink=recipe.downlink,
-        feedback=manifest.feedback,
+        feedback=recipe.manifest.feedback,
         outer=recipe.outer,
         learner=learner,
         seconds=seconds,
         checkpoint_s=recipe.checkpoint_s,
+        start_s=scenario.costs.start_s,
     )
 
 

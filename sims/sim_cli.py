@@ -1,4 +1,4 @@
-"""`farflung sim …`: swarms of real nodes under virtual time, and the calculators beside them."""
+"""`farflung sim …`: swarms of real nodes, under virtual time and as processes, and the calculators beside them."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,12 +15,33 @@ def sim_run(
     scenario: Annotated[str, typer.Argument(help="A .toml file, or the name of a scenario that comes with farflung.")],
     seed: Annotated[int | None, typer.Option(min=0, help="In the place of the file's.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the log and the result here.")] = None,
+    costs: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What things cost a node, from `farflung bench calibrate`.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a scenario under virtual time, with every invariant judged. Exit code 1: violated, or not what the file expects."""
     from farflung.sims.sim_run import run_scenario
 
-    result = run_scenario(scenario, seed=seed, out=out, quiet=as_json)
+    result = run_scenario(scenario, seed=seed, out=out, quiet=as_json, costs=costs)
+    if as_json:
+        print_json(result)
+    if not result["passed"]:
+        raise typer.Exit(1)
+
+
+@sim_app.command("local")
+def sim_local(
+    scenario: Annotated[str, typer.Argument(help="A .toml file, or the name of a scenario that comes with farflung.")],
+    seed: Annotated[int | None, typer.Option(min=0, help="In the place of the file's.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the log and the result here.")] = None,
+    minutes: Annotated[float | None, typer.Option(min=0.2, help="End after so long, whatever the file says.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Play a scenario with real node processes on this machine, in real time. Exit code 1: violated, or not what the file expects."""
+    from farflung.sims.local_run import run_local
+
+    result = run_local(scenario, seed=seed, out=out, minutes=minutes, quiet=as_json)
     if as_json:
         print_json(result)
     if not result["passed"]:

@@ -10,11 +10,10 @@ from typing import Any, BinaryIO
 import msgspec
 
 from farflung.node.events import Event
-from farflung.sims.facts import Expectation, Incident, PeerFacts, RunFacts
+from farflung.sims.facts import Expectation, Incident, LedgerFacts, PeerFacts, RunFacts
 from farflung.sims.faults import Fault, Kill, Leave, Start
 from farflung.sims.scenario import Scenario
 from farflung.sims.scenario_plan import Prepared
-from farflung.sims.simulation import Report
 from farflung.sims.swarm import START_UNIX_S
 
 EVENTS, RUN = "events.jsonl", "run.json"
@@ -55,35 +54,41 @@ def public_keys(prepared: Prepared) -> list[str]:
 
 
 def run_facts(
-    scenario: Scenario, prepared: Prepared, report: Report, expected: Sequence[dict[str, Any]], about: str
+    scenario: Scenario,
+    ids: Sequence[str],  # public keys in hex, by number
+    done: Sequence[tuple[float, Fault]],  # what happened when, in unix seconds
+    violations: Sequence[str],
+    expected: Sequence[dict[str, Any]],  # as in the result
+    between: tuple[float, float],  # the run's beginning and end, unix seconds
+    ledger: LedgerFacts | None = None,
 ) -> RunFacts:
-    """What no node knows of the run; `expected` and `about` are those of the result."""
-    ids = public_keys(prepared)
-    schedule = prepared.plan.schedule
+    """What no node knows of the run."""
+    started, ended = between
     peers = [
         PeerFacts(peer=peer, name=f"{peer_class.name}/{index}", role=region, group=peer_class.name)
         for peer, (peer_class, index, region) in zip(ids, scenario.roster(), strict=True)
     ]
     return RunFacts(
         name=scenario.name,
-        started=START_UNIX_S,
-        ended=START_UNIX_S + schedule.duration_s,
+        started=started,
+        ended=ended,
         peers=peers,
-        timeline=[incident for fault in schedule.faults for incident in _incidents(fault, ids)],
-        violations=report.violations,
+        timeline=[incident for at, fault in done for incident in _incidents(at, fault, ids)],
+        violations=list(violations),
         expected=[Expectation(what=one["what"], got=str(one["got"]), met=one["met"]) for one in expected],
-        description=about,
+        description=scenario.about,
+        ledger=ledger,
     )
 
 
-def _incidents(fault: Fault, ids: Sequence[str]) -> list[Incident]:
-    """Starts, joins, kills and goodbyes; what happens to the network is in the nodes' events."""
+def _incidents(at: float, fault: Fault, ids: Sequence[str]) -> list[Incident]:
+    """Starts, joins, kills and goodbyes at `at`; what happens to the network is in the nodes' events."""
     match fault:
-        case Start(at=at, peer=peer):
-            return [Incident(time=START_UNIX_S + at, what="join" if at else "start", peer=ids[peer])]
-        case Kill(at=at, peer=peer):
-            return [Incident(time=START_UNIX_S + at, what="kill", peer=ids[peer])]
-        case Leave(at=at, peer=peer):
-            return [Incident(time=START_UNIX_S + at, what="stop", peer=ids[peer])]
+        case Start(peer=peer):
+            return [Incident(time=at, what="join" if fault.at else "start", peer=ids[peer])]
+        case Kill(peer=peer):
+            return [Incident(time=at, what="kill", peer=ids[peer])]
+        case Leave(peer=peer):
+            return [Incident(time=at, what="stop", peer=ids[peer])]
         case _:
             return []

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -17,13 +18,15 @@ from rich.table import Table
 from farflung.node.events import Event
 from farflung.sims.chaos import fuzz_plan
 from farflung.sims.churn import make_schedule
+from farflung.sims.costs import load_costs
 from farflung.sims.facts import save_run
 from farflung.sims.failure import chapters, replay, shorten, write_failure
 from farflung.sims.report import report_folder
 from farflung.sims.scenario import Scenario, find_scenario, load_scenario
 from farflung.sims.scenario_plan import Prepared, prepare
-from farflung.sims.sim_folder import EVENTS, RUN, Recorder, run_facts
+from farflung.sims.sim_folder import EVENTS, RUN, Recorder, public_keys, run_facts
 from farflung.sims.simulation import Report, Sink, simulate
+from farflung.sims.swarm import START_UNIX_S
 
 SHORTEN_RUNS = 12
 """Runs that may be spent on making a failure small: it takes so many times as long as finding it did, at most."""
@@ -32,16 +35,22 @@ Result = dict[str, Any]
 """What `--json` prints."""
 
 
-def run_scenario(name: str, *, seed: int | None, out: Path | None, quiet: bool) -> Result:
-    """Run a scenario and judge it; `out` gets `events.log`, `result.json`, and what reports are made of with one made of it. Raises ConfigError."""
+def run_scenario(name: str, *, seed: int | None, out: Path | None, quiet: bool, costs: Path | None = None) -> Result:
+    """Run a scenario and judge it; `out` gets `events.log`, `result.json`, and what reports are made of with one made of it; `costs` is a file
+    in the place of the scenario's. Raises ConfigError.
+    """
     path = find_scenario(name)
     scenario = load_scenario(path)
+    if costs is not None:
+        scenario = msgspec.structs.replace(scenario, costs=load_costs(costs))
     seed = scenario.seed if seed is None else seed
     prepared = prepare(scenario, seed, make_schedule(scenario, seed, path.parent))
     began = time.perf_counter()
     with _sinks(scenario, prepared, out, quiet) as sink:
         report = simulate(prepared.plan, sink=sink)
-    result = summarise(scenario, prepared, report) | {"wall_s": round(time.perf_counter() - began, 1)}
+    result = summarise(scenario, report, bytes_factor=prepared.bytes_factor) | {
+        "wall_s": round(time.perf_counter() - began, 1)
+    }
     if report.violations:
         folder = (Path.cwd() if out is None else out) / f"{scenario.name}-seed-{seed}-broken"
         result["folder"] = str(folder)
@@ -52,15 +61,20 @@ def run_scenario(name: str, *, seed: int | None, out: Path | None, quiet: bool) 
         write_failure(folder, "scenario", scenario, shortest, found)
     if out is not None:
         (out / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-        save_run(out / RUN, run_facts(scenario, prepared, report, result["expected"], scenario.about))
+        done = [(START_UNIX_S + fault.at, fault) for fault in prepared.plan.schedule.faults]
+        until = START_UNIX_S + scenario.duration_s
+        facts = run_facts(
+            scenario, public_keys(prepared), done, report.violations, result["expected"], (START_UNIX_S, until)
+        )
+        save_run(out / RUN, facts)
         report_folder(out)
     if not quiet:
         show(result)
     return result
 
 
-def summarise(scenario: Scenario, prepared: Prepared, report: Report) -> Result:
-    """Figures of a run, per class too, and what became of what was expected."""
+def summarise(scenario: Scenario, report: Report, *, bytes_factor: float = 1.0) -> Result:
+    """Figures of a run, per class too, and what became of what was expected; a byte of the report stands for `bytes_factor`."""
     roster = scenario.roster()
     classes = {}
     for peer_class in scenario.peers:
@@ -102,7 +116,7 @@ def summarise(scenario: Scenario, prepared: Prepared, report: Report) -> Result:
         "scenario": scenario.name,
         "about": scenario.about,
         "mode": scenario.mode,
-        "seed": prepared.plan.seed,
+        "seed": report.seed,
         "duration_s": scenario.duration_s,
         "peers": scenario.num_peers,
         "faults": len(report.schedule),
@@ -112,7 +126,7 @@ def summarise(scenario: Scenario, prepared: Prepared, report: Report) -> Result:
         "missed": report.missed,
         "repairs": report.repairs,
         "dropped_steps": report.dropped_steps,
-        "sent_bytes": round(report.sent_bytes * prepared.bytes_factor),
+        "sent_bytes": round(report.sent_bytes * bytes_factor),
         "classes": classes,
         "expected": expected,
         "violations": report.violations,
@@ -147,7 +161,11 @@ def show(result: Result) -> None:
         facts.add_row("expected" if one["met"] else "[red]NOT MET[/]", f"{one['what']}: {one['got']}")
     for said in result["violations"]:
         facts.add_row("[bold red]VIOLATED[/]", said)
-    facts.add_row("log", result["log_sha256"])
+    if "late_steps" in result:
+        slow = f"{result['late_steps']:.1%} of the steps took longer than they stand for"
+        facts.add_row("this machine", f"{slow}; a node was up after {result['start_s']} s")
+    if result["log_sha256"]:
+        facts.add_row("log", result["log_sha256"])
     console.print(facts)
     if "folder" in result:
         console.print(f"Step through it with: farflung sim replay {result['folder']}", soft_wrap=True)

@@ -35,6 +35,9 @@ CRASH_LINES = 4
 LOOK_S = 2.0
 """Between two looks of the judge at what nodes hold."""
 
+HEADING = ("swarm", "event", "peer", "time")
+"""Keys of an event that a line of the log begins with, or that say the same in all of them."""
+
 Meddler = Callable[[Swarm], Awaitable[None]]
 """What a test does to a swarm beside the schedule."""
 
@@ -93,6 +96,29 @@ class Report:
     log_sha256: str = ""
     events: list[str] = field(default_factory=list)
     """The log, when it was kept."""
+
+    def note(self, at: float, event: Event) -> None:
+        """Count what a node says, in the order of time; `at` is seconds from the beginning."""
+        match event["event"]:
+            case "round.commit":
+                self.sent_bytes += int(event["sent_bytes"])
+                self.contributed += bool(event["contributed"])
+                if int(event["version"]) > len(self.round_seconds):
+                    self.round_seconds.append(float(event["seconds"]))
+            case "round.missed":
+                self.missed += 1
+            case "state.repair":
+                self.repairs += 1
+            case "progress.dropped":
+                self.dropped_steps += int(event["steps"])
+            case "outer.eval":
+                self.losses.append((at, int(event["tokens"]), float(event["loss"])))
+
+
+def log_line(at: float, peer: int | None, what: str, fields: Event) -> str:
+    """A line of the log: seconds from the beginning, the peer's number, the event, and what it says."""
+    said = json.dumps(fields, sort_keys=True, default=str)
+    return f"{at:9.3f} {'' if peer is None else peer:>2} {what:15} {said}"
 
 
 def simulate(plan: Plan, *, sink: Sink | None = None, keep: bool = False, meddler: Meddler | None = None) -> Report:
@@ -182,23 +208,9 @@ class _Run:
     # ---- the log -----------------------------------------------------------------------------------------------
 
     def _on_event(self, index: int, event: Event) -> None:
-        report = self._report
         what = str(event["event"])
-        self._log(index, what, {k: v for k, v in event.items() if k not in ("swarm", "event", "peer", "time")})
-        match what:
-            case "round.commit":
-                report.sent_bytes += int(event["sent_bytes"])
-                report.contributed += bool(event["contributed"])
-                if int(event["version"]) > len(report.round_seconds):
-                    report.round_seconds.append(float(event["seconds"]))
-            case "round.missed":
-                report.missed += 1
-            case "state.repair":
-                report.repairs += 1
-            case "progress.dropped":
-                report.dropped_steps += int(event["steps"])
-            case "outer.eval":
-                report.losses.append((self._now(), int(event["tokens"]), float(event["loss"])))
+        self._log(index, what, {k: v for k, v in event.items() if k not in HEADING})
+        self._report.note(self._now(), event)
         self._judge.on_event(index, event)
 
     def _on_crash(self, index: int, error: Exception) -> None:
@@ -214,8 +226,7 @@ class _Run:
         self._is_broken.set()
 
     def _log(self, index: int | None, what: str, fields: Event) -> None:
-        said = json.dumps(fields, sort_keys=True, default=str)
-        line = f"{self._now():9.3f} {'' if index is None else index:>2} {what:15} {said}"
+        line = log_line(self._now(), index, what, fields)
         self._hash.update(line.encode() + b"\n")
         if self._keep:
             self._report.events.append(line)

@@ -63,6 +63,8 @@ class Outfit:
     seconds: Callable[[int, str], float]
     """How long a call takes at a peer, by the name of the function."""
     checkpoint_s: float = 60.0
+    start_s: float = 0.0
+    """From the start of a process to its node being up."""
     exit_when_done: bool = False
 
 
@@ -116,6 +118,8 @@ class Swarm:
     def leave(self, peer: int) -> None:
         if peer in self.peers:
             self.peers[peer].stop("asked to leave")
+        elif self.outfit.start_s and peer in self.tasks:
+            self.tasks[peer].cancel()  # it is not up yet
 
     def kill(self, peer: int) -> None:
         self.peers.pop(peer, None)
@@ -129,6 +133,8 @@ class Swarm:
 
     async def _live(self, index: int) -> None:
         outfit = self.outfit
+        if outfit.start_s:
+            await asyncio.sleep(outfit.start_s)
         signer = outfit.signers[index]
         me = signer.peer_id
         network = MemoryNetwork(self.hub, me)

@@ -1,0 +1,76 @@
+"""What things cost a node under virtual time, beside training and the links: `[costs]` of a scenario, or `--costs FILE`.
+
+The defaults are one core's, within a factor of two (docs/compression.md), and an instant start. `farflung bench calibrate` measures all of it from real
+nodes on the machine at hand and prints a file to be used here. A measured call takes
+
+    seconds = per call + per million parameters * N / 10^6
+
+as it does in a group of a few; parts of a round are smaller in larger groups.
+"""
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+
+from farflung.protocol.checks import check_range
+from farflung.protocol.errors import ConfigError
+
+PASSES = frozenset(
+    {"offer", "offered_gradient", "_encode", "reduce_part", "decode", "<lambda>", "chunk_digests", "save_learner", "load_learner", "clone"}
+)  # fmt: skip
+"""Calls that go through all parameters once."""
+
+MAX_S = 3600.0
+
+
+class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """See the module."""
+
+    start_s: float = 0.0
+    """From the start of a process to its node being up."""
+    message_s: float = 0.0
+    """What a control message takes beside its way: signing, queues between processes, checking."""
+    hand_s: float = 0.001
+    """What any call takes that is neither a pass nor measured."""
+    pass_parameters_per_s: float = 4e8
+    """Parameters that are encoded, decoded, added up or stepped in a second."""
+    calls: dict[str, tuple[float, float]] = {}
+    """Measured calls, by the name of the function: seconds per call, and per million parameters."""
+
+    def __post_init__(self) -> None:
+        for key in ("start_s", "message_s", "hand_s"):
+            check_range(key, getattr(self, key), 0.0, MAX_S)
+        check_range("pass_parameters_per_s", self.pass_parameters_per_s, 1e3, 1e15)
+        for name, (call_s, million_s) in self.calls.items():
+            check_range(f"calls.{name}[0]", call_s, 0.0, MAX_S)
+            check_range(f"calls.{name}[1]", million_s, 0.0, MAX_S)
+
+    def seconds(self, name: str, num_parameters: int) -> float:
+        """What a call of this name takes a node whose model has so many parameters."""
+        if name in self.calls:
+            call_s, million_s = self.calls[name]
+            return call_s + million_s * num_parameters / 1e6
+        return self.hand_s + (num_parameters / self.pass_parameters_per_s if name in PASSES else 0.0)
+
+
+def load_costs(file: Path) -> Costs:
+    """What `farflung bench calibrate --out FILE` has written. Raises ConfigError."""
+    try:
+        return msgspec.convert(tomllib.loads(file.read_text(encoding="utf-8"))["costs"], Costs)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the costs {file}: {error}") from error
+    except (tomllib.TOMLDecodeError, KeyError, msgspec.ValidationError, ConfigError) as error:
+        said = f"{file} holds no costs: {error!s}"
+        raise ConfigError(f"{said}; `farflung bench calibrate --out FILE` writes some") from error
+
+
+def write_costs(costs: Costs) -> str:
+    """The same as TOML."""
+    lines = ["[costs]"]
+    for key in ("start_s", "message_s", "hand_s", "pass_parameters_per_s"):
+        lines.append(f"{key} = {getattr(costs, key)!r}")
+    lines += ["", "[costs.calls]  # seconds per call, and per million parameters"]
+    for name, (call_s, million_s) in sorted(costs.calls.items()):
+        lines.append(f'"{name}" = [{call_s!r}, {million_s!r}]')
+    return "\n".join(lines) + "\n"

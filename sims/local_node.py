@@ -1,0 +1,156 @@
+"""One node process of `farflung sim local`: the daemon as `farflung join` runs it, in a `Rehearsal`.
+
+The machine is emulated as in `bench unequal`: a step really computes, and then sleeps until it has taken as long as it would there. Orders come in
+`orders.json` in the node's folder. The process ends with whoever started it: its standard input is a pipe that nobody writes to.
+
+A node that is to be measured (`meter`) notes what goes through its doors, as JSON lines in `calls.jsonl`.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import msgspec
+
+from farflung.node import daemon
+from farflung.node.distance import Distances
+from farflung.node.door import Door, Doors
+from farflung.node.learner import SwarmLearner
+from farflung.node.options import JoinOptions
+from farflung.node.rehearsal import Rehearsal
+from farflung.protocol.errors import FarflungError
+from farflung.training.inner import StepReport
+
+ORDERS, CALLS = "orders.json", "calls.jsonl"
+
+ORPHAN_S = 5.0
+"""How long a node may take to leave when whoever started it is gone."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Orders(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a process is told."""
+
+    invitation: str
+    port: int
+    up_mbit: float
+    down_mbit: float
+    train_s: float
+    """What a step takes at least."""
+    evaluate_s: float
+    one_way_s: dict[str, float]
+    """By public key in hex: how far away a peer is."""
+    jitter_s: float
+    meter: bool = False
+
+
+class PacedLearner(SwarmLearner):
+    """The learner of a slower machine."""
+
+    def __init__(self, learner: SwarmLearner, orders: Orders) -> None:
+        self.__dict__.update(learner.__dict__)
+        self._orders = orders
+
+    def train(self, numbers: Sequence[int], global_step: int) -> StepReport:
+        return _at_least(self._orders.train_s, lambda: super(PacedLearner, self).train(numbers, global_step))
+
+    def evaluate(self) -> float:
+        return _at_least(self._orders.evaluate_s, super().evaluate)
+
+
+def _at_least(seconds: float, work: Callable[[], T]) -> T:
+    began = time.monotonic()
+    done = work()
+    time.sleep(max(0.0, began + seconds - time.monotonic()))
+    return done
+
+
+class MeteredDoor:
+    """Writes down how long each call took, once it had its turn."""
+
+    def __init__(self, door: Door, note: Callable[[str, float], None]) -> None:
+        self._door = door
+        self._note = note
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        def timed() -> T:
+            began = time.perf_counter()
+            done = function(*args, **kwargs)
+            self._note(getattr(function, "__name__", ""), time.perf_counter() - began)
+            return done
+
+        return await self._door.run(timed)
+
+    def close(self) -> None:
+        self._door.close()
+
+
+def meter(doors: Doors, file: Path) -> Doors:
+    """The same doors, each of whose calls becomes a line `[name, seconds]`, written whole."""
+
+    def note(name: str, seconds: float) -> None:
+        with file.open("ab") as lines:
+            lines.write(msgspec.json.encode([name, seconds]) + b"\n")
+
+    return Doors(
+        learner=MeteredDoor(doors.learner, note),
+        side=MeteredDoor(doors.side, note),
+        journal=MeteredDoor(doors.journal, note),
+    )
+
+
+def run(home: Path) -> None:
+    """Join as ordered, until the end. Raises FarflungError."""
+    orders = msgspec.json.decode((home / ORDERS).read_bytes(), type=Orders)
+    options = JoinOptions(
+        swarm=orders.invitation,
+        device="cpu",
+        threads=1,
+        up_mbps=orders.up_mbit,
+        down_mbps=orders.down_mbit,
+        port=orders.port,
+        local=True,
+        live=False,
+        home=home,
+    )
+    rehearsal = Rehearsal(
+        distances=Distances(
+            one_way_s={bytes.fromhex(peer): seconds for peer, seconds in orders.one_way_s.items()},
+            jitter_s=orders.jitter_s,
+        ),
+        learner=lambda learner: PacedLearner(learner, orders),
+        doors=lambda doors: meter(doors, home / CALLS) if orders.meter else doors,
+    )
+    daemon.run_join(options, rehearsal)
+
+
+def _leave_with_parent() -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(ORPHAN_S)
+    os._exit(1)
+
+
+def main(home: Path) -> int:
+    """The process; returns its exit status."""
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    try:
+        run(home)
+    except FarflungError as error:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"error: {error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[sys.argv.index("--home") + 1])))

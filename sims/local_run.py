@@ -1,0 +1,283 @@
+"""`farflung sim local`: a scenario played by real processes in real time, and told in the words and files of `farflung sim run`.
+
+What a judge sees under virtual time nobody sees here; judged is what the nodes' events prove: that the bits of a version were the same on all peers,
+that no sample counted twice or was lost, that no node found an invariant broken, and that none ended by itself.
+"""
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import psutil
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from farflung.compression import kernels
+from farflung.node.events import Event
+from farflung.node.identity import Identity
+from farflung.node.paths import resolve_paths
+from farflung.node.recipe import Recipe
+from farflung.node.runner import run_loop
+from farflung.protocol.errors import ConfigError
+from farflung.sims.churn import make_schedule
+from farflung.sims.demonodes import last_ledger
+from farflung.sims.facts import load_events, save_run
+from farflung.sims.faults import Fault, Kill, Schedule, Start, describe
+from farflung.sims.local_plan import check_playable, check_speed
+from farflung.sims.local_swarm import LocalSwarm
+from farflung.sims.report import report_folder
+from farflung.sims.scenario import Scenario, find_scenario, load_scenario
+from farflung.sims.scenario_plan import key_seeds, read_scenario, training_seconds
+from farflung.sims.sim_folder import EVENTS, RUN, run_facts
+from farflung.sims.sim_run import Result, show, summarise
+from farflung.sims.simulation import HEADING, Report, log_line
+from farflung.sims.summary import commits_by_round, violations
+from farflung.sims.summary import summarise as figures_of
+from farflung.sims.swarm import Labour
+from farflung.training.replica import Replica
+
+LATE = 1.1
+"""A step that takes so many times as long as it stands for is late: this machine was too slow, or too busy."""
+
+MEASURING_S = 2.0
+
+Events = Mapping[str, Sequence[Event]]
+"""By public key in hex."""
+
+
+def run_local(name: str, *, seed: int | None, out: Path | None, minutes: float | None, quiet: bool) -> Result:
+    """Play a scenario; `out` gets what `sim run --out` writes, and what each node printed. Blocks.
+
+    Raises ConfigError (it cannot be played here), NodeFailed (the founder did not come up).
+    """
+    path = find_scenario(name)
+    scenario = shortened(load_scenario(path), minutes)
+    if sys.platform == "win32":
+        raise ConfigError(
+            "processes cannot be stopped and continued on Windows; use `farflung sim run`, or WSL for `sim local`"
+        )
+    check_playable(scenario, free_bytes=psutil.virtual_memory().available)
+    seed = scenario.seed if seed is None else seed
+    schedule = make_schedule(scenario, seed, path.parent)
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="farflung-") as folder:
+        swarm = found_locally(scenario, seed, schedule, Path(folder))
+        with _progress(swarm, schedule, quiet):
+            run_loop(swarm.play(schedule))
+        result = _conclude(swarm, seed, schedule, out)
+    result |= {"wall_s": round(time.perf_counter() - began, 1)}
+    if out is not None:
+        (out / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    if not quiet:
+        show(result)
+    return result
+
+
+def shortened(scenario: Scenario, minutes: float | None) -> Scenario:
+    """The same for at most so long; what would happen later does not. Raises ConfigError."""
+    if minutes is None or scenario.duration_s <= 60.0 * minutes:
+        return scenario
+    happenings = tuple(happening for happening in scenario.happenings if happening.at <= 60.0 * minutes)
+    return msgspec.structs.replace(scenario, duration_s=60.0 * minutes, happenings=happenings)
+
+
+def found_locally(
+    scenario: Scenario, seed: int, schedule: Schedule, folder: Path, *, meter: bool = False
+) -> LocalSwarm:
+    """The swarm with its keys and manifest, those that `sim run` has too. Raises ConfigError when this machine is too slow for it."""
+    kernels.prepare(resolve_paths().cache / "kernels")
+    identities = [Identity(Ed25519PrivateKey.from_private_bytes(key)) for key in key_seeds(scenario, seed)]
+    recipe, _ = read_scenario(scenario, identities[schedule.founder].public_key)
+    check_speed(scenario, recipe.manifest, step_s=step_seconds(recipe), cores=os.cpu_count() or 1)
+    return LocalSwarm(
+        scenario=scenario,
+        recipe=recipe,
+        identities=identities,
+        founder=schedule.founder,
+        folder=folder,
+        meter=meter,
+    )
+
+
+def step_seconds(recipe: Recipe) -> float:
+    """The shortest of some inner steps on one core of this machine, at most two seconds' worth of them."""
+    torch.set_num_threads(1)
+    replica = Replica(recipe.model, recipe.inner, recipe.outer, seed=0)
+    shape = recipe.manifest.samples_per_step, recipe.model.seq_len + 1
+    tokens = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(0))
+    times: list[float] = []
+    until = time.monotonic() + MEASURING_S
+    while len(times) < 3 or time.monotonic() < until:
+        began = time.monotonic()
+        replica.train_step(tokens, 0)
+        times.append(time.monotonic() - began)
+    return min(times)
+
+
+@contextlib.contextmanager
+def _progress(swarm: LocalSwarm, schedule: Schedule, quiet: bool) -> Iterator[None]:
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f} of {task.total:,.0f} s"),
+        console=Console(stderr=True),
+    )
+    version = 0
+
+    def follow(event: Event) -> None:
+        nonlocal version
+        version = max(version, int(event["version"]))
+        said = f"{swarm.scenario.name}: round {version}, {len(swarm.alive)} processes"
+        bar.update(task, completed=min(schedule.duration_s, event["time"] - swarm.began), description=said)
+
+    with bar:
+        task = bar.add_task(f"{swarm.scenario.name}: starting", total=schedule.duration_s)
+        swarm.on_event = follow
+        yield
+
+
+# ---- afterwards ----------------------------------------------------------------------------------------------------
+
+
+def _conclude(swarm: LocalSwarm, seed: int, schedule: Schedule, out: Path | None) -> Result:
+    """From the nodes' folders to a result, and to the files in `out`."""
+    scenario = swarm.scenario
+    everything = load_events(swarm.folder.rglob("events.jsonl"))
+    events = {peer: [e for e in one if e["time"] <= swarm.ended] for peer, one in everything.items()}
+    disks = {node.peer: node for node in swarm.lives if node.swarm.checkpoint.exists()}
+    tell = partial(
+        run_facts,
+        scenario,
+        swarm.keys,
+        swarm.done,
+        swarm.crashed,
+        between=(swarm.began, swarm.ended),
+        ledger=last_ledger(disks.values(), events),
+    )
+    report = Report(seed, scenario.num_peers, schedule.describe().splitlines())
+    fill_report(report, swarm.keys, events, _kills(swarm), swarm.began, swarm.ended)
+    report.violations = violations(figures_of(events, tell(expected=())))
+    result = summarise(scenario, report) | {
+        "start_s": start_seconds(swarm.keys, events, swarm.done),
+        "late_steps": late_steps(swarm, events),
+    }
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        _write_logs(swarm, events, out)
+        save_run(out / RUN, tell(expected=result["expected"]))
+        report_folder(out)
+    return result
+
+
+def fill_report(
+    report: Report,
+    keys: Sequence[str],
+    events: Events,
+    kills: Mapping[str, Sequence[float]],  # by key, unix seconds
+    began: float,
+    ended: float,
+) -> None:
+    """Work out from events what a simulation reports of itself."""
+    views: list[tuple[int, list[str]]] = [(0, [])]
+    for event in in_order(events):
+        report.note(event["time"] - began, event)
+        if event["event"] in ("round.commit", "view.commit"):
+            views.append((event["height"], event["view"]))
+    rounds = commits_by_round(events)
+    report.commits = max((event["height"] for one in events.values() for event in one), default=0)
+    report.rounds = max((event["version"] for event in rounds.values()), default=0)
+    report.tokens = sum(sum(event["contributors"].values()) for event in rounds.values())
+    report.members = len(max(views, key=lambda view: view[0])[1])
+    report.labour = [labour_of(events.get(key, ()), kills.get(key, ()), ended) for key in keys]
+
+
+def labour_of(events: Sequence[Event], kills: Sequence[float], ended: float) -> Labour:
+    """How one peer has spent its time: a life lasts from `node.start` to `node.stop`, a kill or the end."""
+    labour = Labour()
+    stops = sorted([*kills, *(event["time"] for event in events if event["event"] == "node.stop"), ended])
+    for event in events:
+        if event["event"] == "node.start":
+            labour.running_s += next(stop for stop in stops if stop >= event["time"]) - event["time"]
+        elif event["event"] == "step":
+            labour.training_s += event["seconds"]
+            labour.steps += 1
+    return labour
+
+
+def start_seconds(keys: Sequence[str], events: Events, done: Sequence[tuple[float, Fault]]) -> float | None:
+    """Median from the start of a process to `node.start`; None when no node came up."""
+    took = []
+    for at, fault in done:
+        if isinstance(fault, Start):
+            ups = [e["time"] for e in events.get(keys[fault.peer], ()) if e["event"] == "node.start" and e["time"] > at]
+            gone = [
+                later for later, other in done if later > at and isinstance(other, Start) and other.peer == fault.peer
+            ]
+            if ups and ups[0] < min(gone, default=math.inf):
+                took.append(ups[0] - at)
+    return round(median(took), 2) if took else None
+
+
+def late_steps(swarm: LocalSwarm, events: Events) -> float:
+    """Share of the steps that took this machine longer than those it emulates."""
+    late = steps = 0
+    for key, (peer_class, _, _) in zip(swarm.keys, swarm.scenario.roster(), strict=True):
+        meant_s = training_seconds(swarm.recipe.manifest, peer_class.tokens_per_s)["train"]
+        seconds = [event["seconds"] for event in events.get(key, ()) if event["event"] == "step"]
+        late += sum(one > LATE * meant_s for one in seconds)
+        steps += len(seconds)
+    return round(late / max(1, steps), 4)
+
+
+def in_order(events: Events) -> list[Event]:
+    """All peers' events in the order of time."""
+    return sorted((event for one in events.values() for event in one), key=lambda event: float(event["time"]))
+
+
+def _kills(swarm: LocalSwarm) -> dict[str, list[float]]:
+    kills: dict[str, list[float]] = {}
+    for at, fault in swarm.done:
+        if isinstance(fault, Kill):
+            kills.setdefault(swarm.keys[fault.peer], []).append(at)
+    return kills
+
+
+def _write_logs(swarm: LocalSwarm, events: Events, out: Path) -> None:
+    """The events as JSON lines and for people, with what happened to the nodes between them, and what each node printed."""
+    numbers = {key: number for number, key in enumerate(swarm.keys)}
+    ordered = in_order(events)
+    (out / EVENTS).write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in ordered))
+    lines = [
+        (
+            event["time"],
+            log_line(
+                event["time"] - swarm.began,
+                numbers[event["peer"]],
+                event["event"],
+                {key: value for key, value in event.items() if key not in HEADING},
+            ),
+        )
+        for event in ordered
+    ]
+    for at, fault in swarm.done:
+        lines.append((at, log_line(at - swarm.began, None, "fault", {"what": describe(fault).partition(" s  ")[2]})))
+    text = "".join(line + "\n" for _, line in sorted(lines))
+    (out / "events.log").write_text(text, encoding="utf-8")
+    for peer in range(len(swarm.keys)):
+        with contextlib.suppress(FileNotFoundError):  # one that never started
+            shutil.copy(swarm.home(peer) / "output.txt", out / f"{swarm.home(peer).name}.txt")
