@@ -117,6 +117,19 @@ def bench_quality(
         raise typer.BadParameter(str(error)) from error
 
 
+@bench_app.command("calibrate")
+def bench_calibrate(
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write them here, for `farflung sim run --costs FILE`.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """What things cost a node on this machine, measured from real ones, for simulations: three minutes."""
+    from farflung.sims.bench_calibrate import run_calibrate
+
+    run_calibrate(as_json=as_json, out=out)
+
+
 def main() -> None:
     """Entry point of the `farflung` script."""
     app()

@@ -1,0 +1,287 @@
+"""`farflung bench calibrate`: what things cost a node on this machine, as virtual time wants to know it (`costs`).
+
+- `calls`: two real node processes train together behind fast links, once each with two sizes of model, and note what goes through their doors
+  (`local_node.meter`). Of each call the median; a line through the two sizes says what a call costs and what a million parameters do. The nodes
+  train a third of the time only, so that calls do not wait for the processor, and a round has two parts, each half of the model.
+- `start_s`: median from the start of those processes to `node.start`: the interpreter, torch, libp2p, the manifest, the data.
+- `message_s`: half a round trip of heartbeats between two real engines, sealed and opened on the way. Under load it is more.
+- Told, but not in `costs` and so not in virtual time: seconds of an inner step on one core, of sealing and opening a heartbeat, its bytes, and the
+  control messages of a peer among three (counted in a simulation of the node's own code).
+
+Timings are this machine's as it is now: other programs make them longer, and a lower priority does.
+"""
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+from farflung.node.engine import Engine, EngineConfig
+from farflung.node.enginelog import engine_log
+from farflung.node.identity import Identity
+from farflung.node.network import PeerId
+from farflung.node.recipe import Recipe
+from farflung.node.runner import run_loop
+from farflung.node.signer import IdentitySigner
+from farflung.protocol import messages
+from farflung.protocol.envelope import Opener, seal
+from farflung.sims.bench_workers import BenchError
+from farflung.sims.churn import make_schedule
+from farflung.sims.costs import PASSES, Costs, write_costs
+from farflung.sims.facts import load_events
+from farflung.sims.local_node import CALLS
+from farflung.sims.local_run import found_locally, start_seconds, step_seconds
+from farflung.sims.scenario import Scenario, parse_scenario
+from farflung.sims.scenario_plan import prepare, read_scenario
+from farflung.sims.simulation import simulate
+from farflung.sims.swarm import Swarm
+
+SIZES = ("1m", "10m")
+"""Presets; both take parts of a megabyte or more, and the larger one a step of some tenths of a second."""
+
+SECONDS = 60.0
+"""Of one run of two nodes."""
+
+BUSY = 1.0 / 3.0
+"""Share of its time that a node trains."""
+
+PINGS = 300
+
+NOT_IN_ROUNDS = frozenset({"", "train", "evaluate", "prepare", "_open_data", "learner"})
+"""Calls of a node's start, and those whose times a scenario gives."""
+
+PAIR = """
+about = "Two peers behind fast links, to be measured."
+mode = "real"
+duration_s = {seconds}
+[manifest.model]
+preset = "{preset}"
+seq_len = 64
+[manifest.swarm]
+batch_tokens = 128
+inner_steps = 4
+min_round_s = 2.0
+max_round_s = 60.0
+[[peers]]
+name = "pair"
+count = {count}
+tokens_per_s = {tokens_per_s}
+up_mbit = 2000.0
+down_mbit = 2000.0
+latency_ms = 0.0
+[network]
+jitter_ms = 0.0
+"""
+
+Calls = Mapping[str, Sequence[float]]
+"""Seconds of each call, by the name of the function."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """What two nodes with one model were seen to do."""
+
+    preset: str
+    num_parameters: int
+    step_s: float
+    start_s: float | None
+    calls: Calls
+
+
+def run_calibrate(*, as_json: bool = False, out: Path | None = None) -> dict[str, Any]:
+    """Measure, show, write the costs as TOML to `out`. Raises BenchError, ConfigError, NodeFailed."""
+    console = Console(stderr=as_json)
+    with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True) as shown:
+        bar = shown.add_task("messages", total=None)
+        told = measure_messages() | count_messages()
+        runs = []
+        for preset in SIZES:
+            shown.update(bar, description=f"two nodes with the model {preset}")
+            runs.append(measure_nodes(preset))
+    costs = costs_of(runs, message_s=told["message_s"])
+    text = write_costs(costs)
+    told |= {"step_s": {run.preset: run.step_s for run in runs}, "step_tokens": 128}
+    if out is not None:
+        out.write_text(text, encoding="utf-8")
+    result = {"costs": msgspec.to_builtins(costs), "seen": told}
+    if as_json:
+        sys.stdout.write(json.dumps(result, indent=2) + "\n")
+    else:
+        console.print(text, markup=False, highlight=False)
+        for name, value in told.items():
+            console.print(f"# {name} = {value}", markup=False, highlight=False, style="dim")
+    return result
+
+
+# ---- two nodes -----------------------------------------------------------------------------------------------------
+
+
+def pair(preset: str, *, tokens_per_s: float, count: int = 2, seconds: float = SECONDS) -> Scenario:
+    """The scenario that is measured."""
+    text = PAIR.format(preset=preset, tokens_per_s=tokens_per_s, count=count, seconds=seconds)
+    return parse_scenario(text, name="calibrate")
+
+
+def measure_nodes(preset: str) -> Run:
+    """Let two processes train, and collect what they noted. Raises BenchError when they made no rounds together."""
+    recipe = _recipe(pair(preset, tokens_per_s=1.0))
+    step_s = step_seconds(recipe)
+    scenario = pair(preset, tokens_per_s=BUSY * recipe.manifest.batch_tokens / step_s)
+    schedule = make_schedule(scenario, scenario.seed, Path())
+    with tempfile.TemporaryDirectory(prefix="farflung-") as folder:
+        swarm = found_locally(scenario, scenario.seed, schedule, Path(folder), meter=True)
+        run_loop(swarm.play(schedule))
+        events = load_events(swarm.folder.rglob("events.jsonl"))
+        together = sum(
+            e["event"] == "round.commit" and len(e["contributors"]) == 2 for one in events.values() for e in one
+        )
+        if swarm.crashed or not together:
+            raise BenchError("; ".join(swarm.crashed) or "the two nodes made no round together: this machine is busy")
+        return Run(
+            preset=preset,
+            num_parameters=recipe.num_parameters,
+            step_s=step_s,
+            start_s=start_seconds(swarm.keys, events, swarm.done),
+            calls=read_calls(swarm.folder.rglob(CALLS)),
+        )
+
+
+def _recipe(scenario: Scenario) -> Recipe:
+    founder = Identity.generate().public_key
+    return read_scenario(scenario, founder)[0]
+
+
+def read_calls(files: Iterable[Path]) -> dict[str, list[float]]:
+    """What metered nodes wrote, without what is no part of a round."""
+    calls: dict[str, list[float]] = {}
+    for file in sorted(files):
+        for line in file.read_bytes().splitlines():
+            name, seconds = msgspec.json.decode(line, type=tuple[str, float])
+            if name not in NOT_IN_ROUNDS:
+                calls.setdefault(name, []).append(seconds)
+    return calls
+
+
+def costs_of(runs: Sequence[Run], *, message_s: float) -> Costs:
+    """A line through two sizes for each call; through the origin for a pass that one size alone has made."""
+    small, large = runs
+    calls: dict[str, tuple[float, float]] = {}
+    for name in sorted({*small.calls, *large.calls}):
+        seen = [(run.num_parameters / 1e6, median(run.calls[name])) for run in runs if name in run.calls]
+        (first, first_s), (last, last_s) = seen[0], seen[-1]
+        if len(seen) == 2:
+            million_s = min(max(0.0, (last_s - first_s) / (last - first)), first_s / first)
+        else:
+            million_s = first_s / first if name in PASSES else 0.0
+        calls[name] = (round(first_s - million_s * first, 7), round(million_s, 7))
+    hands = [call_s for name, (call_s, _) in calls.items() if name not in PASSES]
+    passes = [million_s for name, (_, million_s) in calls.items() if name in PASSES and million_s > 0.0]
+    starts = [run.start_s for run in runs if run.start_s is not None]
+    return Costs(
+        start_s=round(median(starts), 2),
+        message_s=round(message_s, 6),
+        hand_s=round(median(hands), 6) if hands else Costs().hand_s,
+        pass_parameters_per_s=round(1e6 / median(passes)) if passes else Costs().pass_parameters_per_s,
+        calls=calls,
+    )
+
+
+# ---- messages ------------------------------------------------------------------------------------------------------
+
+
+def measure_messages() -> dict[str, Any]:
+    """Heartbeats between two real engines."""
+    with tempfile.TemporaryDirectory(prefix="farflung-") as folder, engine_log(Path(folder) / "engine.log"):
+        return run_loop(_ping())
+
+
+async def _ping() -> dict[str, Any]:
+    here, there = Identity.generate(), Identity.generate()
+    swarm = bytes(32)
+    first = await Engine.create(here, EngineConfig.loopback())
+    try:
+        second = await Engine.create(there, EngineConfig.loopback(initial_peers=(first.addresses()[0],)))
+        try:
+            first.add_addresses(second.peer_id, second.addresses())
+            beat = messages.Heartbeat(
+                1, 0, 1, bytes(32), "training", 100, 1e4, 1e6, 0.0, 3.0, "CPU", b"", tuple(first.addresses())
+            )
+            signers = {first.peer_id: IdentitySigner(here), second.peer_id: IdentitySigner(there)}
+            openers = {first.peer_id: Opener(swarm), second.peer_id: Opener(swarm)}
+            seals: list[float] = []
+            opens: list[float] = []
+            back = asyncio.Event()
+
+            def say(engine: Engine, to: PeerId) -> None:
+                began = time.perf_counter()
+                body = messages.encode(beat)
+                sealed = seal(
+                    signers[engine.peer_id], swarm, messages.tag(beat), len(seals) + 1, time.time() + 60.0, body
+                )
+                seals.append(time.perf_counter() - began)
+                engine.send(to, sealed)
+
+            def hear(engine: Engine, sender: PeerId, data: bytes) -> None:
+                began = time.perf_counter()
+                messages.decode(openers[engine.peer_id].open(data, time.time(), sender).body, peer=sender)
+                opens.append(time.perf_counter() - began)
+
+            def answer(sender: PeerId, data: bytes) -> None:
+                hear(second, sender, data)
+                say(second, sender)
+
+            def note(sender: PeerId, data: bytes) -> None:
+                hear(first, sender, data)
+                back.set()
+
+            first.on_message(note)
+            second.on_message(answer)
+            ways: list[float] = []
+            for _ in range(PINGS):
+                back.clear()
+                began = time.perf_counter()
+                say(first, second.peer_id)
+                await back.wait()
+                ways.append((time.perf_counter() - began) / 2)
+            size = len(seal(signers[first.peer_id], swarm, messages.tag(beat), 1, time.time(), messages.encode(beat)))
+            return {
+                "message_s": median(ways[PINGS // 10 :]),
+                "seal_s": median(seals),
+                "open_s": median(opens),
+                "heartbeat_bytes": size,
+            }
+        finally:
+            await second.close()
+    finally:
+        await first.close()
+
+
+def count_messages(seconds: float = 60.0) -> dict[str, Any]:
+    """Control messages of three simulated peers, start and rounds included."""
+    scenario = msgspec.structs.replace(pair("tiny", tokens_per_s=256.0, count=3, seconds=seconds), mode="cost")
+    sizes: list[int] = []
+
+    async def listen(swarm: Swarm) -> None:
+        judged = swarm.hub.on_message
+
+        def count(sender: PeerId, message: bytes) -> None:
+            sizes.append(len(message))
+            judged(sender, message)
+
+        swarm.hub.on_message = count
+
+    simulate(prepare(scenario, 0, make_schedule(scenario, 0, Path())).plan, meddler=listen)
+    return {
+        "messages_per_peer_s": round(len(sizes) / (seconds * scenario.num_peers), 2),
+        "message_bytes": round(sum(sizes) / len(sizes)),
+    }
