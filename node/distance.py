@@ -1,14 +1,16 @@
 """Distance between nodes of one machine: what is sent arrives as late as it would from far away (`rehearsal`).
 
-Rates need nothing here, they are the engine's own caps. Delayed are control messages, before they are queued, and all that is written on TLS
-connections, after encryption in the order of writing. A new TLS connection costs three round trips, as it does over the internet: TCP, TLS, READY.
-On time are the DHT and what libp2p does by itself, and bulk that has to go over libp2p because TLS cannot be dialled, which between nodes of one
-machine is a peer that has just gone.
+Control messages, and all that is written on TLS connections after encryption, first go through the node's uplink, one after another, whoever they
+are for, and then on their way. The engine's cap alone would not do for the uplink: it lets 50 ms' worth of bytes through at once, as much as a part
+of a small model. The downlink is that cap. A new TLS connection costs three round trips, as it does over the internet: TCP, TLS, READY. On time are
+the DHT and what libp2p does by itself, and bulk that has to go over libp2p because TLS cannot be dialled, which between nodes of one machine is a
+peer that has just gone.
 
-What is on its way is at most rate times delay, since bulk passes the pacer first; there is no other limit.
+What waits here is at most what the cap lets through, and rate times delay; there is no other limit.
 """
 
 import asyncio
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -33,6 +35,8 @@ class Distances:
     """Whoever is not in it is next door."""
     jitter_s: float = 0.0
     """Up to so many seconds more for a control message, uniform."""
+    up_bytes_per_s: float = math.inf
+    """Of this node's uplink."""
 
     def to(self, peer: PeerId) -> float:
         """Seconds one way."""
@@ -44,6 +48,20 @@ class Distances:
         return max(self.one_way_s.values(), default=0.0) + self.jitter_s + TICK_S
 
 
+class FarLink:
+    """A node's link: what it sends leaves one after another, then is on its way. `sims.links.Rates` is the same under virtual time."""
+
+    def __init__(self, distances: Distances) -> None:
+        self.distances = distances
+        self._free_at = 0.0
+
+    def through(self, num_bytes: int) -> float:
+        """When the last of these bytes, which are sent now, has left, by the loop's clock."""
+        now = asyncio.get_running_loop().time()
+        self._free_at = max(now, self._free_at) + num_bytes / self.distances.up_bytes_per_s
+        return self._free_at
+
+
 class DelayLine:
     """Calls things later, in the order in which they came."""
 
@@ -51,12 +69,11 @@ class DelayLine:
         self._waiting: deque[tuple[float, Callable[[], None]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
-    def put(self, delay_s: float, call: Callable[[], None]) -> None:
-        """Call this in so many seconds, or after what was put before."""
-        loop = asyncio.get_running_loop()
-        self._waiting.append((loop.time() + delay_s, call))
+    def put(self, due: float, call: Callable[[], None]) -> None:
+        """Call this at that time of the loop's clock, and after what was put before."""
+        self._waiting.append((due, call))
         if self._timer is None:
-            self._timer = loop.call_at(self._waiting[0][0], self._hand_on)
+            self._timer = asyncio.get_running_loop().call_at(due, self._hand_on)
 
     def clear(self) -> None:
         """Forget what waits."""
@@ -72,32 +89,37 @@ class DelayLine:
 class LateMail:
     """`Mail.send` from far away."""
 
-    def __init__(self, send: Callable[[PeerId, bytes], None], distances: Distances) -> None:
+    def __init__(self, send: Callable[[PeerId, bytes], None], link: FarLink) -> None:
         self._send = send
-        self._distances = distances
+        self._link = link
         self._lines: dict[PeerId, DelayLine] = {}
 
     def send(self, peer: PeerId, message: bytes) -> None:
         """Queue the message when it has come so far. One peer's messages stay in order, as on one TCP connection."""
-        delay_s = self._distances.to(peer) + self._distances.jitter_s * random.random()
-        self._lines.setdefault(peer, DelayLine()).put(delay_s, partial(self._send, peer, message))
+        distances = self._link.distances
+        due = self._link.through(len(message)) + distances.to(peer) + distances.jitter_s * random.random()
+        self._lines.setdefault(peer, DelayLine()).put(due, partial(self._send, peer, message))
 
 
 class LateTransport(asyncio.Transport):
     """A transport whose writes, and whose end, come later; as much of one as `TlsConnection` uses."""
 
-    def __init__(self, transport: asyncio.Transport, delay_s: float) -> None:
+    def __init__(self, transport: asyncio.Transport, link: FarLink, peer: PeerId) -> None:
         super().__init__()
         self._transport = transport
-        self._delay_s = delay_s
+        self._link = link
+        self._way_s = link.distances.to(peer)
         self._line = DelayLine()
         self._closing = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        self._line.put(self._delay_s, partial(self._write, bytes(data)))
+        self._line.put(self._due(len(data)), partial(self._write, bytes(data)))
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
         self.write(b"".join(list_of_data))
+
+    def _due(self, num_bytes: int) -> float:
+        return self._link.through(num_bytes) + self._way_s
 
     def _write(self, data: bytes) -> None:
         if not self._transport.is_closing():
@@ -105,7 +127,7 @@ class LateTransport(asyncio.Transport):
 
     def close(self) -> None:
         self._closing = True
-        self._line.put(self._delay_s, self._transport.close)
+        self._line.put(self._due(0), self._transport.close)
 
     def abort(self) -> None:
         self._closing = True

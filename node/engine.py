@@ -19,7 +19,7 @@ import structlog
 from farflung.node import frames
 from farflung.node.addresses import host_of, reach, split_addresses, split_peer, tls_address
 from farflung.node.dht import Records
-from farflung.node.distance import Distances, LateMail
+from farflung.node.distance import Distances, FarLink, LateMail
 from farflung.node.identity import Identity, libp2p_text
 from farflung.node.libp2p import Libp2p
 from farflung.node.libp2p_stream import Libp2pStream
@@ -162,7 +162,10 @@ class Engine:
         undo.push_async_callback(self._libp2p.close)
         self._scope.start(self._libp2p.watch(), "p2pd")
         self._mail = Mail(self._scope, lambda peer: self._libp2p.open(peer, frames.CONTROL_PROTOCOL))
-        self._send = self._mail.send if config.distances is None else LateMail(self._mail.send, config.distances).send
+        self._send = self._mail.send
+        link = None if config.distances is None else FarLink(config.distances)
+        if link is not None:
+            self._send = LateMail(self._mail.send, link).send
         await self._libp2p.serve(frames.CONTROL_PROTOCOL, self._mail.accept)
         await self._libp2p.serve(frames.BULK_PROTOCOL, self._accept_bulk)
         if config.tls:
@@ -176,7 +179,7 @@ class Engine:
                 admit=self._admit,
                 served=lambda kind: kind in self._handlers,
                 opened=lambda stream: self._handle(stream, stream.kind),
-                distances=config.distances,
+                link=link,
             )
             undo.push_async_callback(self._tls.close)
             self._tls_port = await self._tls.listen(list(config.tls_hosts), config.tls_port)

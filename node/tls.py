@@ -21,7 +21,7 @@ from typing import Any
 import structlog
 
 from farflung.node import frames
-from farflung.node.distance import DIAL_WAYS, Distances, LateTransport
+from farflung.node.distance import DIAL_WAYS, FarLink, LateTransport
 from farflung.node.identity import Identity
 from farflung.node.links import TLS, LinkBook
 from farflung.node.network import PeerId
@@ -71,7 +71,7 @@ class TlsCarrier:
         admit: Callable[[PeerId], bool],
         served: Callable[[str], bool],
         opened: Opened,
-        distances: Distances | None = None,
+        link: FarLink | None = None,
     ) -> None:
         self._server_context = make_context(identity, server=True)
         self._client_context = make_context(identity, server=False)
@@ -83,7 +83,7 @@ class TlsCarrier:
         self._admit = admit
         self._served = served
         self._opened = opened
-        self._distances = distances
+        self._link = link
         self._servers: list[asyncio.Server] = []
         self._all: set[TlsConnection] = set()
         self._incoming: Counter[PeerId] = Counter()
@@ -191,7 +191,7 @@ class TlsCarrier:
         return stream
 
     def transport_to(self, peer: PeerId, transport: asyncio.Transport) -> asyncio.Transport:
-        return transport if self._distances is None else LateTransport(transport, self._distances.to(peer))
+        return transport if self._link is None else LateTransport(transport, self._link, peer)
 
     def misbehaved(self, error: RemoteError) -> None:
         _log.warning("TLS connection cut", error=str(error))
@@ -315,7 +315,7 @@ class TlsCarrier:
 
     async def _dial_one(self, peer: PeerId, host: str, port: int) -> TlsConnection:
         begun = monotonic()
-        far_s = 0.0 if self._distances is None else self._distances.to(peer)
+        far_s = 0.0 if self._link is None else self._link.distances.to(peer)
         await asyncio.sleep(DIAL_WAYS * far_s)
         connection = TlsConnection(self, peer)
         try:

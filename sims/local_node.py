@@ -1,6 +1,7 @@
 """One node process of `farflung sim local`: the daemon as `farflung join` runs it, in a `Rehearsal`.
 
-The machine is emulated as in `bench unequal`: a step really computes, and then sleeps until it has taken as long as it would there. Orders come in
+The machine is emulated as in `bench unequal`: a step really computes, and then sleeps until it has taken as long as it would there. Seconds of a step
+whose computing alone took longer become a line of `late.txt`, for then this machine was too slow, or too busy, for what it emulates. Orders come in
 `orders.json` in the node's folder. The process ends with whoever started it: its standard input is a pipe that nobody writes to.
 
 A node that is to be measured (`meter`) notes what goes through its doors, as JSON lines in `calls.jsonl`.
@@ -27,7 +28,7 @@ from farflung.node.rehearsal import Rehearsal
 from farflung.protocol.errors import FarflungError
 from farflung.training.inner import StepReport
 
-ORDERS, CALLS = "orders.json", "calls.jsonl"
+ORDERS, CALLS, LATE = "orders.json", "calls.jsonl", "late.txt"
 
 ORPHAN_S = 5.0
 """How long a node may take to leave when whoever started it is gone."""
@@ -55,22 +56,29 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class PacedLearner(SwarmLearner):
     """The learner of a slower machine."""
 
-    def __init__(self, learner: SwarmLearner, orders: Orders) -> None:
+    def __init__(self, learner: SwarmLearner, orders: Orders, late: Path) -> None:
         self.__dict__.update(learner.__dict__)
         self._orders = orders
+        self._late = late
 
     def train(self, numbers: Sequence[int], global_step: int) -> StepReport:
-        return _at_least(self._orders.train_s, lambda: super(PacedLearner, self).train(numbers, global_step))
+        began = time.monotonic()
+        report = super().train(numbers, global_step)
+        if self._rest(began + self._orders.train_s) < 0.0:
+            with self._late.open("a") as lines:
+                lines.write(f"{time.monotonic() - began}\n")
+        return report
 
     def evaluate(self) -> float:
-        return _at_least(self._orders.evaluate_s, super().evaluate)
+        began = time.monotonic()
+        loss = super().evaluate()
+        self._rest(began + self._orders.evaluate_s)
+        return loss
 
-
-def _at_least(seconds: float, work: Callable[[], T]) -> T:
-    began = time.monotonic()
-    done = work()
-    time.sleep(max(0.0, began + seconds - time.monotonic()))
-    return done
+    def _rest(self, until: float) -> float:
+        left_s = until - time.monotonic()
+        time.sleep(max(0.0, left_s))
+        return left_s
 
 
 class MeteredDoor:
@@ -125,8 +133,9 @@ def run(home: Path) -> None:
         distances=Distances(
             one_way_s={bytes.fromhex(peer): seconds for peer, seconds in orders.one_way_s.items()},
             jitter_s=orders.jitter_s,
+            up_bytes_per_s=orders.up_mbit * daemon.MEGABIT,
         ),
-        learner=lambda learner: PacedLearner(learner, orders),
+        learner=lambda learner: PacedLearner(learner, orders, home / LATE),
         doors=lambda doors: meter(doors, home / CALLS) if orders.meter else doors,
     )
     daemon.run_join(options, rehearsal)

@@ -32,9 +32,10 @@ from farflung.node.recipe import Recipe
 from farflung.node.runner import run_loop
 from farflung.protocol.errors import ConfigError
 from farflung.sims.churn import make_schedule
-from farflung.sims.demonodes import last_ledger
+from farflung.sims.demonodes import last_ledger, now
 from farflung.sims.facts import load_events, save_run
 from farflung.sims.faults import Fault, Kill, Schedule, Start, describe
+from farflung.sims.local_node import LATE
 from farflung.sims.local_plan import check_playable, check_speed
 from farflung.sims.local_swarm import LocalSwarm
 from farflung.sims.report import report_folder
@@ -47,9 +48,6 @@ from farflung.sims.summary import commits_by_round, violations
 from farflung.sims.summary import summarise as figures_of
 from farflung.sims.swarm import Labour
 from farflung.training.replica import Replica
-
-LATE = 1.1
-"""A step that takes so many times as long as it stands for is late: this machine was too slow, or too busy."""
 
 MEASURING_S = 2.0
 
@@ -100,7 +98,7 @@ def found_locally(
     kernels.prepare(resolve_paths().cache / "kernels")
     identities = [Identity(Ed25519PrivateKey.from_private_bytes(key)) for key in key_seeds(scenario, seed)]
     recipe, _ = read_scenario(scenario, identities[schedule.founder].public_key)
-    check_speed(scenario, recipe.manifest, step_s=step_seconds(recipe), cores=os.cpu_count() or 1)
+    check_speed(scenario, recipe.manifest, step_s=step_seconds(recipe), cores=count_cores())
     return LocalSwarm(
         scenario=scenario,
         recipe=recipe,
@@ -109,6 +107,11 @@ def found_locally(
         folder=folder,
         meter=meter,
     )
+
+
+def count_cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def step_seconds(recipe: Recipe) -> float:
@@ -141,9 +144,9 @@ def _progress(swarm: LocalSwarm, schedule: Schedule, quiet: bool) -> Iterator[No
 
     def follow(event: Event) -> None:
         nonlocal version
-        version = max(version, int(event["version"]))
+        version = max(version, event.get("version", 0))
         said = f"{swarm.scenario.name}: round {version}, {len(swarm.alive)} processes"
-        bar.update(task, completed=min(schedule.duration_s, event["time"] - swarm.began), description=said)
+        bar.update(task, completed=min(schedule.duration_s, now() - swarm.began), description=said)
 
     with bar:
         task = bar.add_task(f"{swarm.scenario.name}: starting", total=schedule.duration_s)
@@ -170,11 +173,14 @@ def _conclude(swarm: LocalSwarm, seed: int, schedule: Schedule, out: Path | None
         ledger=last_ledger(disks.values(), events),
     )
     report = Report(seed, scenario.num_peers, schedule.describe().splitlines())
-    fill_report(report, swarm.keys, events, _kills(swarm), swarm.began, swarm.ended)
+    speeds = [peer_class.tokens_per_s for peer_class, _, _ in scenario.roster()]
+    steps_s = [training_seconds(swarm.recipe.manifest, speed)["train"] for speed in speeds]
+    fill_report(report, swarm.keys, steps_s, events, _kills(swarm), swarm.began, swarm.ended)
+    late = sum(len(file.read_text().splitlines()) for file in swarm.folder.rglob(LATE))
     report.violations = violations(figures_of(events, tell(expected=())))
     result = summarise(scenario, report) | {
         "start_s": start_seconds(swarm.keys, events, swarm.done),
-        "late_steps": late_steps(swarm, events),
+        "late_steps": round(late / max(1, sum(one.steps for one in report.labour)), 4),
     }
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -187,6 +193,7 @@ def _conclude(swarm: LocalSwarm, seed: int, schedule: Schedule, out: Path | None
 def fill_report(
     report: Report,
     keys: Sequence[str],
+    steps_s: Sequence[float],  # what a step takes each of them
     events: Events,
     kills: Mapping[str, Sequence[float]],  # by key, unix seconds
     began: float,
@@ -203,18 +210,24 @@ def fill_report(
     report.rounds = max((event["version"] for event in rounds.values()), default=0)
     report.tokens = sum(sum(event["contributors"].values()) for event in rounds.values())
     report.members = len(max(views, key=lambda view: view[0])[1])
-    report.labour = [labour_of(events.get(key, ()), kills.get(key, ()), ended) for key in keys]
+    report.labour = [
+        labour_of(events.get(key, ()), kills.get(key, ()), ended, step_s)
+        for key, step_s in zip(keys, steps_s, strict=True)
+    ]
 
 
-def labour_of(events: Sequence[Event], kills: Sequence[float], ended: float) -> Labour:
-    """How one peer has spent its time: a life lasts from `node.start` to `node.stop`, a kill or the end."""
+def labour_of(events: Sequence[Event], kills: Sequence[float], ended: float, step_s: float) -> Labour:
+    """How one peer has spent its time: a life lasts from `node.start` to `node.stop`, a kill or the end, and a step what it stands for.
+
+    The seconds that a node says of a step are more: while a round is applied, or evaluated, it waits for its turn.
+    """
     labour = Labour()
     stops = sorted([*kills, *(event["time"] for event in events if event["event"] == "node.stop"), ended])
     for event in events:
         if event["event"] == "node.start":
             labour.running_s += next(stop for stop in stops if stop >= event["time"]) - event["time"]
         elif event["event"] == "step":
-            labour.training_s += event["seconds"]
+            labour.training_s += step_s
             labour.steps += 1
     return labour
 
@@ -231,17 +244,6 @@ def start_seconds(keys: Sequence[str], events: Events, done: Sequence[tuple[floa
             if ups and ups[0] < min(gone, default=math.inf):
                 took.append(ups[0] - at)
     return round(median(took), 2) if took else None
-
-
-def late_steps(swarm: LocalSwarm, events: Events) -> float:
-    """Share of the steps that took this machine longer than those it emulates."""
-    late = steps = 0
-    for key, (peer_class, _, _) in zip(swarm.keys, swarm.scenario.roster(), strict=True):
-        meant_s = training_seconds(swarm.recipe.manifest, peer_class.tokens_per_s)["train"]
-        seconds = [event["seconds"] for event in events.get(key, ()) if event["event"] == "step"]
-        late += sum(one > LATE * meant_s for one in seconds)
-        steps += len(seconds)
-    return round(late / max(1, steps), 4)
 
 
 def in_order(events: Events) -> list[Event]:

@@ -1,0 +1,90 @@
+"""Costs come from measurements as a line through two sizes, are written, read again, and change what a simulation takes."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farflung.protocol.errors import ConfigError
+from farflung.sims.bench_calibrate import Run, costs_of, pair, read_calls
+from farflung.sims.churn import make_schedule
+from farflung.sims.costs import Costs, load_costs, write_costs
+from farflung.sims.scenario_plan import prepare
+from farflung.sims.simulation import simulate
+
+
+def run(preset: str, numel: int, **calls: list[float]) -> Run:
+    return Run(preset=preset, num_parameters=numel, step_s=0.1, start_s=5.0, calls=calls)
+
+
+def test_a_call_is_a_line_through_two_sizes() -> None:
+    small = run("small", 1_000_000, decode=[0.003, 0.9, 0.003], save_vote=[0.01], clone=[0.5])
+    large = run("large", 11_000_000, decode=[0.023], save_vote=[0.008], state=[0.001])
+    costs = costs_of([small, large], message_s=0.002)
+    assert costs.calls["decode"] == (0.001, 0.002) and costs.seconds("decode", 5_000_000) == pytest.approx(0.011)
+    assert costs.calls["save_vote"] == (0.01, 0.0), "no call is cheaper with a larger model"
+    assert costs.calls["clone"] == (0.0, 0.5) and costs.calls["state"] == (0.001, 0.0), "one size: a pass, and no pass"
+    assert (costs.start_s, costs.message_s, costs.hand_s) == (5.0, 0.002, 0.0055)
+    assert costs.pass_parameters_per_s == round(1e6 / 0.251)
+
+
+def test_what_is_not_measured_has_a_default() -> None:
+    costs = Costs()
+    assert costs.seconds("settle", 10**9) == 0.001 and costs.seconds("decode", 4 * 10**8) == pytest.approx(1.001)
+
+
+amounts = st.floats(0.0, 100.0)
+
+
+@given(
+    amounts, amounts, st.dictionaries(st.sampled_from(["decode", "<lambda>", "_encode"]), st.tuples(amounts, amounts))
+)
+def test_costs_survive_their_file(start_s: float, message_s: float, calls: dict[str, tuple[float, float]]) -> None:
+    import tempfile
+
+    costs = Costs(start_s=start_s, message_s=message_s, calls=calls)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "costs.toml"
+        file.write_text(write_costs(costs))
+        assert load_costs(file) == costs
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = [", "costs.toml holds no costs"),
+        ("[cost]\nstart_s = 1.0", "bench calibrate --out FILE"),
+        ("[costs]\nstart = 1.0", "unknown field `start`"),
+        ("[costs]\nstart_s = -1.0", "start_s = -1.0: must be between"),
+        ("[costs.calls]\ndecode = [-1.0, 0.0]", "calls.decode[0] = -1.0"),
+    ],
+)
+def test_files_without_costs_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "costs.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        load_costs(file)
+    assert said in str(refused.value)
+
+
+def test_what_metered_nodes_wrote_is_read_without_their_start(tmp_path: Path) -> None:
+    for number, lines in enumerate(('["decode",0.5]\n["train",9.0]\n', '["prepare",9.0]\n["decode",0.25]\n')):
+        (tmp_path / f"{number}.jsonl").write_text(lines)
+    assert read_calls(tmp_path.glob("*.jsonl")) == {"decode": [0.5, 0.25]}
+
+
+def test_a_slow_start_and_slow_messages_are_late_in_a_simulation() -> None:
+    import msgspec
+
+    scenario = msgspec.structs.replace(pair("tiny", tokens_per_s=256.0, seconds=40.0), mode="cost")
+    seen = []
+    for costs in (Costs(), Costs(start_s=10.0), Costs(message_s=1.0)):
+        priced = msgspec.structs.replace(scenario, costs=costs)
+        report = simulate(prepare(priced, 0, make_schedule(priced, 0, Path())).plan)
+        assert not report.violations
+        seen.append(report)
+    cheap, late, slow = seen
+    assert cheap.labour[0].running_s == pytest.approx(40.0) and late.labour[0].running_s == pytest.approx(30.0)
+    assert min(slow.round_seconds[2:]) > max(cheap.round_seconds[2:]) + 1.0
+    assert cheap.rounds > late.rounds > 0 and cheap.rounds > slow.rounds > 0

@@ -1,0 +1,262 @@
+"""`farflung sim local`: what cannot be played is refused, what is told of a run is what a simulation tells, and processes end with it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from farflung.protocol.errors import ConfigError
+from farflung.protocol.keys import Ed25519Signer
+from farflung.sims import regions
+from farflung.sims.churn import make_schedule
+from farflung.sims.facts import load_events, load_folder
+from farflung.sims.faults import Kill, Start
+from farflung.sims.links import path_between
+from farflung.sims.local_plan import NODE_BYTES, check_playable, check_speed, orders_for
+from farflung.sims.local_run import fill_report, labour_of, shortened, start_seconds
+from farflung.sims.local_swarm import PORTS, free_ports
+from farflung.sims.scenario import SHIPPED, Scenario, load_scenario, parse_scenario
+from farflung.sims.scenario_plan import key_seeds, prepare, read_scenario
+from farflung.sims.sim_folder import Recorder
+from farflung.sims.simulation import Report, simulate
+from farflung.sims.swarm import START_UNIX_S
+
+SMALL = """
+about = "Three peers, one of which is killed and comes back."
+mode = "real"
+duration_s = 60.0
+seed = 3
+[manifest.model]
+preset = "tiny"
+seq_len = 32
+[manifest.data]
+spec = "text:{text}"
+[manifest.swarm]
+batch_tokens = 64
+inner_steps = 4
+total_steps = 400
+min_round_s = 1.0
+max_round_s = 20.0
+[manifest.inner]
+warmup_steps = 5
+[[peers]]
+name = "near"
+count = 2
+tokens_per_s = 128.0
+latency_ms = 4.0
+regions = ["Belgium", "Germany"]
+[[peers]]
+name = "far"
+count = 1
+tokens_per_s = 64.0
+latency_ms = 20.0
+regions = ["London"]
+[[happenings]]
+at = 25.0
+what = "kill"
+peers = ["near/1"]
+for_s = 9.0
+"""
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("data") / "text.txt"
+    file.write_text("".join(f"{i} and {i * i}\n" for i in range(3000)))
+    return SMALL.replace("{text}", str(file))
+
+
+@pytest.fixture(scope="module")
+def small(text: str) -> Scenario:
+    return parse_scenario(text, name="small")
+
+
+# ---- what cannot be played -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('mode = "real"', 'mode = "cost"', 'set mode = "real"'),
+        ("count = 2", "count = 2000", "2001 peers, and at most 32 processes; lower peers.count"),
+        ("count = 2", "count = 25", "26 processes take some 11.7 GB of memory, and 10.0 GB are free"),
+        ("[[happenings]]", "[network]\nclock_skew_s = 2.0\n[[happenings]]", "network.clock_skew_s"),
+        ("[[happenings]]", "[network]\nloss = 0.1\n[[happenings]]", "network.loss"),
+        ('what = "kill"', 'what = "partition"', "happenings[0].what = 'partition': local nodes share one loopback"),
+        ('what = "kill"', 'what = "slow"', "a class of their own with a lower tokens_per_s"),
+        ('regions = ["London"]', 'regions = ["London", "Australia"]\nup_mbit = 99.0', "Mbit/s between"),
+    ],
+)
+def test_what_processes_cannot_do_is_refused_with_a_remedy(text: str, old: str, new: str, said: str) -> None:
+    assert old in text
+    scenario = parse_scenario(text.replace(old, new, 1), name="small")
+    with pytest.raises(ConfigError) as refused:
+        check_playable(scenario, free_bytes=10e9)
+    assert said in str(refused.value) and "farflung sim run" in str(refused.value)
+
+
+def test_what_they_can_do_is_not(small: Scenario) -> None:
+    check_playable(small, free_bytes=3 * NODE_BYTES)
+    for name in ("local-3", "churn-8"):
+        check_playable(load_scenario(SHIPPED / f"{name}.toml"), free_bytes=10e9)
+
+
+def test_peers_faster_than_this_machine_are_refused(small: Scenario) -> None:
+    recipe, _ = read_scenario(small, Ed25519Signer(bytes(32)).peer_id)
+    check_speed(small, recipe.manifest, step_s=0.4, cores=2)  # two of half a second and one of a second: two processors
+    with pytest.raises(
+        ConfigError, match=r"take 4\.0 processors here, and there are 2; lower tokens_per_s by 2\.0 times"
+    ):
+        check_speed(small, recipe.manifest, step_s=0.8, cores=2)
+
+
+# ---- what nodes are told -------------------------------------------------------------------------------------------
+
+
+def test_nodes_are_as_slow_and_as_far_away_as_simulated_ones(small: Scenario) -> None:
+    schedule = make_schedule(small, 0, Path())
+    prepared = prepare(small, 0, schedule)
+    keys = [Ed25519Signer(seed).peer_id.hex() for seed in key_seeds(small, 0)]
+    recipe, _ = read_scenario(small, bytes.fromhex(keys[0]))
+    where = [region for _, _, region in small.roster()]
+    links = prepared.plan.links
+    assert links is not None
+    for peer in range(3):
+        orders = orders_for(small, recipe.manifest, keys, peer, invitation="", port=1, meter=False)
+        assert orders.train_s == prepared.plan.outfit.seconds(peer, "train")
+        assert orders.evaluate_s == prepared.plan.outfit.seconds(peer, "evaluate")
+        assert orders.up_mbit * 125_000 == links(peer).up_bytes_per_s
+        assert set(orders.one_way_s) == {key for key in keys if key != keys[peer]}
+        for other in set(range(3)) - {peer}:
+            path = path_between(links(peer), links(other), between=regions.between(where[peer], where[other]))
+            assert orders.one_way_s[keys[other]] == pytest.approx(path.latency_s)
+            assert orders.jitter_s == path.jitter_s
+
+
+def test_a_shorter_run_is_the_same_without_what_would_come_later(small: Scenario) -> None:
+    assert shortened(small, None) is small and shortened(small, 2.0) is small
+    short = shortened(small, 0.4)
+    assert (short.duration_s, short.happenings) == (24.0, ())
+    assert shortened(small, 0.5).happenings == small.happenings
+
+
+def test_ports_come_in_pairs_and_are_nobody_elses() -> None:
+    found = free_ports(20)
+    assert len(set(found)) == 20 and set(found) <= set(PORTS)
+    assert all(port % 2 == 0 and port < 32_768 for port in found), "outgoing connections take those above"
+
+
+# ---- what is told of a run -----------------------------------------------------------------------------------------
+
+
+def test_figures_from_events_are_those_that_a_simulation_keeps_itself(small: Scenario, tmp_path: Path) -> None:
+    schedule = make_schedule(small, 0, Path())
+    prepared = prepare(small, 0, schedule)
+    with (tmp_path / "events.jsonl").open("wb") as file:
+        known = simulate(prepared.plan, sink=Recorder(file, small, prepared))
+    events = load_events([tmp_path / "events.jsonl"])
+    keys = [signer.peer_id.hex() for signer in prepared.plan.outfit.signers]
+    kills = {keys[f.peer]: [START_UNIX_S + f.at] for f in schedule.faults if isinstance(f, Kill)}
+    report = Report(0, 3, known.schedule)
+    steps_s = [prepared.plan.outfit.seconds(peer, "train") for peer in range(3)]
+    fill_report(report, keys, steps_s, events, kills, START_UNIX_S, START_UNIX_S + small.duration_s)
+    for name in ("commits", "rounds", "contributed", "missed", "tokens", "members", "sent_bytes", "round_seconds"):
+        assert getattr(report, name) == getattr(known, name), name
+    assert report.rounds >= 5 and kills and report.labour[1].running_s == pytest.approx(51.0, abs=0.1)
+    for told, true in zip(report.labour, known.labour, strict=True):
+        assert told.running_s == pytest.approx(true.running_s, abs=0.1)
+        assert true.steps - 2 <= told.steps <= true.steps, "a step that a kill or the end cut short was begun"
+        assert true.training_s * (1 - 2 / true.steps) <= told.training_s <= true.training_s
+
+
+def event(time: float, what: str, **more: Any) -> dict[str, Any]:
+    return {"time": time, "event": what, **more}
+
+
+def test_a_life_ends_with_a_goodbye_a_kill_or_the_run() -> None:
+    events = [
+        event(10.0, "node.start"),
+        event(12.0, "step", seconds=0.5),
+        event(30.0, "node.start"),  # killed at 20
+        event(40.0, "node.stop"),
+        event(50.0, "node.start"),
+        event(51.0, "step", seconds=0.25),
+    ]
+    labour = labour_of(events, [20.0], 60.0, 0.4)
+    assert (labour.running_s, labour.training_s, labour.steps) == (30.0, 0.8, 2)
+
+
+def test_starts_that_never_came_up_do_not_count() -> None:
+    done = [(0.0, Start(at=0.0, peer=0)), (5.0, Start(at=5.0, peer=1)), (40.0, Start(at=40.0, peer=1))]
+    events = {"aa": [event(8.0, "node.start")], "bb": [event(52.0, "node.start")]}
+    assert start_seconds(["aa", "bb"], events, done) == 10.0
+    assert start_seconds(["aa", "bb"], {}, done) is None
+
+
+# ---- real processes ------------------------------------------------------------------------------------------------
+
+
+def sim_local(file: Path, out: Path) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "farflung.sims.main", "sim", "local", str(file), "--json", "--out", str(out)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+
+
+def quick(text: str, *, seconds: float) -> str:
+    """A run as short as this machine's start-up allows; what is expected of it is the caller's."""
+    return text.replace("duration_s = 60.0", f"duration_s = {seconds}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_three_processes_train_one_is_killed_and_all_of_it_is_told(text: str, tmp_path: Path) -> None:
+    file, out = tmp_path / "small.toml", tmp_path / "out"
+    file.write_text(quick(text, seconds=45.0) + "\n[expect]\nmin_rounds = 1\n")
+    with sim_local(file, out) as run:
+        said, errors = run.communicate(timeout=180)
+    assert run.returncode == 0, said + errors
+    result = json.loads(said)
+    assert result["violations"] == [] and result["passed"] and result["rounds"] >= 1
+    facts, events = load_folder(out)
+    names = {peer.peer: peer.name for peer in facts.peers}
+    assert [(i.what, names[i.peer]) for i in facts.timeline if i.what != "start"] == [
+        ("kill", "near/1"),
+        ("join", "near/1"),
+    ]
+    assert facts.ledger is not None and set(events) <= set(names)
+    for name in ("events.log", "report.html", "report.json", "result.json", "near-0.txt", "far-0.txt"):
+        assert (out / name).exists(), name
+    steps = [
+        e["seconds"]
+        for e in events[next(peer for peer, name in names.items() if name == "far/0")]
+        if e["event"] == "step"
+    ]
+    assert steps and min(steps) >= 0.999, "64 tokens at 64 tokens a second"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_processes_end_with_whoever_started_them(text: str, tmp_path: Path, how: signal.Signals) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(text)
+    with sim_local(file, tmp_path / "out") as run:
+        ours = psutil.Process(run.pid)
+        while len(nodes := [p for p in ours.children() if "farflung.sims.local_node" in p.cmdline()]) < 3:
+            assert run.poll() is None, "it ended by itself"
+            time.sleep(0.05)
+        everything = ours.children(recursive=True)
+        run.send_signal(how)
+        run.communicate(timeout=60)
+    assert run.returncode != 0
+    gone, left = psutil.wait_procs(everything, timeout=30)
+    assert set(nodes) <= set(gone) and not left
+    assert not (tmp_path / "out").exists()
