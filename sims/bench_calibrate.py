@@ -138,7 +138,7 @@ def measure_nodes(preset: str) -> Run:
     step_s = step_seconds(recipe)
     scenario = pair(preset, tokens_per_s=BUSY * recipe.manifest.batch_tokens / step_s)
     schedule = make_schedule(scenario, scenario.seed, Path())
-    with tempfile.TemporaryDirectory(prefix="farflung-") as folder:
+    with tempfile.TemporaryDirectory(prefix="farflung-local-") as folder:
         swarm = found_locally(scenario, scenario.seed, schedule, Path(folder), meter=True)
         run_loop(swarm.play(schedule))
         events = load_events(swarm.folder.rglob("events.jsonl"))

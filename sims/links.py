@@ -44,6 +44,8 @@ class LinkModel:
     """Bulk of one direction of a stream that may be written and not yet read: go-libp2p blocks after 1.1 MiB."""
     queue_messages: int = 256
     """Control messages kept for a stopped process; the rest is lost."""
+    kept_s: float = 0.0
+    """How long a connection that this peer has dialled stays open for its next stream, in seconds; 0: each stream dials."""
     connect_timeout_s: float = 10.0
     """How long opening a stream waits for an answer, in seconds."""
     break_after_s: tuple[float, float] = (30.0, 60.0)
@@ -66,6 +68,7 @@ class LinkModel:
             "reorder_s",
             "record_delay_s",
             "record_timeout_s",
+            "kept_s",
             "connect_timeout_s",
         ):
             if not 0.0 <= getattr(self, name) < math.inf:

@@ -18,8 +18,8 @@ from farflung.sims.scenario_plan import BYTES_PER_MBIT, training_seconds
 
 MAX_PROCESSES = 32
 
-NODE_BYTES = 450e6
-"""Memory of a node with a small model: a Python with torch 380 MB, of which the code is shared, libp2p 50 MB, its guard 10 MB."""
+NODE_BYTES = 500e6
+"""Memory of a node with a small model, not counting what it shares: a Python with torch 420 MB, libp2p 66 MB, its guard 5 MB."""
 
 VIRTUAL = "or run it under virtual time with `farflung sim run`"
 

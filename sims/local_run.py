@@ -70,7 +70,7 @@ def run_local(name: str, *, seed: int | None, out: Path | None, minutes: float |
     seed = scenario.seed if seed is None else seed
     schedule = make_schedule(scenario, seed, path.parent)
     began = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="farflung-") as folder:
+    with tempfile.TemporaryDirectory(prefix="farflung-local-") as folder:
         swarm = found_locally(scenario, seed, schedule, Path(folder))
         with _progress(swarm, schedule, quiet):
             run_loop(swarm.play(schedule))

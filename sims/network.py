@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from farflung.node.network import LinkStats, MessageHandler, PeerId, StreamHandler
-from farflung.node.tls import IDLE_S
 from farflung.protocol.errors import FarflungError, NetworkError
 from farflung.protocol.limits import MAX_CONTROL_BYTES, MAX_RECORD_BYTES
 from farflung.sims.clock import VirtualLoop, process_context
@@ -494,7 +493,11 @@ class MemoryNetwork:
     def keeps(self, target: "MemoryNetwork | None") -> bool:
         """Whether a connection to that process, which we have dialled before, is still open."""
         known, used_at = self._dialled.get(b"" if target is None else target.peer_id, (None, 0.0))
-        return known is not None and known is target and self._hub.now() < used_at + IDLE_S
+        return (
+            known is not None
+            and known is target
+            and self._hub.now() < used_at + self._hub.link_of(self._peer_id).kept_s
+        )
 
     def note_dialled(self, target: "MemoryNetwork") -> None:
         """A stream to that process was opened now."""

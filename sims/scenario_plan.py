@@ -19,6 +19,7 @@ from farflung.compression.int8 import Int8
 from farflung.compression.policy import uniform
 from farflung.node.learner import HELDOUT_SAMPLES
 from farflung.node.recipe import Recipe, read_recipe
+from farflung.node.tls import IDLE_S
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.keys import Ed25519Signer, PeerId
 from farflung.protocol.manifest import Manifest
@@ -125,6 +126,7 @@ def _link(peer_class: PeerClass, scenario: Scenario, factor: float) -> LinkModel
         down_bytes_per_s=peer_class.down_mbit * BYTES_PER_MBIT / factor,
         window_bytes=max(MIN_WINDOW_BYTES, round((1 << 20) / factor)),
         message_s=scenario.costs.message_s,
+        kept_s=IDLE_S,
     )
 
 

@@ -86,7 +86,7 @@ def small(text: str) -> Scenario:
     [
         ('mode = "real"', 'mode = "cost"', 'set mode = "real"'),
         ("count = 2", "count = 2000", "2001 peers, and at most 32 processes; lower peers.count"),
-        ("count = 2", "count = 25", "26 processes take some 11.7 GB of memory, and 10.0 GB are free"),
+        ("count = 2", "count = 25", "26 processes take some 13.0 GB of memory, and 10.0 GB are free"),
         ("[[happenings]]", "[network]\nclock_skew_s = 2.0\n[[happenings]]", "network.clock_skew_s"),
         ("[[happenings]]", "[network]\nloss = 0.1\n[[happenings]]", "network.loss"),
         ('what = "kill"', 'what = "partition"', "happenings[0].what = 'partition': local nodes share one loopback"),

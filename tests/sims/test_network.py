@@ -1,6 +1,7 @@
 """The modelled network does to control messages and records what it says, and each test sees that it did."""
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
@@ -318,3 +319,46 @@ def test_a_partition_hides_new_records_of_the_other_side_only() -> None:
         assert dict(await b.get_records("k")) == {"s": b"mine"}
 
     in_lab(body)
+
+
+def test_a_connection_is_dialled_once_and_kept_for_a_while() -> None:
+    async def body(lab: Lab) -> None:
+        async def nothing(stream: object) -> None:
+            pass
+
+        async def took(number: int) -> float:
+            began = lab.elapsed()
+            stream = await lab.networks[number].open_stream(peer(1 - number), "x")
+            seconds = round(lab.elapsed() - began, 6)
+            await stream.close()
+            return seconds
+
+        for network in lab.networks:
+            network.serve("x", nothing)
+        assert [await took(0), await took(0)] == [0.2, 0.0]
+        assert await took(1) == 0.2, "only the dialler uses it again"
+        await asyncio.sleep(59.0)
+        assert await took(0) == 0.0
+        await asyncio.sleep(61.0)
+        assert await took(0) == 0.2
+        lab.hub.kill(peer(1))
+        lab.networks[1] = lab.start(1)
+        lab.networks[1].serve("x", nothing)
+        assert await took(0) == 0.2, "to another process"
+
+    in_lab(body, link=dataclasses.replace(STILL, kept_s=60.0))
+
+
+def test_what_a_message_costs_beside_its_way_does_not_delay_bulk() -> None:
+    async def body(lab: Lab) -> None:
+        async def nothing(stream: object) -> None:
+            pass
+
+        lab.networks[1].serve("x", nothing)
+        lab.networks[0].send(peer(1), b"late")
+        await lab.networks[0].open_stream(peer(1), "x")
+        assert lab.elapsed() == 0.2
+        await asyncio.sleep(1.0)
+        assert lab.inbox[1] == [(0.35, peer(0), b"late")]
+
+    in_lab(body, link=dataclasses.replace(STILL, message_s=0.3))
