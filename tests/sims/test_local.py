@@ -206,7 +206,13 @@ def test_starts_that_never_came_up_do_not_count() -> None:
 def sim_local(file: Path, out: Path) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "farflung.sims.main", "sim", "local", str(file), "--json", "--out", str(out)]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        # Tests that run in the background of a shell have Ctrl-C ignored, and what they start would too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
 
