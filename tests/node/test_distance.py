@@ -113,7 +113,7 @@ def test_an_end_comes_after_what_was_written_and_a_cut_at_once(how: str, left: S
 
 def test_a_stream_from_far_away_is_whole_and_late() -> None:
     async def main() -> None:
-        async with end() as client, end() as server:
+        async with end(connections=1) as client, end(connections=1) as server:  # none still being dialled at the end
             for one, other in ((client, server), (server, client)):
                 one.carrier._link = FarLink(Distances(one_way_s={other.key: 0.02}))
             server.handlers["echo"] = echo

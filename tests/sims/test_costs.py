@@ -1,7 +1,9 @@
 """Costs come from measurements as a line through two sizes, are written, read again, and change what a simulation takes."""
 
+import tempfile
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,8 +43,6 @@ amounts = st.floats(0.0, 100.0)
     amounts, amounts, st.dictionaries(st.sampled_from(["decode", "<lambda>", "_encode"]), st.tuples(amounts, amounts))
 )
 def test_costs_survive_their_file(start_s: float, message_s: float, calls: dict[str, tuple[float, float]]) -> None:
-    import tempfile
-
     costs = Costs(start_s=start_s, message_s=message_s, calls=calls)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "costs.toml"
@@ -75,8 +75,6 @@ def test_what_metered_nodes_wrote_is_read_without_their_start(tmp_path: Path) ->
 
 
 def test_a_slow_start_and_slow_messages_are_late_in_a_simulation() -> None:
-    import msgspec
-
     scenario = msgspec.structs.replace(pair("tiny", tokens_per_s=256.0, seconds=40.0), mode="cost")
     seen = []
     for costs in (Costs(), Costs(start_s=10.0), Costs(message_s=1.0)):
