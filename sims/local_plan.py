@@ -24,12 +24,12 @@ NODE_BYTES = 500e6
 VIRTUAL = "or run it under virtual time with `farflung sim run`"
 
 IMPOSSIBLE = {
-    "partition": "local nodes share one loopback",
+    "partition": "local nodes share one loopback; leave it out",
     "slow": "give these peers a class of their own with a lower tokens_per_s",
     "delay": "give these peers a class of their own with a higher latency_ms",
-    "drop": "TCP loses nothing on a loopback",
-    "duplicate": "TCP doubles nothing",
-    "skew": "all processes have this machine's clock",
+    "drop": "TCP loses nothing on a loopback; leave it out",
+    "duplicate": "TCP doubles nothing; leave it out",
+    "skew": "all processes have this machine's clock; leave it out",
 }
 
 
