@@ -178,7 +178,7 @@ class Applier:
         contributed = counted > 0 and self._exchange.in_flight == result.plan
         updates = await self._aside(self._exchange.decode, result, means)
         told = await self._aside(self._residuals.told, result) if contributed else None
-        await self._learn(lambda: self._learner.apply(updates, contributed=contributed, told=told))
+        await self._learn(self._learner.apply, updates, contributed=contributed, told=told)
         await self._aside(self._residuals.settle, result)
         if counted and not contributed:
             self._drop("a round counted it before this node was restarted")
@@ -269,7 +269,7 @@ class Applier:
                 previous = None
                 self._drop("rounds that we were away for had counted it")
             kept = [(p.start, p.stop) for result in in_flight for p in result.parts if p.digest]
-            await self._learn(lambda: self._learner.adopt_outer(previous, counted=kept if previous is not None else ()))
+            await self._learn(self._learner.adopt_outer, previous, counted=kept if previous is not None else ())
             self._exchange.in_flight = b""
             for result in in_flight:
                 self._trainer.count(self._counted(result))
@@ -286,7 +286,7 @@ class Applier:
             previous = await self._learn(self._learner.outer.params.clone)
             for index, data in chunks.items():
                 await self._learn(self._learner.outer.load_chunk, index, data)
-            await self._learn(lambda: self._learner.adopt_outer(previous))
+            await self._learn(self._learner.adopt_outer, previous)
             self._exchange.in_flight = b""
             self.steady.set()
         reason = f"{len(work.donors)} members held other bytes"

@@ -17,7 +17,7 @@ from farflung.protocol.checks import check_range
 from farflung.protocol.errors import ConfigError
 
 PASSES = frozenset(
-    {"offer", "offered_gradient", "_encode", "reduce_part", "decode", "<lambda>", "chunk_digests", "save_learner", "load_learner", "clone"}
+    {"offer", "offered_gradient", "_encode", "reduce_part", "decode", "apply", "adopt_outer", "chunk_digests", "save_learner", "load_learner", "clone"}
 )  # fmt: skip
 """Calls that go through all parameters once."""
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from farflung.protocol.errors import ConfigError
 from farflung.sims import regions
 from farflung.sims.churn import make_schedule
+from farflung.sims.costs import PASSES
 from farflung.sims.faults import Heal, Kill, Leave, Partition, Pause, Resume, Slow, Start
 from farflung.sims.scenario import SHIPPED, Lasting, Scenario, find_scenario, load_scenario, parse_scenario, shipped
-from farflung.sims.scenario_plan import CELLS, PASSES, prepare
+from farflung.sims.scenario_plan import CELLS, prepare
 from farflung.sims.simulation import simulate
 from farflung.sims.swarm import Swarm
 
