@@ -427,6 +427,55 @@ def test_a_member_that_is_too_far_behind_downloads_and_keeps_its_progress() -> N
     in_lab(3, main)
 
 
+def test_a_jump_over_a_round_onto_a_change_of_view_downloads_the_state() -> None:
+    async def main(lab: Lab) -> None:
+        one, two, late = (Applying(lab, n) for n in lab.nodes)
+        history = [genesis(), change(genesis().commit, 0, 1, 2)]
+        for node in (one, two, late):
+            node.member.settings.founder = node.node.id
+            await node.start(history)
+        moved = round_after(history[-1].commit)
+        smaller = change(moved.commit, 0, 1)
+        for node in (one, two):
+            await hold(node.node, 1)
+            await node.take(moved, smaller)
+            late.hears(node)
+        late.member.history.replace(moved.commit, [smaller])
+        late.applier.push(smaller)
+        await late.idle()
+        assert (late.applier.height, late.applier.version) == (3, 1) and late.digest == expected(1)
+
+    in_lab(3, main)
+
+
+def test_a_round_that_came_with_a_downloaded_state_is_counted_once() -> None:
+    async def main(lab: Lab) -> None:
+        one, two, late = (Applying(lab, n) for n in lab.nodes)
+        history = [genesis(), change(genesis().commit, 0, 1, 2)]
+        for node in (one, two, late):
+            node.member.settings.founder = node.node.id
+            await node.start(history)
+        first = history[-1].commit.ledger.window(late.node.id)[0][0]
+        train(late, *range(first, first + 8))  # half of it is counted, half is progress since
+        late.node.learner.offer()
+        late.node.learner.offered_gradient(0, NUMEL)
+        late.node.exchange.in_flight = plan_of(1)
+        late.node.learner.sent_samples = late.node.learner.trained[:4]
+        moved = round_after(history[-1].commit)
+        for node in (one, two):
+            await hold(node.node, 1)
+            await node.take(moved)
+            node.node.disk.means.clear()  # nobody remembers the round
+            node.node.means._committed.clear()
+            late.hears(node)
+        await late.take(moved)
+        assert late.applier.version == 1 and late.lost == [0]
+        assert late.trainer.progress.trained == ((first + 4, first + 8),) and late.trainer.progress.steps == 2
+        assert late.node.learner.trained == list(range(first + 4, first + 8))
+
+    in_lab(3, main)
+
+
 def test_a_minority_repairs_the_chunks_in_which_it_differs() -> None:
     async def main(lab: Lab) -> None:
         one, two, wrong = (Applying(lab, n) for n in lab.nodes)
