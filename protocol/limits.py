@@ -71,3 +71,9 @@ MAX_CLAIM_LIFE_S = 30 * 86400.0
 
 MAX_PROTOCOL_VERSIONS = 16
 """Versions one peer or manifest may list."""
+
+MAX_HOPS = 64
+"""Hops of one route. Digests of real systems have 4 to 24 stages; interleaving multiplies them."""
+
+MAX_MICROBATCHES = 1 << 16
+"""Microbatches of one pipeline step; a step of a thousand is large."""

@@ -4,6 +4,7 @@ Protocol `farflung/1`. Bodies are MessagePack arrays [tag, field, …]; new fiel
 never used again. Bulk (contributions, means, chunks) travels on streams, each begun by one of the headers below.
 """
 
+from enum import IntEnum
 from typing import Annotated
 
 import msgspec
@@ -12,7 +13,15 @@ from msgspec import Meta, Struct
 from farflung.protocol import wire
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.keys import PeerId
-from farflung.protocol.limits import MAX_COMMITS_PER_REPLY, MAX_CONTROL_BYTES, MAX_GROUP_PEERS, MAX_PARTS
+from farflung.protocol.limits import (
+    MAX_COMMITS_PER_REPLY,
+    MAX_CONTROL_BYTES,
+    MAX_GROUP_PEERS,
+    MAX_HOPS,
+    MAX_MICROBATCHES,
+    MAX_PARTS,
+)
+from farflung.protocol.route import Legs
 from farflung.protocol.types import (
     Count,
     Digest,
@@ -218,6 +227,79 @@ Message = (
 )
 
 
+Microbatch = Annotated[int, Meta(ge=0, lt=MAX_MICROBATCHES)]
+"""Its number in the step."""
+Hop = Annotated[int, Meta(ge=0, le=MAX_HOPS)]
+"""Of a route of n legs: 0 to n - 1, and n for the loss."""
+
+
+class Said(IntEnum):
+    """What a stage peer says of a microbatch."""
+
+    PASSED = 0
+    """Done here, and taken by the next; of the last backward: done."""
+    HOLDING = 1
+    """It waits here for its turn."""
+    STUCK = 2
+    """Done here, and the next cannot be reached."""
+    GAVE_UP = 3
+    """It was given up as asked, and will never count here under this version of its route."""
+    MISSING = 4
+    """What is to be sent again is not here."""
+
+
+class Passage(Struct, frozen=True, array_like=True, tag=17):
+    """Stage peer to data node: where a microbatch is."""
+
+    window: Digest
+    microbatch: Microbatch
+    hop: Hop
+    backward: bool
+    said: Said
+    version: Count
+    route: Legs
+    """With the legs that were bound on the way."""
+    loss: float
+    """NaN as long as it is not known here."""
+
+
+class Again(Struct, frozen=True, array_like=True, tag=18):
+    """Data node to stage peer: send what you sent for this hop once more, along this route.
+
+    A forward is computed anew from its input and goes on up to hop `until`, which only keeps it; a gradient was kept.
+    """
+
+    window: Digest
+    microbatch: Microbatch
+    hop: Hop
+    backward: bool
+    until: Annotated[int, Meta(ge=0, le=MAX_HOPS + 1)]
+    version: Count
+    route: Legs
+
+
+class GiveUp(Struct, frozen=True, array_like=True, tag=19):
+    """Data node to stage peer: do not do this hop under this version of the route, unless you have done it."""
+
+    window: Digest
+    microbatch: Microbatch
+    hop: Hop
+    backward: bool
+    version: Count
+    route: Legs
+
+
+class Landed(Struct, frozen=True, array_like=True, tag=20):
+    """Data node to stage peers: these are over; forget what you keep for them."""
+
+    window: Digest
+    microbatches: Annotated[tuple[Microbatch, ...], Meta(max_length=MAX_MICROBATCHES)]
+
+
+PipelineMessage = Passage | Again | GiveUp | Landed
+"""Between the peers of a pipeline, as control messages like the others."""
+
+
 class ContributionHeader(Struct, frozen=True, array_like=True, tag=64):
     """Bulk stream `contribution`: a contributor's encoded part, for its owner. Then `nbytes` bytes; the owner answers one byte 1."""
 
@@ -257,19 +339,68 @@ class ChunkRequest(Struct, frozen=True, array_like=True, tag=69):
     index: Count
 
 
-BulkHeader = ContributionHeader | MeanHeader | MeanRequest | ChunkListRequest | ChunkList | ChunkRequest
+class ParcelHeader(Struct, frozen=True, array_like=True, tag=70):
+    """Bulk streams `activation` and `gradient`, one after another: what `hop` needs. Then `nbytes` bytes, the last of which are the
+    int32 targets where the loss is not at home. The receiver answers one byte: 1 taken, 2 busy, 3 not wanted any more; before the bytes
+    if asked, and then, if it was 1, after them once more.
+    """
+
+    window: Digest
+    microbatch: Microbatch
+    hop: Hop
+    backward: bool
+    until: Annotated[int, Meta(ge=0, le=MAX_HOPS + 1)]
+    """The hop that only keeps it, of an activation that is sent once more; beyond the route otherwise."""
+    version: Count
+    route: Legs
+    batch: Count
+    """Sequences; a parcel is [batch, length, width]."""
+    length: Count
+    """Tokens of each sequence."""
+    loss: float
+    """Of the microbatch, on the way back; NaN before."""
+    asks: bool
+    """The sender waits for the first answer before it sends the bytes: it has a choice of peers."""
+    nbytes: Count
+
+
+class SettleRequest(Struct, frozen=True, array_like=True, tag=71):
+    """Bulk stream `settle`: the data node is done with this window, and what the receiver has accumulated counts, or not."""
+
+    window: Digest
+    counts: bool
+
+
+class Settled(Struct, frozen=True, array_like=True, tag=72):
+    """Answer to SettleRequest: how many (microbatch, hop) of that data node were accumulated here."""
+
+    visits: Count
+
+
+BulkHeader = (
+    ContributionHeader
+    | MeanHeader
+    | MeanRequest
+    | ChunkListRequest
+    | ChunkList
+    | ChunkRequest
+    | ParcelHeader
+    | SettleRequest
+    | Settled
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _messages: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_of_pipelines: msgspec.msgpack.Decoder[PipelineMessage] = msgspec.msgpack.Decoder(PipelineMessage)
 _headers: msgspec.msgpack.Decoder[BulkHeader] = msgspec.msgpack.Decoder(BulkHeader)
 
 
-def encode(message: Message | BulkHeader) -> bytes:
+def encode(message: Message | PipelineMessage | BulkHeader) -> bytes:
     """Canonical bytes of a message or bulk header."""
     return _encoder.encode(message)
 
 
-def tag(message: Message) -> int:
+def tag(message: Message | PipelineMessage) -> int:
     """The message's number on the wire."""
     return int(message.__struct_config__.tag)  # type: ignore[arg-type]
 
@@ -277,6 +408,11 @@ def tag(message: Message) -> int:
 def decode(body: bytes, *, peer: PeerId | None) -> Message:
     """Raises Malformed or LimitExceeded naming `peer`."""
     return wire.decode(_messages, body, what="message", limit=MAX_CONTROL_BYTES, peer=peer)
+
+
+def decode_pipeline(body: bytes, *, peer: PeerId | None) -> PipelineMessage:
+    """Raises Malformed or LimitExceeded naming `peer`."""
+    return wire.decode(_of_pipelines, body, what="pipeline message", limit=MAX_CONTROL_BYTES, peer=peer)
 
 
 def decode_header(body: bytes, *, peer: PeerId | None) -> BulkHeader:

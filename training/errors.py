@@ -2,6 +2,7 @@
 
 TrainingError
 ├── NonFinite            a loss or a gradient norm is not a number; nothing was stepped
+├── Overflow             a microbatch's activation or gradient is not finite; it was not counted
 ├── BadChunk             a chunk of outer state has the wrong size or values; nothing was changed
 ├── DamagedCheckpoint    a saved state is incomplete, altered, or belongs to another model; nothing was
 changed
@@ -27,6 +28,10 @@ class NonFinite(TrainingError):
         self.global_step = global_step
         self.loss = loss
         self.grad_norm = grad_norm
+
+
+class Overflow(TrainingError):
+    """A microbatch has an activation or a gradient that is not finite. Nothing of it was added."""
 
 
 class BadChunk(TrainingError):

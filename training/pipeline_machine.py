@@ -2,11 +2,13 @@
 
 The caller tells it what has arrived (`arrive`), asks what a peer does next (`start`), asks what waits for that
 (`follow`, which also binds the peer of a hop that the plan left open), and reports its end (`finish`). A forward takes one
-of its peer's slots and waits for one; the backward, or W, gives it back and never waits.
+of its peer's slots and waits for one; the backward, or W, gives it back and never waits. A stage server (farflung.node) uses the part
+that is about one peer, `Worklist`.
 """
 
-from collections.abc import Callable
-from heapq import heappop, heappush
+from collections import deque
+from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush
 
 from farflung.training.pipeline_plan import Kind, Op, Plan, Policy, after
 
@@ -19,8 +21,92 @@ _RANK = {
     Policy.PROGRAM: dict.fromkeys(Kind, 0),
 }
 
-_Ready = list[tuple[int, float, int, Op]]
-"""A heap of (rank, arrived, lane, op): ties in time go to the lower lane, on every machine."""
+_Entry = tuple[int, float, int, Op]
+"""(rank, arrived, lane, op): ties in time go to the lower lane, on every machine."""
+
+
+class Worklist:
+    """What one peer has to do: its ready operations, its slots, and the order that a plan's policy gives them.
+
+    A slot belongs to a (microbatch, hop): an operation that comes once more takes no second one. What a program does not list, or has
+    listed already (where peers may die, others take over), is taken as soon as it is there, backward before forward.
+    """
+
+    def __init__(self, policy: Policy, slots: int, program: Sequence[Op] | None = None) -> None:
+        self._rank = _RANK[policy]
+        self._slots = slots
+        self._holding: set[tuple[int, int]] = set()
+        self._forwards: list[_Entry] = []
+        self._others: list[_Entry] = []
+        self._program = deque(program or ())
+        self._to_come = set(self._program)
+        self._arrived: set[Op] = set()
+
+    def arrive(self, op: Op, now: float, lane: int) -> None:
+        """All that `op` needs is here."""
+        if op in self._to_come:
+            self._arrived.add(op)
+        else:
+            ready = self._forwards if op.kind is Kind.F else self._others
+            heappush(ready, (self._rank[op.kind], now, lane, op))
+
+    def start(self) -> Op | None:
+        """What is done now, which then counts as begun; None when all has to wait."""
+        op = self._best() or self._next_of_program()
+        if op is not None and op.kind is Kind.F:
+            self._holding.add((op.microbatch, op.hop))
+        return op
+
+    def finish(self, op: Op) -> None:
+        if op.kind in (Kind.B, Kind.W):
+            self._holding.discard((op.microbatch, op.hop))
+
+    def forget(self, microbatch: int, hop: int | None = None) -> None:
+        """Nothing of a microbatch, or of one of its hops, is to be done here any more; its slots are free."""
+
+        def forgotten(op: Op) -> bool:
+            return op.microbatch == microbatch and hop in (None, op.hop)
+
+        self._holding -= {key for key in self._holding if key[0] == microbatch and hop in (None, key[1])}
+        for ready in (self._forwards, self._others):
+            ready[:] = [entry for entry in ready if not forgotten(entry[-1])]
+            heapify(ready)
+        self._arrived -= {op for op in self._arrived if forgotten(op)}
+        self._program = deque(op for op in self._program if not forgotten(op))
+        self._to_come = set(self._program)
+
+    def waiting(self) -> list[Op]:
+        """What has arrived and was not started."""
+        return [*(entry[-1] for ready in (self._forwards, self._others) for entry in ready), *self._arrived]
+
+    def _can_hold(self, op: Op) -> bool:
+        return len(self._holding) < self._slots or (op.microbatch, op.hop) in self._holding
+
+    def _best(self) -> Op | None:
+        forward, others = self._first_forward(), self._others
+        if forward is not None and (not others or forward < others[0]):
+            self._forwards.remove(forward)
+            heapify(self._forwards)
+            return forward[-1]
+        return heappop(others)[-1] if others else None
+
+    def _first_forward(self) -> _Entry | None:
+        if not self._forwards or self._can_hold(self._forwards[0][-1]):
+            return self._forwards[0] if self._forwards else None
+        return min((entry for entry in self._forwards if self._can_hold(entry[-1])), default=None)
+
+    def _next_of_program(self) -> Op | None:
+        program = self._program
+        if (
+            not program
+            or program[0] not in self._arrived
+            or (program[0].kind is Kind.F and not self._can_hold(program[0]))
+        ):
+            return None
+        op = program.popleft()
+        self._to_come.discard(op)
+        self._arrived.discard(op)
+        return op
 
 
 class Machine:
@@ -32,12 +118,10 @@ class Machine:
         self._schedule = plan.schedule()
         self._number = {turn: number for number, turn in enumerate(self._schedule)}
         self._peer = [[hop.peer for hop in plan.lanes[lane].route] for lane, _ in self._schedule]
-        self._rank = _RANK[plan.policy]
-        self._free = list(plan.slots)
-        self._forwards: list[_Ready] = [[] for _ in plan.peers]
-        self._others: list[_Ready] = [[] for _ in plan.peers]
-        self._arrived: set[Op] = set()
-        self._position = [0] * len(plan.peers)
+        self._worklists = [
+            Worklist(plan.policy, slots, None if plan.program is None else plan.program.get(peer, ()))
+            for peer, slots in enumerate(plan.slots)
+        ]
 
     def begin(self) -> list[Op]:
         """The first forward of every lane: they arrive before anything else."""
@@ -57,19 +141,11 @@ class Machine:
 
     def arrive(self, op: Op, now: float = 0.0) -> None:
         """All that `op` needs is at its peer."""
-        peer = self.peer(op)
-        if self.plan.policy is Policy.PROGRAM:
-            self._arrived.add(op)
-        else:
-            ready = self._forwards if op.kind is Kind.F else self._others
-            heappush(ready[peer], (self._rank[op.kind], now, self.lane(op), op))
+        self._worklists[self.peer(op)].arrive(op, now, self.lane(op))
 
     def start(self, peer: int) -> Op | None:
         """What the peer does now, which then counts as begun; None when it has to wait."""
-        op = self._next_of_program(peer) if self.plan.policy is Policy.PROGRAM else self._best(peer)
-        if op is not None and op.kind is Kind.F:
-            self._free[peer] -= 1
-        return op
+        return self._worklists[peer].start()
 
     def follow(self, op: Op, now: float = 0.0) -> list[Op]:
         """What `op`, which was started, makes ready when it ends."""
@@ -86,28 +162,11 @@ class Machine:
         return ops
 
     def finish(self, op: Op) -> None:
-        if op.kind in (Kind.B, Kind.W):
-            self._free[self.peer(op)] += 1
+        self._worklists[self.peer(op)].finish(op)
 
     def waiting(self) -> list[Op]:
         """What has arrived and was not started: empty at the end of a whole run."""
-        heaps = [entry[-1] for ready in (self._forwards, self._others) for heap in ready for entry in heap]
-        return sorted([*heaps, *self._arrived])
-
-    def _best(self, peer: int) -> Op | None:
-        forwards, others = self._forwards[peer], self._others[peer]
-        if forwards and self._free[peer] and (not others or forwards[0] < others[0]):
-            return heappop(forwards)[-1]
-        return heappop(others)[-1] if others else None
-
-    def _next_of_program(self, peer: int) -> Op | None:
-        assert self.plan.program is not None
-        ops, at = self.plan.program.get(peer, ()), self._position[peer]
-        if at == len(ops) or ops[at] not in self._arrived or (ops[at].kind is Kind.F and not self._free[peer]):
-            return None
-        self._position[peer] += 1
-        self._arrived.remove(ops[at])
-        return ops[at]
+        return sorted(op for worklist in self._worklists for op in worklist.waiting())
 
 
 def drive(machine: Machine, perform: Callable[[Op], None]) -> int:

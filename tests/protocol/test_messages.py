@@ -28,7 +28,17 @@ from farflung.protocol.limits import (
     MAX_PARTS,
     MAX_TEXT,
 )
-from farflung.protocol.messages import BulkHeader, Message, decode, decode_header, encode
+from farflung.protocol.messages import (
+    BulkHeader,
+    Message,
+    PipelineMessage,
+    Said,
+    decode,
+    decode_header,
+    decode_pipeline,
+    encode,
+)
+from farflung.protocol.route import DROPPED, OPEN, Leg
 
 GOLDEN = Path(__file__).parent / "golden_messages.json"
 FROM = b"\7" * 32
@@ -78,6 +88,7 @@ SAMPLES: dict[str, Message] = {
     "commits": messages.Commits(COMMIT, (CERTIFIED,)),
     "commits from genesis": messages.Commits(None, (Certified(GENESIS, 0, ()),)),
 }  # fmt: skip
+ROUTE = (Leg(0, 4), Leg(1, OPEN), Leg(3, DROPPED))
 HEADERS: dict[str, BulkHeader] = {
     "contribution header": messages.ContributionHeader(PLAN, 1, 1 << 20),
     "mean header": messages.MeanHeader(PLAN, 1, 1 << 20),
@@ -85,17 +96,34 @@ HEADERS: dict[str, BulkHeader] = {
     "chunk list request": messages.ChunkListRequest(),
     "chunk list": messages.ChunkList(5, (DIGEST, PLAN)),
     "chunk request": messages.ChunkRequest(77),
-}
-ALL: dict[str, Any] = {**SAMPLES, **HEADERS}
+    "parcel header": messages.ParcelHeader(
+        window=PLAN, microbatch=7, hop=1, backward=False, until=4, version=2, route=ROUTE, batch=2, length=128, loss=2.5,
+        asks=True, nbytes=1 << 20,
+    ),
+    "settle request": messages.SettleRequest(PLAN, True),
+    "settled": messages.Settled(12),
+}  # fmt: skip
+PIPELINE: dict[str, PipelineMessage] = {
+    "passage": messages.Passage(
+        window=PLAN, microbatch=7, hop=3, backward=False, said=Said.STUCK, version=2, route=ROUTE, loss=2.5
+    ),
+    "again": messages.Again(
+        window=PLAN, microbatch=7, hop=1, backward=False, until=2, version=3, route=ROUTE
+    ),
+    "give up": messages.GiveUp(PLAN, 7, 1, True, 3, ROUTE),
+    "landed": messages.Landed(PLAN, (7, 9)),
+}  # fmt: skip
+ALL: dict[str, Any] = {**SAMPLES, **HEADERS, **PIPELINE}
 
 
 def read(name: str, body: bytes) -> Any:
-    return (decode if name in SAMPLES else decode_header)(body, peer=FROM)
+    return (decode if name in SAMPLES else decode_pipeline if name in PIPELINE else decode_header)(body, peer=FROM)
 
 
 def test_there_is_a_sample_of_everything() -> None:
     assert {type(m) for m in SAMPLES.values()} == set(typing.get_args(Message))
     assert {type(h) for h in HEADERS.values()} == set(typing.get_args(BulkHeader))
+    assert {type(m) for m in PIPELINE.values()} == set(typing.get_args(PipelineMessage))
 
 
 def test_the_bytes_are_the_committed_ones() -> None:
@@ -112,8 +140,8 @@ def test_the_committed_bytes_are_read_back(name: str) -> None:
 
 def test_tags_are_unique() -> None:
     """And never change: they are the kinds of envelopes."""
-    tags = {messages.tag(s) for s in ALL.values()}  # type: ignore[arg-type]
-    assert tags == {*range(1, 17), *range(64, 70)}
+    tags = {messages.tag(s) for s in ALL.values()}
+    assert tags == {*range(1, 21), *range(64, 73)}
 
 
 def test_messages_and_headers_are_not_mixed_up() -> None:
@@ -180,7 +208,7 @@ def test_spliced_bytes_raise_remote_errors_only(name: str, data: st.DataObject) 
 @example(b"\x92\x02\xd9\x02\xff\xfe")  # a Goodbye whose text is not UTF-8
 @example(b"\x92\x02\xdb\xff\xff\xff\xff")  # a Goodbye of 4 GiB, by its own word
 def test_any_bytes_raise_remote_errors_only(data: bytes) -> None:
-    for reader in (decode, decode_header):
+    for reader in (decode, decode_header, decode_pipeline):
         try:
             reader(data, peer=FROM)
         except RemoteError as error:

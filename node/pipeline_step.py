@@ -1,0 +1,95 @@
+"""One step of a pipeline as all its peers know it: the plan, who its peers are, and what a parcel of it may be."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from farflung.node.network import PeerId
+from farflung.protocol.errors import Refused
+from farflung.protocol.messages import ParcelHeader
+from farflung.protocol.route import OPEN, Leg, Route, following, peer_of, preceding
+from farflung.training.pipeline_plan import BadPlan, Plan
+from farflung.training.pipeline_rules import validate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Raises BadPlan when it cannot be carried out by stage servers."""
+
+    window: bytes
+    """Its id, 32 bytes; never used twice."""
+    plan: Plan
+    """Peers are named by their public keys in hex."""
+    most_tokens: int
+    """Of a microbatch, and of a sequence of it."""
+
+    def __post_init__(self) -> None:
+        validate(self.plan)
+        if self.plan.split_backward:
+            raise BadPlan("stage servers compute a backward in one; plan it without split_backward")
+        if any(hop.stage == 0 for lane in self.plan.lanes for hop in lane.route[1:]):
+            raise BadPlan("a route comes to stage 0, which takes tokens, after its beginning")
+        if any(lane.route[0].stage != 0 for lane in self.plan.lanes):
+            raise BadPlan("a route begins at a stage that takes no tokens; begin at stage 0")
+
+    @cached_property
+    def keys(self) -> tuple[PeerId, ...]:
+        """Of the plan's peers, by their place."""
+        return tuple(bytes.fromhex(name) for name in self.plan.peers)
+
+    @cached_property
+    def place(self) -> dict[PeerId, int]:
+        """Of the plan's peers, by key."""
+        return {key: place for place, key in enumerate(self.keys)}
+
+    @cached_property
+    def routes(self) -> tuple[Route, ...]:
+        """The planned one of each microbatch."""
+        turns = self.plan.schedule()
+        ways = [
+            tuple(Leg(hop.stage, OPEN if hop.peer is None else hop.peer) for hop in lane.route)
+            for lane in self.plan.lanes
+        ]
+        return tuple(ways[lane] for lane, _ in turns)
+
+    @cached_property
+    def lanes(self) -> tuple[int, ...]:
+        """The lane of each microbatch."""
+        return tuple(lane for lane, _ in self.plan.schedule())
+
+    @cached_property
+    def homes(self) -> frozenset[int]:
+        """All data nodes."""
+        return frozenset(route[0].peer for route in self.routes)
+
+    def home(self, microbatch: int) -> int:
+        """The data node of a microbatch; -1 when there is no such microbatch."""
+        return self.routes[microbatch][0].peer if microbatch < len(self.routes) else -1
+
+    def peer_at(self, route: Route, hop: int) -> int:
+        return peer_of(route, hop, loss_at_home=self.plan.loss_at_home)
+
+    def check(self, header: ParcelHeader, sender: PeerId, me: int, most_bytes: int) -> None:
+        """Raises Refused, naming the sender, for a parcel that it cannot send to us."""
+        wrong = self._wrong(header, self.place.get(sender, -1), me, most_bytes)
+        if wrong:
+            raise Refused(f"a parcel of microbatch {header.microbatch}, hop {header.hop}: {wrong}", peer=sender)
+
+    def _wrong(self, header: ParcelHeader, sender: int, me: int, most_bytes: int) -> str:
+        route, hop = header.route, header.hop
+        if header.microbatch >= len(self.routes):
+            return f"the plan has {len(self.routes)} microbatches"
+        planned = self.routes[header.microbatch]
+        if [leg.stage for leg in route] != [leg.stage for leg in planned] or route[0] != planned[0]:
+            return "its route is not that of the plan"
+        if any(leg.peer >= 0 and leg.peer not in self.plan.stages[leg.stage] for leg in route):
+            return "its route goes to a peer for a stage that it does not hold"
+        if not (0 if header.backward else 1) <= hop <= len(route) - header.backward or self.peer_at(route, hop) != me:
+            return "it does not go here"
+        source = following(route, hop) if header.backward else preceding(route, hop)
+        if self.peer_at(route, source) != sender:
+            return "it does not come from there"
+        if not 1 <= header.length <= self.most_tokens or not 1 <= header.batch * header.length <= self.most_tokens:
+            return f"{header.batch} sequences of {header.length} tokens, at most {self.most_tokens} tokens are agreed"
+        if header.nbytes > most_bytes:
+            return f"{header.nbytes} bytes, limit {most_bytes}"
+        return ""

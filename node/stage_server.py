@@ -1,0 +1,515 @@
+"""A peer of a pipeline: holds some stages, computes what others send for them, and sends the outcome on.
+
+What to do with a request is decided by `protocol/desk.py`, in which order by the plan's policy (`training/pipeline_machine.Worklist`), what it computes
+is `training/pipeline_worker.py`; this module has the streams, the tensors and the door to the model. The same code runs over the
+real engine and, in simulations, over the in-memory network under a virtual clock.
+
+Kept per visit: its input until the backward, and the encoded gradient of its input until the microbatch has landed. Accumulated gradients of
+a step count when every data node of the plan has said so (`settle`), so what a peer did that was given up for lost never counts.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from farflung.compression.codec import CodecError, Payload
+from farflung.node import framing
+from farflung.node.courier import ACTIVATION, GRADIENT, REACH_S, SLOWEST_BYTES_PER_S, Courier, Parcel
+from farflung.node.door import Door
+from farflung.node.network import Network, PeerId, Stream
+from farflung.node.pipeline_mail import Post
+from farflung.node.pipeline_step import Step
+from farflung.protocol.desk import Answer, Desk, Effect, Forget, Later, Ready, Report, Send, Work
+from farflung.protocol.errors import Malformed, NetworkError, Refused, RemoteError
+from farflung.protocol.messages import (
+    Again,
+    GiveUp,
+    Landed,
+    ParcelHeader,
+    Passage,
+    PipelineMessage,
+    Settled,
+    SettleRequest,
+)
+from farflung.training.errors import Overflow
+from farflung.training.pipeline_boundary import TARGET_BYTES, Boundary, decode_targets, encode_targets
+from farflung.training.pipeline_machine import Worklist
+from farflung.training.pipeline_plan import BadPlan, Kind, Op
+from farflung.training.pipeline_worker import Accumulated, Batch, Worker
+
+SETTLE = "settle"
+
+BUSY_S = 0.2
+"""Until a busy peer is asked again."""
+STEP_WAIT_S = 10.0
+"""How long a parcel may be ahead of its step here."""
+MOST_STREAMS = 2
+"""Of one kind from one peer: one, and one that died without telling."""
+STREAM_S = 3600.0
+"""Longest life of a stream; its sender opens another."""
+
+Listener = Callable[[int, Passage], None]
+"""Told (place in the plan, what it says); must not block."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Service:
+    """How a stage is served."""
+
+    forward: Boundary
+    backward: Boundary
+    vocab_size: int
+    seq_len: int
+    device: torch.device
+    most_waiting: int = 64
+    """Forwards that wait here before others are told that we are busy (Agora's number)."""
+    lease_s: float = 600.0
+    """How long something is kept for which nobody asks."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A step that is going on."""
+
+    step: Step
+    me: int
+    desk: Desk
+    worklist: Worklist
+    accumulated: Accumulated = field(default_factory=Accumulated)
+    inputs: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = field(default_factory=dict)
+    """By (microbatch, hop): the input, and targets where they travel with it."""
+    gradients: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    """Of outputs."""
+    kept: dict[tuple[int, int], tuple[Payload, int, int]] = field(default_factory=dict)
+    """Encoded gradients of inputs, with batch and length."""
+    batches: dict[int, Batch] = field(default_factory=dict)
+    """Of our own microbatches."""
+    listener: Listener | None = None
+    verdicts: dict[int, bool] = field(default_factory=dict)
+    """By data node: whether what we accumulated counts."""
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class StageServer:
+    """See the module. `serve` once, then `run` beside everything else; `open` a step before its parcels come."""
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        post: Post,
+        learner: Door,
+        side: Door,
+        worker: Worker,
+        service: Service,
+        refused: Callable[[RemoteError], None],
+    ) -> None:
+        self._network = network
+        self._post = post
+        self._learner = learner
+        self._side = side
+        self._worker = worker
+        self._service = service
+        self._refused = refused
+        self._open: dict[bytes, _Open] = {}
+        self._opened = asyncio.Condition()
+        self._couriers: dict[tuple[PeerId, str], Courier] = {}
+        self._streams = Counter[tuple[PeerId, str]]()
+        self._wake = asyncio.Event()
+        self._group: asyncio.TaskGroup
+
+    def serve(self) -> None:
+        """Accept parcels, and the end of steps."""
+        handlers = {
+            ACTIVATION: lambda stream: self._serve_parcels(stream, backward=False),
+            GRADIENT: lambda stream: self._serve_parcels(stream, backward=True),
+            SETTLE: self._serve_settle,
+        }
+        for kind, handler in handlers.items():
+            self._network.serve(kind, framing.guarded(handler, self._refused, within_s=STREAM_S))
+
+    async def run(self) -> None:
+        """Compute, send and expire until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            group.create_task(self._compute_all(), name="stage work")
+            group.create_task(self._expire_all(), name="leases")
+
+    # ---- steps -----------------------------------------------------------------------------------------------------
+
+    async def open(self, step: Step, listener: Listener | None = None) -> None:
+        """Take part in a step; `listener` is our data node's. Raises BadPlan when it wants stages that we do not hold."""
+        me = step.place.get(self._network.peer_id)
+        if me is None:
+            raise BadPlan("this peer is not in the plan")
+        wanted = {stage for stage, peers in enumerate(step.plan.stages) if me in peers}
+        if not wanted <= set(self._worker.stages):
+            raise BadPlan(f"the plan has stages {sorted(wanted)} here, where {self._worker.stages} are held")
+        plan = step.plan
+        program = None if plan.program is None else plan.program.get(me, ())
+        desk = Desk(
+            window=step.window,
+            me=me,
+            stages=plan.stages,
+            loss_at_home=plan.loss_at_home,
+            most_waiting=self._service.most_waiting if program is None else len(step.routes) * len(plan.stages),
+            lease_s=self._service.lease_s,
+        )
+        self._open[step.window] = _Open(
+            step, me, desk, Worklist(plan.policy, plan.slots[me], program), listener=listener
+        )
+        async with self._opened:
+            self._opened.notify_all()
+
+    async def settled(self, window: bytes) -> Accumulated:
+        """What was accumulated in a step, once all data nodes have settled it; nothing, if one of them says that it does not count."""
+        open_ = self._open[window]
+        await open_.settled.wait()
+        return open_.accumulated if all(open_.verdicts.values()) else Accumulated()
+
+    def close(self, window: bytes) -> None:
+        """Forget a step."""
+        self._open.pop(window, None)
+
+    def lost(self, peer: PeerId) -> None:
+        """A data node is gone: its microbatches are void, and what was accumulated for it counts."""
+        for open_ in self._open.values():
+            place = open_.step.place.get(peer)
+            if place in open_.step.homes:
+                its = [number for number in range(len(open_.step.routes)) if open_.step.home(number) == place]
+                self._do(open_, open_.desk.on_landed(its))
+                self._settle(open_, place, counts=True)
+
+    def start(self, order: Again, batch: Batch) -> None:
+        """Our data node's: begin a microbatch, or let stage 0 send it once more. Tokens and targets [B, T]."""
+        open_ = self._open[order.window]
+        if order.microbatch in open_.batches:
+            self._do(open_, open_.desk.on_again(order, self._now()))
+            return
+        tokens, _ = open_.batches[order.microbatch] = batch
+        open_.inputs[order.microbatch, 0] = (tokens.to(self._service.device), self._travelling(open_, batch))
+        header = ParcelHeader(
+            window=order.window,
+            microbatch=order.microbatch,
+            hop=0,
+            backward=False,
+            until=order.until,
+            version=order.version,
+            route=order.route,
+            batch=tokens.shape[0],
+            length=tokens.shape[1],
+            loss=torch.nan,
+            asks=False,
+            nbytes=0,
+        )
+        self._do(open_, open_.desk.take(header, self._now())[1])
+
+    def handle(self, sender: PeerId, message: PipelineMessage) -> None:
+        """A control message. Raises Refused naming the sender; those of steps that are not open mean nothing."""
+        open_ = self._open.get(message.window)
+        if open_ is None:
+            return
+        place = open_.step.place.get(sender, -1)
+        if isinstance(message, Passage):
+            if place < 0 or open_.listener is None:
+                raise Refused("word of a microbatch to somebody who is not its data node", peer=sender)
+            open_.listener(place, message)
+            return
+        microbatches = message.microbatches if isinstance(message, Landed) else (message.microbatch,)
+        if any(open_.step.home(microbatch) != place for microbatch in microbatches):
+            raise Refused("an order about a microbatch of another data node", peer=sender)
+        match message:
+            case Again():
+                effects = open_.desk.on_again(message, self._now())
+            case GiveUp():
+                effects = open_.desk.on_give_up(message)
+            case Landed():
+                effects = open_.desk.on_landed(message.microbatches)
+        self._do(open_, effects)
+
+    async def settle(self, step: Step, place: int, *, counts: bool) -> int:
+        """Our data node's: tell a peer whether what it accumulated counts; its visits. Raises NetworkError, RemoteError."""
+        peer = step.keys[place]
+        if peer == self._network.peer_id:
+            return self._settle(self._open[step.window], place, counts=counts)
+        try:
+            async with asyncio.timeout(REACH_S):
+                stream = await self._network.open_stream(peer, SETTLE)
+                try:
+                    await framing.write_header(stream, SettleRequest(step.window, counts))
+                    return (await framing.read_header(stream, Settled)).visits
+                finally:
+                    await stream.close()
+        except TimeoutError as error:
+            raise NetworkError(f"no answer from {peer.hex()[:12]} at the end of a step") from error
+
+    def _settle(self, open_: _Open, home: int, *, counts: bool) -> int:
+        open_.verdicts[home] = counts and open_.verdicts.get(home, True)
+        if open_.verdicts.keys() >= open_.step.homes:
+            open_.settled.set()
+        return len(open_.desk.counted.get(home, ()))
+
+    # ---- effects ---------------------------------------------------------------------------------------------------
+
+    def _do(self, open_: _Open, effects: Sequence[Effect], output: Payload | None = None) -> None:
+        """`output`: the encoded outcome of the forward whose effects these are."""
+        for effect in effects:
+            match effect:
+                case Ready(work):
+                    open_.worklist.arrive(_op(open_, work), self._now(), open_.step.lanes[work.microbatch])
+                    self._wake.set()
+                case Send():
+                    self._send(open_, effect, output)
+                case Later(send):
+                    self._group.create_task(self._send_later(open_, send, output), name="a busy peer")
+                case Report(home, passage):
+                    if home != open_.me:
+                        self._post(open_.step.keys[home], passage)
+                    elif open_.listener is not None:
+                        open_.listener(home, passage)
+                case Forget(microbatch, hop):
+                    self._forget(open_, microbatch, hop)
+
+    def _forget(self, open_: _Open, microbatch: int, hop: int | None) -> None:
+        open_.worklist.forget(microbatch, hop)
+        self._wake.set()
+        for tensors in (open_.inputs, open_.gradients, open_.kept):
+            gone = [key for key in tensors if key[0] == microbatch and hop in (None, key[1])]
+            for key in gone:
+                del tensors[key]
+
+    async def _send_later(self, open_: _Open, send: Send, output: Payload | None) -> None:
+        await asyncio.sleep(BUSY_S)
+        if open_.desk.wants(send):
+            self._send(open_, send, output)
+
+    def _send(self, open_: _Open, send: Send, output: Payload | None) -> None:
+        key = (send.work.microbatch, send.work.hop)
+        targets = b""
+        if send.backward:
+            payload, batch, length = open_.kept[key]
+        else:
+            assert output is not None
+            payload = output
+            x, its_targets = open_.inputs[key]
+            batch, length = x.shape[:2]
+            if its_targets is not None:
+                targets = encode_targets(its_targets)
+        header = ParcelHeader(
+            window=open_.step.window,
+            microbatch=send.work.microbatch,
+            hop=send.hop,
+            backward=send.backward,
+            until=send.until,
+            version=send.version,
+            route=send.route,
+            batch=batch,
+            length=length,
+            loss=send.loss,
+            asks=send.tried is not None,
+            nbytes=len(payload) + len(targets),
+        )
+
+        def done(answer: Answer | None) -> None:
+            if answer is Answer.TAKEN:
+                self._do(open_, open_.desk.passed(send))
+            elif answer is Answer.BUSY:
+                self._do(open_, open_.desk.busy(send), payload)
+            elif answer is None:
+                self._do(open_, open_.desk.unreachable(send))
+
+        if send.peer == open_.me:
+            self._group.create_task(self._hand_to_ourselves(open_, header, payload, targets, done), name="to ourselves")
+            return
+        peer, kind = open_.step.keys[send.peer], GRADIENT if send.backward else ACTIVATION
+        courier = self._couriers.get((peer, kind))
+        if courier is None:
+            courier = self._couriers[peer, kind] = Courier(self._network, peer, kind)
+            self._group.create_task(courier.run(), name=f"{kind}s to {peer.hex()[:12]}")
+        courier.carry(Parcel(header, payload, targets, lambda: open_.desk.wants(send), done))
+
+    async def _hand_to_ourselves(
+        self,
+        open_: _Open,
+        header: ParcelHeader,
+        payload: Payload,
+        targets: bytes,
+        done: Callable[[Answer | None], None],
+    ) -> None:
+        done(await self._take(open_, header, payload, targets, self._network.peer_id))
+
+    # ---- computing -------------------------------------------------------------------------------------------------
+
+    async def _compute_all(self) -> None:
+        while True:
+            self._wake.clear()
+            for open_ in list(self._open.values()):
+                op = open_.worklist.start()
+                if op is not None:
+                    await self._compute(open_, op)
+                    break
+            else:
+                await self._wake.wait()
+
+    async def _compute(self, open_: _Open, op: Op) -> None:
+        work = _work(open_, op)
+        if not open_.desk.started(work):
+            return
+        key = (work.microbatch, work.hop)
+        x, targets = open_.inputs[key]
+        home = open_.step.home(work.microbatch)
+        try:
+            if op.kind is Kind.LOSS:
+                if targets is None:
+                    targets = open_.batches[work.microbatch][1]
+                loss, output = await self._learner.run(self._loss, open_.accumulated, x, targets)
+                effects = self._keep(open_, work, x, output, open_.desk.finished(work, home, loss))
+            elif op.kind is Kind.B:
+                gradient = open_.gradients[key]
+                stage = open_.step.routes[work.microbatch][work.hop].stage
+                output = await self._learner.run(self._backward, open_.accumulated, stage, x, gradient)
+                effects = self._keep(open_, work, x, output, open_.desk.finished(work, home))
+            else:
+                stage = open_.step.routes[work.microbatch][work.hop].stage
+                output = await self._learner.run(self._forward, stage, x)
+                effects = open_.desk.finished(work, home)
+        except (Overflow, CodecError):
+            output, effects = b"", open_.desk.failed(work)
+        open_.worklist.finish(op)
+        self._do(open_, effects, output)
+
+    def _keep(self, open_: _Open, work: Work, x: Tensor, output: Payload, effects: list[Effect]) -> list[Effect]:
+        """A visit was counted: its tensors go, the gradient of its input stays until it has landed."""
+        key = (work.microbatch, work.hop)
+        open_.inputs.pop(key, None)
+        open_.gradients.pop(key, None)
+        if effects:
+            open_.kept[key] = (output, x.shape[0], x.shape[1])
+        return effects
+
+    def _forward(self, stage: int, x: Tensor) -> Payload:
+        return self._service.forward.encode(self._worker.forward(stage, x))
+
+    def _loss(self, into: Accumulated, x: Tensor, targets: Tensor) -> tuple[float, Payload]:
+        loss, gradient = self._worker.loss(x, targets.to(x.device), into)
+        return loss, self._service.backward.encode(gradient)
+
+    def _backward(self, into: Accumulated, stage: int, x: Tensor, gradient: Tensor) -> Payload:
+        of_input = self._worker.backward(stage, x, gradient, into)
+        return b"" if of_input is None else self._service.backward.encode(of_input)
+
+    # ---- what comes in ---------------------------------------------------------------------------------------------
+
+    async def _serve_parcels(self, stream: Stream, *, backward: bool) -> None:
+        kind = (stream.peer, GRADIENT if backward else ACTIVATION)
+        if self._streams[kind] >= MOST_STREAMS:
+            raise Refused(f"more than {MOST_STREAMS} streams of {kind[1]}s", peer=stream.peer)
+        self._streams[kind] += 1
+        try:
+            while True:
+                header = await framing.read_header(stream, ParcelHeader)
+                if header.backward != backward:
+                    raise Refused(f"a parcel of the other direction among {kind[1]}s", peer=stream.peer)
+                await self._serve_parcel(stream, header)
+        finally:
+            self._streams[kind] -= 1
+
+    async def _serve_parcel(self, stream: Stream, header: ParcelHeader) -> None:
+        open_ = await self._await_step(header.window, stream.peer)
+        targets_nbytes = TARGET_BYTES * header.batch * header.length if self._carries_targets(open_, header) else 0
+        most = self._boundary(header).max_nbytes(open_.step.most_tokens) + TARGET_BYTES * open_.step.most_tokens
+        open_.step.check(header, stream.peer, open_.me, most)
+        if header.length > self._service.seq_len or header.nbytes < targets_nbytes:
+            raise Refused(f"{header.nbytes} bytes for sequences of {header.length} tokens", peer=stream.peer)
+        async with asyncio.timeout(REACH_S + header.nbytes / SLOWEST_BYTES_PER_S):
+            answer = open_.desk.answer(header)
+            if header.asks:
+                await stream.write(bytes([answer]))
+                if answer is not Answer.TAKEN:
+                    return
+            elif answer is not Answer.TAKEN:
+                await framing.drain(stream, header.nbytes)
+                await stream.write(bytes([answer]))
+                return
+            payload = await framing.read_payload(stream, header.nbytes - targets_nbytes)
+            targets = await framing.read_exactly(stream, targets_nbytes)
+        await stream.write(bytes([await self._take(open_, header, payload, targets, stream.peer)]))
+
+    async def _take(
+        self, open_: _Open, header: ParcelHeader, payload: Payload, targets: bytes, sender: PeerId
+    ) -> Answer:
+        try:
+            x, its_targets = await self._side.run(self._decode, header, payload, targets)
+        except CodecError as error:
+            raise Malformed(f"microbatch {header.microbatch}, hop {header.hop}: {error}", peer=sender) from error
+        answer, effects = open_.desk.take(header, self._now())
+        key = (header.microbatch, header.hop)
+        if answer is Answer.TAKEN and open_.desk.keeps(*key, backward=header.backward):
+            if header.backward:
+                open_.gradients[key] = x
+            else:
+                open_.inputs[key] = (x, its_targets)
+        self._do(open_, effects)
+        return answer
+
+    def _decode(self, header: ParcelHeader, payload: Payload, targets: bytes) -> tuple[Tensor, Tensor | None]:
+        batch, length = header.batch, header.length
+        x = self._boundary(header).decode(payload, batch, length, device=self._service.device)
+        return x, decode_targets(targets, batch, length, self._service.vocab_size) if targets else None
+
+    async def _await_step(self, window: bytes, peer: PeerId) -> _Open:
+        """A parcel may come before its step was opened here."""
+        try:
+            async with asyncio.timeout(STEP_WAIT_S), self._opened:
+                await self._opened.wait_for(lambda: window in self._open)
+        except TimeoutError as error:
+            raise Refused("a parcel of a step that is not open here", peer=peer) from error
+        return self._open[window]
+
+    async def _serve_settle(self, stream: Stream) -> None:
+        request = await framing.read_header(stream, SettleRequest)
+        open_ = self._open.get(request.window)
+        home = open_.step.place.get(stream.peer, -1) if open_ is not None else -1
+        if open_ is None or home not in open_.step.homes:
+            raise Refused("the end of a step that is not open here, or not yours to end", peer=stream.peer)
+        visits = self._settle(open_, home, counts=request.counts)
+        await framing.write_header(stream, Settled(visits))
+
+    # ---- small things ----------------------------------------------------------------------------------------------
+
+    async def _expire_all(self) -> None:
+        while True:
+            await asyncio.sleep(self._service.lease_s / 4)
+            for open_ in list(self._open.values()):
+                self._do(open_, open_.desk.expire(self._now()))
+
+    def _boundary(self, header: ParcelHeader) -> Boundary:
+        return self._service.backward if header.backward else self._service.forward
+
+    def _carries_targets(self, open_: _Open, header: ParcelHeader) -> bool:
+        return not header.backward and not open_.step.plan.loss_at_home
+
+    def _travelling(self, open_: _Open, batch: Batch) -> Tensor | None:
+        return None if open_.step.plan.loss_at_home else batch[1]
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _op(open_: _Open, work: Work) -> Op:
+    """In the plan's words, where the loss is at hop 0 or at the last hop."""
+    last = len(open_.step.routes[work.microbatch]) - 1
+    if work.backward:
+        return Op(Kind.B, work.microbatch, work.hop)
+    if work.hop <= last:
+        return Op(Kind.F, work.microbatch, work.hop)
+    return Op(Kind.LOSS, work.microbatch, 0 if open_.step.plan.loss_at_home else last)
+
+
+def _work(open_: _Open, op: Op) -> Work:
+    hop = len(open_.step.routes[op.microbatch]) if op.kind is Kind.LOSS else op.hop
+    return Work(op.microbatch, hop, op.kind is Kind.B)

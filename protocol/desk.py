@@ -1,0 +1,436 @@
+"""What one stage peer does with the microbatches of one step: the pure half of a stage server.
+
+A *visit* is one (microbatch, hop) at this peer. Its rules make every request safe to repeat, so that the data node may ask again whenever
+it has heard nothing (the digest's 5.3 and 5.4):
+
+- an input that comes again makes the forward run again, and its output is sent along the newest route;
+- an input that came only to be kept (`until` is this hop), and a gradient, wait for each other: then the backward runs, whoever
+  ran the forward;
+- a visit is counted once. After that its answer to everything is the gradient that it has kept, sent back the way that the
+  forward came, which only the data node can change;
+- a gradient is taken only for the input that it belongs to: where a hop was left out before, the input is another one;
+- what was given up under a version of the route is refused until a later version brings it back.
+
+Kept are the input until the backward, and the gradient of the input until the microbatch has landed, both under a lease that
+every request renews; outputs are computed again from the input. Forwards are refused as busy when too many wait. A leg that the
+route leaves open is bound to the peer of its stage that was given the least (SWARM's wiring), one that is busy counts as given more.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum, auto
+from typing import NamedTuple
+
+from farflung.protocol.messages import Again, GiveUp, ParcelHeader, Passage, Said
+from farflung.protocol.route import OPEN, Leg, Route, following, live_hops, peer_of, preceding, same_input, with_peer
+
+
+class Answer(IntEnum):
+    """To a parcel; the byte on the wire."""
+
+    TAKEN = 1
+    BUSY = 2
+    UNWANTED = 3
+
+
+class Work(NamedTuple):
+    """Something to compute: a forward, the loss (a forward at hop n), or a backward."""
+
+    microbatch: int
+    hop: int
+    backward: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """All that `work` needs is here."""
+
+    work: Work
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Send:
+    """Send the outcome of `work` on to `hop`."""
+
+    work: Work
+    hop: int
+    peer: int
+    until: int
+    version: int
+    route: Route
+    loss: float
+    tried: frozenset[int] | None
+    """Peers of the leg that were busy, when it was bound here; None for a leg that the route binds."""
+
+    @property
+    def backward(self) -> bool:
+        """Whether it is a gradient."""
+        return self.hop < self.work.hop
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """The peer is busy; do `send` after a while."""
+
+    send: Send
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Tell the data node."""
+
+    home: int
+    passage: Passage
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Nothing of this microbatch is needed any more, or nothing of one of its hops."""
+
+    microbatch: int
+    hop: int | None = None
+
+
+Effect = Ready | Send | Later | Report | Forget
+
+
+class _Phase(IntEnum):
+    IDLE = auto()
+    READY = auto()
+    RUNNING = auto()
+    DONE = auto()
+
+
+@dataclass(slots=True)
+class _Visit:
+    route: Route
+    version: int
+    lease_until: float
+    until: int = 0
+    has_input: bool = False
+    has_gradient: bool = False
+    forward: _Phase = _Phase.IDLE
+    backward: _Phase = _Phase.IDLE
+    sending: bool = False
+    """Its output is on the way, under `version`."""
+    passed: bool = False
+    """Its output was taken by the next hop."""
+    loss: float = math.nan
+
+    @property
+    def computing(self) -> bool:
+        return any(phase in (_Phase.READY, _Phase.RUNNING) for phase in (self.forward, self.backward))
+
+    def follow(self, route: Route, version: int) -> None:
+        """Take what is newer in a route of the same visit."""
+        if version > self.version:
+            self.route, self.version, self.sending = route, version, False
+        elif version == self.version:
+            self.route = tuple(
+                Leg(ours.stage, theirs.peer if ours.peer == OPEN else ours.peer)
+                for ours, theirs in zip(self.route, route, strict=True)
+            )
+
+
+class Desk:
+    """The visits of one step at one peer. Whoever drives it has checked that messages come from those who may send them."""
+
+    def __init__(
+        self,
+        *,
+        window: bytes,
+        me: int,  # our place among the plan's peers
+        stages: Sequence[Sequence[int]],  # the peers that hold each
+        loss_at_home: bool,
+        most_waiting: int,  # forwards that may wait here
+        lease_s: float,
+    ) -> None:
+        self._window = window
+        self._me = me
+        self._stages = stages
+        self._loss_at_home = loss_at_home
+        self._most_waiting = most_waiting
+        self._lease_s = lease_s
+        self._visits: dict[tuple[int, int], _Visit] = {}
+        self._landed: set[int] = set()
+        self._given_up: dict[tuple[int, int], int] = {}  # the version up to which parcels are refused
+        self._given = Counter[int]()
+        self._unreachable: set[int] = set()
+        self.counted: dict[int, set[tuple[int, int]]] = {}
+        """By data node: (microbatch, hop) whose gradients were accumulated here; hop n is the loss."""
+
+    @property
+    def num_visits(self) -> int:
+        """Visits that something is kept for."""
+        return len(self._visits)
+
+    def answer(self, parcel: ParcelHeader) -> Answer:
+        """What `take` would answer now."""
+        key = (parcel.microbatch, parcel.hop)
+        visit = self._visits.get(key)
+        if parcel.microbatch in self._landed or parcel.version <= self._given_up.get(key, -1):
+            return Answer.UNWANTED
+        if (
+            visit is not None
+            and not self._is_counted(key, visit)
+            and not same_input(visit.route, parcel.route, parcel.hop)
+        ):
+            if parcel.backward or parcel.version < visit.version or self._is_counting(key, visit):
+                return Answer.UNWANTED
+        fresh = not parcel.backward and (visit is None or not visit.has_input)
+        in_between = 0 < parcel.hop < min(len(parcel.route), parcel.until)
+        return Answer.BUSY if fresh and in_between and self._waiting() >= self._most_waiting else Answer.TAKEN
+
+    def take(self, parcel: ParcelHeader, now: float) -> tuple[Answer, list[Effect]]:
+        """A parcel for us, of which the tensors are here."""
+        answer = self.answer(parcel)
+        if answer is not Answer.TAKEN:
+            return answer, []
+        key = (parcel.microbatch, parcel.hop)
+        visit = self._visit(key, parcel.route, parcel.version, now)
+        if self._is_counted(key, visit):
+            return Answer.TAKEN, self._send_back(key, visit)
+        if not same_input(visit.route, parcel.route, parcel.hop):
+            visit = self._visits[key] = _Visit(parcel.route, parcel.version, visit.lease_until)
+        visit.follow(parcel.route, parcel.version)
+        if not math.isnan(parcel.loss):
+            visit.loss = parcel.loss
+        if parcel.backward:
+            if visit.has_gradient:
+                return Answer.TAKEN, [self._say(key, visit, Said.HOLDING, backward=True)]
+            visit.has_gradient = True
+            return Answer.TAKEN, self._backward_if_whole(key, visit)
+        visit.until = parcel.until
+        if visit.has_input:
+            return Answer.TAKEN, self._forward_again(key, visit)
+        visit.has_input = True
+        if parcel.until > parcel.hop:
+            visit.forward = _Phase.READY
+            return Answer.TAKEN, [Ready(Work(*key, backward=False))]
+        return Answer.TAKEN, self._backward_if_whole(key, visit)
+
+    def keeps(self, microbatch: int, hop: int, *, backward: bool) -> bool:
+        """Whether the gradient, or the input, of a visit is to be kept here."""
+        visit = self._visits.get((microbatch, hop))
+        return visit is not None and (visit.has_gradient if backward else visit.has_input)
+
+    def started(self, work: Work) -> bool:
+        """`work` is about to run; False when it is not wanted any more."""
+        visit = self._visits.get((work.microbatch, work.hop))
+        if visit is None:
+            return False
+        if work.backward and visit.backward is _Phase.READY:
+            visit.backward = _Phase.RUNNING
+        elif not work.backward and visit.forward is _Phase.READY:
+            visit.forward = _Phase.RUNNING
+        else:
+            return False
+        return True
+
+    def finished(self, work: Work, home: int, loss: float = math.nan) -> list[Effect]:
+        """`work` was computed; a backward, and the loss, have accumulated their gradients."""
+        key = (work.microbatch, work.hop)
+        visit = self._visits.get(key)
+        is_loss = not work.backward and visit is not None and work.hop == len(visit.route)
+        if work.backward or is_loss:
+            self.counted.setdefault(home, set()).add(key)
+        if visit is None:
+            return []  # it landed meanwhile
+        if work.backward:
+            visit.backward = _Phase.DONE
+            visit.has_input = visit.has_gradient = False
+            return self._send_back(key, visit)
+        if visit.forward is not _Phase.RUNNING:
+            return []  # given up meanwhile
+        visit.forward = _Phase.DONE
+        if is_loss:
+            visit.loss = loss
+            visit.has_input = False
+            return self._send_back(key, visit)
+        onward: list[Effect] = [self._send_on(key, visit)] if visit.until > work.hop else []
+        return onward + self._backward_if_whole(key, visit)
+
+    def failed(self, work: Work) -> list[Effect]:
+        """`work` overflowed, and added nothing."""
+        key = (work.microbatch, work.hop)
+        visit = self._visits.pop(key, None)
+        if visit is None:
+            return []
+        self._given_up[key] = visit.version
+        return [Forget(*key), self._say(key, visit, Said.MISSING, backward=work.backward)]
+
+    def passed(self, send: Send) -> list[Effect]:
+        """The next hop's peer has taken it."""
+        self._unreachable.discard(send.peer)
+        key = (send.work.microbatch, send.work.hop)
+        visit = self._visits.get(key)
+        if visit is None:
+            return []
+        if visit.version == send.version and not send.backward:
+            visit.sending, visit.passed = False, True
+        return [self._say(key, visit, Said.PASSED, backward=send.work.backward)]
+
+    def busy(self, send: Send) -> list[Effect]:
+        """The next hop's peer takes nothing at the moment: another one of a leg that we bound, or the same later."""
+        if send.tried is None or not self.wants(send):
+            return [Later(send)]
+        tried = send.tried | {send.peer}
+        others = set(self._stages[send.route[send.hop].stage]) - tried
+        if not others:
+            return [Later(replace(send, tried=frozenset()))]
+        peer = self._least_given(others)
+        visit = self._visits[send.work.microbatch, send.work.hop]
+        visit.route = with_peer(visit.route, send.hop, peer)
+        return [replace(send, peer=peer, route=visit.route, tried=tried)]
+
+    def unreachable(self, send: Send) -> list[Effect]:
+        """The next hop's peer does not answer; whether it took the parcel is not known, so the data node decides."""
+        self._unreachable.add(send.peer)
+        key = (send.work.microbatch, send.work.hop)
+        visit = self._visits.get(key)
+        if visit is None or visit.version > send.version:
+            return []
+        if not send.backward:
+            visit.sending = False
+        return [self._say(key, visit, Said.STUCK, backward=send.work.backward)]
+
+    def wants(self, send: Send) -> bool:
+        """Whether `send` is still to be done: its microbatch has not landed, and its route is the newest."""
+        visit = self._visits.get((send.work.microbatch, send.work.hop))
+        return visit is not None and visit.version == send.version
+
+    def on_again(self, order: Again, now: float) -> list[Effect]:
+        """The data node wants something sent once more."""
+        key = (order.microbatch, order.hop)
+        if order.microbatch in self._landed:
+            return []
+        visit = self._visit(key, order.route, order.version, now)
+        if not same_input(visit.route, order.route, order.hop):
+            return [self._say(key, visit, Said.MISSING, backward=order.backward)]
+        visit.follow(order.route, order.version)
+        if self._is_counted(key, visit):
+            return self._send_back(key, visit)
+        if not order.backward and visit.has_input:
+            visit.until = order.until
+            return self._forward_again(key, visit)
+        said = Said.HOLDING if visit.computing else Said.MISSING
+        return [self._say(key, visit, said, backward=order.backward)]
+
+    def on_give_up(self, order: GiveUp) -> list[Effect]:
+        """The data node wants this visit done by somebody else."""
+        key = (order.microbatch, order.hop)
+        visit = self._visits.get(key)
+        if order.microbatch in self._landed:
+            return []
+        if visit is not None and self._is_counted(key, visit):
+            return [self._say(key, visit, Said.HOLDING, backward=True), *self._send_back(key, visit)]
+        if visit is not None and not order.backward and visit.has_input and (visit.sending or visit.passed):
+            return [self._say(key, visit, Said.HOLDING if visit.sending else Said.PASSED, backward=False)]
+        together = [key]
+        if not self._loss_at_home and order.hop == live_hops(order.route)[-1]:
+            together.append((order.microbatch, len(order.route)))  # the loss goes where the last hop goes
+        for one in together:
+            done = self._visits.get(one)
+            if done is not None and (self._is_counted(one, done) or self._is_counting(one, done)):
+                return [self._say(one, done, Said.HOLDING, backward=one == key)]
+        for one in together:
+            self._visits.pop(one, None)
+            self._given_up[one] = max(order.version, self._given_up.get(one, -1))
+        passage = Passage(self._window, *key, False, Said.GAVE_UP, order.version, order.route, math.nan)
+        return [*(Forget(*one) for one in together), Report(order.route[0].peer, passage)]
+
+    def on_landed(self, microbatches: Iterable[int]) -> list[Effect]:
+        """Over, or void: what is kept for them goes; what was counted stays counted."""
+        over = set(microbatches)
+        self._landed |= over
+        kept = [key for key in self._visits if key[0] in over]
+        for key in kept:
+            del self._visits[key]
+        return [Forget(microbatch) for microbatch in sorted(over)]
+
+    def expire(self, now: float) -> list[Effect]:
+        """Forget what nobody has asked for during a lease: its data node is gone."""
+        held = {microbatch for (microbatch, _), visit in self._visits.items() if visit.lease_until > now}
+        return self.on_landed({microbatch for microbatch, _ in self._visits} - held)
+
+    def next_expiry(self) -> float | None:
+        return min((visit.lease_until for visit in self._visits.values()), default=None)
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _waiting(self) -> int:
+        return sum(visit.forward is _Phase.READY for visit in self._visits.values())
+
+    def _visit(self, key: tuple[int, int], route: Route, version: int, now: float) -> _Visit:
+        visit = self._visits.setdefault(key, _Visit(route, version, now))
+        visit.lease_until = now + self._lease_s
+        return visit
+
+    def _is_counted(self, key: tuple[int, int], visit: _Visit) -> bool:
+        done = visit.forward if key[1] == len(visit.route) else visit.backward
+        return done is _Phase.DONE
+
+    def _is_counting(self, key: tuple[int, int], visit: _Visit) -> bool:
+        return _Phase.RUNNING is (visit.forward if key[1] == len(visit.route) else visit.backward)
+
+    def _forward_again(self, key: tuple[int, int], visit: _Visit) -> list[Effect]:
+        if visit.computing or visit.sending:
+            return [self._say(key, visit, Said.HOLDING, backward=visit.backward is not _Phase.IDLE)]
+        if visit.until <= key[1]:
+            return self._backward_if_whole(key, visit)
+        visit.forward = _Phase.READY
+        return [Ready(Work(*key, backward=False))]
+
+    def _backward_if_whole(self, key: tuple[int, int], visit: _Visit) -> list[Effect]:
+        if not (visit.has_input and visit.has_gradient) or visit.computing:
+            return []
+        visit.backward = _Phase.READY
+        return [Ready(Work(*key, backward=True))]
+
+    def _send_on(self, key: tuple[int, int], visit: _Visit) -> Send:
+        hop = following(visit.route, key[1])
+        peer, tried = peer_of(visit.route, hop, loss_at_home=self._loss_at_home), None
+        if peer == OPEN:
+            peer, tried = self._least_given(self._stages[visit.route[hop].stage]), frozenset[int]()
+            visit.route = with_peer(visit.route, hop, peer)
+        visit.sending = True
+        return Send(
+            work=Work(*key, backward=False),
+            hop=hop,
+            peer=peer,
+            until=visit.until,
+            version=visit.version,
+            route=visit.route,
+            loss=visit.loss,
+            tried=tried,
+        )
+
+    def _send_back(self, key: tuple[int, int], visit: _Visit) -> list[Effect]:
+        """The gradient of the input; of hop 0, which has none, the word that all is done."""
+        is_loss = key[1] == len(visit.route)
+        if key[1] == 0:
+            return [self._say(key, visit, Said.PASSED, backward=True)]
+        hop = preceding(visit.route, key[1])
+        send = Send(
+            work=Work(*key, backward=not is_loss),
+            hop=hop,
+            peer=visit.route[hop].peer,
+            until=0,
+            version=visit.version,
+            route=visit.route,
+            loss=visit.loss,
+            tried=None,
+        )
+        return [send]
+
+    def _least_given(self, peers: Iterable[int]) -> int:
+        # ties begin after ourselves, so that not everybody turns to the same peer first
+        peer = min(peers, key=lambda one: (one in self._unreachable, self._given[one], (one - self._me) % (1 << 16)))
+        self._given[peer] += 1
+        return peer
+
+    def _say(self, key: tuple[int, int], visit: _Visit, said: Said, *, backward: bool) -> Report:
+        passage = Passage(self._window, *key, backward, said, visit.version, visit.route, visit.loss)
+        return Report(visit.route[0].peer, passage)

@@ -1,0 +1,442 @@
+"""What a data node decides about its microbatches in flight: when each starts, where it is, and what is done when a peer fails it.
+
+Stage peers hand microbatches on by themselves and say so (`desk.py`); the data node only listens, and acts when it hears nothing for too
+long. A flight is at one position at a time (`route.py`), and the peer of its hop is responsible. What may happen to that peer, and
+what follows (the digest's table, 5.4):
+
+    silence, once or twice     what it needs is sent to it again, by those who hold it: all requests may be repeated
+    longer, or out of reach    it is asked to give the hop up. Only when it has answered that it did, or is lost, does another peer
+                               of the stage get it: the one with the fewest of our flights. So a slow peer and its
+                               replacement never both count a microbatch
+    no answer to that          the peer is lost, for the whole step: nothing that it has accumulated will count
+
+    lost before its forward    the last peer before it that lives computes its output again and sends it to the replacement; without one
+                               the hop is dropped, if enough hops remain
+    lost before its backward   the same, only to be kept, and the next peer after it sends its gradient again: the replacement
+                               computes forward and backward. Hops in between that are lost too are done again in the same way
+    lost after its backward    what it had accumulated is lost with it: fewer visits of that stage, which keeps their mean unbiased
+    nobody can do the hop      the flight is cut short: what was counted stays
+
+Time and all news are arguments; effects say what to send to whom.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from farflung.protocol.errors import Refused
+from farflung.protocol.messages import Again, GiveUp, Landed, Passage, Said
+from farflung.protocol.route import (
+    DROPPED,
+    OPEN,
+    Leg,
+    Route,
+    following,
+    live_hops,
+    peer_of,
+    place,
+    position,
+    same_input,
+    with_peer,
+)
+
+MOST_SILENCES = 2
+"""Deadlines that pass before a peer is asked to give a hop up."""
+MOST_QUESTIONS = 2
+"""Times that it is asked."""
+MOST_VERSIONS = 16
+"""Of one route; a flight that fails more often is cut short."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patience:
+    """Seconds. The digest's 5.4 and 5.3 say 3 times the planned leg and the way there and back, and 240 at most."""
+
+    leg_s: float
+    """Without a word about a flight, before what it needs is sent again."""
+    answer_s: float
+    """Until a peer answers that it gives a hop up."""
+    hard_s: float
+    """A peer that says it holds a flight, and does not get on with it, is believed for so long."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Droppable:
+    """Which hops a route may lose. By default none."""
+
+    fewest: int = 1 << 16
+    """Hops that must remain, the data node's included."""
+    max_jump: int = 4
+    """Stages between a hop and the highest one before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Give the microbatch to our own stage, or let that compute it again and send it along the route."""
+
+    order: Again
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    peer: int
+    message: Again | GiveUp | Landed
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """For the log."""
+
+    what: str
+    """`lost`, `rebound`, `dropped`, `cut`."""
+    peer: int
+    microbatch: int
+    reason: str
+
+
+Effect = Start | Tell | Note
+
+
+@dataclass(slots=True)
+class _Flight:
+    microbatch: int
+    route: Route
+    due: float
+    since: float
+    version: int = 0
+    at: int = 0
+    silences: int = 0
+    senders: tuple[int, ...] = ()
+    """Peers that were told last to send something again."""
+    asked: int | None = None
+    """Hop whose peer was asked to give it up."""
+    questions: int = 0
+    refused: set[tuple[int, int]] = field(default_factory=set)
+    """(hop, peer) that are not tried again."""
+    loss: float = float("nan")
+
+
+class Flights:
+    """All microbatches of one data node in one step."""
+
+    def __init__(
+        self,
+        *,
+        window: bytes,
+        home: int,  # our place among the plan's peers
+        stages: Sequence[Sequence[int]],  # the peers that hold each
+        lanes: Sequence[Sequence[tuple[int, Route]]],  # (microbatch, route), one after another, of each lane of ours
+        loss_at_home: bool,
+        patience: Patience,
+        droppable: Droppable | None = None,
+    ) -> None:
+        """Raises ValueError for routes with open legs whose last peer would compute the loss."""
+        self._window = window
+        if not loss_at_home and any(leg.peer == OPEN for lane in lanes for _, route in lane for leg in route):
+            raise ValueError(
+                "open legs need the loss at home: it is what a microbatch that took two ways has in common"
+            )
+        self._home = home
+        self._stages = stages
+        self._waiting = [list(lane) for lane in lanes]
+        self._lane = {microbatch: number for number, lane in enumerate(lanes) for microbatch, _ in lane}
+        self._loss_at_home = loss_at_home
+        self._patience = patience
+        self._droppable = droppable if droppable is not None else Droppable()
+        self._flights: dict[int, _Flight] = {}
+        self._heard_at: dict[int, float] = {}
+        self.lost: set[int] = set()
+        """Peers whose accumulated gradients do not count."""
+        self.losses: dict[int, float] = {}
+        """Of the microbatches that have landed."""
+        self.cut: dict[int, str] = {}
+        """Microbatches that did not come home, and why."""
+        self.routes: dict[int, Route] = {}
+        """Of all that are over: the legs that they took in the end."""
+
+    @property
+    def done(self) -> bool:
+        return not self._flights and not any(self._waiting)
+
+    def begin(self, now: float) -> list[Effect]:
+        """The first microbatch of every lane."""
+        return [effect for lane in range(len(self._waiting)) for effect in self._next_of(lane, now)]
+
+    def next_due(self) -> float | None:
+        """When `tick` has something to do; None when nothing is in flight."""
+        return min((flight.due for flight in self._flights.values()), default=None)
+
+    def heard(self, peer: int, passage: Passage, now: float) -> list[Effect]:
+        """A peer says where a microbatch is. Raises Refused, naming nobody, for what it cannot say."""
+        if passage.microbatch not in self._lane:
+            raise Refused(f"word of microbatch {passage.microbatch}, which is none of ours")
+        flight = self._flights.get(passage.microbatch)
+        if flight is None:
+            return (
+                [Tell(peer, Landed(self._window, (passage.microbatch,)))] if passage.microbatch in self.routes else []
+            )
+        if passage.hop > len(flight.route) or len(passage.route) != len(flight.route):
+            raise Refused(f"word of hop {passage.hop} of a route of {len(passage.route)}; ours has {len(flight.route)}")
+        if peer in self.lost:
+            return []
+        self._heard_at[peer] = now
+        if passage.said is Said.GAVE_UP:
+            return self._gave_up(flight, peer, passage, now)
+        loss_done = passage.hop == len(flight.route) or passage.backward
+        if loss_done and passage.said in (Said.PASSED, Said.STUCK) and peer == self._peer(flight, passage.hop):
+            self._adopt(flight, passage)
+        else:
+            self._bind(flight, passage.route)
+        if self._peer(flight, passage.hop) != peer:
+            return []  # it was rebound, and says what no longer matters
+        if passage.loss == passage.loss:
+            flight.loss = passage.loss
+        at = position(flight.route, passage.hop, backward=passage.backward)
+        match passage.said:
+            case Said.PASSED:
+                return self._passed(flight, at, now) if at >= flight.at else []
+            case Said.HOLDING:
+                if at > flight.at:
+                    self._advance(flight, at, now)
+                elif at == flight.at and now - flight.since < self._patience.hard_s:
+                    self._wait(flight, now)
+                return [Tell(peer, Landed(self._window, tuple(self.cut)))] if self.cut else []
+            case Said.STUCK:
+                return self._stuck(flight, at, now) if at >= flight.at else []
+            case _:
+                return self._missing(flight, passage, now) if passage.version == flight.version else []
+
+    def lose(self, peer: int, reason: str, now: float) -> list[Effect]:
+        """A peer is gone, or as good as gone, for this step."""
+        if peer in self.lost or peer == self._home:
+            return []
+        self.lost.add(peer)
+        effects: list[Effect] = [Note("lost", peer, -1, reason)]
+        for flight in list(self._flights.values()):
+            if peer in (self._holder(flight), *flight.senders):
+                effects += self._restore(flight, now)
+        return effects
+
+    def tick(self, now: float) -> list[Effect]:
+        """Act on the deadlines that have passed."""
+        effects: list[Effect] = []
+        for flight in list(self._flights.values()):
+            if flight.due > now or flight.microbatch not in self._flights:
+                continue
+            effects += self._overdue(flight, now)
+        return effects
+
+    def _overdue(self, flight: _Flight, now: float) -> list[Effect]:
+        asked = None if flight.asked is None else self._peer(flight, flight.asked)
+        if asked is not None and asked not in self.lost:
+            if flight.questions < MOST_QUESTIONS:
+                return self._ask(flight, place(flight.route, flight.at)[0], now)
+            return self.lose(asked, f"no answer about microbatch {flight.microbatch}", now)
+        flight.silences += 1
+        holder, long_ago = self._holder(flight), now - MOST_SILENCES * self._patience.leg_s
+        silent = [one for one in flight.senders if one != self._home and self._heard_at.get(one, long_ago) <= long_ago]
+        if flight.silences > MOST_SILENCES and not silent and holder not in (self._home, *self.lost):
+            return self._ask(flight, place(flight.route, flight.at)[0], now)
+        if flight.silences > MOST_SILENCES + MOST_QUESTIONS and silent:
+            return self.lose(silent[0], f"nothing sent again of microbatch {flight.microbatch}", now)
+        return self._restore(flight, now)
+
+    # ---- where a flight is -----------------------------------------------------------------------------------------
+
+    def _peer(self, flight: _Flight, hop: int) -> int:
+        return peer_of(flight.route, hop, loss_at_home=self._loss_at_home)
+
+    def _holder(self, flight: _Flight) -> int:
+        return self._peer(flight, place(flight.route, flight.at)[0])
+
+    def _passed(self, flight: _Flight, at: int, now: float) -> list[Effect]:
+        """Position `at` is behind it."""
+        if at == 2 * len(flight.route):
+            return self._land(flight, now)
+        at += 1
+        while self._peer_at(flight, at) == DROPPED:
+            at += 1
+        self._advance(flight, at, now)
+        return self._restore(flight, now) if self._holder(flight) in self.lost else []
+
+    def _peer_at(self, flight: _Flight, at: int) -> int:
+        return self._peer(flight, place(flight.route, at)[0])
+
+    def _advance(self, flight: _Flight, at: int, now: float) -> None:
+        flight.at, flight.since = at, now
+        self._wait(flight, now)
+
+    def _wait(self, flight: _Flight, now: float) -> None:
+        flight.due = now + self._patience.leg_s
+        flight.silences, flight.asked, flight.questions = 0, None, 0
+        flight.senders = ()
+
+    def _bind(self, flight: _Flight, route: Route) -> None:
+        """Open legs that somebody has bound."""
+        flight.route = tuple(
+            Leg(ours.stage, theirs.peer if ours.peer == OPEN and theirs.peer >= 0 else ours.peer)
+            for ours, theirs in zip(flight.route, route, strict=True)
+        )
+
+    def _adopt(self, flight: _Flight, passage: Passage) -> None:
+        """The way by which the loss was reached is the way back, even if an older version of the route got there first."""
+        if position(flight.route, passage.hop, backward=passage.backward) < flight.at:
+            return
+        if passage.hop == len(flight.route) or not same_input(flight.route, passage.route, passage.hop):
+            if flight.route != passage.route:
+                flight.route, flight.version = passage.route, max(flight.version, passage.version) + 1
+
+    def _next_of(self, lane: int, now: float) -> list[Effect]:
+        if not self._waiting[lane]:
+            return []
+        microbatch, route = self._waiting[lane].pop(0)
+        flight = _Flight(microbatch, route, due=now + self._patience.leg_s, since=now)
+        self._flights[microbatch] = flight
+        effects = self._rebind(flight, live_hops(route), may_drop=True) if self.lost else []
+        if microbatch in self._flights:
+            effects.append(self._again(flight, 0, backward=False, until=len(route) + 1))
+        return effects
+
+    def _land(self, flight: _Flight, now: float, cut: str = "") -> list[Effect]:
+        microbatch = flight.microbatch
+        del self._flights[microbatch]
+        self.routes[microbatch] = flight.route
+        if cut:
+            self.cut[microbatch] = cut
+        else:
+            self.losses[microbatch] = flight.loss
+        # whoever may keep something for it: of a route that has changed, anybody
+        everybody = {peer for stage in self._stages for peer in stage}
+        known = sorted(
+            (everybody if cut or flight.version else {leg.peer for leg in flight.route} & everybody) - self.lost
+        )
+        effects: list[Effect] = [Tell(peer, Landed(self._window, (microbatch,))) for peer in known]
+        return effects + self._next_of(self._lane[microbatch], now)
+
+    # ---- what is done about it -------------------------------------------------------------------------------------
+
+    def _stuck(self, flight: _Flight, at: int, now: float) -> list[Effect]:
+        """`at` is done, and the peer of what comes next is out of its reach."""
+        if at == 2 * len(flight.route):
+            return []
+        at += 1
+        while self._peer_at(flight, at) == DROPPED:
+            at += 1
+        if at > flight.at:
+            self._advance(flight, at, now)
+        peer = self._holder(flight)
+        if peer in self.lost:
+            return self._restore(flight, now)
+        if peer == self._home or flight.asked is not None:
+            return []  # we are here: it will try again when it is told to
+        return self._ask(flight, place(flight.route, flight.at)[0], now)
+
+    def _ask(self, flight: _Flight, hop: int, now: float) -> list[Effect]:
+        peer, backward = self._peer(flight, hop), place(flight.route, flight.at)[1]
+        if peer < 0:  # nobody was bound, or whoever was did not say so: only its sender knows
+            flight.silences = 0
+            return self._restore(flight, now)
+        flight.asked, flight.due = hop, now + self._patience.answer_s
+        flight.questions += 1
+        if hop == len(flight.route):  # the last hop's, which would take its loss with it: it may have counted that
+            return []
+        return [Tell(peer, GiveUp(self._window, flight.microbatch, hop, backward, flight.version, flight.route))]
+
+    def _gave_up(self, flight: _Flight, peer: int, passage: Passage, now: float) -> list[Effect]:
+        if flight.asked != passage.hop or self._peer(flight, passage.hop) != peer or passage.version != flight.version:
+            return []
+        flight.refused.add((passage.hop, peer))
+        return self._restore(flight, now)
+
+    def _missing(self, flight: _Flight, passage: Passage, now: float) -> list[Effect]:
+        """A peer should send again what it does not have: its lease ran out, or it has been started anew."""
+        if passage.backward:
+            why = f"the gradient kept at hop {passage.hop} is gone, and may have counted"
+            return [Note("cut", self._peer(flight, passage.hop), flight.microbatch, why), *self._cut(flight, why)]
+        flight.refused.add((passage.hop, self._peer(flight, passage.hop)))
+        return self._restore(flight, now)
+
+    def _restore(self, flight: _Flight, now: float) -> list[Effect]:
+        """Let those who hold what the flight needs send it again, to peers that are here."""
+        flight.asked, flight.questions = None, 0
+        hop, backward = place(flight.route, flight.at)
+        end = len(flight.route)
+        hops = [*live_hops(flight.route), end]
+        here = [one for one in hops if self._is_here(flight, one)]
+        below = max((one for one in here if one < hop), default=0)
+        above = min((one for one in here if one > hop), default=None) if backward else None
+        # what has to be done again, or for the first time: up to `top`, from the loss on if nobody has a gradient any more
+        if not backward:
+            top = hop
+        else:
+            top = end if above is None else max(one for one in hops if one < above)
+        effects = self._rebind(flight, [one for one in hops if below < one <= top], may_drop=not backward)
+        if flight.microbatch not in self._flights:
+            return effects
+        if above is None:
+            at = 0 if hop == 0 and not backward else following(flight.route, below)
+            effects.append(self._again(flight, below, backward=False, until=end + 1))
+        else:
+            at = position(flight.route, top, backward=True)
+            if top > 0:
+                effects.append(self._again(flight, below, backward=False, until=top))
+            effects.append(self._again(flight, above, backward=True, until=0))
+        if at != flight.at:
+            flight.at, flight.since = at, now
+        flight.senders = tuple(effect.peer for effect in effects if isinstance(effect, Tell))
+        flight.due = now + self._patience.leg_s
+        return effects
+
+    def _is_here(self, flight: _Flight, hop: int) -> bool:
+        peer = self._peer(flight, hop)
+        return peer not in self.lost and (hop, peer) not in flight.refused
+
+    def _rebind(self, flight: _Flight, hops: Sequence[int], *, may_drop: bool) -> list[Effect]:
+        """New peers for those of `hops` whose peer is not here; or the flight ends."""
+        effects: list[Effect] = []
+        route = flight.route
+        for hop in hops:
+            if hop == len(route) or self._is_here(flight, hop):
+                continue  # the loss is wherever the data node is, or the last hop
+            old = route[hop].peer
+            able = [peer for peer in self._stages[route[hop].stage] if peer not in self.lost]
+            fresh = [peer for peer in able if (hop, peer) not in flight.refused]
+            if fresh or (able and not self._may_drop(route, hop, may_drop)):
+                load = self._load()
+                peer = min(fresh or able, key=lambda one: (load[one], one))
+                flight.refused.discard((hop, peer))
+                route = with_peer(route, hop, peer)
+                effects.append(Note("rebound", peer, flight.microbatch, f"hop {hop} was at peer {old}"))
+            elif self._may_drop(route, hop, may_drop):
+                route = with_peer(route, hop, DROPPED)
+                effects.append(Note("dropped", old, flight.microbatch, f"nobody else has stage {route[hop].stage}"))
+            else:
+                why = f"nobody is left for hop {hop}, stage {route[hop].stage}"
+                return [Note("cut", old, flight.microbatch, why), *self._cut(flight, why)]
+        if route != flight.route:
+            flight.route, flight.version = route, flight.version + 1
+            if flight.version > MOST_VERSIONS:
+                why = f"its route failed {MOST_VERSIONS} times"
+                return [Note("cut", -1, flight.microbatch, why), *self._cut(flight, why)]
+        return effects
+
+    def _cut(self, flight: _Flight, why: str) -> list[Effect]:
+        return self._land(flight, flight.since, cut=why)
+
+    def _may_drop(self, route: Route, hop: int, may_drop: bool) -> bool:
+        live = live_hops(route)
+        if not may_drop or hop == 0 or len(live) <= self._droppable.fewest:
+            return False
+        if hop == live[-1]:
+            return self._loss_at_home
+        highest = max(route[one].stage for one in live if one < hop)
+        then = route[live[live.index(hop) + 1]].stage
+        return abs(then - highest) <= self._droppable.max_jump
+
+    def _load(self) -> Mapping[int, int]:
+        return Counter(leg.peer for flight in self._flights.values() for leg in flight.route)
+
+    def _again(self, flight: _Flight, hop: int, *, backward: bool, until: int) -> Effect:
+        order = Again(self._window, flight.microbatch, hop, backward, until, flight.version, flight.route)
+        peer = self._peer(flight, hop)
+        return Start(order) if hop == 0 and not backward else Tell(peer, order)

@@ -1,0 +1,224 @@
+"""Stage servers and a data node in one loop under virtual time, and what a single process would compute."""
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from farflung.node.pipeline_driver import Driver, Outcome
+from farflung.node.pipeline_mail import PipelineMail
+from farflung.node.pipeline_step import Step
+from farflung.node.stage_server import Service, StageServer
+from farflung.protocol.errors import RemoteError
+from farflung.protocol.flights import Droppable, Patience
+from farflung.protocol.keys import Ed25519Signer
+from farflung.sims import clock
+from farflung.sims.links import LinkModel
+from farflung.sims.network import MemoryHub, MemoryNetwork
+from farflung.sims.toy import VirtualDoor
+from farflung.training.model import Decoder, ModelConfig, next_token_loss
+from farflung.training.pipeline_boundary import Boundary
+from farflung.training.pipeline_plan import Op, Plan
+from farflung.training.pipeline_stages import split
+from farflung.training.pipeline_worker import HEAD, Accumulated, Batch, Worker
+
+T = TypeVar("T")
+
+SWARM = b"s" * 32
+WINDOW = b"w" * 32
+CONFIG = ModelConfig(
+    vocab_size=32,
+    dim=16,
+    num_layers=4,
+    num_heads=2,
+    num_kv_heads=2,
+    ffn_dim=24,
+    seq_len=8,
+    tie_embeddings=False,
+)
+LAYERS = (1, 1, 1, 1)
+PATIENCE = Patience(leg_s=20.0, answer_s=5.0, hard_s=300.0)
+SECONDS = {"_forward": 1.0, "_backward": 2.0, "_loss": 0.3}
+"""What computing takes; the rest a millisecond."""
+
+Happens = Callable[["StageLab", int, Op, str], None]
+
+
+def signer(number: int) -> Ed25519Signer:
+    return Ed25519Signer(bytes([number + 1]) * 32)
+
+
+def names(count: int) -> list[str]:
+    return [signer(number).peer_id.hex() for number in range(count)]
+
+
+def batches(count: int) -> list[Batch]:
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.randint(0, 32, (count, 2, 9), generator=generator)
+    return [(one[:, :-1], one[:, 1:]) for one in tokens]
+
+
+def step_of(plan: Plan) -> Step:
+    return Step(window=WINDOW, plan=plan, most_tokens=16)
+
+
+def expected(
+    model: Decoder,
+    layers: Sequence[int],
+    data: Sequence[Batch],
+    ways: Mapping[int, Sequence[int]],
+    visits: Iterable[tuple[int, int]],
+) -> dict[str, Tensor]:
+    """Mean gradients in one process: `ways` are the stages of each microbatch, `visits` the (microbatch, stage or HEAD) that count."""
+    stages, head = split(model, layers)
+    wanted = defaultdict(list)
+    for microbatch, part in visits:
+        wanted[part].append(microbatch)
+    found: dict[int, dict[str, Tensor]] = {}
+    for microbatch, way in ways.items():
+        model.zero_grad(set_to_none=True)
+        x, targets = data[microbatch]
+        for stage in way:
+            x = stages[stage](x)
+        next_token_loss(head(x), targets).backward()  # type: ignore[no-untyped-call]
+        found[microbatch] = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    means = {}
+    for part, microbatches in wanted.items():
+        module = head if part == HEAD else stages[part]
+        parameters = set(module.parameters())
+        for name, parameter in model.named_parameters():
+            if parameter in parameters:
+                means[name] = sum(found[m][name] for m in microbatches) / len(microbatches)
+    return means  # type: ignore[return-value]  # sum() begins with an int
+
+
+class _Watched(StageServer):
+    """Tells the lab before and after everything that it computes."""
+
+    lab: "StageLab"
+    number: int
+
+    async def _compute(self, open_: Any, op: Op) -> None:
+        self.lab.happens(self.lab, self.number, op, "started")
+        await super()._compute(open_, op)
+        self.lab.happens(self.lab, self.number, op, "finished")
+
+
+class StageLab:
+    """One process per peer of a plan; peer 0 is the data node."""
+
+    def __init__(
+        self,
+        group: asyncio.TaskGroup,
+        plan: Plan,
+        *,
+        seed: int = 1,
+        happens: Happens | None = None,
+        codec: str = "fp32",
+        service: Mapping[str, Any] | None = None,
+        droppable: Droppable | None = None,
+        **link: Any,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, clock.VirtualLoop)
+        self.hub = MemoryHub(loop, random.Random(seed), LinkModel(**link))
+        self.model = Decoder(CONFIG, seed=3)
+        self.step = step_of(plan)
+        self.happens = happens if happens is not None else lambda *_: None
+        self.dead: set[int] = set()
+        self.errors: list[RemoteError] = []
+        self.tasks: dict[int, asyncio.Task[None]] = {}
+        self.servers: list[_Watched] = []
+        self.networks: list[MemoryNetwork] = []
+        self.data = batches(len(self.step.routes))
+        boundary = Boundary.parse(codec, CONFIG.dim)
+        for number in range(len(plan.peers)):
+            network = MemoryNetwork(self.hub, signer(number).peer_id)
+            mail = PipelineMail(network, signer(number), SWARM, refused=self.errors.append)
+            held = {stage for stage, peers in enumerate(plan.stages) if number in peers}
+            server = _Watched(
+                network=network,
+                post=mail.send,
+                learner=VirtualDoor(lambda name: SECONDS.get(name, 0.001)),
+                side=VirtualDoor(lambda _: 0.001),
+                worker=Worker(self.model, LAYERS, held, head=number == 0 or len(LAYERS) - 1 in held),
+                service=Service(
+                    forward=boundary,
+                    backward=boundary,
+                    vocab_size=32,
+                    seq_len=8,
+                    device=torch.device("cpu"),
+                    **(service or {}),
+                ),
+                refused=self.errors.append,
+            )
+            server.lab, server.number = self, number
+            mail.on_message(server.handle)
+            server.serve()
+            self.servers.append(server)
+            self.networks.append(network)
+            self.tasks[number] = group.create_task(self._live(server), context=clock.process_context(network.peer_id))
+            if number == 0:
+                self.driver = Driver(
+                    server=server,
+                    post=mail.send,
+                    step=self.step,
+                    home=0,
+                    batches=dict(enumerate(self.data)),
+                    patience=PATIENCE,
+                    droppable=droppable,
+                )
+
+    async def _live(self, server: StageServer) -> None:
+        try:
+            await server.run()
+        except asyncio.CancelledError:
+            pass  # killed
+
+    async def run(self) -> Outcome:
+        for number, server in enumerate(self.servers):
+            await server.open(self.step, self.driver.listen if number == 0 else None)
+        return await self.driver.run()
+
+    def kill(self, number: int, *, reset: bool = True) -> None:
+        if number not in self.dead:
+            self.dead.add(number)
+            self.hub.kill(signer(number).peer_id, reset=reset)
+            self.tasks[number].cancel()
+
+    def visits(self, outcome: Outcome) -> dict[tuple[int, int], list[int]]:
+        """Peers at which each (microbatch, hop) counts."""
+        found = defaultdict(list)
+        for number, server in enumerate(self.servers):
+            if number not in self.dead | outcome.lost:
+                for key in server._open[WINDOW].desk.counted.get(0, ()):
+                    found[key].append(number)
+        return found
+
+    async def contributions(self, outcome: Outcome) -> list[Accumulated]:
+        alive = [number for number in range(len(self.servers)) if number not in self.dead | outcome.lost]
+        return [await self.servers[number].settled(WINDOW) for number in alive]
+
+
+class _Over(Exception):
+    """Ends the task group of a lab; carries the result."""
+
+
+def in_stages(main: Callable[[StageLab], Awaitable[T]], plan: Plan, **options: Any) -> T:
+    """Run a test with a lab for this plan."""
+
+    async def until_over() -> T:
+        try:
+            async with asyncio.TaskGroup() as group:
+                raise _Over(await main(StageLab(group, plan, **options)))
+        except* _Over as over:
+            result: T = over.exceptions[0].args[0]
+        return result
+
+    torch.set_num_threads(1)
+    return clock.run(until_over())

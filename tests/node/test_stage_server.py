@@ -1,0 +1,217 @@
+"""Stage servers under virtual time: gradients of a single process, whatever is skipped, and whoever dies when."""
+
+import asyncio
+
+import pytest
+import torch
+from tests.node.stage_lab import LAYERS, StageLab, expected, in_stages, names
+
+from farflung.node.pipeline_driver import Outcome
+from farflung.node.pipeline_step import Step
+from farflung.protocol.flights import Droppable
+from farflung.protocol.route import DROPPED, live_hops
+from farflung.training.pipeline_plan import BadPlan, Hop, Kind, Lane, Op, Plan, Policy
+from farflung.training.pipeline_schedules import dynamic, gpipe, interleaved, one_f_one_b, zero_bubble_h1
+from farflung.training.pipeline_worker import HEAD, mean_gradients
+
+
+def two_columns(microbatches: int = 4, *, loss_at_home: bool = True) -> Plan:
+    """Peer 0 is the data node; stages 1 to 3 have two peers each, and the microbatches take them by turns."""
+    stages = ((0,), (1, 2), (3, 4), (5, 6))
+    routes = [tuple(Hop(stage, peers[lane % len(peers)]) for stage, peers in enumerate(stages)) for lane in (0, 1)]
+    return Plan(
+        peers=tuple(names(7)),
+        stages=stages,
+        lanes=tuple(Lane(route=routes[lane % 2]) for lane in range(microbatches)),
+        slots=(8,) * 7,
+        policy=Policy.BACKWARD,
+        loss_at_home=loss_at_home,
+    )
+
+
+async def whole(lab: StageLab) -> Outcome:
+    """Run the step, and check its gradients and that nothing counts twice."""
+    outcome = await lab.run()
+    visits = lab.visits(outcome)
+    assert all(len(peers) == 1 for peers in visits.values()), "counted twice"
+    parts = [(m, HEAD if hop == len(outcome.routes[m]) else outcome.routes[m][hop].stage) for m, hop in visits]
+    ways = {m: [route[hop].stage for hop in live_hops(route)] for m, route in outcome.routes.items()}
+    wanted = expected(lab.model, LAYERS, lab.data, ways, parts)
+    found = mean_gradients(await lab.contributions(outcome))
+    assert found.keys() == wanted.keys()
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, wanted[name], rtol=1e-5, atol=1e-7, msg=name)
+    return outcome
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        gpipe(names(4), 5),
+        one_f_one_b(names(4), 5),
+        interleaved(names(2), 4, chunks=2),
+        two_columns(),
+        two_columns(loss_at_home=False),
+        dynamic(names(7), [[0], [1, 2], [3, 4], [5, 6]], [4, 2, 2, 2, 2, 2, 2], [(0, 2), (0, 2), (0, 1)]),
+    ],
+    ids=["gpipe", "1f1b", "interleaved", "columns", "columns, loss at the end", "dynamic"],
+)
+def test_gradients_are_those_of_one_process(plan: Plan) -> None:
+    async def main(lab: StageLab) -> None:
+        outcome = await whole(lab)
+        count = len(lab.step.routes)
+        assert sorted(outcome.losses) == list(range(count)) and not outcome.notes and not lab.errors
+        assert sum(outcome.visits.values()) == count * (len(plan.stages) + 1)
+        ways = {m: range(4) for m in range(count)}
+        everything = [(m, part) for m in ways for part in (*range(4), HEAD)]
+        wanted = expected(lab.model, LAYERS, lab.data, ways, everything)
+        found = mean_gradients(await lab.contributions(outcome))
+        for name, gradient in found.items():
+            torch.testing.assert_close(gradient, wanted[name], rtol=1e-5, atol=1e-7, msg=name)
+
+    in_stages(main, plan)
+
+
+def test_skips_and_swaps() -> None:
+    routes = [
+        (Hop(0, 0), Hop(1, 1), Hop(2, 3)),
+        (Hop(0, 0), Hop(2, 3), Hop(1, 2)),
+        (Hop(0, 0), Hop(1, 2), Hop(3, 4)),
+        (Hop(0, 0), Hop(2, 3), Hop(3, 4)),
+    ]
+    plan = Plan(
+        peers=tuple(names(5)),
+        stages=((0,), (1, 2), (3,), (4,)),
+        lanes=tuple(Lane(route=route, microbatches=2) for route in routes),
+        slots=(8,) * 5,
+    )
+
+    async def main(lab: StageLab) -> None:
+        outcome = await whole(lab)
+        assert len(outcome.losses) == 8 and not outcome.notes
+
+    in_stages(main, plan)
+
+
+def test_busy_peers_are_passed_by() -> None:
+    plan = dynamic(names(7), [[0], [1, 2], [3, 4], [5, 6]], [8, 1, 1, 1, 1, 1, 1], [(0, 1)] * 8)
+
+    async def main(lab: StageLab) -> None:
+        outcome = await whole(lab)
+        assert len(outcome.losses) == 8 and not lab.errors
+        for hop in (1, 2, 3):
+            assert len({route[hop].peer for route in outcome.routes.values()}) == 2
+
+    in_stages(main, plan, service={"most_waiting": 1})
+
+
+def test_a_codec_costs_little() -> None:
+    async def main(lab: StageLab) -> float:
+        outcome = await lab.run()
+        return sum(outcome.losses.values())
+
+    exact, coded = (in_stages(main, two_columns(), codec=codec) for codec in ("fp32", "tokenint8(width=16)"))
+    assert exact != coded
+    assert coded == pytest.approx(exact, rel=1e-3)
+
+
+MOMENTS = {
+    "before its forward": (Op(Kind.F, 0, 1), "started"),
+    "in its forward": (Op(Kind.F, 0, 2), "started"),
+    "after its forward, before it is sent": (Op(Kind.F, 0, 2), "finished"),
+    "in the forward after it": (Op(Kind.F, 0, 3), "started"),
+    "between forward and backward": (Op(Kind.LOSS, 0, 0), "started"),
+    "in the backward after it": (Op(Kind.B, 0, 3), "finished"),
+    "in its backward": (Op(Kind.B, 0, 2), "started"),
+    "after its backward, before it is sent": (Op(Kind.B, 0, 2), "finished"),
+    "after its backward": (Op(Kind.B, 0, 1), "started"),
+    "before the end": (Op(Kind.B, 0, 0), "started"),
+}
+
+
+@pytest.mark.parametrize("reset", [True, False], ids=["process", "machine"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_stage_peer_dies(moment: str, reset: bool) -> None:
+    when, what = MOMENTS[moment]
+    normal = in_stages(StageLab.run, two_columns())
+    for seed in range(4):
+
+        def happens(lab: StageLab, _: int, op: Op, now: str) -> None:
+            if (op, now) == (when, what):
+                lab.kill(3, reset=reset)
+
+        async def main(lab: StageLab) -> Outcome:
+            outcome = await whole(lab)
+            assert lab.dead == {3}
+            return outcome
+
+        outcome = in_stages(main, two_columns(), seed=seed, happens=happens, jitter_s=0.3, drop=0.02, duplicate=0.02)
+        assert sorted(outcome.losses) == list(range(4)) and not outcome.cut
+        assert outcome.lost == {3}
+        assert outcome.losses == pytest.approx(normal.losses, rel=1e-6)
+        for microbatch in (1, 3):  # the other column
+            assert outcome.routes[microbatch] == normal.routes[microbatch]
+
+
+def test_two_neighbours_die_between_forward_and_backward() -> None:
+    def happens(lab: StageLab, _: int, op: Op, now: str) -> None:
+        if (op, now) == (Op(Kind.B, 0, 3), "finished"):
+            lab.kill(3)
+            lab.kill(5)
+
+    async def main(lab: StageLab) -> None:
+        outcome = await whole(lab)
+        assert lab.dead == outcome.lost == {3, 5} and len(outcome.losses) == 4
+
+    in_stages(main, two_columns(), happens=happens)
+    in_stages(main, two_columns(loss_at_home=False), happens=happens)
+
+
+def test_the_last_peer_of_a_stage_dies() -> None:
+    plan = one_f_one_b(names(4), 3)
+    home = Plan(peers=plan.peers, stages=plan.stages, lanes=plan.lanes, slots=(3,) * 4, policy=Policy.BACKWARD)
+
+    def happens(lab: StageLab, _: int, op: Op, now: str) -> None:
+        if (op, now) == (Op(Kind.F, 0, 1), "started"):
+            lab.kill(2)
+
+    async def dropped(lab: StageLab) -> None:
+        outcome = await whole(lab)
+        assert len(outcome.losses) == 3
+        assert all(route[2].peer == DROPPED for route in outcome.routes.values())
+
+    in_stages(dropped, home, happens=happens, droppable=Droppable(fewest=3))
+
+    async def cut(lab: StageLab) -> None:
+        outcome = await lab.run()
+        assert sorted(outcome.cut) == [0, 1, 2] and not outcome.losses
+
+    in_stages(cut, home, happens=happens)
+
+
+def test_the_data_node_dies() -> None:
+    """Its microbatches are void: leases free what is kept for them, or whoever watches the peers says so."""
+
+    def happens(lab: StageLab, _: int, op: Op, now: str) -> None:
+        if (op, now) == (Op(Kind.LOSS, 0, 0), "started"):
+            lab.kill(0)
+
+    async def main(lab: StageLab) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(100):
+                await lab.run()
+        assert lab.dead == {0}
+        desks = [server._open[b"w" * 32].desk for server in lab.servers[1:]]
+        assert sum(desk.num_visits for desk in desks) > 0
+        lab.servers[1].lost(lab.step.keys[0])
+        assert desks[0].num_visits == 0
+        await asyncio.sleep(2 * 600.0)
+        assert sum(desk.num_visits for desk in desks) == 0
+        assert all(not server._open[b"w" * 32].inputs for server in lab.servers[1:])
+
+    in_stages(main, two_columns(), happens=happens)
+
+
+def test_plans_that_no_server_can_carry_out() -> None:
+    with pytest.raises(BadPlan, match="split_backward"):
+        Step(window=b"w" * 32, plan=zero_bubble_h1(names(3), 4), most_tokens=16)

@@ -1,0 +1,249 @@
+"""Flights and desks on a network of events: no torch, no loop, everything that can go wrong drawn from a seed."""
+
+import heapq
+import math
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+
+from farflung.protocol.desk import Answer, Desk, Forget, Later, Ready, Report, Send, Work
+from farflung.protocol.desk import Effect as DeskEffect
+from farflung.protocol.flights import Droppable, Flights, Note, Patience, Start, Tell
+from farflung.protocol.flights import Effect as FlightEffect
+from farflung.protocol.messages import Again, GiveUp, Landed, ParcelHeader, Passage, decode_pipeline, encode
+from farflung.protocol.route import Route
+
+WINDOW = b"w" * 32
+PATIENCE = Patience(leg_s=12.0, answer_s=4.0, hard_s=200.0)
+Happens = Callable[["PipelineLab", int, Work, str], None]
+
+
+class PipelineLab:
+    """One data node, peer 0, and the peers of all stages; every peer computes one thing at a time, backwards first."""
+
+    def __init__(
+        self,
+        seed: int,
+        stages: Sequence[Sequence[int]],
+        lanes: Sequence[Sequence[tuple[int, Route]]],
+        *,
+        loss_at_home: bool = True,
+        droppable: Droppable | None = None,
+        loss: float = 0.0,
+        most_waiting: int = 64,
+        happens: Happens | None = None,
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.loss = loss
+        self.dead: set[int] = set()
+        self.notes: list[Note] = []
+        self.happens = happens
+        self.slow: dict[int, float] = {}
+        self.tensors: dict[tuple[int, int, int, bool], tuple[int, ...]] = {}
+        """(peer, microbatch, hop, backward): the stages that made an input, or the loss whose gradient it is."""
+        self.kept: dict[tuple[int, int, int], tuple[int, ...]] = {}
+        self._stage = {(m, h): leg.stage for lane in lanes for m, way in lane for h, leg in enumerate(way)}
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+        self._queues: dict[int, list[Work]] = defaultdict(list)
+        self._computing: set[int] = set()
+        self.flights = Flights(
+            window=WINDOW,
+            home=0,
+            stages=stages,
+            lanes=lanes,
+            loss_at_home=loss_at_home,
+            patience=PATIENCE,
+            droppable=droppable,
+        )
+        self.desks = {
+            peer: Desk(
+                window=WINDOW,
+                me=peer,
+                stages=stages,
+                loss_at_home=loss_at_home,
+                most_waiting=most_waiting,
+                lease_s=5000.0,
+            )
+            for peer in sorted({peer for stage in stages for peer in stage})
+        }
+
+    def run(self, seconds: float = 20000.0) -> None:
+        self._do(self.flights.begin(0.0))
+        while not self.flights.done and self.now < seconds:
+            due = self.flights.next_due()
+            assert due is not None
+            if self._events and self._events[0][0] <= due:
+                self.now, _, event = heapq.heappop(self._events)
+                event()
+            else:
+                self.now = due
+                self._do(self.flights.tick(self.now))
+        assert self.flights.done, f"{self.flights._flights} after {self.now} s; {self.notes}"
+        while self._events:  # what was on its way when the last one landed
+            self.now, _, event = heapq.heappop(self._events)
+            event()
+
+    def kill(self, peer: int) -> None:
+        self.dead.add(peer)
+
+    def counted(self) -> dict[tuple[int, int], list[int]]:
+        """Peers whose gradients of each (microbatch, hop) count."""
+        found = defaultdict(list)
+        for peer, desk in self.desks.items():
+            if peer not in self.dead and peer not in self.flights.lost:
+                for key in desk.counted.get(0, ()):
+                    found[key].append(peer)
+        return found
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _later(self, seconds: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (self.now + seconds, next(self._numbers), event))
+
+    def _delay(self) -> float:
+        return self.rng.uniform(0.01, 1.0)
+
+    def _do(self, effects: Sequence[FlightEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Note():
+                    self.notes.append(effect)
+                case Start(order):
+                    self._start(order)
+                case Tell(peer, message):
+                    self._message(0, peer, partial(self._order, peer, message))
+
+    def _start(self, order: Again) -> None:
+        header = ParcelHeader(
+            WINDOW, order.microbatch, 0, False, order.until, order.version, order.route, 1, 1, math.nan, False, 4
+        )
+        if (order.microbatch, 0) in self.desks[0]._visits:
+            self._at(0, self.desks[0].on_again(order, self.now))
+        else:
+            self.tensors[0, order.microbatch, 0, False] = ()
+            self._at(0, self.desks[0].take(header, self.now)[1])
+
+    def _message(self, sender: int, receiver: int, deliver: Callable[[], None]) -> None:
+        if sender == receiver:
+            self._later(0.0, deliver)
+            return
+        copies = 0 if self.rng.random() < self.loss else 2 if self.rng.random() < self.loss else 1
+        for _ in range(copies):
+            self._later(self._delay(), deliver)
+
+    def _order(self, peer: int, message: Again | GiveUp | Landed) -> None:
+        if peer in self.dead:
+            return
+        assert decode_pipeline(encode(message), peer=None) == message
+        desk = self.desks[peer]
+        match message:
+            case Again():
+                self._at(peer, desk.on_again(message, self.now))
+            case GiveUp():
+                self._at(peer, desk.on_give_up(message))
+            case Landed():
+                self._at(peer, desk.on_landed(message.microbatches))
+
+    def _at(self, peer: int, effects: Sequence[DeskEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Ready(work):
+                    self._queues[peer].append(work)
+                    self._later(0.0, lambda: self._compute(peer))
+                case Send():
+                    self._send(peer, effect)
+                case Later(send):
+                    self._later(1.0, partial(self._send, peer, send))
+                case Report(home, passage):
+                    assert home == 0
+                    self._message(peer, 0, partial(self._heard, peer, passage))
+                case Forget(microbatch, hop):
+                    self._queues[peer] = [
+                        work
+                        for work in self._queues[peer]
+                        if work.microbatch != microbatch or hop not in (None, work.hop)
+                    ]
+
+    def _heard(self, peer: int, passage: Passage) -> None:
+        self._do(self.flights.heard(peer, passage, self.now))
+
+    def _compute(self, peer: int) -> None:
+        if peer in self._computing or peer in self.dead or not self._queues[peer]:
+            return
+        work = min(self._queues[peer], key=lambda one: not one.backward)
+        self._queues[peer].remove(work)
+        if not self.desks[peer].started(work):
+            self._later(0.0, lambda: self._compute(peer))
+            return
+        self._computing.add(peer)
+        if self.happens is not None:
+            self.happens(self, peer, work, "started")
+        self._later(self.slow.get(peer, self.rng.uniform(0.5, 2.0)), lambda: self._computed(peer, work))
+
+    def _computed(self, peer: int, work: Work) -> None:
+        self._computing.discard(peer)
+        if peer in self.dead:
+            return
+        effects = self.desks[peer].finished(work, 0, 1.0)
+        if (*work[:2],) in self.desks[peer].counted.get(0, ()):
+            came = self.tensors[peer, work.microbatch, work.hop, False]
+            loss = self.tensors.get((peer, work.microbatch, work.hop, True), came)
+            if work.backward:
+                assert loss[: len(came) + 1] == (*came, self._stage[work[:2]]), "a gradient for another input"
+            self.kept[peer, work.microbatch, work.hop] = loss
+        if self.happens is not None:
+            self.happens(self, peer, work, "finished")
+        if peer in self.dead:
+            return
+        self._at(peer, effects)
+        self._compute(peer)
+
+    def _send(self, peer: int, send: Send) -> None:
+        if peer in self.dead or not self.desks[peer].wants(send):
+            return
+        delay = 0.0 if send.peer == peer else self._delay()
+        self._later(delay, lambda: self._arrive(peer, send))
+
+    def _arrive(self, peer: int, send: Send) -> None:
+        desk = self.desks[peer]
+        broken = self.rng.random() < self.loss and send.peer != peer
+        if peer not in self.dead and (send.peer in self.dead or (broken and self.rng.random() < 0.5)):
+            self._at(peer, desk.unreachable(send))
+            return
+        if send.peer in self.dead:
+            return  # whoever sent it died after it
+        header = ParcelHeader(
+            WINDOW,
+            send.work.microbatch,
+            send.hop,
+            send.backward,
+            send.until,
+            send.version,
+            send.route,
+            1,
+            1,
+            send.loss,
+            False,
+            4,
+        )
+        microbatch, hop = send.work.microbatch, send.work.hop
+        if send.backward:
+            tensor = self.kept[peer, microbatch, hop]
+        else:
+            tensor = (*self.tensors[peer, microbatch, hop, False], self._stage[microbatch, hop])
+        answer, effects = self.desks[send.peer].take(header, self.now)
+        if answer is Answer.TAKEN and self.desks[send.peer].keeps(microbatch, send.hop, backward=send.backward):
+            self.tensors[send.peer, microbatch, send.hop, send.backward] = tensor
+        self._at(send.peer, effects)
+        if peer in self.dead:
+            return
+        if broken:
+            self._at(peer, desk.unreachable(send))  # it came, and the answer was lost
+        elif answer is Answer.TAKEN:
+            self._at(peer, desk.passed(send))
+        elif answer is Answer.BUSY:
+            self._at(peer, desk.busy(send))

@@ -1,0 +1,211 @@
+"""Microbatches in flight: every one lands and counts once, whoever dies, and whatever is lost, repeated or late."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.protocol.pipeline_lab import WINDOW, PipelineLab
+
+from farflung.protocol.desk import Work
+from farflung.protocol.errors import Refused
+from farflung.protocol.flights import Droppable
+from farflung.protocol.messages import Passage, Said
+from farflung.protocol.route import DROPPED, OPEN, Leg, Route, following, live_hops, place, position, preceding
+
+STAGES = ((0,), (1, 2), (3, 4), (5, 6))
+
+
+def route(*peers: int) -> Route:
+    return tuple(Leg(stage, peer) for stage, peer in enumerate(peers))
+
+
+def columns(count: int) -> list[list[tuple[int, Route]]]:
+    """Lanes of one microbatch, by turns on the upper and the lower peers."""
+    return [[(number, route(0, *(stage[number % 2] for stage in STAGES[1:])))] for number in range(count)]
+
+
+def check(lab: PipelineLab) -> None:
+    """What must hold after every run."""
+    flights, counted = lab.flights, lab.counted()
+    assert max(map(len, counted.values()), default=0) <= 1, "counted by two peers that count"
+    gone = lab.dead | flights.lost
+    assert lab.loss or flights.lost <= lab.dead, "a living peer was given up for lost"
+    for microbatch in flights.losses:
+        taken = flights.routes[microbatch]
+        hops = [*live_hops(taken), len(taken)]
+        for hop in hops:
+            by = counted.get((microbatch, hop), [])
+            everywhere = [p for p, desk in lab.desks.items() if (microbatch, hop) in desk.counted.get(0, ())]
+            assert by or set(everywhere) & gone, f"microbatch {microbatch} landed without hop {hop}"
+    for peer, desk in lab.desks.items():
+        if peer not in gone and not lab.loss:
+            assert desk.num_visits == 0 or flights.cut or lab.notes
+
+
+def test_without_faults_everything_counts_where_it_was_planned() -> None:
+    lanes = columns(6)
+    lab = PipelineLab(1, STAGES, lanes)
+    lab.run()
+    check(lab)
+    assert lab.flights.losses == dict.fromkeys(range(6), 1.0) and not lab.notes
+    for ((microbatch, taken),) in lanes:
+        assert lab.flights.routes[microbatch] == taken
+        by = {hop: lab.counted()[microbatch, hop] for hop in range(5)}
+        assert by == {hop: [taken[hop].peer] for hop in range(4)} | {4: [0]}
+
+
+def moments() -> list[tuple[str, Work, str, int]]:
+    """(name, work, when, peer): the moments of the table at which the peer of hop 2 dies on microbatch 0."""
+    forward, backward = Work(0, 2, False), Work(0, 2, True)
+    return [
+        ("before its forward", Work(0, 1, False), "started", 3),
+        ("in its forward", forward, "started", 3),
+        ("after its forward", forward, "finished", 3),
+        ("while the next one computes", Work(0, 3, False), "started", 3),
+        ("between forward and backward", Work(0, 4, False), "started", 3),
+        ("in the backward after it", Work(0, 3, True), "started", 3),
+        ("in its backward", backward, "started", 3),
+        ("after its backward", backward, "finished", 3),
+        ("when all is over", Work(0, 1, True), "started", 3),
+    ]
+
+
+@pytest.mark.parametrize("loss_at_home", [True, False])
+@pytest.mark.parametrize("moment", moments(), ids=lambda moment: moment[0])
+def test_a_peer_dies_at_each_moment(moment: tuple[str, Work, str, int], loss_at_home: bool) -> None:
+    _, when, what, victim = moment
+    for seed in range(20):
+
+        def happens(lab: PipelineLab, peer: int, work: Work, now: str) -> None:
+            if work == when and now == what:
+                lab.kill(victim)
+
+        lab = PipelineLab(seed, STAGES, columns(6), loss_at_home=loss_at_home, happens=happens)
+        lab.run()
+        assert victim in lab.dead
+        check(lab)
+        assert sorted(lab.flights.losses) == list(range(6)) and not lab.flights.cut
+        last = lab.counted()
+        for microbatch in (1, 3, 5):  # they do not pass there
+            assert lab.flights.routes[microbatch] == columns(6)[microbatch][0][1]
+            assert all((microbatch, hop) in last for hop in range(5))
+
+
+def test_the_last_peer_of_a_stage_is_dropped_from_the_route_or_ends_the_flight() -> None:
+    stages = ((0,), (1,), (2,), (3,))
+    lanes = [[(number, route(0, 1, 2, 3))] for number in range(3)]
+
+    def kill_before(lab: PipelineLab, peer: int, work: Work, now: str) -> None:
+        if work == Work(0, 1, False):
+            lab.kill(2)
+
+    lab = PipelineLab(3, stages, lanes, happens=kill_before, droppable=Droppable(fewest=3))
+    lab.run()
+    check(lab)
+    assert len(lab.flights.losses) == 3
+    assert all(taken[2].peer == DROPPED for taken in lab.flights.routes.values())
+    assert not any(hop == 2 for _, hop in lab.counted())
+    lab = PipelineLab(3, stages, lanes, happens=kill_before)
+    lab.run()
+    check(lab)
+    assert sorted(lab.flights.cut) == [0, 1, 2] and "nobody is left" in lab.flights.cut[0]
+
+
+def test_a_slow_peer_is_asked_and_not_replaced_while_it_holds_the_flight() -> None:
+    lab = PipelineLab(5, STAGES, columns(2))
+    lab.slow[3] = 60.0  # five times the patience
+    lab.run()
+    check(lab)
+    assert not lab.flights.lost
+    assert not lab.flights.cut
+    lab = PipelineLab(5, STAGES, columns(2))
+    lab.slow[3] = 10_000.0  # that is wedged
+    lab.run()
+    check(lab)
+    assert lab.flights.losses.keys() == {0, 1}
+    assert lab.counted()[0, 2] == [4]
+
+
+def test_open_legs_go_where_least_was_given() -> None:
+    lanes = [[(2 * lane + turn, route(0, OPEN, OPEN, OPEN)) for turn in range(2)] for lane in range(4)]
+    lab = PipelineLab(7, STAGES, lanes, most_waiting=1)
+    lab.run()
+    check(lab)
+    assert len(lab.flights.losses) == 8
+    for hop in (1, 2, 3):
+        given = [taken[hop].peer for taken in lab.flights.routes.values()]
+        assert {given.count(peer) >= 2 for peer in STAGES[hop]} == {True}
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    loss=st.sampled_from([0.0, 0.05, 0.2]),
+    deaths=st.integers(0, 3),
+    loss_at_home=st.booleans(),
+    dynamic=st.booleans(),
+    drop=st.booleans(),
+)
+def test_whatever_happens(seed: int, loss: float, deaths: int, loss_at_home: bool, dynamic: bool, drop: bool) -> None:
+    rng = random.Random(seed)
+    stages, peer = [[0]], 1
+    for _ in range(rng.randint(1, 4)):
+        size = rng.randint(1, 3)
+        stages.append(list(range(peer, peer + size)))
+        peer += size
+    lanes, number = [], 0
+    for _ in range(rng.randint(1, 5)):
+        lane = []
+        for _ in range(rng.randint(1, 3)):
+            lane.append(
+                (number, route(0, *(OPEN if dynamic and loss_at_home else rng.choice(stage) for stage in stages[1:])))
+            )
+            number += 1
+        lanes.append(lane)
+    moments = sorted(rng.sample(range(1, 40 * number), min(deaths, 40 * number - 1)))
+    victims = [rng.randrange(1, peer) for _ in moments]
+    seen = 0
+
+    def happens(lab: PipelineLab, at: int, work: Work, now: str) -> None:
+        nonlocal seen
+        seen += 1
+        if moments and seen == moments[0]:
+            moments.pop(0)
+            lab.kill(victims.pop(0))
+
+    lab = PipelineLab(
+        seed,
+        stages,
+        lanes,
+        loss_at_home=loss_at_home,
+        loss=loss,
+        most_waiting=rng.choice((1, 2, 64)),
+        droppable=Droppable(fewest=2) if drop else None,
+        happens=happens,
+    )
+    lab.run()
+    check(lab)
+    assert len(lab.flights.losses) + len(lab.flights.cut) == number
+    if not lab.dead and not loss:
+        assert not lab.notes and len(lab.counted()) == number * (len(stages) + 1)
+
+
+def test_words_of_what_cannot_be_are_refused() -> None:
+    lab = PipelineLab(1, STAGES, columns(1))
+    lab.flights.begin(0.0)
+    taken = columns(1)[0][0][1]
+    with pytest.raises(Refused, match="none of ours"):
+        lab.flights.heard(1, Passage(WINDOW, 9, 1, False, Said.PASSED, 0, taken, 0.0), 1.0)
+    with pytest.raises(Refused, match="hop 2"):
+        lab.flights.heard(1, Passage(WINDOW, 0, 2, False, Said.PASSED, 0, taken[:2], 0.0), 1.0)
+
+
+def test_positions() -> None:
+    way = route(0, 1, DROPPED, 5)
+    assert live_hops(way) == [0, 1, 3]
+    assert [following(way, hop) for hop in range(4)] == [1, 3, 3, 4]
+    assert [preceding(way, hop) for hop in range(1, 5)] == [0, 1, 1, 3]
+    for at in range(9):
+        hop, backward = place(way, at)
+        assert position(way, hop, backward=backward) == at
