@@ -5,13 +5,16 @@ that runs here. At the end it tells every peer whether what it has accumulated c
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
+from farflung.node.network import Network
 from farflung.node.pipeline_mail import Post
 from farflung.node.pipeline_step import Step
 from farflung.node.stage_server import StageServer
-from farflung.protocol.errors import NetworkError, RemoteError
+from farflung.node.tether import Tether
+from farflung.protocol.errors import Refused, RemoteError
 from farflung.protocol.flights import Droppable, Effect, Flights, Note, Patience, Start, Tell
 from farflung.protocol.messages import Passage
 from farflung.protocol.route import Route
@@ -42,20 +45,24 @@ class Driver:
     def __init__(
         self,
         *,
+        network: Network,
         server: StageServer,
         post: Post,
         step: Step,
         home: int,  # our place in the plan
         batches: Mapping[int, Batch],  # of our microbatches
         patience: Patience,
+        refused: Callable[[RemoteError], None],
         droppable: Droppable | None = None,
     ) -> None:
         lanes: dict[int, list[tuple[int, Route]]] = {}
         for microbatch, (lane, route) in enumerate(zip(step.lanes, step.routes, strict=True)):
             if route[0].peer == home:
                 lanes.setdefault(lane, []).append((microbatch, route))
+        self._network = network
         self._server = server
         self._post = post
+        self._refused = refused
         self._step = step
         self._home = home
         self._batches = batches
@@ -68,40 +75,64 @@ class Driver:
             patience=patience,
             droppable=droppable,
         )
-        self._heard: asyncio.Queue[tuple[int, Passage | None]] = asyncio.Queue()
+        self._heard: asyncio.Queue[tuple[int, Passage | str]] = asyncio.Queue()
         self._notes: list[Note] = []
 
     def listen(self, place: int, passage: Passage) -> None:
         """The listener to open the step with."""
         self._heard.put_nowait((place, passage))
 
-    def lost(self, place: int) -> None:
+    def lost(self, place: int, reason: str) -> None:
         """Whoever watches the peers says that one is dead."""
-        self._heard.put_nowait((place, None))
+        self._heard.put_nowait((place, reason))
 
     async def run(self) -> Outcome:
         """Carry out the step, which is open here."""
-        self._do(self._flights.begin(self._now()))
-        while not self._flights.done:
-            try:
-                async with asyncio.timeout_at(self._flights.next_due()):
-                    place, passage = await self._heard.get()
-            except TimeoutError:
-                self._do(self._flights.tick(self._now()))
-                continue
-            if passage is None:
-                self._do(self._flights.lose(place, "it is dead", self._now()))
-            else:
-                self._do(self._flights.heard(place, passage, self._now()))
-        visits = await self._settle()
+        others = sorted({peer for stage in self._step.plan.stages for peer in stage} - {self._home})
+        tethers = {
+            place: Tether(self._network, self._step.keys[place], self._step.window, partial(self.lost, place))
+            for place in others
+        }
+        async with asyncio.TaskGroup() as group:
+            holding = {place: group.create_task(tether.run(), name="tether") for place, tether in tethers.items()}
+            await self._until_home()
+            lost = frozenset(self._flights.lost)
+            for place, tether in tethers.items():
+                if place in lost:
+                    holding[place].cancel()  # whoever is never told does not count
+                else:
+                    tether.settle(counts=True)
+        visits = {self._home: self._server.settle(self._step.window, counts=True)}
+        visits |= {place: tether.visits for place, tether in tethers.items() if tether.visits is not None}
+        untold = frozenset(tethers.keys() - visits.keys())
         return Outcome(
             losses=self._flights.losses,
             cut=self._flights.cut,
             routes=self._flights.routes,
-            lost=frozenset(self._flights.lost),
+            lost=lost | untold,
             notes=tuple(self._notes),
-            visits=visits,
+            visits={place: count for place, count in visits.items() if place not in lost},
         )
+
+    async def _until_home(self) -> None:
+        self._do(self._flights.begin(self._now()))
+        while not self._flights.done:
+            try:
+                async with asyncio.timeout_at(self._flights.next_due()):
+                    place, said = await self._heard.get()
+            except TimeoutError:
+                self._do(self._flights.tick(self._now()))
+                continue
+            if isinstance(said, str):
+                self._do(self._flights.lose(place, said, self._now()))
+            else:
+                self._hear(place, said)
+
+    def _hear(self, place: int, passage: Passage) -> None:
+        try:
+            self._do(self._flights.heard(place, passage, self._now()))
+        except Refused as error:
+            self._refused(Refused(error.reason, peer=self._step.keys[place]))
 
     def _do(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -115,27 +146,6 @@ class Driver:
                         self._post(self._step.keys[place], message)
                 case Note():
                     self._notes.append(effect)
-
-    async def _settle(self) -> dict[int, int]:
-        """Visits that count, by peer. Who cannot be told never counts: a peer waits for every data node's word."""
-        visits: dict[int, int] = {}
-
-        async def tell(place: int) -> None:
-            counts = place not in self._flights.lost
-            try:
-                told = await self._server.settle(self._step, place, counts=counts)
-            except (NetworkError, RemoteError) as error:
-                if counts:
-                    self._flights.lost.add(place)
-                    self._notes.append(Note("lost", place, -1, str(error)))
-            else:
-                if counts:
-                    visits[place] = told
-
-        async with asyncio.TaskGroup() as group:
-            for place in sorted({peer for stage in self._step.plan.stages for peer in stage}):
-                group.create_task(tell(place), name="the end of a step")
-        return visits
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

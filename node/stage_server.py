@@ -23,8 +23,9 @@ from farflung.node.door import Door
 from farflung.node.network import Network, PeerId, Stream
 from farflung.node.pipeline_mail import Post
 from farflung.node.pipeline_step import Step
+from farflung.node.tether import SETTLE
 from farflung.protocol.desk import Answer, Desk, Effect, Forget, Later, Ready, Report, Send, Work
-from farflung.protocol.errors import Malformed, NetworkError, Refused, RemoteError
+from farflung.protocol.errors import Malformed, Refused, RemoteError
 from farflung.protocol.messages import (
     Again,
     GiveUp,
@@ -40,8 +41,6 @@ from farflung.training.pipeline_boundary import TARGET_BYTES, Boundary, decode_t
 from farflung.training.pipeline_machine import Worklist
 from farflung.training.pipeline_plan import BadPlan, Kind, Op
 from farflung.training.pipeline_worker import Accumulated, Batch, Worker
-
-SETTLE = "settle"
 
 BUSY_S = 0.2
 """Until a busy peer is asked again."""
@@ -231,21 +230,10 @@ class StageServer:
                 effects = open_.desk.on_landed(message.microbatches)
         self._do(open_, effects)
 
-    async def settle(self, step: Step, place: int, *, counts: bool) -> int:
-        """Our data node's: tell a peer whether what it accumulated counts; its visits. Raises NetworkError, RemoteError."""
-        peer = step.keys[place]
-        if peer == self._network.peer_id:
-            return self._settle(self._open[step.window], place, counts=counts)
-        try:
-            async with asyncio.timeout(REACH_S):
-                stream = await self._network.open_stream(peer, SETTLE)
-                try:
-                    await framing.write_header(stream, SettleRequest(step.window, counts))
-                    return (await framing.read_header(stream, Settled)).visits
-                finally:
-                    await stream.close()
-        except TimeoutError as error:
-            raise NetworkError(f"no answer from {peer.hex()[:12]} at the end of a step") from error
+    def settle(self, window: bytes, *, counts: bool) -> int:
+        """Our own data node's word at the end of a step; how many visits of its were accumulated here."""
+        open_ = self._open[window]
+        return self._settle(open_, open_.me, counts=counts)
 
     def _settle(self, open_: _Open, home: int, *, counts: bool) -> int:
         open_.verdicts[home] = counts and open_.verdicts.get(home, True)
@@ -471,6 +459,7 @@ class StageServer:
         return self._open[window]
 
     async def _serve_settle(self, stream: Stream) -> None:
+        """Held by a data node during the whole step: the request comes at its end."""
         request = await framing.read_header(stream, SettleRequest)
         open_ = self._open.get(request.window)
         home = open_.step.place.get(stream.peer, -1) if open_ is not None else -1

@@ -310,13 +310,15 @@ class Desk:
         if not same_input(visit.route, order.route, order.hop):
             return [self._say(key, visit, Said.MISSING, backward=order.backward)]
         visit.follow(order.route, order.version)
-        if self._is_counted(key, visit):
-            return self._send_back(key, visit)
-        if not order.backward and visit.has_input:
+        counted, forward = self._is_counted(key, visit), not order.backward and visit.has_input
+        said = Said.HOLDING if counted or forward or visit.computing else Said.MISSING
+        alive: Effect = self._say(key, visit, said, backward=order.backward or counted)
+        if counted:
+            return [alive, *self._send_back(key, visit)]
+        if forward:
             visit.until = order.until
-            return self._forward_again(key, visit)
-        said = Said.HOLDING if visit.computing else Said.MISSING
-        return [self._say(key, visit, said, backward=order.backward)]
+            return [alive, *self._forward_again(key, visit)]
+        return [alive]
 
     def on_give_up(self, order: GiveUp) -> list[Effect]:
         """The data node wants this visit done by somebody else."""

@@ -36,6 +36,7 @@ from farflung.protocol.route import (
     peer_of,
     place,
     position,
+    preceding,
     same_input,
     with_peer,
 )
@@ -180,6 +181,10 @@ class Flights:
         if peer in self.lost:
             return []
         self._heard_at[peer] = now
+        if peer in flight.senders:
+            flight.senders = tuple(one for one in flight.senders if one != peer)
+            if not flight.senders:
+                flight.due = max(flight.due, now + self._patience.leg_s)
         if passage.said is Said.GAVE_UP:
             return self._gave_up(flight, peer, passage, now)
         loss_done = passage.hop == len(flight.route) or passage.backward
@@ -202,9 +207,9 @@ class Flights:
                     self._wait(flight, now)
                 return [Tell(peer, Landed(self._window, tuple(self.cut)))] if self.cut else []
             case Said.STUCK:
-                return self._stuck(flight, at, now) if at >= flight.at else []
+                return self._stuck(flight, at, passage.route, now) if at >= flight.at else []
             case _:
-                return self._missing(flight, passage, now) if passage.version == flight.version else []
+                return self._missing(flight, at, passage, now) if passage.version == flight.version else []
 
     def lose(self, peer: int, reason: str, now: float) -> list[Effect]:
         """A peer is gone, or as good as gone, for this step."""
@@ -213,8 +218,12 @@ class Flights:
         self.lost.add(peer)
         effects: list[Effect] = [Note("lost", peer, -1, reason)]
         for flight in list(self._flights.values()):
+            if flight.microbatch not in self._flights:
+                continue  # cut meanwhile
             if peer in (self._holder(flight), *flight.senders):
                 effects += self._restore(flight, now)
+            elif peer == self._next_peer(flight) and self._holder(flight) >= 0:
+                effects += self._nudge(flight, now)
         return effects
 
     def tick(self, now: float) -> list[Effect]:
@@ -233,12 +242,18 @@ class Flights:
                 return self._ask(flight, place(flight.route, flight.at)[0], now)
             return self.lose(asked, f"no answer about microbatch {flight.microbatch}", now)
         flight.silences += 1
+        if flight.silences > MOST_VERSIONS:
+            return self._cut(flight, "nobody answers for it", now)
         holder, long_ago = self._holder(flight), now - MOST_SILENCES * self._patience.leg_s
-        silent = [one for one in flight.senders if one != self._home and self._heard_at.get(one, long_ago) <= long_ago]
-        if flight.silences > MOST_SILENCES and not silent and holder not in (self._home, *self.lost):
+        if flight.silences == 1 and holder >= 0 and holder not in self.lost:
+            return self._nudge(flight, now)
+        unanswered = [peer for peer in flight.senders if peer != self._home]
+        if unanswered:
+            silent = [peer for peer in unanswered if self._heard_at.get(peer, long_ago) <= long_ago]
+            if silent and flight.silences > MOST_SILENCES + MOST_QUESTIONS:
+                return self.lose(silent[0], f"no answer about microbatch {flight.microbatch}", now)
+        elif flight.silences > MOST_SILENCES and holder not in (self._home, *self.lost):
             return self._ask(flight, place(flight.route, flight.at)[0], now)
-        if flight.silences > MOST_SILENCES + MOST_QUESTIONS and silent:
-            return self.lose(silent[0], f"nothing sent again of microbatch {flight.microbatch}", now)
         return self._restore(flight, now)
 
     # ---- where a flight is -----------------------------------------------------------------------------------------
@@ -248,6 +263,14 @@ class Flights:
 
     def _holder(self, flight: _Flight) -> int:
         return self._peer(flight, place(flight.route, flight.at)[0])
+
+    def _next_peer(self, flight: _Flight) -> int | None:
+        """To whom the holder will send it; None at the end, and before the loss."""
+        hop, backward = place(flight.route, flight.at)
+        if backward:
+            return flight.route[preceding(flight.route, hop)].peer if hop else None
+        then = following(flight.route, hop)
+        return flight.route[then].peer if then < len(flight.route) else None
 
     def _passed(self, flight: _Flight, at: int, now: float) -> list[Effect]:
         """Position `at` is behind it."""
@@ -292,7 +315,7 @@ class Flights:
         microbatch, route = self._waiting[lane].pop(0)
         flight = _Flight(microbatch, route, due=now + self._patience.leg_s, since=now)
         self._flights[microbatch] = flight
-        effects = self._rebind(flight, live_hops(route), may_drop=True) if self.lost else []
+        effects = self._rebind(flight, live_hops(route), now, may_drop=True) if self.lost else []
         if microbatch in self._flights:
             effects.append(self._again(flight, 0, backward=False, until=len(route) + 1))
         return effects
@@ -315,8 +338,8 @@ class Flights:
 
     # ---- what is done about it -------------------------------------------------------------------------------------
 
-    def _stuck(self, flight: _Flight, at: int, now: float) -> list[Effect]:
-        """`at` is done, and the peer of what comes next is out of its reach."""
+    def _stuck(self, flight: _Flight, at: int, route: Route, now: float) -> list[Effect]:
+        """`at` is done, and the peer of what comes next, by `route`, is out of reach of whoever did it."""
         if at == 2 * len(flight.route):
             return []
         at += 1
@@ -324,12 +347,12 @@ class Flights:
             at += 1
         if at > flight.at:
             self._advance(flight, at, now)
-        peer = self._holder(flight)
-        if peer in self.lost:
+        peer, hop = self._holder(flight), place(flight.route, flight.at)[0]
+        if peer in self.lost or peer_of(route, hop, loss_at_home=self._loss_at_home) != peer:
             return self._restore(flight, now)
         if peer == self._home or flight.asked is not None:
             return []  # we are here: it will try again when it is told to
-        return self._ask(flight, place(flight.route, flight.at)[0], now)
+        return self._ask(flight, hop, now)
 
     def _ask(self, flight: _Flight, hop: int, now: float) -> list[Effect]:
         peer, backward = self._peer(flight, hop), place(flight.route, flight.at)[1]
@@ -348,17 +371,40 @@ class Flights:
         flight.refused.add((passage.hop, peer))
         return self._restore(flight, now)
 
-    def _missing(self, flight: _Flight, passage: Passage, now: float) -> list[Effect]:
+    def _missing(self, flight: _Flight, at: int, passage: Passage, now: float) -> list[Effect]:
         """A peer should send again what it does not have: its lease ran out, or it has been started anew."""
-        if passage.backward:
-            why = f"the gradient kept at hop {passage.hop} is gone, and may have counted"
-            return [Note("cut", self._peer(flight, passage.hop), flight.microbatch, why), *self._cut(flight, why)]
-        flight.refused.add((passage.hop, self._peer(flight, passage.hop)))
+        if at > flight.at:
+            return []
+        if passage.backward and at < flight.at:
+            return self._cut(flight, f"the gradient kept at hop {passage.hop} is gone, and may have counted", now)
+        if at < flight.at:
+            flight.refused.add((passage.hop, self._peer(flight, passage.hop)))
         return self._restore(flight, now)
+
+    def _nudge(self, flight: _Flight, now: float) -> list[Effect]:
+        """Let the holder go on, or say what it lacks; and not to a peer that is lost."""
+        hop, backward = place(flight.route, flight.at)
+        effects: list[Effect] = []
+        if self._next_peer(flight) in self.lost:
+            then = preceding(flight.route, hop) if backward else following(flight.route, hop)
+            effects = self._rebind(flight, [then], now, may_drop=not backward)
+            if backward and flight.microbatch in self._flights:  # the new one needs the input, too
+                below = max(one for one in live_hops(flight.route) if one < then and self._is_here(flight, one))
+                effects += self._rebind(flight, range(below + 1, then), now, may_drop=False)
+                effects.append(self._again(flight, below, backward=False, until=then))
+        if flight.microbatch in self._flights:
+            effects.append(self._again(flight, hop, backward=backward, until=len(flight.route) + 1))
+            self._told(flight, effects, now)
+        return effects
+
+    def _told(self, flight: _Flight, effects: list[Effect], now: float) -> None:
+        """Those who were told something answer at once; what they do about it takes longer."""
+        flight.asked, flight.questions = None, 0
+        flight.senders = tuple({effect.peer for effect in effects if isinstance(effect, Tell)} - {self._home})
+        flight.due = now + (self._patience.answer_s if flight.senders else self._patience.leg_s)
 
     def _restore(self, flight: _Flight, now: float) -> list[Effect]:
         """Let those who hold what the flight needs send it again, to peers that are here."""
-        flight.asked, flight.questions = None, 0
         hop, backward = place(flight.route, flight.at)
         end = len(flight.route)
         hops = [*live_hops(flight.route), end]
@@ -370,7 +416,7 @@ class Flights:
             top = hop
         else:
             top = end if above is None else max(one for one in hops if one < above)
-        effects = self._rebind(flight, [one for one in hops if below < one <= top], may_drop=not backward)
+        effects = self._rebind(flight, [one for one in hops if below < one <= top], now, may_drop=not backward)
         if flight.microbatch not in self._flights:
             return effects
         if above is None:
@@ -383,15 +429,14 @@ class Flights:
             effects.append(self._again(flight, above, backward=True, until=0))
         if at != flight.at:
             flight.at, flight.since = at, now
-        flight.senders = tuple(effect.peer for effect in effects if isinstance(effect, Tell))
-        flight.due = now + self._patience.leg_s
+        self._told(flight, effects, now)
         return effects
 
     def _is_here(self, flight: _Flight, hop: int) -> bool:
         peer = self._peer(flight, hop)
         return peer not in self.lost and (hop, peer) not in flight.refused
 
-    def _rebind(self, flight: _Flight, hops: Sequence[int], *, may_drop: bool) -> list[Effect]:
+    def _rebind(self, flight: _Flight, hops: Sequence[int], now: float, *, may_drop: bool) -> list[Effect]:
         """New peers for those of `hops` whose peer is not here; or the flight ends."""
         effects: list[Effect] = []
         route = flight.route
@@ -412,16 +457,16 @@ class Flights:
                 effects.append(Note("dropped", old, flight.microbatch, f"nobody else has stage {route[hop].stage}"))
             else:
                 why = f"nobody is left for hop {hop}, stage {route[hop].stage}"
-                return [Note("cut", old, flight.microbatch, why), *self._cut(flight, why)]
-        if route != flight.route:
+                return self._cut(flight, why, now)
+        if effects:  # even if it is the same peer again: it refuses the version that it gave up
             flight.route, flight.version = route, flight.version + 1
             if flight.version > MOST_VERSIONS:
-                why = f"its route failed {MOST_VERSIONS} times"
-                return [Note("cut", -1, flight.microbatch, why), *self._cut(flight, why)]
+                return self._cut(flight, f"its route failed {MOST_VERSIONS} times", now)
         return effects
 
-    def _cut(self, flight: _Flight, why: str) -> list[Effect]:
-        return self._land(flight, flight.since, cut=why)
+    def _cut(self, flight: _Flight, why: str, now: float) -> list[Effect]:
+        holder = self._holder(flight)
+        return [Note("cut", holder, flight.microbatch, why), *self._land(flight, now, cut=why)]
 
     def _may_drop(self, route: Route, hop: int, may_drop: bool) -> bool:
         live = live_hops(route)

@@ -6,6 +6,7 @@ python -m farflung.sims.bench_peer loop ...      the same training in a bare PyT
 python -m farflung.sims.bench_peer member ...    a real node that trains a model with others (`overlap_peer`)
 python -m farflung.sims.bench_peer parallel ...  the same training, data-parallel over gloo (`overlap_peer`)
 python -m farflung.sims.bench_peer paced ...     a real node that trains with others on a machine of a given speed (`unequal_peer`)
+python -m farflung.sims.bench_peer stage ...     a peer of a pipeline (`stage_peer`)
 """
 
 import argparse
@@ -32,6 +33,7 @@ from farflung.node.learner import SwarmLearner
 from farflung.sims.bench_model import BareLoop, make_training
 from farflung.sims.bench_node import OUTER, Hear, Say, loop_factory, make_node, odd_events
 from farflung.sims.overlap_peer import run_member, run_parallel
+from farflung.sims.stage_peer import run_stage
 from farflung.sims.unequal_peer import run_paced
 from farflung.training.data import TokenWindows
 from farflung.training.inner import StepReport
@@ -314,6 +316,11 @@ def main() -> None:
         training.add_argument("--preset", required=True)
         training.add_argument("--batch", type=int, required=True)
         training.add_argument("--steps", type=int, required=True)
+    stage = kinds.add_parser("stage")
+    stage.add_argument("--rank", type=int, required=True)
+    stage.add_argument("--contact", nargs="*", default=[])
+    stage.add_argument("--world", required=True)
+    stage.set_defaults(threads=1)
     arguments = parser.parse_args()
     # libraries and child processes may write to stdout: only our lines go to the parent
     with (
@@ -337,7 +344,13 @@ def main() -> None:
                 _read_orders(lambda line: None)  # there are none; but the end of stdin counts
                 run_parallel(arguments, say)
             case kind:
-                run = {"vector": run_vector, "node": run_node, "member": run_member, "paced": run_paced}[kind]
+                run = {
+                    "vector": run_vector,
+                    "node": run_node,
+                    "member": run_member,
+                    "paced": run_paced,
+                    "stage": run_stage,
+                }[kind]
                 with asyncio.Runner(loop_factory=loop_factory) as runner:
                     runner.run(_run_node(run, arguments, Path(folder), say))
 

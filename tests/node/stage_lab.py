@@ -131,6 +131,8 @@ class StageLab:
         self.step = step_of(plan)
         self.happens = happens if happens is not None else lambda *_: None
         self.dead: set[int] = set()
+        self.seconds = 0.0
+        """Virtual, until the last microbatch was home."""
         self.errors: list[RemoteError] = []
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.servers: list[_Watched] = []
@@ -165,12 +167,14 @@ class StageLab:
             self.tasks[number] = group.create_task(self._live(server), context=clock.process_context(network.peer_id))
             if number == 0:
                 self.driver = Driver(
+                    network=network,
                     server=server,
                     post=mail.send,
                     step=self.step,
                     home=0,
                     batches=dict(enumerate(self.data)),
                     patience=PATIENCE,
+                    refused=self.errors.append,
                     droppable=droppable,
                 )
 

@@ -32,6 +32,7 @@ def two_columns(microbatches: int = 4, *, loss_at_home: bool = True) -> Plan:
 async def whole(lab: StageLab) -> Outcome:
     """Run the step, and check its gradients and that nothing counts twice."""
     outcome = await lab.run()
+    lab.seconds = asyncio.get_running_loop().time()
     visits = lab.visits(outcome)
     assert all(len(peers) == 1 for peers in visits.values()), "counted twice"
     parts = [(m, HEAD if hop == len(outcome.routes[m]) else outcome.routes[m][hop].stage) for m, hop in visits]
@@ -129,28 +130,44 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("reset", [True, False], ids=["process", "machine"])
+async def timed(lab: StageLab) -> tuple[Outcome, float]:
+    """And the virtual seconds that it took."""
+    return await whole(lab), lab.seconds
+
+
+HEARTBEATS_S = 12.0
+"""Until others have noticed by its heartbeats that a machine is silent."""
+
+
+@pytest.mark.parametrize("death", ["process", "machine", "machine, unnoticed"])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_stage_peer_dies(moment: str, reset: bool) -> None:
+def test_a_stage_peer_dies(moment: str, death: str) -> None:
     when, what = MOMENTS[moment]
-    normal = in_stages(StageLab.run, two_columns())
-    for seed in range(4):
+    normal, usual_s = in_stages(timed, two_columns())
+    for seed in range(2):
 
         def happens(lab: StageLab, _: int, op: Op, now: str) -> None:
             if (op, now) == (when, what):
-                lab.kill(3, reset=reset)
+                lab.kill(3, reset=death == "process")
+                if death == "machine":
+                    asyncio.get_running_loop().call_later(HEARTBEATS_S, lab.driver.lost, 3, "no heartbeat")
 
-        async def main(lab: StageLab) -> Outcome:
-            outcome = await whole(lab)
+        async def main(lab: StageLab) -> tuple[Outcome, float]:
+            outcome, seconds = await timed(lab)
             assert lab.dead == {3}
-            return outcome
+            return outcome, seconds
 
-        outcome = in_stages(main, two_columns(), seed=seed, happens=happens, jitter_s=0.3, drop=0.02, duplicate=0.02)
+        outcome, seconds = in_stages(
+            main, two_columns(), seed=seed, happens=happens, jitter_s=0.3, drop=0.02, duplicate=0.02
+        )
         assert sorted(outcome.losses) == list(range(4)) and not outcome.cut
         assert outcome.lost == {3}
+        print("SEC", moment, death, usual_s, seconds)
         assert outcome.losses == pytest.approx(normal.losses, rel=1e-6)
         for microbatch in (1, 3):  # the other column
             assert outcome.routes[microbatch] == normal.routes[microbatch]
+        if death == "process":
+            assert seconds < 1.5 * usual_s
 
 
 def test_two_neighbours_die_between_forward_and_backward() -> None:
