@@ -6,7 +6,7 @@ that runs here. At the end it tells every peer whether what it has accumulated c
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from farflung.node.network import Network
@@ -15,7 +15,8 @@ from farflung.node.pipeline_step import Step
 from farflung.node.stage_server import StageServer
 from farflung.node.tether import Tether
 from farflung.protocol.errors import Refused, RemoteError
-from farflung.protocol.flights import Droppable, Effect, Flights, Note, Patience, Start, Tell
+from farflung.protocol.flight import Patience
+from farflung.protocol.flights import Droppable, Effect, Flights, Note, Start, Tell
 from farflung.protocol.messages import Passage
 from farflung.protocol.route import Route
 from farflung.training.pipeline_worker import Batch
@@ -35,7 +36,9 @@ class Outcome:
     """Peers whose accumulated gradients do not count."""
     notes: tuple[Note, ...]
     """What was decided on the way, and why."""
-    visits: dict[int, int] = field(default_factory=dict)
+    seconds: float
+    """Until the last of them was home."""
+    visits: dict[int, int]
     """By peer: our (microbatch, hop) that count there, losses included."""
 
 
@@ -95,7 +98,9 @@ class Driver:
         }
         async with asyncio.TaskGroup() as group:
             holding = {place: group.create_task(tether.run(), name="tether") for place, tether in tethers.items()}
+            began = self._now()
             await self._until_home()
+            seconds = self._now() - began
             lost = frozenset(self._flights.lost)
             for place, tether in tethers.items():
                 if place in lost:
@@ -111,6 +116,7 @@ class Driver:
             routes=self._flights.routes,
             lost=lost | untold,
             notes=tuple(self._notes),
+            seconds=seconds,
             visits={place: count for place, count in visits.items() if place not in lost},
         )
 

@@ -11,7 +11,6 @@ a step count when every data node of the plan has said so (`settle`), so what a 
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,8 +22,9 @@ from farflung.node.door import Door
 from farflung.node.network import Network, PeerId, Stream
 from farflung.node.pipeline_mail import Post
 from farflung.node.pipeline_step import Step
+from farflung.node.stage_step import Listener, OpenStep, Service
 from farflung.node.tether import SETTLE
-from farflung.protocol.desk import Answer, Desk, Effect, Forget, Later, Ready, Report, Send, Work
+from farflung.protocol.desk import Answer, Effect, Forget, Later, Ready, Report, Send
 from farflung.protocol.errors import Malformed, Refused, RemoteError
 from farflung.protocol.messages import (
     Again,
@@ -38,7 +38,6 @@ from farflung.protocol.messages import (
 )
 from farflung.training.errors import Overflow
 from farflung.training.pipeline_boundary import TARGET_BYTES, Boundary, decode_targets, encode_targets
-from farflung.training.pipeline_machine import Worklist
 from farflung.training.pipeline_plan import BadPlan, Kind, Op
 from farflung.training.pipeline_worker import Accumulated, Batch, Worker
 
@@ -50,47 +49,6 @@ MOST_STREAMS = 2
 """Of one kind from one peer: one, and one that died without telling."""
 STREAM_S = 3600.0
 """Longest life of a stream; its sender opens another."""
-
-Listener = Callable[[int, Passage], None]
-"""Told (place in the plan, what it says); must not block."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Service:
-    """How a stage is served."""
-
-    forward: Boundary
-    backward: Boundary
-    vocab_size: int
-    seq_len: int
-    device: torch.device
-    most_waiting: int = 64
-    """Forwards that wait here before others are told that we are busy (Agora's number)."""
-    lease_s: float = 600.0
-    """How long something is kept for which nobody asks."""
-
-
-@dataclass(slots=True)
-class _Open:
-    """A step that is going on."""
-
-    step: Step
-    me: int
-    desk: Desk
-    worklist: Worklist
-    accumulated: Accumulated = field(default_factory=Accumulated)
-    inputs: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = field(default_factory=dict)
-    """By (microbatch, hop): the input, and targets where they travel with it."""
-    gradients: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-    """Of outputs."""
-    kept: dict[tuple[int, int], tuple[Payload, int, int]] = field(default_factory=dict)
-    """Encoded gradients of inputs, with batch and length."""
-    batches: dict[int, Batch] = field(default_factory=dict)
-    """Of our own microbatches."""
-    listener: Listener | None = None
-    verdicts: dict[int, bool] = field(default_factory=dict)
-    """By data node: whether what we accumulated counts."""
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class StageServer:
@@ -114,7 +72,7 @@ class StageServer:
         self._worker = worker
         self._service = service
         self._refused = refused
-        self._open: dict[bytes, _Open] = {}
+        self._open: dict[bytes, OpenStep] = {}
         self._opened = asyncio.Condition()
         self._couriers: dict[tuple[PeerId, str], Courier] = {}
         self._streams = Counter[tuple[PeerId, str]]()
@@ -148,19 +106,7 @@ class StageServer:
         wanted = {stage for stage, peers in enumerate(step.plan.stages) if me in peers}
         if not wanted <= set(self._worker.stages):
             raise BadPlan(f"the plan has stages {sorted(wanted)} here, where {self._worker.stages} are held")
-        plan = step.plan
-        program = None if plan.program is None else plan.program.get(me, ())
-        desk = Desk(
-            window=step.window,
-            me=me,
-            stages=plan.stages,
-            loss_at_home=plan.loss_at_home,
-            most_waiting=self._service.most_waiting if program is None else len(step.routes) * len(plan.stages),
-            lease_s=self._service.lease_s,
-        )
-        self._open[step.window] = _Open(
-            step, me, desk, Worklist(plan.policy, plan.slots[me], program), listener=listener
-        )
+        self._open[step.window] = OpenStep.begin(step, me, self._service, listener)
         async with self._opened:
             self._opened.notify_all()
 
@@ -181,7 +127,7 @@ class StageServer:
             if place in open_.step.homes:
                 its = [number for number in range(len(open_.step.routes)) if open_.step.home(number) == place]
                 self._do(open_, open_.desk.on_landed(its))
-                self._settle(open_, place, counts=True)
+                open_.settle(place, counts=True)
 
     def start(self, order: Again, batch: Batch) -> None:
         """Our data node's: begin a microbatch, or let stage 0 send it once more. Tokens and targets [B, T]."""
@@ -233,22 +179,16 @@ class StageServer:
     def settle(self, window: bytes, *, counts: bool) -> int:
         """Our own data node's word at the end of a step; how many visits of its were accumulated here."""
         open_ = self._open[window]
-        return self._settle(open_, open_.me, counts=counts)
-
-    def _settle(self, open_: _Open, home: int, *, counts: bool) -> int:
-        open_.verdicts[home] = counts and open_.verdicts.get(home, True)
-        if open_.verdicts.keys() >= open_.step.homes:
-            open_.settled.set()
-        return len(open_.desk.counted.get(home, ()))
+        return open_.settle(open_.me, counts=counts)
 
     # ---- effects ---------------------------------------------------------------------------------------------------
 
-    def _do(self, open_: _Open, effects: Sequence[Effect], output: Payload | None = None) -> None:
+    def _do(self, open_: OpenStep, effects: Sequence[Effect], output: Payload | None = None) -> None:
         """`output`: the encoded outcome of the forward whose effects these are."""
         for effect in effects:
             match effect:
                 case Ready(work):
-                    open_.worklist.arrive(_op(open_, work), self._now(), open_.step.lanes[work.microbatch])
+                    open_.worklist.arrive(open_.op(work), self._now(), open_.step.lanes[work.microbatch])
                     self._wake.set()
                 case Send():
                     self._send(open_, effect, output)
@@ -260,22 +200,15 @@ class StageServer:
                     elif open_.listener is not None:
                         open_.listener(home, passage)
                 case Forget(microbatch, hop):
-                    self._forget(open_, microbatch, hop)
+                    open_.forget(microbatch, hop)
+                    self._wake.set()
 
-    def _forget(self, open_: _Open, microbatch: int, hop: int | None) -> None:
-        open_.worklist.forget(microbatch, hop)
-        self._wake.set()
-        for tensors in (open_.inputs, open_.gradients, open_.kept):
-            gone = [key for key in tensors if key[0] == microbatch and hop in (None, key[1])]
-            for key in gone:
-                del tensors[key]
-
-    async def _send_later(self, open_: _Open, send: Send, output: Payload | None) -> None:
+    async def _send_later(self, open_: OpenStep, send: Send, output: Payload | None) -> None:
         await asyncio.sleep(BUSY_S)
         if open_.desk.wants(send):
             self._send(open_, send, output)
 
-    def _send(self, open_: _Open, send: Send, output: Payload | None) -> None:
+    def _send(self, open_: OpenStep, send: Send, output: Payload | None) -> None:
         key = (send.work.microbatch, send.work.hop)
         targets = b""
         if send.backward:
@@ -322,7 +255,7 @@ class StageServer:
 
     async def _hand_to_ourselves(
         self,
-        open_: _Open,
+        open_: OpenStep,
         header: ParcelHeader,
         payload: Payload,
         targets: bytes,
@@ -343,8 +276,8 @@ class StageServer:
             else:
                 await self._wake.wait()
 
-    async def _compute(self, open_: _Open, op: Op) -> None:
-        work = _work(open_, op)
+    async def _compute(self, open_: OpenStep, op: Op) -> None:
+        work = open_.work(op)
         if not open_.desk.started(work):
             return
         key = (work.microbatch, work.hop)
@@ -355,12 +288,14 @@ class StageServer:
                 if targets is None:
                     targets = open_.batches[work.microbatch][1]
                 loss, output = await self._learner.run(self._loss, open_.accumulated, x, targets)
-                effects = self._keep(open_, work, x, output, open_.desk.finished(work, home, loss))
+                effects = open_.desk.finished(work, home, loss)
+                open_.counted(work, x, output, keep=bool(effects))
             elif op.kind is Kind.B:
                 gradient = open_.gradients[key]
                 stage = open_.step.routes[work.microbatch][work.hop].stage
                 output = await self._learner.run(self._backward, open_.accumulated, stage, x, gradient)
-                effects = self._keep(open_, work, x, output, open_.desk.finished(work, home))
+                effects = open_.desk.finished(work, home)
+                open_.counted(work, x, output, keep=bool(effects))
             else:
                 stage = open_.step.routes[work.microbatch][work.hop].stage
                 output = await self._learner.run(self._forward, stage, x)
@@ -369,15 +304,6 @@ class StageServer:
             output, effects = b"", open_.desk.failed(work)
         open_.worklist.finish(op)
         self._do(open_, effects, output)
-
-    def _keep(self, open_: _Open, work: Work, x: Tensor, output: Payload, effects: list[Effect]) -> list[Effect]:
-        """A visit was counted: its tensors go, the gradient of its input stays until it has landed."""
-        key = (work.microbatch, work.hop)
-        open_.inputs.pop(key, None)
-        open_.gradients.pop(key, None)
-        if effects:
-            open_.kept[key] = (output, x.shape[0], x.shape[1])
-        return effects
 
     def _forward(self, stage: int, x: Tensor) -> Payload:
         return self._service.forward.encode(self._worker.forward(stage, x))
@@ -428,7 +354,7 @@ class StageServer:
         await stream.write(bytes([await self._take(open_, header, payload, targets, stream.peer)]))
 
     async def _take(
-        self, open_: _Open, header: ParcelHeader, payload: Payload, targets: bytes, sender: PeerId
+        self, open_: OpenStep, header: ParcelHeader, payload: Payload, targets: bytes, sender: PeerId
     ) -> Answer:
         try:
             x, its_targets = await self._side.run(self._decode, header, payload, targets)
@@ -449,7 +375,7 @@ class StageServer:
         x = self._boundary(header).decode(payload, batch, length, device=self._service.device)
         return x, decode_targets(targets, batch, length, self._service.vocab_size) if targets else None
 
-    async def _await_step(self, window: bytes, peer: PeerId) -> _Open:
+    async def _await_step(self, window: bytes, peer: PeerId) -> OpenStep:
         """A parcel may come before its step was opened here."""
         try:
             async with asyncio.timeout(STEP_WAIT_S), self._opened:
@@ -465,7 +391,7 @@ class StageServer:
         home = open_.step.place.get(stream.peer, -1) if open_ is not None else -1
         if open_ is None or home not in open_.step.homes:
             raise Refused("the end of a step that is not open here, or not yours to end", peer=stream.peer)
-        visits = self._settle(open_, home, counts=request.counts)
+        visits = open_.settle(home, counts=request.counts)
         await framing.write_header(stream, Settled(visits))
 
     # ---- small things ----------------------------------------------------------------------------------------------
@@ -479,26 +405,11 @@ class StageServer:
     def _boundary(self, header: ParcelHeader) -> Boundary:
         return self._service.backward if header.backward else self._service.forward
 
-    def _carries_targets(self, open_: _Open, header: ParcelHeader) -> bool:
+    def _carries_targets(self, open_: OpenStep, header: ParcelHeader) -> bool:
         return not header.backward and not open_.step.plan.loss_at_home
 
-    def _travelling(self, open_: _Open, batch: Batch) -> Tensor | None:
+    def _travelling(self, open_: OpenStep, batch: Batch) -> Tensor | None:
         return None if open_.step.plan.loss_at_home else batch[1]
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
-
-
-def _op(open_: _Open, work: Work) -> Op:
-    """In the plan's words, where the loss is at hop 0 or at the last hop."""
-    last = len(open_.step.routes[work.microbatch]) - 1
-    if work.backward:
-        return Op(Kind.B, work.microbatch, work.hop)
-    if work.hop <= last:
-        return Op(Kind.F, work.microbatch, work.hop)
-    return Op(Kind.LOSS, work.microbatch, 0 if open_.step.plan.loss_at_home else last)
-
-
-def _work(open_: _Open, op: Op) -> Work:
-    hop = len(open_.step.routes[op.microbatch]) if op.kind is Kind.LOSS else op.hop
-    return Work(op.microbatch, hop, op.kind is Kind.B)

@@ -6,6 +6,7 @@ A machine that goes silent shows by deadlines only, or by the heartbeats of whoe
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from farflung.node import framing
 from farflung.node.courier import REACH_S
@@ -14,6 +15,9 @@ from farflung.protocol.errors import NetworkError, RemoteError
 from farflung.protocol.messages import Settled, SettleRequest
 
 SETTLE = "settle"
+
+CLOSE_S = 1.0
+"""What was written has been answered, or never will be."""
 
 TRIES = 2
 """Streams that may break before the peer is lost: a link may be cut for a moment."""
@@ -68,4 +72,6 @@ class Tether:
         except* (NetworkError, RemoteError) as broken:
             raise broken.exceptions[0] from None
         finally:
-            await stream.close()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await stream.close()

@@ -20,11 +20,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from enum import IntEnum, auto
-from typing import NamedTuple
+from enum import IntEnum
 
 from farflung.protocol.messages import Again, GiveUp, ParcelHeader, Passage, Said
-from farflung.protocol.route import OPEN, Leg, Route, following, live_hops, peer_of, preceding, same_input, with_peer
+from farflung.protocol.route import OPEN, Route, following, live_hops, peer_of, preceding, same_input, with_peer
+from farflung.protocol.visit import Phase, Visit, Work
 
 
 class Answer(IntEnum):
@@ -33,14 +33,6 @@ class Answer(IntEnum):
     TAKEN = 1
     BUSY = 2
     UNWANTED = 3
-
-
-class Work(NamedTuple):
-    """Something to compute: a forward, the loss (a forward at hop n), or a backward."""
-
-    microbatch: int
-    hop: int
-    backward: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,44 +88,6 @@ class Forget:
 Effect = Ready | Send | Later | Report | Forget
 
 
-class _Phase(IntEnum):
-    IDLE = auto()
-    READY = auto()
-    RUNNING = auto()
-    DONE = auto()
-
-
-@dataclass(slots=True)
-class _Visit:
-    route: Route
-    version: int
-    lease_until: float
-    until: int = 0
-    has_input: bool = False
-    has_gradient: bool = False
-    forward: _Phase = _Phase.IDLE
-    backward: _Phase = _Phase.IDLE
-    sending: bool = False
-    """Its output is on the way, under `version`."""
-    passed: bool = False
-    """Its output was taken by the next hop."""
-    loss: float = math.nan
-
-    @property
-    def computing(self) -> bool:
-        return any(phase in (_Phase.READY, _Phase.RUNNING) for phase in (self.forward, self.backward))
-
-    def follow(self, route: Route, version: int) -> None:
-        """Take what is newer in a route of the same visit."""
-        if version > self.version:
-            self.route, self.version, self.sending = route, version, False
-        elif version == self.version:
-            self.route = tuple(
-                Leg(ours.stage, theirs.peer if ours.peer == OPEN else ours.peer)
-                for ours, theirs in zip(self.route, route, strict=True)
-            )
-
-
 class Desk:
     """The visits of one step at one peer. Whoever drives it has checked that messages come from those who may send them."""
 
@@ -153,7 +107,7 @@ class Desk:
         self._loss_at_home = loss_at_home
         self._most_waiting = most_waiting
         self._lease_s = lease_s
-        self._visits: dict[tuple[int, int], _Visit] = {}
+        self._visits: dict[tuple[int, int], Visit] = {}
         self._landed: set[int] = set()
         self._given_up: dict[tuple[int, int], int] = {}  # the version up to which parcels are refused
         self._given = Counter[int]()
@@ -193,7 +147,7 @@ class Desk:
         if self._is_counted(key, visit):
             return Answer.TAKEN, self._send_back(key, visit)
         if not same_input(visit.route, parcel.route, parcel.hop):
-            visit = self._visits[key] = _Visit(parcel.route, parcel.version, visit.lease_until)
+            visit = self._visits[key] = Visit(parcel.route, parcel.version, visit.lease_until)
         visit.follow(parcel.route, parcel.version)
         if not math.isnan(parcel.loss):
             visit.loss = parcel.loss
@@ -207,7 +161,7 @@ class Desk:
             return Answer.TAKEN, self._forward_again(key, visit)
         visit.has_input = True
         if parcel.until > parcel.hop:
-            visit.forward = _Phase.READY
+            visit.forward = Phase.READY
             return Answer.TAKEN, [Ready(Work(*key, backward=False))]
         return Answer.TAKEN, self._backward_if_whole(key, visit)
 
@@ -221,10 +175,10 @@ class Desk:
         visit = self._visits.get((work.microbatch, work.hop))
         if visit is None:
             return False
-        if work.backward and visit.backward is _Phase.READY:
-            visit.backward = _Phase.RUNNING
-        elif not work.backward and visit.forward is _Phase.READY:
-            visit.forward = _Phase.RUNNING
+        if work.backward and visit.backward is Phase.READY:
+            visit.backward = Phase.RUNNING
+        elif not work.backward and visit.forward is Phase.READY:
+            visit.forward = Phase.RUNNING
         else:
             return False
         return True
@@ -239,12 +193,12 @@ class Desk:
         if visit is None:
             return []  # it landed meanwhile
         if work.backward:
-            visit.backward = _Phase.DONE
+            visit.backward = Phase.DONE
             visit.has_input = visit.has_gradient = False
             return self._send_back(key, visit)
-        if visit.forward is not _Phase.RUNNING:
+        if visit.forward is not Phase.RUNNING:
             return []  # given up meanwhile
-        visit.forward = _Phase.DONE
+        visit.forward = Phase.DONE
         if is_loss:
             visit.loss = loss
             visit.has_input = False
@@ -363,35 +317,35 @@ class Desk:
     # ---- inside --------------------------------------------------------------------------------------------------
 
     def _waiting(self) -> int:
-        return sum(visit.forward is _Phase.READY for visit in self._visits.values())
+        return sum(visit.forward is Phase.READY for visit in self._visits.values())
 
-    def _visit(self, key: tuple[int, int], route: Route, version: int, now: float) -> _Visit:
-        visit = self._visits.setdefault(key, _Visit(route, version, now))
+    def _visit(self, key: tuple[int, int], route: Route, version: int, now: float) -> Visit:
+        visit = self._visits.setdefault(key, Visit(route, version, now))
         visit.lease_until = now + self._lease_s
         return visit
 
-    def _is_counted(self, key: tuple[int, int], visit: _Visit) -> bool:
+    def _is_counted(self, key: tuple[int, int], visit: Visit) -> bool:
         done = visit.forward if key[1] == len(visit.route) else visit.backward
-        return done is _Phase.DONE
+        return done is Phase.DONE
 
-    def _is_counting(self, key: tuple[int, int], visit: _Visit) -> bool:
-        return _Phase.RUNNING is (visit.forward if key[1] == len(visit.route) else visit.backward)
+    def _is_counting(self, key: tuple[int, int], visit: Visit) -> bool:
+        return Phase.RUNNING is (visit.forward if key[1] == len(visit.route) else visit.backward)
 
-    def _forward_again(self, key: tuple[int, int], visit: _Visit) -> list[Effect]:
+    def _forward_again(self, key: tuple[int, int], visit: Visit) -> list[Effect]:
         if visit.computing or visit.sending:
-            return [self._say(key, visit, Said.HOLDING, backward=visit.backward is not _Phase.IDLE)]
+            return [self._say(key, visit, Said.HOLDING, backward=visit.backward is not Phase.IDLE)]
         if visit.until <= key[1]:
             return self._backward_if_whole(key, visit)
-        visit.forward = _Phase.READY
+        visit.forward = Phase.READY
         return [Ready(Work(*key, backward=False))]
 
-    def _backward_if_whole(self, key: tuple[int, int], visit: _Visit) -> list[Effect]:
+    def _backward_if_whole(self, key: tuple[int, int], visit: Visit) -> list[Effect]:
         if not (visit.has_input and visit.has_gradient) or visit.computing:
             return []
-        visit.backward = _Phase.READY
+        visit.backward = Phase.READY
         return [Ready(Work(*key, backward=True))]
 
-    def _send_on(self, key: tuple[int, int], visit: _Visit) -> Send:
+    def _send_on(self, key: tuple[int, int], visit: Visit) -> Send:
         hop = following(visit.route, key[1])
         peer, tried = peer_of(visit.route, hop, loss_at_home=self._loss_at_home), None
         if peer == OPEN:
@@ -409,7 +363,7 @@ class Desk:
             tried=tried,
         )
 
-    def _send_back(self, key: tuple[int, int], visit: _Visit) -> list[Effect]:
+    def _send_back(self, key: tuple[int, int], visit: Visit) -> list[Effect]:
         """The gradient of the input; of hop 0, which has none, the word that all is done."""
         is_loss = key[1] == len(visit.route)
         if key[1] == 0:
@@ -433,6 +387,6 @@ class Desk:
         self._given[peer] += 1
         return peer
 
-    def _say(self, key: tuple[int, int], visit: _Visit, said: Said, *, backward: bool) -> Report:
+    def _say(self, key: tuple[int, int], visit: Visit, said: Said, *, backward: bool) -> Report:
         passage = Passage(self._window, *key, backward, said, visit.version, visit.route, visit.loss)
         return Report(visit.route[0].peer, passage)

@@ -22,24 +22,12 @@ Time and all news are arguments; effects say what to send to whom.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from farflung.protocol.errors import Refused
+from farflung.protocol.flight import Flight, Patience
 from farflung.protocol.messages import Again, GiveUp, Landed, Passage, Said
-from farflung.protocol.route import (
-    DROPPED,
-    OPEN,
-    Leg,
-    Route,
-    following,
-    live_hops,
-    peer_of,
-    place,
-    position,
-    preceding,
-    same_input,
-    with_peer,
-)
+from farflung.protocol.route import DROPPED, OPEN, Route, following, live_hops, peer_of, with_peer
 
 MOST_SILENCES = 2
 """Deadlines that pass before a peer is asked to give a hop up."""
@@ -47,18 +35,6 @@ MOST_QUESTIONS = 2
 """Times that it is asked."""
 MOST_VERSIONS = 16
 """Of one route; a flight that fails more often is cut short."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Patience:
-    """Seconds. The digest's 5.4 and 5.3 say 3 times the planned leg and the way there and back, and 240 at most."""
-
-    leg_s: float
-    """Without a word about a flight, before what it needs is sent again."""
-    answer_s: float
-    """Until a peer answers that it gives a hop up."""
-    hard_s: float
-    """A peer that says it holds a flight, and does not get on with it, is believed for so long."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,25 +74,6 @@ class Note:
 Effect = Start | Tell | Note
 
 
-@dataclass(slots=True)
-class _Flight:
-    microbatch: int
-    route: Route
-    due: float
-    since: float
-    version: int = 0
-    at: int = 0
-    silences: int = 0
-    senders: tuple[int, ...] = ()
-    """Peers that were told last to send something again."""
-    asked: int | None = None
-    """Hop whose peer was asked to give it up."""
-    questions: int = 0
-    refused: set[tuple[int, int]] = field(default_factory=set)
-    """(hop, peer) that are not tried again."""
-    loss: float = float("nan")
-
-
 class Flights:
     """All microbatches of one data node in one step."""
 
@@ -144,7 +101,7 @@ class Flights:
         self._loss_at_home = loss_at_home
         self._patience = patience
         self._droppable = droppable if droppable is not None else Droppable()
-        self._flights: dict[int, _Flight] = {}
+        self._flights: dict[int, Flight] = {}
         self._heard_at: dict[int, float] = {}
         self.lost: set[int] = set()
         """Peers whose accumulated gradients do not count."""
@@ -181,30 +138,27 @@ class Flights:
         if peer in self.lost:
             return []
         self._heard_at[peer] = now
-        if peer in flight.senders:
-            flight.senders = tuple(one for one in flight.senders if one != peer)
-            if not flight.senders:
-                flight.due = max(flight.due, now + self._patience.leg_s)
+        flight.heard(peer, now)
         if passage.said is Said.GAVE_UP:
             return self._gave_up(flight, peer, passage, now)
         loss_done = passage.hop == len(flight.route) or passage.backward
-        if loss_done and passage.said in (Said.PASSED, Said.STUCK) and peer == self._peer(flight, passage.hop):
-            self._adopt(flight, passage)
+        if loss_done and passage.said in (Said.PASSED, Said.STUCK) and peer == flight.peer(passage.hop):
+            flight.adopt(passage)
         else:
-            self._bind(flight, passage.route)
-        if self._peer(flight, passage.hop) != peer:
+            flight.bind(passage.route)
+        if flight.peer(passage.hop) != peer:
             return []  # it was rebound, and says what no longer matters
         if passage.loss == passage.loss:
             flight.loss = passage.loss
-        at = position(flight.route, passage.hop, backward=passage.backward)
+        at = flight.position(passage.hop, backward=passage.backward)
         match passage.said:
             case Said.PASSED:
                 return self._passed(flight, at, now) if at >= flight.at else []
             case Said.HOLDING:
                 if at > flight.at:
-                    self._advance(flight, at, now)
+                    flight.advance(at, now)
                 elif at == flight.at and now - flight.since < self._patience.hard_s:
-                    self._wait(flight, now)
+                    flight.wait(now)
                 return [Tell(peer, Landed(self._window, tuple(self.cut)))] if self.cut else []
             case Said.STUCK:
                 return self._stuck(flight, at, passage.route, now) if at >= flight.at else []
@@ -220,9 +174,9 @@ class Flights:
         for flight in list(self._flights.values()):
             if flight.microbatch not in self._flights:
                 continue  # cut meanwhile
-            if peer in (self._holder(flight), *flight.senders):
+            if peer in (flight.holder, *flight.senders):
                 effects += self._restore(flight, now)
-            elif peer == self._next_peer(flight) and self._holder(flight) >= 0:
+            elif flight.next_hop is not None and flight.peer(flight.next_hop) == peer and flight.holder >= 0:
                 effects += self._nudge(flight, now)
         return effects
 
@@ -235,16 +189,15 @@ class Flights:
             effects += self._overdue(flight, now)
         return effects
 
-    def _overdue(self, flight: _Flight, now: float) -> list[Effect]:
-        asked = None if flight.asked is None else self._peer(flight, flight.asked)
-        if asked is not None and asked not in self.lost:
+    def _overdue(self, flight: Flight, now: float) -> list[Effect]:
+        if flight.asked and flight.holder not in self.lost:
             if flight.questions < MOST_QUESTIONS:
-                return self._ask(flight, place(flight.route, flight.at)[0], now)
-            return self.lose(asked, f"no answer about microbatch {flight.microbatch}", now)
+                return self._ask(flight, now)
+            return self.lose(flight.holder, f"no answer about microbatch {flight.microbatch}", now)
         flight.silences += 1
         if flight.silences > MOST_VERSIONS:
             return self._cut(flight, "nobody answers for it", now)
-        holder, long_ago = self._holder(flight), now - MOST_SILENCES * self._patience.leg_s
+        holder, long_ago = flight.holder, now - MOST_SILENCES * self._patience.leg_s
         if flight.silences == 1 and holder >= 0 and holder not in self.lost:
             return self._nudge(flight, now)
         unanswered = [peer for peer in flight.senders if peer != self._home]
@@ -253,74 +206,33 @@ class Flights:
             if silent and flight.silences > MOST_SILENCES + MOST_QUESTIONS:
                 return self.lose(silent[0], f"no answer about microbatch {flight.microbatch}", now)
         elif flight.silences > MOST_SILENCES and holder not in (self._home, *self.lost):
-            return self._ask(flight, place(flight.route, flight.at)[0], now)
+            return self._ask(flight, now)
         return self._restore(flight, now)
 
     # ---- where a flight is -----------------------------------------------------------------------------------------
 
-    def _peer(self, flight: _Flight, hop: int) -> int:
-        return peer_of(flight.route, hop, loss_at_home=self._loss_at_home)
-
-    def _holder(self, flight: _Flight) -> int:
-        return self._peer(flight, place(flight.route, flight.at)[0])
-
-    def _next_peer(self, flight: _Flight) -> int | None:
-        """To whom the holder will send it; None at the end, and before the loss."""
-        hop, backward = place(flight.route, flight.at)
-        if backward:
-            return flight.route[preceding(flight.route, hop)].peer if hop else None
-        then = following(flight.route, hop)
-        return flight.route[then].peer if then < len(flight.route) else None
-
-    def _passed(self, flight: _Flight, at: int, now: float) -> list[Effect]:
+    def _passed(self, flight: Flight, at: int, now: float) -> list[Effect]:
         """Position `at` is behind it."""
         if at == 2 * len(flight.route):
             return self._land(flight, now)
-        at += 1
-        while self._peer_at(flight, at) == DROPPED:
-            at += 1
-        self._advance(flight, at, now)
-        return self._restore(flight, now) if self._holder(flight) in self.lost else []
-
-    def _peer_at(self, flight: _Flight, at: int) -> int:
-        return self._peer(flight, place(flight.route, at)[0])
-
-    def _advance(self, flight: _Flight, at: int, now: float) -> None:
-        flight.at, flight.since = at, now
-        self._wait(flight, now)
-
-    def _wait(self, flight: _Flight, now: float) -> None:
-        flight.due = now + self._patience.leg_s
-        flight.silences, flight.asked, flight.questions = 0, None, 0
-        flight.senders = ()
-
-    def _bind(self, flight: _Flight, route: Route) -> None:
-        """Open legs that somebody has bound."""
-        flight.route = tuple(
-            Leg(ours.stage, theirs.peer if ours.peer == OPEN and theirs.peer >= 0 else ours.peer)
-            for ours, theirs in zip(flight.route, route, strict=True)
-        )
-
-    def _adopt(self, flight: _Flight, passage: Passage) -> None:
-        """The way by which the loss was reached is the way back, even if an older version of the route got there first."""
-        if position(flight.route, passage.hop, backward=passage.backward) < flight.at:
-            return
-        if passage.hop == len(flight.route) or not same_input(flight.route, passage.route, passage.hop):
-            if flight.route != passage.route:
-                flight.route, flight.version = passage.route, max(flight.version, passage.version) + 1
+        at = flight.after(at)
+        flight.advance(at, now)
+        return self._restore(flight, now) if flight.holder in self.lost else []
 
     def _next_of(self, lane: int, now: float) -> list[Effect]:
         if not self._waiting[lane]:
             return []
         microbatch, route = self._waiting[lane].pop(0)
-        flight = _Flight(microbatch, route, due=now + self._patience.leg_s, since=now)
+        flight = Flight(
+            microbatch, route, self._loss_at_home, self._patience, due=now + self._patience.leg_s, since=now
+        )
         self._flights[microbatch] = flight
         effects = self._rebind(flight, live_hops(route), now, may_drop=True) if self.lost else []
         if microbatch in self._flights:
             effects.append(self._again(flight, 0, backward=False, until=len(route) + 1))
         return effects
 
-    def _land(self, flight: _Flight, now: float, cut: str = "") -> list[Effect]:
+    def _land(self, flight: Flight, now: float, cut: str = "") -> list[Effect]:
         microbatch = flight.microbatch
         del self._flights[microbatch]
         self.routes[microbatch] = flight.route
@@ -338,55 +250,54 @@ class Flights:
 
     # ---- what is done about it -------------------------------------------------------------------------------------
 
-    def _stuck(self, flight: _Flight, at: int, route: Route, now: float) -> list[Effect]:
+    def _stuck(self, flight: Flight, at: int, route: Route, now: float) -> list[Effect]:
         """`at` is done, and the peer of what comes next, by `route`, is out of reach of whoever did it."""
         if at == 2 * len(flight.route):
             return []
-        at += 1
-        while self._peer_at(flight, at) == DROPPED:
-            at += 1
+        at = flight.after(at)
         if at > flight.at:
-            self._advance(flight, at, now)
-        peer, hop = self._holder(flight), place(flight.route, flight.at)[0]
+            flight.advance(at, now)
+        peer, hop = flight.holder, flight.hop
         if peer in self.lost or peer_of(route, hop, loss_at_home=self._loss_at_home) != peer:
             return self._restore(flight, now)
-        if peer == self._home or flight.asked is not None:
+        if peer == self._home or flight.asked:
             return []  # we are here: it will try again when it is told to
-        return self._ask(flight, hop, now)
+        return self._ask(flight, now)
 
-    def _ask(self, flight: _Flight, hop: int, now: float) -> list[Effect]:
-        peer, backward = self._peer(flight, hop), place(flight.route, flight.at)[1]
-        if peer < 0:  # nobody was bound, or whoever was did not say so: only its sender knows
+    def _ask(self, flight: Flight, now: float) -> list[Effect]:
+        """Let the holder give it up; or, if it is not known who that is, let its sender find somebody."""
+        peer, hop = flight.holder, flight.hop
+        if peer < 0:
             flight.silences = 0
             return self._restore(flight, now)
-        flight.asked, flight.due = hop, now + self._patience.answer_s
+        flight.asked, flight.due = True, now + self._patience.answer_s
         flight.questions += 1
         if hop == len(flight.route):  # the last hop's, which would take its loss with it: it may have counted that
             return []
-        return [Tell(peer, GiveUp(self._window, flight.microbatch, hop, backward, flight.version, flight.route))]
+        order = GiveUp(self._window, flight.microbatch, hop, flight.backward, flight.version, flight.route)
+        return [Tell(peer, order)]
 
-    def _gave_up(self, flight: _Flight, peer: int, passage: Passage, now: float) -> list[Effect]:
-        if flight.asked != passage.hop or self._peer(flight, passage.hop) != peer or passage.version != flight.version:
+    def _gave_up(self, flight: Flight, peer: int, passage: Passage, now: float) -> list[Effect]:
+        if not flight.asked or (passage.hop, peer, passage.version) != (flight.hop, flight.holder, flight.version):
             return []
         flight.refused.add((passage.hop, peer))
         return self._restore(flight, now)
 
-    def _missing(self, flight: _Flight, at: int, passage: Passage, now: float) -> list[Effect]:
+    def _missing(self, flight: Flight, at: int, passage: Passage, now: float) -> list[Effect]:
         """A peer should send again what it does not have: its lease ran out, or it has been started anew."""
         if at > flight.at:
             return []
         if passage.backward and at < flight.at:
             return self._cut(flight, f"the gradient kept at hop {passage.hop} is gone, and may have counted", now)
         if at < flight.at:
-            flight.refused.add((passage.hop, self._peer(flight, passage.hop)))
+            flight.refused.add((passage.hop, flight.peer(passage.hop)))
         return self._restore(flight, now)
 
-    def _nudge(self, flight: _Flight, now: float) -> list[Effect]:
+    def _nudge(self, flight: Flight, now: float) -> list[Effect]:
         """Let the holder go on, or say what it lacks; and not to a peer that is lost."""
-        hop, backward = place(flight.route, flight.at)
+        hop, backward, then = flight.hop, flight.backward, flight.next_hop
         effects: list[Effect] = []
-        if self._next_peer(flight) in self.lost:
-            then = preceding(flight.route, hop) if backward else following(flight.route, hop)
+        if then is not None and flight.peer(then) in self.lost:
             effects = self._rebind(flight, [then], now, may_drop=not backward)
             if backward and flight.microbatch in self._flights:  # the new one needs the input, too
                 below = max(one for one in live_hops(flight.route) if one < then and self._is_here(flight, one))
@@ -394,18 +305,12 @@ class Flights:
                 effects.append(self._again(flight, below, backward=False, until=then))
         if flight.microbatch in self._flights:
             effects.append(self._again(flight, hop, backward=backward, until=len(flight.route) + 1))
-            self._told(flight, effects, now)
+            flight.told(_addressed(effects, self._home), now)
         return effects
 
-    def _told(self, flight: _Flight, effects: list[Effect], now: float) -> None:
-        """Those who were told something answer at once; what they do about it takes longer."""
-        flight.asked, flight.questions = None, 0
-        flight.senders = tuple({effect.peer for effect in effects if isinstance(effect, Tell)} - {self._home})
-        flight.due = now + (self._patience.answer_s if flight.senders else self._patience.leg_s)
-
-    def _restore(self, flight: _Flight, now: float) -> list[Effect]:
+    def _restore(self, flight: Flight, now: float) -> list[Effect]:
         """Let those who hold what the flight needs send it again, to peers that are here."""
-        hop, backward = place(flight.route, flight.at)
+        hop, backward = flight.hop, flight.backward
         end = len(flight.route)
         hops = [*live_hops(flight.route), end]
         here = [one for one in hops if self._is_here(flight, one)]
@@ -423,20 +328,20 @@ class Flights:
             at = 0 if hop == 0 and not backward else following(flight.route, below)
             effects.append(self._again(flight, below, backward=False, until=end + 1))
         else:
-            at = position(flight.route, top, backward=True)
+            at = flight.position(top, backward=True)
             if top > 0:
                 effects.append(self._again(flight, below, backward=False, until=top))
             effects.append(self._again(flight, above, backward=True, until=0))
         if at != flight.at:
             flight.at, flight.since = at, now
-        self._told(flight, effects, now)
+        flight.told(_addressed(effects, self._home), now)
         return effects
 
-    def _is_here(self, flight: _Flight, hop: int) -> bool:
-        peer = self._peer(flight, hop)
+    def _is_here(self, flight: Flight, hop: int) -> bool:
+        peer = flight.peer(hop)
         return peer not in self.lost and (hop, peer) not in flight.refused
 
-    def _rebind(self, flight: _Flight, hops: Sequence[int], now: float, *, may_drop: bool) -> list[Effect]:
+    def _rebind(self, flight: Flight, hops: Sequence[int], now: float, *, may_drop: bool) -> list[Effect]:
         """New peers for those of `hops` whose peer is not here; or the flight ends."""
         effects: list[Effect] = []
         route = flight.route
@@ -464,8 +369,8 @@ class Flights:
                 return self._cut(flight, f"its route failed {MOST_VERSIONS} times", now)
         return effects
 
-    def _cut(self, flight: _Flight, why: str, now: float) -> list[Effect]:
-        holder = self._holder(flight)
+    def _cut(self, flight: Flight, why: str, now: float) -> list[Effect]:
+        holder = flight.holder
         return [Note("cut", holder, flight.microbatch, why), *self._land(flight, now, cut=why)]
 
     def _may_drop(self, route: Route, hop: int, may_drop: bool) -> bool:
@@ -481,7 +386,11 @@ class Flights:
     def _load(self) -> Mapping[int, int]:
         return Counter(leg.peer for flight in self._flights.values() for leg in flight.route)
 
-    def _again(self, flight: _Flight, hop: int, *, backward: bool, until: int) -> Effect:
+    def _again(self, flight: Flight, hop: int, *, backward: bool, until: int) -> Effect:
         order = Again(self._window, flight.microbatch, hop, backward, until, flight.version, flight.route)
-        peer = self._peer(flight, hop)
+        peer = flight.peer(hop)
         return Start(order) if hop == 0 and not backward else Tell(peer, order)
+
+
+def _addressed(effects: Sequence[Effect], home: int) -> tuple[int, ...]:
+    return tuple({effect.peer for effect in effects if isinstance(effect, Tell)} - {home})

@@ -30,9 +30,10 @@ from farflung.node.identity import Identity
 from farflung.node.pipeline_driver import Driver
 from farflung.node.pipeline_mail import PipelineMail
 from farflung.node.pipeline_step import Step
-from farflung.node.stage_server import Service, StageServer
+from farflung.node.stage_server import StageServer
+from farflung.node.stage_step import Service
 from farflung.protocol.errors import RemoteError
-from farflung.protocol.flights import Patience
+from farflung.protocol.flight import Patience
 from farflung.protocol.keys import Ed25519Signer
 from farflung.sims.bench_node import SWARM, seed_of
 from farflung.training.model import Decoder, ModelConfig
@@ -164,7 +165,6 @@ async def _one_step(
     await server.open(step, None if driver is None else driver.listen)
     say(opened=order["window"])
     await asyncio.to_thread(hear)
-    began = asyncio.get_running_loop().time()
     if driver is not None:
         outcome = await driver.run()
         say(
@@ -172,7 +172,7 @@ async def _one_step(
             routes={str(microbatch): route for microbatch, route in outcome.routes.items()},
             lost=sorted(outcome.lost),
             notes=[f"{note.what} {note.peer} {note.microbatch}: {note.reason}" for note in outcome.notes],
-            seconds=asyncio.get_running_loop().time() - began,
+            seconds=outcome.seconds,
         )
     accumulated = await server.settled(window)
     server.close(window)

@@ -12,9 +12,11 @@ from torch import Tensor
 from farflung.node.pipeline_driver import Driver, Outcome
 from farflung.node.pipeline_mail import PipelineMail
 from farflung.node.pipeline_step import Step
-from farflung.node.stage_server import Service, StageServer
+from farflung.node.stage_server import StageServer
+from farflung.node.stage_step import Service
 from farflung.protocol.errors import RemoteError
-from farflung.protocol.flights import Droppable, Patience
+from farflung.protocol.flight import Patience
+from farflung.protocol.flights import Droppable
 from farflung.protocol.keys import Ed25519Signer
 from farflung.sims import clock
 from farflung.sims.links import LinkModel
@@ -131,8 +133,6 @@ class StageLab:
         self.step = step_of(plan)
         self.happens = happens if happens is not None else lambda *_: None
         self.dead: set[int] = set()
-        self.seconds = 0.0
-        """Virtual, until the last microbatch was home."""
         self.errors: list[RemoteError] = []
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.servers: list[_Watched] = []

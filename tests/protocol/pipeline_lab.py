@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 
-from farflung.protocol.desk import Answer, Desk, Forget, Later, Ready, Report, Send, Work
+from farflung.protocol.desk import Answer, Desk, Forget, Later, Ready, Report, Send
 from farflung.protocol.desk import Effect as DeskEffect
-from farflung.protocol.flights import Droppable, Flights, Note, Patience, Start, Tell
+from farflung.protocol.flight import Patience
+from farflung.protocol.flights import Droppable, Flights, Note, Start, Tell
 from farflung.protocol.flights import Effect as FlightEffect
 from farflung.protocol.messages import Again, GiveUp, Landed, ParcelHeader, Passage, decode_pipeline, encode
 from farflung.protocol.route import Route
+from farflung.protocol.visit import Work
 
 WINDOW = b"w" * 32
 PATIENCE = Patience(leg_s=12.0, answer_s=4.0, hard_s=200.0)

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.protocol.pipeline_lab import WINDOW, PipelineLab
 
-from farflung.protocol.desk import Work
 from farflung.protocol.errors import Refused
 from farflung.protocol.flights import Droppable
 from farflung.protocol.messages import Passage, Said
 from farflung.protocol.route import DROPPED, OPEN, Leg, Route, following, live_hops, place, position, preceding
+from farflung.protocol.visit import Work
 
 STAGES = ((0,), (1, 2), (3, 4), (5, 6))
 

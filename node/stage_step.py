@@ -1,0 +1,112 @@
+"""A step that is going on at one peer: its plan, its pure desk, its worklist, and the tensors that belong to them."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from farflung.compression.codec import Payload
+from farflung.node.pipeline_step import Step
+from farflung.protocol.desk import Desk
+from farflung.protocol.messages import Passage
+from farflung.protocol.visit import Work
+from farflung.training.pipeline_boundary import Boundary
+from farflung.training.pipeline_machine import Worklist
+from farflung.training.pipeline_plan import Kind, Op
+from farflung.training.pipeline_worker import Accumulated, Batch
+
+Listener = Callable[[int, Passage], None]
+"""Told (place in the plan, what it says); must not block."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Service:
+    """How a stage is served."""
+
+    forward: Boundary
+    backward: Boundary
+    vocab_size: int
+    seq_len: int
+    device: torch.device
+    most_waiting: int = 64
+    """Forwards that wait here before others are told that we are busy (Agora's number)."""
+    lease_s: float = 600.0
+    """How long something is kept for which nobody asks."""
+
+
+@dataclass(slots=True)
+class OpenStep:
+    """A step that is going on."""
+
+    step: Step
+    me: int
+    desk: Desk
+    worklist: Worklist
+    accumulated: Accumulated = field(default_factory=Accumulated)
+    inputs: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = field(default_factory=dict)
+    """By (microbatch, hop): the input, and targets where they travel with it."""
+    gradients: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    """Of outputs."""
+    kept: dict[tuple[int, int], tuple[Payload, int, int]] = field(default_factory=dict)
+    """Encoded gradients of inputs, with batch and length."""
+    batches: dict[int, Batch] = field(default_factory=dict)
+    """Of our own microbatches."""
+    listener: Listener | None = None
+    verdicts: dict[int, bool] = field(default_factory=dict)
+    """By data node: whether what we accumulated counts."""
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @classmethod
+    def begin(cls, step: Step, me: int, service: Service, listener: Listener | None) -> "OpenStep":
+        """Nothing has come yet."""
+        plan = step.plan
+        program = None if plan.program is None else plan.program.get(me, ())
+        desk = Desk(
+            window=step.window,
+            me=me,
+            stages=plan.stages,
+            loss_at_home=plan.loss_at_home,
+            # what a program lists has to be taken whenever it comes
+            most_waiting=service.most_waiting if program is None else len(step.routes) * len(plan.stages),
+            lease_s=service.lease_s,
+        )
+        return cls(step, me, desk, Worklist(plan.policy, plan.slots[me], program), listener=listener)
+
+    def op(self, work: Work) -> Op:
+        """In the plan's words, where the loss is at hop 0 or at the last hop."""
+        last = len(self.step.routes[work.microbatch]) - 1
+        if work.backward:
+            return Op(Kind.B, work.microbatch, work.hop)
+        if work.hop <= last:
+            return Op(Kind.F, work.microbatch, work.hop)
+        return Op(Kind.LOSS, work.microbatch, 0 if self.step.plan.loss_at_home else last)
+
+    def work(self, op: Op) -> Work:
+        """`op`, back from the plan's words."""
+        hop = len(self.step.routes[op.microbatch]) if op.kind is Kind.LOSS else op.hop
+        return Work(op.microbatch, hop, op.kind is Kind.B)
+
+    def counted(self, work: Work, x: Tensor, output: Payload, *, keep: bool) -> None:
+        """A visit's tensors go; the gradient of its input stays until the microbatch has landed, if it has not yet."""
+        key = (work.microbatch, work.hop)
+        self.inputs.pop(key, None)
+        self.gradients.pop(key, None)
+        if keep:
+            self.kept[key] = (output, x.shape[0], x.shape[1])
+
+    def forget(self, microbatch: int, hop: int | None) -> None:
+        """Nothing of a microbatch, or of one of its hops, is needed any more."""
+        self.worklist.forget(microbatch, hop)
+        for tensors in (self.inputs, self.gradients, self.kept):
+            gone = [key for key in tensors if key[0] == microbatch and hop in (None, key[1])]
+            for key in gone:
+                del tensors[key]
+
+    def settle(self, home: int, *, counts: bool) -> int:
+        """A data node's word at the end; how many visits of its were accumulated here."""
+        self.verdicts[home] = counts and self.verdicts.get(home, True)
+        if self.verdicts.keys() >= self.step.homes:
+            self.settled.set()
+        return len(self.desk.counted.get(home, ()))

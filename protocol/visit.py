@@ -1,0 +1,54 @@
+"""The state of one visit: what a peer holds of a (microbatch, hop), and how far it is with it."""
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum, auto
+from typing import NamedTuple
+
+from farflung.protocol.route import OPEN, Leg, Route
+
+
+class Work(NamedTuple):
+    """Something to compute: a forward, the loss (a forward at hop n), or a backward."""
+
+    microbatch: int
+    hop: int
+    backward: bool
+
+
+class Phase(IntEnum):
+    IDLE = auto()
+    READY = auto()
+    RUNNING = auto()
+    DONE = auto()
+
+
+@dataclass(slots=True)
+class Visit:
+    route: Route
+    version: int
+    lease_until: float
+    until: int = 0
+    has_input: bool = False
+    has_gradient: bool = False
+    forward: Phase = Phase.IDLE
+    backward: Phase = Phase.IDLE
+    sending: bool = False
+    """Its output is on the way, under `version`."""
+    passed: bool = False
+    """Its output was taken by the next hop."""
+    loss: float = math.nan
+
+    @property
+    def computing(self) -> bool:
+        return any(phase in (Phase.READY, Phase.RUNNING) for phase in (self.forward, self.backward))
+
+    def follow(self, route: Route, version: int) -> None:
+        """Take what is newer in a route of the same visit."""
+        if version > self.version:
+            self.route, self.version, self.sending = route, version, False
+        elif version == self.version:
+            self.route = tuple(
+                Leg(ours.stage, theirs.peer if ours.peer == OPEN else ours.peer)
+                for ours, theirs in zip(self.route, route, strict=True)
+            )
