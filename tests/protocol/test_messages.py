@@ -23,7 +23,9 @@ from farflung.protocol.limits import (
     MAX_COMMITS_PER_REPLY,
     MAX_CONTROL_BYTES,
     MAX_GROUP_PEERS,
+    MAX_HOPS,
     MAX_INTERVALS,
+    MAX_MICROBATCHES,
     MAX_PARAMETERS,
     MAX_PARTS,
     MAX_TEXT,
@@ -259,10 +261,24 @@ OVER_LIMIT: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OVER_LIMIT)
+PIPELINE_OVER_LIMIT: dict[str, Any] = {
+    "a long route": replaced(PIPELINE["passage"], route=(Leg(0, 0),) * (MAX_HOPS + 1)),
+    "no route": replaced(PIPELINE["passage"], route=()),
+    "a stage beyond all plans": replaced(PIPELINE["again"], route=(Leg(1 << 16, 0),)),
+    "a peer that cannot be": replaced(PIPELINE["again"], route=(Leg(0, -3),)),
+    "a hop beyond all routes": replaced(PIPELINE["again"], hop=MAX_HOPS + 1),
+    "a microbatch beyond all steps": replaced(PIPELINE["give up"], microbatch=MAX_MICROBATCHES),
+    "something else to say": replaced(PIPELINE["passage"], said=9),
+}
+
+
+@pytest.mark.parametrize("name", [*OVER_LIMIT, *PIPELINE_OVER_LIMIT])
 def test_above_a_limit(name: str) -> None:
     with pytest.raises(Malformed) as caught:
-        decode(encode(OVER_LIMIT[name]), peer=FROM)
+        if name in PIPELINE_OVER_LIMIT:
+            decode_pipeline(encode(PIPELINE_OVER_LIMIT[name]), peer=FROM)
+        else:
+            decode(encode(OVER_LIMIT[name]), peer=FROM)
     assert caught.value.peer == FROM
 
 
