@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -112,7 +113,7 @@ class _Watched(StageServer):
 
 
 class StageLab:
-    """One process per peer of a plan; peer 0 is the data node."""
+    """One process per peer of a plan."""
 
     def __init__(
         self,
@@ -134,6 +135,7 @@ class StageLab:
         self.happens = happens if happens is not None else lambda *_: None
         self.dead: set[int] = set()
         self.errors: list[RemoteError] = []
+        self.drivers: dict[int, Driver] = {}
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.servers: list[_Watched] = []
         self.networks: list[MemoryNetwork] = []
@@ -148,7 +150,7 @@ class StageLab:
                 post=mail.send,
                 learner=VirtualDoor(lambda name: SECONDS.get(name, 0.001)),
                 side=VirtualDoor(lambda _: 0.001),
-                worker=Worker(self.model, LAYERS, held, head=number == 0 or len(LAYERS) - 1 in held),
+                worker=Worker(self.model, LAYERS, held, head=number in self.step.homes or len(LAYERS) - 1 in held),
                 service=Service(
                     forward=boundary,
                     backward=boundary,
@@ -165,13 +167,13 @@ class StageLab:
             self.servers.append(server)
             self.networks.append(network)
             self.tasks[number] = group.create_task(self._live(server), context=clock.process_context(network.peer_id))
-            if number == 0:
-                self.driver = Driver(
+            if number in self.step.homes:
+                self.drivers[number] = Driver(
                     network=network,
                     server=server,
                     post=mail.send,
                     step=self.step,
-                    home=0,
+                    home=number,
                     batches=dict(enumerate(self.data)),
                     patience=PATIENCE,
                     refused=self.errors.append,
@@ -185,9 +187,22 @@ class StageLab:
             pass  # killed
 
     async def run(self) -> Outcome:
+        """The whole step, by all its data nodes."""
         for number, server in enumerate(self.servers):
-            await server.open(self.step, self.driver.listen if number == 0 else None)
-        return await self.driver.run()
+            await server.open(self.step, self.drivers[number].listen if number in self.drivers else None)
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(driver.run()) for driver in self.drivers.values()]
+        first, *others = [task.result() for task in running]
+        for other in others:
+            first = replace(
+                first,
+                losses=first.losses | other.losses,
+                cut=first.cut | other.cut,
+                routes=first.routes | other.routes,
+                lost=first.lost | other.lost,
+                notes=first.notes + other.notes,
+            )
+        return first
 
     def kill(self, number: int, *, reset: bool = True) -> None:
         if number not in self.dead:
@@ -200,8 +215,9 @@ class StageLab:
         found = defaultdict(list)
         for number, server in enumerate(self.servers):
             if number not in self.dead | outcome.lost:
-                for key in server._open[WINDOW].desk.counted.get(0, ()):
-                    found[key].append(number)
+                for keys in server._open[WINDOW].desk.counted.values():
+                    for key in keys:
+                        found[key].append(number)
         return found
 
     async def contributions(self, outcome: Outcome) -> list[Accumulated]:

@@ -100,6 +100,47 @@ def test_skips_and_swaps() -> None:
     in_stages(main, plan)
 
 
+def two_data_nodes() -> Plan:
+    """Peers 0 and 5 are data nodes; their microbatches skip and meet at stages 1 to 3, of which 1 has two peers."""
+    routes = [
+        (Hop(0, 0), Hop(1, 1), Hop(2, 3)),
+        (Hop(0, 0), Hop(2, 3), Hop(1, 2)),
+        (Hop(0, 5), Hop(1, 2), Hop(3, 4)),
+        (Hop(0, 5), Hop(1, 1), Hop(3, 4)),
+    ]
+    return Plan(
+        peers=tuple(names(6)),
+        stages=((0, 5), (1, 2), (3,), (4,)),
+        lanes=tuple(Lane(route=route, microbatches=2) for route in routes),
+        slots=(8,) * 6,
+    )
+
+
+def test_two_data_nodes_share_stages() -> None:
+    async def main(lab: StageLab) -> None:
+        outcome = await whole(lab)
+        assert len(outcome.losses) == 8 and not outcome.notes and not lab.errors
+
+    in_stages(main, two_data_nodes())
+
+
+def test_a_peer_that_one_data_node_lost_counts_for_nobody() -> None:
+    """Peer 2 cannot be told by the first data node that its work counts, as if it were dead; the second sees nothing wrong."""
+
+    async def main(lab: StageLab) -> None:
+        lab.drivers[0].lost(2, "somebody says so")
+        outcome = await lab.run()
+        assert outcome.lost == {2} and len(outcome.losses) == 8
+        found = [await lab.servers[number].settled(b"w" * 32) for number in (0, 1, 3, 4, 5)]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(100):  # it is never settled
+                await lab.servers[2].settled(b"w" * 32)
+        assert all(len(peers) == 1 for peers in lab.visits(outcome).values())
+        assert sum(one.visits[1] for one in found) == 6  # of 8: two of the second data node went to peer 2
+
+    in_stages(main, two_data_nodes())
+
+
 def test_busy_peers_are_passed_by() -> None:
     plan = dynamic(names(7), [[0], [1, 2], [3, 4], [5, 6]], [8, 1, 1, 1, 1, 1, 1], [(0, 1)] * 8)
 
@@ -151,7 +192,7 @@ def test_a_stage_peer_dies(moment: str, death: str) -> None:
             if (op, now) == (when, what):
                 lab.kill(3, reset=death == "process")
                 if death == "machine":
-                    asyncio.get_running_loop().call_later(HEARTBEATS_S, lab.driver.lost, 3, "no heartbeat")
+                    asyncio.get_running_loop().call_later(HEARTBEATS_S, lab.drivers[0].lost, 3, "no heartbeat")
 
         drop = 0.02 if seed else 0.0
         outcome = in_stages(whole, two_columns(), seed=seed, happens=happens, jitter_s=0.3, drop=drop, duplicate=0.02)
