@@ -5,7 +5,7 @@ from functools import cached_property
 
 from farflung.node.network import PeerId
 from farflung.protocol.errors import Refused
-from farflung.protocol.messages import ParcelHeader
+from farflung.protocol.messages import Again, GiveUp, ParcelHeader
 from farflung.protocol.route import OPEN, Leg, Route, following, peer_of, preceding
 from farflung.training.pipeline_plan import BadPlan, Plan
 from farflung.training.pipeline_rules import validate
@@ -62,28 +62,43 @@ class Step:
         return frozenset(route[0].peer for route in self.routes)
 
     def home(self, microbatch: int) -> int:
-        """The data node of a microbatch; -1 when there is no such microbatch."""
-        return self.routes[microbatch][0].peer if microbatch < len(self.routes) else -1
+        """The data node of a microbatch; -2 when there is no such microbatch."""
+        return self.routes[microbatch][0].peer if microbatch < len(self.routes) else -2
 
     def peer_at(self, route: Route, hop: int) -> int:
         return peer_of(route, hop, loss_at_home=self.plan.loss_at_home)
 
     def check(self, header: ParcelHeader, sender: PeerId, me: int, most_bytes: int) -> None:
         """Raises Refused, naming the sender, for a parcel that it cannot send to us."""
-        wrong = self._wrong(header, self.place.get(sender, -1), me, most_bytes)
+        wrong = self._wrong_route(header.microbatch, header.route, header.hop, me) or self._wrong_parcel(
+            header, self.place.get(sender, -1), most_bytes
+        )
         if wrong:
             raise Refused(f"a parcel of microbatch {header.microbatch}, hop {header.hop}: {wrong}", peer=sender)
 
-    def _wrong(self, header: ParcelHeader, sender: int, me: int, most_bytes: int) -> str:
-        route, hop = header.route, header.hop
-        if header.microbatch >= len(self.routes):
+    def check_order(self, order: Again | GiveUp, sender: PeerId, me: int) -> None:
+        """Raises Refused, naming the sender, for an order that a data node cannot give us."""
+        if self.home(order.microbatch) != self.place.get(sender, -1):
+            raise Refused("an order about a microbatch of another data node", peer=sender)
+        wrong = self._wrong_route(order.microbatch, order.route, order.hop, me)
+        if wrong:
+            raise Refused(f"an order for microbatch {order.microbatch}, hop {order.hop}: {wrong}", peer=sender)
+
+    def _wrong_route(self, microbatch: int, route: Route, hop: int, me: int) -> str:
+        if microbatch >= len(self.routes):
             return f"the plan has {len(self.routes)} microbatches"
-        planned = self.routes[header.microbatch]
+        planned = self.routes[microbatch]
         if [leg.stage for leg in route] != [leg.stage for leg in planned] or route[0] != planned[0]:
             return "its route is not that of the plan"
         if any(leg.peer >= 0 and leg.peer not in self.plan.stages[leg.stage] for leg in route):
             return "its route goes to a peer for a stage that it does not hold"
-        if not (0 if header.backward else 1) <= hop <= len(route) - header.backward or self.peer_at(route, hop) != me:
+        if hop > len(route) or self.peer_at(route, hop) != me:
+            return "it does not go here"
+        return ""
+
+    def _wrong_parcel(self, header: ParcelHeader, sender: int, most_bytes: int) -> str:
+        route, hop = header.route, header.hop
+        if not (0 if header.backward else 1) <= hop <= len(route) - header.backward:
             return "it does not go here"
         source = following(route, hop) if header.backward else preceding(route, hop)
         if self.peer_at(route, source) != sender:

@@ -28,7 +28,6 @@ from farflung.protocol.desk import Answer, Effect, Forget, Later, Ready, Report,
 from farflung.protocol.errors import Malformed, Refused, RemoteError
 from farflung.protocol.messages import (
     Again,
-    GiveUp,
     Landed,
     ParcelHeader,
     Passage,
@@ -164,16 +163,16 @@ class StageServer:
                 raise Refused("word of a microbatch to somebody who is not its data node", peer=sender)
             open_.listener(place, message)
             return
-        microbatches = message.microbatches if isinstance(message, Landed) else (message.microbatch,)
-        if any(open_.step.home(microbatch) != place for microbatch in microbatches):
-            raise Refused("an order about a microbatch of another data node", peer=sender)
-        match message:
-            case Again():
-                effects = open_.desk.on_again(message, self._now())
-            case GiveUp():
-                effects = open_.desk.on_give_up(message)
-            case Landed():
-                effects = open_.desk.on_landed(message.microbatches)
+        if isinstance(message, Landed):
+            if any(open_.step.home(microbatch) != place for microbatch in message.microbatches):
+                raise Refused("an order about a microbatch of another data node", peer=sender)
+            effects = open_.desk.on_landed(message.microbatches)
+        elif isinstance(message, Again):
+            open_.step.check_order(message, sender, open_.me)
+            effects = open_.desk.on_again(message, self._now())
+        else:
+            open_.step.check_order(message, sender, open_.me)
+            effects = open_.desk.on_give_up(message)
         self._do(open_, effects)
 
     def settle(self, window: bytes, *, counts: bool) -> int:

@@ -133,8 +133,11 @@ class Flights:
             return (
                 [Tell(peer, Landed(self._window, (passage.microbatch,)))] if passage.microbatch in self.routes else []
             )
-        if passage.hop > len(flight.route) or len(passage.route) != len(flight.route):
-            raise Refused(f"word of hop {passage.hop} of a route of {len(passage.route)}; ours has {len(flight.route)}")
+        stages = [leg.stage for leg in flight.route]
+        if passage.hop > len(stages) or [leg.stage for leg in passage.route] != stages:
+            raise Refused(f"word of hop {passage.hop} of another route than that of microbatch {passage.microbatch}")
+        if any(leg.peer >= 0 and leg.peer not in self._stages[leg.stage] for leg in passage.route):
+            raise Refused(f"word of a route of microbatch {passage.microbatch} to a peer that does not hold the stage")
         if peer in self.lost:
             return []
         self._heard_at[peer] = now

@@ -334,6 +334,16 @@ def test_orders_of_others_are_refused() -> None:
         again = Again(b"w" * 32, 0, 1, False, 5, 0, lab.step.routes[0])
         with pytest.raises(Refused, match="another data node"):
             lab.servers[1].handle(lab.step.keys[2], again)
+        for wrong, match in (
+            ({"hop": 5}, "does not go here"),
+            ({"hop": 2}, "does not go here"),
+            ({"microbatch": 9}, "another data node"),
+            ({"route": lab.step.routes[0][:3]}, "not that of the plan"),
+        ):
+            order = msgspec.structs.replace(again, **wrong)
+            with pytest.raises(Refused, match=match):
+                lab.servers[1].handle(lab.step.keys[0], order)
+        assert lab.servers[1]._open[b"w" * 32].desk.num_visits == 0
         passage = Passage(b"w" * 32, 0, 1, False, Said.PASSED, 0, lab.step.routes[0], 0.0)
         with pytest.raises(Refused, match="not its data node"):
             lab.servers[1].handle(lab.step.keys[2], passage)

@@ -199,6 +199,8 @@ def test_words_of_what_cannot_be_are_refused() -> None:
         lab.flights.heard(1, Passage(WINDOW, 9, 1, False, Said.PASSED, 0, taken, 0.0), 1.0)
     with pytest.raises(Refused, match="hop 2"):
         lab.flights.heard(1, Passage(WINDOW, 0, 2, False, Said.PASSED, 0, taken[:2], 0.0), 1.0)
+    with pytest.raises(Refused, match="does not hold"):
+        lab.flights.heard(1, Passage(WINDOW, 0, 1, False, Said.PASSED, 0, route(0, 1, 5, 5), 0.0), 1.0)
 
 
 def test_positions() -> None:
