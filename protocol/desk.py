@@ -148,14 +148,17 @@ class Desk:
             return Answer.TAKEN, self._send_back(key, visit)
         if not same_input(visit.route, parcel.route, parcel.hop):
             visit = self._visits[key] = Visit(parcel.route, parcel.version, visit.lease_until)
-        visit.follow(parcel.route, parcel.version)
         if not math.isnan(parcel.loss):
             visit.loss = parcel.loss
-        if parcel.backward:
-            if visit.has_gradient:
-                return Answer.TAKEN, [self._say(key, visit, Said.HOLDING, backward=True)]
+        if parcel.backward and not visit.has_gradient:
+            # the way by which the loss was reached is the way back, even if a newer forward has come by since
+            visit.route, visit.version = parcel.route, max(visit.version, parcel.version)
             visit.has_gradient = True
             return Answer.TAKEN, self._backward_if_whole(key, visit)
+        if parcel.backward or not visit.has_gradient:
+            visit.follow(parcel.route, parcel.version)
+        if parcel.backward:
+            return Answer.TAKEN, [self._say(key, visit, Said.HOLDING, backward=True)]
         visit.until = parcel.until
         if visit.has_input:
             return Answer.TAKEN, self._forward_again(key, visit)

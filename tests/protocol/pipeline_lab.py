@@ -232,15 +232,10 @@ class PipelineLab:
             False,
             4,
         )
-        microbatch, hop = send.work.microbatch, send.work.hop
-        if send.backward:
-            tensor = self.kept[peer, microbatch, hop]
-        else:
-            tensor = (*self.tensors[peer, microbatch, hop, False], self._stage[microbatch, hop])
-        answer, effects = self.desks[send.peer].take(header, self.now)
-        if answer is Answer.TAKEN and self.desks[send.peer].keeps(microbatch, send.hop, backward=send.backward):
-            self.tensors[send.peer, microbatch, send.hop, send.backward] = tensor
-        self._at(send.peer, effects)
+        tensor = self._tensor(peer, send)
+        answer = self._take(send, header, tensor)
+        if self.rng.random() < self.loss:  # the sender tries once more, and that one is slow
+            self._later(self.rng.uniform(0.0, 40.0), partial(self._take, send, header, tensor))
         if peer in self.dead:
             return
         if broken:
@@ -249,3 +244,19 @@ class PipelineLab:
             self._at(peer, desk.passed(send))
         elif answer is Answer.BUSY:
             self._at(peer, desk.busy(send))
+
+    def _tensor(self, peer: int, send: Send) -> tuple[int, ...]:
+        microbatch, hop = send.work.microbatch, send.work.hop
+        if send.backward:
+            return self.kept[peer, microbatch, hop]
+        return (*self.tensors[peer, microbatch, hop, False], self._stage[microbatch, hop])
+
+    def _take(self, send: Send, header: ParcelHeader, tensor: tuple[int, ...]) -> Answer:
+        desk, microbatch = self.desks[send.peer], send.work.microbatch
+        if send.peer in self.dead:
+            return Answer.UNWANTED
+        answer, effects = desk.take(header, self.now)
+        if answer is Answer.TAKEN and desk.keeps(microbatch, send.hop, backward=send.backward):
+            self.tensors[send.peer, microbatch, send.hop, send.backward] = tensor
+        self._at(send.peer, effects)
+        return answer

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.protocol.pipeline_lab import WINDOW, PipelineLab
 
@@ -147,6 +147,7 @@ def test_open_legs_go_where_least_was_given() -> None:
     dynamic=st.booleans(),
     drop=st.booleans(),
 )
+@example(seed=769753, loss=0.2, deaths=2, loss_at_home=True, dynamic=True, drop=False)  # two ways that meet at a peer
 def test_whatever_happens(seed: int, loss: float, deaths: int, loss_at_home: bool, dynamic: bool, drop: bool) -> None:
     rng = random.Random(seed)
     stages, peer = [[0]], 1

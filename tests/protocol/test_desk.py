@@ -1,0 +1,180 @@
+"""One stage peer's rules for requests that come again, late, or for another version of a route."""
+
+import math
+from typing import Any
+
+import pytest
+
+from farflung.protocol.desk import Answer, Desk, Effect, Forget, Later, Ready, Report, Send
+from farflung.protocol.messages import Again, GiveUp, ParcelHeader, Said
+from farflung.protocol.route import DROPPED, OPEN, Leg, Route, with_peer
+from farflung.protocol.visit import Work
+
+WINDOW = b"w" * 32
+STAGES = ((0,), (1, 2), (3, 4), (5, 6))
+ROUTE: Route = (Leg(0, 0), Leg(1, 1), Leg(2, 3), Leg(3, 5))
+SHORTER = with_peer(ROUTE, 1, DROPPED)
+FORWARD, BACKWARD = Work(0, 2, False), Work(0, 2, True)
+
+
+def desk(**changes: Any) -> Desk:
+    """Peer 3's, which has stage 2."""
+    settings: dict[str, Any] = {"loss_at_home": True, "most_waiting": 2, "lease_s": 100.0, **changes}
+    return Desk(window=WINDOW, me=3, stages=STAGES, **settings)
+
+
+def parcel(*, backward: bool = False, version: int = 0, route: Route = ROUTE, microbatch: int = 0) -> ParcelHeader:
+    return ParcelHeader(WINDOW, microbatch, 2, backward, 5, version, route, 1, 1, math.nan, False, 4)
+
+
+def said(effects: list[Effect]) -> list[Said]:
+    return [effect.passage.said for effect in effects if isinstance(effect, Report)]
+
+
+def sent(effects: list[Effect]) -> list[Send]:
+    return [effect for effect in effects if isinstance(effect, Send)]
+
+
+def run(one: Desk, work: Work) -> list[Effect]:
+    assert one.started(work)
+    return one.finished(work, 0)
+
+
+def test_a_visit_from_its_input_to_its_end() -> None:
+    one = desk()
+    assert one.take(parcel(), 0.0) == (Answer.TAKEN, [Ready(FORWARD)])
+    (onward,) = sent(run(one, FORWARD))
+    assert (onward.hop, onward.peer, onward.backward, onward.until) == (3, 5, False, 5)
+    assert said(one.passed(onward)) == [Said.PASSED]
+    assert one.take(parcel(backward=True), 0.0) == (Answer.TAKEN, [Ready(BACKWARD)])
+    (back,) = sent(run(one, BACKWARD))
+    assert (back.hop, back.peer, back.backward) == (1, 1, True)
+    assert one.counted == {0: {(0, 2)}}
+    for late in (parcel(), parcel(backward=True)):  # whatever comes now gets the gradient
+        answer, effects = one.take(late, 0.0)
+        assert answer is Answer.TAKEN and sent(effects) == [back]
+    assert one.on_landed([0]) == [Forget(0)] and one.num_visits == 0
+    assert one.take(parcel(), 0.0) == (Answer.UNWANTED, [])
+    assert one.counted == {0: {(0, 2)}}
+
+
+def test_what_was_given_up_is_refused_until_a_later_version() -> None:
+    one = desk()
+    one.take(parcel(), 0.0)
+    effects = one.on_give_up(GiveUp(WINDOW, 0, 2, False, 0, ROUTE))
+    assert said(effects) == [Said.GAVE_UP] and not one.started(FORWARD)
+    for late in (parcel(), parcel(backward=True)):
+        assert one.take(late, 0.0) == (Answer.UNWANTED, [])
+    assert one.take(parcel(version=1), 0.0) == (Answer.TAKEN, [Ready(FORWARD)])
+
+
+def test_it_is_not_given_up_once_it_counts_or_is_about_to() -> None:
+    one = desk()
+    one.take(parcel(), 0.0)
+    run(one, FORWARD)
+    one.take(parcel(backward=True), 0.0)
+    assert one.started(BACKWARD)
+    order = GiveUp(WINDOW, 0, 2, True, 0, ROUTE)
+    assert said(one.on_give_up(order)) == [Said.HOLDING]
+    one.finished(BACKWARD, 0)
+    effects = one.on_give_up(order)
+    assert said(effects) == [Said.HOLDING] and len(sent(effects)) == 1
+
+
+def test_the_last_hop_does_not_give_up_a_loss_that_counts() -> None:
+    one = desk(loss_at_home=False)
+    route = ROUTE[:3]
+    loss = Work(0, 3, False)
+    for hop in (2, 3):
+        one.take(ParcelHeader(WINDOW, 0, hop, False, 4, 0, route, 1, 1, math.nan, False, 4), 0.0)
+    run(one, FORWARD)
+    order = GiveUp(WINDOW, 0, 2, True, 0, route)
+    assert one.started(loss)
+    assert said(one.on_give_up(order)) == [Said.HOLDING]
+    one.finished(loss, 0, 1.5)
+    assert said(one.on_give_up(order)) == [Said.HOLDING]
+    assert one.counted == {0: {(0, 3)}}
+
+
+def test_a_dropped_hop_changes_the_input() -> None:
+    one = desk()
+    one.take(parcel(), 0.0)
+    run(one, FORWARD)
+    answer, effects = one.take(parcel(version=1, route=SHORTER), 0.0)
+    assert (answer, effects) == (Answer.TAKEN, [Ready(FORWARD)])
+    assert one.take(parcel(), 0.0) == (Answer.UNWANTED, [])  # the older one comes too late
+    assert one.take(parcel(backward=True), 0.0) == (Answer.UNWANTED, [])  # and so does its gradient
+    run(one, FORWARD)
+    assert one.take(parcel(backward=True, version=1, route=SHORTER), 0.0) == (Answer.TAKEN, [Ready(BACKWARD)])
+    (back,) = sent(run(one, BACKWARD))
+    assert back.hop == 0
+
+
+def test_a_counted_visit_keeps_its_way_back_until_the_data_node_changes_it() -> None:
+    one = desk()
+    one.take(parcel(), 0.0)
+    run(one, FORWARD)
+    one.take(parcel(backward=True), 0.0)
+    run(one, BACKWARD)
+    other = with_peer(ROUTE, 1, 2)
+    _, effects = one.take(parcel(version=1, route=other), 0.0)
+    assert [send.peer for send in sent(effects)] == [1]
+    effects = one.on_again(Again(WINDOW, 0, 2, True, 0, 1, other), 0.0)
+    assert [send.peer for send in sent(effects)] == [2] and said(effects) == [Said.HOLDING]
+
+
+def test_input_and_gradient_of_a_takeover_wait_for_each_other() -> None:
+    for first in (False, True):
+        one = desk()
+        only_kept = ParcelHeader(WINDOW, 0, 2, False, 2, 1, ROUTE, 1, 1, math.nan, False, 4)
+        pair = [only_kept, parcel(backward=True, version=1)]
+        assert one.take(pair[first], 0.0) == (Answer.TAKEN, [])
+        assert one.take(pair[not first], 0.0) == (Answer.TAKEN, [Ready(BACKWARD)])
+
+
+def test_open_legs_avoid_the_busy_and_wait_when_all_are() -> None:
+    one = desk()
+    one.take(parcel(route=with_peer(ROUTE, 3, OPEN)), 0.0)
+    (onward,) = sent(run(one, FORWARD))
+    assert onward.tried == frozenset()
+    (second,) = one.busy(onward)
+    assert isinstance(second, Send) and {onward.peer, second.peer} == {5, 6}
+    (later,) = one.busy(second)
+    assert isinstance(later, Later) and one.wants(later.send)
+    (report,) = one.passed(second)
+    assert isinstance(report, Report) and report.passage.route[3].peer == second.peer
+
+
+def test_too_many_forwards_are_refused_as_busy() -> None:
+    one = desk()
+    for microbatch in range(2):
+        assert one.take(parcel(microbatch=microbatch), 0.0)[0] is Answer.TAKEN
+    assert one.take(parcel(microbatch=2), 0.0) == (Answer.BUSY, [])
+    assert one.answer(parcel(microbatch=1)) is Answer.TAKEN  # it is here already
+    assert one.answer(parcel(microbatch=2, backward=True)) is Answer.TAKEN  # backwards never wait
+
+
+@pytest.mark.parametrize("asked_at", [50.0, None])
+def test_leases(asked_at: float | None) -> None:
+    one = desk()
+    one.take(parcel(), 0.0)
+    if asked_at is not None:
+        one.on_again(Again(WINDOW, 0, 2, False, 5, 0, ROUTE), asked_at)
+        assert one.expire(101.0) == []
+    assert one.expire(151.0) == [Forget(0)]
+    assert one.num_visits == 0
+    missing = one.on_again(Again(WINDOW, 1, 2, False, 5, 0, ROUTE), 0.0)
+    assert said(missing) == [Said.MISSING]
+
+
+def test_the_way_back_is_that_of_the_loss() -> None:
+    """Two ways of a microbatch meet here; the first one reached the loss."""
+    one = desk()
+    one.take(parcel(), 0.0)
+    run(one, FORWARD)
+    one.take(parcel(version=1, route=with_peer(ROUTE, 1, 2)), 0.0)
+    run(one, FORWARD)
+    one.take(parcel(backward=True), 0.0)
+    one.take(parcel(version=1, route=with_peer(ROUTE, 1, 2)), 0.0)
+    (back,) = sent(run(one, BACKWARD))
+    assert back.peer == 1
