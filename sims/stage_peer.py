@@ -35,15 +35,13 @@ from farflung.node.stage_step import Service
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.flight import Patience
 from farflung.protocol.keys import Ed25519Signer
-from farflung.sims.bench_node import SWARM, seed_of
+from farflung.sims.bench_node import SWARM, Hear, Say, seed_of
 from farflung.training.model import Decoder, ModelConfig
 from farflung.training.pipeline_boundary import Boundary
 from farflung.training.pipeline_plan import Op, Plan
 from farflung.training.pipeline_worker import Accumulated, Batch, Worker
 
 PATIENCE = Patience(leg_s=10.0, answer_s=2.0, hard_s=60.0)
-
-Say = Callable[..., None]
 
 
 class World(msgspec.Struct, frozen=True):
@@ -87,7 +85,7 @@ class _Server(StageServer):
         await super()._compute(open_, op)
 
 
-async def run_stage(arguments: argparse.Namespace, folder: Path, say: Say, hear: Callable[[], Any]) -> None:
+async def run_stage(arguments: argparse.Namespace, folder: Path, say: Say, hear: Hear) -> None:
     """Serve stages, and drive the steps on rank 0, until the orders end."""
     world = msgspec.json.decode(arguments.world, type=World)
     rank: int = arguments.rank
@@ -124,9 +122,9 @@ async def run_stage(arguments: argparse.Namespace, folder: Path, say: Say, hear:
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server.run(), name="stage server")
             say(contact=engine.addresses())
-            for other, addresses in enumerate((await asyncio.to_thread(hear))["addresses"]):
+            for other, addresses in enumerate((await hear())["addresses"]):
                 engine.add_addresses(bytes.fromhex(key_of(other)), addresses)
-            while (order := await asyncio.to_thread(hear)) is not None:
+            while (order := await hear()) is not None:
                 await _one_step(order, world, rank, server, mail, say, hear, refused, on_refused, engine)
             serving.cancel()
     finally:
@@ -141,7 +139,7 @@ async def _one_step(
     server: _Server,
     mail: PipelineMail,
     say: Say,
-    hear: Callable[[], Any],
+    hear: Hear,
     refused: list[str],
     on_refused: Callable[[RemoteError], None],
     engine: Engine,
@@ -164,7 +162,7 @@ async def _one_step(
         )
     await server.open(step, None if driver is None else driver.listen)
     say(opened=order["window"])
-    await asyncio.to_thread(hear)
+    await hear()
     if driver is not None:
         outcome = await driver.run()
         say(
