@@ -140,7 +140,9 @@ class Applier:
         commit = certified.commit
         before = self.version
         means: dict[int, Payload] | None = {} if commit.version <= self.version else None
-        if commit.version == self.version + 1 and commit.round is not None:  # a jump in the history may have left it out
+        if (
+            commit.version == self.version + 1 and commit.round is not None
+        ):  # a jump in the history may have left it out
             holders = self._member.membership.live(p for p in commit.view if p != self._member.me)
             means = await self._exchange.collect(commit.round, holders, attempts=FETCH_ATTEMPTS)
         downloaded = means is None
