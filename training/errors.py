@@ -9,7 +9,9 @@ changed
 ├── UnknownOptimizer     no inner optimiser has this name; the message lists those that exist
 ├── DataError            a data source or tokenizer cannot be used; the message names the remedy
 ├── NotEnoughMemory      not even a microbatch of one sequence fits
-└── BadPlan              a pipeline plan breaks a rule (pipeline_plan.py)
+├── BadPlan              a pipeline plan breaks a rule (pipeline_plan.py)
+├── Unrecoverable        what a rule would make a lost stage of is lost too, or does not fit
+└── WrongBase            a shadow's refresh continues another copy than the holder has (recovery_shadow.py)
 
 Any other wrong value in a config is a plain `ValueError`, raised where the config is made.
 """
@@ -52,3 +54,7 @@ class DataError(TrainingError):
 
 class NotEnoughMemory(TrainingError):
     """Not even one sequence at a time fits; the message says how much is missing."""
+
+
+class Unrecoverable(TrainingError):
+    """A rule cannot make the lost stage: what it needs is lost as well, or does not fit. The message names another rule."""

@@ -204,19 +204,28 @@ def initialise_(model: Decoder, seed: int) -> None:
     """Norms to 1; matrices uniform with standard deviation fan_in**-0.5, those that write to the residual
     stream smaller by (2 * layers)**-0.5; embedding and head 0.02. The same bits on every machine."""
     generator = torch.Generator().manual_seed(seed)
-    residual_scale = (2 * model.config.num_layers) ** -0.5
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 1:
-                parameter.fill_(1.0)
-                continue
-            is_table = name.startswith(("model.embed_tokens", "lm_head"))
-            std = 0.02 if is_table else parameter.shape[1] ** -0.5
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                std *= residual_scale
-            # integers of 24 bits are exact in fp32, so there is one rounding, in the one product
-            integers = torch.randint(-(1 << 23), 1 << 23, parameter.shape, generator=generator)
-            parameter.copy_(integers).mul_(std * math.sqrt(3.0) / (1 << 23))
+    for name, parameter in model.named_parameters():
+        draw_(name, parameter, model.config.num_layers, generator)
+
+
+@torch.no_grad()
+def draw_(
+    name: str,  # as in `named_parameters`: its beginning and its end decide the scale
+    parameter: Tensor,
+    num_layers: int,  # of the whole model
+    generator: torch.Generator,
+) -> None:
+    """Initial weights of one parameter, see `initialise_`."""
+    if parameter.dim() == 1:
+        parameter.fill_(1.0)
+        return
+    is_table = name.startswith(("model.embed_tokens", "lm_head"))
+    std = 0.02 if is_table else parameter.shape[1] ** -0.5
+    if name.endswith(("o_proj.weight", "down_proj.weight")):
+        std *= (2 * num_layers) ** -0.5
+    # integers of 24 bits are exact in fp32, so there is one rounding, in the one product
+    integers = torch.randint(-(1 << 23), 1 << 23, parameter.shape, generator=generator)
+    parameter.copy_(integers).mul_(std * math.sqrt(3.0) / (1 << 23))
 
 
 def next_token_loss(

@@ -1,0 +1,298 @@
+"""The ladder, the places of shadows and their schedule: pure decisions, each against what it must never do."""
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farflung.training.recovery_costs import Rung, Setbacks, per_iteration, per_second
+from farflung.training.recovery_ladder import Loss, Meanwhile, Offer, decide, rebuilt
+from farflung.training.recovery_places import DOMAINS, Peer, Piece, places
+from farflung.training.recovery_refresh import Budget, Kept, due, filled
+
+STAGE_BYTES = 333_000_000
+LINK = 22e6
+LOSS = Loss(stage=3, iteration_s=91.3, failures_per_hour=0.10, may_skip=True)
+PEERS = [f"p{stage}" for stage in range(6)]
+
+
+def copies() -> list[Offer]:
+    whole = STAGE_BYTES * 3
+    return [
+        Offer(rung=Rung.SHADOW, holders=("p0",), nbytes=STAGE_BYTES // 4, bytes_s=LINK, steps_behind=10),
+        Offer(rung=Rung.BEHIND, holders=("q3",), nbytes=whole, bytes_s=LINK, steps_behind=5),
+        Offer(rung=Rung.REPLICA, holders=("r3", "s3"), nbytes=whole, bytes_s=20 * LINK),
+    ]
+
+
+def others(stage: int = 3, lost: frozenset[int] = frozenset({3}), *, swaps: bool = False) -> list[Offer]:
+    return rebuilt(
+        stage, 6, lost, PEERS, weights_nbytes=STAGE_BYTES, bytes_s=LINK, swaps=swaps, boundary_nbytes=0, fit_s=0.0
+    )
+
+
+def test_with_everything_there_the_rungs_come_in_the_digests_order() -> None:
+    found = decide(LOSS, [*others(), *copies()])
+    rungs = [one.offer.rung for one in found.order]
+    assert rungs == [Rung.REPLICA, Rung.BEHIND, Rung.SHADOW, Rung.FITTED, Rung.MEAN, Rung.RANDOM]
+    assert found.why == (
+        "stage 3: live replica from r3 and s3, 999 MB in 2.27 s, expected to cost 0 s (0 iterations behind); next replica behind, "
+        "22.8 s; measured: 10 % failures per peer and hour, 91.3 s per iteration; the replica serves meanwhile"
+    )
+    assert [one.offer.rung for one in decide(LOSS, [*others(), *copies()[:2]]).order] == rungs[1:]
+
+
+def test_a_slow_link_puts_a_shadow_of_a_large_stage_behind_the_mean() -> None:
+    slow = Offer(rung=Rung.SHADOW, holders=("p0",), nbytes=STAGE_BYTES // 4, bytes_s=1e4, steps_behind=10)
+    order = [one.offer.rung for one in decide(LOSS, [slow, *others()]).order]
+    assert order.index(Rung.MEAN) < order.index(Rung.SHADOW)
+
+
+def test_a_copy_of_another_time_is_not_used() -> None:
+    old = Offer(rung=Rung.SHADOW, holders=("p0",), nbytes=1, bytes_s=LINK, steps_behind=10_001)
+    assert [one.offer.rung for one in decide(LOSS, [old]).order] == [Rung.RANDOM]
+
+
+def test_the_first_stage_is_never_routed_around() -> None:
+    first = Loss(stage=0, iteration_s=91.3, failures_per_hour=0.10, may_skip=False)
+    shadow = copies()[:1]
+    found = decide(first, shadow)
+    assert found.meanwhile is Meanwhile.WAITING and "everybody waits" in found.why
+    assert decide(LOSS, shadow).meanwhile is Meanwhile.ROUTED_AROUND
+    assert found.order[0].cost_s > decide(LOSS, shadow).order[0].cost_s  # it is more sensitive, too
+
+
+offers = st.lists(
+    st.builds(
+        Offer,
+        rung=st.sampled_from([rung for rung in Rung if rung is not Rung.RANDOM]),
+        holders=st.lists(st.sampled_from(PEERS), min_size=1, max_size=2, unique=True).map(tuple),
+        nbytes=st.integers(0, 10**9),
+        bytes_s=st.floats(1e5, 1e8),
+        steps_behind=st.integers(0, 500),
+    ),
+    max_size=4,
+)
+
+
+def expected_of(loss: Loss, order: list[Offer], setbacks: Setbacks) -> float:
+    """The expected cost of trying one after another, by its definition."""
+    total, reached = 0.0, 1.0
+    for offer in order:
+        survives = math.exp(-offer.needed * per_second(loss.failures_per_hour) * offer.duration_s)
+        setback = setbacks.iterations(
+            offer.rung, stage=loss.stage, steps_behind=offer.steps_behind, failures_per_hour=loss.failures_per_hour
+        )
+        stands_still = 0.25 if loss.may_skip else 1.0
+        if any(one.rung is Rung.REPLICA for one in order):
+            stands_still = 0.0
+        total += reached * (stands_still * offer.duration_s + survives * setback * loss.iteration_s)
+        reached *= 1.0 - survives
+    return total
+
+
+@settings(max_examples=150, deadline=None)
+@given(offers, st.floats(0.0, 0.9), st.booleans())
+def test_no_order_is_cheaper(some: list[Offer], rate: float, may_skip: bool) -> None:
+    loss = Loss(stage=2, iteration_s=60.0, failures_per_hour=rate, may_skip=may_skip)
+    found = decide(loss, some)
+    chosen = [one.offer for one in found.order]
+    assert chosen[-1].rung is Rung.RANDOM
+    assert found.expected_s == pytest.approx(expected_of(loss, chosen, Setbacks()))
+    for order in itertools.permutations(chosen[:-1]):
+        cost = expected_of(loss, [*order, chosen[-1]], Setbacks())
+        assert found.expected_s <= cost * (1 + 1e-9) + 1e-9
+
+
+@settings(max_examples=50, deadline=None)
+@given(offers, st.floats(0.0, 0.9))
+def test_the_decision_does_not_depend_on_the_order_of_offers(some: list[Offer], rate: float) -> None:
+    loss = Loss(stage=2, iteration_s=60.0, failures_per_hour=rate, may_skip=True)
+    forward, backward = decide(loss, some), decide(loss, some[::-1])
+    assert forward.expected_s == pytest.approx(backward.expected_s)
+    assert [one.cost_s for one in forward.order] == [one.cost_s for one in backward.order]
+
+
+def test_what_other_stages_can_offer() -> None:
+    assert [one.rung for one in others()] == [Rung.MEAN, Rung.FITTED]
+    assert [one.rung for one in others(0, frozenset({0}))] == [Rung.INTERPOLATION]
+    assert [one.rung for one in others(0, frozenset({0}), swaps=True)] == [Rung.TWIN]
+    adjacent = others(2, frozenset({2, 3}))
+    assert [one.rung for one in adjacent] == [Rung.INTERPOLATION] and adjacent[0].holders == ("p1", "p4")
+    assert others(2, frozenset(range(6))) == []
+    assert all(not set(one.holders) & {"p2", "p3"} for one in adjacent)
+
+
+def test_setbacks_follow_the_published_points() -> None:
+    mean = [
+        Setbacks().iterations(Rung.MEAN, stage=3, steps_behind=0, failures_per_hour=rate)
+        for rate in (0.01, 0.05, 0.075, 0.10, 0.16, 0.5)
+    ]
+    assert mean == [57.0, 57.0, 44.0, 31.0, 23.0, 23.0]
+
+
+def test_failures_per_hour_and_iteration() -> None:
+    assert per_iteration(0.10, 91.3) == pytest.approx(1 - 0.9 ** (91.3 / 3600))
+    assert (1 - per_iteration(0.33, 60.0)) ** 60 == pytest.approx(0.67)
+
+
+# Places.
+
+REGIONS = ("a", "b", "c", "d", "a", "b")
+
+
+def swarm(room: int = 100) -> list[Peer]:
+    return [
+        Peer(name=f"p{s}", stage=s, domains=(region, f"n{s}", f"o{s}"), room_bytes=room, uplink_bytes_s=1e6)
+        for s, region in enumerate(REGIONS)
+    ]
+
+
+PIECES = [Piece(name=f"stage {s}", stage=s, nbytes=10) for s in range(6)]
+
+
+def test_a_shadow_is_apart_from_its_stage_and_from_the_stages_beside_it() -> None:
+    held, missing = places(swarm(), [*PIECES, Piece(name="ends", stage=0, nbytes=5, copies=2)], 6)
+    assert not missing and len(held) == 8
+    stage_of = {piece.name: piece.stage for piece in PIECES} | {"ends": 0}
+    for one in held:
+        holder, stage = int(one.holder[1]), stage_of[one.piece]
+        assert REGIONS[holder] != REGIONS[stage]
+        assert (holder - stage) % 6 not in (0, 1, 5)
+        assert "shares no region, network or owner" in one.why
+    ends = [one.holder for one in held if one.piece == "ends"]
+    assert len(set(ends)) == 2 and len({REGIONS[int(name[1])] for name in ends}) == 2
+    load = [sum(one.holder == f"p{s}" for one in held) for s in range(6)]
+    assert max(load) <= 2
+
+
+def test_any_region_can_go_and_every_stage_has_a_peer_or_a_shadow_left() -> None:
+    held, _ = places(swarm(), PIECES, 6)
+    for region in set(REGIONS):
+        gone = {f"p{s}" for s, there in enumerate(REGIONS) if there == region}
+        for stage, there in enumerate(REGIONS):
+            if there == region:
+                assert any(one.piece == f"stage {stage}" and one.holder not in gone for one in held)
+
+
+def test_holders_stay_until_somebody_is_better_apart() -> None:
+    held, _ = places(swarm(), PIECES, 6, current={"stage 3": ["p5"]})
+    assert next(one for one in held if one.piece == "stage 3").holder == "p5"
+    held, _ = places(swarm(), PIECES, 6, current={"stage 0": ["p4"]})  # of the same region
+    assert next(one for one in held if one.piece == "stage 0").holder != "p4"
+
+
+def test_a_piece_without_live_peers_keeps_what_copies_it_has() -> None:
+    left = [peer for peer in swarm() if peer.stage != 2]
+    held, missing = places(left, PIECES, 6, current={"stage 2": ["p5"]})
+    assert next(one for one in held if one.piece == "stage 2").holder == "p5"
+    held, missing = places(left, PIECES, 6)
+    assert [one.split(" has")[0] for one in missing] == ["stage 2"]
+
+
+def test_an_unknown_domain_counts_as_shared() -> None:
+    unknown = Peer(name="x", stage=3, domains=("", "n9", "o9"), room_bytes=100, uplink_bytes_s=1e9)
+    known = Peer(name="y", stage=3, domains=("c", "n8", "o8"), room_bytes=100, uplink_bytes_s=1.0)
+    own = Peer(name="z", stage=0, domains=("a", "n7", "o7"), room_bytes=0, uplink_bytes_s=1.0)
+    held, _ = places([unknown, known, own], PIECES[:1], 6)
+    assert held[0].holder == "y"
+    held, _ = places([unknown, own], PIECES[:1], 6)
+    assert held[0].holder == "x" and "less than region" in held[0].why
+
+
+def test_without_room_the_remedy_is_named() -> None:
+    held, missing = places(swarm(room=9), PIECES[:1], 6)
+    assert not held and missing == ["stage 0 has no place for a shadow: no other peer gives 10 bytes; raise their room"]
+
+
+domain = st.sampled_from(["", *"abc"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.tuples(domain, domain, domain), st.integers(0, 40)), max_size=8))
+def test_places_are_sound(some: list[tuple[int, tuple[str, str, str], int]]) -> None:
+    peers = [
+        Peer(name=f"p{n}", stage=stage, domains=domains, room_bytes=room, uplink_bytes_s=1.0)
+        for n, (stage, domains, room) in enumerate(some)
+    ]
+    pieces = [Piece(name=f"stage {s}", stage=s, nbytes=10, copies=2) for s in range(4)]
+    held, missing = places(peers, pieces, 4)
+    by_name = {peer.name: peer for peer in peers}
+    for peer in peers:
+        assert sum(10 for one in held if one.holder == peer.name) <= peer.room_bytes
+    for one in held:
+        assert by_name[one.holder].stage != int(one.piece[-1])
+    assert len({(one.piece, one.holder) for one in held}) == len(held)
+    for piece in pieces:
+        count = sum(one.piece == piece.name for one in held)
+        assert count == 2 or any(said.startswith(piece.name) for said in missing)
+    assert len(DOMAINS) == 3
+
+
+# Refreshes.
+
+
+def kept(
+    piece: str, step: int | None, *, holder: str = "h", replicas: int = 1, nbytes: int = 100, **more: float
+) -> Kept:
+    settings = {"setback_per_step": 0.1, "missing_setback": 30.0} | more
+    return Kept(piece=piece, holder=holder, step=step, nbytes=nbytes, replicas=replicas, **settings)
+
+
+def names(some: list[Kept], step: int, bucket: float, rate: float = 0.003) -> tuple[list[str], float]:
+    found, left = due(some, step, bucket_bytes=bucket, loss_per_step=rate, budget=Budget())
+    return [one.kept.piece for one in found], left
+
+
+def test_the_oldest_goes_first_and_equal_ones_take_turns() -> None:
+    some = [kept("a", 7), kept("b", 3), kept("c", 5)]
+    assert names(some, 10, 250.0) == (["b", "c"], 50.0)
+    assert names(some, 10, 99.0) == ([], 99.0)
+
+
+def test_the_neediest_waits_for_its_bytes() -> None:
+    some = [kept("large", 0, nbytes=100, setback_per_step=100.0), kept("small", 9, nbytes=10)]
+    assert names(some, 10, 50.0) == ([], 50.0)
+
+
+def test_the_last_replica_alarm_is_over_budget() -> None:
+    found, left = due([kept("a", None)], 10, bucket_bytes=-50.0, loss_per_step=0.003, budget=Budget())
+    assert left == -150.0 and "over budget if need be" in found[0].why
+
+
+def test_a_second_copy_is_no_alarm_and_rests() -> None:
+    some = [kept("ends", 9, holder="first"), kept("ends", None, holder="second")]
+    assert names(some, 10, 0.0) == ([], 0.0)
+    found, _ = due(some, 10, bucket_bytes=1e9, loss_per_step=0.003, budget=Budget())
+    assert [one.kept.holder for one in found] == ["second", "first"]
+    some = [kept("ends", 9, holder="first"), kept("ends", 5, holder="second")]
+    found, _ = due(some, 10, bucket_bytes=1e9, loss_per_step=0.003, budget=Budget())
+    assert [one.kept.holder for one in found] == ["first"]
+    found, _ = due(some, 60, bucket_bytes=1e9, loss_per_step=0.003, budget=Budget())
+    assert {one.kept.holder for one in found} == {"first", "second"}
+
+
+def test_what_several_peers_train_waits_behind_what_one_has_alone() -> None:
+    some = [kept("alone", 9), kept("shared", 0, replicas=2)]
+    assert names(some, 60, 100.0)[0] == ["alone"]
+    assert names([kept("shared", 0, replicas=2)], 49, 1e9)[0] == []
+    assert names([kept("shared", 0, replicas=2)], 50, 1e9)[0] == ["shared"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000), st.lists(st.integers(10, 5000), min_size=1, max_size=6), st.floats(1e-4, 0.05))
+def test_refreshes_stay_within_their_share(traffic: int, sizes: list[int], rate: float) -> None:
+    """Over any run without alarms, bytes of refreshes are at most the share of the pipeline's bytes."""
+    budget, bucket, sent = Budget(share=0.02), 0.0, 0
+    steps = dict.fromkeys(range(len(sizes)), 0)
+    for step in range(1, 60):
+        some = [kept(f"s{n}", steps[n], nbytes=size) for n, size in enumerate(sizes)]
+        bucket = filled(bucket, traffic, some, budget)
+        found, bucket = due(some, step, bucket_bytes=bucket, loss_per_step=rate, budget=budget)
+        for one in found:
+            steps[int(one.kept.piece[1:])] = step
+            sent += one.kept.nbytes
+        assert bucket >= 0
+        assert sent <= budget.share * traffic * step + 1e-6

@@ -1,0 +1,131 @@
+"""When shadows are refreshed: a pure decision by need, within a budget of bytes.
+
+The budget is a share of what the pipeline sends anyway (activations and their gradients). It fills a bucket with every step; a
+refresh takes its bytes out. Only the last-replica alarm may overdraw it, for a first copy of what one peer has and nobody else; all other
+refreshes then wait until the debt is paid. What a new peer gets when a stage is lost is not in the budget: it must get the
+stage from somebody, and a shadow is the smallest thing that it can get.
+
+Who is next: the copy that saves most iterations per byte. With f the chance that a peer is lost in a step,
+
+    of a refresh         f**sources * setback per step * age * age     it helps until the copy is as old again
+    of a first copy      f**sources * setback without a copy / f       it helps until its holder goes, 1 / f steps
+
+where sources are the live peers that train the piece, and the copies that are fresher. So what one peer has alone comes first, whatever
+the others' age, and equal copies take turns. With a second source and f = 0.003 a refresh is worth 300 times less, and waits until the
+copy is `rest_steps` old (digest, 5.5: every outer step, or 50 inner steps at most). A second copy of the ends thus costs
+little and is there at once when the first holder goes.
+
+The ends (embedding, norm and head) are a piece of their own beside the layers of their stage, with two copies; why they and the
+first layers are to be fresher than others, see `recovery_costs`.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """What a swarm gives to shadows: settings of its manifest."""
+
+    share: float = 0.02
+    """Bytes of shadows per byte that the pipeline sends."""
+    rest_steps: int = 50
+    """A shadow of a stage with several replicas is refreshed when it is so old."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.share <= 1.0 or self.rest_steps < 1:
+            raise ValueError("share is in [0, 1] and rest_steps at least 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kept:
+    """One copy as the schedule sees it."""
+
+    piece: str
+    """What it is of: `stage 3`, `ends`."""
+    holder: str
+    step: int | None
+    """Inner step that it is of; None: the holder has nothing yet."""
+    nbytes: int
+    """Of its next refresh."""
+    replicas: int
+    """Live peers that train the piece, at least 1: without any there is nobody to send a refresh."""
+    setback_per_step: float
+    """Iterations that each step of its age costs when it is needed."""
+    missing_setback: float
+    """Iterations that a loss costs when nobody has a copy."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Due:
+    """A refresh to be sent now."""
+
+    kept: Kept
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ranked:
+    kept: Kept
+    sources: int
+    age: int | None
+    saved: float
+    """Iterations per byte."""
+
+    @property
+    def alarming(self) -> bool:
+        return self.sources == 1 and self.age is None
+
+
+def filled(bucket_bytes: float, pipeline_bytes: int, kept: Sequence[Kept], budget: Budget) -> float:
+    """The bucket after a step in which the pipeline sent so much. It holds a refresh of every copy at most."""
+    return min(bucket_bytes + budget.share * pipeline_bytes, float(sum(one.nbytes for one in kept)))
+
+
+def due(
+    kept: Sequence[Kept],
+    step: int,
+    *,
+    bucket_bytes: float,  # what the budget allows now; negative is debt
+    loss_per_step: float,  # measured chance that a given peer is lost within a step, positive
+    budget: Budget,
+) -> tuple[list[Due], float]:
+    """The refreshes to send now, in order, and what is left in the bucket. Deterministic."""
+    found: list[Due] = []
+    ranked = _ranked(kept, step, loss_per_step)
+    waiting = False
+    for one in sorted(ranked, key=lambda one: (-one.saved, one.kept.piece, one.kept.holder)):
+        if not one.alarming:
+            if one.age is not None and (one.age < 1 or (one.sources > 1 and one.age < budget.rest_steps)):
+                continue
+            # the neediest waits for its bytes; smaller ones do not overtake it for ever
+            waiting = waiting or one.kept.nbytes > bucket_bytes
+            if waiting:
+                continue
+        bucket_bytes -= one.kept.nbytes
+        found.append(Due(kept=one.kept, why=_why(one)))
+    return found, bucket_bytes
+
+
+def _ranked(kept: Sequence[Kept], step: int, loss_per_step: float) -> list[_Ranked]:
+    """With the sources that each copy has beside it: the freshest copy of a piece has the fewest."""
+    fresher: Counter[str] = Counter()
+    ranked = []
+    for one in sorted(kept, key=lambda one: (-1 if one.step is None else one.step, one.holder), reverse=True):
+        sources = one.replicas + fresher[one.piece]
+        fresher[one.piece] += one.step is not None
+        age = None if one.step is None else step - one.step
+        steps_saved = one.missing_setback / loss_per_step if age is None else one.setback_per_step * age * age
+        saved = loss_per_step**sources * steps_saved / one.nbytes
+        ranked.append(_Ranked(kept=one, sources=sources, age=age, saved=saved))
+    return ranked
+
+
+def _why(one: _Ranked) -> str:
+    to = f"{one.kept.piece} to {one.kept.holder}"
+    if one.alarming:
+        return f"{to}: one peer has it alone and nobody a copy; at once, over budget if need be"
+    if one.age is None:
+        return f"{to}: there is no copy there yet"
+    return f"{to}: the copy is {one.age} steps old{', and one peer has it alone' if one.sources == 1 else ''}"
