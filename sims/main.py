@@ -130,6 +130,28 @@ def bench_calibrate(
     run_calibrate(as_json=as_json, out=out)
 
 
+@bench_app.command("recovery")
+def bench_recovery(
+    tier: Annotated[str, typer.Option(help="ci (minutes per seed) or nightly (a day).")] = "ci",
+    methods: Annotated[
+        str | None, typer.Option(help="Names from the table, separated by commas; all of them if not given.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds, in the place of the tier's.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keep the runs here, as JSON lines, and go on from it.")
+    ] = None,
+    page: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write recovery.md and its plot here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Loss and modelled time when pipeline stages are lost, by how they come back, in one run."""
+    from farflung.sims.bench_recovery import run_recovery
+
+    try:
+        run_recovery(tier, names=methods, seeds=seeds, out=out, page=page, as_json=as_json)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 def main() -> None:
     """Entry point of the `farflung` script."""
     app()

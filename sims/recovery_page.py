@@ -1,0 +1,124 @@
+"""`docs/recovery.md` and its picture, from the rows of one run of `farflung bench recovery`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from farflung.sims.codec_page import machine
+from farflung.sims.recovery_failures import events
+from farflung.sims.recovery_methods import BUDGET, METHODS
+from farflung.sims.recovery_plot import plot_losses
+from farflung.sims.recovery_rows import Row, Single
+from farflung.sims.recovery_tiers import Tier
+from farflung.sims.recovery_words import checks, number_or_dash
+from farflung.training.presets import num_parameters
+
+PAGE, PICTURE = "recovery.md", "recovery.png"
+
+ABOUT = {
+    "none": "no failures",
+    "checkpoint": "all stages go back to the last checkpoint, every {every} iterations; computed from *none*, which replays to the same bits",
+    "redundant": "every stage also runs the next one's forward: nothing is lost, and an iteration takes {redundant:g} s; computed from *none*",
+    "checkfree": "gradient-norm-weighted mean of the neighbours, ends copied",
+    "checkfree+": "with swapped order in half of the microbatches, so that end stages have twins",
+    "copy": "a copy of the stage before",
+    "random": "new initial weights",
+    "ours": "the ladder, with shadows within {share:g} % of the bytes, refreshed by `{codec}` differences",
+}
+
+
+def write_page(folder: Path, tier: Tier, rows: Sequence[Row], once: Sequence[Single]) -> None:
+    """Write the page and its picture into `folder`, which is made when missing. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plot_losses(rows, tier, folder / PICTURE)
+    (folder / PAGE).write_text("\n".join(_lines(tier, rows, once)) + "\n", encoding="utf-8")
+
+
+def _lines(tier: Tier, rows: Sequence[Row], once: Sequence[Single]) -> list[str]:
+    clock = tier.clock
+    return [
+        "# Recovery: what the loss of a pipeline stage costs",
+        "",
+        f"Made by `farflung bench recovery --tier {tier.name} --page docs`; do not edit. Machine: {machine()}.",
+        "",
+        f"Tier {tier.name}: {num_parameters(tier.model):,} parameters in {tier.stages} stages of one peer each, {tier.steps} iterations of "
+        f"{tier.microbatches * tier.sequences * tier.model.seq_len:,} tokens of the embedded corpus, {tier.seeds} seeds. Before an iteration, stages are lost: weights, moments "
+        "and what their peer kept for others are overwritten, and a method recovers from what survives. All methods of a seed have the same failures, batches and learning rates. "
+        "The data node is stage 0, and the embedding, the final norm and the head go with it: CheckFree's stages send each other an exact copy of them in every iteration, as published, ours has them in its shadows. "
+        "Two neighbours at once are left out of the patterns, which the published rule cannot recover, and measured by themselves below.",
+        "",
+        f"Iterations are trained; hours are modelled on the published clock of CheckFree's 500 M model: {clock.iteration_s:g} s per iteration, {clock.recovery_s:g} s per recovery, and a chance to fail "
+        f"per iteration that comes to the stated one per hour. Ours is charged for its bytes as if nothing overlapped; writing checkpoints costs nothing here.",
+        "",
+        f"![Loss against iterations and modelled hours]({PICTURE})",
+        "",
+        "| method | |",
+        "|---|---|",
+        *(f"| {method.name} | {_about(method.name, tier)} |" for method in METHODS),
+        "",
+        "| failures per stage and hour | method | stages lost | final loss, nats | gap % | ± | iterations to target | hours | kept % | recovered % | back by |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+        *(_row(row) for row in rows),
+        "",
+        "*gap*: of the final loss, to training without failures at equal iterations, seed by seed; *±*: from the best seed to the worst. *target*: the loss that training without failures has at half of its iterations; "
+        "where not all seeds got there, how many did. *kept*, *recovered*: bytes that keep copies fresh and that new peers get, over the pipeline's own (activations and gradients in 8 bits), as coded.",
+        "",
+        "## Goals",
+        "",
+        "| goal | measured | |",
+        "|---|---|---|",
+        *(
+            f"| {check.target} | {check.measured} | {check.verdict if check.met else f'**{check.verdict}**'} |"
+            for check in checks(rows, once, tier)
+        ),
+        "",
+        "## Single losses",
+        "",
+        f"Training goes on undisturbed to iteration {tier.event_step}, where something is lost, once. *jump*: loss right after the recovery, over the undisturbed; *left*: {tier.event_steps} iterations later; "
+        "*behind*: iterations by which training then lags, at the speed at which it learns there. Twins are compared with training in the swapped order.",
+        "",
+        *(f"* **{event.name}**: {event.about}, {_numbers(event.stages)}." for event in events(tier)),
+        "",
+        "| lost | back by | jump, nats | left, nats | iterations behind | stages came back by |",
+        "|---|---|---|---|---|---|",
+        *(_single(one) for one in once),
+    ]
+
+
+def _about(name: str, tier: Tier) -> str:
+    ours = METHODS[-1]
+    return ABOUT[name].format(
+        every=tier.checkpoint_every, redundant=tier.clock.redundant_s, share=100 * BUDGET.share, codec=ours.codec
+    )
+
+
+def _row(row: Row) -> str:
+    steps, hours = number_or_dash(row.steps_to_target, ".0f"), number_or_dash(row.hours_to_target, ".2f")
+    if row.reached < row.seeds:
+        steps = hours = f"{row.reached} of {row.seeds}"
+    cells = [
+        f"{100 * row.rate:g} %" if row.rate else "none",
+        row.method,
+        f"{row.losses:.1f}",
+        number_or_dash(row.final_loss, ".4f"),
+        number_or_dash(row.gap_percent, "+.2f"),
+        number_or_dash(row.spread_percent, ".2f"),
+        steps,
+        hours,
+        f"{row.kept_percent:.2f}",
+        f"{row.recovered_percent:.2f}",
+        _by(row.rungs),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _single(one: Single) -> str:
+    cells = [number_or_dash(one.jump, "+.4f"), number_or_dash(one.left, "+.4f"), number_or_dash(one.setback, "+.1f")]
+    return f"| {one.event} | {one.rung} | {' | '.join(cells)} | {_by(one.rungs)} |"
+
+
+def _by(rungs: dict[str, int]) -> str:
+    return ", ".join(f"{rung} {count}" for rung, count in rungs.items())
+
+
+def _numbers(stages: Sequence[Sequence[int]]) -> str:
+    return " or ".join(" and ".join(map(str, one)) for one in stages)

@@ -1,0 +1,99 @@
+"""Runs that are kept: a JSON-lines file, so that a comparison goes on where it was interrupted.
+
+A run is known by everything that decides its result, whatever its method and tier are called; a changed setting is a new run.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from farflung.sims.recovery_methods import Method
+from farflung.sims.recovery_tiers import Tier
+from farflung.sims.recovery_train import Outcome, Progress, lose_once, train
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """What is to be run."""
+
+    method: Method
+    tier: Tier
+    rate: float
+    """Failures per stage and hour; of undisturbed runs 0."""
+    seed: int
+    once: tuple[int, ...] | None = None
+    """The stages that are lost together, once; None for a whole run with failures of the rate."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all settings but the names, and but those of a tier that only say which runs are made."""
+        method = replace(self.method, name="")
+        tier = replace(self.tier, name="", seeds=1, rates=())
+        return hashlib.sha256(repr((method, tier, self.rate, self.seed, self.once)).encode()).hexdigest()[:16]
+
+    @property
+    def steps(self) -> int:
+        """Steps that it takes."""
+        return self.tier.steps if self.once is None else self.tier.event_steps
+
+    def make(self, progress: Progress) -> Outcome:
+        """Train. Raises DataError."""
+        if self.once is None:
+            return train(self.method, self.tier, rate=self.rate, seed=self.seed, progress=progress)
+        return lose_once(self.method, self.tier, self.once, rate=self.rate, seed=self.seed, progress=progress)
+
+
+Obtain = Callable[[Run], Outcome]
+"""Makes a run, or finds it."""
+
+
+class Runs:
+    """The file, and all that is in it. Raises OSError, and ValueError when a line of it is no run."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._known: dict[str, Outcome] = {}
+        for number, line in enumerate(_lines(file), start=1):
+            try:
+                entry = json.loads(line)
+                outcome = Outcome(**entry["outcome"])
+                curve = tuple((int(step), float(loss)) for step, loss in outcome.curve)
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"line {number} of {file} is no run: remove it, or name another file") from error
+            self._known[entry["fingerprint"]] = replace(outcome, curve=curve)
+
+    def outcome(self, run: Run) -> Outcome | None:
+        """What the run came to, if it was ever made."""
+        return self._known.get(run.fingerprint)
+
+    def made(self, run: Run) -> Outcome:
+        """What a run came to that was made."""
+        return self._known[run.fingerprint]
+
+    def keep(self, run: Run, outcome: Outcome, seconds: float) -> None:
+        """Remember it, on disk too if there is a file."""
+        self._known[run.fingerprint] = outcome
+        if self._file is None:
+            return
+        entry = {
+            "fingerprint": run.fingerprint,
+            "tier": run.tier.name,
+            "method": run.method.name,
+            "rate": run.rate,
+            "seed": run.seed,
+            "once": run.once,
+            "seconds": round(seconds, 1),
+            "outcome": asdict(outcome),
+        }
+        with self._file.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(entry) + "\n")
+            out.flush()
+            os.fsync(out.fileno())
+
+
+def _lines(file: Path | None) -> Iterator[str]:
+    if file is not None and file.exists():
+        yield from file.read_text(encoding="utf-8").splitlines()

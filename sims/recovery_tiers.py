@@ -1,0 +1,129 @@
+"""The sizes at which `farflung bench recovery` runs: model, stages, steps, failures; and the published clock.
+
+Failures are those of CheckFree's experiments, scaled to the bench: its 500 M model takes 91.3 s per iteration, so a chance of p per
+stage and hour is 1 - (1 - p)**(91.3 / 3600) per stage and iteration (digest, 2.4), and that is what a stage of the bench's
+model fails with in each of its iterations. So a run has as many losses per iteration as theirs had, and one of 300 iterations with
+six stages some 2, 5, 8 and 18 losses at 5, 10, 16 and 33 %.
+"""
+
+from dataclasses import dataclass
+
+from farflung.training.model import ModelConfig
+from farflung.training.presets import preset
+
+RATES = (0.05, 0.10, 0.16, 0.33)
+"""Chance that a given stage is lost within an hour."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clock:
+    """What the modelled wall-clock counts: CheckFree's 500 M model as published (digest, 2.6)."""
+
+    iteration_s: float = 91.3
+    redundant_s: float = 151.04
+    """Of an iteration of redundant computation, where every stage also runs the next stage's forward."""
+    recovery_s: float = 30.0
+    """From a loss to the stage serving again; two neighbours' weights are moved in it."""
+    stage_parameters: int = 83_333_333
+    """Of a stage: 500 M in six."""
+
+    @property
+    def link_bytes_s(self) -> float:
+        """The rate at which two neighbours' fp32 weights arrive in `recovery_s`: 22 MB/s."""
+        return 2 * 4 * self.stage_parameters / self.recovery_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tier:
+    """One size."""
+
+    name: str
+    model: ModelConfig
+    stages: int
+    """Of equally many layers each."""
+    regions: tuple[str, ...]
+    """By stage, where its peer stands: what a region's loss takes away."""
+    data: str = "python"
+    """Spec of the data set; tokens are bytes."""
+    microbatches: int
+    """Of a step; even, as CheckFree+ swaps stages in half of them."""
+    sequences: int
+    """Of a microbatch."""
+    lr: float
+    """Of Adam (0.9, 0.999), constant after the warm-up: what a rollback goes back to is then what it was."""
+    warmup_steps: int
+    steps: int
+    eval_every: int
+    windows: int
+    """Held-out windows."""
+    checkpoint_every: int
+    seeds: int
+    event_step: int
+    """Step before which single losses happen."""
+    event_steps: int
+    """Steps that training then goes on for."""
+    rates: tuple[float, ...] = RATES
+    clock: Clock = Clock()
+
+    def __post_init__(self) -> None:
+        if self.model.num_layers % self.stages or self.microbatches % 2 or len(self.regions) != self.stages:
+            raise ValueError("stages have equally many layers and a region each, and microbatches are even")
+        if self.seeds < 1:
+            raise ValueError("there is at least one seed")
+        if self.steps % self.eval_every or self.event_steps % self.eval_every or self.event_step % self.eval_every:
+            raise ValueError("steps, event_step and event_steps are multiples of eval_every")
+        if not 0 < self.event_step <= self.event_step + self.event_steps <= self.steps:
+            raise ValueError("single losses lie within the run")
+
+    @property
+    def layers(self) -> int:
+        """Of a stage."""
+        return self.model.num_layers // self.stages
+
+    @property
+    def num_tokens(self) -> int:
+        """Of a run."""
+        return self.steps * self.microbatches * self.sequences * self.model.seq_len
+
+
+CI = Tier(
+    name="ci",
+    model=ModelConfig(
+        vocab_size=264, dim=48, num_layers=6, num_heads=4, num_kv_heads=4, ffn_dim=128, seq_len=64
+    ),  # 179,184 parameters
+    stages=6,
+    regions=("a", "b", "c", "d", "a", "b"),
+    microbatches=2,
+    sequences=4,
+    lr=3e-3,
+    warmup_steps=50,
+    steps=300,
+    eval_every=25,
+    windows=192,
+    checkpoint_every=50,
+    seeds=3,
+    event_step=200,
+    event_steps=50,
+)
+"""154 k tokens: some 14 s of one core per run."""
+
+NIGHTLY = Tier(
+    name="nightly",
+    model=preset("3m", seq_len=128),  # six layers, 3.3 M parameters
+    stages=6,
+    regions=("a", "b", "c", "d", "a", "b"),
+    microbatches=4,
+    sequences=8,
+    lr=1.5e-3,
+    warmup_steps=100,
+    steps=3000,
+    eval_every=50,
+    windows=512,
+    checkpoint_every=50,
+    seeds=3,
+    event_step=2000,
+    event_steps=200,
+)
+"""12 M tokens, six times as many losses per run."""
+
+TIERS = {tier.name: tier for tier in (CI, NIGHTLY)}

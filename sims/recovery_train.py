@@ -1,0 +1,179 @@
+"""One run of `farflung bench recovery`, the explicit loop: stages are lost, come back, and training goes on.
+
+The order within a step is CheckFree's: failures come before the first microbatch, recovery uses what survives, and the
+step is made with the current batch. The curve and the final loss are those of held-out windows, all stages in their order.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from farflung.sims.recovery_clock import Curve
+from farflung.sims.recovery_failures import pattern
+from farflung.sims.recovery_keepers import Keeper, Neighbours, pipeline_nbytes
+from farflung.sims.recovery_methods import SHADOWED, Method
+from farflung.sims.recovery_ours import Ladder
+from farflung.sims.recovery_pipeline import Pipeline
+from farflung.sims.recovery_tiers import Tier
+from farflung.training.data import Dataset
+from farflung.training.errors import NonFinite
+from farflung.training.order import SampleOrder
+from farflung.training.recovery_checkfree import CheckFree
+from farflung.training.schedule import Schedule
+from farflung.training.sources import open_dataset
+from farflung.training.tokenizer import ByteTokenizer
+
+Progress = Callable[[int, float], None]
+"""Told the step that is done and its loss."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a run came to."""
+
+    curve: Curve
+    """From step 0, or of a single loss from right after the recovery."""
+    diverged: bool
+    """The curve then ends early."""
+    losses: int
+    """Stages that were lost."""
+    pipeline_bytes: int
+    """Activations and gradients of all steps, as coded."""
+    kept_bytes: int
+    """To keep copies fresh."""
+    recovered_bytes: int
+    """From copies to new peers."""
+    rungs: dict[str, int]
+    """How often a stage came back by what."""
+
+
+@lru_cache(maxsize=1)
+def corpus(tier: Tier) -> Dataset:
+    """The tier's data set."""
+    return open_dataset(tier.data, ByteTokenizer(), tier.model.seq_len)
+
+
+@lru_cache(maxsize=1)
+def _windows(tier: Tier) -> Tensor:
+    return torch.from_numpy(corpus(tier).heldout(tier.windows))
+
+
+class Feed:
+    """The batches and learning rates of a seed."""
+
+    def __init__(self, tier: Tier, seed: int) -> None:
+        self._tier, self._data = tier, corpus(tier)
+        self._order = SampleOrder(num_samples=self._data.num_samples, seed=seed)
+        self._schedule = Schedule(peak=tier.lr, warmup_steps=tier.warmup_steps, kind="constant")
+
+    def step(self, pipeline: Pipeline, step: int) -> float:
+        """Step `step` >= 0 of the run. Returns its loss. Raises NonFinite."""
+        size = self._tier.microbatches * self._tier.sequences
+        samples = [self._data.tokens(self._order.index(number)) for number in range(step * size, (step + 1) * size)]
+        tokens = torch.from_numpy(np.stack(samples)).view(self._tier.microbatches, self._tier.sequences, -1)
+        return pipeline.step(tokens, step=step, lr=self._schedule.at(step))
+
+
+def train(
+    method: Method, tier: Tier, *, rate: float, seed: int, progress: Progress = lambda step, loss: None
+) -> Outcome:
+    """A whole run, disturbed by the failures of this rate and seed; `none` by none. Raises DataError."""
+    pipeline = Pipeline(tier, method.checkfree, seed=seed)
+    keeper = keeper_of(method, pipeline, rate=rate, seed=seed)
+    failures = pattern(tier, rate, seed) if method.fails else [frozenset[int]()] * tier.steps
+    feed, windows = Feed(tier, seed), _windows(tier)
+    curve = [(0, pipeline.evaluate(windows))]
+    try:
+        for step, lost in enumerate(failures):
+            loss = advance(pipeline, keeper, feed, step, lost)
+            if (step + 1) % tier.eval_every == 0:
+                curve.append((step + 1, pipeline.evaluate(windows)))
+            progress(step + 1, loss)
+    except NonFinite:
+        return _outcome(tier, keeper, curve, failures, diverged=True)
+    return _outcome(tier, keeper, curve, failures, diverged=False)
+
+
+def lose_once(
+    method: Method,
+    tier: Tier,
+    stages: Sequence[int],
+    *,
+    rate: float,
+    seed: int,
+    progress: Progress = lambda step, loss: None,
+) -> Outcome:
+    """Train undisturbed to `event_step`, lose these stages together (none: for comparison), recover and go on.
+
+    The curve begins right after the recovery; its steps are those of the run.
+    """
+    undisturbed, shadows = _undisturbed(method.checkfree, tier, rate, seed)
+    pipeline = undisturbed.copy()
+    keeper = shadows.copy(method) if method.shadows else keeper_of(method, pipeline, rate=rate, seed=seed)
+    feed, windows = Feed(tier, seed), _windows(tier)
+    first, last = tier.event_step, tier.event_step + tier.event_steps
+    failures = [frozenset(stages)] + [frozenset[int]()] * (tier.event_steps - 1)
+    pipeline.lose(stages)
+    if stages:
+        keeper.recover(pipeline, frozenset(stages), first)
+    curve = [(first, pipeline.evaluate(windows))]
+    try:
+        for step in range(first, last):
+            loss = advance(pipeline, keeper, feed, step, frozenset())
+            if (step + 1) % tier.eval_every == 0:
+                curve.append((step + 1, pipeline.evaluate(windows)))
+            progress(step + 1 - first, loss)
+    except NonFinite:
+        return _outcome(tier, keeper, curve, failures, diverged=True)
+    return _outcome(tier, keeper, curve, failures, diverged=False)
+
+
+def advance(pipeline: Pipeline, keeper: Keeper, feed: Feed, step: int, lost: frozenset[int]) -> float:
+    """Lose, recover and step. Returns the loss before the step. Raises NonFinite."""
+    if lost:
+        pipeline.lose(lost)
+        keeper.recover(pipeline, lost, step)
+    loss = feed.step(pipeline, step)
+    keeper.after_step(pipeline, step + 1)
+    return loss
+
+
+def keeper_of(method: Method, pipeline: Pipeline, *, rate: float, seed: int) -> Keeper:
+    """What recovers by this method."""
+    if method.kind == "ladder":
+        return Ladder(method, pipeline, rate=rate, seed=seed)
+    return Neighbours(method, pipeline, seed=seed)
+
+
+@lru_cache(maxsize=2)
+def _undisturbed(checkfree: CheckFree, tier: Tier, rate: float, seed: int) -> tuple[Pipeline, Ladder]:
+    """A pipeline at `event_step`, and the shadows that were kept of it."""
+    pipeline = Pipeline(tier, checkfree, seed=seed)
+    keeper = Ladder(SHADOWED, pipeline, rate=rate, seed=seed)
+    feed = Feed(tier, seed)
+    for step in range(tier.event_step):
+        advance(pipeline, keeper, feed, step, frozenset())
+    return pipeline, keeper
+
+
+def _outcome(
+    tier: Tier,
+    keeper: Keeper,
+    curve: Sequence[tuple[int, float]],
+    failures: Sequence[frozenset[int]],
+    *,
+    diverged: bool,
+) -> Outcome:
+    return Outcome(
+        curve=tuple(curve),
+        diverged=diverged,
+        losses=sum(map(len, failures)),
+        pipeline_bytes=len(failures) * pipeline_nbytes(tier),
+        kept_bytes=keeper.sent.kept,
+        recovered_bytes=keeper.sent.recovered,
+        rungs={str(rung): count for rung, count in keeper.rungs.items()},
+    )

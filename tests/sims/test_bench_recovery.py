@@ -1,0 +1,347 @@
+"""`farflung bench recovery`: losses are real, recoveries use what survives, and the computed methods are what training would give."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farflung.sims import recovery_train
+from farflung.sims.bench_recovery import run_recovery
+from farflung.sims.recovery_clock import Curve, at, first_at, progress, rolled_back, seconds
+from farflung.sims.recovery_failures import events, pattern
+from farflung.sims.recovery_keepers import pipeline_nbytes
+from farflung.sims.recovery_methods import METHODS, SINGLE, SWAPS_ALONE, Method, by_names
+from farflung.sims.recovery_ours import Ladder
+from farflung.sims.recovery_pipeline import Pipeline
+from farflung.sims.recovery_rows import rows, runs_of
+from farflung.sims.recovery_runs import Run, Runs
+from farflung.sims.recovery_tiers import CI, TIERS, Clock, Tier
+from farflung.sims.recovery_train import Feed, advance, keeper_of, train
+from farflung.sims.recovery_words import checks
+from farflung.training.data import TokenWindows
+from farflung.training.errors import NonFinite
+from farflung.training.model import ModelConfig, next_token_loss
+from farflung.training.recovery_checkfree import CheckFree
+from farflung.training.recovery_fit import Fit
+
+TOY = Tier(
+    name="toy",
+    model=ModelConfig(vocab_size=32, dim=16, num_layers=4, num_heads=2, num_kv_heads=2, ffn_dim=32, seq_len=16),
+    stages=4,
+    regions=("a", "b", "c", "a"),
+    microbatches=2,
+    sequences=2,
+    lr=1e-2,
+    warmup_steps=2,
+    steps=6,
+    eval_every=2,
+    windows=8,
+    checkpoint_every=2,
+    seeds=1,
+    event_step=4,
+    event_steps=2,
+    rates=(0.9,),
+)
+NAMED = {method.name: method for method in [*SINGLE, *METHODS]}
+
+
+@pytest.fixture(autouse=True)
+def small_corpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    torch.set_num_threads(1)
+    runs = [np.arange(4000) * 5 % 32, np.arange(400) * 5 % 32]
+    data = TokenWindows(runs[:1], runs[1:], seq_len=16, hash_content=lambda: "toy")
+    monkeypatch.setattr(recovery_train, "corpus", lambda tier: data)
+    for cached in (recovery_train._windows, recovery_train._undisturbed):
+        cached.cache_clear()
+    yield
+    for cached in (recovery_train._windows, recovery_train._undisturbed):
+        cached.cache_clear()
+
+
+def trained(checkfree: CheckFree | None = None, steps: int = 3) -> Pipeline:
+    pipeline = Pipeline(TOY, checkfree or CheckFree(), seed=0)
+    feed = Feed(TOY, 0)
+    for step in range(steps):
+        feed.step(pipeline, step)
+    return pipeline
+
+
+def vectors(pipeline: Pipeline) -> list[torch.Tensor]:
+    return [part.flat.clone() for part in pipeline.parts]
+
+
+def test_the_stages_in_order_are_the_model() -> None:
+    pipeline = trained()
+    windows = recovery_train._windows(TOY)
+    with torch.no_grad():
+        whole = float(next_token_loss(pipeline.model(windows[:, :-1]), windows[:, 1:]))
+    assert pipeline.evaluate(windows) == pytest.approx(whole, rel=1e-6)
+    assert sum(part.flat.numel() for part in pipeline.parts) == sum(p.numel() for p in pipeline.model.parameters())
+
+
+def test_half_of_the_microbatches_take_the_swapped_order() -> None:
+    plain, swapped = trained(steps=1), trained(CheckFree(plus=True), steps=1)
+    for stage in range(4):
+        assert torch.equal(plain.boundaries[stage][0][0], swapped.boundaries[stage][0][0])
+        assert not torch.equal(plain.boundaries[stage][1][0], swapped.boundaries[stage][1][0])
+    # the odd microbatch enters stage 1 first, and what comes out of it enters stage 0
+    assert torch.equal(swapped.boundaries[1][1][1], swapped.boundaries[0][1][0])
+
+
+def test_a_copy_goes_on_as_the_original_does() -> None:
+    one = trained()
+    other = one.copy()
+    feed = Feed(TOY, 0)
+    assert feed.step(one, 3) == feed.step(other, 3)
+    assert all(torch.equal(a, b) for a, b in zip(vectors(one), vectors(other), strict=True))
+
+
+def test_a_loss_that_nobody_recovers_ends_training() -> None:
+    pipeline = trained()
+    pipeline.lose([2])
+    assert bool(pipeline.stages[2].flat.isnan().all()) and pipeline.stages[2].norm is None
+    assert not pipeline.stages[2].optimizer.tensors() and not bool(pipeline.ends.flat.isnan().any())
+    with pytest.raises(NonFinite):
+        Feed(TOY, 0).step(pipeline, 3)
+    pipeline = trained()
+    pipeline.lose([0])
+    assert bool(pipeline.ends.flat.isnan().all())
+
+
+@pytest.mark.parametrize("name", sorted(NAMED.keys() - {"none", "checkpoint", "redundant"}))
+@pytest.mark.parametrize("lost", [{0}, {1}, {3}, {1, 2}, {0, 3}, {0, 1, 2, 3}])
+def test_recoveries_use_what_survives(name: str, lost: set[int]) -> None:
+    """What is lost is NaN, so a recovery that read any of it would show."""
+    method = NAMED[name]
+    pipeline = Pipeline(TOY, method.checkfree, seed=0)
+    keeper = keeper_of(method, pipeline, rate=0.5, seed=0)
+    feed = Feed(TOY, 0)
+    for step in range(3):
+        advance(pipeline, keeper, feed, step, frozenset())
+    before = vectors(pipeline)
+    pipeline.lose(lost)
+    keeper.recover(pipeline, frozenset(lost), 3)
+    assert all(bool(vector.isfinite().all()) for vector in vectors(pipeline))
+    for stage, vector in enumerate(before[:-1]):
+        assert torch.equal(vector, pipeline.stages[stage].flat) == (stage not in lost)
+        assert bool(pipeline.stages[stage].optimizer.tensors()) == (stage not in lost)
+    assert sum(count for rung, count in keeper.rungs.items() if rung != "ends anew") == len(lost)
+    advance(pipeline, keeper, feed, 3, frozenset())
+
+
+def test_the_rung_that_is_asked_for_is_taken() -> None:
+    for name, lost, rung in (
+        ("shadow", {1}, "shadow"),
+        ("fitted mean", {1}, "fitted mean"),
+        ("neighbour mean", {1}, "mean"),
+        ("neighbour mean", {1, 2}, "random"),
+        ("swap twin", {3}, "copy"),
+        ("interpolation", {1, 2}, "interpolation"),
+        ("random", {1}, "random"),
+        ("copy", {1}, "copy"),
+    ):
+        pipeline = trained(NAMED[name].checkfree)
+        keeper = keeper_of(NAMED[name], pipeline, rate=0.5, seed=0)
+        pipeline.lose(lost)
+        keeper.recover(pipeline, frozenset(lost), 3)
+        assert keeper.rungs == {rung: len(lost)}, name
+
+
+def test_a_recovered_stage_learns_faster_for_a_while() -> None:
+    pipeline = trained()
+    keeper = keeper_of(NAMED["checkfree"], pipeline, rate=0.5, seed=0)
+    pipeline.lose([1])
+    keeper.recover(pipeline, frozenset({1}), 3)
+    assert [part.steps_since_bump for part in pipeline.parts] == [None, 0, None, None, None]
+    Feed(TOY, 0).step(pipeline, 3)
+    assert pipeline.stages[1].steps_since_bump == 1
+
+
+def test_a_fit_comes_nearer_to_what_the_neighbours_saw() -> None:
+    pipeline = trained()
+    mean = (pipeline.stages[0].flat + pipeline.stages[2].flat) / 2
+    pipeline.replace(1, mean, bump=True)
+    first, last = pipeline.fit(1, Fit(steps=30))
+    assert last < first
+
+
+def ours(pipeline: Pipeline, rate: float = 0.1) -> Ladder:
+    return Ladder(NAMED["ours"], pipeline, rate=rate, seed=0)
+
+
+def test_shadows_are_refreshed_within_their_share_of_the_bytes() -> None:
+    pipeline = trained()
+    keeper = ours(pipeline)
+    for step in range(1, 400):
+        keeper.after_step(pipeline, step)
+        assert keeper.sent.kept <= 0.02 * step * pipeline_nbytes(TOY)
+    assert keeper.sent.kept > 0.015 * 399 * pipeline_nbytes(TOY)
+
+
+def test_a_lost_peer_takes_the_shadows_that_it_held_with_it() -> None:
+    pipeline = trained()
+    keeper = ours(pipeline)
+    holders = {place[1] for place in keeper._shadows if place[0] == 1}
+    held = int(holders.pop()[-1])
+    pipeline.lose([held])
+    keeper.recover(pipeline, frozenset({held}), 3)
+    assert all(place[1] != f"peer {held}" for place in keeper._shadows)
+    keeper.after_step(pipeline, 4)  # the last-replica alarm
+    assert any(place[0] == 1 for place in keeper._shadows)
+
+
+def test_checkpoints_are_read_off_the_undisturbed_curve() -> None:
+    """A real rollback, with all optimisers' state, replays to the same bits."""
+    failures = [frozenset[int](), frozenset({1}), frozenset[int](), frozenset({0}), frozenset[int](), frozenset[int]()]
+    undisturbed = train(NAMED["none"], TOY, rate=0.0, seed=0)
+    pipeline, feed, windows = Pipeline(TOY, CheckFree(), seed=0), Feed(TOY, 0), recovery_train._windows(TOY)
+    saved, reached, curve = pipeline.copy(), 0, [(0, pipeline.evaluate(windows))]
+    for step, lost in enumerate(failures, start=1):
+        if lost:
+            pipeline, reached = saved.copy(), reached // TOY.checkpoint_every * TOY.checkpoint_every
+        feed.step(pipeline, reached)
+        reached += 1
+        if reached % TOY.checkpoint_every == 0:
+            saved = pipeline.copy()
+        assert reached == progress(failures, TOY.checkpoint_every)[step]
+        if step % TOY.eval_every == 0:
+            curve.append((step, pipeline.evaluate(windows)))
+    computed = rolled_back(undisturbed.curve, failures, TOY.checkpoint_every)
+    for (step, loss), (other, expected) in zip(curve, computed, strict=True):
+        assert step == other
+        if progress(failures, 2)[step] % TOY.eval_every == 0:  # where the curve has a point
+            assert loss == expected
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.booleans(), max_size=40), st.integers(1, 8))
+def test_progress_never_runs_ahead_of_the_steps(lost: list[bool], every: int) -> None:
+    reached = progress([frozenset({0}) if one else frozenset() for one in lost], every)
+    assert reached[0] == 0 and len(reached) == len(lost) + 1
+    for step, (before, after) in enumerate(pairwise(reached)):
+        assert after == (before - before % every if lost[step] else before) + 1
+
+
+CURVE: Curve = ((0, 5.0), (10, 3.0), (20, 3.5), (30, 2.0))
+
+
+def test_reading_a_curve() -> None:
+    assert at(CURVE, 5) == pytest.approx(4.0) and at(CURVE, 30) == 2.0
+    assert first_at(CURVE, 3.0) == pytest.approx(10.0)
+    assert first_at(CURVE, 2.75) == pytest.approx(25.0)
+    assert first_at(CURVE, 1.0) is None
+    with pytest.raises(ValueError, match="not within"):
+        at(CURVE, 31)
+
+
+def test_the_modelled_clock() -> None:
+    clock, failures = Clock(), [frozenset({1, 3}), frozenset[int](), frozenset({2})]
+    hours = {method.name: seconds(clock, method, 3, failures, 0.02) for method in METHODS}
+    assert hours["none"] == pytest.approx(3 * 91.3)
+    assert hours["redundant"] == pytest.approx(3 * 151.04)
+    assert hours["checkpoint"] == hours["checkfree"] == pytest.approx(3 * 91.3 + 60)
+    assert hours["ours"] == pytest.approx(3 * 91.3 * 1.02 + 60)
+    assert clock.link_bytes_s == pytest.approx(22.2e6, rel=0.01)
+
+
+def test_failures_have_the_stated_rate_and_leave_a_neighbour() -> None:
+    long = replace(CI, steps=20_000, rates=(0.33,))
+    drawn = pattern(long, 0.33, seed=1)
+    assert drawn == pattern(long, 0.33, seed=1) != pattern(long, 0.33, seed=2)
+    lost = sum(map(len, drawn)) / (long.steps * long.stages)
+    assert lost == pytest.approx(1 - 0.67 ** (91.3 / 3600), rel=0.1)
+    assert not any(stage + 1 in one for one in drawn for stage in one)
+    assert {stage for one in drawn for stage in one} == set(range(6))
+
+
+def test_events_name_rungs_that_there_are() -> None:
+    for event in events(CI):
+        assert set(event.rungs) <= {method.name for method in SINGLE}
+    named = {event.name: event.stages for event in events(CI)}
+    assert named["adjacent"] == ((2, 3),) and named["both ends"] == ((0, 5),) and named["region"] == ((1, 5),)
+
+
+def test_runs_are_known_by_what_decides_them(tmp_path: Path) -> None:
+    run = Run(method=METHODS[0], tier=TOY, rate=0.0, seed=0)
+    same = replace(run, method=replace(run.method, name="other"), tier=replace(TOY, name="other", seeds=5))
+    assert run.fingerprint == same.fingerprint
+    others = [
+        replace(run, seed=1),
+        replace(run, rate=0.1),
+        replace(run, once=(1,)),
+        replace(run, method=SWAPS_ALONE),
+        replace(run, tier=replace(TOY, lr=1e-3)),
+    ]
+    assert len({one.fingerprint for one in [run, *others]}) == 6
+    file = tmp_path / "runs.jsonl"
+    file.write_text("{}\n")
+    with pytest.raises(ValueError, match="line 1"):
+        Runs(file)
+
+
+def test_the_whole_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(TIERS, "toy", TOY)
+    out = tmp_path / "runs.jsonl"
+    found, once = run_recovery("toy", out=out, page=tmp_path / "docs", as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["rows"]) == len(found) == 2 + len(METHODS) - 1
+    assert len(told["single_losses"]) == len(once) == sum(len(event.rungs) for event in events(TOY))
+    page = (tmp_path / "docs" / "recovery.md").read_text()
+    assert (tmp_path / "docs" / "recovery.png").read_bytes().startswith(b"\x89PNG")
+    assert all(f"| {method.name} |" in page for method in METHODS) and "## Goals" in page
+    none, swaps, *rest = found
+    assert none.gap_percent == 0.0 and none.hours_to_target == pytest.approx(3 * 91.3 / 3600, rel=0.5)
+    assert swaps.method == SWAPS_ALONE.name
+    named = {row.method: row for row in rest}
+    redundant = named["redundant"]
+    assert redundant.gap_percent == 0.0 and none.hours_to_target is not None
+    assert redundant.hours_to_target == pytest.approx(none.hours_to_target * 151.04 / 91.3)
+    assert sum(named["ours"].rungs.values()) >= named["ours"].losses > 0
+    assert len(checks(found, once, TOY)) == 6
+
+    def never(run: Run, progress: object) -> None:
+        pytest.fail(f"nothing is left to run, but {run}")
+
+    monkeypatch.setattr(Run, "make", never)
+    assert run_recovery("toy", out=out, as_json=True) == (found, once)
+    some, no_singles = run_recovery("toy", names="ours", out=out, as_json=True)
+    assert [row.method for row in some] == ["none", "ours"] and not no_singles
+
+
+def test_rows_of_runs_that_diverged_have_no_figures() -> None:
+    methods = by_names("checkfree")
+    made = {}
+    for run in runs_of(methods, TOY):
+        outcome = train(NAMED["none"], TOY, rate=0.0, seed=0)
+        if run.method.name == "checkfree":
+            outcome = replace(outcome, diverged=True, curve=outcome.curve[:2])
+        made[run.fingerprint] = outcome
+    none, *diverged = rows(methods, TOY, lambda run: made[run.fingerprint])
+    assert none.final_loss is not None
+    assert all(row.final_loss is None and row.gap_percent is None and not row.curve for row in diverged)
+
+
+@pytest.mark.parametrize(
+    ("tier", "names", "page", "said"),
+    [("cy", None, None, "no tier"), ("ci", "magic", None, "no method"), ("ci", "ours", Path("x"), "all methods")],
+)
+def test_wrong_requests_are_refused(tier: str, names: str | None, page: Path | None, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        run_recovery(tier, names=names, page=page)
+
+
+def test_none_is_always_compared_with() -> None:
+    assert [method.name for method in by_names("ours,copy")] == ["none", "copy", "ours"]
+    plus: Method = NAMED["checkfree+"]
+    assert [run.method for run in runs_of([METHODS[0], plus], replace(TOY, rates=(0.5,)))] == [
+        METHODS[0],
+        SWAPS_ALONE,
+        plus,
+    ]
