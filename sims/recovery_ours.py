@@ -75,10 +75,13 @@ class Ladder:
         self._detached: set[Place] = set()
         self._ends = pipeline.ends.flat.clone()
 
-    def copy(self, method: Method) -> "Ladder":
-        """Another one that has the same shadows, for a copy of the pipeline. Its bytes count from here."""
+    def copy(self, method: Method, pipeline: Pipeline, rate: float) -> "Ladder":
+        """Another one, of a copy of the pipeline, that has the same shadows if the method has any. Its bytes count from here."""
         other = copy.copy(self)
-        other._method, other._shadows, other._detached = method, dict(self._shadows), set(self._detached)
+        other._method, other._rate = method, rate
+        other._codec, other._budget = parse_codec(method.codec), method.budget
+        other._shadows = dict(self._shadows) if method.shadows else {}
+        other._detached, other._ends = set(self._detached), pipeline.ends.flat.clone()
         other.sent, other.rungs = Sent(), Counter[str]()
         return other
 

@@ -41,7 +41,7 @@ def _lines(tier: Tier, rows: Sequence[Row], once: Sequence[Single]) -> list[str]
         f"Made by `farflung bench recovery --tier {tier.name} --page docs`; do not edit. Machine: {machine()}.",
         "",
         f"Tier {tier.name}: {num_parameters(tier.model):,} parameters in {tier.stages} stages of one peer each, {tier.steps} iterations of "
-        f"{tier.microbatches * tier.sequences * tier.model.seq_len:,} tokens of the embedded corpus, {tier.seeds} seeds. Before an iteration, stages are lost: weights, moments "
+        f"{tier.microbatches * tier.sequences * tier.model.seq_len:,} tokens of the embedded corpus, after {tier.warm_steps} undisturbed ones that are the same for all; seeds: {tier.seeds}. Before an iteration, stages are lost: weights, moments "
         "and what their peer kept for others are overwritten, and a method recovers from what survives. All methods of a seed have the same failures, batches and learning rates. "
         "The data node is stage 0, and the embedding, the final norm and the head go with it: CheckFree's stages send each other an exact copy of them in every iteration, as published, ours has them in its shadows. "
         "Two neighbours at once are left out of the patterns, which the published rule cannot recover, and measured by themselves below.",
@@ -73,7 +73,7 @@ def _lines(tier: Tier, rows: Sequence[Row], once: Sequence[Single]) -> list[str]
         "",
         "## Single losses",
         "",
-        f"Training goes on undisturbed to iteration {tier.event_step}, where something is lost, once. *jump*: loss right after the recovery, over the undisturbed; *left*: {tier.event_steps} iterations later; "
+        f"After the undisturbed iterations something is lost, once. *jump*: loss right after the recovery, over the undisturbed; *left*: {tier.event_steps} iterations later; "
         "*behind*: iterations by which training then lags, at the speed at which it learns there. Twins are compared with training in the swapped order.",
         "",
         *(f"* **{event.name}**: {event.about}, {_numbers(event.stages)}." for event in events(tier)),

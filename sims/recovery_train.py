@@ -5,7 +5,7 @@ step is made with the current batch. The curve and the final loss are those of h
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -36,7 +36,7 @@ class Outcome:
     """What a run came to."""
 
     curve: Curve
-    """From step 0, or of a single loss from right after the recovery."""
+    """From step 0; of a single loss its first point is right after the recovery."""
     diverged: bool
     """The curve then ends early."""
     losses: int
@@ -68,10 +68,11 @@ class Feed:
     def __init__(self, tier: Tier, seed: int) -> None:
         self._tier, self._data = tier, corpus(tier)
         self._order = SampleOrder(num_samples=self._data.num_samples, seed=seed)
-        self._schedule = Schedule(peak=tier.lr, warmup_steps=tier.warmup_steps, kind="constant")
+        self._schedule = Schedule(peak=tier.lr, warmup_steps=tier.rise_steps, kind="constant")
 
     def step(self, pipeline: Pipeline, step: int) -> float:
-        """Step `step` >= 0 of the run. Returns its loss. Raises NonFinite."""
+        """Step `step` of the run; those before 0 are the undisturbed ones. Returns its loss. Raises NonFinite."""
+        step += self._tier.warm_steps
         size = self._tier.microbatches * self._tier.sequences
         samples = [self._data.tokens(self._order.index(number)) for number in range(step * size, (step + 1) * size)]
         tokens = torch.from_numpy(np.stack(samples)).view(self._tier.microbatches, self._tier.sequences, -1)
@@ -82,20 +83,10 @@ def train(
     method: Method, tier: Tier, *, rate: float, seed: int, progress: Progress = lambda step, loss: None
 ) -> Outcome:
     """A whole run, disturbed by the failures of this rate and seed; `none` by none. Raises DataError."""
-    pipeline = Pipeline(tier, method.checkfree, seed=seed)
-    keeper = keeper_of(method, pipeline, rate=rate, seed=seed)
     failures = pattern(tier, rate, seed) if method.fails else [frozenset[int]()] * tier.steps
-    feed, windows = Feed(tier, seed), _windows(tier)
-    curve = [(0, pipeline.evaluate(windows))]
-    try:
-        for step, lost in enumerate(failures):
-            loss = advance(pipeline, keeper, feed, step, lost)
-            if (step + 1) % tier.eval_every == 0:
-                curve.append((step + 1, pipeline.evaluate(windows)))
-            progress(step + 1, loss)
-    except NonFinite:
-        return _outcome(tier, keeper, curve, failures, diverged=True)
-    return _outcome(tier, keeper, curve, failures, diverged=False)
+    pipeline, keeper = start(method, tier, rate=rate, seed=seed)
+    curve = [(0, pipeline.evaluate(_windows(tier)))]
+    return _run(pipeline, keeper, Feed(tier, seed), failures, curve, progress)
 
 
 def lose_once(
@@ -107,29 +98,53 @@ def lose_once(
     seed: int,
     progress: Progress = lambda step, loss: None,
 ) -> Outcome:
-    """Train undisturbed to `event_step`, lose these stages together (none: for comparison), recover and go on.
+    """Lose these stages together (none: for comparison), recover, and train on. The curve begins right after the recovery."""
+    lost = frozenset(stages)
+    pipeline, keeper = start(method, tier, rate=rate, seed=seed)
+    if lost:
+        pipeline.lose(lost)
+        keeper.recover(pipeline, lost, 0)
+    curve = [(0, pipeline.evaluate(_windows(tier)))]
+    failures = [frozenset[int]()] * tier.event_steps
+    return replace(_run(pipeline, keeper, Feed(tier, seed), failures, curve, progress), losses=len(lost))
 
-    The curve begins right after the recovery; its steps are those of the run.
-    """
-    undisturbed, shadows = _undisturbed(method.checkfree, tier, rate, seed)
+
+def start(method: Method, tier: Tier, *, rate: float, seed: int) -> tuple[Pipeline, Keeper]:
+    """What all runs of a seed begin with, and what recovers by this method."""
+    undisturbed, shadows = _undisturbed(method.checkfree, tier, seed)
     pipeline = undisturbed.copy()
-    keeper = shadows.copy(method) if method.shadows else keeper_of(method, pipeline, rate=rate, seed=seed)
-    feed, windows = Feed(tier, seed), _windows(tier)
-    first, last = tier.event_step, tier.event_step + tier.event_steps
-    failures = [frozenset(stages)] + [frozenset[int]()] * (tier.event_steps - 1)
-    pipeline.lose(stages)
-    if stages:
-        keeper.recover(pipeline, frozenset(stages), first)
-    curve = [(first, pipeline.evaluate(windows))]
-    try:
-        for step in range(first, last):
-            loss = advance(pipeline, keeper, feed, step, frozenset())
-            if (step + 1) % tier.eval_every == 0:
-                curve.append((step + 1, pipeline.evaluate(windows)))
-            progress(step + 1 - first, loss)
-    except NonFinite:
-        return _outcome(tier, keeper, curve, failures, diverged=True)
-    return _outcome(tier, keeper, curve, failures, diverged=False)
+    if method.kind == "ladder":
+        return pipeline, shadows.copy(method, pipeline, rate)
+    return pipeline, Neighbours(method, pipeline, seed=seed)
+
+
+def _run(
+    pipeline: Pipeline,
+    keeper: Keeper,
+    feed: Feed,
+    failures: Sequence[frozenset[int]],
+    curve: list[tuple[int, float]],
+    progress: Progress,
+) -> Outcome:
+    tier, diverged = pipeline.tier, False
+    for step, lost in enumerate(failures):
+        try:
+            loss = advance(pipeline, keeper, feed, step, lost)
+        except NonFinite:
+            diverged = True
+            break
+        if (step + 1) % tier.eval_every == 0:
+            curve.append((step + 1, pipeline.evaluate(_windows(tier))))
+        progress(step + 1, loss)
+    return Outcome(
+        curve=tuple(curve),
+        diverged=diverged,
+        losses=sum(map(len, failures)),
+        pipeline_bytes=len(failures) * pipeline_nbytes(tier),
+        kept_bytes=keeper.sent.kept,
+        recovered_bytes=keeper.sent.recovered,
+        rungs={str(rung): count for rung, count in keeper.rungs.items()},
+    )
 
 
 def advance(pipeline: Pipeline, keeper: Keeper, feed: Feed, step: int, lost: frozenset[int]) -> float:
@@ -142,38 +157,12 @@ def advance(pipeline: Pipeline, keeper: Keeper, feed: Feed, step: int, lost: fro
     return loss
 
 
-def keeper_of(method: Method, pipeline: Pipeline, *, rate: float, seed: int) -> Keeper:
-    """What recovers by this method."""
-    if method.kind == "ladder":
-        return Ladder(method, pipeline, rate=rate, seed=seed)
-    return Neighbours(method, pipeline, seed=seed)
-
-
 @lru_cache(maxsize=2)
-def _undisturbed(checkfree: CheckFree, tier: Tier, rate: float, seed: int) -> tuple[Pipeline, Ladder]:
-    """A pipeline at `event_step`, and the shadows that were kept of it."""
+def _undisturbed(checkfree: CheckFree, tier: Tier, seed: int) -> tuple[Pipeline, Ladder]:
+    """A pipeline after the undisturbed steps, and the shadows that were kept of it."""
     pipeline = Pipeline(tier, checkfree, seed=seed)
-    keeper = Ladder(SHADOWED, pipeline, rate=rate, seed=seed)
+    keeper = Ladder(SHADOWED, pipeline, rate=tier.rates[0], seed=seed)
     feed = Feed(tier, seed)
-    for step in range(tier.event_step):
+    for step in range(-tier.warm_steps, 0):
         advance(pipeline, keeper, feed, step, frozenset())
     return pipeline, keeper
-
-
-def _outcome(
-    tier: Tier,
-    keeper: Keeper,
-    curve: Sequence[tuple[int, float]],
-    failures: Sequence[frozenset[int]],
-    *,
-    diverged: bool,
-) -> Outcome:
-    return Outcome(
-        curve=tuple(curve),
-        diverged=diverged,
-        losses=sum(map(len, failures)),
-        pipeline_bytes=len(failures) * pipeline_nbytes(tier),
-        kept_bytes=keeper.sent.kept,
-        recovered_bytes=keeper.sent.recovered,
-        rungs={str(rung): count for rung, count in keeper.rungs.items()},
-    )

@@ -23,7 +23,7 @@ from farflung.sims.recovery_pipeline import Pipeline
 from farflung.sims.recovery_rows import rows, runs_of
 from farflung.sims.recovery_runs import Run, Runs
 from farflung.sims.recovery_tiers import CI, TIERS, Clock, Tier
-from farflung.sims.recovery_train import Feed, advance, keeper_of, train
+from farflung.sims.recovery_train import Feed, advance, start, train
 from farflung.sims.recovery_words import checks
 from farflung.training.data import TokenWindows
 from farflung.training.errors import NonFinite
@@ -39,13 +39,13 @@ TOY = Tier(
     microbatches=2,
     sequences=2,
     lr=1e-2,
-    warmup_steps=2,
+    rise_steps=2,
+    warm_steps=3,
     steps=6,
     eval_every=2,
     windows=8,
     checkpoint_every=2,
     seeds=1,
-    event_step=4,
     event_steps=2,
     rates=(0.9,),
 )
@@ -68,7 +68,7 @@ def small_corpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def trained(checkfree: CheckFree | None = None, steps: int = 3) -> Pipeline:
     pipeline = Pipeline(TOY, checkfree or CheckFree(), seed=0)
     feed = Feed(TOY, 0)
-    for step in range(steps):
+    for step in range(-TOY.warm_steps, steps - TOY.warm_steps):
         feed.step(pipeline, step)
     return pipeline
 
@@ -99,7 +99,7 @@ def test_a_copy_goes_on_as_the_original_does() -> None:
     one = trained()
     other = one.copy()
     feed = Feed(TOY, 0)
-    assert feed.step(one, 3) == feed.step(other, 3)
+    assert feed.step(one, 0) == feed.step(other, 0)
     assert all(torch.equal(a, b) for a, b in zip(vectors(one), vectors(other), strict=True))
 
 
@@ -109,7 +109,7 @@ def test_a_loss_that_nobody_recovers_ends_training() -> None:
     assert bool(pipeline.stages[2].flat.isnan().all()) and pipeline.stages[2].norm is None
     assert not pipeline.stages[2].optimizer.tensors() and not bool(pipeline.ends.flat.isnan().any())
     with pytest.raises(NonFinite):
-        Feed(TOY, 0).step(pipeline, 3)
+        Feed(TOY, 0).step(pipeline, 0)
     pipeline = trained()
     pipeline.lose([0])
     assert bool(pipeline.ends.flat.isnan().all())
@@ -120,20 +120,18 @@ def test_a_loss_that_nobody_recovers_ends_training() -> None:
 def test_recoveries_use_what_survives(name: str, lost: set[int]) -> None:
     """What is lost is NaN, so a recovery that read any of it would show."""
     method = NAMED[name]
-    pipeline = Pipeline(TOY, method.checkfree, seed=0)
-    keeper = keeper_of(method, pipeline, rate=0.5, seed=0)
+    pipeline, keeper = start(method, TOY, rate=0.5, seed=0)
     feed = Feed(TOY, 0)
-    for step in range(3):
-        advance(pipeline, keeper, feed, step, frozenset())
+    advance(pipeline, keeper, feed, 0, frozenset())
     before = vectors(pipeline)
     pipeline.lose(lost)
-    keeper.recover(pipeline, frozenset(lost), 3)
+    keeper.recover(pipeline, frozenset(lost), 1)
     assert all(bool(vector.isfinite().all()) for vector in vectors(pipeline))
     for stage, vector in enumerate(before[:-1]):
         assert torch.equal(vector, pipeline.stages[stage].flat) == (stage not in lost)
         assert bool(pipeline.stages[stage].optimizer.tensors()) == (stage not in lost)
     assert sum(count for rung, count in keeper.rungs.items() if rung != "ends anew") == len(lost)
-    advance(pipeline, keeper, feed, 3, frozenset())
+    advance(pipeline, keeper, feed, 1, frozenset())
 
 
 def test_the_rung_that_is_asked_for_is_taken() -> None:
@@ -147,20 +145,18 @@ def test_the_rung_that_is_asked_for_is_taken() -> None:
         ("random", {1}, "random"),
         ("copy", {1}, "copy"),
     ):
-        pipeline = trained(NAMED[name].checkfree)
-        keeper = keeper_of(NAMED[name], pipeline, rate=0.5, seed=0)
+        pipeline, keeper = start(NAMED[name], TOY, rate=0.5, seed=0)
         pipeline.lose(lost)
-        keeper.recover(pipeline, frozenset(lost), 3)
+        keeper.recover(pipeline, frozenset(lost), 0)
         assert keeper.rungs == {rung: len(lost)}, name
 
 
 def test_a_recovered_stage_learns_faster_for_a_while() -> None:
-    pipeline = trained()
-    keeper = keeper_of(NAMED["checkfree"], pipeline, rate=0.5, seed=0)
+    pipeline, keeper = start(NAMED["checkfree"], TOY, rate=0.5, seed=0)
     pipeline.lose([1])
-    keeper.recover(pipeline, frozenset({1}), 3)
+    keeper.recover(pipeline, frozenset({1}), 0)
     assert [part.steps_since_bump for part in pipeline.parts] == [None, 0, None, None, None]
-    Feed(TOY, 0).step(pipeline, 3)
+    Feed(TOY, 0).step(pipeline, 0)
     assert pipeline.stages[1].steps_since_bump == 1
 
 
@@ -201,7 +197,8 @@ def test_checkpoints_are_read_off_the_undisturbed_curve() -> None:
     """A real rollback, with all optimisers' state, replays to the same bits."""
     failures = [frozenset[int](), frozenset({1}), frozenset[int](), frozenset({0}), frozenset[int](), frozenset[int]()]
     undisturbed = train(NAMED["none"], TOY, rate=0.0, seed=0)
-    pipeline, feed, windows = Pipeline(TOY, CheckFree(), seed=0), Feed(TOY, 0), recovery_train._windows(TOY)
+    pipeline, _ = start(NAMED["none"], TOY, rate=0.0, seed=0)
+    feed, windows = Feed(TOY, 0), recovery_train._windows(TOY)
     saved, reached, curve = pipeline.copy(), 0, [(0, pipeline.evaluate(windows))]
     for step, lost in enumerate(failures, start=1):
         if lost:
