@@ -76,11 +76,12 @@ class Ladder:
         self._ends = pipeline.ends.flat.clone()
 
     def copy(self, method: Method, pipeline: Pipeline, rate: float) -> "Ladder":
-        """Another one, of a copy of the pipeline, that has the same shadows if the method has any. Its bytes count from here."""
+        """Another one, of a copy of the pipeline, that has the same shadows if the method has any. Its bytes count from here, and what was saved is not spent."""
         other = copy.copy(self)
         other._method, other._rate = method, rate
         other._codec, other._budget = parse_codec(method.codec), method.budget
         other._shadows = dict(self._shadows) if method.shadows else {}
+        other._bucket = min(0.0, self._bucket)
         other._detached, other._ends = set(self._detached), pipeline.ends.flat.clone()
         other.sent, other.rungs = Sent(), Counter[str]()
         return other
