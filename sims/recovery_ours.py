@@ -76,7 +76,9 @@ class Ladder:
         self._ends = pipeline.ends.flat.clone()
 
     def copy(self, method: Method, pipeline: Pipeline, rate: float) -> "Ladder":
-        """Another one, of a copy of the pipeline, that has the same shadows if the method has any. Its bytes count from here, and what was saved is not spent."""
+        """Another one, of a copy of the pipeline, that has the same shadows if the method has any.
+
+        Its bytes count from here, and so does its budget."""
         other = copy.copy(self)
         other._method, other._rate = method, rate
         other._codec, other._budget = parse_codec(method.codec), method.budget
