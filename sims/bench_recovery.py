@@ -1,9 +1,9 @@
 """`farflung bench recovery`: what the loss of a stage costs, by how it comes back, in one run.
 
-A small model is trained in stages on the embedded corpus. Before a step, stages are lost at the published rates: their
-parameters, moments and whatever their peers kept for others are overwritten, and a method has what survives. The same
-failures, batches and learning rates for all methods of a seed; iterations are trained, wall-clock is modelled on the published
-clock (`recovery_clock`). Sizes: `recovery_tiers`; methods: `recovery_methods`.
+A small model is trained in stages on the embedded corpus. Before a step, stages are lost at the published rates:
+their parameters, moments and whatever their peers kept for others are overwritten, and a method has what survives.
+The same failures, batches and learning rates for all methods of a seed; iterations are trained, wall-clock is
+modelled on the published clock (`recovery_clock`). Sizes: `recovery_tiers`; methods: `recovery_methods`.
 """
 
 import json
@@ -39,7 +39,8 @@ def run_recovery(
 ) -> tuple[list[Row], list[Single]]:
     """Train, show, and return one row per method and rate, and one per single loss and rung.
 
-    Raises ValueError for an unknown tier or method, a damaged `out`, or a page of only some methods; DataError, OSError.
+    Raises ValueError for an unknown tier or method, a damaged `out`, or a page of only some methods; DataError and
+    OSError.
     """
     if tier_name not in TIERS:
         raise ValueError(f"no tier is called {tier_name!r}; there are {', '.join(TIERS)}")

@@ -1,14 +1,16 @@
 """From curves over iterations to modelled wall-clock, and the two methods that need no training of their own.
 
-    seconds after k iterations      none          k T
-                                    redundant     k T_r                  T_r as published; its training never notices a failure
-                                    others        k T + R e(k)           e(k) steps before which something was lost, R to replace peers
-                                    ours          k T (1 + s) + R e(k)   s bytes of shadows per byte of the pipeline, as if an
-                                                                         iteration were all sending and nothing overlapped
+    seconds after k iterations
+        none          k T
+        redundant     k T_r                  T_r as published; its training never notices a failure
+        others        k T + R e(k)           e(k) steps before which something was lost, R to replace peers
+        ours          k T (1 + s) + R e(k)   s bytes of shadows per byte of the pipeline, as if an iteration were all
+                                             sending and nothing overlapped
 
-A rollback to a checkpoint replays the same batches at the same learning rates to the same bits, so its curve is that of `none`
-read at the iteration that it has got to: after a failure, the last multiple of the period. That is how CheckFree's authors drew it, and what a test
-does for real. Writing checkpoints and replaying data cost nothing here, a reload no more than any other recovery.
+A rollback to a checkpoint replays the same batches at the same learning rates to the same bits, so its curve is that
+of `none` read at the iteration that it has got to: after a failure, the last multiple of the period. That is how
+CheckFree's authors drew it, and what a test does for real. Writing checkpoints and replaying data cost nothing here,
+a reload no more than any other recovery.
 """
 
 from collections.abc import Sequence

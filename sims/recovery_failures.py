@@ -1,7 +1,9 @@
-"""Which stages are lost before which step: independent, as in CheckFree's experiments; the same for all methods of a seed.
+"""Which stages are lost before which step: independent, as in CheckFree's experiments; the same for all methods of a
+seed.
 
-Two neighbours in one step are left out of the patterns, as in the publication, for its rule has nothing to recover them from: of such
-a pair the later one lives. Ends are lost like any other. What is left out here is measured by itself: `events`.
+Two neighbours in one step are left out of the patterns, as in the publication, for its rule has nothing to recover
+them from: of such a pair the later one lives. Ends are lost like any other. What is left out here is measured by
+itself: `events`.
 """
 
 import random

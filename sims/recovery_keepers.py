@@ -1,8 +1,8 @@
 """What a method keeps while all is well, and what it makes of that when stages are lost.
 
-A keeper sees the survivors' state and what peers that live hold for others, nothing else. Its bytes are payloads of the codecs
-that a swarm would use, shadows' as the method says, and `WEIGHTS` for the exact copies of embedding, norm and head that CheckFree's stages
-send their neighbours in each step, and for what its new peers are made of.
+A keeper sees the survivors' state and what peers that live hold for others, nothing else. Its bytes are payloads of
+the codecs that a swarm would use, shadows' as the method says, and `WEIGHTS` for the exact copies of embedding, norm
+and head that CheckFree's stages send their neighbours in each step, and for what its new peers are made of.
 """
 
 from collections import Counter

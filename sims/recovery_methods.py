@@ -1,7 +1,9 @@
-"""The ways to survive the loss of a stage that `farflung bench recovery` compares: data, one entry each, in the order of the table.
+"""The ways to survive the loss of a stage that `farflung bench recovery` compares: data, one entry each, in the order of
+the table.
 
-`none` never fails. Two methods are computed from its curve and not trained again (`recovery_clock`): a rollback to a checkpoint replays the same
-data to the same bits, and redundant computation loses nothing but time. The others are trained, and recover by `recovery_keepers`.
+`none` never fails. Two methods are computed from its curve and not trained again (`recovery_clock`): a rollback to a
+checkpoint replays the same data to the same bits, and redundant computation loses nothing but time. The others are
+trained, and recover by `recovery_keepers`.
 """
 
 from dataclasses import dataclass

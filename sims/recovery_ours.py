@@ -1,8 +1,9 @@
 """Our recovery in a replica-free pipeline: shadows at peers of other stages, refreshed within a budget, and the ladder.
 
-All decisions are `training`'s: where shadows lie, when they are refreshed, what a lost stage comes back by. A peer that is lost
-takes the shadows that it held with it; the peer that takes its place holds none until the next refresh. The ladder counts in
-seconds of the modelled swarm: sizes are scaled to a stage of the published model, and links are those of the clock.
+All decisions are `training`'s: where shadows lie, when they are refreshed, what a lost stage comes back by. A peer
+that is lost takes the shadows that it held with it; the peer that takes its place holds none until the next refresh.
+The ladder counts in seconds of the modelled swarm: sizes are scaled to a stage of the published model, and links are
+those of the clock.
 """
 
 import copy

@@ -1,9 +1,10 @@
 """A pipeline without replicas, in one process: stages with optimisers of their own, each of which can be lost for real.
 
-A microbatch goes through the stages in the order it is given. Gradients are means over the microbatches, clipped stage by stage;
-their norms before clipping are averaged over the steps, as CheckFree weighs by them. Losing a stage overwrites all of its parameters with NaN and
-drops its optimiser and its norm, so a recovery that used anything of what was lost would end in `NonFinite`. The peer of stage
-0 is the data node: with it go the embedding, the final norm and the head, the *ends*, unless somebody has a copy.
+A microbatch goes through the stages in the order it is given. Gradients are means over the microbatches, clipped
+stage by stage; their norms before clipping are averaged over the steps, as CheckFree weighs by them. Losing a stage
+overwrites all of its parameters with NaN and drops its optimiser and its norm, so a recovery that used anything of
+what was lost would end in `NonFinite`. The peer of stage 0 is the data node: with it go the embedding, the final norm
+and the head, the *ends*, unless somebody has a copy.
 """
 
 import copy

@@ -1,4 +1,6 @@
-"""The picture of `farflung bench recovery`: held-out loss against iterations and against modelled hours, a row for each rate."""
+"""The picture of `farflung bench recovery`: held-out loss against iterations and against modelled hours, a row for each
+rate.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

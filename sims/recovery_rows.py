@@ -1,7 +1,8 @@
 """From runs to the rows of the tables: losses against training without failures, modelled hours to a target, bytes.
 
-All differences are taken seed by seed. Iterations count from the first in which something may be lost. The target is what training
-without failures has at half of them, so each seed has its own. Hours are of `recovery_clock`; a method that does not get to the target in one of its runs has none.
+All differences are taken seed by seed. Iterations count from the first in which something may be lost. The target is
+what training without failures has at half of them, so each seed has its own. Hours are of `recovery_clock`; a method
+that does not get to the target in one of its runs has none.
 
 A single loss is compared with the same training undisturbed, whose loss falls by `slope` per step meanwhile:
 

@@ -1,6 +1,7 @@
 """Runs that are kept: a JSON-lines file, so that a comparison goes on where it was interrupted.
 
-A run is known by everything that decides its result, whatever its method and tier are called; a changed setting is a new run.
+A run is known by everything that decides its result, whatever its method and tier are called; a changed setting is a
+new run.
 """
 
 import hashlib

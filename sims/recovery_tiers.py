@@ -1,9 +1,9 @@
 """The sizes at which `farflung bench recovery` runs: model, stages, steps, failures; and the published clock.
 
-Failures are those of CheckFree's experiments, scaled to the bench: its 500 M model takes 91.3 s per iteration, so a chance of p per
-stage and hour is 1 - (1 - p)**(91.3 / 3600) per stage and iteration (digest, 2.4), and that is what a stage of the bench's
-model fails with in each of its iterations. So a run has as many losses per iteration as theirs had, and one of 200 iterations with
-six stages some 2, 3, 5 and 12 losses at 5, 10, 16 and 33 %.
+Failures are those of CheckFree's experiments, scaled to the bench: its 500 M model takes 91.3 s per iteration, so a
+chance of p per stage and hour is 1 - (1 - p)**(91.3 / 3600) per stage and iteration (digest, 2.4), and that is what a
+stage of the bench's model fails with in each of its iterations. So a run has as many losses per iteration as theirs
+had, and one of 200 iterations with six stages some 2, 3, 5 and 12 losses at 5, 10, 16 and 33 %.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,8 @@
 """One run of `farflung bench recovery`, the explicit loop: stages are lost, come back, and training goes on.
 
-The order within a step is CheckFree's: failures come before the first microbatch, recovery uses what survives, and the
-step is made with the current batch. The curve and the final loss are those of held-out windows, all stages in their order.
+The order within a step is CheckFree's: failures come before the first microbatch, recovery uses what survives, and
+the step is made with the current batch. The curve and the final loss are those of held-out windows, all stages in
+their order.
 """
 
 from collections.abc import Callable, Sequence
@@ -71,8 +72,7 @@ class Feed:
         self._schedule = Schedule(peak=tier.lr, warmup_steps=tier.rise_steps, kind="constant")
 
     def step(self, pipeline: Pipeline, step: int) -> float:
-        """Step `step` of the run; those before 0 are the undisturbed ones. Returns its loss. Raises NonFinite."""
-        step += self._tier.warm_steps
+        """Step `step` of the run. Returns its loss. Raises NonFinite."""
         size = self._tier.microbatches * self._tier.sequences
         samples = [self._data.tokens(self._order.index(number)) for number in range(step * size, (step + 1) * size)]
         tokens = torch.from_numpy(np.stack(samples)).view(self._tier.microbatches, self._tier.sequences, -1)
@@ -103,7 +103,7 @@ def lose_once(
     pipeline, keeper = start(method, tier, rate=rate, seed=seed)
     if lost:
         pipeline.lose(lost)
-        keeper.recover(pipeline, lost, 0)
+        keeper.recover(pipeline, lost, tier.warm_steps)
     curve = [(0, pipeline.evaluate(_windows(tier)))]
     failures = [frozenset[int]()] * tier.event_steps
     return replace(_run(pipeline, keeper, Feed(tier, seed), failures, curve, progress), losses=len(lost))
@@ -129,7 +129,7 @@ def _run(
     tier, diverged = pipeline.tier, False
     for step, lost in enumerate(failures):
         try:
-            loss = advance(pipeline, keeper, feed, step, lost)
+            loss = advance(pipeline, keeper, feed, tier.warm_steps + step, lost)
         except NonFinite:
             diverged = True
             break
@@ -148,7 +148,7 @@ def _run(
 
 
 def advance(pipeline: Pipeline, keeper: Keeper, feed: Feed, step: int, lost: frozenset[int]) -> float:
-    """Lose, recover and step. Returns the loss before the step. Raises NonFinite."""
+    """Lose, recover and make step `step` of the run, undisturbed ones counted. Returns its loss. Raises NonFinite."""
     if lost:
         pipeline.lose(lost)
         keeper.recover(pipeline, lost, step)
@@ -163,6 +163,6 @@ def _undisturbed(checkfree: CheckFree, tier: Tier, seed: int) -> tuple[Pipeline,
     pipeline = Pipeline(tier, checkfree, seed=seed)
     keeper = Ladder(SHADOWED, pipeline, rate=tier.rates[0], seed=seed)
     feed = Feed(tier, seed)
-    for step in range(-tier.warm_steps, 0):
+    for step in range(tier.warm_steps):
         advance(pipeline, keeper, feed, step, frozenset())
     return pipeline, keeper

@@ -1,20 +1,23 @@
-"""CheckFree and CheckFree+ as published, switchable alone: recovery of a lost stage from the stages beside it (2506.15461).
+"""CheckFree and CheckFree+ as published, switchable alone: recovery of a lost stage from the stages beside it
+(2506.15461).
 
     lost stage i, 1 <= i <= S - 2      the norm-weighted mean of i - 1 and i + 1 (`recovery_rules`)
     lost stage 0 or S - 1              CheckFree: a copy of the only neighbour
     any of 0, 1, S - 2, S - 1          CheckFree+: a copy of its twin, 0 <-> 1 and S - 2 <-> S - 1
 
-after which the stage's learning rate is raised by a tenth, its optimiser's moments and step counter are zero, nobody else
-is touched, and training goes on with the current batch. CheckFree+ makes twins of the end stages by a swapped order: half of
-the microbatches, the odd ones, visit 1, 0, 2, ..., S - 3, S - 1, S - 2. That costs convergence when nothing fails (digest, 2.3), and is
-only for replica-free pipelines whose ends are at risk. Embedding, norm and head are kept as exact copies by the stages next to
-them, so they are never made of anything else. Two adjacent stages at once cannot be recovered, nor can a twin with its twin.
+after which the stage's learning rate is raised by a tenth, its optimiser's moments and step counter are zero, nobody
+else is touched, and training goes on with the current batch. CheckFree+ makes twins of the end stages by a swapped
+order: half of the microbatches, the odd ones, visit 1, 0, 2, ..., S - 3, S - 1, S - 2. That costs convergence when
+nothing fails (digest, 2.3), and is only for replica-free pipelines whose ends are at risk. Embedding, norm and head
+are kept as exact copies by the stages next to them, so they are never made of anything else. Two adjacent stages at
+once cannot be recovered, nor can a twin with its twin.
 
 Where the digest (2.2, 2.7) leaves a choice, or differs from the authors' code:
-- w is the plain norm of the gradient, not its square, and measured before clipping: the code measures it after clipping each stage to 1,
-  where all stages that clip look alike;
+- w is the plain norm of the gradient, not its square, and measured before clipping: the code measures it after
+  clipping each stage to 1, where all stages that clip look alike;
 - w may be a moving average, as one step's norm is noisy: `norm_decay`;
-- the bump does not compound over failures, and falls linearly back to 1 over `bump_steps`; the code leaves it for good.
+- the bump does not compound over failures, and falls linearly back to 1 over `bump_steps`; the code leaves it for
+  good.
 """
 
 from collections.abc import Mapping

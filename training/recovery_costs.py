@@ -1,20 +1,21 @@
 """What losing a stage costs, by how it comes back: iterations of the whole pipeline, and seconds (digest, 5.5).
 
-    cost of a try        transfer at the speed of the link, and what must be computed; the pipeline stands still meanwhile, or, if
-                         routes can leave the stage out, does work worth (1 - SKIP_TAX)
+    cost of a try        transfer at the speed of the link, and what must be computed; the pipeline stands still
+                         meanwhile, or, if routes can leave the stage out, does work worth (1 - SKIP_TAX)
     chance of a try      that all who take part survive it: exp(-peers * failures per second * duration)
     setback              iterations until the loss is what it would have been without the failure
 
 The setbacks are measured ones, and a swarm may put its own in their place; where they come from:
 
-- a copy that is n steps old: the digest has 0 to 0.3 n iterations of that stage alone. `farflung bench recovery`: at 40 steps 0.003 nats
-  where a step gains 0.004, but 0.09 to 0.12 nats at 29 steps for the data node's layers and its embedding, norm and head (docs/experiments.md);
-- the neighbour mean: the extra iterations of CheckFree in the 500 M model, per loss: 57, 31 and 23 at 5, 10 and 16 % failures per
-  stage and hour. Losses that follow each other closely share their cost;
-- the others as multiples of it, by what each loses in the digest's small model (6.3): the fit takes a quarter off the mean, a copy of
-  the neighbour loses 1.8 times as much, a random stage 5.4 times. A twin of CheckFree+ loses nothing that can be told
-  from the tax of its swaps; half the mean is an upper guess. Interpolation over two lost stages is counted as the copy, since
-  each of both is as near to one survivor as a copy is, and the other is one further away.
+- a copy that is n steps old: the digest has 0 to 0.3 n iterations of that stage alone. `farflung bench recovery`: at
+  40 steps 0.003 nats where a step gains 0.004, but 0.09 to 0.12 nats at 29 steps for the data node's layers and its
+  embedding, norm and head (docs/experiments.md);
+- the neighbour mean: the extra iterations of CheckFree in the 500 M model, per loss: 57, 31 and 23 at 5, 10 and 16 %
+  failures per stage and hour. Losses that follow each other closely share their cost;
+- the others as multiples of it, by what each loses in the digest's small model (6.3): the fit takes a quarter off the
+  mean, a copy of the neighbour loses 1.8 times as much, a random stage 5.4 times. A twin of CheckFree+ loses nothing
+  that can be told from the tax of its swaps; half the mean is an upper guess. Interpolation over two lost stages is
+  counted as the copy, since each of both is as near to one survivor as a copy is, and the other is one further away.
 """
 
 import math

@@ -1,13 +1,13 @@
 """Fitting a rebuilt stage to what its neighbours still hold: inputs and outputs of the stage that is gone.
 
-Until a gradient comes back, every hop keeps its output (digest, 5.4). So when stage i dies, stage i - 1 holds what it sent
-to it last and stage i + 1 what it got from it: pairs of the lost stage's function. A few steps of Adam on
+Until a gradient comes back, every hop keeps its output (digest, 5.4). So when stage i dies, stage i - 1 holds what it
+sent to it last and stage i + 1 what it got from it: pairs of the lost stage's function. A few steps of Adam on
 
     mean squared error of stage(input) against output, over all pairs
 
-start from any of `recovery_rules` and need no forward or backward of anybody else. In the digest's small model (6.3) 20 steps take
-a quarter off what the weighted mean loses. The authors of CheckFree have such a fit in their code, with a cache
-that is never filled.
+start from any of `recovery_rules` and need no forward or backward of anybody else. In the digest's small model (6.3)
+20 steps take a quarter off what the weighted mean loses. The authors of CheckFree have such a fit in their code, with
+a cache that is never filled.
 """
 
 from collections.abc import Callable, Sequence

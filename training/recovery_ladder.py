@@ -1,19 +1,21 @@
 """How a lost stage comes back: one pure decision, by expected cost, with its reason.
 
-What there is to recover from is a list of offers; each says who would send how many bytes over which link. An offer is tried, and if
-somebody who takes part in it dies on the way, the next one is. With a its duration, weighted by how much of the pipeline stands still,
-p the chance that the try succeeds and s what the recovered stage then lags behind (`recovery_costs`), all in seconds, trying in
-the order of
+What there is to recover from is a list of offers; each says who would send how many bytes over which link. An offer
+is tried, and if somebody who takes part in it dies on the way, the next one is. With a its duration, weighted by how
+much of the pipeline stands still, p the chance that the try succeeds and s what the recovered stage then lags behind
+(`recovery_costs`), all in seconds, trying in the order of
 
     a / p + s
 
 costs least in expectation (exchange two neighbours in any other order). So usually the rungs come in the order of the
-digest's 5.5: live replica, replica behind, shadow, twin, fitted mean, mean, interpolation, random. But the order is a result and
-not a rule: over a slow link a shadow of a large stage may cost more than the neighbour mean of near neighbours, and an old
-one more than a twin (Unicron argues for costs; digest, 3.17). An offer whose weights would be older than `MOST_STEPS_BEHIND` is not used.
+digest's 5.5: live replica, replica behind, shadow, twin, fitted mean, mean, interpolation, random. But the order is a
+result and not a rule: over a slow link a shadow of a large stage may cost more than the neighbour mean of near
+neighbours, and an old one more than a twin (Unicron argues for costs; digest, 3.17). An offer whose weights would be
+older than `MOST_STEPS_BEHIND` is not used.
 
-A live replica serves while another peer of its stage is made. Without one, routes leave the stage out until it serves again, unless it is the first one, which is never skipped, or the
-routes' rules have no room for it; then everybody waits, and fast rungs gain.
+A live replica serves while another peer of its stage is made. Without one, routes leave the stage out until it serves
+again, unless it is the first one, which is never skipped, or the routes' rules have no room for it; then everybody
+waits, and fast rungs gain.
 """
 
 import math

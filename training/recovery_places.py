@@ -1,15 +1,16 @@
 """Who holds the shadows of a stage: a pure decision by failure domains.
 
-What takes a stage away takes a region, a network or an owner with it: a spot market, a provider's outage, somebody who
-switches all of his machines off. A copy is worth what survives then. So the holder of a stage's shadow is a peer of another stage, and
+What takes a stage away takes a region, a network or an owner with it: a spot market, a provider's outage, somebody
+who switches all of his machines off. A copy is worth what survives then. So the holder of a stage's shadow is a peer
+of another stage, and
 
     1. shares as few failure domains as possible with the peers that hold the stage now,
-    2. is not of a stage beside it, the last one counting as beside the first, if another is as good: when the holder goes too, the
-       stages on both sides are what the stage is made of, and at an end there is only one,
+    2. is not of a stage beside it if another is as good, the last stage counting as beside the first: when the holder
+       goes too, the stages on both sides are what the stage is made of, and at an end there is only one,
     3. holds few bytes of other shadows yet, and has a fast uplink to send the shadow from.
 
-Holders stay, as moving a shadow costs a whole copy, unless a candidate shares fewer domains. Pieces with the fewest live peers
-choose first. A second holder keeps apart from the first one as well.
+Holders stay, as moving a shadow costs a whole copy, unless a candidate shares fewer domains. Pieces with the fewest
+live peers choose first. A second holder keeps apart from the first one as well.
 """
 
 from collections import Counter
@@ -65,7 +66,8 @@ def places(
 ) -> tuple[list[Holding], list[str]]:
     """Where the shadows are to lie, and a sentence for each that has no place.
 
-    A piece that no live peer trains keeps the holders that it has. Deterministic: all who know the same peers decide the same.
+    A piece that no live peer trains keeps the holders that it has. Deterministic: all who know the same peers decide
+    the same.
     """
     room = {peer.name: peer.room_bytes for peer in peers}
     held: list[Holding] = []

@@ -1,22 +1,22 @@
 """When shadows are refreshed: a pure decision by need, within a budget of bytes.
 
-The budget is a share of what the pipeline sends anyway (activations and their gradients). It fills a bucket with every step; a
-refresh takes its bytes out. Only the last-replica alarm may overdraw it, for a first copy of what one peer has and nobody else; all other
-refreshes then wait until the debt is paid. What a new peer gets when a stage is lost is not in the budget: it must get the
-stage from somebody, and a shadow is the smallest thing that it can get.
+The budget is a share of what the pipeline sends anyway (activations and their gradients). It fills a bucket with
+every step; a refresh takes its bytes out. Only the last-replica alarm may overdraw it, for a first copy of what one
+peer has and nobody else; all other refreshes then wait until the debt is paid. What a new peer gets when a stage is
+lost is not in the budget: it must get the stage from somebody, and a shadow is the smallest thing that it can get.
 
 Who is next: the copy that saves most iterations per byte. With f the chance that a peer is lost in a step,
 
     of a refresh         f**sources * setback per step * age * age     it helps until the copy is as old again
     of a first copy      f**sources * setback without a copy / f       it helps until its holder goes, 1 / f steps
 
-where sources are the live peers that train the piece, and the copies that are fresher. So what one peer has alone comes first, whatever
-the others' age, and equal copies take turns. With a second source and f = 0.003 a refresh is worth 300 times less, and waits until the
-copy is `rest_steps` old (digest, 5.5: every outer step, or 50 inner steps at most). A second copy of the ends thus costs
-little and is there at once when the first holder goes.
+where sources are the live peers that train the piece, and the copies that are fresher. So what one peer has alone
+comes first, whatever the others' age, and equal copies take turns. With a second source and f = 0.003 a refresh is
+worth 300 times less, and waits until the copy is `rest_steps` old (digest, 5.5: every outer step, or 50 inner steps
+at most). A second copy of the ends thus costs little and is there at once when the first holder goes.
 
-The ends (embedding, norm and head) are a piece of their own beside the layers of their stage, with two copies; why they and the
-first layers are to be fresher than others, see `recovery_costs`.
+The ends (embedding, norm and head) are a piece of their own beside the layers of their stage, with two copies; why
+they and the first layers are to be fresher than others, see `recovery_costs`.
 """
 
 from collections import Counter

@@ -1,18 +1,20 @@
 """What the parameters of a lost stage can be made of, when nobody has a copy: pure functions of stage vectors.
 
-A stage's vector is the flat fp32 vector of its layers' parameters (`flat.Layout`); embedding, final norm and head are not part of
-it. Stages have equally many layers, so element k of one is element k of every other.
+A stage's vector is the flat fp32 vector of its layers' parameters (`flat.Layout`); embedding, final norm and head are
+not part of it. Stages have equally many layers, so element k of one is element k of every other.
 
     weighted_mean   W_i = (w_{i-1} W_{i-1} + w_{i+1} W_{i+1}) / (w_{i-1} + w_{i+1}),  w a stage's gradient norm
     interpolated    linear in the stage's index between the nearest survivors; a copy where they are on one side only
     drawn           new initial weights
 
-Source: CheckFree (2506.15461; pipeline digest, 2.2 and 2.7), whose printed algorithm has w_{i-1} in both terms, a slip. The
-neighbour that is still changing more gets more weight, so that the new stage takes over part of its work. CheckFree has no
-rule for two adjacent stages at once; there the mean's neighbours are lost, and interpolation takes the nearest stages that are not.
+Source: CheckFree (2506.15461; pipeline digest, 2.2 and 2.7), whose printed algorithm has w_{i-1} in both terms, a
+slip. The neighbour that is still changing more gets more weight, so that the new stage takes over part of its work.
+CheckFree has no rule for two adjacent stages at once; there the mean's neighbours are lost, and interpolation takes
+the nearest stages that are not.
 
-Everything is elementwise on the CPU with one rounding per operation, so all peers that compute a stage get the same bits.
-A new stage begins with fresh moments of its optimiser whatever the rule: moments of other parameters would mislead it.
+Everything is elementwise on the CPU with one rounding per operation, so all peers that compute a stage get the same
+bits. A new stage begins with fresh moments of its optimiser whatever the rule: moments of other parameters would
+mislead it.
 """
 
 from collections.abc import Iterable, Mapping

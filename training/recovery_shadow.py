@@ -4,11 +4,11 @@ The stage and the holder of its shadow both know, to the bit, what the holder ha
 
     state - shadow        and both then set        shadow <- shadow + decode(payload)
 
-so what one refresh leaves out is in the next difference, and errors do not add up (digest, 5.5 and 2.7). An int8 code of a difference is
-exact to 0.7 % of what changed since the last one. A chain begins with the initial weights, which everybody can make from the seed,
-or with nothing, and then the first difference is a copy of the weights. When
-the stage dies, the holder sends its shadow to the new peer as a refresh of nothing; both keep what that decodes to, and the
-chain goes on from there. Only weights are kept: fresh moments do as well (digest, 6.3).
+so what one refresh leaves out is in the next difference, and errors do not add up (digest, 5.5 and 2.7). An int8 code
+of a difference is exact to 0.7 % of what changed since the last one. A chain begins with the initial weights, which
+everybody can make from the seed, or with nothing, and then the first difference is a copy of the weights. When the
+stage dies, the holder sends its shadow to the new peer as a refresh of nothing; both keep what that decodes to, and
+the chain goes on from there. Only weights are kept: fresh moments do as well (digest, 6.3).
 
 A shadow's name is a hash over the payloads that made it, and a refresh says which one it continues: one that was
 missed or repeated is noticed without hashing the weights.
