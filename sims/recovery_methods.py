@@ -17,7 +17,7 @@ Kind = Literal["none", "checkpoint", "redundant", "rule", "copy", "random", "lad
 """How a stage comes back: by CheckFree's rule, as a copy of a neighbour, anew, or by our ladder."""
 
 
-PUBLISHED = CheckFree()
+IN_ORDER = CheckFree()
 SWAPPED = CheckFree(plus=True)
 BUDGET = Budget()
 
@@ -28,7 +28,7 @@ class Method:
 
     name: str
     kind: Kind
-    checkfree: CheckFree = PUBLISHED
+    checkfree: CheckFree = IN_ORDER
     """How gradient norms are averaged and learning rates raised; with `plus` the order is swapped."""
     shadows: bool = False
     """Of the ladder: keep shadows."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from farflung.sims.codec_page import machine
+from farflung.sims.check import machine
 from farflung.sims.recovery_failures import events
 from farflung.sims.recovery_methods import BUDGET, METHODS
 from farflung.sims.recovery_plot import plot_losses
@@ -38,7 +38,7 @@ def _lines(tier: Tier, rows: Sequence[Row], once: Sequence[Single]) -> list[str]
     return [
         "# Recovery: what the loss of a pipeline stage costs",
         "",
-        f"Made by `farflung bench recovery --tier {tier.name} --page docs`; do not edit. Machine: {machine()}.",
+        f"Made by `farflung bench recovery --tier {tier.name} --seeds {tier.seeds} --page docs`; do not edit. Machine: {machine()}.",
         "",
         f"Tier {tier.name}: {num_parameters(tier.model):,} parameters in {tier.stages} stages of one peer each, {tier.steps} iterations of "
         f"{tier.microbatches * tier.sequences * tier.model.seq_len:,} tokens of the embedded corpus, after {tier.warm_steps} undisturbed ones that are the same for all; seeds: {tier.seeds}. Before an iteration, stages are lost: weights, moments "

@@ -1,6 +1,6 @@
 """What `farflung bench recovery` is held to, whether its rows show it, and how it writes figures."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from farflung.sims.check import Check
 from farflung.sims.recovery_rows import Row, Single, by_method
@@ -17,7 +17,7 @@ PUBLISHED_ORDER = ("checkfree+", "checkfree", "redundant", "checkpoint")
 
 def checks(rows: Sequence[Row], once: Sequence[Single], tier: Tier) -> list[Check]:
     """The goals that these rows can tell."""
-    found = [_order(once), _ends(once), _ranking(rows)]
+    found = [_order(once), _often(rows, max(tier.rates)), _ends(once), _ranking(rows)]
     for rate in tier.rates:
         found += _ours(rows, rate)
     return found
@@ -26,14 +26,25 @@ def checks(rows: Sequence[Row], once: Sequence[Single], tier: Tier) -> list[Chec
 def _order(once: Sequence[Single]) -> Check:
     left = {one.rung: one.left for one in once if one.event == "interior"}
     names = ("neighbour mean", "copy", "random")
-    values = [left.get(name) for name in names]
-    told = [f"{name} {value:+.4f}" for name, value in zip(names, values, strict=True) if value is not None]
-    known = [value for value in values if value is not None]
-    return Check(
-        target="an interior stage: weighted mean better than copy better than random",
-        measured=", ".join(told) + " nats" if told else "no figures",
-        met=known == sorted(known) if len(known) == len(names) else None,
+    return _ascending(
+        "one interior stage: weighted mean better than copy better than random",
+        {name: left[name] for name in names if name in left},
+        "{:+.4f} nats",
     )
+
+
+def _often(rows: Sequence[Row], rate: float) -> Check:
+    at = by_method(rows, rate)
+    names = ("checkfree", "copy", "random")
+    gaps: dict[str, float | None] = {name: at[name].gap_percent for name in names if name in at}
+    return _ascending(f"whole runs at {100 * rate:g} %: the same order", gaps, "{:+.2f} %")
+
+
+def _ascending(target: str, values: Mapping[str, float | None], form: str) -> Check:
+    known = [value for value in values.values() if value is not None]
+    told = [f"{name} {'diverged' if value is None else form.format(value)}" for name, value in values.items()]
+    met = known == sorted(known) if len(known) == len(values) == 3 else None
+    return Check(target=target, measured=", ".join(told), met=met)
 
 
 def _ends(once: Sequence[Single]) -> Check:

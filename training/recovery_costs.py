@@ -7,8 +7,8 @@
 
 The setbacks are measured ones, and a swarm may put its own in their place; where they come from:
 
-- a copy that is n steps old: the digest has 0 to 0.3 n iterations of that stage alone. `farflung bench recovery`: at
-  40 steps 0.003 nats where a step gains 0.004, but 0.09 to 0.12 nats at 29 steps for the data node's layers and its
+- a copy that is n steps old: the digest has 0 to 0.3 n iterations of that stage alone. In the bench's small model 40
+  steps cost 0.003 nats where a step gains 0.004, but 29 steps 0.09 to 0.12 nats for the data node's layers and its
   embedding, norm and head (docs/experiments.md);
 - the neighbour mean: the extra iterations of CheckFree in the 500 M model, per loss: 57, 31 and 23 at 5, 10 and 16 %
   failures per stage and hour. Losses that follow each other closely share their cost;

@@ -316,7 +316,7 @@ def test_the_whole_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert redundant.gap_percent == 0.0 and none.hours_to_target is not None
     assert redundant.hours_to_target == pytest.approx(none.hours_to_target * 151.04 / 91.3)
     assert sum(named["ours"].rungs.values()) >= named["ours"].losses > 0
-    assert len(checks(found, once, TOY)) == 6
+    assert len(checks(found, once, TOY)) == 7
 
     def never(run: Run, progress: object) -> None:
         pytest.fail(f"nothing is left to run, but {run}")

@@ -1,6 +1,6 @@
 """Mixed stage losses without a model: shadows, their budget and the ladder over vectors that walk at random.
 
-`swarm(seed)` is what a thousand seeds were run with (docs/experiments.md); the test runs some.
+More seeds by `swarm(seed)`; what came of them is in docs/experiments.md.
 """
 
 import random
