@@ -144,7 +144,7 @@ class Applier:
             commit.version == self.version + 1 and commit.round is not None
         ):  # a jump in the history may have left it out
             holders = self._member.membership.live(p for p in commit.view if p != self._member.me)
-            means = await self._exchange.collect(commit.round, holders, attempts=FETCH_ATTEMPTS)
+            means = await self._exchange.fetcher.collect(commit.round, holders, attempts=FETCH_ATTEMPTS)
         downloaded = means is None
         if downloaded:
             with self._log.span("download", commit.height):

@@ -145,7 +145,7 @@ class Catchup:
             if commit is None or commit.round is None:
                 continue
             holders = self._member.membership.live(p for p in commit.view if p != self._member.me)
-            means = await self._exchange.collect(commit.round, holders)
+            means = await self._exchange.fetcher.collect(commit.round, holders)
             if means is not None:
                 updates = await self._aside(self._exchange.decode, commit.round, means)
                 await self._learn(self._sync.roll, download, target, updates, self._outer_step)

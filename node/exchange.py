@@ -6,7 +6,6 @@ Everything that a stream may bring is checked against the accepted plan before m
 """
 
 import asyncio
-import hashlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -16,18 +15,19 @@ from typing import Protocol
 import torch
 
 from farflung.compression.aggregate import reduce_part
-from farflung.compression.codec import CodecError, Payload, VectorCodec
+from farflung.compression.codec import CodecError, Payload
 from farflung.compression.policy import FlatCodec
 from farflung.node import framing
 from farflung.node.door import Doors
+from farflung.node.fetching import RETRY_S, TRANSFER_S, Fetcher, FetchNews, check_payload, part_codec, rotated
 from farflung.node.learner import Learner
 from farflung.node.means import MeanStore
 from farflung.node.network import Network, PeerId, Stream, StreamHandler
 from farflung.node.residuals import Residuals
 from farflung.node.uplink import Uplink
-from farflung.protocol.chain import PartResult, RoundResult
-from farflung.protocol.errors import Malformed, NetworkError, Refused, RemoteError
-from farflung.protocol.messages import ContributionHeader, MeanHeader, MeanRequest, Part, Plan
+from farflung.protocol.chain import RoundResult
+from farflung.protocol.errors import Malformed, NetworkError, Refused
+from farflung.protocol.messages import ContributionHeader, MeanHeader, Part, Plan
 
 PLAN_WAIT_S = 10.0
 """How long a transfer may be ahead of the message that announces its plan."""
@@ -35,46 +35,19 @@ PLAN_WAIT_S = 10.0
 SEND_ATTEMPTS = 4
 """Tries to deliver one part; the plan's deadline ends them earlier."""
 
-RETRY_S = 1.0
-"""Between tries."""
-
-FETCH_S = 30.0
-"""Until somebody who is asked for a mean answers."""
-
-SLOWEST_BYTES_PER_S = 25_000.0
-"""A fifth of a megabit per second: slower than this counts as no answer."""
-
-TRANSFER_S = 3600.0
-"""Longest life of one transfer; rounds have deadlines of their own, this only frees what a dead link holds."""
-
-INLINE_ELEMENTS = 1 << 19
-"""A payload of so many elements is checked on the loop: most codecs take less time for it than the way through a door."""
-
 ENCODE_ELEMENTS = 1 << 21
 """Parts are encoded so many elements at a time: a millisecond or two, so that sending begins soon and doors are rarely used."""
 
 MOST_TRIES = 2
 """Streams at a time for one contribution: one that hangs, and its repetition."""
 
-FETCHES = 8
-"""Means that are asked for at a time: one after another, whoever is behind would get a round later than the next is made."""
-
 ACK = b"\1"
 
-Bounds = Part | PartResult
-"""Whatever says `start` and `stop` of a part."""
 
-
-class News(Protocol):
+class News(FetchNews, Protocol):
     """Whom the exchange tells."""
 
     def contribution_arrived(self, plan_id: bytes, part: int, peer: PeerId) -> None: ...
-
-    def mean_held(self, plan_id: bytes, part: int, digest: bytes) -> None: ...
-
-    def unreachable(self, peer: PeerId, reason: str) -> None: ...
-
-    def refused(self, error: RemoteError) -> None: ...
 
     def span(self, what: str, round_: int) -> AbstractContextManager[None]:
         """What is done inside took time, for whoever looks where it went."""
@@ -140,6 +113,7 @@ class Exchange:
         """Plans not known to be over."""
         self._waiting: dict[bytes, list[asyncio.Future[None]]] = {}
         self._group: asyncio.TaskGroup
+        self.fetcher = Fetcher(network, doors.side, means, downlink=downlink, news=news, received=self._count_received)
         self.in_flight = b""
         """Plan to which the learner's last pseudo-gradient went."""
         self.link = Uplink()
@@ -148,7 +122,7 @@ class Exchange:
         """Accept transfers."""
         self._network.serve("contribution", self._guard(self._serve_contribution))
         self._network.serve("mean", self._guard(self._serve_mean))
-        self._network.serve("fetch", self._guard(self._serve_fetch))
+        self.fetcher.serve()
 
     # ---- what the node asks for --------------------------------------------------------------------------------
 
@@ -248,7 +222,7 @@ class Exchange:
                     reduce_part,
                     bounds.stop - bounds.start,
                     [(payloads[peer], weight) for peer, weight in weights],
-                    _codec(self._uplink, bounds),
+                    part_codec(self._uplink, bounds),
                     lambda mean: self._residuals.encode_mean(plan_id, mean, bounds.start),
                 )
         except CodecError as error:
@@ -258,7 +232,7 @@ class Exchange:
         del payloads  # their memory is not needed while the mean is sent
         header = MeanHeader(plan_id, part, len(payload))
         with self._news.span("spread", round_.plan.height):
-            others = _rotated(round_.plan.members, self._network.peer_id)
+            others = rotated(round_.plan.members, self._network.peer_id)
             sending = [self._spawn(round_, self._push(round_, peer, "mean", header, payload)) for peer in others]
             self._news.mean_held(plan_id, part, await self._means.put(plan_id, part, payload))  # while it is sent
             await asyncio.gather(*sending)
@@ -268,79 +242,14 @@ class Exchange:
         round_ = self._rounds.get(plan_id)
         if round_ is not None:
             with self._news.span("fetch", round_.plan.height):
-                await self.fetch(plan_id, part, digest, holders, round_.plan.parts[part])
-
-    async def fetch(
-        self, plan_id: bytes, part: int, digest: bytes, holders: Sequence[PeerId], bounds: Bounds
-    ) -> Payload | None:
-        """Get the encoded mean of a part from whoever of `holders` has it; None when nobody can give it."""
-        payload, _ = await self._search(plan_id, part, digest, holders, bounds)
-        return payload
-
-    async def _search(
-        self, plan_id: bytes, part: int, digest: bytes, holders: Sequence[PeerId], bounds: Bounds
-    ) -> tuple[Payload | None, bool]:
-        """What `fetch` says, and whether a None is final: all `holders` have been heard and have no such mean."""
-        here = await self._means.get(plan_id, part, digest)
-        if here is not None:
-            self._news.mean_held(plan_id, part, digest)
-            return here, False
-        final = bool(holders)
-        for peer in _rotated(holders, self._network.peer_id):
-            try:
-                payload = await self._fetch_from(peer, MeanRequest(plan_id, part, digest), bounds)
-            except NetworkError as error:
-                self._news.unreachable(peer, str(error))
-                final = False
-                continue
-            except RemoteError as error:
-                self._news.refused(error)
-                continue
-            if payload is None:
-                continue
-            await self._means.put(plan_id, part, payload, replace=True)
-            round_ = self._rounds.get(plan_id)
-            if round_ is not None:
-                round_.received_bytes += len(payload)
-            self._news.mean_held(plan_id, part, digest)
-            return payload, False
-        return None, final
-
-    async def collect(
-        self, result: RoundResult, holders: Sequence[PeerId], *, attempts: int = 1
-    ) -> dict[int, Payload] | None:
-        """Encoded means of all parts that a committed round kept; None when nobody has them any more.
-
-        Whoever was away for long asks for means that are gone: it ends with the first part of which all holders say so.
-        """
-        wanted = [k for k, part in enumerate(result.parts) if part.digest]
-        means: dict[int, Payload] = {}
-        for attempt in range(attempts):
-            if attempt > 0:
-                await asyncio.sleep(RETRY_S)
-            missing = [k for k in wanted if k not in means]
-            for first in range(0, len(missing), FETCHES):
-                batch = [(k, result.parts[k]) for k in missing[first : first + FETCHES]]
-                async with asyncio.TaskGroup() as group:
-                    searches = [
-                        group.create_task(self._search(result.plan, k, part.digest, holders, part)) for k, part in batch
-                    ]
-                for (k, _), search in zip(batch, searches, strict=True):
-                    payload, final = search.result()
-                    if payload is not None:
-                        means[k] = payload
-                    elif final:
-                        return None
-            if len(means) == len(wanted):
-                return means
-        return None
+                await self.fetcher.fetch(plan_id, part, digest, holders, round_.plan.parts[part])
 
     def decode(self, result: RoundResult, means: dict[int, Payload]) -> list[tuple[int, int, torch.Tensor]]:
         """The updates of a committed round. Raises CodecError. Blocks: call through the door."""
         updates: list[tuple[int, int, torch.Tensor]] = []
         for k, part in enumerate(result.parts):
             if part.digest:
-                mean = _codec(self._downlink, part).decode(means[k], part.stop - part.start)
+                mean = part_codec(self._downlink, part).decode(means[k], part.stop - part.start)
                 updates.append((part.start, part.stop, mean))
         return updates
 
@@ -372,37 +281,13 @@ class Exchange:
             round_.sent_bytes += len(payload)
             return
 
-    async def _fetch_from(self, peer: PeerId, request: MeanRequest, bounds: Bounds) -> Payload | None:
-        """One answer, checked: digest, and that it decodes. Raises NetworkError, RemoteError naming the peer."""
-        codec, numel = _codec(self._downlink, bounds), bounds.stop - bounds.start
-        limit = codec.max_nbytes(numel)
-        try:
-            async with asyncio.timeout(FETCH_S + limit / SLOWEST_BYTES_PER_S):
-                stream = await self._network.open_stream(peer, "fetch")
-                try:
-                    await framing.write_header(stream, request)
-                    payload = await framing.read_blob(stream, limit)
-                finally:
-                    await stream.close()
-        except TimeoutError as error:
-            raise NetworkError(f"no answer to a request for part {request.part}") from error
-        if payload is None:
-            return None
-        if await self._doors.side.run(_sha256, payload) != request.digest:
-            raise Refused(f"a mean of part {request.part} with another digest than asked for", peer=peer)
-        try:
-            await self._check(codec, payload, numel)
-        except CodecError as error:
-            raise Malformed(f"a mean of part {request.part}: {error}", peer=peer) from error
-        return payload
-
     async def _serve_contribution(self, stream: Stream) -> None:
         header = await framing.read_header(stream, ContributionHeader)
         round_ = await self._await_round(header.plan, stream.peer)
         part = self._part(round_, header.part, stream.peer)
         if part.owner != self._network.peer_id or all(c.peer != stream.peer for c in round_.plan.contributors):
             raise Refused("a contribution that the plan does not send here", peer=stream.peer)
-        if header.nbytes > _codec(self._uplink, part).max_nbytes(part.stop - part.start):
+        if header.nbytes > part_codec(self._uplink, part).max_nbytes(part.stop - part.start):
             raise Refused(f"a contribution of {header.nbytes} bytes to part {header.part}", peer=stream.peer)
         if stream.peer in round_.contributions.get(header.part, {}):  # sent again, since our answer was lost
             await framing.drain(stream, header.nbytes)
@@ -420,7 +305,7 @@ class Exchange:
     async def _take_contribution(self, stream: Stream, header: ContributionHeader, round_: Round, part: Part) -> None:
         payload = await framing.read_payload(stream, header.nbytes)
         try:
-            await self._check(_codec(self._uplink, part), payload, part.stop - part.start)
+            await check_payload(self._doors.side, part_codec(self._uplink, part), payload, part.stop - part.start)
         except CodecError as error:
             raise Malformed(f"a contribution to part {header.part}: {error}", peer=stream.peer) from error
         await stream.write(ACK)
@@ -433,7 +318,7 @@ class Exchange:
         part = self._part(round_, header.part, stream.peer)
         if part.owner != stream.peer:
             raise Refused("a mean from somebody who does not own the part", peer=stream.peer)
-        codec, numel = _codec(self._downlink, part), part.stop - part.start
+        codec, numel = part_codec(self._downlink, part), part.stop - part.start
         if header.nbytes > codec.max_nbytes(numel):
             raise Refused(f"a mean of {header.nbytes} bytes for part {header.part}", peer=stream.peer)
         payload = await framing.read_payload(stream, header.nbytes)
@@ -447,17 +332,9 @@ class Exchange:
         round_.received_bytes += header.nbytes
         self._news.mean_held(header.plan, header.part, digest)
 
-    async def _serve_fetch(self, stream: Stream) -> None:
-        request = await framing.read_header(stream, MeanRequest)
-        payload = await self._means.get(request.plan, request.part, request.digest)
-        await framing.write_blob(stream, payload)
-
-    async def _check(self, codec: VectorCodec, payload: Payload, numel: int) -> None:
-        """Raises CodecError."""
-        if numel <= INLINE_ELEMENTS:
-            codec.check(payload, numel)
-        else:
-            await self._doors.side.run(codec.check, payload, numel)
+    def _count_received(self, plan_id: bytes, nbytes: int) -> None:
+        if plan_id in self._rounds:
+            self._rounds[plan_id].received_bytes += nbytes
 
     def _guard(self, handler: Callable[[Stream], Awaitable[None]]) -> StreamHandler:
         return framing.guarded(handler, self._news.refused, within_s=TRANSFER_S)
@@ -501,10 +378,6 @@ class Exchange:
         return task
 
 
-def _codec(codec: FlatCodec, bounds: Bounds) -> VectorCodec:
-    return codec.part(bounds.start, bounds.stop)
-
-
 def _batches(order: Iterable[int], sizes: Sequence[int], most: int) -> Iterator[list[int]]:
     """`order` in runs whose `sizes` add up to at most `most`; one that is larger is a run of its own."""
     batch: list[int] = []
@@ -517,14 +390,3 @@ def _batches(order: Iterable[int], sizes: Sequence[int], most: int) -> Iterator[
         filled += sizes[k]
     if batch:
         yield batch
-
-
-def _rotated(peers: Sequence[PeerId], me: PeerId) -> list[PeerId]:
-    """The others, beginning after ourselves, so that not everybody turns to the same peer first."""
-    ring = sorted(peers)
-    after = [p for p in ring if p > me]
-    return after + [p for p in ring if p < me]
-
-
-def _sha256(payload: Payload) -> bytes:
-    return hashlib.sha256(payload).digest()

@@ -295,11 +295,11 @@ def test_a_mean_is_fetched_from_whoever_has_it() -> None:
         a, b, c = lab.nodes
         mean = payload_of(NUMEL, 3)
         await c.means.put(PLAN_ID, 0, mean)
-        found = await a.exchange.fetch(PLAN_ID, 0, sha(mean), [b.id, c.id], WHOLE)
+        found = await a.exchange.fetcher.fetch(PLAN_ID, 0, sha(mean), [b.id, c.id], WHOLE)
         assert found is not None and bytes(found) == mean
         assert a.held == {(PLAN_ID, 0): sha(mean)} and sha(a.disk.means[PLAN_ID, 0]) == sha(mean)
         lab.hub.kill(c.id)
-        assert await a.exchange.fetch(PLAN_ID, 0, sha(mean), [c.id], WHOLE) is not None, "it is here by now"
+        assert await a.exchange.fetcher.fetch(PLAN_ID, 0, sha(mean), [c.id], WHOLE) is not None, "it is here by now"
 
     in_lab(3, main)
 
@@ -313,16 +313,16 @@ def test_means_that_all_holders_lack_are_not_looked_for_again(one_is_away: bool)
         if one_is_away:
             lab.hub.kill(others[0].id)
         asked: Counter[tuple[bytes, int]] = Counter()
-        ask = a.exchange._fetch_from
+        ask = a.exchange.fetcher._fetch_from
 
         async def count(peer: bytes, request: MeanRequest, bounds: Any) -> Any:
             asked[peer, request.part] += 1
             return await ask(peer, request, bounds)
 
-        a.exchange._fetch_from = count  # type: ignore[method-assign]
+        a.exchange.fetcher._fetch_from = count  # type: ignore[method-assign]
         parts = tuple(PartResult(n.id, 64 * k, 64 * (k + 1), b"d" * 32) for k, n in enumerate(lab.nodes))
         result = RoundResult(plan=PLAN_ID, contributors=(), seconds_ms=0, parts=parts)
-        assert await a.exchange.collect(result, [n.id for n in others], attempts=3) is None
+        assert await a.exchange.fetcher.collect(result, [n.id for n in others], attempts=3) is None
         if one_is_away:
             assert set(asked.values()) == {3}, "it may have them, and may come back"
         else:
@@ -335,7 +335,7 @@ def test_nobody_has_it() -> None:
     async def main(lab: Lab) -> None:
         a, b, c = lab.nodes
         lab.hub.kill(c.id)
-        assert await a.exchange.fetch(PLAN_ID, 0, b"d" * 32, [b.id, c.id], WHOLE) is None
+        assert await a.exchange.fetcher.fetch(PLAN_ID, 0, b"d" * 32, [b.id, c.id], WHOLE) is None
         assert a.lost == [c.id] and not a.held and not a.disk.means
 
     in_lab(3, main)
@@ -352,7 +352,7 @@ def test_a_holder_that_serves_other_bytes_is_named_and_another_asked() -> None:
             await framing.write_blob(stream, b"other bytes")
 
         b.network.serve("fetch", lie)
-        found = await a.exchange.fetch(PLAN_ID, 0, sha(mean), [b.id, c.id], WHOLE)
+        found = await a.exchange.fetcher.fetch(PLAN_ID, 0, sha(mean), [b.id, c.id], WHOLE)
         assert found is not None and bytes(found) == mean
         assert [(type(e), e.peer) for e in a.errors] == [(Refused, b.id)]
 
@@ -371,7 +371,7 @@ def test_a_holder_that_does_not_answer_is_left_for_another() -> None:
 
         b.network.serve("fetch", stall)
         async with asyncio.timeout(60.0):
-            found = await a.exchange.fetch(PLAN_ID, 0, sha(mean), [b.id, c.id], WHOLE)
+            found = await a.exchange.fetcher.fetch(PLAN_ID, 0, sha(mean), [b.id, c.id], WHOLE)
         assert found is not None and bytes(found) == mean and a.lost == [b.id]
 
     in_lab(3, main)
@@ -381,7 +381,7 @@ def test_a_mean_that_does_not_decode_is_refused_though_its_digest_fits() -> None
     async def main(lab: Lab) -> None:
         a, b = lab.nodes
         await b.means.put(PLAN_ID, 0, b"nonsense")
-        assert await a.exchange.fetch(PLAN_ID, 0, sha(b"nonsense"), [b.id], WHOLE) is None
+        assert await a.exchange.fetcher.fetch(PLAN_ID, 0, sha(b"nonsense"), [b.id], WHOLE) is None
         assert [(type(e), e.peer) for e in a.errors] == [(Malformed, b.id)] and not a.disk.means
 
     in_lab(2, main)

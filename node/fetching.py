@@ -1,0 +1,192 @@
+"""Means from those who hold them: for a round that lacks one, and for rounds that went by while a node was away.
+
+What comes back is checked before it is kept: its digest, and that it decodes.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from farflung.compression.codec import CodecError, Payload, VectorCodec
+from farflung.compression.policy import FlatCodec
+from farflung.node import framing
+from farflung.node.door import Door
+from farflung.node.means import MeanStore
+from farflung.node.network import Network, PeerId, Stream
+from farflung.protocol.chain import PartResult, RoundResult
+from farflung.protocol.errors import Malformed, NetworkError, Refused, RemoteError
+from farflung.protocol.messages import MeanRequest, Part
+
+RETRY_S = 1.0
+"""Between tries."""
+
+FETCH_S = 30.0
+"""Until somebody who is asked for a mean answers."""
+
+SLOWEST_BYTES_PER_S = 25_000.0
+"""A fifth of a megabit per second: slower than this counts as no answer."""
+
+FETCHES = 8
+"""Means that are asked for at a time: one after another, whoever is behind would get a round later than the next is made."""
+
+TRANSFER_S = 3600.0
+"""Longest life of one transfer; rounds have deadlines of their own, this only frees what a dead link holds."""
+
+INLINE_ELEMENTS = 1 << 19
+"""A payload of so many elements is checked on the loop: most codecs take less time for it than the way through a door."""
+
+Bounds = Part | PartResult
+"""Whatever says `start` and `stop` of a part."""
+
+
+class FetchNews(Protocol):
+    """Whom the fetcher tells."""
+
+    def mean_held(self, plan_id: bytes, part: int, digest: bytes) -> None: ...
+
+    def unreachable(self, peer: PeerId, reason: str) -> None: ...
+
+    def refused(self, error: RemoteError) -> None: ...
+
+
+class Fetcher:
+    """Asks for means, and gives those that are here."""
+
+    def __init__(
+        self,
+        network: Network,
+        side: Door,
+        means: MeanStore,
+        *,
+        downlink: FlatCodec,
+        news: FetchNews,
+        received: Callable[[bytes, int], None],
+    ) -> None:
+        self._network = network
+        self._side = side
+        self._means = means
+        self._downlink = downlink
+        self._news = news
+        self._received = received
+        """Told the plan and the bytes of what came from others."""
+
+    def serve(self) -> None:
+        """Answer requests."""
+        self._network.serve("fetch", framing.guarded(self._serve_fetch, self._news.refused, within_s=TRANSFER_S))
+
+    async def fetch(
+        self, plan_id: bytes, part: int, digest: bytes, holders: Sequence[PeerId], bounds: Bounds
+    ) -> Payload | None:
+        """Get the encoded mean of a part from whoever of `holders` has it; None when nobody can give it."""
+        payload, _ = await self._search(plan_id, part, digest, holders, bounds)
+        return payload
+
+    async def _search(
+        self, plan_id: bytes, part: int, digest: bytes, holders: Sequence[PeerId], bounds: Bounds
+    ) -> tuple[Payload | None, bool]:
+        """What `fetch` says, and whether a None is final: all `holders` have been heard and have no such mean."""
+        here = await self._means.get(plan_id, part, digest)
+        if here is not None:
+            self._news.mean_held(plan_id, part, digest)
+            return here, False
+        final = bool(holders)
+        for peer in rotated(holders, self._network.peer_id):
+            try:
+                payload = await self._fetch_from(peer, MeanRequest(plan_id, part, digest), bounds)
+            except NetworkError as error:
+                self._news.unreachable(peer, str(error))
+                final = False
+                continue
+            except RemoteError as error:
+                self._news.refused(error)
+                continue
+            if payload is None:
+                continue
+            await self._means.put(plan_id, part, payload, replace=True)
+            self._received(plan_id, len(payload))
+            self._news.mean_held(plan_id, part, digest)
+            return payload, False
+        return None, final
+
+    async def collect(
+        self, result: RoundResult, holders: Sequence[PeerId], *, attempts: int = 1
+    ) -> dict[int, Payload] | None:
+        """Encoded means of all parts that a committed round kept; None when nobody has them any more.
+
+        Whoever was away for long asks for means that are gone: it ends with the first part of which all holders say so.
+        """
+        wanted = [k for k, part in enumerate(result.parts) if part.digest]
+        means: dict[int, Payload] = {}
+        for attempt in range(attempts):
+            if attempt > 0:
+                await asyncio.sleep(RETRY_S)
+            missing = [k for k in wanted if k not in means]
+            for first in range(0, len(missing), FETCHES):
+                batch = [(k, result.parts[k]) for k in missing[first : first + FETCHES]]
+                async with asyncio.TaskGroup() as group:
+                    searches = [
+                        group.create_task(self._search(result.plan, k, part.digest, holders, part)) for k, part in batch
+                    ]
+                for (k, _), search in zip(batch, searches, strict=True):
+                    payload, final = search.result()
+                    if payload is not None:
+                        means[k] = payload
+                    elif final:
+                        return None
+            if len(means) == len(wanted):
+                return means
+        return None
+
+    async def _fetch_from(self, peer: PeerId, request: MeanRequest, bounds: Bounds) -> Payload | None:
+        """One answer, checked: digest, and that it decodes. Raises NetworkError, RemoteError naming the peer."""
+        codec, numel = part_codec(self._downlink, bounds), bounds.stop - bounds.start
+        limit = codec.max_nbytes(numel)
+        try:
+            async with asyncio.timeout(FETCH_S + limit / SLOWEST_BYTES_PER_S):
+                stream = await self._network.open_stream(peer, "fetch")
+                try:
+                    await framing.write_header(stream, request)
+                    payload = await framing.read_blob(stream, limit)
+                finally:
+                    await stream.close()
+        except TimeoutError as error:
+            raise NetworkError(f"no answer to a request for part {request.part}") from error
+        if payload is None:
+            return None
+        if await self._side.run(_sha256, payload) != request.digest:
+            raise Refused(f"a mean of part {request.part} with another digest than asked for", peer=peer)
+        try:
+            await check_payload(self._side, codec, payload, numel)
+        except CodecError as error:
+            raise Malformed(f"a mean of part {request.part}: {error}", peer=peer) from error
+        return payload
+
+    async def _serve_fetch(self, stream: Stream) -> None:
+        request = await framing.read_header(stream, MeanRequest)
+        payload = await self._means.get(request.plan, request.part, request.digest)
+        await framing.write_blob(stream, payload)
+
+
+def part_codec(codec: FlatCodec, bounds: Bounds) -> VectorCodec:
+    """What encodes a part."""
+    return codec.part(bounds.start, bounds.stop)
+
+
+async def check_payload(side: Door, codec: VectorCodec, payload: Payload, numel: int) -> None:
+    """Raises CodecError when the payload does not decode to `numel` elements."""
+    if numel <= INLINE_ELEMENTS:
+        codec.check(payload, numel)
+    else:
+        await side.run(codec.check, payload, numel)
+
+
+def rotated(peers: Sequence[PeerId], me: PeerId) -> list[PeerId]:
+    """The others, beginning after ourselves, so that not everybody turns to the same peer first."""
+    ring = sorted(peers)
+    after = [p for p in ring if p > me]
+    return after + [p for p in ring if p < me]
+
+
+def _sha256(payload: Payload) -> bytes:
+    return hashlib.sha256(payload).digest()
