@@ -4,7 +4,8 @@ import asyncio
 import json
 import os
 import stat
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ from farflung.protocol.errors import ConfigError
 
 
 @pytest.fixture
-def swarm(tmp_path: Path) -> SwarmPaths:
-    return resolve_paths(tmp_path, {}).add_swarm("ab" * 32, "alpha")
+def swarm() -> Iterator[SwarmPaths]:
+    """Below a short path: where a home's is too long for a socket, that lies in a folder which all homes share, and one test opens it."""
+    with tempfile.TemporaryDirectory(prefix="ff-") as home:
+        yield resolve_paths(Path(home), {}).add_swarm("ab" * 32, "alpha")
 
 
 def serve(swarm: SwarmPaths, handlers: Mapping[str, Handler], use: Callable[[ControlServer], Awaitable[None]]) -> None:
