@@ -62,20 +62,19 @@ class Download:
         return len(self.have) == self.num_chunks
 
 
-class _Complete(Exception):
-    """Ends the task group of a download: nothing is missing."""
-
-
 class _Work:
     """Which chunks are still to be asked for. When none is left, those that are slow to come are asked for again elsewhere."""
 
     def __init__(self, download: Download) -> None:
         self._asked = {index: 0 for index in range(download.num_chunks) if index not in download.have}
 
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is missing."""
+        return not self._asked
+
     def take(self) -> int:
-        """The chunk that the fewest donors have been asked for. Raises _Complete when nothing is missing."""
-        if not self._asked:
-            raise _Complete
+        """The chunk that the fewest donors have been asked for; something has to be missing."""
         index = min(self._asked, key=lambda i: (self._asked[i], i))
         self._asked[index] += 1
         return index
@@ -182,13 +181,23 @@ class StateSync:
         Returns when nothing is missing or no donor can give more; the caller looks at `download.have` and goes on.
         """
         work = _Work(download)
-        try:
-            async with asyncio.TaskGroup() as group:
-                for donor in donors:
-                    for _ in range(STREAMS_PER_DONOR):
-                        group.create_task(self._drain(donor, work, download, arrived))
-        except* _Complete:  # ends the streams that still wait for a slow donor
-            pass
+        async with asyncio.TaskGroup() as group:
+            streams = [
+                group.create_task(self._drain(donor, work, download, arrived))
+                for donor in donors
+                for _ in range(STREAMS_PER_DONOR)
+            ]
+
+            def end_all(_: asyncio.Task[None]) -> None:
+                """Once nothing is missing, also the streams that still wait for a slow donor. Not by an error: a group that
+                ends by one swallows, before Python 3.13, that its own task is cancelled at that moment.
+                """
+                if work.complete:
+                    for stream in streams:
+                        stream.cancel()
+
+            for stream in streams:
+                stream.add_done_callback(end_all)
 
     async def _drain(
         self,
@@ -198,6 +207,8 @@ class StateSync:
         arrived: Callable[[int, int, bytes], Awaitable[None]],
     ) -> None:
         """One stream to one donor: take chunks off the common list until none is missing, or the donor fails."""
+        if work.complete:
+            return
         index = work.take()
         try:
             async with asyncio.timeout(DIAL_S):
@@ -222,6 +233,8 @@ class StateSync:
                         raise
                     download.received_bytes += len(data)
                 work.done(index)
+                if work.complete:
+                    return
                 index = work.take()
         except (NetworkError, TimeoutError):
             work.give_back(index)  # what this donor did not deliver, others do

@@ -56,21 +56,26 @@ class Tether:
     async def _hold(self) -> None:
         async with asyncio.timeout(REACH_S):
             stream = await self._network.open_stream(self._peer, SETTLE)
+        broken: NetworkError | RemoteError | None = None
         try:
+            # No error ends the group: before Python 3.13 it would swallow that this task is cancelled at that moment.
             async with asyncio.timeout(None) as patience, asyncio.TaskGroup() as group:
 
                 async def tell() -> None:
                     counts = await asyncio.shield(self._verdict)
                     patience.reschedule(asyncio.get_running_loop().time() + REACH_S)
-                    await framing.write_header(stream, SettleRequest(self._window, counts))
+                    with suppress(NetworkError):  # whoever reads meets it too
+                        await framing.write_header(stream, SettleRequest(self._window, counts))
 
                 telling = group.create_task(tell(), name="the end of a step")
                 try:
                     self.visits = (await framing.read_header(stream, Settled)).visits
+                except (NetworkError, RemoteError) as error:
+                    broken = error
                 finally:
                     telling.cancel()
-        except* (NetworkError, RemoteError) as broken:
-            raise broken.exceptions[0] from None
+            if broken is not None:
+                raise broken
         finally:
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_S):

@@ -9,6 +9,7 @@ import torch
 from tests.node.lab import NUMEL, OUTER, Lab, Node, in_lab, peer, sha
 
 from farflung.node import framing
+from farflung.node.network import Stream
 from farflung.node.statesync import CHUNK_S, SERVED_AT_ONCE, Donor, Download, StateSync, decode_list
 from farflung.protocol.errors import LimitExceeded, NetworkError, Refused, RemoteError
 from farflung.protocol.messages import ChunkList, ChunkListRequest, ChunkRequest, encode
@@ -73,6 +74,46 @@ def test_everything_comes_from_several_donors() -> None:
         assert download.received_bytes == 8 * NUMEL
 
     in_lab(4, main, up_bytes_per_s=5e3)
+
+
+@pytest.mark.parametrize("seconds", [0.02, 0.06, 0.1, 0.14, 0.18, 1.0])
+def test_a_cancel_at_the_end_of_a_download_is_obeyed(seconds: float) -> None:
+    """A moment after the last chunk, when the streams are being closed, or just over: never does a cancel get lost."""
+
+    async def main(lab: Lab) -> None:
+        me, *others = lab.nodes
+        for n in others:
+            Serving(n)
+        sync, download, _, note = newcomer(me)
+        opened = me.network.open_stream
+
+        async def open_stream(peer: bytes, kind: str) -> Stream:
+            stream = await opened(peer, kind)
+            close = stream.close
+
+            async def close_slowly() -> None:
+                await asyncio.sleep(0.05)
+                await close()
+
+            stream.close = close_slowly  # type: ignore[method-assign]
+            return stream
+
+        me.network.open_stream = open_stream  # type: ignore[method-assign]
+
+        async def arrived(index: int, version: int, data: bytes) -> None:
+            await note(index, version, data)
+            if download.complete:
+                complete.set()
+
+        complete = asyncio.Event()
+        fetching = lab.group.create_task(sync.fetch(download, [n.id for n in others], arrived))
+        await complete.wait()
+        await asyncio.sleep(seconds)
+        cancelled = fetching.cancel()
+        await asyncio.wait([fetching])
+        assert fetching.cancelled() == cancelled
+
+    in_lab(3, main)
 
 
 def test_what_is_there_already_is_not_asked_for() -> None:
