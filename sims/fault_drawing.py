@@ -63,12 +63,15 @@ class ChurnModel:
 
 DEFAULT_CHURN = ChurnModel()
 
+HANDOVER_S = 30.0
+"""After a partition, one side has this long to tell the other what it decided alone; with messages that take 3 s it needs it."""
+
 
 def draw_schedule(rng: random.Random, num_peers: int, duration_s: float, churn: ChurnModel = DEFAULT_CHURN) -> Schedule:
     """Draw random churn among 3 to 24 peers over `duration_s` seconds.
 
     A third or more of the peers start at 0 s, the rest joins later. Every absence by a kill, pause, partition and window ends before the
-    last `churn.calm_s` seconds; who left with a goodbye may stay away, but for the founder. Raises ValueError when the duration leaves no room for that.
+    last `churn.calm_s` seconds; who left with a goodbye may stay away, but for the founder and who was cut off just before. Raises ValueError when the duration leaves no room for that.
     """
     if not 3 <= num_peers <= MAX_PEERS:
         raise ValueError(f"num_peers is 3 to {MAX_PEERS}, not {num_peers}")
@@ -92,6 +95,7 @@ class _Draw:
         self._presence = Presence()
         self._fresh = list(range(num_peers))
         self._founder = 0
+        self._healed_at = -HANDOVER_S
 
     def schedule(self, duration_s: float) -> Schedule:
         rng, churn = self._rng, self._churn
@@ -119,7 +123,8 @@ class _Draw:
             self._happen(Start(at=now, peer=rng.choice(self._fresh)))
         elif kind == "leave" and len(running) > 1 and awake:
             self._happen(Leave(at=now, peer=(peer := rng.choice(awake))))
-            if rng.random() < 0.5 or peer == self._founder:  # it may still be the only one who knows the history
+            alone = peer == self._founder or now < self._healed_at + HANDOVER_S
+            if rng.random() < 0.5 or alone:  # it may be the only one who knows the newest history
                 self._plan(Start(at=self._later(now, self._churn.min_rejoin_s), peer=peer))
         elif kind == "kill" and len(running) > 1:
             self._happen(Kill(at=now, peer=(peer := rng.choice(running)), reset=rng.random() < 0.7))
@@ -129,7 +134,8 @@ class _Draw:
             self._plan(Resume(at=self._later(now), peer=peer))
         elif kind == "partition" and not self._presence.partitioned:
             self._happen(Partition(at=now, groups=self._draw_groups()))
-            self._plan(Heal(at=self._later(now)))
+            self._healed_at = self._later(now)
+            self._plan(Heal(at=self._healed_at))
         elif kind == "drop":
             self._happen(Drop(at=now, until=self._later(now), probability=rng.uniform(0.05, 0.6)))
         elif kind == "duplicate":
