@@ -82,7 +82,18 @@ def create(
     delay_steps: Annotated[
         int | None, typer.Option(min=0, help="Inner steps that peers may train while a round is under way. Default: 0.")
     ] = None,
-    batch_tokens: Annotated[int | None, typer.Option(help="Tokens of one inner step of one peer.")] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of one inner step of one peer, or of the whole pipeline.")
+    ] = None,
+    stages: Annotated[
+        int | None, typer.Option(help="Cut the model into stages that different peers hold. Default: 1, no cut.")
+    ] = None,
+    skip: Annotated[
+        float | None, typer.Option(help="With --stages: share of them that a microbatch leaves out. Default: 0.")
+    ] = None,
+    microbatches: Annotated[
+        int | None, typer.Option(help="With --stages: microbatches of one step. Default: 4.")
+    ] = None,
     optimizer: Annotated[
         str | None, typer.Option(help="Inner optimiser: `adamw`, `muon`, or `torch.optim.NAdam(momentum_decay=0.01)`.")
     ] = None,
@@ -123,6 +134,9 @@ def create(
         fragments=fragments,
         delay_steps=delay_steps,
         batch_tokens=batch_tokens,
+        stages=stages,
+        skip=skip,
+        microbatches=microbatches,
         optimizer=optimizer,
         lr=lr,
         min_contributors=min_contributors,

@@ -26,10 +26,11 @@ from farflung.node.peerbook import PeerBook
 from farflung.node.recipe import Recipe, file_hash, read_recipe
 from farflung.node.runner import run_loop
 from farflung.node.signer import IdentitySigner
+from farflung.node.stage_recipe import stage_recipe
 from farflung.node.storage import FileStorage
 from farflung.node.swarmfiles import save_manifest, save_secret, save_tokenizer
 from farflung.protocol.admission import invite_key
-from farflung.protocol.chain import Certified, Vote, commit_hash, genesis, vote_bytes
+from farflung.protocol.chain import founded
 from farflung.protocol.checks import nearest
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.invitation import Invitation, encode_invitation
@@ -87,6 +88,9 @@ def found_swarm(options: CreateOptions) -> CreatedSwarm:
         sections, founder=identity.public_key, created=int(time.time()), presets=_presets(tokenizer, sections)
     )
     recipe = read_recipe(manifest)
+    if manifest.pipeline.stages > 1:
+        for stage in range(manifest.pipeline.stages):
+            _ = stage_recipe(recipe, stage).own.rules  # raises ConfigError for what cannot be done
     if manifest.data.num_samples < manifest.samples_per_step:
         raise ConfigError(
             f"the data has {dataset.num_samples:,} samples of {manifest.model.seq_len} tokens, fewer than one step takes "
@@ -161,6 +165,9 @@ def _sections(options: CreateOptions) -> Sections:
         ("swarm", "fragments", options.fragments),
         ("swarm", "delay_steps", options.delay_steps),
         ("swarm", "batch_tokens", options.batch_tokens),
+        ("pipeline", "stages", options.stages),
+        ("pipeline", "skip", options.skip),
+        ("pipeline", "microbatches", options.microbatches),
         ("inner", "optimizer", options.optimizer),
         ("inner", "lr", options.lr),
         ("swarm", "min_contributors", options.min_contributors),
@@ -344,8 +351,8 @@ def keep_founded(paths: Paths, recipe: Recipe, signer: IdentitySigner) -> SwarmP
     """Make the founder's folder of a swarm: the signed manifest, and height 0 of the history with the founder's vote."""
     swarm = paths.add_swarm(recipe.swarm.hex(), recipe.manifest.name)
     save_manifest(swarm, sign_manifest(signer, recipe.manifest).encode())
-    commit = genesis(signer.peer_id, recipe.rules)
-    vote = signer.sign(vote_bytes(recipe.swarm, 0, 0, commit_hash(recipe.swarm, commit)))
-    certified = Certified(commit, 0, (Vote(signer.peer_id, vote),))
-    FileStorage(swarm.checkpoint).append_commit(None, certified)
+    settings = recipe.settings()
+    if recipe.manifest.pipeline.stages > 1:
+        settings = stage_recipe(recipe, 0).settings(signer.peer_id)
+    FileStorage(swarm.checkpoint).append_commit(None, founded(settings.swarm, signer, settings.rules))
     return swarm

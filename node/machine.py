@@ -61,6 +61,7 @@ def plan_memory(
     save: str = "auto",  # what `--save-memory` says
     *,
     residuals: int = 0,  # directions, of two, in which there is error feedback
+    divisible: bool = True,  # whether the batch may be computed in pieces
 ) -> MemoryPlan:
     """How to train this model here, before anything is allocated. Raises ConfigError when it cannot be done."""
     device = torch.device(runtime.device)
@@ -74,6 +75,7 @@ def plan_memory(
             compute_bytes=runtime.compute_bytes,
             residuals=residuals,
             allowed=BY_COST if save == "auto" else (parse_options(save),),
+            divisible=divisible,
         )
     except NotEnoughMemory as error:
         more = (
@@ -86,10 +88,17 @@ def plan_memory(
 
 
 def fit_memory(
-    model: ModelConfig, inner: InnerConfig, batch: int, runtime: Runtime, save: str = "auto", *, residuals: int = 0
+    model: ModelConfig,
+    inner: InnerConfig,
+    batch: int,
+    runtime: Runtime,
+    save: str = "auto",
+    *,
+    residuals: int = 0,
+    divisible: bool = True,
 ) -> Runtime:
     """The runtime with the options of `plan_memory`, and its limit enforced where torch can. Raises ConfigError."""
-    plan = plan_memory(model, inner, batch, runtime, save, residuals=residuals)
+    plan = plan_memory(model, inner, batch, runtime, save, residuals=residuals, divisible=divisible)
     device = torch.device(runtime.device)
     if device.type == "cuda" and runtime.memory_bytes is not None:
         total = torch.cuda.get_device_properties(device).total_memory

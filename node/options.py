@@ -37,7 +37,13 @@ class CreateOptions:
     delay_steps: int | None = None
     """tau: inner steps that a peer may train while a round is under way."""
     batch_tokens: int | None = None
-    """Tokens of one inner step of one peer."""
+    """Tokens of one inner step of one peer, or of the whole pipeline."""
+    stages: int | None = None
+    """Parts of the model that different peers hold; 1: every peer holds all of it."""
+    skip: float | None = None
+    """Share of the stages that a microbatch leaves out."""
+    microbatches: int | None = None
+    """Of one step of the pipeline."""
     optimizer: str | None = None
     """Inner optimiser: `adamw`, `muon` or `torch.optim.CLASS`, with arguments in parentheses."""
     lr: float | None = None
@@ -70,6 +76,8 @@ class CreateOptions:
             inner_steps=self.inner_steps,
             fragments=self.fragments,
             batch_tokens=self.batch_tokens,
+            stages=self.stages,
+            microbatches=self.microbatches,
             lr=self.lr,
             min_contributors=self.min_contributors,
         )

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import torch
+
 from farflung.compression.policy import FlatCodec, parse_policy
 from farflung.node.learner import SwarmLearner
 from farflung.node.machine import fit_memory
@@ -32,7 +34,6 @@ from farflung.training.inner import InnerConfig
 from farflung.training.model import ModelConfig, parameter_shapes
 from farflung.training.order import SampleOrder
 from farflung.training.outer import OuterConfig
-from farflung.training.presets import num_parameters
 from farflung.training.replica import Replica, Runtime
 from farflung.training.schedule import Schedule
 from farflung.training.sources import open_dataset
@@ -67,12 +68,15 @@ class Recipe:
     model: ModelConfig
     inner: InnerConfig
     outer: OuterConfig
+    tensors: tuple[tuple[str, torch.Size], ...]
+    """Names and shapes of what one peer holds, in the order of its flat vector: of the model, or of one stage of it."""
     uplink: FlatCodec
     downlink: FlatCodec
 
     @property
     def num_parameters(self) -> int:
-        return num_parameters(self.model)
+        """That one peer holds."""
+        return sum(shape.numel() for _, shape in self.tensors)
 
     @property
     def total_rounds(self) -> int:
@@ -87,7 +91,7 @@ class Recipe:
     @property
     def cuts(self) -> tuple[int, ...]:
         """Ends of the fragments, in the order of the flat vector."""
-        slots = slots_of(parameter_shapes(self.model))
+        slots = slots_of(self.tensors)
         fragments = cut(slots, self.manifest.fragments, "sequential")
         inner = [round(fragment.slices[0][0] / self.align) * self.align for fragment in fragments[1:]]
         cuts = (0, *inner, self.num_parameters)
@@ -187,7 +191,7 @@ def read_recipe(manifest: Manifest) -> Recipe:
             tie_embeddings=model.tie_embeddings,
             qk_norm=model.qk_norm,
         )
-        tensors = parameter_shapes(shape)
+        tensors = tuple(parameter_shapes(shape))
         return Recipe(
             manifest=manifest,
             swarm=manifest_hash(manifest),
@@ -208,6 +212,7 @@ def read_recipe(manifest: Manifest) -> Recipe:
                 z_loss=inner.z_loss,
             ),
             outer=OuterConfig(lr=outer.lr, momentum=outer.momentum),
+            tensors=tensors,
             uplink=parse_policy(manifest.uplink_codec).resolve(tensors),
             downlink=parse_policy(manifest.downlink_codec).resolve(tensors),
         )

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from farflung.protocol import ledger as ledgers
 from farflung.protocol.errors import BadSignature, Refused
-from farflung.protocol.keys import PeerId, verify
+from farflung.protocol.keys import PeerId, Signer, verify
 from farflung.protocol.ledger import Ledger
 from farflung.protocol.limits import MAX_GROUP_PEERS, MAX_PARTS
 from farflung.protocol.quorum import is_quorum
@@ -135,6 +135,13 @@ def genesis(founder: PeerId, rules: Rules) -> Commit:
     """Height 0: the founder alone, with its first window of samples."""
     ledger = ledgers.advance(Ledger(), trained={}, view=[founder], left=[], window=rules.window, version=0, lease=0)
     return Commit(height=0, parent=b"", version=0, tokens=0, view=(founder,), left=(), ledger=ledger)
+
+
+def founded(swarm: bytes, signer: Signer, rules: Rules) -> Certified:
+    """The genesis of a chain, with the vote of whoever begins it."""
+    commit = genesis(signer.peer_id, rules)
+    vote = signer.sign(vote_bytes(swarm, 0, 0, commit_hash(swarm, commit)))
+    return Certified(commit, 0, (Vote(signer.peer_id, vote),))
 
 
 def successor(

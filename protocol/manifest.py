@@ -31,6 +31,7 @@ from farflung.protocol.manifest_sections import (
     InnerSpec,
     ModelSpec,
     OuterSpec,
+    PipelineSpec,
     TokenizerSpec,
 )
 from farflung.protocol.naming import check_name
@@ -58,7 +59,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tokenizer: TokenizerSpec = TokenizerSpec()
     data: DataSpec
     batch_tokens: int
-    """Tokens of one inner step of one peer; a multiple of `model.seq_len`."""
+    """Tokens of one inner step of one peer, or of the whole pipeline; a multiple of `model.seq_len`."""
     total_steps: int
     """Inner steps of one peer until the end of the run."""
     inner: InnerSpec = InnerSpec()
@@ -78,6 +79,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     downlink_codec: str = "int8(block=128)"
     """Codec of the reduced means on their way back."""
     feedback: FeedbackSpec = FeedbackSpec()
+    pipeline: PipelineSpec = PipelineSpec()
     min_contributors: int = 1
     """A round with fewer changes nothing."""
     window_rounds: int = 3
@@ -97,6 +99,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         check_range("created", self.created, 0, 1 << 53)
         self._check_versions()
         self._check_steps()
+        self._check_pipeline()
         check_range("swarm.mix", self.mix, 0.0, 1.0)
         check_supported("swarm.mix", self.mix, 0.0)
         check_supported("swarm.aggregation", self.aggregation, "mean")
@@ -137,6 +140,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
         check_range("swarm.delay_steps", self.delay_steps, 0, self.round_steps - 1)
         check_range("inner.warmup_steps", self.inner.warmup_steps, 0, self.total_steps)
+
+    def _check_pipeline(self) -> None:
+        pipeline = self.pipeline
+        pipeline.sizes(self.model.num_layers)
+        if pipeline.stages == 1:
+            return
+        if self.samples_per_step % pipeline.microbatches:
+            raise ConfigError(
+                f"pipeline.microbatches = {pipeline.microbatches}: must divide the {self.samples_per_step} samples of a step; "
+                "change it or swarm.batch_tokens"
+            )
 
     @property
     def round_steps(self) -> int:

@@ -1,4 +1,4 @@
-"""The parts of a manifest that belong together: model, tokenizer, data, optimisers, admission, deadlines.
+"""The parts of a manifest that belong together: model, tokenizer, data, optimisers, pipeline, admission, deadlines.
 
 Every value is checked when it is made, from whatever source, so a section that exists is in range.
 ConfigError names the key as the person's TOML spells it.
@@ -10,11 +10,12 @@ import msgspec
 
 from farflung.protocol.checks import check_length, check_one_of, check_range, check_supported, check_text
 from farflung.protocol.errors import ConfigError
-from farflung.protocol.limits import MAX_PARAMETERS, MAX_TEXT
+from farflung.protocol.limits import MAX_HOPS, MAX_MICROBATCHES, MAX_PARAMETERS, MAX_TEXT
 
 MAX_SEED = (1 << 63) - 1
 """Seeds fit a signed 64-bit integer, the least that every generator takes."""
 
+_CODEC = re.compile(r"[a-z0-9][a-z0-9_(),.=+:-]{0,127}")
 _OPTIMIZER = re.compile(r"[a-z][A-Za-z0-9_.]{0,63}(\([A-Za-z0-9_.,=+()\[\] '-]{0,128}\))?")
 
 
@@ -190,6 +191,68 @@ class FeedbackSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def directions(self) -> int:
         """In how many directions a peer keeps a residual."""
         return [self.uplink, self.downlink].count("residual")
+
+
+class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the model is cut into stages that different peers hold. With one stage, every peer holds all of it (replica mode)."""
+
+    stages: int = 1
+    """Stage 0 has the embedding, the first layers, the last norm and the head; its peers are the data nodes."""
+    layers: tuple[int, ...] = ()
+    """Layers of each stage; empty: as even as can be."""
+    skip: float = 0.0
+    """Share of the stages that a microbatch leaves out on its way, never stage 0 (SkipPipe, arXiv 2502.19913)."""
+    microbatches: int = 4
+    """Of one step of the pipeline; they divide `swarm.batch_tokens` evenly."""
+    slots: int = 3
+    """Microbatches that one peer holds at once, between forward and backward."""
+    policy: str = "backward"
+    """What a peer takes first: `backward` before forward, as 1F1B, or `arrival`, first come, first served."""
+    forward_codec: str = "fp32"
+    """Codec of activations between stages, as `farflung.compression` reads it; `fp32` is exact."""
+    backward_codec: str = "fp32"
+    """Codec of their gradients."""
+
+    def __post_init__(self) -> None:
+        check_range("pipeline.stages", self.stages, 1, MAX_HOPS)
+        if self.layers and len(self.layers) != self.stages:
+            raise ConfigError(
+                f"pipeline.layers = {list(self.layers)}: must name the layers of each of the {self.stages} stages; or leave it out"
+            )
+        for layers in self.layers:
+            check_range("pipeline.layers", layers, 1, 4096)
+        check_range("pipeline.skip", self.skip, 0.0, 0.75)
+        if self.skip and self.visits == self.stages:
+            raise ConfigError(
+                f"pipeline.skip = {self.skip}: leaves out none of {self.stages} stages; take 0, a larger share, or more stages"
+            )
+        check_range("pipeline.microbatches", self.microbatches, 1, MAX_MICROBATCHES)
+        check_range("pipeline.slots", self.slots, 1, 1024)
+        check_one_of("pipeline.policy", self.policy, ("arrival", "backward"))
+        for key, codec in (("forward_codec", self.forward_codec), ("backward_codec", self.backward_codec)):
+            if not _CODEC.fullmatch(codec):
+                raise ConfigError(f"pipeline.{key} = {codec[:160]!r}: no codec looks like that; one is 'fp32'")
+
+    @property
+    def visits(self) -> int:
+        """Stages on a microbatch's way."""
+        return max(min(2, self.stages), self.stages - round(self.skip * self.stages))
+
+    def sizes(self, num_layers: int) -> tuple[int, ...]:
+        """Layers of each stage of a model. Raises ConfigError when they are not all of its layers."""
+        if self.stages > num_layers:
+            raise ConfigError(
+                f"pipeline.stages = {self.stages}: a model of {num_layers} layers has at most {num_layers} stages; take fewer"
+            )
+        if self.layers:
+            if sum(self.layers) != num_layers:
+                raise ConfigError(
+                    f"pipeline.layers = {list(self.layers)}: they are {sum(self.layers)}, and the model has {num_layers}"
+                )
+            return self.layers
+        each, more = divmod(num_layers, self.stages)
+        # those left over go to the last stages: the first has embedding and head besides
+        return tuple(each + (stage >= self.stages - more) for stage in range(self.stages))
 
 
 class AdmissionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

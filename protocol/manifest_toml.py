@@ -1,4 +1,4 @@
-"""A person's manifest: TOML with the sections [model], [data], [inner], [outer], [feedback] and [swarm].
+"""A person's manifest: TOML with the sections [model], [data], [inner], [outer], [feedback], [pipeline] and [swarm].
 
 The tokenizer is part of [data] (`tokenizer`, `tokenizer_hash`), admission and deadlines are part of [swarm].
 Keys and hashes are hex. Two things are never in the file: the founder's key and the time of founding; others
@@ -18,7 +18,7 @@ from farflung.protocol.errors import ConfigError
 from farflung.protocol.keys import PeerId
 from farflung.protocol.limits import MAX_TOML_CHARS
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import DataSpec, FeedbackSpec, InnerSpec, ModelSpec, OuterSpec
+from farflung.protocol.manifest_sections import DataSpec, FeedbackSpec, InnerSpec, ModelSpec, OuterSpec, PipelineSpec
 
 Sections = dict[str, dict[str, Any]]
 """Section -> key -> value, as in the file."""
@@ -33,7 +33,7 @@ _MOVED: dict[str, dict[str, tuple[str, str]]] = {
         "max_round_s": ("deadlines", "max_round_s"),
     },
 }
-_NESTED = {"model", "tokenizer", "data", "inner", "outer", "feedback", "admission", "deadlines"}
+_NESTED = {"model", "tokenizer", "data", "inner", "outer", "feedback", "pipeline", "admission", "deadlines"}
 _HEX = {("data", "content_hash"), ("data", "tokenizer_hash"), ("swarm", "invite_key")}
 
 
@@ -48,6 +48,7 @@ def _known() -> dict[str, list[str]]:
         "inner": keys("inner", InnerSpec, set()),
         "outer": keys("outer", OuterSpec, set()),
         "feedback": keys("feedback", FeedbackSpec, set()),
+        "pipeline": keys("pipeline", PipelineSpec, set()),
         "swarm": keys("swarm", Manifest, _NESTED | {"founder", "created"}),
     }
 

@@ -48,7 +48,7 @@ def test_protocol_decides_and_does_nothing_else(module: str) -> None:
     assert not {name.split(".")[0] for name in MODULES[module]} & PURE_PROTOCOL_MUST_NOT_IMPORT
 
 
-WITH_TORCH = {f"farflung.training.pipeline_{name}" for name in ("boundary", "execute", "stages", "worker")}
+WITH_TORCH = {f"farflung.training.pipeline_{name}" for name in ("boundary", "execute", "slice", "stages", "worker")}
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("farflung.training.pipeline_")])

@@ -223,11 +223,12 @@ def choose_options(
     compute_bytes: int = 4,
     residuals: int = 0,  # as in `forecast`
     allowed: tuple[MemoryOptions, ...] = BY_COST,  # from cheap to dear
+    divisible: bool = True,  # whether the batch may be computed in pieces
 ) -> MemoryPlan:
     """The cheapest options that fit, and the largest microbatch that then fits. Raises NotEnoughMemory."""
     missing: list[str] = []
     for options in allowed:
-        for microbatch in even_microbatches(batch):
+        for microbatch in even_microbatches(batch) if divisible else [batch]:
             needs = forecast(
                 config, optimizer, options, microbatch=microbatch, compute_bytes=compute_bytes, residuals=residuals
             )
@@ -238,7 +239,8 @@ def choose_options(
     if host_bytes is not None:
         usable += f" and {host_bytes * (1 - RESERVE) / 1e9:.2f} GB of host memory"
     raise NotEnoughMemory(
-        f"{num_parameters(config) / 1e6:,.1f} M parameters and one sequence of {config.seq_len} tokens need, on the device and "
+        f"{num_parameters(config) / 1e6:,.1f} M parameters and {'one sequence' if microbatch == 1 else f'{microbatch} sequences'} of "
+        f"{config.seq_len} tokens need, on the device and "
         f"in host memory, {'; '.join(missing)}; usable are {usable}"
     )
 

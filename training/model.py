@@ -14,6 +14,7 @@ Shapes: B batch, T sequence, D dim, H heads, K key/value heads, E dim of a head,
 """
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -159,25 +160,43 @@ class Trunk(nn.Module):
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         x_BTD = self.embed_tokens(tokens_BT)
-        for layer in self.layers:
-            if self.checkpoint_layers and torch.is_grad_enabled():
-                # nothing in a layer draws random numbers
-                x_BTD = checkpoint(layer, x_BTD, self.rotary, use_reentrant=False, preserve_rng_state=False)
-            else:
-                x_BTD = layer(x_BTD, self.rotary)
+        x_BTD = run_layers(self.layers, x_BTD, self.rotary, checkpointed=self.checkpoint_layers)
         out: Tensor = self.norm(x_BTD)
         return out
 
 
-class Decoder(nn.Module):
-    """The whole model. Weights are made in fp32 on the CPU from `seed`; move it with `.to(device)`."""
+def run_layers(layers: Iterable[nn.Module], x_BTD: Tensor, rotary: Rotary, *, checkpointed: bool) -> Tensor:
+    """One layer after another; `checkpointed` as `Trunk.checkpoint_layers` says."""
+    for layer in layers:
+        if checkpointed and torch.is_grad_enabled():
+            # nothing in a layer draws random numbers
+            x_BTD = checkpoint(layer, x_BTD, rotary, use_reentrant=False, preserve_rng_state=False)
+        else:
+            x_BTD = layer(x_BTD, rotary)
+    return x_BTD
 
-    def __init__(self, config: ModelConfig, *, seed: int) -> None:
+
+def everything(name: str) -> bool:
+    """Of a model that is whole."""
+    return True
+
+
+class Decoder(nn.Module):
+    """The whole model, or a part of it with the names and the first weights that it has in the whole: `held` tells by the beginning
+    of a parameter's name whether it is there; layers and tables that are not take no memory, and `forward` needs all of them.
+
+    Weights are made in fp32 on the CPU from `seed`; move it with `.to(device)`."""
+
+    def __init__(self, config: ModelConfig, *, seed: int, held: Callable[[str], bool] = everything) -> None:
         super().__init__()
         self.config = config
         with torch.device("meta"):  # no random numbers drawn from anybody else's generator
             self.model = Trunk(config)
             self.lm_head = None if config.tie_embeddings else nn.Linear(config.dim, config.vocab_size, bias=False)
+        for parent, prefix in ((self.model.layers, "model.layers."), (self.model, "model."), (self, "")):
+            for name, child in list(parent.named_children()):
+                if child not in (self.model, self.model.layers, self.model.rotary) and not held(f"{prefix}{name}."):
+                    setattr(parent, name, nn.Identity())
         self.to_empty(device="cpu")
         self.model.rotary = Rotary(config)  # buffers are not parameters: made anew, after to_empty
         initialise_(self, seed)
@@ -204,8 +223,11 @@ def initialise_(model: Decoder, seed: int) -> None:
     """Norms to 1; matrices uniform with standard deviation fan_in**-0.5, those that write to the residual
     stream smaller by (2 * layers)**-0.5; embedding and head 0.02. The same bits on every machine."""
     generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        draw_(name, parameter, model.config.num_layers, generator)
+    held = dict(model.named_parameters())
+    for name, shape in parameter_shapes(
+        model.config
+    ):  # what is not there is drawn all the same, so that the rest is as it is in the whole
+        draw_(name, held[name] if name in held else torch.empty(shape), model.config.num_layers, generator)
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from farflung.training.model import Decoder, Rotary
+from farflung.training.model import Decoder, Rotary, run_layers
 from farflung.training.pipeline_plan import BadPlan
 
 
@@ -21,6 +21,7 @@ class Stage(nn.Module):
         self.embed = model.model.embed_tokens if first == 0 else None
         self.layers = nn.ModuleList(list(model.model.layers)[first:last])
         self.rotary: Rotary = model.model.rotary
+        self.checkpoint_layers = model.model.checkpoint_layers
 
     def forward(
         self,
@@ -28,9 +29,7 @@ class Stage(nn.Module):
     ) -> Tensor:  # [B, T, D]
         if self.embed is not None:
             x = self.embed(x)
-        for layer in self.layers:
-            x = layer(x, self.rotary)
-        return x
+        return run_layers(self.layers, x, self.rotary, checkpointed=self.checkpoint_layers)
 
 
 class Head(nn.Module):

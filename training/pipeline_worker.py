@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from farflung.training.errors import Overflow
-from farflung.training.model import Decoder, next_token_loss
+from farflung.training.inner import precision
+from farflung.training.model import Decoder, losses
 from farflung.training.pipeline_stages import split
 
 HEAD = -1
@@ -36,9 +37,19 @@ class Accumulated:
 
 
 class Worker:
-    """One peer: a copy of the stages that it holds, and of norm and head if it computes losses; nothing else of the model."""
+    """One peer: the stages that it holds, and norm and head if it computes losses; nothing else of the model."""
 
-    def __init__(self, model: Decoder, layers: Sequence[int], held: Collection[int], *, head: bool) -> None:
+    def __init__(
+        self,
+        model: Decoder,  # may lack all that is not held
+        layers: Sequence[int],
+        held: Collection[int],
+        *,
+        head: bool,
+        shared: bool = False,  # compute with the parameters of `model`; else with a copy of them
+        z_loss: float = 0.0,  # weight of the penalty on the softmax's denominator, see `model.losses`
+        autocast: torch.dtype | None = None,  # precision of the matrix products; None leaves fp32
+    ) -> None:
         """Raises BadPlan when the layers are not all of the model's."""
         stages, its_head = split(model, layers)
         parts: dict[int, nn.Module] = {stage: stages[stage] for stage in sorted(held)}
@@ -46,7 +57,9 @@ class Worker:
             parts[HEAD] = its_head
         names = {parameter: name for name, parameter in model.named_parameters()}
         # copied together, so that a tied table stays one
-        self._parts: dict[int, nn.Module] = copy.deepcopy(parts)
+        self._parts: dict[int, nn.Module] = parts if shared else copy.deepcopy(parts)
+        self._z_loss = z_loss
+        self._autocast = autocast
         self._parameters = {
             part: [(names[old], new) for old, new in zip(parts[part].parameters(), module.parameters(), strict=True)]
             for part, module in self._parts.items()
@@ -64,13 +77,14 @@ class Worker:
     def forward(self, stage: int, x: Tensor) -> Tensor:
         """`x`: tokens [B, T] for stage 0, [B, T, D] for others. Returns [B, T, D]."""
         with torch.no_grad():
-            return self._parts[stage](x)  # type: ignore[no-any-return]  # nn.Module.__call__
+            return self._run(stage, x)
 
     def loss(self, x_BTD: Tensor, targets_BT: Tensor, into: Accumulated) -> tuple[float, Tensor]:
         """The loss and the gradient of the last hop's output; the head's own is added. Raises Overflow."""
         x_BTD = x_BTD.detach().requires_grad_()
-        loss = next_token_loss(self._parts[HEAD](x_BTD), targets_BT)
-        gradient = self._differentiate(HEAD, loss, x_BTD, None, into)
+        with precision(x_BTD.device, self._autocast):
+            loss, aim = losses(self._parts[HEAD](x_BTD), targets_BT, self._z_loss)
+        gradient = self._differentiate(HEAD, aim, x_BTD, None, into)
         assert gradient is not None
         return loss.item(), gradient
 
@@ -78,7 +92,7 @@ class Worker:
         """The gradient of the stage's input, None of tokens; that of its parameters is added. Raises Overflow."""
         if x.is_floating_point():
             x = x.detach().requires_grad_()
-        return self._differentiate(stage, self._parts[stage](x), x, gradient, into)
+        return self._differentiate(stage, self._run(stage, x), x, gradient, into)
 
     def input_gradient(self, key: tuple[int, int], stage: int, x: Tensor, gradient: Tensor) -> Tensor | None:
         """As `backward`, but the parameters' part waits for `weight_gradient`."""
@@ -86,12 +100,17 @@ class Worker:
         if not x.is_floating_point():
             return None
         x = x.detach().requires_grad_()
-        return torch.autograd.grad(self._parts[stage](x), x, gradient)[0]
+        return torch.autograd.grad(self._run(stage, x), x, gradient)[0]
 
     def weight_gradient(self, key: tuple[int, int], stage: int, into: Accumulated) -> None:
         """Raises Overflow."""
         x, gradient = self._later.pop(key)
-        self._differentiate(stage, self._parts[stage](x), None, gradient, into)
+        self._differentiate(stage, self._run(stage, x), None, gradient, into)
+
+    def _run(self, stage: int, x: Tensor) -> Tensor:
+        with precision(x.device, self._autocast):
+            output: Tensor = self._parts[stage](x)
+        return output
 
     def _differentiate(
         self, part: int, output: Tensor, x: Tensor | None, gradient: Tensor | None, into: Accumulated

@@ -11,7 +11,7 @@ Local progress is never thrown away silently: when the outer parameters move, th
 as `farflung.training.coupled` says in full.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ from farflung.training.memory import (
     forecast,
     free_bytes,
 )
-from farflung.training.model import Decoder, ModelConfig, next_token_loss
+from farflung.training.model import Decoder, ModelConfig, everything, next_token_loss
 from farflung.training.optimizers import parse_optimizer
 from farflung.training.outer import OuterConfig
 from farflung.training.probe import largest_that_fits
@@ -88,10 +88,11 @@ class Replica(Coupled):
         seed: int,  # of the initial parameters, the same for all peers of a swarm
         runtime: Runtime | None = None,  # CPU in fp32 when not given
         chunk_bytes: int = 1 << 20,  # of one chunk of outer state
+        held: Callable[[str], bool] = everything,  # what of the model this peer has, see `Decoder`
     ) -> None:
         self.runtime = Runtime() if runtime is None else runtime
         device = torch.device(self.runtime.device)
-        self.model = Decoder(model, seed=seed).to(device)
+        self.model = Decoder(model, seed=seed, held=held).to(device)
         self.model.model.checkpoint_layers = self.runtime.save.checkpoint_layers
         super().__init__(self.model, outer, device=device, chunk_bytes=chunk_bytes)
         self.inner_config = inner

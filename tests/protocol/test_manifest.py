@@ -36,6 +36,7 @@ from farflung.protocol.manifest_sections import (
     InnerSpec,
     ModelSpec,
     OuterSpec,
+    PipelineSpec,
     TokenizerSpec,
 )
 
@@ -128,6 +129,9 @@ def test_every_field_counts_in_the_hash() -> None:
         ({"window_rounds": 0}, "swarm.window_rounds = 0"),
         ({"lease_rounds": -1}, "swarm.lease_rounds = -1"),
         ({"model": msgspec.structs.replace(MODEL, vocab_size=255)}, "model.vocab_size = 255"),
+        ({"pipeline": PipelineSpec(stages=3)}, "pipeline.stages = 3: a model of 2 layers has at most 2 stages"),
+        ({"pipeline": PipelineSpec(stages=2, layers=(1, 2))}, "they are 3, and the model has 2"),
+        ({"pipeline": PipelineSpec(stages=2, microbatches=3)}, "must divide the 8 samples of a step"),
     ],
 )
 def test_ranges(change: dict[str, Any], says: str) -> None:
@@ -178,6 +182,14 @@ def test_model_ranges(change: dict[str, Any], says: str) -> None:
         (InnerSpec, {"decay_fraction": 1.1}, "inner.decay_fraction = 1.1"),
         (OuterSpec, {"optimizer": "sgd"}, "outer.optimizer = 'sgd': not supported yet"),
         (OuterSpec, {"momentum": 1.0}, "outer.momentum = 1.0"),
+        (PipelineSpec, {"stages": 0}, "pipeline.stages = 0: must be between 1 and 64"),
+        (PipelineSpec, {"stages": 2, "layers": (3,)}, "must name the layers of each of the 2 stages"),
+        (PipelineSpec, {"stages": 2, "layers": (3, 0)}, "pipeline.layers = 0"),
+        (PipelineSpec, {"stages": 6, "skip": 0.05}, "pipeline.skip = 0.05: leaves out none of 6 stages"),
+        (PipelineSpec, {"stages": 2, "skip": 0.5}, "pipeline.skip = 0.5: leaves out none of 2 stages"),
+        (PipelineSpec, {"microbatches": 0}, "pipeline.microbatches = 0"),
+        (PipelineSpec, {"policy": "arival"}, "did you mean 'arrival'?"),
+        (PipelineSpec, {"forward_codec": "fp 32"}, "pipeline.forward_codec = 'fp 32'"),
         (AdmissionSpec, {}, "swarm.invite_key: 0 bytes, must be 32"),
         (AdmissionSpec, {"rule": "opne"}, "did you mean 'open'?"),
         (AdmissionSpec, {"rule": "open", "invite_key": bytes(32)}, "swarm.invite_key: 32 bytes, must be 0"),
@@ -192,6 +204,21 @@ def test_section_ranges(section: type[msgspec.Struct], values: dict[str, Any], s
     with pytest.raises(ConfigError) as caught:
         section(**values)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "visits", "sizes"),
+    [
+        ({}, 1, (7,)),
+        ({"stages": 2}, 2, (3, 4)),
+        ({"stages": 3, "layers": (2, 4, 1)}, 3, (2, 4, 1)),
+        ({"stages": 6, "skip": 0.33}, 4, (1, 1, 1, 1, 1, 2)),
+        ({"stages": 4, "skip": 0.75}, 2, (1, 2, 2, 2)),
+    ],
+)
+def test_stages_of_seven_layers(values: dict[str, Any], visits: int, sizes: tuple[int, ...]) -> None:
+    spec = PipelineSpec(**values)
+    assert (spec.visits, spec.sizes(7)) == (visits, sizes)
 
 
 def test_only_the_founder_signs() -> None:

@@ -47,6 +47,11 @@ admission = "invite"
 invite_key = "{"6b" * 32}"
 min_round_s = 1.5
 
+[pipeline]
+stages = 2
+layers = [1, 1]
+microbatches = 8
+
 [feedback]
 uplink = "residual"
 decay = 0.95
@@ -91,7 +96,7 @@ def test_round_trip() -> None:
         (
             "[inner]",
             "[iner]",
-            "unknown section [iner]; known are model, data, inner, outer, feedback, swarm; did you mean 'inner'?",
+            "unknown section [iner]; known are model, data, inner, outer, feedback, pipeline, swarm; did you mean 'inner'?",
         ),
         ("[model]", "outer = 3\n[model]", "outer must be a section"),
         ("dim = 64", 'dim = "64"', "`model.dim`"),
@@ -126,7 +131,7 @@ def test_presets() -> None:
     small = {
         "vocab_size": 256,
         "dim": 32,
-        "num_layers": 1,
+        "num_layers": 2,
         "num_heads": 2,
         "num_kv_heads": 1,
         "ffn_dim": 64,

@@ -1,0 +1,88 @@
+"""What trains on a peer of a pipeline, as `learner.SwarmLearner` does on a replica: one stage, and at a data node the data.
+
+A step is not computed here alone: `worker` computes visits as they come (`stage_server`), `step` takes the inner step with what they add up to.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from farflung.training.coupled import Slice
+from farflung.training.data import Dataset
+from farflung.training.inner import StepReport
+from farflung.training.order import SampleOrder
+from farflung.training.outer import OuterState
+from farflung.training.pipeline_worker import Accumulated, Batch, Worker
+from farflung.training.stage_replica import StageReplica
+
+
+class StageLearner:
+    """See the module; a `learner.Learner` that takes its steps by `step` only."""
+
+    def __init__(self, replica: StageReplica, data: tuple[Dataset, SampleOrder] | None) -> None:
+        """`data`: at data nodes only."""
+        self.replica = replica
+        self._data = data
+
+    @property
+    def stage(self) -> int:
+        return self.replica.part.stage
+
+    @property
+    def worker(self) -> Worker:
+        return self.replica.worker
+
+    @property
+    def outer(self) -> OuterState:
+        return self.replica.outer
+
+    @property
+    def num_parameters(self) -> int:
+        return self.replica.num_parameters
+
+    def batch(self, numbers: Sequence[int]) -> Batch:
+        """The samples with these numbers: tokens and targets, both int64 [len(numbers), seq_len] on the CPU."""
+        assert self._data is not None, "only data nodes have samples"
+        dataset, order = self._data
+        tokens = torch.from_numpy(np.stack([dataset.tokens(order.index(number)) for number in numbers]))
+        return tokens[:, :-1].long(), tokens[:, 1:].long()
+
+    def step(self, accumulated: Accumulated, global_step: int, *, loss: float, tokens: int) -> StepReport:
+        """One inner step. Raises NonFinite, with nothing changed."""
+        return self.replica.step(accumulated, global_step, loss=loss, tokens=tokens)
+
+    def train(self, numbers: Sequence[int], global_step: int) -> StepReport:
+        raise NotImplementedError("a stage cannot train alone; its steps are those of the pipeline")
+
+    def evaluate(self) -> float:
+        raise NotImplementedError("a stage cannot be evaluated alone; assemble the model")
+
+    def offer(self) -> None:
+        self.replica.offer()
+
+    def offered_gradient(self, start: int, stop: int) -> Tensor:
+        return self.replica.offered_gradient(start, stop)
+
+    def apply(
+        self,
+        updates: Sequence[tuple[int, int, Tensor]],
+        *,
+        contributed: bool,
+        told: Mapping[int, Tensor] | None = None,
+    ) -> None:
+        self.replica.apply(updates, contributed=contributed, told=told)
+
+    def adopt_outer(self, previous: Tensor | None, *, counted: Sequence[Slice] = ()) -> None:
+        self.replica.adopt_outer(previous, counted=counted)
+
+    def discard_progress(self) -> None:
+        self.replica.discard_progress()
+
+    def save(self, folder: Path) -> None:
+        self.replica.save(folder)
+
+    def load(self, folder: Path) -> None:
+        self.replica.load(folder)

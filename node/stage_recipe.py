@@ -1,0 +1,139 @@
+"""From the recipe of a swarm to that of one of its stages: a chain of its own over the stage's slice of the parameters.
+
+All of `recipe` holds with the stage in the place of the model: its outer state, fragments and codecs are those of the slice, its settings are
+bound to the stage's group, and its chain is founded by whoever was appointed (`protocol.appointment`).
+
+The ledger of stage 0 hands out samples, as in a replica swarm. In the other stages nobody has samples: there it hands out *tickets*, one for each
+sample that passes through a peer, and only how many of them a contribution claims means anything: its weight. So the weight of a contribution
+is the number of tokens that its gradients came from, in every stage, by the same rules.
+"""
+
+from dataclasses import dataclass, replace
+
+from farflung.compression.policy import parse_policy
+from farflung.node.machine import fit_memory
+from farflung.node.recipe import Recipe
+from farflung.node.stage_learner import StageLearner
+from farflung.node.stage_step import Service
+from farflung.protocol.appointment import group_of
+from farflung.protocol.errors import ConfigError
+from farflung.protocol.keys import PeerId
+from farflung.protocol.limits import CHUNK_BYTES
+from farflung.protocol.manifest_sections import PipelineSpec
+from farflung.protocol.settings import Settings
+from farflung.training.data import Dataset
+from farflung.training.model import ModelConfig
+from farflung.training.order import SampleOrder
+from farflung.training.pipeline_boundary import Boundary
+from farflung.training.pipeline_rules import Rules
+from farflung.training.pipeline_slice import StageSlice
+from farflung.training.replica import Runtime
+from farflung.training.stage_replica import StageReplica
+
+NO_TABLE = 2
+"""Rows of an embedding that is not there, for forecasts: the fewest that a model's shape may have."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageRecipe:
+    """See the module."""
+
+    whole: Recipe
+    """Of the swarm."""
+    own: Recipe
+    """The same for the stage's parameters; its settings are not those of the stage's chain."""
+    part: StageSlice
+
+    @property
+    def pipeline(self) -> PipelineSpec:
+        return self.whole.manifest.pipeline
+
+    @property
+    def stage(self) -> int:
+        return self.part.stage
+
+    @property
+    def samples_per_microbatch(self) -> int:
+        return self.whole.manifest.samples_per_step // self.pipeline.microbatches
+
+    @property
+    def tokens_per_microbatch(self) -> int:
+        return self.samples_per_microbatch * self.whole.model.seq_len
+
+    def group(self, founder: PeerId) -> bytes:
+        """What the stage's chain is bound to."""
+        return group_of(self.whole.swarm, self.stage, founder)
+
+    def settings(self, founder: PeerId) -> Settings:
+        """Of the stage's chain, which `founder` began."""
+        return replace(self.own.settings(), swarm=self.group(founder), founder=founder)
+
+    def rules(self) -> Rules:
+        """That every plan of a step must keep: so many visits, in ascending order."""
+        return Rules(visits=self.pipeline.visits, max_jump=self.pipeline.stages, max_swap=0)
+
+    def shape(self) -> ModelConfig:
+        """A model of about the memory that the stage takes."""
+        model = self.whole.model
+        rows = model.vocab_size if self.stage == 0 else NO_TABLE
+        return replace(model, num_layers=len(self.part.layers), vocab_size=rows)
+
+    def fit(self, runtime: Runtime, save_memory: str = "auto") -> Runtime:
+        """How to hold the stage here, forecast before anything is allocated. Raises ConfigError when it does not fit."""
+        residuals = self.whole.manifest.feedback.directions
+        inner, batch = self.whole.inner, self.samples_per_microbatch
+        return fit_memory(self.shape(), inner, batch, runtime, save_memory, residuals=residuals, divisible=False)
+
+    def learner(self, dataset: Dataset | None, runtime: Runtime) -> StageLearner:
+        """The stage on this machine; `dataset` at data nodes. Blocks."""
+        manifest = self.whole.manifest
+        replica = StageReplica(
+            self.whole.model,
+            self.part,
+            self.whole.inner,
+            self.whole.outer,
+            seed=manifest.model.init_seed,
+            runtime=runtime,
+            chunk_bytes=CHUNK_BYTES,
+        )
+        if dataset is None:
+            return StageLearner(replica, None)
+        order = SampleOrder(num_samples=manifest.data.num_samples, seed=manifest.data.order_seed, block=dataset.block)
+        return StageLearner(replica, (dataset, order))
+
+    def service(self, learner: StageLearner) -> Service:
+        """How the stage is served to others."""
+        model = self.whole.model
+        return Service(
+            forward=_boundary("forward_codec", self.pipeline.forward_codec, model.dim),
+            backward=_boundary("backward_codec", self.pipeline.backward_codec, model.dim),
+            vocab_size=model.vocab_size,
+            seq_len=model.seq_len,
+            device=learner.replica.device,
+        )
+
+
+def stage_recipe(whole: Recipe, stage: int) -> StageRecipe:
+    """What the swarm's recipe means for one stage. Raises ConfigError naming what this version does not know."""
+    manifest = whole.manifest
+    pipeline = manifest.pipeline
+    if not 0 <= stage < pipeline.stages:
+        raise ConfigError(f"swarm {manifest.name!r} has stages 0 to {pipeline.stages - 1}; there is no stage {stage}")
+    part = StageSlice(pipeline.sizes(whole.model.num_layers), stage)
+    tensors = tuple(part.shapes(whole.model))
+    for key, spec in (("forward_codec", pipeline.forward_codec), ("backward_codec", pipeline.backward_codec)):
+        _boundary(key, spec, whole.model.dim)
+    own = replace(
+        whole,
+        tensors=tensors,
+        uplink=parse_policy(manifest.uplink_codec).resolve(tensors),
+        downlink=parse_policy(manifest.downlink_codec).resolve(tensors),
+    )
+    return StageRecipe(whole=whole, own=own, part=part)
+
+
+def _boundary(key: str, spec: str, width: int) -> Boundary:
+    try:
+        return Boundary.parse(spec, width)
+    except ValueError as error:
+        raise ConfigError(f"pipeline.{key} = {spec!r}: {error}") from error

@@ -1,0 +1,109 @@
+"""What a swarm's recipe means for one stage: its own flat vector, chain, memory and boundaries."""
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from farflung.node.recipe import read_recipe
+from farflung.node.stage_recipe import stage_recipe
+from farflung.protocol.appointment import appoint, check_appointment, group_of
+from farflung.protocol.errors import BadSignature, ConfigError
+from farflung.protocol.keys import Ed25519Signer
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import AdmissionSpec, DataSpec, InnerSpec, ModelSpec, PipelineSpec
+from farflung.training.memory import RESERVE, forecast, parse_options
+from farflung.training.model import ModelConfig
+from farflung.training.optimizers import parse_optimizer
+from farflung.training.replica import Runtime
+
+FOUNDER, OTHER = Ed25519Signer(b"f" * 32), Ed25519Signer(b"o" * 32)
+MODEL = ModelSpec(vocab_size=264, dim=32, num_layers=5, num_heads=2, num_kv_heads=1, ffn_dim=64, seq_len=16)
+
+
+def manifest(**changes: Any) -> Manifest:
+    return Manifest(
+        **{
+            "name": "tiny",
+            "founder": FOUNDER.peer_id,
+            "created": 1_800_000_000,
+            "model": MODEL,
+            "data": DataSpec(spec="stdlib", content_hash=b"d" * 32, num_samples=1000),
+            "batch_tokens": 16 * 8,
+            "total_steps": 40,
+            "inner_steps": 10,
+            "inner": InnerSpec(warmup_steps=4),
+            "pipeline": PipelineSpec(stages=2, microbatches=4),
+            "admission": AdmissionSpec(rule="open"),
+            **changes,
+        }
+    )
+
+
+def test_stages_share_the_parameters_among_them() -> None:
+    whole = read_recipe(manifest(fragments=2))
+    stages = [stage_recipe(whole, stage) for stage in range(2)]
+    assert sum(one.own.num_parameters for one in stages) == whole.num_parameters
+    for one in stages:
+        assert one.own.cuts[-1] == one.own.num_parameters and len(one.own.cuts) == 3
+        assert one.own.uplink.numel == one.own.num_parameters
+        assert one.samples_per_microbatch == 2 and one.tokens_per_microbatch == 32
+
+
+def test_each_stage_has_a_chain_of_its_own() -> None:
+    whole = read_recipe(manifest())
+    first, second = (stage_recipe(whole, stage) for stage in range(2))
+    groups = {
+        whole.swarm,
+        *(one.settings(who.peer_id).swarm for one in (first, second) for who in (FOUNDER, OTHER)),
+    }
+    assert len(groups) == 5
+    settings = second.settings(OTHER.peer_id)
+    assert settings.founder == OTHER.peer_id and settings.rules.numel == second.own.num_parameters
+    assert settings.swarm == group_of(whole.swarm, 1, OTHER.peer_id)
+
+
+def test_only_the_founder_appoints() -> None:
+    swarm = read_recipe(manifest()).swarm
+    appointment = appoint(FOUNDER, swarm, 1, OTHER.peer_id)
+    check_appointment(appointment, swarm, FOUNDER.peer_id, peer=None)
+    for forged, where in (
+        (appoint(OTHER, swarm, 1, OTHER.peer_id), swarm),
+        (msgspec.structs.replace(appointment, stage=2), swarm),
+        (msgspec.structs.replace(appointment, founder=FOUNDER.peer_id), swarm),
+        (appointment, bytes(32)),
+    ):
+        with pytest.raises(BadSignature, match="appointment for stage"):
+            check_appointment(forged, where, FOUNDER.peer_id, peer=OTHER.peer_id)
+
+
+def test_what_cannot_be_is_said_at_the_founding() -> None:
+    with pytest.raises(ConfigError, match="there is no stage 2"):
+        stage_recipe(read_recipe(manifest()), 2)
+    wrong = manifest(pipeline=PipelineSpec(stages=2, forward_codec="nocodec"))
+    with pytest.raises(ConfigError, match=r"pipeline\.forward_codec"):
+        stage_recipe(read_recipe(wrong), 0)
+
+
+def test_a_stage_fits_where_the_model_does_not() -> None:
+    """And a microbatch is computed whole: what fits in two pieces does not fit."""
+    whole = read_recipe(
+        manifest(model=msgspec.structs.replace(MODEL, dim=256, ffn_dim=512, seq_len=128), batch_tokens=1024)
+    )
+    spec = parse_optimizer(whole.inner.optimizer)
+
+    def needs(config: ModelConfig, microbatch: int) -> int:
+        one = forecast(config, spec, parse_options("none"), microbatch=microbatch)
+        return int((one.device_bytes + one.host_bytes) / (1 - RESERVE)) + 1
+
+    second = stage_recipe(whole, 1)
+    stage, model = (needs(config, second.samples_per_microbatch) for config in (second.shape(), whole.model))
+    assert stage < 0.7 * model
+    # the limit of a process is above what it has already
+    used = psutil.Process().memory_info().rss
+    roomy = replace(Runtime(), memory_bytes=used + stage + (64 << 20))
+    assert str(second.fit(roomy, "none").save) == "none"
+    with pytest.raises(ConfigError, match="2 sequences of 128 tokens"):
+        second.fit(replace(roomy, memory_bytes=used + (8 << 20)), "none")

@@ -1,0 +1,103 @@
+"""The slices of a model's stages: together they are the model, and each begins as it does in the whole."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farflung.training.errors import NonFinite
+from farflung.training.flat import Layout, flatten
+from farflung.training.inner import InnerConfig
+from farflung.training.model import Decoder, ModelConfig, parameter_shapes
+from farflung.training.outer import OuterConfig
+from farflung.training.pipeline_plan import BadPlan
+from farflung.training.pipeline_slice import StageSlice, assemble
+from farflung.training.pipeline_worker import Accumulated
+from farflung.training.replica import Replica
+from farflung.training.schedule import Schedule
+from farflung.training.stage_replica import StageReplica
+
+CONFIG = ModelConfig(vocab_size=32, dim=16, num_layers=5, num_heads=2, num_kv_heads=2, ffn_dim=24, seq_len=8)
+INNER = InnerConfig(schedule=Schedule(peak=1e-2, warmup_steps=0, total_steps=10))
+OUTER = OuterConfig(lr=0.7, momentum=0.9)
+
+
+def flat(model: Decoder) -> torch.Tensor:
+    layout = Layout(model)
+    return flatten(layout, list(model.parameters()), torch.empty(layout.num_parameters))
+
+
+def stage_replica(sizes: Sequence[int], stage: int, config: ModelConfig = CONFIG) -> StageReplica:
+    return StageReplica(config, StageSlice(tuple(sizes), stage), INNER, OUTER, seed=3)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.booleans())
+def test_slices_make_up_the_model(sizes: list[int], tied: bool) -> None:
+    config = replace(CONFIG, num_layers=sum(sizes), tie_embeddings=tied)
+    parts = [StageSlice(tuple(sizes), stage) for stage in range(len(sizes))]
+    names = [name for part in parts for name, _ in part.shapes(config)]
+    assert sorted(names) == sorted(name for name, _ in parameter_shapes(config))
+    flats = {part.stage: flat(Decoder(config, seed=3, held=part.holds)) for part in parts}
+    assert torch.equal(assemble(config, sizes, flats), flat(Decoder(config, seed=3)))
+
+
+def test_a_part_takes_no_memory_for_the_rest() -> None:
+    part = StageSlice((2, 3), 1)
+    model = Decoder(CONFIG, seed=3, held=part.holds)
+    assert [name for name, _ in model.named_parameters()] == [name for name, _ in part.shapes(CONFIG)]
+    assert all(part.holds(name) for name, _ in model.named_parameters())
+
+
+def test_what_is_missing_is_said() -> None:
+    with pytest.raises(BadPlan, match="stage 1 is missing"):
+        assemble(CONFIG, (2, 3), {0: flat(Decoder(CONFIG, seed=3, held=StageSlice((2, 3), 0).holds))})
+    with pytest.raises(BadPlan, match="no stage 2"):
+        StageSlice((2, 3), 2)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_step_of_all_stages_is_a_step_of_the_whole(tied: bool) -> None:
+    """Without clipping, for that is by stage."""
+    config = replace(CONFIG, tie_embeddings=tied)
+    inner = replace(INNER, max_grad_norm=1e9, z_loss=1e-3)
+    sizes = (2, 3)
+    tokens = torch.randint(0, 32, (4, 9), generator=torch.Generator().manual_seed(1))
+    whole = Replica(config, inner, OUTER, seed=3)
+    report = whole.train_step(tokens, 0)
+
+    stages = [StageReplica(config, StageSlice(sizes, stage), inner, OUTER, seed=3) for stage in range(2)]
+    sums = [Accumulated(), Accumulated()]
+    total = 0.0
+    for piece in tokens.split(2):
+        first = stages[0].worker.forward(0, piece[:, :-1])
+        last = stages[1].worker.forward(1, first)
+        loss, gradient = stages[0].worker.loss(last, piece[:, 1:], sums[0])
+        back = stages[1].worker.backward(1, first, gradient, sums[1])
+        assert back is not None
+        stages[0].worker.backward(0, piece[:, :-1], back, sums[0])
+        total += loss / 2
+    for stage, accumulated in zip(stages, sums, strict=True):
+        stage.step(accumulated, 0, loss=total, tokens=32)
+    assert total + 0.0 == pytest.approx(report.loss, rel=1e-5)
+    own = assemble(config, sizes, {stage.part.stage: flat(stage.model) for stage in stages})
+    torch.testing.assert_close(own, flat(whole.model), rtol=1e-4, atol=1e-6)
+    # and rounds are those of replicas: what it learnt is in its pseudo-gradient
+    delta = stages[1].pseudo_gradient()
+    assert torch.equal(delta, stages[1].outer.params - flat(stages[1].model)) and delta.abs().max() > 0
+
+
+def test_a_step_that_is_not_finite_changes_nothing() -> None:
+    stage = stage_replica((2, 3), 1)
+    before = flat(stage.model)
+    accumulated = Accumulated()
+    x = torch.ones(1, 4, 16)
+    stage.worker.backward(1, x, x, accumulated)
+    for total in accumulated.sums.values():
+        total.fill_(torch.nan)
+    with pytest.raises(NonFinite):
+        stage.step(accumulated, 0, loss=1.0, tokens=4)
+    assert torch.equal(flat(stage.model), before) and stage.optimizer.steps == 0

@@ -1,0 +1,62 @@
+"""What of a model a stage holds: its layers, and with stage 0 the embedding, the last norm and the head.
+
+A slice is given by names of parameters, as in `Decoder.named_parameters`, so the flat vector of a slice (`training.flat`) is what is left of
+the model's when all other parameters are taken out, and the slices of all stages together are the model, each parameter once. A tied
+head has no parameter of its own and comes with the embedding.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from farflung.training.flat import slots_of
+from farflung.training.model import ModelConfig, parameter_shapes
+from farflung.training.pipeline_plan import BadPlan
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class StageSlice:
+    """One stage of a model. Raises BadPlan when there is no such stage."""
+
+    sizes: tuple[int, ...]
+    """Layers of each stage."""
+    stage: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.stage < len(self.sizes) or min(self.sizes) < 1:
+            raise BadPlan(f"there is no stage {self.stage} among those with {list(self.sizes)} layers")
+
+    @property
+    def layers(self) -> range:
+        """Numbers of its layers in the model."""
+        first = sum(self.sizes[: self.stage])
+        return range(first, first + self.sizes[self.stage])
+
+    def holds(self, name: str) -> bool:
+        """Whether the stage has the parameter, or what lies under the prefix, of this name."""
+        layer = _LAYER.match(name)
+        return self.stage == 0 if layer is None else int(layer[1]) in self.layers
+
+    def shapes(self, config: ModelConfig) -> list[tuple[str, torch.Size]]:
+        """Name and shape of its parameters, in the order of its flat vector."""
+        return [(name, shape) for name, shape in parameter_shapes(config) if self.holds(name)]
+
+
+def assemble(config: ModelConfig, sizes: Sequence[int], flats: Mapping[int, Tensor]) -> Tensor:
+    """The flat vector [n] of the whole model from those of its stages. Raises BadPlan when one is missing or has another size."""
+    places = slots_of(parameter_shapes(config))
+    whole = torch.empty(places[-1].stop)
+    for stage in range(len(sizes)):
+        part = StageSlice(tuple(sizes), stage)
+        own = slots_of(part.shapes(config))
+        flat = flats.get(stage)
+        if flat is None or flat.shape != (own[-1].stop,):
+            raise BadPlan(f"stage {stage} is missing, or is of another model: {own[-1].stop} parameters are needed")
+        for place, slot in zip((one for one in places if part.holds(one.name)), own, strict=True):
+            whole[place.start : place.stop] = flat[slot.start : slot.stop]
+    return whole
