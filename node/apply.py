@@ -52,6 +52,7 @@ class Applier:
         storage: Storage,
         log: EventLog,
         checkpoint_s: float,
+        evaluates: bool,
         applied: Callable[[int, int, bytes], None],
         lost_state: Callable[[], None],
     ) -> None:
@@ -73,6 +74,7 @@ class Applier:
         self._storage = storage
         self._log = log
         self._checkpoint_s = checkpoint_s
+        self._evaluates = evaluates
         self._checkpoint_at = 0.0
         self._evaluated_at = 0.0
         self._evaluation_s = 0.0
@@ -300,6 +302,8 @@ class Applier:
 
         Where nobody stands, and for a lone node always, it may cost a two-hundredth of the time.
         """
+        if not self._evaluates:
+            return
         if commit.version % self._member.settings.rules.num_fragments and not self._finished():
             return
         stood_s, self._trainer.stood_s = self._trainer.stood_s, 0.0

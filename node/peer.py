@@ -11,11 +11,13 @@ stops, goodbye goes out, the place is saved, transfers are cancelled, the networ
 import asyncio
 import contextlib
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from farflung.compression.policy import FlatCodec
 from farflung.node.apply import Applier
 from farflung.node.catchup import Catchup
+from farflung.node.chain_mail import ChainMail
 from farflung.node.door import Doors
 from farflung.node.events import EventLog
 from farflung.node.exchange import Exchange
@@ -26,7 +28,6 @@ from farflung.node.residuals import Residuals
 from farflung.node.statesync import Donor, StateSync
 from farflung.node.storage import SavedVote, Storage
 from farflung.node.trainer import Pace, Trainer
-from farflung.protocol import messages
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.effects import (
     Apply,
@@ -42,25 +43,17 @@ from farflung.protocol.effects import (
     SaveVote,
     Send,
 )
-from farflung.protocol.envelope import Opener, seal
-from farflung.protocol.errors import Malformed, RemoteError
+from farflung.protocol.errors import RemoteError
 from farflung.protocol.keys import PeerId, Signer
 from farflung.protocol.limits import MAX_ADDRESSES
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.member import Member
 from farflung.protocol.membership import Membership
-from farflung.protocol.messages import Heartbeat, Message, Plan, Ready
-from farflung.protocol.replay import first_seq
+from farflung.protocol.messages import Heartbeat, Plan, Ready
 from farflung.protocol.settings import Settings
 
 TICK_S = 0.25
 """Between two looks at deadlines; heartbeats and repetitions are seconds apart."""
-
-MESSAGE_LIFE_S = 60.0
-"""How long a control message is valid: longer than any queue, shorter than MAX_MESSAGE_LIFE_S."""
-
-BROADCAST_S = 0.5
-"""Sends of one message object within this time are one broadcast."""
 
 NET_EVERY_S = 5.0
 """Between two `net` lines in the log."""
@@ -112,6 +105,8 @@ class Peer:
         facts: Facts,
         checkpoint_s: float = 300.0,
         exit_when_done: bool = True,
+        make_trainer: Callable[..., Trainer] = Trainer,
+        evaluates: bool = True,  # whether the learner can tell the loss of the outer parameters
     ) -> None:
         self.network = network
         self.log = log
@@ -132,13 +127,13 @@ class Peer:
             residuals=self.residuals,
             news=self,
         )
-        self.trainer = Trainer(
+        self.trainer = make_trainer(
             signer.peer_id,
             learner,
             doors.learner,
             log,
             pace,
-            may_train=self._may_train,
+            may_train=lambda: self._may_train(),
             is_due=lambda step_s: self.member.is_due(step_s, self._now()),
             set_ready=self._ready,
             withdraw=lambda: self._do(self.member.withdraw(self._now())),
@@ -165,19 +160,17 @@ class Peer:
             storage=storage,
             log=log,
             checkpoint_s=checkpoint_s,
+            evaluates=evaluates,
             applied=self._applied,
             lost_state=self._lost_state,
         )
         self._up_bytes_per_element = uplink.expected_nbytes() / uplink.numel
         self._donor = Donor(network, learner, lambda: self.applier.version, self.applier.steady)
         self.applier.donor = self._donor
-        self._signer = signer
         self._journal = doors.journal.run
         self._storage = storage
-        self._opener = Opener(settings.swarm)
+        self._mail = ChainMail(network, signer, settings.swarm)
         self._exit_when_done = exit_when_done
-        self._seq = 0
-        self._sealed: tuple[Message | None, float, bytes] = (None, 0.0, b"")
         self._effects: asyncio.Queue[Effect] = asyncio.Queue()
         self._remembered = -2
         self._stop = asyncio.Event()
@@ -196,7 +189,6 @@ class Peer:
 
         `history` is the genesis (founder), what was saved (restart), or empty (newcomer); `known` are peers to talk to first.
         """
-        self._seq = first_seq(self.network.unix_time())
         resumed = await self.applier.restore(history)
         self.log.emit("node.start", pid=self.facts.pid, device=self.facts.device, agent=AGENT, resumed=resumed)
         try:
@@ -212,12 +204,11 @@ class Peer:
                     await self.applier.resume(history)
                 self.network.on_message(self._on_message)
                 self.exchange.serve()
-                self._donor.serve(self.refused, self.member.admitted, within_s=TRANSFER_S)
+                self._donor.serve(self.refused, self.admitted, within_s=TRANSFER_S)
                 working = {group.create_task(self.applier.run()), group.create_task(self.trainer.run())}
-                group.create_task(self._pump())
-                group.create_task(self._tick())
+                self._begin(group)
                 for peer in known:
-                    self._do(self.member.discovered(peer, self._now()))
+                    self.discovered(peer)
                 await self._stop.wait()
                 await self._leave(working)
                 raise _Ended
@@ -225,6 +216,33 @@ class Peer:
             pass
         self.log.emit("node.stop", reason=self.stop_reason)
         return self.stop_reason
+
+    def _begin(self, group: asyncio.TaskGroup) -> None:
+        """What goes on beside applying and training."""
+        group.create_task(self._pump())
+        group.create_task(self._tick())
+
+    def admitted(self, peer: PeerId) -> bool:
+        """Whether a peer has shown that it may be here."""
+        return self.member.admitted(peer)
+
+    def heard(self) -> Iterator[tuple[PeerId, tuple[str, ...], float]]:
+        """Peers that tell where they are: key, addresses, when we last heard them (our clock)."""
+        for who, entry in self.member.membership.peers.items():
+            if entry.heartbeat is not None and entry.heartbeat.addresses:
+                yield who, entry.heartbeat.addresses, entry.heard_at
+
+    stage: int | None = None
+    """Of a pipeline; None where every peer holds the whole model."""
+    layers: tuple[int, int] | None = None
+    """Of that stage, first and one past the last."""
+    stage_peers: tuple[int, ...] = ()
+    """How many serve each stage."""
+
+    @property
+    def leaving(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stop.is_set()
 
     def stop(self, reason: str) -> None:
         """Leave cleanly: finish the step, say goodbye, save."""
@@ -253,11 +271,14 @@ class Peer:
 
     def _watch_end(self, now: float) -> None:
         """When the run is complete: serve those who are behind for a moment, then leave."""
-        if self.trainer.version < self.settings.total_rounds or not self.applier.idle or not self._exit_when_done:
+        if not self._is_complete() or not self.applier.idle or not self._exit_when_done:
             return
         self._linger_until = self._linger_until or now + LINGER_S
         if now >= self._linger_until or not self._somebody_is_behind():
             self.stop("the run is complete")
+
+    def _is_complete(self) -> bool:
+        return self.trainer.version >= self.settings.total_rounds
 
     def _somebody_is_behind(self) -> bool:
         others = [p for p in self.member.head.commit.view if p != self.member.me and self.member.membership.alive(p)]
@@ -268,10 +289,7 @@ class Peer:
 
     def _on_message(self, sender: PeerId, data: bytes) -> None:
         try:
-            opened = self._opener.open(data, self.network.unix_time(), sender)
-            message = messages.decode(opened.body, peer=sender)
-            if messages.tag(message) != opened.kind:
-                raise Malformed(f"a message of kind {opened.kind} that holds another", peer=sender)
+            message = self._mail.open(sender, data)
             if isinstance(message, Heartbeat):
                 self.network.add_addresses(sender, list(message.addresses))
             effects = self.member.receive(sender, message, self._now())
@@ -313,11 +331,7 @@ class Peer:
         self._do(self.member.lost_state(self._now()))
 
     def _may_train(self) -> bool:
-        return (
-            self.member.in_view
-            and self.applier.height == self.member.head.commit.height
-            and self.trainer.version < self.settings.total_rounds
-        )
+        return self.member.in_view and self.applier.height == self.member.head.commit.height and not self._is_complete()
 
     async def _tick(self) -> None:
         loop = asyncio.get_running_loop()
@@ -353,7 +367,7 @@ class Peer:
             effect = await self._effects.get()
             match effect:
                 case Send(to, message):
-                    self._send(to, message)
+                    self._mail.send(to, message, self._now())
                 case SaveVote(height, ballot, accepted):
                     await self._journal(self._storage.save_vote, SavedVote(height, ballot, accepted))
                 case Expect(plan_id, plan):
@@ -388,18 +402,6 @@ class Peer:
         if certified.commit.round is not None:
             await self._journal(self._storage.sync_means, certified.commit.round.plan)
         await self._journal(self._storage.append_commit, anchor, certified)
-
-    def _send(self, to: PeerId, message: Message) -> None:
-        """Seal and hand to the network. One signature serves all receivers of a broadcast; a repetition is sealed anew, for its number
-        must be new and its life begins now."""
-        now = self._now()
-        if self._sealed[0] is not message or now > self._sealed[1] + BROADCAST_S:
-            self._seq += 1
-            expires_at = self.network.unix_time() + MESSAGE_LIFE_S
-            body = messages.encode(message)
-            sealed = seal(self.member.signer, self.settings.swarm, messages.tag(message), self._seq, expires_at, body)
-            self._sealed = (message, now, sealed)
-        self.network.send(to, self._sealed[2])
 
     def _contribution_bytes(self, plan: Plan) -> int:
         others = sum(p.stop - p.start for p in plan.parts if p.owner != self.member.me)
@@ -442,7 +444,7 @@ class Peer:
             return "joining", member.reason if self.applier.idle else "downloading the outer state"
         if not member.holds(member.me):
             return "joining", member.reason
-        if self.trainer.version >= self.settings.total_rounds:
+        if self._is_complete():
             return "finished", "the run is complete"
         if member.part is not None and member.ready is not None:
             return "round", f"round {member.part.plan.height}"

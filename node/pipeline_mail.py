@@ -1,12 +1,13 @@
-"""Control messages of a pipeline, signed and opened like all others; for a stage peer that is not part of a `Peer`."""
+"""Control messages of a pipeline, signed and opened like all others, and bound to the swarm: its stages' own are bound to their groups."""
 
 from collections.abc import Callable
 
 from farflung.node.network import Network, PeerId
 from farflung.protocol.envelope import Opener, seal
-from farflung.protocol.errors import Malformed, RemoteError
+from farflung.protocol.errors import Malformed, Refused, RemoteError
 from farflung.protocol.keys import Signer
-from farflung.protocol.messages import PipelineMessage, decode_pipeline, encode, tag
+from farflung.protocol.messages import PipelineMessage
+from farflung.protocol.pipeline_messages import SwarmMessage, decode, encode, tag
 from farflung.protocol.replay import first_seq
 
 MESSAGE_LIFE_S = 60.0
@@ -30,21 +31,29 @@ class PipelineMail:
         self._refused = refused
 
     def on_message(self, handler: Callable[[PeerId, PipelineMessage], None]) -> None:
-        """Set the one handler. RemoteErrors that it raises are reported as refusals."""
+        """For a stage peer by itself: this mail is all that it gets. RemoteErrors that the handler raises are reported as refusals."""
 
         def receive(sender: PeerId, data: bytes) -> None:
             try:
-                opened = self._opener.open(data, self._network.unix_time(), sender)
-                message = decode_pipeline(opened.body, peer=sender)
-                if tag(message) != opened.kind:
-                    raise Malformed(f"a message of kind {opened.kind} that holds another", peer=sender)
+                message = self.open(sender, data)
+                if not isinstance(message, PipelineMessage):
+                    raise Refused("a message about a swarm to a stage peer that is in none", peer=sender)
                 handler(sender, message)
             except RemoteError as error:
                 self._refused(error)
 
         self._network.on_message(receive)
 
-    def send(self, peer: PeerId, message: PipelineMessage) -> None:
+    def open(self, sender: PeerId, data: bytes) -> PipelineMessage | SwarmMessage:
+        """What came from `sender`. Raises RemoteError naming it."""
+        opened = self._opener.open(data, self._network.unix_time(), sender)
+        message = decode(opened.body, peer=sender)
+        if tag(message) != opened.kind:
+            raise Malformed(f"a message of kind {opened.kind} that holds another", peer=sender)
+        return message
+
+    def send(self, peer: PeerId, message: PipelineMessage | SwarmMessage) -> None:
+        """Best effort, at once."""
         self._seq += 1
         expires_at = self._network.unix_time() + MESSAGE_LIFE_S
         self._network.send(peer, seal(self._signer, self._swarm, tag(message), self._seq, expires_at, encode(message)))

@@ -25,7 +25,7 @@ class StageLearner:
     def __init__(self, replica: StageReplica, data: tuple[Dataset, SampleOrder] | None) -> None:
         """`data`: at data nodes only."""
         self.replica = replica
-        self._data = data
+        self.data = data
 
     @property
     def stage(self) -> int:
@@ -45,13 +45,14 @@ class StageLearner:
 
     def batch(self, numbers: Sequence[int]) -> Batch:
         """The samples with these numbers: tokens and targets, both int64 [len(numbers), seq_len] on the CPU."""
-        assert self._data is not None, "only data nodes have samples"
-        dataset, order = self._data
+        assert self.data is not None, "only data nodes have samples"
+        dataset, order = self.data
         tokens = torch.from_numpy(np.stack([dataset.tokens(order.index(number)) for number in numbers]))
         return tokens[:, :-1].long(), tokens[:, 1:].long()
 
-    def step(self, accumulated: Accumulated, global_step: int, *, loss: float, tokens: int) -> StepReport:
-        """One inner step. Raises NonFinite, with nothing changed."""
+    def step(self, accumulated: Accumulated, numbers: Sequence[int], global_step: int, *, loss: float) -> StepReport:
+        """One inner step with what so many samples (or tickets) have added up to. Raises NonFinite, with nothing changed."""
+        tokens = len(numbers) * self.replica.model.config.seq_len
         return self.replica.step(accumulated, global_step, loss=loss, tokens=tokens)
 
     def train(self, numbers: Sequence[int], global_step: int) -> StepReport:

@@ -119,14 +119,14 @@ class StageServer:
         """Forget a step."""
         self._open.pop(window, None)
 
-    def lost(self, peer: PeerId) -> None:
-        """A data node is gone: its microbatches are void, and what was accumulated for it counts."""
+    def lost(self, peer: PeerId, *, counts: bool = True) -> None:
+        """A data node is gone: its microbatches are void, and what was accumulated for it counts, unless it went on without us."""
         for open_ in self._open.values():
             place = open_.step.place.get(peer)
             if place in open_.step.homes:
                 its = [number for number in range(len(open_.step.routes)) if open_.step.home(number) == place]
                 self._do(open_, open_.desk.on_landed(its))
-                open_.settle(place, counts=True)
+                open_.settle(place, counts=counts)
 
     def start(self, order: Again, batch: Batch) -> None:
         """Our data node's: begin a microbatch, or let stage 0 send it once more. Tokens and targets [B, T]."""

@@ -213,9 +213,13 @@ class Trainer:
         """A round has counted our first `samples` samples."""
         if samples:
             rest = split(self.progress.trained, samples)[1]
-            steps = count(rest) // self.pace.samples_per_step
+            steps = self._steps_in(count(rest))
             self._offered_steps = max(0, self._offered_steps - (self.progress.steps - steps))
             self.progress = Progress(rest, steps, self._offered_at)
+
+    def _steps_in(self, samples: int) -> int:
+        """The last ones, that had so many samples together."""
+        return samples // self.pace.samples_per_step
 
     def drop(self) -> None:
         """Give up local progress."""

@@ -55,9 +55,15 @@ class _Versioned(msgspec.Struct, array_like=True):
     version: Small
 
 
+class _Bound(msgspec.Struct, array_like=True):
+    version: Small
+    swarm: Digest
+
+
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Envelope)
 _VERSION_DECODER = msgspec.msgpack.Decoder(_Versioned)
+_BOUND_DECODER = msgspec.msgpack.Decoder(_Bound)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +89,12 @@ def seal(signer: Signer, swarm: bytes, kind: int, seq: int, expires_at: float, b
     if len(encoded) + SIGNATURE_BYTES > MAX_CONTROL_BYTES:
         raise LocalError(f"a message of kind {kind} with {len(body)} bytes is above {MAX_CONTROL_BYTES}")
     return encoded + signer.sign(_DOMAIN + encoded)
+
+
+def swarm_of(data: bytes, carrier: PeerId) -> bytes:
+    """What a message says it is bound to, unproven: for those who listen in several places. Raises LimitExceeded, Malformed."""
+    check_size(data, what="message", limit=MAX_CONTROL_BYTES, peer=carrier)
+    return decode(_BOUND_DECODER, data[:-SIGNATURE_BYTES], what="message", limit=MAX_CONTROL_BYTES, peer=carrier).swarm
 
 
 class Opener:

@@ -75,5 +75,8 @@ MAX_PROTOCOL_VERSIONS = 16
 MAX_HOPS = 64
 """Hops of one route. Digests of real systems have 4 to 24 stages; interleaving multiplies them."""
 
+MAX_PIPELINE_PEERS = 1024
+"""Peers of all stages in the plan of one step: 16 stages of 64."""
+
 MAX_MICROBATCHES = 1 << 16
 """Microbatches of one pipeline step; a step of a thousand is large."""

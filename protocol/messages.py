@@ -1,4 +1,4 @@
-"""Every message peers exchange, and the only list of their numbers.
+"""Every message peers exchange, and the only list of their numbers, but for 21 to 24 (`pipeline_messages`).
 
 Protocol `farflung/1`. Bodies are MessagePack arrays [tag, field, …]; new fields go last with a default, types never change, retired tags are
 never used again. Bulk (contributions, means, chunks) travels on streams, each begun by one of the headers below.
@@ -391,7 +391,6 @@ BulkHeader = (
 
 _encoder = msgspec.msgpack.Encoder()
 _messages: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
-_of_pipelines: msgspec.msgpack.Decoder[PipelineMessage] = msgspec.msgpack.Decoder(PipelineMessage)
 _headers: msgspec.msgpack.Decoder[BulkHeader] = msgspec.msgpack.Decoder(BulkHeader)
 
 
@@ -408,11 +407,6 @@ def tag(message: Message | PipelineMessage) -> int:
 def decode(body: bytes, *, peer: PeerId | None) -> Message:
     """Raises Malformed or LimitExceeded naming `peer`."""
     return wire.decode(_messages, body, what="message", limit=MAX_CONTROL_BYTES, peer=peer)
-
-
-def decode_pipeline(body: bytes, *, peer: PeerId | None) -> PipelineMessage:
-    """Raises Malformed or LimitExceeded naming `peer`."""
-    return wire.decode(_of_pipelines, body, what="pipeline message", limit=MAX_CONTROL_BYTES, peer=peer)
 
 
 def decode_header(body: bytes, *, peer: PeerId | None) -> BulkHeader:

@@ -1,6 +1,6 @@
 """What a judge wants to know of a learner: which samples its local progress holds (invariant 6), and what it makes of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -42,3 +42,15 @@ class SampleBook:
     def book_dropped(self) -> None:
         """Local progress is gone."""
         self.trained.clear()
+
+    def book_freeze(self) -> dict[str, object]:
+        """The books, as copies."""
+        return {"trained": tuple(self.trained), "sent_samples": tuple(self.sent_samples)}
+
+    def book_thaw(self, state: Mapping[str, object]) -> None:
+        """Back to what `book_freeze` copied."""
+        match state:
+            case {"trained": tuple(trained), "sent_samples": tuple(sent_samples)}:
+                self.trained, self.sent_samples = list(trained), list(sent_samples)
+            case _:
+                raise ValueError("not what `book_freeze` gave")

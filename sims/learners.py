@@ -58,39 +58,43 @@ class ReplicaLearner(SwarmLearner, SampleBook):
         self.book_dropped()
 
     def freeze(self) -> dict[str, object]:
-        replica = self.replica
-        return {
-            "params": replica.outer.params.clone(),
-            "momentum": replica.outer.momentum.clone(),
-            "local": flatten(replica.layout, replica.parameters, torch.empty(replica.num_parameters)),
-            "sent": None if replica.sent is None else replica.sent.clone(),
-            "inner": {name: tensor.clone() for name, tensor in replica.optimizer.tensors().items()},
-            "inner_steps": replica.optimizer.steps,
-            "trained": tuple(self.trained),
-            "sent_samples": tuple(self.sent_samples),
-        }
+        return freeze_replica(self.replica) | self.book_freeze()
 
     def thaw(self, state: dict[str, object]) -> None:
-        replica = self.replica
-        match state:
-            case {
-                "params": Tensor() as params,
-                "momentum": Tensor() as momentum,
-                "local": Tensor() as local,
-                "sent": sent,
-                "inner": dict(inner),
-                "inner_steps": int(inner_steps),
-                "trained": tuple(trained),
-                "sent_samples": tuple(sent_samples),
-            }:
-                replica.optimizer.load({name: tensor.clone() for name, tensor in inner.items()}, inner_steps)
-                replica.outer.params.copy_(params)
-                replica.outer.momentum.copy_(momentum)
-                unflatten(replica.layout, local, replica.parameters)
-                replica.sent, replica.offered = sent.clone() if isinstance(sent, Tensor) else None, None
-                self.trained, self.sent_samples = list(trained), list(sent_samples)
-            case _:
-                raise ValueError("not what `freeze` gave")
+        thaw_replica(self.replica, state)
+        self.book_thaw(state)
+
+
+def freeze_replica(replica: Replica) -> dict[str, object]:
+    """Its whole state, as copies."""
+    return {
+        "params": replica.outer.params.clone(),
+        "momentum": replica.outer.momentum.clone(),
+        "local": flatten(replica.layout, replica.parameters, torch.empty(replica.num_parameters)),
+        "sent": None if replica.sent is None else replica.sent.clone(),
+        "inner": {name: tensor.clone() for name, tensor in replica.optimizer.tensors().items()},
+        "inner_steps": replica.optimizer.steps,
+    }
+
+
+def thaw_replica(replica: Replica, state: dict[str, object]) -> None:
+    """Back to what `freeze_replica` copied."""
+    match state:
+        case {
+            "params": Tensor() as params,
+            "momentum": Tensor() as momentum,
+            "local": Tensor() as local,
+            "sent": sent,
+            "inner": dict(inner),
+            "inner_steps": int(inner_steps),
+        }:
+            replica.optimizer.load({name: tensor.clone() for name, tensor in inner.items()}, inner_steps)
+            replica.outer.params.copy_(params)
+            replica.outer.momentum.copy_(momentum)
+            unflatten(replica.layout, local, replica.parameters)
+            replica.sent, replica.offered = sent.clone() if isinstance(sent, Tensor) else None, None
+        case _:
+            raise ValueError("not what `freeze_replica` gave")
 
 
 class CostLearner(ToyLearner):

@@ -13,7 +13,8 @@ from farflung.protocol.desk import Effect as DeskEffect
 from farflung.protocol.flight import Patience
 from farflung.protocol.flights import Droppable, Flights, Note, Start, Tell
 from farflung.protocol.flights import Effect as FlightEffect
-from farflung.protocol.messages import Again, GiveUp, Landed, ParcelHeader, Passage, decode_pipeline, encode
+from farflung.protocol.messages import Again, GiveUp, Landed, ParcelHeader, Passage, encode
+from farflung.protocol.pipeline_messages import decode as decode_pipeline
 from farflung.protocol.route import Route
 from farflung.protocol.visit import Work
 

@@ -37,9 +37,9 @@ from farflung.protocol.messages import (
     Said,
     decode,
     decode_header,
-    decode_pipeline,
     encode,
 )
+from farflung.protocol.pipeline_messages import decode as decode_pipeline
 from farflung.protocol.route import DROPPED, OPEN, Leg
 
 GOLDEN = Path(__file__).parent / "golden_messages.json"

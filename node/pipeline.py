@@ -1,0 +1,441 @@
+"""A peer's part in the pipeline of its swarm: who serves what, which step comes next, and our share of it.
+
+    Present ──▶ roll ──▶ coordinator ──▶ StepPlan ──▶ job ──▶ trainer ──▶ carry_out ──▶ stage server, driver ──▶ gradients
+                              ▲─────────── StepAnswer ◀──┘◀── StepGo
+
+`protocol/roll.py` and `protocol/coordination.py` decide, `stage_job.py` checks what we are asked to do; this module hears, sends, and runs the step
+with the stage server and, for our own microbatches, a driver. What goes on within the stage (its chain, its rounds) is `peer.Peer`'s business.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from farflung.node.door import Doors
+from farflung.node.events import EventLog
+from farflung.node.network import Network, PeerId
+from farflung.node.pipeline_driver import Driver, Outcome
+from farflung.node.pipeline_mail import PipelineMail
+from farflung.node.stage_job import Done, Job, accept, as_message, leg_of
+from farflung.node.stage_learner import StageLearner
+from farflung.node.stage_recipe import StageRecipe
+from farflung.node.stage_server import StageServer
+from farflung.node.timing import TimedDoor
+from farflung.protocol.appointment import appoint
+from farflung.protocol.coordination import ANSWER_S, Coordinator, Post
+from farflung.protocol.errors import Refused, RemoteError
+from farflung.protocol.keys import Signer, digest
+from farflung.protocol.limits import MAX_ADDRESSES
+from farflung.protocol.messages import PipelineMessage
+from farflung.protocol.pipeline_messages import Present, StepAnswer, StepGo, StepPlan, SwarmMessage
+from farflung.protocol.replay import first_seq
+from farflung.protocol.roll import Roll
+from farflung.training.pipeline_online import Server, plan_step
+from farflung.training.pipeline_plan import BadPlan, Policy
+
+TICK_S = 0.25
+"""Between two looks at deadlines."""
+
+WORD_S = 2 * ANSWER_S
+"""A peer that is ready waits so long for the coordinator's word; it repeats it."""
+
+UNKNOWN = bytes(0)
+
+
+class Self(Protocol):
+    """What the pipeline asks of the peer that it is part of."""
+
+    @property
+    def trains(self) -> bool:
+        """Is a member of its stage's chain, with its outer state, and not about to leave."""
+
+    @property
+    def free(self) -> bool:
+        """Could take part in a step now."""
+
+    @property
+    def finished(self) -> bool:
+        """The run is complete for its stage."""
+
+    @property
+    def up_bytes_per_s(self) -> float:
+        """Of its uplink; 0 while unknown."""
+
+    def wake(self) -> None:
+        """There may be something to do."""
+
+    def met(self, peer: PeerId) -> None:
+        """Another peer of its stage."""
+
+
+class Pipeline:
+    """See the module. Implements `stage_trainer.Steps`."""
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        signer: Signer,
+        recipe: StageRecipe,
+        learner: StageLearner,
+        doors: Doors,
+        roll: Roll,
+        mail: PipelineMail,
+        admission: bytes,
+        log: EventLog,
+        refused: Callable[[RemoteError], None],
+        keep: Callable[[], None],
+    ) -> None:
+        """`keep` writes the appointments of `roll` to disk, where this is the founder's node."""
+        self.roll = roll
+        self.coordinator = Coordinator(roll)
+        self.recipe = recipe
+        self.me: Self
+        """Set by the peer."""
+        self.last: Outcome | None = None
+        """Of the last step of which some microbatches were ours."""
+        self._number = 0
+        self._network = network
+        self._signer = signer
+        self._learner = learner
+        self._side = doors.side
+        self._door = TimedDoor(doors.learner)
+        self._mail = mail
+        self._admission = admission
+        self._admits = recipe.own.settings().admits
+        self._log = log
+        self._refused = refused
+        self._keep = keep
+        self._service = recipe.service(learner)
+        self.server = StageServer(
+            network=network,
+            post=mail.send,
+            learner=self._door,
+            side=doors.side,
+            worker=learner.worker,
+            service=self._service,
+            refused=refused,
+        )
+        self._job: Job | None = None
+        self._driver: Driver | None = None
+        self._planning: asyncio.Task[None] | None = None
+        self._plans = first_seq(network.unix_time())
+        self._said: tuple[object, ...] = ()
+        self._beat_at = -1e9
+        self._group: asyncio.TaskGroup
+
+    # ---- what others may read ----------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Number of the next step."""
+        return self.roll.newest_step(self._number)
+
+    @property
+    def finished(self) -> bool:
+        """Whether there will be no more steps: the data nodes say so."""
+        homes = [self.roll.present(peer) for peer in self.roll.known]
+        return any(said is not None and said.stage == 0 and said.finished for said in homes)
+
+    def admitted(self, peer: PeerId) -> bool:
+        """Whether a peer has shown that it may be in this swarm."""
+        return peer in (self.roll.me, self.roll.founder) or self.roll.present(peer) is not None
+
+    def counts(self) -> tuple[int, ...]:
+        """Peers of each stage, ourselves included."""
+        return self.roll.counts(self._now(), self.recipe.stage)
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve our stage, and take part, until cancelled."""
+        self.server.serve()
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            group.create_task(self.server.run(), name="stage server")
+            while True:
+                self._tick()
+                await asyncio.sleep(TICK_S)
+
+    def begin(self, number: int) -> None:
+        """The next step, as far as our own chain tells."""
+        self._number = max(self._number, number)
+
+    def discovered(self, peer: PeerId) -> None:
+        """A record or a cache mentions a peer of any stage."""
+        if self.roll.discover(peer, self._now()):
+            self._mail.send(peer, self._present())
+
+    def changed(self) -> None:
+        """Something of us may have changed: those who wait for us are told at once."""
+        said = (self.me.trains, self.me.free, self.step, self.me.finished)
+        if said != self._said and (self.me.free or said[:1] + said[3:] != self._said[:1] + self._said[3:]):
+            self._announce()
+        self._lead()
+
+    def _announce(self) -> None:
+        self._beat_at = self._now()
+        present = self._present()
+        self._said = (present.trains, present.free, present.step, present.finished)
+        for peer in self.roll.known:
+            self._mail.send(peer, present)
+
+    def _present(self, *, reply: bool = False) -> Present:
+        return Present(
+            stage=self.recipe.stage,
+            wants=-1,
+            trains=self.me.trains,
+            free=self.me.free and self._job is None,
+            step=self.step,
+            finished=self.me.finished,
+            forward_s=self._door.seconds("_forward"),
+            up_bytes_per_s=self.me.up_bytes_per_s,
+            admission=self._admission,
+            addresses=tuple(self._network.addresses()[:MAX_ADDRESSES]),
+            appointments=tuple(self.roll.appointments[stage] for stage in sorted(self.roll.appointments)),
+            peers=self.counts(),
+            reply=reply,
+        )
+
+    def _tick(self) -> None:
+        now = self._now()
+        self.roll.tick(now)
+        if now >= self._beat_at + self.roll.heartbeat_s:
+            self._announce()
+        self._post(self.coordinator.tick(now))
+        self._watch(now)
+        self.changed()
+
+    def _watch(self, now: float) -> None:
+        """Whom our step has lost."""
+        job = self._job
+        if job is None or not job.taken:
+            return
+        if job.coordinator != self.roll.me and not self.roll.alive(job.coordinator, now):
+            job.tell(goes=False)
+        for place, key in enumerate(job.step.keys):
+            if key == self.roll.me:
+                continue
+            alive = self.roll.alive(key, now)
+            if not alive and self._driver is not None:
+                self._driver.lost(place, "it has fallen silent")
+            if place in job.step.homes and job.ready:
+                said = self.roll.present(key)
+                if not alive:
+                    self.server.lost(key)
+                elif said is not None and said.step > job.number:  # it went on, and did not count us
+                    self.server.lost(key, counts=False)
+
+    # ---- what comes in -----------------------------------------------------------------------------------------
+
+    def receive(self, sender: PeerId, data: bytes) -> None:
+        """A message that is bound to the swarm."""
+        try:
+            message = self._mail.open(sender, data)
+            if not isinstance(message, Present) and not self.admitted(sender):
+                raise Refused(f"{type(message).__name__} before being admitted to the swarm", peer=sender)
+            self._handle(sender, message)
+        except RemoteError as error:
+            self._refused(error)
+
+    def _handle(self, sender: PeerId, message: PipelineMessage | SwarmMessage) -> None:
+        now = self._now()
+        match message:
+            case Present():
+                self._on_present(sender, message, now)
+            case StepPlan():
+                self._on_plan(sender, message, now)
+            case StepAnswer():
+                self._post(self.coordinator.answered(sender, message, now))
+            case StepGo():
+                job = self._job
+                if job is not None and job.window == message.window and job.coordinator == sender:
+                    self._hear(job, message)
+            case _:
+                self.server.handle(sender, message)
+
+    def _on_present(self, sender: PeerId, said: Present, now: float) -> None:
+        if sender != self.roll.founder and not self._admits(sender, said.admission):
+            raise Refused("no invitation to this swarm", peer=sender)
+        news = self.roll.heard(sender, said, now)
+        self._network.add_addresses(sender, list(said.addresses))
+        if said.stage == self.recipe.stage:
+            self.me.met(sender)
+        if said.stage < 0 < said.wants < self.roll.stages and self.roll.me == self.roll.founder:
+            self._appoint(said.wants, sender)
+        if news and not said.reply:
+            self._mail.send(sender, self._present(reply=True))
+        self._lead()
+        self.me.wake()
+
+    def _appoint(self, stage: int, peer: PeerId) -> None:
+        """Let the first who asks found the chain of a stage; it is on disk before anybody hears of it."""
+        if stage not in self.roll.appointments:
+            self.roll.appointments[stage] = appoint(self._signer, self.roll.swarm, stage, peer)
+            self._keep()
+            self._log.emit("stage.founded", stage=stage, founder=peer.hex())
+
+    def _on_plan(self, sender: PeerId, message: StepPlan, now: float) -> None:
+        job = self._job
+        if job is not None and job.window == message.window:
+            if job.ready:
+                self._answer(job.coordinator, job.window, "")
+            return
+        if job is not None or not self.me.free:
+            self._answer(sender, message.window, "busy")
+            return
+        try:
+            self._job = accept(message, sender, roll=self.roll, recipe=self.recipe, now=now)
+        except Refused as error:
+            self._answer(sender, message.window, error.reason)
+            raise
+        self.me.wake()
+
+    def _hear(self, job: Job, message: StepGo) -> None:
+        job.tell(goes=message.go)
+        if not message.go and not job.taken:
+            self._job = None
+
+    # ---- what goes out -----------------------------------------------------------------------------------------
+
+    def _answer(self, to: PeerId, window: bytes, wrong: str) -> None:
+        """Say that we are ready, or what is wrong."""
+        self._tell(to, StepAnswer(window, not wrong, wrong[:200] if wrong else "ready"))
+
+    def _post(self, posts: list[Post]) -> None:
+        for to, message in posts:
+            self._tell(to, message)
+
+    def _tell(self, to: PeerId, message: SwarmMessage) -> None:
+        """To ourselves as to the others, but not at once: an answer must not overtake what it answers."""
+        if to != self.roll.me:
+            self._mail.send(to, message)
+        else:
+            asyncio.get_running_loop().call_soon(self._tell_ourselves, message)
+
+    def _tell_ourselves(self, message: SwarmMessage) -> None:
+        try:
+            self._handle(self.roll.me, message)
+        except RemoteError as error:
+            self._refused(error)
+
+    # ---- leading -----------------------------------------------------------------------------------------------
+
+    def _lead(self) -> None:
+        """Plan a step when it is our turn, and the time."""
+        if self.recipe.stage != 0 or not self.me.trains or self._planning is not None:
+            return
+        stages = self.coordinator.participants(self._now(), free=self.me.free and self._job is None)
+        if stages is not None:
+            self._planning = self._group.create_task(self._plan(stages), name="plan of a step")
+
+    async def _plan(self, stages: list[list[PeerId]]) -> None:
+        pipeline = self.recipe.pipeline
+        servers = [self._server(peer, stage) for stage, peers in enumerate(stages) for peer in peers]
+        self._plans += 1
+        try:
+            forecast = await self._side.run(
+                plan_step,
+                servers,
+                len(stages),
+                self.recipe.rules(),
+                microbatches=pipeline.microbatches,
+                slots=pipeline.slots,
+                nbytes=self._service.forward.max_nbytes(self.recipe.tokens_per_microbatch),
+                policy=Policy(pipeline.policy),
+                seed=self.step,
+            )
+        except BadPlan as error:
+            self.coordinator.reason = str(error)
+            return
+        finally:
+            self._planning = None
+        leg_s = leg_of(forecast.seconds, len(forecast.plan.lanes))
+        window = digest("step", self.roll.me + self._plans.to_bytes(16, "big"))
+        plan = as_message(forecast.plan, window=window, number=self.step, leg_s=leg_s)
+        if self.coordinator.attempt is None and self.me.free:
+            self._post(self.coordinator.propose(plan, self._now()))
+
+    def _server(self, peer: PeerId, stage: int) -> Server:
+        said = self.roll.present(peer)
+        if said is None:  # ourselves
+            return Server(peer.hex(), stage, self._door.seconds("_forward"), self.me.up_bytes_per_s)
+        return Server(peer.hex(), stage, said.forward_s, said.up_bytes_per_s)
+
+    # ---- a step (`stage_trainer.Steps`) ------------------------------------------------------------------------
+
+    def take(self) -> Job | None:
+        job = self._job
+        if job is None or job.taken:
+            return None
+        job.taken = True
+        return job
+
+    async def carry_out(self, job: Job, numbers: list[int]) -> Done | None:
+        each = self.recipe.samples_per_microbatch
+        batches = {
+            microbatch: await self._side.run(self._learner.batch, numbers[index * each : (index + 1) * each])
+            for index, microbatch in enumerate(job.own)
+        }
+        driver = None
+        if job.own:
+            driver = Driver(
+                network=self._network,
+                server=self.server,
+                post=self._mail.send,
+                step=job.step,
+                home=job.place,
+                batches=batches,
+                patience=job.patience,
+                refused=self._refused,
+            )
+        outcome = None
+        await self.server.open(job.step, None if driver is None else driver.listen)
+        try:
+            job.ready = True
+            self._answer(job.coordinator, job.window, "")
+            if not await self._told_to_go(job):
+                return None
+            if driver is not None:
+                self._driver = driver
+                outcome = await driver.run()
+            accumulated = await self.server.settled(job.window)
+        finally:
+            self.server.close(job.window)
+            self._job = self._driver = None
+            self.coordinator.over(job.window)
+        self.begin(job.number + 1)
+        visits = accumulated.visits[self.recipe.stage]
+        loss = float("nan")
+        if outcome is not None:
+            self.last = outcome
+            loss = sum(outcome.losses.values()) / len(outcome.losses) if outcome.losses else loss
+            self._report(job, outcome)
+        return Done(accumulated=accumulated, samples=visits * each, loss=loss)
+
+    async def _told_to_go(self, job: Job) -> bool:
+        try:
+            async with asyncio.timeout(WORD_S):
+                await job.told.wait()
+        except TimeoutError:
+            job.tell(goes=False)
+        return job.goes
+
+    def _report(self, job: Job, outcome: Outcome) -> None:
+        """Of our own microbatches, for people; and those who were lost do not count until they are heard again."""
+        for place in outcome.lost:
+            self.roll.lose(job.step.keys[place])
+        self._log.emit(
+            "pipeline.step",
+            number=job.number,
+            seconds=round(outcome.seconds, 3),
+            landed=len(outcome.losses),
+            cut=len(outcome.cut),
+            lost=[job.step.keys[place].hex() for place in sorted(outcome.lost)],
+            visits=sum(outcome.visits.values()),
+            peers=list(self.counts()),
+            coordinator=job.coordinator.hex(),
+        )
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,149 @@
+"""A peer of a pipelined swarm: a `peer.Peer` of its stage's chain, and its part in the pipeline beside it.
+
+The chain's messages are bound to the stage's group and go to the peer, all others are bound to the swarm and go to the pipeline. What the two have to
+do with each other is here: when a peer is free for a step, when the run is over for its stage, and who is met.
+
+Stage 0 counts the run: it is complete when its outer state has had all rounds. The other stages' chains have as many rounds if none of them
+missed one, but nothing waits for it: they are done when the data nodes say that they are, and what they have trained has been offered once more.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from farflung.node.door import Doors
+from farflung.node.events import EventLog
+from farflung.node.network import Network, PeerId
+from farflung.node.peer import Facts, Peer
+from farflung.node.pipeline import Pipeline
+from farflung.node.pipeline_mail import PipelineMail
+from farflung.node.stage_learner import StageLearner
+from farflung.node.stage_recipe import StageRecipe
+from farflung.node.stage_trainer import StageTrainer
+from farflung.protocol.envelope import swarm_of
+from farflung.protocol.errors import RemoteError
+from farflung.protocol.keys import Signer
+from farflung.protocol.roll import Roll
+
+
+class StagePeer(Peer):
+    """See the module."""
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        signer: Signer,
+        recipe: StageRecipe,
+        learner: StageLearner,
+        founder: PeerId,  # of the stage's chain
+        roll: Roll,
+        mail: PipelineMail,
+        doors: Doors,
+        log: EventLog,
+        facts: Facts,
+        keep: Callable[[], None],  # writes the roll's appointments to disk
+        **rest: Any,
+    ) -> None:
+        manifest = recipe.whole.manifest
+        self.pipeline = Pipeline(
+            network=network,
+            signer=signer,
+            recipe=recipe,
+            learner=learner,
+            doors=doors,
+            roll=roll,
+            mail=mail,
+            admission=facts.admission,
+            log=log,
+            refused=self.refused,
+            keep=keep,
+        )
+        super().__init__(
+            network=network,
+            signer=signer,
+            settings=recipe.settings(founder),
+            pace=recipe.own.pace(),
+            learner=learner,
+            uplink=recipe.own.uplink,
+            downlink=recipe.own.downlink,
+            feedback=manifest.feedback,
+            outer_step=(manifest.outer.lr, manifest.outer.momentum),
+            doors=doors,
+            log=log,
+            facts=facts,
+            make_trainer=partial(StageTrainer, steps=self.pipeline),
+            evaluates=False,
+            **rest,
+        )
+        self.pipeline.me = self
+        assert isinstance(self.trainer, StageTrainer)
+        self._stage_trainer = self.trainer
+
+    # ---- what the pipeline asks (`pipeline.Self`) --------------------------------------------------------------
+
+    @property
+    def trains(self) -> bool:
+        return not self.leaving and not self.finished and self.member.in_view and self.member.holds(self.member.me)
+
+    @property
+    def free(self) -> bool:
+        return self.trains and self._stage_trainer.free
+
+    @property
+    def finished(self) -> bool:
+        if self.pipeline.recipe.stage == 0:
+            return self.trainer.version >= self.settings.total_rounds
+        return self.pipeline.finished and self._nothing_to_offer()
+
+    @property
+    def up_bytes_per_s(self) -> float:
+        return self.exchange.link.bytes_per_s
+
+    def wake(self) -> None:
+        self.trainer.wake()
+
+    def met(self, peer: PeerId) -> None:
+        super().discovered(peer)
+
+    # ---- where a peer of a stage differs -----------------------------------------------------------------------
+
+    def discovered(self, peer: PeerId) -> None:
+        """A record or a cache mentions a peer of any stage."""
+        self.pipeline.discovered(peer)
+
+    def admitted(self, peer: PeerId) -> bool:
+        return self.pipeline.admitted(peer) or super().admitted(peer)
+
+    def _begin(self, group: asyncio.TaskGroup) -> None:
+        super()._begin(group)
+        self.pipeline.begin(self.trainer.version * self.trainer.pace.inner_steps + self.trainer.progress.steps)
+        group.create_task(self.pipeline.run(), name="pipeline")
+
+    def _on_message(self, sender: PeerId, data: bytes) -> None:
+        try:
+            bound_to = swarm_of(data, sender)
+        except RemoteError as error:
+            self.refused(error)
+            return
+        if bound_to == self.settings.swarm:
+            super()._on_message(sender, data)
+            self.pipeline.changed()
+        else:
+            self.pipeline.receive(sender, data)
+
+    def _may_train(self) -> bool:
+        up_to_date = self.member.in_view and self.applier.height == self.member.head.commit.height
+        return up_to_date and (self.pipeline.recipe.stage != 0 or not self.finished)
+
+    def _is_complete(self) -> bool:
+        return self.finished
+
+    def _nothing_to_offer(self) -> bool:
+        return self._stage_trainer.settled
+
+    def _somebody_is_behind(self) -> bool:
+        roll, now = self.pipeline.roll, asyncio.get_running_loop().time()
+        others = [p for p in roll.known if roll.alive(p, now) and (said := roll.present(p)) and not said.finished]
+        return bool(others) or super()._somebody_is_behind()

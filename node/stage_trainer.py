@@ -1,0 +1,154 @@
+"""The training loop of a peer of a pipeline: `trainer` with steps that all stages take together.
+
+A step begins when somebody plans it, not when the last one ends, and what a peer has trained in it is what came by. So three things differ:
+
+    a step      the next one that we are asked for; then one inner step with the mean gradient of our visits
+    a batch     as many samples (or tickets, see `stage_recipe`) as passed through us
+    a round     is due when the pipeline's steps pass a multiple of H, for all stages at once, whoever missed some of them
+
+Rounds of all stages thus fall into the same pause of the pipeline, and with `delay_steps` it goes on while they are under way.
+"""
+
+import asyncio
+from typing import Any, Protocol
+
+from farflung.node.stage_job import Done, Job
+from farflung.node.stage_learner import StageLearner
+from farflung.node.trainer import Trainer
+from farflung.protocol.ledger import count, join, split
+from farflung.protocol.types import LONGEST_S
+
+
+class Steps(Protocol):
+    """Where steps come from: the pipeline, as one of its peers sees it."""
+
+    @property
+    def step(self) -> int:
+        """Number of the next one."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether there will be no more."""
+
+    def take(self) -> Job | None:
+        """A step that we have been asked for."""
+
+    async def carry_out(self, job: Job, numbers: list[int]) -> Done | None:
+        """Our part of it; `numbers`: the samples for our own microbatches, one after another. None when nothing came of it."""
+
+    def changed(self) -> None:
+        """We may have become free."""
+
+
+class StageTrainer(Trainer):
+    """See the module."""
+
+    def __init__(self, *args: Any, steps: Steps, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        assert isinstance(self._learner, StageLearner)
+        self._stage: StageLearner = self._learner
+        self._steps = steps
+        self._sizes: list[int] = []
+        """Samples of each step of `progress`."""
+        self._lap: int | None = None
+        """Of the pipeline, in which the progress that was not offered yet began."""
+        self.in_step = False
+
+    @property
+    def global_step(self) -> int:
+        return self._steps.step
+
+    @property
+    def free(self) -> bool:
+        """Whether we could take part in a step now."""
+        if self._finishing or self.in_step or not self._may_train() or self._stands() or self.out_of_samples:
+            return False
+        return not self._is_ready() and not self._steps.finished
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is nothing left that a round could count."""
+        if self.version >= self.pace.total_rounds:
+            return not self.in_step
+        return not self._offering and not self.in_step and self.progress.steps == self._offered_steps
+
+    def ready_in_s(self, *, round_planned: bool) -> float:
+        if (self._offering and not round_planned) or self.tokens_per_s == 0.0:
+            return 0.0
+        left = self.pace.inner_steps - self._steps.step % self.pace.inner_steps
+        step_s = self.pace.rhythm.step_tokens / self.tokens_per_s
+        since = 0.0 if self._step_at is None else asyncio.get_running_loop().time() - self._step_at
+        return min(LONGEST_S, max(0.0, left * step_s - min(since, step_s)))
+
+    def _is_ready(self) -> bool:
+        if self._offering or not self._may_train() or self.progress.steps == self._offered_steps:
+            return False
+        if self.version >= self.pace.total_rounds:  # no round comes any more
+            return False
+        lap = self._steps.step // self.pace.inner_steps
+        if self._lap is None:  # restarted, with progress
+            self._lap = lap
+        return lap > self._lap or self.out_of_samples or self._steps.finished
+
+    async def _step(self) -> bool:
+        if self._finishing or not self._may_train() or self._stands() or (job := self._steps.take()) is None:
+            return False
+        loop = asyncio.get_running_loop()
+        began = self._step_at = loop.time()
+        self.in_step = True
+        try:
+            await self._take_part(job, began)
+        finally:
+            self.in_step, self._step_at = False, None
+        return True
+
+    async def _take_part(self, job: Job, began: float) -> None:
+        loop = asyncio.get_running_loop()
+        fresh = split(self.window, count(self.progress.trained))[1]
+        own = split(fresh, job.own_samples)[0]
+        done = await self._steps.carry_out(job, [number for start, stop in own for number in range(start, stop)])
+        if done is None or not done.samples:
+            return
+        trained = split(fresh, done.samples)[0]
+        numbers = [number for start, stop in trained for number in range(start, stop)]
+        report = await self._door.run(self._stage.step, done.accumulated, numbers, job.number, loss=done.loss)
+        if self.progress.steps == 0:
+            self.progress.began_at = began
+        if self.progress.steps == self._offered_steps:
+            self._lap = job.number // self.pace.inner_steps
+        self.progress.trained = join(self.progress.trained, trained)
+        self.progress.steps += 1
+        self._sizes.append(done.samples)
+        seconds = max(loop.time() - began, 1e-9)
+        self.loss = done.loss
+        tokens_per_s = self.pace.rhythm.step_tokens / seconds  # of the pipeline: all its peers take equally long
+        self.tokens_per_s = (tokens_per_s + (self.tokens_per_s or tokens_per_s)) / 2
+        self._log.bind(step=self.global_step)
+        self._log.emit(
+            "step",
+            loss=report.loss,
+            tokens=report.tokens,
+            tokens_per_s=tokens_per_s,
+            grad_norm=report.grad_norm,
+            lr=report.lr,
+            seconds=round(seconds, 3),
+        )
+
+    async def _offer(self) -> None:
+        await super()._offer()
+        self._steps.changed()
+
+    def _steps_in(self, samples: int) -> int:
+        """The last ones, that had so many samples together."""
+        if sum(self._sizes) != count(self.progress.trained):  # restarted: nobody remembers which step had how many
+            each, more = divmod(count(self.progress.trained), max(1, self.progress.steps))
+            self._sizes = [each + (step < more) for step in range(self.progress.steps)]
+        kept = list(self._sizes)
+        while kept and sum(kept) > samples:
+            kept.pop(0)
+        self._sizes = kept
+        return len(kept)
+
+    def drop(self) -> None:
+        super().drop()
+        self._sizes.clear()

@@ -1,0 +1,156 @@
+"""How the steps of a pipeline begin: one data node at a time plans them, asks everybody in the plan, and gives the word.
+
+    who is free ──▶ plan ──▶ StepPlan to all ──▶ all ready: StepGo ──▶ ... the step ... ──▶ who is free
+                                   └──▶ somebody refuses, or says nothing: StepGo(go=False), and another plan
+
+The coordinator is the first data node that lives, in an order that is the same everywhere (`roll.in_order`). Peers may disagree for a while about
+who lives, and then two of them plan: a peer takes part in one step at a time, so one of the two is refused. Nothing is lost by it, for a step
+that has not begun has changed nothing. When the coordinator dies before the word, its plan is void; when it dies after it, the step goes on
+without the microbatches that were its own, and the next in the order plans the step after it.
+
+Only one machine here, and it is pure: `Coordinator` says whom to plan with and what to send; the plan is made by whoever has a model of costs
+(`training/pipeline_online.py`), and checked by every peer that it is sent to.
+"""
+
+from dataclasses import dataclass, field
+
+from farflung.protocol.keys import PeerId, short
+from farflung.protocol.pipeline_messages import StepAnswer, StepGo, StepPlan
+from farflung.protocol.roll import Roll, in_order
+
+ANSWER_S = 8.0
+"""Until a peer of the plan has answered: it may have to read samples first."""
+
+RESEND_S = 1.5
+"""Between repetitions: control messages may be lost."""
+
+STRAGGLER_S = 20.0
+"""A step waits so long for living peers that are busy, as long as every stage has somebody who is not."""
+
+ASIDE_S = 10.0
+"""Whoever refused a plan is left out for so long, if its stage has others."""
+
+PAUSE_S = 1.0
+"""After a plan that came to nothing."""
+
+Post = tuple[PeerId, StepPlan | StepGo]
+"""To whom, and what; to ourselves as to the others."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A plan that was sent."""
+
+    plan: StepPlan
+    since: float
+    sent_at: float
+    ready: set[PeerId] = field(default_factory=set)
+    gone: bool = False
+    """Whether the word was given."""
+
+
+@dataclass(slots=True)
+class Coordinator:
+    """See the module. All times are seconds of one monotonic clock."""
+
+    roll: Roll
+    reason: str = "no step yet"
+    """What it waits for: a sentence for people."""
+    attempt: Attempt | None = None
+    _stands_since: float | None = None
+    """Since when every stage has somebody free, and not all are."""
+    _pause_until: float = 0.0
+    _aside: dict[PeerId, float] = field(default_factory=dict)
+
+    def leads(self, now: float) -> bool:
+        """Whether it is our turn, we being a data node that trains."""
+        return in_order(self.roll.swarm, [self.roll.me, *self.roll.training(0, now)])[0] == self.roll.me
+
+    def participants(self, now: float, *, free: bool) -> list[list[PeerId]] | None:
+        """With whom to plan a step, by stage, ourselves (who are `free`) included; None while there is none to plan."""
+        roll = self.roll
+        if self.attempt is not None or not self.leads(now):
+            return None
+        if now < self._pause_until:
+            return None
+        living = [roll.training(stage, now) for stage in range(roll.stages)]
+        stages: list[list[PeerId]] = []
+        for peers in living:
+            able = [p for p in peers if (said := roll.present(p)) and said.free]
+            stages.append([p for p in able if now >= self._aside.get(p, 0.0)] or able)
+        stages[0] = sorted([*stages[0], roll.me])
+        empty = next((stage for stage, peers in enumerate(stages) if not peers), None)
+        if not free or empty is not None:
+            self._stands_since = None
+            there = len(living[empty]) if empty is not None else 0
+            self.reason = (
+                "we are not free"
+                if not free
+                else f"stage {empty} has {there} peers, none of them free"
+                if there
+                else f"nobody serves stage {empty}"
+            )
+            return None
+        busy = sum(len(peers) for peers in living) + 1 - sum(len(peers) for peers in stages)
+        if self._stands_since is None:
+            self._stands_since = now
+        if busy and now < self._stands_since + STRAGGLER_S:
+            self.reason = f"waits for {busy} busy peers"
+            return None
+        return stages
+
+    def propose(self, plan: StepPlan, now: float) -> list[Post]:
+        """Ask everybody in the plan."""
+        self.attempt = Attempt(plan, now, now)
+        self._stands_since = None
+        self.reason = f"step {plan.step}: asked {len(plan.peers)} peers"
+        return [(peer, plan) for peer in plan.peers]
+
+    def answered(self, sender: PeerId, answer: StepAnswer, now: float) -> list[Post]:
+        """A peer says whether it is ready."""
+        attempt = self.attempt
+        if attempt is None or answer.window != attempt.plan.window or sender not in attempt.plan.peers:
+            return []
+        if not answer.accepts:
+            if attempt.gone:
+                return []  # it is too late; its absence will be noticed
+            self._aside[sender] = now + ASIDE_S
+            return self._void(f"{short(sender)} refuses: {answer.reason}", now)
+        attempt.ready.add(sender)
+        if attempt.gone or len(attempt.ready) < len(attempt.plan.peers):
+            return []
+        attempt.gone, attempt.sent_at = True, now
+        self.reason = f"step {attempt.plan.step} is under way"
+        return self._tell(attempt, go=True, reason="all are ready")
+
+    def tick(self, now: float) -> list[Post]:
+        """Repetitions, and an end to waiting."""
+        attempt = self.attempt
+        if attempt is None:
+            return []
+        silent = [peer for peer in attempt.plan.peers if peer not in attempt.ready]
+        if not attempt.gone and now >= attempt.since + ANSWER_S:
+            for peer in silent:
+                self.roll.lose(peer)
+            return self._void(f"{len(silent)} of {len(attempt.plan.peers)} peers did not answer", now)
+        if now < attempt.sent_at + RESEND_S:
+            return []
+        attempt.sent_at = now
+        if attempt.gone:
+            return self._tell(attempt, go=True, reason="all are ready")
+        return [(peer, attempt.plan) for peer in silent]
+
+    def over(self, window: bytes) -> None:
+        """Our own part in a step is over."""
+        if self.attempt is not None and self.attempt.plan.window == window:
+            self.attempt = None
+
+    def _void(self, reason: str, now: float) -> list[Post]:
+        assert self.attempt is not None
+        attempt, self.attempt = self.attempt, None
+        self._pause_until = now + PAUSE_S
+        self.reason = f"step {attempt.plan.step} did not begin: {reason}"
+        return self._tell(attempt, go=False, reason=reason)
+
+    def _tell(self, attempt: Attempt, *, go: bool, reason: str) -> list[Post]:
+        return [(peer, StepGo(attempt.plan.window, go, reason)) for peer in attempt.plan.peers]

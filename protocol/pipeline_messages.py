@@ -1,0 +1,113 @@
+"""What the peers of all stages of a pipelined swarm tell each other, beside what goes on within a stage and within a step (`messages`).
+
+Control messages like those, signed and bound to the swarm, not to the group of a stage. Their numbers follow on those of `messages`.
+"""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from farflung.protocol import wire
+from farflung.protocol.appointment import Appointment
+from farflung.protocol.keys import PeerId
+from farflung.protocol.limits import MAX_CONTROL_BYTES, MAX_HOPS, MAX_MICROBATCHES, MAX_PIPELINE_PEERS
+from farflung.protocol.messages import Again, GiveUp, Landed, Passage, PipelineMessage
+from farflung.protocol.route import Legs
+from farflung.protocol.types import Count, Digest, Key, Rate, Seconds, Text
+
+Place = Annotated[int, Meta(ge=0, lt=MAX_PIPELINE_PEERS)]
+"""Of a peer in a plan's list of them."""
+
+
+class Present(Struct, frozen=True, array_like=True, tag=21):
+    """To everybody known, every few seconds and when something of it changes: I serve this stage."""
+
+    stage: Annotated[int, Meta(ge=-1, lt=MAX_HOPS)]
+    """-1: none yet; who says so is told who serves what, and appointed if that is needed."""
+    wants: Annotated[int, Meta(ge=-1, lt=MAX_HOPS)]
+    """Of those without a stage: the one that they are about to take; -1 while they have not chosen."""
+    trains: bool
+    """Is a member of its stage's chain, with its outer state, and not about to leave."""
+    free: bool
+    """Could take part in a step now."""
+    step: Count
+    """Next step of the pipeline, as far as this peer knows."""
+    finished: bool
+    """The run is complete for its stage."""
+    forward_s: Seconds
+    """What a forward of its stage takes for one microbatch; 0 while that is not known."""
+    up_bytes_per_s: Rate
+    """0 while that is not known."""
+    admission: Annotated[bytes, Meta(max_length=64)]
+    addresses: Annotated[tuple[Text, ...], Meta(max_length=16)]
+    appointments: Annotated[tuple[Appointment, ...], Meta(max_length=MAX_HOPS)]
+    """All that this peer knows."""
+    peers: Annotated[tuple[Count, ...], Meta(max_length=MAX_HOPS)]
+    """How many serve each stage, as far as this peer knows."""
+    reply: bool = False
+    """Whether this only answers another one (and wants no answer)."""
+
+
+class PlannedLane(Struct, frozen=True, array_like=True):
+    """A route, and how many microbatches take it one after another."""
+
+    route: Legs
+    microbatches: Annotated[int, Meta(ge=0, le=MAX_MICROBATCHES)]
+
+
+class StepPlan(Struct, frozen=True, array_like=True, tag=22):
+    """Coordinator to all peers of a step: its routes."""
+
+    window: Digest
+    """Names the step; never used twice."""
+    step: Count
+    peers: Annotated[tuple[Key, ...], Meta(max_length=MAX_PIPELINE_PEERS)]
+    stages: Annotated[
+        tuple[Annotated[tuple[Place, ...], Meta(max_length=MAX_PIPELINE_PEERS)], ...], Meta(max_length=MAX_HOPS)
+    ]
+    """Places of those that serve each stage."""
+    lanes: Annotated[tuple[PlannedLane, ...], Meta(max_length=1024)]
+    leg_s: Seconds
+    """Without a word about a microbatch for so long, something is wrong; see `flight.Patience`."""
+
+
+class StepAnswer(Struct, frozen=True, array_like=True, tag=23):
+    """To the coordinator: I am ready for this step, or refuse it."""
+
+    window: Digest
+    accepts: bool
+    reason: Text
+
+
+class StepGo(Struct, frozen=True, array_like=True, tag=24):
+    """Coordinator to all peers of a step: it begins, or nothing comes of it."""
+
+    window: Digest
+    go: bool
+    reason: Text
+
+
+SwarmMessage = Present | StepPlan | StepAnswer | StepGo
+
+_decoder: msgspec.msgpack.Decoder[PipelineMessage | SwarmMessage] = msgspec.msgpack.Decoder(
+    Passage | Again | GiveUp | Landed | Present | StepPlan | StepAnswer | StepGo
+)
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: PipelineMessage | SwarmMessage) -> bytes:
+    """Canonical bytes of a message."""
+    return _encoder.encode(message)
+
+
+def tag(message: PipelineMessage | SwarmMessage) -> int:
+    """The message's number on the wire."""
+    return int(message.__struct_config__.tag)  # type: ignore[arg-type]
+
+
+def decode(body: bytes, *, peer: PeerId | None) -> PipelineMessage | SwarmMessage:
+    """Raises Malformed or LimitExceeded naming `peer`."""
+    return wire.decode(_decoder, body, what="pipeline message", limit=MAX_CONTROL_BYTES, peer=peer)

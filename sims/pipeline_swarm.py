@@ -1,0 +1,348 @@
+"""The processes of one simulated swarm with a pipeline: peers as they are (`farflung.node.stage_peer.StagePeer`) on a modelled network.
+
+What `swarm` is for replicas. Each peer's life is that of the daemon: the founder begins stage 0, others come in by the entrance, take the stage
+that needs them (or the one that they were told to take), and keep stage, appointments and state on a disk that outlives them. A judge
+(`judge.Judge`) looks at the chain of each stage as it looks at the one of a replica swarm, for it is the same chain.
+"""
+
+import asyncio
+import math
+import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+
+from farflung.node.door import Doors
+from farflung.node.entrance import Entrance
+from farflung.node.events import Event, EventLog
+from farflung.node.peer import Facts
+from farflung.node.pipeline_mail import PipelineMail
+from farflung.node.recipe import Recipe
+from farflung.node.stage_learner import StageLearner
+from farflung.node.stage_peer import StagePeer
+from farflung.node.stage_recipe import StageRecipe, stage_recipe
+from farflung.node.storage import newest_history
+from farflung.protocol.appointment import Appointment
+from farflung.protocol.chain import founded
+from farflung.protocol.errors import RemoteError
+from farflung.protocol.keys import PeerId, Signer, short
+from farflung.protocol.roll import Roll
+from farflung.sims import clock
+from farflung.sims.books import SampleBook
+from farflung.sims.judge import Judge
+from farflung.sims.learners import freeze_replica, thaw_replica
+from farflung.sims.links import LinkModel
+from farflung.sims.network import MemoryHub, MemoryNetwork
+from farflung.sims.swarm import START_UNIX_S, Swarm
+from farflung.sims.toy import MemoryStorage, VirtualDoor
+from farflung.training.coupled import Slice, Update
+from farflung.training.data import Dataset
+from farflung.training.inner import StepReport
+from farflung.training.pipeline_worker import Accumulated
+from farflung.training.replica import Runtime
+
+LOOK_S = 2.0
+"""Between two looks of the judges at what peers hold."""
+
+HAND_S = 0.002
+"""What takes no time worth modelling."""
+
+SECONDS = {"_forward": 0.2, "_backward": 0.5, "_loss": 0.05, "step": 0.1}
+"""What computing takes at a peer of speed 1."""
+
+
+class SimStageLearner(StageLearner, SampleBook):
+    """What a peer trains with, and the book that a judge wants to see."""
+
+    def __init__(self, learner: StageLearner) -> None:
+        StageLearner.__init__(self, learner.replica, learner.data)
+        SampleBook.__init__(self)
+
+    def strayed(self) -> float:
+        return 0.0  # where Adam should have gone nobody can say
+
+    def step(self, accumulated: Accumulated, numbers: Sequence[int], global_step: int, *, loss: float) -> StepReport:
+        report = super().step(accumulated, numbers, global_step, loss=loss)
+        self.book_step(numbers)
+        return report
+
+    def offer(self) -> None:
+        super().offer()
+        self.book_offer()
+
+    def offered_gradient(self, start: int, stop: int) -> torch.Tensor:
+        gradient = super().offered_gradient(start, stop)
+        assert self.replica.sent is not None
+        self.book_gradient(self.outer.params - self.replica.sent)
+        return gradient
+
+    def apply(
+        self, updates: Sequence[Update], *, contributed: bool, told: Mapping[int, torch.Tensor] | None = None
+    ) -> None:
+        super().apply(updates, contributed=contributed, told=told)
+        if contributed:
+            self.book_counted()
+
+    def adopt_outer(self, previous: torch.Tensor | None, *, counted: Sequence[Slice] = ()) -> None:
+        super().adopt_outer(previous, counted=counted)
+        if counted:
+            self.book_counted()
+        elif previous is None:
+            self.book_dropped()
+
+    def discard_progress(self) -> None:
+        super().discard_progress()
+        self.book_dropped()
+
+    def freeze(self) -> dict[str, object]:
+        return freeze_replica(self.replica) | self.book_freeze()
+
+    def thaw(self, state: dict[str, object]) -> None:
+        thaw_replica(self.replica, state)
+        self.book_thaw(state)
+
+
+@dataclass(slots=True)
+class Disk:
+    """What outlives a process."""
+
+    storage: MemoryStorage = field(default_factory=MemoryStorage)
+    stage: int | None = None
+    founder: PeerId = b""
+    """Of that stage's chain."""
+    appointments: dict[int, Appointment] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class StageView:
+    """What a judge sees of the peers of one stage: the part of a `swarm.Swarm` that it asks for."""
+
+    outfit: Any
+    ids: list[PeerId]
+    peers: dict[int, StagePeer] = field(default_factory=dict)
+    learners: dict[int, SimStageLearner] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class PipelineSwarm:
+    """See the module. Peers are numbers; peer 0 is the founder."""
+
+    recipe: Recipe
+    dataset: Dataset
+    signers: Sequence[Signer]
+    hub: MemoryHub
+    group: asyncio.TaskGroup
+    speeds: Mapping[int, float] = field(default_factory=dict)
+    """By peer, how many times as fast as usual it computes."""
+    wanted: Mapping[int, int] = field(default_factory=dict)
+    """By peer, the stage that it is told to take; others take what is needed."""
+    peers: dict[int, StagePeer] = field(default_factory=dict)
+    disks: list[Disk] = field(init=False)
+    tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    events: list[tuple[float, int, Event]] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    """Invariants that a judge saw broken, refusals that honest peers should not make, and crashes."""
+    _judges: dict[int, Judge] = field(default_factory=dict)
+    _views: dict[int, StageView] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.disks = [Disk() for _ in self.signers]
+        self.disks[0].stage, self.disks[0].founder = 0, self.signers[0].peer_id
+
+    @property
+    def ids(self) -> list[PeerId]:
+        """Public keys, by number."""
+        return [signer.peer_id for signer in self.signers]
+
+    def happened(self, what: str, peer: int | None = None) -> list[Event]:
+        """Events of one kind, in order."""
+        return [event for _, who, event in self.events if event["event"] == what and peer in (None, who)]
+
+    # ---- processes ---------------------------------------------------------------------------------------------
+
+    def start(self, peer: int) -> None:
+        task = self.tasks.get(peer)
+        if task is None or task.done():
+            context = clock.process_context(self.ids[peer])
+            self.tasks[peer] = self.group.create_task(self._live(peer), context=context, name=f"peer {peer}")
+
+    def leave(self, peer: int) -> None:
+        if peer in self.peers:
+            self.peers[peer].stop("asked to leave")
+
+    def kill(self, peer: int, *, reset: bool = True) -> None:
+        """`reset`: its kernel still tells others that its connections are gone."""
+        gone = self.peers.pop(peer, None)
+        for view in self._views.values():
+            if view.peers.get(peer) is gone:
+                view.peers.pop(peer, None)
+        self.hub.kill(self.ids[peer], reset=reset)
+        self.tasks[peer].cancel()
+
+    # ---- one life ----------------------------------------------------------------------------------------------
+
+    async def _live(self, index: int) -> None:
+        signer, disk = self.signers[index], self.disks[index]
+        network = MemoryNetwork(self.hub, signer.peer_id)
+        log = EventLog(None, swarm="sim", peer=short(signer.peer_id), clock=self.hub.loop.time)
+        log.subscribe(lambda event: self._on_event(index, event))
+        manifest = self.recipe.manifest
+        settings = self.recipe.settings()
+        roll = Roll(self.recipe.swarm, manifest.founder, signer.peer_id, manifest.pipeline.stages, settings.heartbeat_s)
+        roll.appointments.update(disk.appointments)
+
+        def refused(error: RemoteError) -> None:
+            self.broken.append(f"peer {index} refused: {type(error).__name__}: {error.reason}")
+
+        mail = PipelineMail(network, signer, self.recipe.swarm, refused=refused)
+        known = [p for p in self.hub.running() if p != signer.peer_id]
+        for other in known:
+            roll.discover(other, self.hub.now())
+        try:
+            if disk.stage is None:
+                told = self.wanted.get(index)
+                fits = range(manifest.pipeline.stages) if told is None else (told,)
+                entrance = Entrance(network=network, mail=mail, roll=roll, admission=b"", fits=fits, refused=refused)
+                disk.stage, disk.founder = await entrance.run()
+                disk.appointments.update(roll.appointments)
+            await self._serve(index, stage_recipe(self.recipe, disk.stage), network, mail, roll, log, known)
+        except Exception as error:
+            while isinstance(error, ExceptionGroup):
+                error = error.exceptions[0]
+            self.broken.append(f"peer {index} crashed: {type(error).__name__}: {error}")
+            raise
+        finally:
+            self.peers.pop(index, None)
+            await network.close()
+
+    async def _serve(
+        self,
+        index: int,
+        recipe: StageRecipe,
+        network: MemoryNetwork,
+        mail: PipelineMail,
+        roll: Roll,
+        log: EventLog,
+        known: list[PeerId],
+    ) -> None:
+        signer, disk = self.signers[index], self.disks[index]
+        learner = SimStageLearner(recipe.learner(self.dataset if recipe.stage == 0 else None, Runtime()))
+        speed = self.speeds.get(index, 1.0)
+
+        def door() -> VirtualDoor:
+            return VirtualDoor(lambda name: SECONDS.get(name, HAND_S) / speed)
+
+        peer = StagePeer(
+            network=network,
+            signer=signer,
+            recipe=recipe,
+            learner=learner,
+            founder=disk.founder,
+            roll=roll,
+            mail=mail,
+            doors=Doors(learner=door(), side=door(), journal=door()),
+            storage=disk.storage,
+            log=log,
+            facts=Facts(device="simulated", pid=0),
+            keep=lambda: disk.appointments.update(roll.appointments),
+            checkpoint_s=60.0,
+        )
+        judge, view = self._judge(recipe, disk.founder)
+        learner.witness = lambda samples, gradient: judge.on_gradient(index, samples, gradient)
+        anchor, history = newest_history(disk.storage.load_history())
+        if not history and disk.founder == signer.peer_id:
+            history = [founded(peer.settings.swarm, signer, peer.settings.rules)]
+            disk.storage.append_commit(None, history[0])
+        self.peers[index] = view.peers[index] = peer
+        view.learners[index] = learner
+        try:
+            await peer.run(anchor=anchor, history=history, known=known)
+        finally:
+            if view.peers.get(index) is peer:
+                del view.peers[index]
+
+    # ---- judges ------------------------------------------------------------------------------------------------
+
+    def _judge(self, recipe: StageRecipe, founder: PeerId) -> tuple[Judge, StageView]:
+        stage = recipe.stage
+        if stage not in self._judges:
+            outfit = _Outfit(recipe.settings(founder), recipe.whole.outer)
+            self._views[stage] = StageView(outfit, self.ids)
+            judge = Judge(broken=lambda which, what: self.broken.append(f"stage {stage}, invariant {which}: {what}"))
+            judge.swarm = cast(Swarm, self._views[stage])
+            self._judges[stage] = judge
+        return self._judges[stage], self._views[stage]
+
+    def _on_event(self, index: int, event: Event) -> None:
+        self.events.append((self.hub.now() - START_UNIX_S, index, event))
+        stage = self.disks[index].stage
+        if stage in self._judges and index in self._views[stage].learners:
+            self._judges[stage].on_event(index, event)
+
+    async def watch(self) -> None:
+        """Let the judges look, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look()
+
+    def look(self) -> None:
+        for judge in self._judges.values():
+            judge.look()
+
+    def rounds(self) -> dict[int, int]:
+        """Newest version of the outer state, by stage."""
+        return {stage: judge.rounds for stage, judge in sorted(self._judges.items())}
+
+    def losses(self) -> list[float]:
+        """Of data nodes' microbatches, in order."""
+        found = [event["loss"] for event in self.happened("step")]
+        return [loss for loss in found if loss is not None and not math.isnan(loss)]
+
+    def digests(self) -> dict[int, set[tuple[int, bytes]]]:
+        """By stage: (version, digest of the outer state) that its living peers really hold."""
+        held = defaultdict[int, set[tuple[int, bytes]]](set)
+        for peer in self.peers.values():
+            if peer.applier.idle and peer.applier.version >= 0:
+                stage = peer.pipeline.recipe.stage
+                outer = self._views[stage].learners[self.ids.index(peer.member.me)].outer
+                held[stage].add((peer.applier.version, outer.digest()))
+        return dict(held)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outfit:
+    """What a judge asks of an outfit."""
+
+    settings: Any
+    outer: Any
+
+
+Story = Callable[[PipelineSwarm], Any]
+"""What happens: a coroutine function; the simulation ends when it returns."""
+
+
+def simulate(
+    recipe: Recipe, dataset: Dataset, signers: Sequence[Signer], story: Story, *, seed: int = 1, **options: Any
+) -> PipelineSwarm:
+    """Run a swarm under virtual time until the story is told. `options` are a swarm's, and `link`."""
+    torch.set_num_threads(1)
+    link = options.pop("link", LinkModel())
+
+    async def main() -> PipelineSwarm:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, clock.VirtualLoop)
+        hub = MemoryHub(loop, random.Random(f"{seed}/network"), link)
+        async with asyncio.TaskGroup() as group:
+            swarm = PipelineSwarm(recipe, dataset, signers, hub, group, **options)
+            watching = group.create_task(swarm.watch())
+            await story(swarm)
+            swarm.look()
+            watching.cancel()
+            for task in swarm.tasks.values():
+                task.cancel()
+        return swarm
+
+    return clock.run(main(), start=START_UNIX_S)

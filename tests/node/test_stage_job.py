@@ -1,0 +1,133 @@
+"""A plan is checked against what a peer knows, and refused for what breaks a rule; and newcomers go where they are needed."""
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from tests.protocol.test_coordination import says
+from tests.sims.pipeline_cases import recipe, signers
+
+from farflung.node.entrance import neediest
+from farflung.node.stage_job import MAX_LEG_S, Job, accept, as_message, leg_of
+from farflung.node.stage_recipe import stage_recipe
+from farflung.protocol.errors import Refused
+from farflung.protocol.pipeline_messages import PlannedLane, StepPlan
+from farflung.protocol.roll import Roll
+from farflung.protocol.route import DROPPED, OPEN, Leg
+from farflung.training.pipeline_online import Server, plan_step
+from farflung.training.pipeline_plan import Policy
+
+IDS = [signer.peer_id for signer in signers(5)]
+"""0 and 1 are data nodes, 2 and 3 serve stage 1, 4 nothing that anybody knows of."""
+HOME, MINE, ME = IDS[0], 1, IDS[2]
+RECIPE = stage_recipe(recipe(), 1)
+STAGES = {0: IDS[:2], 1: IDS[2:4]}
+
+
+def roll() -> Roll:
+    one = Roll(RECIPE.whole.swarm, HOME, ME, stages=2, heartbeat_s=2.0)
+    for stage, peers in STAGES.items():
+        for peer in peers:
+            if peer != ME:
+                one.heard(peer, says(stage), 0.0)
+    return one
+
+
+def good() -> StepPlan:
+    servers = [Server(peer.hex(), stage, 0.0, 0.0) for stage, peers in STAGES.items() for peer in peers]
+    forecast = plan_step(
+        servers, 2, RECIPE.rules(), microbatches=4, slots=3, nbytes=1000, policy=Policy.BACKWARD, seed=1
+    )
+    return as_message(forecast.plan, window=b"w" * 32, number=7, leg_s=leg_of(forecast.seconds, 4))
+
+
+def taken(message: StepPlan, sender: bytes = HOME) -> Job:
+    return accept(message, sender, roll=roll(), recipe=RECIPE, now=0.0)
+
+
+def test_a_plan_is_understood_as_it_was_meant() -> None:
+    message = good()
+    job = taken(message)
+    assert (job.number, job.place, job.own, job.own_samples) == (7, 2, (), 0)
+    assert len(job.step.routes) == 4 and job.step.keys == message.peers
+    assert {leg.peer for route in job.step.routes for leg in route} <= {0, 1, 2, 3}
+    assert as_message(job.step.plan, window=message.window, number=7, leg_s=message.leg_s) == message
+    at_home = accept(
+        message,
+        HOME,
+        roll=replace(roll(), me=HOME, entries={**roll().entries, ME: roll().entries[IDS[3]]}),
+        recipe=stage_recipe(recipe(), 0),
+        now=0.0,
+    )
+    assert at_home.own and at_home.own_samples == 2 * len(at_home.own)
+
+
+def swapped(message: StepPlan) -> StepPlan:
+    """Two peers in each other's stages."""
+    return msgspec.structs.replace(message, stages=((0, 2), (1, 3)))
+
+
+def routes(*legs: tuple[int, int], microbatches: int = 4) -> dict[str, Any]:
+    return {"lanes": (PlannedLane(tuple(Leg(*leg) for leg in legs), microbatches),)}
+
+
+@pytest.mark.parametrize(
+    ("change", "says_so"),
+    [
+        (routes((0, 0), (1, 2), microbatches=3), "3 microbatches, where the manifest says 4"),
+        (routes((0, 0)), "visits 1 stages instead of 2"),
+        (routes((0, 0), (1, 2), (1, 3)), "visits 3 stages instead of 2"),
+        (routes((1, 2), (0, 0)), "begins at stage 1"),
+        (routes((0, 0), (1, 1)), "which that peer does not hold"),
+        (routes((0, 0), (1, OPEN)), "leaves open"),
+        (routes((0, 0), (1, DROPPED)), "leaves open"),
+        ({"lanes": ()}, "0 microbatches"),
+        ({"stages": ((0, 1), (2, 3), ())}, "it has 3 stages, the manifest 2"),
+        ({"stages": ((0, 1), (2, 3, 3))}, "a peer for two stages"),
+        ({"stages": ((0, 1), (2, 9))}, "one that it does not list"),
+        ({"stages": ((0, 1), (3,))}, "not us for stage 1"),
+        ({"stages": ((0, 2), (1, 3))}, "not us for stage 1"),
+        ({"stages": ((0, 3), (2, 1))}, "for stage 0, of which we have not heard that"),
+        ({"peers": (*IDS[:3], IDS[4])}, "for stage 1, of which we have not heard that"),
+        ({"leg_s": 0.1}, "patience of 0.1 s"),
+        ({"leg_s": 2 * MAX_LEG_S}, "a patience of"),
+    ],
+)
+def test_what_is_refused(change: dict[str, Any], says_so: str) -> None:
+    with pytest.raises(Refused, match=says_so) as caught:
+        taken(msgspec.structs.replace(good(), **change))
+    assert caught.value.peer == HOME
+
+
+@pytest.mark.parametrize("sender", [IDS[3], IDS[4], ME])
+def test_only_data_nodes_plan(sender: bytes) -> None:
+    with pytest.raises(Refused, match="does not come from a data node"):
+        taken(good(), sender)
+
+
+def test_more_routes_than_slots() -> None:
+    lanes = tuple(PlannedLane((Leg(0, place), Leg(1, 2)), 1) for place in (0, 0, 1, 1))
+    with pytest.raises(Refused, match="on 4 routes and has 3 slots"):
+        taken(msgspec.structs.replace(good(), lanes=lanes))
+
+
+def test_newcomers_go_where_they_are_needed_and_fit() -> None:
+    key = b"\0" * 32
+    assert neediest([2, 1, 3], {0, 1, 2}, key) == 1
+    assert neediest([2, 1, 3], {0, 2}, key) == 0
+    places = {neediest([1, 1, 1], {0, 1, 2}, bytes([0] * 7 + [number]) + bytes(24)) for number in range(3)}
+    assert places == {0, 1, 2}  # ties by key, so that not all choose alike
+
+
+def test_plans_follow_speed() -> None:
+    """Two peers of stage 1, one ten times as fast: it is on more routes; and the same seed makes the same plan."""
+    peers = [Server("a", 0, 0.1, 0.0), Server("b", 1, 0.1, 0.0), Server("c", 1, 1.0, 0.0)]
+    options: dict[str, Any] = {
+        "microbatches": 8, "slots": 8, "nbytes": 1000, "policy": Policy.BACKWARD, "seed": 3,
+    }  # fmt: skip
+    first = plan_step(peers, 2, RECIPE.rules(), **options)
+    again = plan_step(peers, 2, RECIPE.rules(), **options)
+    assert first == again
+    visits = [lane.route[1].peer for lane in first.plan.lanes for _ in range(lane.microbatches)]
+    assert visits.count(1) > 2 * visits.count(2)

@@ -1,0 +1,166 @@
+"""Who plans the steps of a pipeline, with whom, and when a step begins: in the machines' own time."""
+
+from typing import Any
+
+import pytest
+
+from farflung.protocol.appointment import appoint
+from farflung.protocol.coordination import ANSWER_S, ASIDE_S, PAUSE_S, RESEND_S, STRAGGLER_S, Coordinator
+from farflung.protocol.errors import BadSignature
+from farflung.protocol.keys import Ed25519Signer
+from farflung.protocol.pipeline_messages import PlannedLane, Present, StepAnswer, StepGo, StepPlan
+from farflung.protocol.roll import SILENT_AFTER, Roll, in_order
+from farflung.protocol.route import Leg
+
+SWARM = b"s" * 32
+FOUNDER = Ed25519Signer(b"f" * 32)
+A, B, C, D = (bytes([number]) * 32 for number in range(1, 5))
+FIRST, SECOND = in_order(SWARM, [A, B])
+"""Data nodes, in their order; C and D serve stage 1."""
+
+
+def says(stage: int, **changes: Any) -> Present:
+    return Present(
+        **{
+            "stage": stage, "wants": -1, "trains": True, "free": True, "step": 0, "finished": False, "forward_s": 0.0,
+            "up_bytes_per_s": 0.0, "admission": b"", "addresses": (), "appointments": (), "peers": (), **changes,
+        }
+    )  # fmt: skip
+
+
+def roll_of(me: bytes, **others: Present) -> Roll:
+    roll = Roll(SWARM, FOUNDER.peer_id, me, stages=2, heartbeat_s=2.0)
+    for name, present in others.items():
+        roll.heard({"A": A, "B": B, "C": C, "D": D}[name], present, 0.0)
+    return roll
+
+
+def everybody(me: bytes, **changed: Present) -> Roll:
+    others = {"A": says(0), "B": says(0), "C": says(1), "D": says(1)} | changed
+    return roll_of(me, **{name: said for name, said in others.items() if {"A": A, "B": B}.get(name) != me})
+
+
+def plan_of(peers: list[list[bytes]], window: bytes = b"w" * 32) -> StepPlan:
+    flat = tuple(peer for stage in peers for peer in stage)
+    places = tuple(tuple(flat.index(peer) for peer in stage) for stage in peers)
+    lane = PlannedLane((Leg(0, 0), Leg(1, len(peers[0]))), 4)
+    return StepPlan(window, 7, flat, places, (lane,), 10.0)
+
+
+# ---- the roll ------------------------------------------------------------------------------------------------------
+
+
+def test_silence_and_broken_streams() -> None:
+    roll = roll_of(A, B=says(0), C=says(1))
+    late = SILENT_AFTER * 2.0
+    assert roll.training(0, late) == [B] and roll.training(0, late + 0.1) == []
+    roll.heard(C, says(1), late)
+    roll.lose(C)
+    assert roll.serving(1, late) == []
+    roll.heard(C, says(1, trains=False), late)
+    assert roll.serving(1, late) == [C] and roll.training(1, late) == []
+    roll.tick(1e4)
+    assert roll.known == []
+
+
+def test_newcomers_count_for_the_stage_that_they_want() -> None:
+    roll = roll_of(A, C=says(1), D=says(-1, wants=1))
+    assert roll.counts(0.0, mine=0) == (1, 2)
+    roll.heard(B, says(-1), 0.0)
+    assert roll.counts(0.0, mine=0) == (1, 2)
+
+
+def test_only_genuine_appointments_are_remembered_and_the_first_stays() -> None:
+    roll = roll_of(A)
+    genuine = appoint(FOUNDER, SWARM, 1, C)
+    roll.heard(C, says(1, appointments=(genuine,)), 0.0)
+    for forged in (appoint(Ed25519Signer(b"x" * 32), SWARM, 1, D), appoint(FOUNDER, SWARM, 2, D)):
+        with pytest.raises(BadSignature):
+            roll.heard(D, says(1, appointments=(forged,)), 0.0)
+    assert roll.known == [C]  # bad input changes nothing
+    roll.heard(D, says(1, appointments=(appoint(FOUNDER, SWARM, 1, D),)), 0.0)
+    assert (roll.founder_of(0), roll.founder_of(1)) == (FOUNDER.peer_id, C)
+
+
+def test_the_next_step_is_the_highest_that_those_who_train_know() -> None:
+    roll = roll_of(A, C=says(1, step=5), D=says(1, step=9, trains=False))
+    assert (roll.newest_step(3), roll.newest_step(6)) == (5, 6)
+
+
+# ---- who plans, and with whom --------------------------------------------------------------------------------------
+
+
+def test_the_first_living_data_node_plans() -> None:
+    first, second = Coordinator(everybody(FIRST)), Coordinator(everybody(SECOND))
+    assert first.participants(0.0, free=True) == [sorted([A, B]), [C, D]]
+    assert second.participants(0.0, free=True) is None
+    second.roll.lose(FIRST)
+    assert second.participants(0.0, free=True) == [[SECOND], [C, D]]
+
+
+def test_nothing_is_planned_without_a_stage_or_without_ourselves() -> None:
+    one = Coordinator(everybody(FIRST, C=says(1, free=False), D=says(1, free=False)))
+    assert one.participants(0.0, free=True) is None and one.reason == "stage 1 has 2 peers, none of them free"
+    one.roll.lose(C)
+    one.roll.lose(D)
+    assert one.participants(0.0, free=True) is None and one.reason == "nobody serves stage 1"
+    whole = Coordinator(everybody(FIRST))
+    assert whole.participants(0.0, free=False) is None
+
+
+def test_a_busy_peer_is_waited_for_but_not_for_ever() -> None:
+    one = Coordinator(everybody(FIRST, D=says(1, free=False)))
+    assert one.participants(0.0, free=True) is None and one.reason == "waits for 1 busy peers"
+    for peer, stage in ((SECOND, 0), (C, 1)):
+        one.roll.heard(peer, says(stage), STRAGGLER_S)
+    one.roll.heard(D, says(1, free=False), STRAGGLER_S)
+    assert one.participants(STRAGGLER_S - 0.1, free=True) is None
+    assert one.participants(STRAGGLER_S, free=True) == [sorted([A, B]), [C]]
+
+
+# ---- from a plan to a step -----------------------------------------------------------------------------------------
+
+
+def test_a_step_begins_when_all_are_ready() -> None:
+    one = Coordinator(everybody(FIRST))
+    plan = plan_of([[FIRST], [C, D]])
+    assert one.propose(plan, 0.0) == [(FIRST, plan), (C, plan), (D, plan)]
+    assert one.participants(0.0, free=True) is None  # one at a time
+    ready = StepAnswer(plan.window, True, "ready")
+    assert one.answered(FIRST, ready, 0.1) == one.answered(C, ready, 0.1) == []
+    assert one.answered(SECOND, ready, 0.1) == []  # who was not asked
+    assert one.tick(RESEND_S) == [(D, plan)]  # it may not have heard
+    go = StepGo(plan.window, True, "all are ready")
+    assert one.answered(D, ready, 2.0) == [(peer, go) for peer in (FIRST, C, D)]
+    assert one.answered(D, ready, 2.1) == []
+    assert one.tick(2.0 + RESEND_S) == [(peer, go) for peer in (FIRST, C, D)]
+    one.over(bytes(32))
+    assert one.attempt is not None
+    one.over(plan.window)
+    assert one.attempt is None
+
+
+def test_a_plan_that_is_refused_is_void_and_the_next_is_without_whoever_refused() -> None:
+    one = Coordinator(everybody(FIRST))
+    plan = plan_of([[FIRST], [C, D]])
+    one.propose(plan, 0.0)
+    posts = one.answered(D, StepAnswer(plan.window, False, "busy"), 0.5)
+    assert {to for to, _ in posts} == {FIRST, C, D} and all(not message.go for _, message in posts)  # type: ignore[union-attr]
+    assert "refuses: busy" in one.reason
+    assert one.participants(0.5 + PAUSE_S / 2, free=True) is None
+    one.participants(0.5 + PAUSE_S, free=True)  # waits for D for a while, as for anybody who is busy
+    later = 0.5 + PAUSE_S + STRAGGLER_S
+    for peer, stage in ((SECOND, 0), (C, 1), (D, 1)):
+        one.roll.heard(peer, says(stage), later)
+    assert later > 0.5 + ASIDE_S and one.participants(later, free=True) == [sorted([A, B]), [C, D]]
+
+
+def test_whoever_does_not_answer_is_lost_until_it_is_heard() -> None:
+    one = Coordinator(everybody(FIRST))
+    plan = plan_of([[FIRST], [C, D]])
+    one.propose(plan, 0.0)
+    for peer in (FIRST, C):
+        one.answered(peer, StepAnswer(plan.window, True, "ready"), 0.1)
+    posts = one.tick(ANSWER_S)
+    assert posts and one.attempt is None and "1 of 3 peers did not answer" in one.reason
+    assert one.participants(ANSWER_S + PAUSE_S, free=True) == [sorted([A, B]), [C]]

@@ -1,0 +1,188 @@
+"""Swarms with a pipeline under virtual time: stages trained together, each with a chain of its own, whoever comes and goes."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from tests.sims.pipeline_cases import Counting, recipe, signers
+
+from farflung.protocol.roll import in_order
+from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
+
+ROUNDS = 4
+RECIPE = recipe(total_steps=4 * ROUNDS)
+
+
+async def until(swarm: PipelineSwarm, holds: Callable[[], object], seconds: float = 300.0) -> None:
+    """Look ten times a second. Raises TimeoutError."""
+    async with asyncio.timeout(seconds):
+        while not holds():
+            await asyncio.sleep(0.1)
+
+
+async def until_done(swarm: PipelineSwarm, *peers: int, seconds: float = 600.0) -> None:
+    """Until these have ended their run."""
+    await until(swarm, lambda: all(swarm.tasks[peer].done() for peer in peers), seconds)
+
+
+def coordinator_of(swarm: PipelineSwarm) -> int:
+    """Who leads, all data nodes living."""
+    homes = [p for p in swarm.peers if swarm.peers[p].pipeline.recipe.stage == 0]
+    return swarm.ids.index(in_order(swarm.recipe.swarm, [swarm.ids[p] for p in homes])[0])
+
+
+def stage_of(swarm: PipelineSwarm, peer: int) -> int | None:
+    return swarm.disks[peer].stage
+
+
+def steps_done(swarm: PipelineSwarm) -> int:
+    return max((int(event["number"]) + 1 for event in swarm.happened("pipeline.step")), default=0)
+
+
+def test_two_stages_of_two_peers_train() -> None:
+    agreed: list[int] = []
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(4):
+            swarm.start(peer)
+        for round_ in range(1, ROUNDS):
+            await until(swarm, lambda number=round_: min(swarm.rounds().values(), default=0) == number)
+            await until(swarm, lambda: {s: len(held) for s, held in swarm.digests().items()} == {0: 1, 1: 1})
+            agreed.append(round_)
+        await until_done(swarm, *range(4))
+
+    swarm = simulate(RECIPE, Counting(), signers(4), story)
+    assert not swarm.broken
+    assert swarm.rounds() == {0: ROUNDS, 1: ROUNDS} and agreed == list(range(1, ROUNDS))
+    # who came where they were needed, and all have had their share of the work
+    assert sorted(filter(None, (stage_of(swarm, peer) for peer in range(4)))) == [1, 1]
+    for commit in swarm.happened("round.commit")[-4:]:
+        assert len(commit["contributors"]) == 2 and commit["contributed"]
+    losses = swarm.losses()
+    assert sum(losses[-2:]) < 0.6 * sum(losses[:2])
+    # nobody was lost, and every microbatch went through both stages and the head
+    for step in swarm.happened("pipeline.step"):
+        assert step["cut"] == 0 and not step["lost"] and step["visits"] == 3 * step["landed"]
+
+
+def test_one_peer_each_is_enough_and_another_may_come_late() -> None:
+    async def story(swarm: PipelineSwarm) -> None:
+        swarm.start(0)
+        swarm.start(1)
+        await until(swarm, lambda: swarm.rounds() == {0: 1, 1: 1})
+        swarm.start(2)
+        await until_done(swarm, 0, 1, 2)
+
+    swarm = simulate(RECIPE, Counting(), signers(3), story, wanted={2: 1})
+    assert not swarm.broken and swarm.rounds() == {0: ROUNDS, 1: ROUNDS}
+    assert swarm.happened("round.commit", 2)[-1]["contributed"]
+
+
+def test_routes_may_skip_a_stage() -> None:
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(3):
+            swarm.start(peer)
+        await until_done(swarm, 0, 1, 2)
+
+    skipping = recipe(stages=3, total_steps=8, pipeline={"skip": 0.33})
+    swarm = simulate(skipping, Counting(), signers(3), story)
+    assert not swarm.broken and swarm.rounds() == {0: 2, 1: 2, 2: 2}
+    assert sorted(stage_of(swarm, peer) or 0 for peer in range(3)) == [0, 1, 2]
+    for step in swarm.happened("pipeline.step"):
+        assert step["visits"] == 3 * step["landed"]  # two stages and the head
+
+
+@pytest.mark.parametrize("reset", [True, False])
+@pytest.mark.parametrize("after_s", [0.3, 1.0, 1.9])
+def test_a_stage_peer_dies_in_a_step(after_s: float, reset: bool) -> None:
+    """As a process (its connections reset) or as a machine: the step ends without it, and so do all after it."""
+    victims: list[int] = []
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(4):
+            swarm.start(peer)
+        await until(swarm, lambda: steps_done(swarm) >= 5)
+        # of two, the chain goes on without the second: half of the votes with the first one's are a quorum
+        victim = max((p for p in swarm.peers if stage_of(swarm, p) == 1), key=swarm.ids.__getitem__)
+        job = swarm.peers[victim].pipeline
+        await until(swarm, lambda: job._job is not None and job._job.goes)
+        await asyncio.sleep(after_s)
+        victims.append(victim)
+        swarm.kill(victim, reset=reset)
+        await until_done(swarm, *(p for p in range(4) if p != victim))
+
+    swarm = simulate(RECIPE, Counting(), signers(4), story)
+    assert not swarm.broken and swarm.rounds() == {0: ROUNDS, 1: ROUNDS}
+    killed = swarm.ids[victims[0]].hex()
+    hit = [step for step in swarm.happened("pipeline.step") if killed in step["lost"]]
+    assert hit and all(step["cut"] == 0 for step in hit)
+    losses = swarm.losses()
+    assert sum(losses[-2:]) < 0.6 * sum(losses[:2])
+
+
+@pytest.mark.parametrize("moment", ["before the word", "in the step"])
+def test_the_coordinator_dies(moment: str) -> None:
+    """Another data node takes over; of three, two are still a quorum of their chain."""
+    leaders: list[int] = []
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(4):
+            swarm.start(peer)
+        await until(swarm, lambda: steps_done(swarm) >= 5)
+        leader = coordinator_of(swarm)
+        leaders.append(leader)
+        pipeline = swarm.peers[leader].pipeline
+        gone = moment == "in the step"
+        await until(
+            swarm,
+            lambda: (attempt := pipeline.coordinator.attempt) is not None and attempt.gone == gone,
+        )
+        swarm.kill(leader)
+        await until_done(swarm, *(p for p in range(4) if p != leader))
+
+    swarm = simulate(RECIPE, Counting(), signers(4), story, wanted={1: 1, 2: 0, 3: 0})
+    assert not swarm.broken and swarm.rounds() == {0: ROUNDS, 1: ROUNDS}
+    killed = swarm.ids[leaders[0]].hex()
+    said = [step["coordinator"] for step in swarm.happened("pipeline.step")]
+    assert said[0] == killed and said[-1] != killed
+
+
+def test_a_chain_without_quorum_waits_and_the_pipeline_does_not() -> None:
+    """The first of two members of a stage's view dies: the other has no quorum, trains on, and brings it all in when the first is back."""
+    versions: list[dict[int, int]] = []
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(3):
+            swarm.start(peer)
+        await until(swarm, lambda: swarm.rounds() == {0: 1, 1: 1})
+        first = min((p for p in swarm.peers if stage_of(swarm, p) == 1), key=swarm.ids.__getitem__)
+        swarm.kill(first)
+        await until(swarm, lambda: swarm.rounds()[0] == 3)
+        versions.append(swarm.rounds())
+        swarm.start(first)
+        await until_done(swarm, *range(3))
+
+    swarm = simulate(RECIPE, Counting(), signers(3), story, wanted={1: 1, 2: 1})
+    assert not swarm.broken
+    assert versions[0][1] <= 2 and swarm.rounds()[1] > versions[0][1]
+
+
+def test_a_stage_without_peers_waits_for_one_that_comes_back() -> None:
+    reasons: list[str] = []
+
+    async def story(swarm: PipelineSwarm) -> None:
+        swarm.start(0)
+        swarm.start(1)
+        await until(swarm, lambda: swarm.rounds() == {0: 2, 1: 2})
+        swarm.kill(1)
+        await asyncio.sleep(30.0)
+        reasons.append(swarm.peers[0].pipeline.coordinator.reason)
+        before = steps_done(swarm)
+        await asyncio.sleep(30.0)
+        assert steps_done(swarm) == before
+        swarm.start(1)
+        await until_done(swarm, 0, 1)
+
+    swarm = simulate(RECIPE, Counting(), signers(2), story)
+    assert reasons == ["nobody serves stage 1"]
+    assert not swarm.broken and swarm.rounds() == {0: ROUNDS, 1: ROUNDS}

@@ -1,0 +1,94 @@
+"""The plan of a step from what peers say of themselves: small, quick, and the same for the same seed.
+
+Who holds which stage is given. Routes begin near (each hop to the peer that the last message reaches first) and are improved by the search of
+`pipeline_search.py`, in so many proposals that a step of seconds does not wait for them. Speeds that nobody has measured yet are taken to be like the
+others'; a path's rate is that of its sender's uplink, for that is what volunteers are short of, and its latency is one number for all: who
+measures more can put it into `Costs`.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from farflung.training.pipeline_costs import Costs
+from farflung.training.pipeline_plan import Plan, Policy
+from farflung.training.pipeline_routes import Routes, Task
+from farflung.training.pipeline_rules import Rules
+from farflung.training.pipeline_search import Search, improve
+
+LATENCY_S = 0.05
+"""Between two peers, with what it costs to hand a message on."""
+
+RATE_BYTES_PER_S = 2.5e6
+"""Of an uplink that nobody has measured: 20 Mbit/s."""
+
+FORWARD_S = 0.1
+"""When nobody has measured anything."""
+
+PROPOSALS = 100
+"""For each lane: 16 lanes take 0.02 s with the kernel and 0.3 s without."""
+
+RECOMPUTED = 2.5
+"""Backward over forward, with the forward in it."""
+
+_COOL = 0.008
+"""First temperature over the makespan, as after a repair (`pipeline_repair.py`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A peer that serves a stage."""
+
+    name: str
+    stage: int
+    forward_s: float
+    """One microbatch; 0 while that is not known."""
+    up_bytes_per_s: float
+    """0 while that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A plan, and what to expect of it."""
+
+    plan: Plan
+    seconds: float
+    """Of the whole step."""
+
+
+def plan_step(
+    servers: Sequence[Server],
+    num_stages: int,
+    rules: Rules,
+    *,
+    microbatches: int,
+    slots: int,  # of every peer
+    nbytes: int,  # of a boundary
+    policy: Policy,
+    seed: int,
+) -> Forecast:
+    """Raises BadPlan when a stage has nobody, or slots do not suffice for one lane."""
+    known = [one.forward_s for one in servers if one.forward_s > 0.0]
+    usual_s = median(known) if known else FORWARD_S
+    speeds = tuple(one.forward_s or usual_s for one in servers)
+    rates = [one.up_bytes_per_s or RATE_BYTES_PER_S for one in servers]
+    peers = range(len(servers))
+    costs = Costs(
+        forward_s=(speeds,) * num_stages,
+        latency_s=tuple(tuple(LATENCY_S * (one != other) for other in peers) for one in peers),
+        transmit_s=tuple(tuple(nbytes / rates[one] * (one != other) for other in peers) for one in peers),
+        backward=RECOMPUTED,
+    )
+    task = Task(
+        peers=tuple(one.name for one in servers),
+        costs=costs,
+        slots=(slots,) * len(servers),
+        rules=rules,
+        num_microbatches=microbatches,
+    )
+    stages = [[peer for peer in peers if servers[peer].stage == stage] for stage in range(num_stages)]
+    routes = Routes(task, stages, random.Random(seed), near=True)
+    search = Search(proposals=PROPOSALS * len(routes.paths), seed=seed, roles=False, hot=_COOL)
+    seconds = improve(routes, search)
+    return Forecast(replace(routes.plan(), policy=policy), seconds)
