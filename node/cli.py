@@ -183,6 +183,12 @@ def join(
     save_memory: Annotated[
         str, typer.Option(help="`auto`, `none`, or any of `checkpoint,offload,8bit`: for models that are too large.")
     ] = "auto",
+    stage: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Of a pipeline: the stage to serve. Default: the one with the fewest peers that fits."
+        ),
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads for training.")] = None,
     up_mbps: Annotated[float | None, typer.Option(help="Most megabits per second to send.")] = None,
     down_mbps: Annotated[float | None, typer.Option(help="Most megabits per second to receive.")] = None,
@@ -212,6 +218,7 @@ def join(
         compile=compile_,
         memory_gb=memory,
         save_memory=save_memory,
+        stage=stage,
         threads=threads,
         up_mbps=up_mbps,
         down_mbps=down_mbps,

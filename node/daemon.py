@@ -37,10 +37,12 @@ from farflung.node.options import CreatedSwarm, CreateOptions, ExportOptions, Jo
 from farflung.node.p2pd import P2pdConfig
 from farflung.node.paths import Paths, SwarmPaths, resolve_paths
 from farflung.node.peer import Facts, Peer
+from farflung.node.peerbook import PeerBook
 from farflung.node.recipe import Recipe, read_recipe, swarm_dataset, swarm_tokenizer
 from farflung.node.rehearsal import Rehearsal
 from farflung.node.runner import freeze_imports, run_loop
 from farflung.node.signer import IdentitySigner
+from farflung.node.stage_start import StageStart
 from farflung.node.status import NodeStatus
 from farflung.node.storage import FileStorage, newest_history
 from farflung.node.swarmfiles import (
@@ -54,10 +56,11 @@ from farflung.node.swarmfiles import (
 )
 from farflung.node.wanted import Wanted, founders_here, local_swarm
 from farflung.protocol.admission import admission_token
-from farflung.protocol.errors import ConfigError, NetworkError
+from farflung.protocol.errors import ConfigError, NetworkError, RemoteError
 from farflung.protocol.keys import short
 from farflung.protocol.manifest import SignedManifest, open_manifest
 from farflung.protocol.naming import resolve
+from farflung.training.replica import Runtime
 
 MEGABIT = 1e6 / 8
 """Bytes."""
@@ -226,33 +229,12 @@ class NodeDaemon:
         with contextlib.closing(doors), contextlib.closing(self._log(engine, swarm)) as log:
             prepared = await doors.side.run(kernels.prepare, self._paths.cache / "kernels")
             log.emit("kernels", native=prepared.native, reason=prepared.reason)
-            self.say(f"opening the data ({manifest.data.spec}) ...")
-            dataset = await doors.side.run(self._open_data, swarm, recipe)
-            learner = await doors.learner.run(recipe.learner, dataset, runtime, self._options.save_memory)
-            if self._rehearsal is not None:
-                learner = self._rehearsal.learner(learner)
-            if (saving := str(learner.replica.runtime.save)) != "none":
-                self.say(f"saving memory by: {saving}")
-            freeze_imports()
-            storage = FileStorage(swarm.checkpoint)
-            peer = Peer(
-                network=engine,
-                signer=self._signer,
-                settings=settings,
-                pace=recipe.pace(),
-                learner=learner,
-                uplink=recipe.uplink,
-                downlink=recipe.downlink,
-                feedback=manifest.feedback,
-                outer_step=(manifest.outer.lr, manifest.outer.momentum),
-                doors=doors,
-                storage=storage,
-                log=log,
-                facts=Facts(device=describe_device(runtime), pid=os.getpid(), admission=token),
-                checkpoint_s=recipe.checkpoint_s,
-                exit_when_done=self._options.exit_when_done,
-            )
             book = self._wanted.book(swarm)
+            for known, addresses in book.peers().items():
+                engine.add_addresses(known, addresses)
+            making = self._stage_peer if manifest.pipeline.stages > 1 else self._replica_peer
+            peer, storage = await making(engine, swarm, recipe, runtime, doors, log, book, token)
+            freeze_imports()
             inside = NodeInside(
                 engine,
                 peer,
@@ -280,9 +262,94 @@ class NodeDaemon:
             )
             await announcer.claim_name()
             self._invite(inside)
-            for known, addresses in book.peers().items():
-                engine.add_addresses(known, addresses)
             await self._together(engine, swarm, recipe, peer, storage, inside, announcer, finder, list(book.peers()))
+
+    async def _replica_peer(
+        self,
+        engine: Engine,
+        swarm: SwarmPaths,
+        recipe: Recipe,
+        runtime: Runtime,
+        doors: Doors,
+        log: EventLog,
+        book: PeerBook,
+        token: bytes,
+    ) -> tuple[Peer, FileStorage]:
+        """A peer that holds the whole model."""
+        manifest = recipe.manifest
+        if self._options.stage is not None:
+            raise ConfigError(f"swarm {swarm.name} has no stages: every peer holds the whole model; leave out --stage")
+        self.say(f"opening the data ({manifest.data.spec}) ...")
+        dataset = await doors.side.run(self._open_data, swarm, recipe)
+        learner = await doors.learner.run(recipe.learner, dataset, runtime, self._options.save_memory)
+        if self._rehearsal is not None:
+            learner = self._rehearsal.learner(learner)
+        self._say_saving(learner.replica.runtime)
+        storage = FileStorage(swarm.checkpoint)
+        peer = Peer(
+            network=engine,
+            signer=self._signer,
+            settings=recipe.settings(),
+            pace=recipe.pace(),
+            learner=learner,
+            uplink=recipe.uplink,
+            downlink=recipe.downlink,
+            feedback=manifest.feedback,
+            outer_step=(manifest.outer.lr, manifest.outer.momentum),
+            doors=doors,
+            storage=storage,
+            log=log,
+            facts=Facts(device=describe_device(runtime), pid=os.getpid(), admission=token),
+            checkpoint_s=recipe.checkpoint_s,
+            exit_when_done=self._options.exit_when_done,
+        )
+        return peer, storage
+
+    async def _stage_peer(
+        self,
+        engine: Engine,
+        swarm: SwarmPaths,
+        recipe: Recipe,
+        runtime: Runtime,
+        doors: Doors,
+        log: EventLog,
+        book: PeerBook,
+        token: bytes,
+    ) -> tuple[Peer, FileStorage]:
+        """A peer that holds one stage."""
+
+        def refused(error: RemoteError) -> None:
+            log.emit(
+                "refused", error=type(error).__name__, of=error.peer.hex() if error.peer else "", reason=error.reason
+            )
+
+        start = StageStart(engine, self._signer, swarm, recipe, admission=token, refused=refused)
+        finder = Finder(
+            engine,
+            recipe.swarm,
+            book,
+            admits=lambda who, shown: who == recipe.manifest.founder or recipe.settings().admits(who, shown),
+            discovered=start.discovered,
+            refused=refused,
+            heard=lambda: (),
+        )
+        async with asyncio.TaskGroup() as tasks:
+            finding = tasks.create_task(finder.run())
+            known = [peer for peer in book.peers() if peer != engine.peer_id]
+            stage = await start.take(runtime, self._options.save_memory, self._options.stage, known, self.say)
+            finding.cancel()
+        dataset = None
+        if stage.recipe.stage == 0:
+            self.say(f"opening the data ({recipe.manifest.data.spec}) ...")
+            dataset = await doors.side.run(self._open_data, swarm, recipe)
+        learner = await doors.learner.run(stage.recipe.learner, dataset, stage.runtime)
+        self._say_saving(stage.runtime)
+        facts = Facts(device=describe_device(runtime), pid=os.getpid(), admission=token)
+        return start.peer(stage, learner, doors, log, facts, exit_when_done=self._options.exit_when_done)
+
+    def _say_saving(self, runtime: Runtime) -> None:
+        if (saving := str(runtime.save)) != "none":
+            self.say(f"saving memory by: {saving}")
 
     async def _together(
         self,
@@ -355,7 +422,7 @@ class NodeDaemon:
 
     def _admit(self, who: PeerId) -> bool:
         """Who may open bulk streams to us."""
-        return self._peer is not None and self._peer.member.admitted(who)
+        return self._peer is not None and self._peer.admitted(who)
 
     def _log(self, engine: Engine, swarm: SwarmPaths) -> EventLog:
         return EventLog(swarm.events, swarm=swarm.name, peer=engine.peer_id.hex())

@@ -82,7 +82,7 @@ class NodeInside:
             device=self._peer.facts.device,
             tokens_per_s=trainer.tokens_per_s,
             up_bytes_per_s=self._peer.exchange.link.bytes_per_s,
-            stages=(0, self._recipe.model.num_layers),
+            stages=self._peer.layers or (0, self._recipe.model.num_layers),
             height=max(0, member.applied_height),
             version=max(0, member.applied_version),
             state_digest=member.digest,
@@ -92,11 +92,10 @@ class NodeInside:
         )
 
     def heard(self) -> Iterator[tuple[PeerId, tuple[str, ...], float]]:
-        """Peers that sent heartbeats: key, addresses, when last heard (unix seconds)."""
+        """Peers that tell where they are: key, addresses, when last heard (unix seconds)."""
         now, unix_now = asyncio.get_running_loop().time(), self._engine.unix_time()
-        for who, entry in self._peer.member.membership.peers.items():
-            if entry.heartbeat is not None and entry.heartbeat.addresses:
-                yield who, entry.heartbeat.addresses, unix_now - (now - entry.heard_at)
+        for who, addresses, heard_at in self._peer.heard():
+            yield who, addresses, unix_now - (now - heard_at)
 
     def peers(self) -> list[PeerStatus]:
         """One row for each peer we know of, and ourselves."""
@@ -133,6 +132,7 @@ class NodeInside:
 
     async def _answer_status(self, args: Answer) -> Answer:
         self.status.reason = self._peer.state_reason or self.status.reason
+        self.status.stage, self.status.stage_peers = self._peer.stage, list(self._peer.stage_peers)
         answer: dict[str, Any] = msgspec.to_builtins(self.status)
         return answer
 

@@ -85,7 +85,8 @@ def panel(status: NodeStatus) -> Panel:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column()
-    loss = _number(status.loss, ".3f")
+    unseen = bool(status.stage) and status.loss is None  # only data nodes see it
+    loss = f"seen by stage 0, this is stage {status.stage}" if unseen else _number(status.loss, ".3f")
     if status.outer_loss is not None:
         loss += f" · outer, held-out {status.outer_loss:.3f}"
     facts.add_row("loss", Text.assemble(loss, "  ", (sparkline(status.recent_losses), "green")))
@@ -94,6 +95,11 @@ def panel(status: NodeStatus) -> Panel:
     if status.last_round_s:
         rounds += f" · last took {status.last_round_s:.1f} s"
     facts.add_row("rounds", rounds)
+    if status.stage is not None:
+        peers = " + ".join(map(str, status.stage_peers))
+        lost = f" · {status.visits_lost:,} visits lost" if status.visits_lost else ""
+        pipeline = f"stage {status.stage} of {len(status.stage_peers)} · {peers} peers · last step took {status.last_step_s:.1f} s{lost}"
+        facts.add_row("pipeline", pipeline)
     if status.owed is not None:
         facts.add_row("feedback", f"{status.owed:.2f} of the last update's norm was kept for later rounds")
     if status.next_sync_s is not None:
@@ -126,8 +132,9 @@ def line(event: dict[str, Any]) -> str | None:
         case "node.state":
             said = event["state"] + (f": {event['reason']}" if event["reason"] else "")
         case "step":
+            loss = "" if event["loss"] is None else f"  loss {event['loss']:.4f}"
             said = (
-                f"step {event['step']}  loss {_number(event['loss'], '.4f')}"
+                f"step {event['step']}{loss}"
                 f"  grad_norm {_number(event['grad_norm'], '.3f')}  {event['tokens_per_s']:,.0f} tokens/s"
             )
         case "round.commit":

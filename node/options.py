@@ -119,6 +119,8 @@ class JoinOptions:
     """Most memory of the device that this node may use, in 10^9 bytes; None is what is free."""
     save_memory: str = "auto"
     """`auto` takes what is needed, the cheapest first; `none`; or any of `checkpoint`, `offload` and `8bit`, with commas."""
+    stage: int | None = None
+    """Of a pipeline: which to serve. None takes that of the last time, or the one that has the fewest peers and fits."""
     threads: int | None = None
     """CPU threads torch may use."""
     up_mbps: float | None = None

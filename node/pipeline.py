@@ -39,8 +39,6 @@ TICK_S = 0.25
 WORD_S = 2 * ANSWER_S
 """A peer that is ready waits so long for the coordinator's word; it repeats it."""
 
-UNKNOWN = bytes(0)
-
 
 class Self(Protocol):
     """What the pipeline asks of the peer that it is part of."""
@@ -92,8 +90,6 @@ class Pipeline:
         self.recipe = recipe
         self.me: Self
         """Set by the peer."""
-        self.last: Outcome | None = None
-        """Of the last step of which some microbatches were ours."""
         self._number = 0
         self._network = network
         self._signer = signer
@@ -396,6 +392,7 @@ class Pipeline:
             self._answer(job.coordinator, job.window, "")
             if not await self._told_to_go(job):
                 return None
+            began = self._now()
             if driver is not None:
                 self._driver = driver
                 outcome = await driver.run()
@@ -407,10 +404,9 @@ class Pipeline:
         self.begin(job.number + 1)
         visits = accumulated.visits[self.recipe.stage]
         loss = float("nan")
-        if outcome is not None:
-            self.last = outcome
-            loss = sum(outcome.losses.values()) / len(outcome.losses) if outcome.losses else loss
-            self._report(job, outcome)
+        if outcome is not None and outcome.losses:
+            loss = sum(outcome.losses.values()) / len(outcome.losses)
+        self._report(job, outcome, self._now() - began)
         return Done(accumulated=accumulated, samples=visits * each, loss=loss)
 
     async def _told_to_go(self, job: Job) -> bool:
@@ -421,18 +417,19 @@ class Pipeline:
             job.tell(goes=False)
         return job.goes
 
-    def _report(self, job: Job, outcome: Outcome) -> None:
-        """Of our own microbatches, for people; and those who were lost do not count until they are heard again."""
-        for place in outcome.lost:
-            self.roll.lose(job.step.keys[place])
+    def _report(self, job: Job, outcome: Outcome | None, seconds: float) -> None:
+        """For people; `outcome` of our own microbatches. Those who were lost do not count until they are heard again."""
+        lost = [] if outcome is None else [job.step.keys[place] for place in sorted(outcome.lost)]
+        for peer in lost:
+            self.roll.lose(peer)
         self._log.emit(
             "pipeline.step",
             number=job.number,
-            seconds=round(outcome.seconds, 3),
-            landed=len(outcome.losses),
-            cut=len(outcome.cut),
-            lost=[job.step.keys[place].hex() for place in sorted(outcome.lost)],
-            visits=sum(outcome.visits.values()),
+            seconds=round(seconds, 3),
+            landed=0 if outcome is None else len(outcome.losses),
+            cut=0 if outcome is None else len(outcome.cut),
+            lost=[peer.hex() for peer in lost],
+            visits=0 if outcome is None else sum(outcome.visits.values()),
             peers=list(self.counts()),
             coordinator=job.coordinator.hex(),
         )

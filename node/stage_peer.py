@@ -8,7 +8,7 @@ missed one, but nothing waits for it: they are done when the data nodes say that
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -78,6 +78,8 @@ class StagePeer(Peer):
             **rest,
         )
         self.pipeline.me = self
+        self.stage = recipe.stage
+        self.layers = (recipe.part.layers.start, recipe.part.layers.stop)
         assert isinstance(self.trainer, StageTrainer)
         self._stage_trainer = self.trainer
 
@@ -106,6 +108,18 @@ class StagePeer(Peer):
 
     def met(self, peer: PeerId) -> None:
         super().discovered(peer)
+
+    # ---- what others are told ----------------------------------------------------------------------------------
+
+    @property
+    def stage_peers(self) -> tuple[int, ...]:  # type: ignore[override]  # of a replica it is a constant
+        return self.pipeline.counts()
+
+    def heard(self) -> Iterator[tuple[PeerId, tuple[str, ...], float]]:
+        """Peers of all stages."""
+        for who, entry in self.pipeline.roll.entries.items():
+            if entry.present is not None and entry.present.addresses:
+                yield who, entry.present.addresses, entry.since
 
     # ---- where a peer of a stage differs -----------------------------------------------------------------------
 

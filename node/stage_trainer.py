@@ -10,6 +10,7 @@ Rounds of all stages thus fall into the same pause of the pipeline, and with `de
 """
 
 import asyncio
+import math
 from typing import Any, Protocol
 
 from farflung.node.stage_job import Done, Job
@@ -120,13 +121,14 @@ class StageTrainer(Trainer):
         self.progress.steps += 1
         self._sizes.append(done.samples)
         seconds = max(loop.time() - began, 1e-9)
-        self.loss = done.loss
+        if not math.isnan(done.loss):
+            self.loss = done.loss
         tokens_per_s = self.pace.rhythm.step_tokens / seconds  # of the pipeline: all its peers take equally long
         self.tokens_per_s = (tokens_per_s + (self.tokens_per_s or tokens_per_s)) / 2
         self._log.bind(step=self.global_step)
         self._log.emit(
             "step",
-            loss=report.loss,
+            loss=None if math.isnan(report.loss) else report.loss,
             tokens=report.tokens,
             tokens_per_s=tokens_per_s,
             grad_norm=report.grad_norm,

@@ -75,6 +75,14 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     recent_losses: list[float] = []
     round_step: int = 0
     """Step at the last commit."""
+    stage: int | None = None
+    """Of a pipeline, that this node serves; None where every node holds the whole model."""
+    stage_peers: list[int] = []
+    """How many serve each stage."""
+    last_step_s: float = 0.0
+    """Of the pipeline's last step that went through this node."""
+    visits_lost: int = 0
+    """Microbatches of this node that did not come home, and peers whose work on them did not count."""
 
     def apply(self, event: dict[str, Any]) -> None:
         """Take one event of this node into account. Unknown events only move the clock."""
@@ -108,6 +116,9 @@ class NodeStatus(msgspec.Struct, kw_only=True):
                 self.phase = ""
                 self.rounds_missed += 1
                 self.last_missed = MissedRound(round=event["round"], reason=event["reason"])
+            case "pipeline.step":
+                self.stage_peers, self.last_step_s = event["peers"], event["seconds"]
+                self.visits_lost += event["cut"] + len(event["lost"])
             case "outer.eval":
                 self.outer_loss, self.swarm_tokens = event["loss"], event["tokens"]
             case "net":

@@ -32,7 +32,7 @@ from farflung.protocol.keys import PeerId, Signer, short
 from farflung.protocol.roll import Roll
 from farflung.sims import clock
 from farflung.sims.books import SampleBook
-from farflung.sims.judge import Judge
+from farflung.sims.judge import HONEST_REFUSALS, Judge
 from farflung.sims.learners import freeze_replica, thaw_replica
 from farflung.sims.links import LinkModel
 from farflung.sims.network import MemoryHub, MemoryNetwork
@@ -195,7 +195,8 @@ class PipelineSwarm:
         roll.appointments.update(disk.appointments)
 
         def refused(error: RemoteError) -> None:
-            self.broken.append(f"peer {index} refused: {type(error).__name__}: {error.reason}")
+            if type(error).__name__ not in HONEST_REFUSALS:
+                self.broken.append(f"peer {index} refused: {type(error).__name__}: {error.reason}")
 
         mail = PipelineMail(network, signer, self.recipe.swarm, refused=refused)
         known = [p for p in self.hub.running() if p != signer.peer_id]

@@ -1,0 +1,202 @@
+"""How a daemon becomes a peer of a pipeline: which stage it takes, what it remembers of that, and the peer made from it.
+
+    stage           in the swarm's folder: the stage of this machine, who began its chain, and the appointments known
+    checkpoint/     votes, chain and state of stage 0; of another stage, in `stage-N/`
+
+A machine keeps its stage over restarts: it has the state of it. `--stage` makes it take another one.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from farflung.node.door import Doors
+from farflung.node.engine import Engine
+from farflung.node.entrance import Entrance
+from farflung.node.events import EventLog
+from farflung.node.network import PeerId
+from farflung.node.paths import SwarmPaths
+from farflung.node.peer import Facts
+from farflung.node.pipeline_mail import PipelineMail
+from farflung.node.recipe import HEARTBEAT_S, Recipe
+from farflung.node.stage_learner import StageLearner
+from farflung.node.stage_peer import StagePeer
+from farflung.node.stage_recipe import StageRecipe, stage_recipe
+from farflung.node.storage import FileStorage, write_atomically
+from farflung.protocol.appointment import Appointment
+from farflung.protocol.chain import founded
+from farflung.protocol.errors import ConfigError, RemoteError
+from farflung.protocol.keys import Signer
+from farflung.protocol.roll import Roll
+from farflung.training.replica import Runtime
+
+
+class SavedStage(msgspec.Struct, frozen=True, array_like=True):
+    """What a machine remembers of its place in a pipeline."""
+
+    stage: int
+    founder: bytes
+    """Who began the chain of that stage."""
+    appointments: tuple[Appointment, ...]
+
+
+def saved_stage(swarm: SwarmPaths) -> SavedStage | None:
+    """None when there is none yet. Raises ConfigError when it is damaged."""
+    path = swarm.folder / "stage"
+    if not path.exists():
+        return None
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=SavedStage)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path} is damaged: remove it, and this machine asks the swarm for a stage again") from error
+
+
+def save_stage(swarm: SwarmPaths, saved: SavedStage) -> None:
+    """On disk when this returns."""
+    write_atomically(swarm.folder / "stage", msgspec.msgpack.encode(saved))
+
+
+def stage_storage(swarm: SwarmPaths, stage: int) -> FileStorage:
+    """Where the state of a stage lies."""
+    return FileStorage(swarm.checkpoint if stage == 0 else swarm.folder / f"stage-{stage}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """A stage that was taken."""
+
+    recipe: StageRecipe
+    founder: PeerId
+    runtime: Runtime
+    roll: Roll
+    mail: PipelineMail
+
+
+class StageStart:
+    """Takes a stage, and makes the peer for it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        signer: Signer,
+        swarm: SwarmPaths,
+        recipe: Recipe,
+        *,
+        admission: bytes,
+        refused: Callable[[RemoteError], None],
+    ) -> None:
+        manifest = recipe.manifest
+        self._engine = engine
+        self._signer = signer
+        self._swarm = swarm
+        self._recipe = recipe
+        self._admission = admission
+        self._refused = refused
+        self._roll = Roll(recipe.swarm, manifest.founder, signer.peer_id, manifest.pipeline.stages, HEARTBEAT_S)
+        self._mail = PipelineMail(engine, signer, recipe.swarm, refused=refused)
+        self._entrance: Entrance | None = None
+
+    def discovered(self, peer: PeerId) -> None:
+        """A record or a cache mentions a peer."""
+        if self._entrance is not None:
+            self._entrance.discovered(peer)
+        else:
+            self._roll.discover(peer, asyncio.get_running_loop().time())
+
+    def fitting(self, runtime: Runtime, save_memory: str, wanted: int | None) -> dict[int, tuple[StageRecipe, Runtime]]:
+        """The stages that this machine can hold, and how. Raises ConfigError when there is none, or not the one that is wanted."""
+        stages = range(self._recipe.manifest.pipeline.stages) if wanted is None else (wanted,)
+        fits: dict[int, tuple[StageRecipe, Runtime]] = {}
+        refusal: ConfigError | None = None
+        for stage in stages:
+            recipe = stage_recipe(self._recipe, stage)
+            try:
+                fits[stage] = recipe, recipe.fit(runtime, save_memory)
+            except ConfigError as error:
+                refusal = refusal or error
+        if not fits and refusal is not None:
+            raise refusal
+        return fits
+
+    async def take(
+        self,
+        runtime: Runtime,
+        save_memory: str,
+        wanted: int | None,
+        known: Iterable[PeerId],
+        say: Callable[[str], None],
+    ) -> Stage:
+        """The stage of this machine: that of the last time, the one that a person wants, or the neediest that fits. Raises ConfigError."""
+        for peer in known:
+            self.discovered(peer)
+        saved = saved_stage(self._swarm)
+        is_founder = self._signer.peer_id == self._recipe.manifest.founder
+        if saved is None and is_founder:
+            saved = SavedStage(0, self._signer.peer_id, ())
+        if saved is not None:
+            self._roll.appointments.update({one.stage: one for one in saved.appointments})
+        if saved is not None and wanted in (None, saved.stage):
+            stage, founder = saved.stage, saved.founder
+            recipe, runtime = self.fitting(runtime, save_memory, stage)[stage]
+        elif is_founder:
+            raise ConfigError("the founder's machine serves stage 0, for it began it; leave out --stage")
+        else:
+            fits = self.fitting(runtime, save_memory, wanted)
+            say("asking the swarm which stage needs a peer ...")
+            self._entrance = Entrance(
+                network=self._engine,
+                mail=self._mail,
+                roll=self._roll,
+                admission=self._admission,
+                fits=set(fits),
+                refused=self._refused,
+            )
+            stage, founder = await self._entrance.run()
+            self._entrance = None
+            recipe, runtime = fits[stage]
+        taken = Stage(recipe=recipe, founder=founder, runtime=runtime, roll=self._roll, mail=self._mail)
+        self._keep(taken)
+        layers = recipe.part.layers
+        say(
+            f"this node serves stage {stage} of {len(recipe.part.sizes)}: layers {layers.start} to {layers.stop - 1}"
+            f"{', the embedding and the head' if stage == 0 else ''}, {recipe.own.num_parameters / 1e6:,.1f} M parameters"
+        )
+        return taken
+
+    def _keep(self, taken: Stage) -> None:
+        appointments = tuple(self._roll.appointments[stage] for stage in sorted(self._roll.appointments))
+        save_stage(self._swarm, SavedStage(taken.recipe.stage, taken.founder, appointments))
+
+    def peer(
+        self,
+        taken: Stage,
+        learner: StageLearner,
+        doors: Doors,
+        log: EventLog,
+        facts: Facts,
+        *,
+        exit_when_done: bool,
+    ) -> tuple[StagePeer, FileStorage]:
+        """The peer, and its disk; who was appointed begins the chain here."""
+        storage = stage_storage(self._swarm, taken.recipe.stage)
+        peer = StagePeer(
+            network=self._engine,
+            signer=self._signer,
+            recipe=taken.recipe,
+            learner=learner,
+            founder=taken.founder,
+            roll=taken.roll,
+            mail=taken.mail,
+            doors=doors,
+            storage=storage,
+            log=log,
+            facts=facts,
+            keep=lambda: self._keep(taken),
+            checkpoint_s=taken.recipe.own.checkpoint_s,
+            exit_when_done=exit_when_done,
+        )
+        if taken.founder == self._signer.peer_id and not storage.load_history():
+            storage.append_commit(None, founded(peer.settings.swarm, self._signer, peer.settings.rules))
+        return peer, storage

@@ -1,0 +1,162 @@
+"""A swarm with a pipeline as people run it: `create --stages 2`, processes that join over loopback, and one that is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farflung.node import daemon
+from farflung.node.events import read_events
+from farflung.node.options import CreatedSwarm, CreateOptions
+from farflung.node.paths import SwarmPaths, resolve_paths
+from farflung.node.stage_start import SavedStage, save_stage, saved_stage
+from farflung.node.wanted import local_swarm
+from farflung.protocol.appointment import appoint
+from farflung.protocol.errors import ConfigError
+from farflung.protocol.keys import Ed25519Signer
+
+TEXT = "".join(f"line {i}: the swarm trains on text number {i * i}.\n" for i in range(2000))
+
+TOML = """
+[model]
+dim = 32
+num_layers = 4
+num_heads = 2
+num_kv_heads = 1
+ffn_dim = 64
+seq_len = 32
+
+[inner]
+lr = 5e-3
+warmup_steps = 5
+
+[outer]
+momentum = 0.5
+
+[swarm]
+total_steps = 5000
+inner_steps = 5
+batch_tokens = 512
+min_round_s = 1.0
+"""
+PATIENCE_S = 120.0
+
+
+def found(tmp_path: Path, **flags: Any) -> CreatedSwarm:
+    (tmp_path / "corpus.txt").write_text(TEXT)
+    (tmp_path / "swarm.toml").write_text(TOML)
+    return daemon.create(
+        CreateOptions(
+            **{
+                "name": "pipe",
+                "config": tmp_path / "swarm.toml",
+                "data": str(tmp_path / "corpus.txt"),
+                "home": tmp_path / "a",
+                "stages": 2,
+                "local": True,
+                "port": 0,
+                **flags,
+            }
+        )
+    )
+
+
+def test_nonsense_is_refused_at_the_founding(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a model of 4 layers has at most 4 stages"):
+        found(tmp_path, stages=5)
+    with pytest.raises(ConfigError, match=r"pipeline\.microbatches = 3: must divide the 16 samples"):
+        found(tmp_path, microbatches=3)
+    with pytest.raises(ConfigError, match="leaves out none of 2 stages"):
+        found(tmp_path, skip=0.2)
+
+
+def test_a_machine_remembers_its_stage(tmp_path: Path) -> None:
+    swarm = SwarmPaths(name="x", hash_hex="00", folder=tmp_path, socket=tmp_path / "s")
+    assert saved_stage(swarm) is None
+    key = Ed25519Signer(b"k" * 32)
+    saved = SavedStage(1, key.peer_id, (appoint(key, bytes(32), 1, key.peer_id),))
+    save_stage(swarm, saved)
+    assert saved_stage(swarm) == saved
+    (tmp_path / "stage").write_bytes(b"\xc1")
+    with pytest.raises(ConfigError, match="remove it"):
+        saved_stage(swarm)
+
+
+class Node:
+    """A process that runs `farflung join`."""
+
+    def __init__(self, home: Path, swarm: str, *options: str) -> None:
+        command = [sys.executable, "-m", "farflung.sims.main", "join", swarm, "--local", "--no-live", "--threads", "1"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        self.log = home.with_suffix(".log")
+        with self.log.open("w") as output:
+            self.process = subprocess.Popen(
+                [*command, *options, "--home", str(home)], stdout=output, stderr=output, env=environment
+            )
+        self.paths = resolve_paths(home, {})
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        known = self.paths.swarms()
+        if not known or not known[0].events.exists():
+            return []
+        return [event for event in read_events(known[0].events) if event["event"] == kind]
+
+    def until(self, holds: Callable[[], object]) -> None:
+        """Wait, while the process lives."""
+        give_up_at = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert self.process.poll() is None and time.monotonic() < give_up_at, self.log.read_text()
+            time.sleep(0.2)
+
+    def rounds(self) -> int:
+        return len(self.events("round.commit"))
+
+
+@contextmanager
+def running(node: Node) -> Iterator[Node]:
+    try:
+        yield node
+    finally:
+        node.process.send_signal(signal.SIGTERM)
+        try:
+            node.process.wait(30.0)
+        except subprocess.TimeoutExpired:
+            node.process.kill()
+            node.process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_three_processes_train_two_stages_and_one_is_killed(tmp_path: Path) -> None:
+    found(tmp_path)
+    with ExitStack() as stack:
+        a = stack.enter_context(running(Node(tmp_path / "a", "pipe")))
+        a.until(lambda: "farflung join farflung1" in a.log.read_text())
+        invitation = next(word for word in a.log.read_text().split() if word.startswith("farflung1"))
+        b = stack.enter_context(running(Node(tmp_path / "b", invitation)))
+        b.until(lambda: b.rounds() >= 1)
+        assert "serves stage 1 of 2: layers 2 to 3" in b.log.read_text()  # nobody else did
+        c = stack.enter_context(running(Node(tmp_path / "c", invitation, "--stage", "1")))
+        c.until(lambda: c.rounds() >= 2 and c.events("round.commit")[-1]["contributed"])
+
+        members = {event["peer"]: node for node in (b, c) for event in node.events("node.start")}
+        second, first = members[max(members)], members[min(members)]
+        second.process.kill()  # of two members, the first has the casting vote
+        before = first.rounds()
+        first.until(lambda: first.rounds() >= before + 2)
+        steps = [event for event in a.events("step") if event["loss"] is not None]
+        assert sum(e["loss"] for e in steps[-3:]) < 0.8 * sum(e["loss"] for e in steps[:3])
+        digests: dict[int, set[str]] = {}
+        for node in (b, c):
+            for event in node.events("round.commit"):
+                digests.setdefault(event["version"], set()).add(event["digest"])
+        assert all(len(same) == 1 for same in digests.values()) and len(digests) >= 4
+        assert local_swarm(a.paths, "pipe", ()).swarm is not None
+        assert a.events("pipeline.step")[-1]["peers"] == [1, 1]
