@@ -188,7 +188,7 @@ class Applier:
     async def _settle(self, commit: Commit, result: RoundResult | None) -> None:
         """What follows from a commit for our data."""
         counted = self._counted(result) if result is not None else 0
-        if not self._trainer.settle(commit.ledger, self.version, counted):
+        if not self._trainer.settle(commit, self.version, counted):
             self._drop("its samples were handed to others")
             await self._learn(self._learner.discard_progress)
 
@@ -244,6 +244,7 @@ class Applier:
             contributed=self._counted(result) > 0,
             samples=samples,
             digest=self._digest.hex(),
+            lap=commit.lap,
         )
 
     # ---- whole state -------------------------------------------------------------------------------------------
@@ -333,7 +334,7 @@ class Applier:
         await self.save_place()
 
     def _finished(self) -> bool:
-        return self.version >= self._member.settings.total_rounds
+        return self._trainer.finished
 
     async def save_place(self) -> None:
         """Checkpoint the learner and where it stands."""

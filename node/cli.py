@@ -75,12 +75,21 @@ def create(
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="`bytes` or a `tokenizers` JSON file.")] = None,
     steps: Annotated[int | None, typer.Option(help="Inner steps of one peer until the end.")] = None,
-    inner_steps: Annotated[int | None, typer.Option(help="H: inner steps between two rounds of a fragment.")] = None,
+    inner_steps: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STEPS|auto", help="H: inner steps between two rounds of a fragment; `auto`: as few as links allow."
+        ),
+    ] = None,
     fragments: Annotated[
         int | None, typer.Option(help="Parts of the model that are synchronised in turn. Default: 1.")
     ] = None,
     delay_steps: Annotated[
-        int | None, typer.Option(min=0, help="Inner steps that peers may train while a round is under way. Default: 0.")
+        str | None,
+        typer.Option(
+            metavar="STEPS|auto",
+            help="Inner steps that peers may train while a round is under way; `auto`: until the next is due. Default: 0.",
+        ),
     ] = None,
     batch_tokens: Annotated[
         int | None, typer.Option(help="Tokens of one inner step of one peer, or of the whole pipeline.")
@@ -120,7 +129,7 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Found a swarm: write and sign its manifest, and print the invitation."""
-    from farflung.node.options import CreateOptions
+    from farflung.node.options import CreateOptions, steps_or_auto
 
     options = CreateOptions(
         name=name,
@@ -130,9 +139,9 @@ def create(
         data=data,
         tokenizer=tokenizer,
         steps=steps,
-        inner_steps=inner_steps,
+        inner_steps=steps_or_auto("--inner-steps", inner_steps),
         fragments=fragments,
-        delay_steps=delay_steps,
+        delay_steps=steps_or_auto("--delay-steps", delay_steps),
         batch_tokens=batch_tokens,
         stages=stages,
         skip=skip,

@@ -148,7 +148,7 @@ class NodeDaemon:
             recipe = read_recipe(open_manifest(signed.encode(), swarm=signed.swarm, peer=None))
             self.say(
                 f"swarm {swarm.name} ({swarm.hash_hex[:12]}): {recipe.num_parameters / 1e6:,.1f} M parameters, "
-                f"{recipe.manifest.total_steps:,} steps, {recipe.total_rounds:,} rounds"
+                f"{recipe.manifest.total_steps:,} steps, {recipe.rounds_text}"
             )
             await self._live(engine, swarm, signed, recipe)
 
@@ -431,7 +431,7 @@ class NodeDaemon:
         return NodeStatus(
             swarm=swarm.name,
             peer=engine.peer_id.hex(),
-            round_steps=recipe.manifest.round_steps,
+            lap=recipe.manifest.laps.least,
             total_steps=recipe.manifest.total_steps,
         )
 

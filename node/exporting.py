@@ -80,7 +80,7 @@ def _facts(swarm: SwarmPaths, recipe: Recipe, commits: list[Commit], at_version:
         "manifest hash": swarm.hash_hex,
         "parameters": recipe.num_parameters,
         "rounds": at_version,
-        "steps": at_version * manifest.round_steps,
+        "steps": max((c.steps for c in commits if c.version <= at_version), default=0),
         "tokens": tokens,
         "peers that contributed": len(contributors),
     }
@@ -90,7 +90,7 @@ def _facts(swarm: SwarmPaths, recipe: Recipe, commits: list[Commit], at_version:
     facts |= {
         "data": manifest.data.spec,
         "tokens per step and peer": manifest.batch_tokens,
-        "inner steps between rounds": manifest.round_steps,
+        "inner steps between two rounds of a fragment": manifest.inner_steps,
         "fragments": manifest.fragments,
         "codec up": recipe.uplink.spec,
         "codec down": recipe.downlink.spec,

@@ -61,7 +61,7 @@ FEEDBACK_BITS = 3.0
 FEEDBACK_WAITS = 4
 """It starts after the first of so many parts of the run: from random weights it gains less, or does harm (`docs/feedback.md`)."""
 
-_DEFAULT_CODECS = {field.name: field.default for field in msgspec.structs.fields(Manifest)}
+_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Manifest)}
 _MANY = 1 << 20
 """Elements of a vector in which a codec's headers do not count."""
 
@@ -197,8 +197,8 @@ def _fill_method(sections: Sections, name: str) -> None:
         raise ConfigError(f"no method is called {name!r}; there are {known}{nearest(name, TRAINING_METHODS)}")
     method, swarm = TRAINING_METHODS[name], sections["swarm"]
     wanted = swarm.get("inner_steps", min(method.inner_steps, swarm.get("total_steps", DEFAULT_STEPS)))
-    if not isinstance(wanted, int):
-        raise ConfigError(f"swarm.inner_steps = {wanted!r}: must be a whole number")
+    if not isinstance(wanted, int) and wanted != "auto":
+        raise ConfigError(f'swarm.inner_steps = {wanted!r}: must be a whole number, or "auto"')
     if not isinstance(fragments := swarm.get("fragments", method.fragments_of(wanted)), int) or fragments < 1:
         raise ConfigError(f"swarm.fragments = {fragments!r}: must be a whole number")
     for section, values in method.sections(wanted, fragments).items():
@@ -294,7 +294,7 @@ def _fill_feedback(sections: Sections) -> None:
     feedback, swarm = sections["feedback"], sections["swarm"]
     for way in ("uplink", "downlink"):
         key = f"{way}_codec"
-        spec = swarm.get(key, _DEFAULT_CODECS[key])
+        spec = swarm.get(key, _DEFAULTS[key])
         try:
             codec = parse_policy(str(spec)).default
         except ValueError as error:
@@ -302,6 +302,10 @@ def _fill_feedback(sections: Sections) -> None:
         coarse = 8 * codec.expected_nbytes(_MANY) / _MANY < FEEDBACK_BITS
         feedback.setdefault(way, "residual" if coarse else "none")
     steps, inner_steps, fragments = swarm["total_steps"], swarm.get("inner_steps"), swarm.get("fragments", 1)
+    if (
+        inner_steps == "auto"
+    ):  # the fewest rounds that there may be: feedback begins after a quarter of the run at the latest
+        inner_steps = swarm.get("max_inner_steps", _DEFAULTS["max_inner_steps"])
     if (
         "residual" in (feedback["uplink"], feedback["downlink"])
         and isinstance(steps, int)

@@ -6,6 +6,7 @@ no model, no network and no file, so that a wrong flag fails before anything hea
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from farflung.protocol.errors import ConfigError
 
@@ -30,11 +31,11 @@ class CreateOptions:
     """`bytes` or a `tokenizers` JSON file."""
     steps: int | None = None
     """Global inner steps after which the swarm is done."""
-    inner_steps: int | None = None
+    inner_steps: int | Literal["auto"] | None = None
     """H: inner steps between two rounds."""
     fragments: int | None = None
     """P: parts of the model that are synchronised in turn."""
-    delay_steps: int | None = None
+    delay_steps: int | Literal["auto"] | None = None
     """tau: inner steps that a peer may train while a round is under way."""
     batch_tokens: int | None = None
     """Tokens of one inner step of one peer, or of the whole pipeline."""
@@ -73,7 +74,7 @@ class CreateOptions:
     def __post_init__(self) -> None:
         _positive(
             steps=self.steps,
-            inner_steps=self.inner_steps,
+            inner_steps=None if self.inner_steps == "auto" else self.inner_steps,
             fragments=self.fragments,
             batch_tokens=self.batch_tokens,
             stages=self.stages,
@@ -191,6 +192,15 @@ class ExportOptions:
     def __post_init__(self) -> None:
         if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
             raise ConfigError(f"{self.folder} exists and is not an empty folder; name a new one")
+
+
+def steps_or_auto(flag: str, text: str | None) -> int | Literal["auto"] | None:
+    """What a flag says that takes a number of steps, or `auto`. Raises ConfigError."""
+    if text is None or text == "auto":
+        return text  # type: ignore[return-value]
+    if not text.isdecimal():
+        raise ConfigError(f"{flag} must be a whole number or auto, not {text!r}")
+    return int(text)
 
 
 def _positive(**values: float | None) -> None:

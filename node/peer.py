@@ -278,12 +278,12 @@ class Peer:
             self.stop("the run is complete")
 
     def _is_complete(self) -> bool:
-        return self.trainer.version >= self.settings.total_rounds
+        return self.trainer.finished
 
     def _somebody_is_behind(self) -> bool:
         others = [p for p in self.member.head.commit.view if p != self.member.me and self.member.membership.alive(p)]
         beats = [self.member.membership.heartbeat(p) for p in others]
-        return any(b is None or b.version < self.settings.total_rounds for b in beats)
+        return any(b is None or b.version < self.trainer.version for b in beats)
 
     # ---- what comes in -----------------------------------------------------------------------------------------
 

@@ -79,9 +79,11 @@ class Recipe:
         return sum(shape.numel() for _, shape in self.tensors)
 
     @property
-    def total_rounds(self) -> int:
-        """Rounds until the run is complete, at least one."""
-        return max(1, self.manifest.total_steps // self.manifest.round_steps)
+    def rounds_text(self) -> str:
+        """Rounds until the run is complete, for people."""
+        laps, steps = self.manifest.laps, self.manifest.total_steps
+        least, most = (max(1, steps // lap) for lap in (laps.most, laps.least))
+        return f"{most:,} rounds" if least == most else f"{least:,} to {most:,} rounds"
 
     @property
     def align(self) -> int:
@@ -113,11 +115,12 @@ class Recipe:
         """What every commit must follow."""
         m = self.manifest
         return Rules(
-            window=m.window_rounds * m.round_steps * m.samples_per_step,
+            ahead=m.window_rounds * m.samples_per_step,
             lease=m.lease_rounds,
             max_group=m.max_group,
             cuts=self.cuts,
-            total_rounds=self.total_rounds,
+            laps=m.laps,
+            total_steps=m.total_steps,
             tokens_per_sample=m.model.seq_len,
         )
 
@@ -128,7 +131,7 @@ class Recipe:
             swarm=self.swarm,
             founder=m.founder,
             rules=self.rules,
-            rhythm=self.pace().rhythm,
+            step_tokens=m.batch_tokens,
             align=self.align,
             uplink=self.uplink.spec,
             downlink=self.downlink.spec,
@@ -145,11 +148,10 @@ class Recipe:
         """The rhythm of training."""
         m = self.manifest
         return Pace(
-            inner_steps=m.round_steps,
-            delay_steps=m.delay_steps,
+            laps=m.laps,
             samples_per_step=m.samples_per_step,
             tokens_per_sample=m.model.seq_len,
-            total_rounds=self.total_rounds,
+            total_steps=m.total_steps,
         )
 
     def learner(self, dataset: Dataset, runtime: Runtime, save_memory: str = "auto") -> SwarmLearner:

@@ -96,7 +96,7 @@ class StagePeer(Peer):
     @property
     def finished(self) -> bool:
         if self.pipeline.recipe.stage == 0:
-            return self.trainer.version >= self.settings.total_rounds
+            return self.trainer.finished
         return self.pipeline.finished and self._nothing_to_offer()
 
     @property
@@ -132,7 +132,7 @@ class StagePeer(Peer):
 
     def _begin(self, group: asyncio.TaskGroup) -> None:
         super()._begin(group)
-        self.pipeline.begin(self.trainer.version * self.trainer.pace.inner_steps + self.trainer.progress.steps)
+        self.pipeline.begin(self.trainer.counted_steps + self.trainer.progress.steps)
         group.create_task(self.pipeline.run(), name="pipeline")
 
     def _on_message(self, sender: PeerId, data: bytes) -> None:

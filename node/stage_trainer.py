@@ -4,7 +4,7 @@ A step begins when somebody plans it, not when the last one ends, and what a pee
 
     a step      the next one that we are asked for; then one inner step with the mean gradient of our visits
     a batch     as many samples (or tickets, see `stage_recipe`) as passed through us
-    a round     is due when the pipeline's steps pass a multiple of H, for all stages at once, whoever missed some of them
+    a round     is due when the pipeline's steps pass a multiple of a lap, for all stages at once, whoever missed some of them
 
 Rounds of all stages thus fall into the same pause of the pipeline, and with `delay_steps` it goes on while they are under way.
 """
@@ -51,8 +51,8 @@ class StageTrainer(Trainer):
         self._steps = steps
         self._sizes: list[int] = []
         """Samples of each step of `progress`."""
-        self._lap: int | None = None
-        """Of the pipeline, in which the progress that was not offered yet began."""
+        self._number: int | None = None
+        """Of the pipeline's lap in which the progress that was not offered yet began."""
         self.in_step = False
 
     @property
@@ -69,27 +69,27 @@ class StageTrainer(Trainer):
     @property
     def settled(self) -> bool:
         """Whether there is nothing left that a round could count."""
-        if self.version >= self.pace.total_rounds:
+        if self.finished:
             return not self.in_step
         return not self._offering and not self.in_step and self.progress.steps == self._offered_steps
 
     def ready_in_s(self, *, round_planned: bool) -> float:
         if (self._offering and not round_planned) or self.tokens_per_s == 0.0:
             return 0.0
-        left = self.pace.inner_steps - self._steps.step % self.pace.inner_steps
-        step_s = self.pace.rhythm.step_tokens / self.tokens_per_s
+        left = self.lap - self._steps.step % self.lap
+        step_s = self.pace.step_tokens / self.tokens_per_s
         since = 0.0 if self._step_at is None else asyncio.get_running_loop().time() - self._step_at
         return min(LONGEST_S, max(0.0, left * step_s - min(since, step_s)))
 
     def _is_ready(self) -> bool:
         if self._offering or not self._may_train() or self.progress.steps == self._offered_steps:
             return False
-        if self.version >= self.pace.total_rounds:  # no round comes any more
+        if self.finished:  # no round comes any more
             return False
-        lap = self._steps.step // self.pace.inner_steps
-        if self._lap is None:  # restarted, with progress
-            self._lap = lap
-        return lap > self._lap or self.out_of_samples or self._steps.finished
+        number = self._steps.step // self.lap
+        if self._number is None:  # restarted, with progress
+            self._number = number
+        return number > self._number or self.out_of_samples or self._steps.finished
 
     async def _step(self) -> bool:
         if self._finishing or not self._may_train() or self._stands() or (job := self._steps.take()) is None:
@@ -116,14 +116,14 @@ class StageTrainer(Trainer):
         if self.progress.steps == 0:
             self.progress.began_at = began
         if self.progress.steps == self._offered_steps:
-            self._lap = job.number // self.pace.inner_steps
+            self._number = job.number // self.lap
         self.progress.trained = join(self.progress.trained, trained)
         self.progress.steps += 1
         self._sizes.append(done.samples)
         seconds = max(loop.time() - began, 1e-9)
         if not math.isnan(done.loss):
             self.loss = done.loss
-        tokens_per_s = self.pace.rhythm.step_tokens / seconds  # of the pipeline: all its peers take equally long
+        tokens_per_s = self.pace.step_tokens / seconds  # of the pipeline: all its peers take equally long
         self.tokens_per_s = (tokens_per_s + (self.tokens_per_s or tokens_per_s)) / 2
         self._log.bind(step=self.global_step)
         self._log.emit(

@@ -28,8 +28,8 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     swarm: str
     peer: str
     """Public key in hex."""
-    round_steps: int = 0
-    """H of the manifest; 0 when unknown."""
+    lap: int = 0
+    """Inner steps between two rounds, as of the last commit; 0 when unknown."""
     total_steps: int = 0
     """Global inner steps after which the swarm is done; 0 when unknown."""
     pid: int = 0
@@ -107,6 +107,7 @@ class NodeStatus(msgspec.Struct, kw_only=True):
                 self.round, self.phase = event["round"], PHASES[event["event"]]
             case "round.commit":
                 self.round, self.phase, self.round_step = event["round"], "", self.step
+                self.lap = event["lap"]
                 self.rounds_done += 1
                 self.rounds_contributed += bool(event["contributed"])
                 self.last_round_s = event["seconds"]
@@ -132,8 +133,8 @@ class NodeStatus(msgspec.Struct, kw_only=True):
         self.tokens += event["tokens"]
         if self.loss is not None:  # a loss that is not finite is null in JSON
             self.recent_losses = [*self.recent_losses[1 - RECENT_LOSSES :], self.loss]
-        if self.round_steps and self.tokens_per_s > 0:
-            left = max(0, self.round_steps - (self.step - self.round_step))
+        if self.lap and self.tokens_per_s > 0:
+            left = max(0, self.lap - (self.step - self.round_step))
             self.next_sync_s = left * event["tokens"] / self.tokens_per_s
 
 

@@ -1,8 +1,9 @@
 """The training loop of a node: take a batch, step, and when a round is due offer what was learnt. Read `run` top to bottom.
 
-A round is due after H steps, or when the fastest of the others has made its H (`protocol.rhythm`): a slower peer brings fewer.
+A round is due after a lap (`protocol.lap`: H steps, or H / P where P fragments are synchronised in turn), or when the fastest of the others
+has made its lap (`protocol.rhythm`): a slower peer brings fewer steps.
 
-Until the round is over, training goes on for `delay_steps` more steps, and stands then. Streaming DiLoCo's tau (2501.18512, digest
+Until the round is over, training goes on for `delay` more steps, and stands then. Streaming DiLoCo's tau (2501.18512, digest
 1.5), with two differences: a result is applied when it is there and not at a fixed step, for peers are unequal, and what was
 trained meanwhile stays whole (`training.coupled`) and is not mixed away. With 0 it is DiLoCo: training stands at once.
 """
@@ -14,10 +15,11 @@ from dataclasses import dataclass
 from farflung.node.door import Door
 from farflung.node.events import EventLog
 from farflung.node.learner import Learner
+from farflung.protocol.chain import Commit
 from farflung.protocol.keys import PeerId
-from farflung.protocol.ledger import Ledger, count, is_prefix, join, split
+from farflung.protocol.lap import Laps
+from farflung.protocol.ledger import count, is_prefix, join, split
 from farflung.protocol.messages import Ready
-from farflung.protocol.rhythm import Rhythm
 from farflung.protocol.types import LONGEST_S, Intervals
 
 
@@ -25,19 +27,16 @@ from farflung.protocol.types import LONGEST_S, Intervals
 class Pace:
     """What the manifest says about the rhythm of training."""
 
-    inner_steps: int
-    """Steps of the fastest peer between two rounds: H, or H / P where P fragments are synchronised in turn."""
-    delay_steps: int = 0
-    """Steps that may be trained while a round is under way; less than `inner_steps`."""
+    laps: Laps
     samples_per_step: int
     tokens_per_sample: int
-    total_rounds: int
+    total_steps: int
+    """Of the whole run."""
 
     @property
-    def rhythm(self) -> Rhythm:
-        """What the protocol knows of it."""
-        step_tokens = self.samples_per_step * self.tokens_per_sample
-        return Rhythm(inner_steps=self.inner_steps, delay_steps=self.delay_steps, step_tokens=step_tokens)
+    def step_tokens(self) -> int:
+        """Tokens of one step."""
+        return self.samples_per_step * self.tokens_per_sample
 
 
 @dataclass(slots=True)
@@ -73,6 +72,10 @@ class Trainer:
         self.progress = Progress()
         self.window: Intervals = ()
         self.version = 0
+        self.lap = pace.laps.least
+        """Steps of the fastest peer between the last round and the next."""
+        self.counted_steps = 0
+        """Of the run, by the rounds until now."""
         self.loss = float("nan")
         self.tokens_per_s = 0.0
         """Of late: exponential mean, half of it the last step."""
@@ -102,14 +105,19 @@ class Trainer:
     @property
     def global_step(self) -> int:
         """Inner steps of the run so far, as the learning rate counts them: those of all rounds, and ours since."""
-        return self.version * self.pace.inner_steps + self.progress.steps
+        return self.counted_steps + self.progress.steps
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is complete."""
+        return self.pace.laps.finished(self.pace.total_steps - self.counted_steps)
 
     def ready_in_s(self, *, round_planned: bool) -> float:
-        """Seconds until we have made H steps for a round; 0 while what was offered waits for its plan, and while our speed is unknown."""
+        """Seconds until we have made a lap for a round; 0 while what was offered waits for its plan, and while our speed is unknown."""
         if (self._offering and not round_planned) or self.tokens_per_s == 0.0:
             return 0.0
-        left = self.pace.inner_steps - (self.progress.steps - self._offered_steps)
-        step_s = self.pace.rhythm.step_tokens / self.tokens_per_s
+        left = self.lap - (self.progress.steps - self._offered_steps)
+        step_s = self.pace.step_tokens / self.tokens_per_s
         since = 0.0 if self._step_at is None else asyncio.get_running_loop().time() - self._step_at
         return min(LONGEST_S, max(0.0, left * step_s - min(since, step_s)))
 
@@ -139,14 +147,14 @@ class Trainer:
         if self._offering or not self._may_train():
             return False
         new = self.progress.steps - self._offered_steps
-        if new >= self.pace.inner_steps or (self.out_of_samples and self.progress.steps > 0):
+        if new >= self.lap or (self.out_of_samples and self.progress.steps > 0):
             return True
         if new == 0 or self.tokens_per_s == 0.0:  # just offered; or just restarted, with progress
             return False
-        return self._is_due(self.pace.rhythm.step_tokens / self.tokens_per_s)
+        return self._is_due(self.pace.step_tokens / self.tokens_per_s)
 
     def _stands(self) -> bool:
-        return self._offering and self.progress.steps >= self._offered_steps + self.pace.delay_steps
+        return self._offering and self.progress.steps >= self._offered_steps + self.pace.laps.delay_of(self.lap)
 
     async def _step(self) -> bool:
         """One inner step on the next batch of the window; False when there is none, or it may not be."""
@@ -198,13 +206,14 @@ class Trainer:
         self._offering = False
         self.wake()
 
-    def settle(self, ledger: Ledger, version: int, contributed_samples: int) -> bool:
-        """After a commit was applied: what is counted, and what we hold now.
+    def settle(self, commit: Commit, version: int, contributed_samples: int) -> bool:
+        """After a commit was applied: what is counted, what we hold now, and how long the lap is that begins.
 
         Returns whether the local progress may stay; when False, its samples were handed to others, and the caller drops it.
         """
-        self.version = version
+        self.version, self.lap, self.counted_steps = version, commit.lap, commit.steps
         self.count(contributed_samples)
+        ledger = commit.ledger
         suspended = next((s.intervals for s in ledger.suspended if s.peer == self.me), ())
         self.window = ledger.window(self.me) or suspended
         return is_prefix(self.progress.trained, self.window)

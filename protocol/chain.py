@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 from farflung.protocol import ledger as ledgers
 from farflung.protocol.errors import BadSignature, Refused
 from farflung.protocol.keys import PeerId, Signer, verify
+from farflung.protocol.lap import Laps
 from farflung.protocol.ledger import Ledger
 from farflung.protocol.limits import MAX_GROUP_PEERS, MAX_PARTS
 from farflung.protocol.quorum import is_quorum
@@ -24,16 +25,18 @@ VOTE_DOMAIN = b"farflung/vote/1\0"
 class Rules:
     """What the manifest says about commits."""
 
-    window: int
-    """Samples a member holds after each commit."""
+    ahead: int
+    """Samples that a member holds after each commit, for every step of the lap that begins."""
     lease: int
     """Rounds for which a vanished member keeps its samples."""
     max_group: int
     """Most members of a view."""
     cuts: tuple[int, ...]
     """Where the fragments of the flat parameter vector end, from 0 to its number of elements; they are synchronised in turn."""
-    total_rounds: int
-    """Rounds of the whole run."""
+    laps: Laps
+    """How long one may be, and tau."""
+    total_steps: int
+    """Inner steps of the whole run, as `Commit.steps` counts them."""
     tokens_per_sample: int
 
     @property
@@ -46,13 +49,17 @@ class Rules:
         """P."""
         return len(self.cuts) - 1
 
-    def span(self, version: int) -> tuple[int, int]:
-        """Elements [start, stop) that the round from outer version `version` to the next moves: the fragment whose turn it is
-        (in the order of `training.streaming.Timetable`), and in the last round of the run everything, so that no progress stays behind.
+    def finished(self, commit: "Commit") -> bool:
+        """Whether the run is complete."""
+        return self.laps.finished(self.total_steps - commit.steps)
+
+    def span(self, parent: "Commit") -> tuple[int, int]:
+        """Elements [start, stop) that the round after `parent` moves: the fragment whose turn it is (in the order of
+        `training.streaming.Timetable`), and in the last round of the run everything, so that no progress stays behind.
         """
-        if version + 1 == self.total_rounds:
+        if self.laps.finished(self.total_steps - parent.steps - parent.lap):
             return 0, self.numel
-        fragment = (version + 1) % self.num_fragments
+        fragment = (parent.version + 1) % self.num_fragments
         return self.cuts[fragment], self.cuts[fragment + 1]
 
 
@@ -97,6 +104,10 @@ class Commit(Struct, frozen=True, array_like=True):
     """Rounds that moved the outer state so far: the version of the outer state after this commit."""
     tokens: Count
     """Tokens the whole swarm has contributed so far."""
+    steps: Count
+    """Inner steps of the run so far: the sum of the laps that ended with a round."""
+    lap: Count
+    """Inner steps of the fastest member after which the next round is due."""
     view: Keys
     """Who may vote on the next height, sorted."""
     left: Keys
@@ -133,8 +144,10 @@ def vote_bytes(swarm: bytes, height: int, ballot: int, digest: bytes) -> bytes:
 
 def genesis(founder: PeerId, rules: Rules) -> Commit:
     """Height 0: the founder alone, with its first window of samples."""
-    ledger = ledgers.advance(Ledger(), trained={}, view=[founder], left=[], window=rules.window, version=0, lease=0)
-    return Commit(height=0, parent=b"", version=0, tokens=0, view=(founder,), left=(), ledger=ledger)
+    lap = rules.laps.least
+    window = rules.ahead * lap
+    ledger = ledgers.advance(Ledger(), trained={}, view=[founder], left=[], window=window, version=0, lease=0)
+    return Commit(height=0, parent=b"", version=0, tokens=0, steps=0, lap=lap, view=(founder,), left=(), ledger=ledger)
 
 
 def founded(swarm: bytes, signer: Signer, rules: Rules) -> Certified:
@@ -152,11 +165,14 @@ def successor(
     view: tuple[PeerId, ...],
     left: tuple[PeerId, ...],
     result: RoundResult | None,
+    lap: int | None = None,
 ) -> Commit:
-    """The commit after `parent`; ledger, version and tokens follow from the arguments alone.
+    """The commit after `parent`; ledger, version, tokens and steps follow from the arguments alone. `lap` begins with it, where it
+    carries a round; None: as long as the last.
 
     Raises ValueError when a contribution claims samples that its peer does not hold.
     """
+    lap = parent.lap if lap is None else lap
     contributions = result.contributors if result else ()
     version = parent.version + (1 if result else 0)
     trained: Mapping[PeerId, int] = {c.peer: c.samples for c in contributions}
@@ -165,7 +181,7 @@ def successor(
         trained=trained,
         view=view,
         left=left,
-        window=rules.window,
+        window=rules.ahead * lap,
         version=version,
         lease=rules.lease,
     )
@@ -174,6 +190,8 @@ def successor(
         parent=commit_hash(swarm, parent),
         version=version,
         tokens=parent.tokens + sum(c.tokens for c in contributions),
+        steps=parent.steps + (parent.lap if result else 0),
+        lap=lap,
         view=tuple(sorted(view)),
         left=tuple(sorted(left)),
         ledger=ledger,
@@ -200,10 +218,16 @@ def check_successor(swarm: bytes, parent: Commit, commit: Commit, rules: Rules, 
         is_quorum(parent.view, {*commit.view, *commit.left}),
         "would leave a view without a quorum of the last",
     )
-    if commit.round is not None:
+    if commit.round is None:
+        demand(commit.lap == parent.lap, "changes the lap without a round")
+    else:
         _check_round(parent, commit.round, rules, demand)
+        left = rules.total_steps - parent.steps - parent.lap
+        demand(rules.laps.allows(commit.lap, left), f"begins a lap of {commit.lap} steps, with {left} steps left")
     try:
-        expected = successor(swarm, parent, rules, view=commit.view, left=commit.left, result=commit.round)
+        expected = successor(
+            swarm, parent, rules, view=commit.view, left=commit.left, result=commit.round, lap=commit.lap
+        )
     except ValueError as error:
         raise Refused(f"commit {commit.height}: {error}", peer=peer) from error
     demand(expected == commit, "has a ledger that does not follow from the last")
@@ -215,7 +239,7 @@ def _check_round(parent: Commit, result: RoundResult, rules: Rules, demand: Call
     demand(set(contributors) <= set(parent.view), "counts contributors from outside the view")
     for c in result.contributors:
         demand(0 < c.tokens == c.samples * rules.tokens_per_sample, "counts tokens that are not its samples")
-    position, end = rules.span(parent.version)
+    position, end = rules.span(parent)
     for part in result.parts:
         demand(part.start == position < part.stop, "has parts that leave gaps or overlap")
         demand(len(part.digest) in (0, 32), "has a digest that is none")

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from difflib import get_close_matches
 
 from farflung.protocol.errors import ConfigError
+from farflung.protocol.versions import PROTOCOL_VERSION
 
 
 def check_range(key: str, value: float, low: float, high: float) -> None:
@@ -23,7 +24,9 @@ def check_one_of(key: str, value: str, allowed: Collection[str]) -> None:
 def check_supported(key: str, value: object, only: object) -> None:
     """Raise ConfigError for an option that has a meaning but that this protocol version cannot do."""
     if value != only:
-        raise ConfigError(f"{key} = {value!r}: not supported yet by protocol version 1, which knows only {only!r}")
+        raise ConfigError(
+            f"{key} = {value!r}: not supported yet by protocol version {PROTOCOL_VERSION}, which knows only {only!r}"
+        )
 
 
 def check_length(key: str, value: bytes, *allowed: int) -> None:

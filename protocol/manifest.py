@@ -10,12 +10,14 @@ what its swarm does, and a later version need not guess.
 """
 
 import re
+from typing import Literal
 
 import msgspec
 
 from farflung.protocol.checks import check_length, check_range, check_supported
 from farflung.protocol.errors import BadSignature, ConfigError, LocalError, Malformed, WrongSwarm
 from farflung.protocol.keys import PeerId, Signer, digest, domain, short, verify
+from farflung.protocol.lap import Laps
 from farflung.protocol.limits import (
     MAX_FRAGMENTS,
     MAX_GROUP_PEERS,
@@ -40,6 +42,7 @@ from farflung.protocol.versions import SUPPORTED_VERSIONS, negotiate
 from farflung.protocol.wire import check_size, decode
 
 _DOMAIN = domain("manifest")
+Auto = Literal["auto"]
 _CODEC = re.compile(r"[a-z0-9][a-z0-9_(),.=+:-]{0,127}")
 
 
@@ -64,14 +67,21 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Inner steps of one peer until the end of the run."""
     inner: InnerSpec = InnerSpec()
     outer: OuterSpec = OuterSpec()
-    inner_steps: int = 100
-    """H: inner steps between two rounds of the same fragment; a multiple of `fragments`."""
+    inner_steps: int | Auto = 100
+    """H: inner steps between two rounds of the same fragment, a multiple of `fragments`; or `auto`: as few as hide a round behind
+    training, between the next two (`farflung.protocol.lap`).
+    """
+    min_inner_steps: int = 10
+    """The least that `auto` may choose, and what it begins with; rounded up to a multiple of `fragments`. Without `auto` it means nothing, like
+    the next."""
+    max_inner_steps: int = 500
+    """The most, rounded down."""
     fragments: int = 1
     """P: parts of the model that are synchronised in turn, one every H / P steps, so that a round moves a P-th of the bytes
     (Streaming DiLoCo, arXiv 2501.18512).
     """
-    delay_steps: int = 0
-    """tau: inner steps that a peer may train while a round is under way; less than H / P. 0: it stands."""
+    delay_steps: int | Auto = 0
+    """tau: inner steps that a peer may train while a round is under way; less than H / P. 0: it stands. `auto`: a step less than H / P."""
     mix: float = 0.0
     """alpha: share of the local parameters kept when a round's result is applied."""
     uplink_codec: str = "int8(block=128)"
@@ -132,13 +142,23 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 f"swarm.batch_tokens = {self.batch_tokens}: must be a multiple of model.seq_len = {seq_len}"
             )
         check_range("swarm.total_steps", self.total_steps, 1, 1 << 40)
-        check_range("swarm.inner_steps", self.inner_steps, 1, self.total_steps)
-        check_range("swarm.fragments", self.fragments, 1, min(self.inner_steps, MAX_FRAGMENTS))
-        if self.inner_steps % self.fragments:
-            raise ConfigError(
-                f"swarm.inner_steps = {self.inner_steps}: must be a multiple of swarm.fragments = {self.fragments}"
-            )
-        check_range("swarm.delay_steps", self.delay_steps, 0, self.round_steps - 1)
+        if self.inner_steps == "auto":
+            if self.pipeline.stages > 1:
+                raise ConfigError(
+                    f'swarm.inner_steps = "auto": {self.pipeline.stages} stages have their rounds at the same steps, so none may choose; give a number'
+                )
+            check_range("swarm.min_inner_steps", self.min_inner_steps, 1, self.total_steps)
+            check_range("swarm.fragments", self.fragments, 1, min(self.min_inner_steps, MAX_FRAGMENTS))
+            check_range("swarm.max_inner_steps", self.max_inner_steps, self.min_inner_steps, 1 << 40)
+        else:
+            check_range("swarm.inner_steps", self.inner_steps, 1, self.total_steps)
+            check_range("swarm.fragments", self.fragments, 1, min(self.inner_steps, MAX_FRAGMENTS))
+            if self.inner_steps % self.fragments:
+                raise ConfigError(
+                    f"swarm.inner_steps = {self.inner_steps}: must be a multiple of swarm.fragments = {self.fragments}"
+                )
+        if self.delay_steps != "auto":
+            check_range("swarm.delay_steps", self.delay_steps, 0, self.laps.least - 1)
         check_range("inner.warmup_steps", self.inner.warmup_steps, 0, self.total_steps)
 
     def _check_pipeline(self) -> None:
@@ -153,9 +173,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
 
     @property
-    def round_steps(self) -> int:
+    def laps(self) -> Laps:
         """Inner steps between two rounds, whatever fragments they move."""
-        return self.inner_steps // self.fragments
+        delay = None if self.delay_steps == "auto" else self.delay_steps
+        if self.inner_steps == "auto":
+            least = -(-self.min_inner_steps // self.fragments)
+            return Laps(least=least, most=max(least, self.max_inner_steps // self.fragments), delay=delay)
+        return Laps(least=self.inner_steps // self.fragments, most=self.inner_steps // self.fragments, delay=delay)
 
     @property
     def samples_per_step(self) -> int:

@@ -144,7 +144,8 @@ class Member:
         if not self.in_view:
             return False
         others = self.runners([p for p in self.head.commit.view if p != self.me], now)
-        return rhythm.is_due(self.settings.rhythm, others, step_s=step_s, round_s=self.usual_round_s(), now=now)
+        lap = self.settings.rhythm(self.head.commit.lap)
+        return rhythm.is_due(lap, others, step_s=step_s, round_s=self.usual_round_s(), now=now)
 
     def holds(self, peer: PeerId) -> bool:
         """Whether a peer has the outer state of our head, or all it takes to get there by itself (`standing`)."""
@@ -166,6 +167,10 @@ class Member:
     def newcomer_near(self) -> bool:
         """Whether somebody is about to have caught up with us."""
         return standing.nearly_there(self.membership, self.head.commit, self._admitted)
+
+    def newcomer_downloads(self) -> bool:
+        """Whether somebody fetches the outer state."""
+        return standing.downloading(self.membership, {*self._admitted, *self.head.commit.view})
 
     def proposer_now(self) -> PeerId:
         """Whose turn it is at our ballot."""

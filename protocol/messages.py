@@ -1,6 +1,6 @@
 """Every message peers exchange, and the only list of their numbers, but for 21 to 24 (`pipeline_messages`).
 
-Protocol `farflung/1`. Bodies are MessagePack arrays [tag, field, …]; new fields go last with a default, types never change, retired tags are
+Of the protocol version that `versions` names. Bodies are MessagePack arrays [tag, field, …]; new fields go last with a default, types never change, retired tags are
 never used again. Bulk (contributions, means, chunks) travels on streams, each begun by one of the headers below.
 """
 

@@ -52,7 +52,7 @@ def check_plan(plan: Plan, head: Commit, settings: Settings, me: PeerId, ready: 
     )
     limit = settings.max_round_s
     demand(0 < plan.scatter_s <= limit and 0 < plan.gather_s <= limit, f"with deadlines above {limit} s")
-    position, end = settings.rules.span(head.version)
+    position, end = settings.rules.span(head)
     for part in plan.parts:
         demand(part.owner in contributors, "with a part owned by somebody who does not contribute")
         demand(part.start == position and part.stop > part.start, "whose parts leave gaps or overlap")

@@ -43,6 +43,9 @@ from farflung.protocol.settings import HOLD_S, RESEND_S, SETTLE_S, Settings
 
 PLAN_DOMAIN = b"farflung/plan/1\0"
 
+MAX_DOUBLINGS = 16
+"""Of a round's time, after as many plans that failed."""
+
 MAX_PAUSE_S = 30.0
 """Longest pause between two plans of one proposer."""
 
@@ -86,6 +89,8 @@ class Surroundings(Protocol):
     def joiners(self) -> tuple[PeerId, ...]: ...
 
     def newcomer_near(self) -> bool: ...
+
+    def newcomer_downloads(self) -> bool: ...
 
     def leaves(self, peer: PeerId) -> bool: ...
 
@@ -217,7 +222,7 @@ class Proposer:
             min_contributors=s.settings.min_contributors,
             max_group=s.settings.rules.max_group,
             patience_left_s=self._patience_until(s, readies, awaited, now) - now,
-            finished=s.head.commit.version >= s.settings.total_rounds,
+            finished=s.settings.rules.finished(s.head.commit),
         )
 
     def _patience_until(
@@ -227,7 +232,7 @@ class Proposer:
         rules = s.settings
         offers = [Offer(self.ready_at[p], ready.tokens, s.tokens_per_s(p)) for p, ready in readies.items()]
         until = rhythm.patient_until(
-            rules.rhythm,
+            rules.rhythm(s.head.commit.lap),
             offers,
             s.runners(awaited, now),
             round_s=s.usual_round_s(),
@@ -249,12 +254,13 @@ class Proposer:
             len(decision.members),
             partition.levelled([readies[p].down_bytes_per_s for p in owners]),
         )
-        ranges = partition.cut(*rules.rules.span(s.head.commit.version), shares, rules.align)
+        ranges = partition.cut(*rules.rules.span(s.head.commit), shares, rules.align)
         parts = tuple(Part(o, a, b) for o, (a, b) in zip(owners, ranges, strict=True) if b > a)
         estimate = transfer_seconds(rules, parts, readies, len(decision.members))
         recent = [r.seconds_ms / 1000.0 for r in s.recent_rounds()]
         budget = max(deadline.adaptive(recent, low=rules.min_round_s, high=rules.max_round_s), 3.0 * estimate)
-        budget = min(budget, rules.max_round_s)
+        # Links may have become slower than any round since then: each plan of this height that has failed doubles the time.
+        budget = min(budget * 2.0 ** min(self.attempt + self.ballot, MAX_DOUBLINGS), rules.max_round_s)
         self.attempt += 1
         self.plan = Plan(
             height=s.head.commit.height + 1,
@@ -339,6 +345,7 @@ class Proposer:
         left = tuple(p for p in s.head.commit.view if s.leaves(p))
         staying = tuple(p for p in result.view if p not in left)
         let_go = any(s.holds(p) for p in staying)  # or the state would go with them
+        lap, notes = self._next_lap(s, outcome)
         commit = chain.successor(
             s.settings.swarm,
             s.head.commit,
@@ -346,9 +353,28 @@ class Proposer:
             view=staying if let_go else result.view,
             left=left if let_go else (),
             result=outcome,
+            lap=lap,
         )
         self.reason = result.reason
-        return self._propose(commit, s, now)
+        return notes + self._propose(commit, s, now)
+
+    def _next_lap(self, s: Surroundings, outcome: RoundResult) -> tuple[int, list[Effect]]:
+        """Steps until the round after this one, and what to log when that is another number than before."""
+        head, rules = s.head.commit, s.settings.rules
+        fastest = max(s.tokens_per_s(p) for p in s.membership.live(head.view))
+        step_s = s.settings.step_tokens / fastest if fastest > 0.0 else 0.0
+        rounds_s = [r.seconds_ms / 1000.0 for r in (outcome, *s.recent_rounds())]
+        lap, reason = rules.laps.choose(
+            head.lap,
+            left=rules.total_steps - head.steps - head.lap,
+            step_s=step_s,
+            rounds_s=rounds_s,
+            newcomer=s.newcomer_downloads(),
+        )
+        if lap == head.lap:
+            return lap, []
+        delay = rules.laps.delay_of(lap)
+        return lap, [Note("lap", {"round": head.height + 1, "steps": lap, "delay": delay, "reason": reason})]
 
     def _directions(
         self, s: Surroundings, held: Mapping[PeerId, tuple[bytes, ...]], digests: list[bytes], now: float

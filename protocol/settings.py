@@ -44,7 +44,8 @@ class Settings:
     founder: PeerId
     rules: Rules
     """What every commit must follow."""
-    rhythm: Rhythm
+    step_tokens: int
+    """Tokens of one inner step of one member."""
     align: int
     """Parts begin at multiples of this many elements (the codecs' block)."""
     uplink: str
@@ -62,7 +63,6 @@ class Settings:
     admits: Callable[[PeerId, bytes], bool]
     """Whether an admission token opens the swarm to a peer."""
 
-    @property
-    def total_rounds(self) -> int:
-        """Rounds of the whole run."""
-        return self.rules.total_rounds
+    def rhythm(self, lap: int) -> Rhythm:
+        """That of a lap of so many steps."""
+        return Rhythm(inner_steps=lap, delay_steps=self.rules.laps.delay_of(lap), step_tokens=self.step_tokens)

@@ -75,6 +75,12 @@ def nearly_there(membership: Membership, head: Commit, admitted: Iterable[PeerId
     return any(b is not None and b.digest != b"" and head.height - NEAR <= b.height < head.height for b in beats)
 
 
+def downloading(membership: Membership, admitted: Iterable[PeerId]) -> bool:
+    """Whether a live peer, outsider or member, has no outer state yet and fetches it."""
+    beats = (membership.heartbeat(p) for p in membership.live(sorted(set(admitted))))
+    return any(b is not None and b.digest == b"" and b.state == "joining" for b in beats)
+
+
 def disagreement(membership: Membership, head: Commit, me: PeerId, version: int, digest: bytes) -> Repair | None:
     """Same version, same bits (invariant 1): what a quorum of the view holds when it is not what we hold."""
     said: dict[bytes, list[PeerId]] = {digest: [me]}

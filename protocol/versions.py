@@ -3,6 +3,7 @@
 A version is named in every envelope, record and manifest; decoders take it from there and never guess it.
 
 * **1**: replica mode, fragments in turn, mean of contributors, dynamic linear voting.
+* **2**: laps: commits say how many inner steps the run has made and how many lie before the next round.
 """
 
 from collections.abc import Iterable
@@ -10,10 +11,10 @@ from collections.abc import Iterable
 from farflung.protocol.errors import WrongVersion
 from farflung.protocol.keys import PeerId
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """What we write."""
 
-SUPPORTED_VERSIONS: tuple[int, ...] = (1,)
+SUPPORTED_VERSIONS: tuple[int, ...] = (2,)
 """What we can read, ascending."""
 
 

@@ -35,6 +35,7 @@ from farflung.node.trainer import Pace
 from farflung.protocol import chain
 from farflung.protocol.chain import Certified, Commit, Rules, Vote
 from farflung.protocol.keys import Ed25519Signer
+from farflung.protocol.lap import Laps
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.settings import Settings
 from farflung.training.outer import OuterConfig
@@ -84,14 +85,15 @@ def settings_of(
         swarm=SWARM,
         founder=founder,
         rules=Rules(
-            window=3 * pace.inner_steps * pace.samples_per_step,
+            ahead=3 * pace.samples_per_step,
             lease=3,
             max_group=64,
             cuts=(0, numel),
-            total_rounds=pace.total_rounds,
+            laps=pace.laps if early else replace(pace.laps, delay=0),
+            total_steps=pace.total_steps,
             tokens_per_sample=pace.tokens_per_sample,
         ),
-        rhythm=pace.rhythm if early else replace(pace.rhythm, delay_steps=0),
+        step_tokens=pace.step_tokens,
         align=codec.block,
         uplink=codec.spec,
         downlink=codec.spec,
@@ -180,11 +182,10 @@ async def make_node(
     """Start an engine and put a node on it. The caller closes the engine, or has it closed by `Node.take_part`."""
     rank, host, codec = arguments.rank, arguments.host, parse_codec(arguments.codec)
     pace = Pace(
-        inner_steps=arguments.steps,
-        delay_steps=arguments.delay,
+        laps=Laps.fixed(arguments.steps, arguments.delay),
         samples_per_step=arguments.batch,
         tokens_per_sample=tokens_per_sample,
-        total_rounds=1 + arguments.rounds,
+        total_steps=arguments.steps * (1 + arguments.rounds),
     )
     await doors.side.run(kernels.prepare, resolve_paths().cache / "kernels")
     freeze_imports()

@@ -19,6 +19,7 @@ from farflung.compression.policy import uniform
 from farflung.node.trainer import Pace
 from farflung.protocol.chain import Rules
 from farflung.protocol.keys import Ed25519Signer
+from farflung.protocol.lap import Laps
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.settings import Settings
 from farflung.sims.fault_drawing import MAX_PEERS, ChurnModel, draw_schedule
@@ -32,6 +33,7 @@ from farflung.training.outer import OuterConfig
 NUMEL = 1500
 BLOCK = 32
 INNER_STEPS = 4
+LIVE = Laps(least=INNER_STEPS, most=4 * INNER_STEPS)
 SAMPLES_PER_STEP = 2
 TOKENS_PER_SAMPLE = 8
 OUTER = OuterConfig(lr=0.7, momentum=0.5)
@@ -51,7 +53,7 @@ class Wire:
     checkpoint_s: float = 60.0
     min_contributors: int = 1
     pace: Pace | None = None
-    """None: four steps a round, and every other seed trains on while rounds are under way."""
+    """None: four steps a round, and every other seed trains on while rounds are under way; every fifth chooses its laps."""
     fragments: int | None = None
     """Synchronised in turn. None: one, and in every third seed three."""
     step_s: tuple[float, ...] = ()
@@ -62,32 +64,32 @@ INT8 = Wire()
 
 
 def toy_outfit(seed: int, schedule: Schedule, wire: Wire = INT8) -> Outfit:
-    """Nodes with toy learners; the seed draws their keys and speeds. Every other seed trains on while rounds are under way."""
+    """Nodes with toy learners; the seed draws their keys and speeds."""
     signers = [
         Ed25519Signer(hashlib.sha256(f"{seed}/{index}".encode()).digest()) for index in range(schedule.num_peers)
     ]
     drawn = [random.Random(f"{seed}/speed/{index}").uniform(2.5, 7.5) for index in range(schedule.num_peers)]
     step_s = wire.step_s or drawn
     pace = wire.pace or Pace(
-        inner_steps=INNER_STEPS,
-        delay_steps=seed % 2 * (INNER_STEPS - 1),
+        laps=LIVE if seed % 5 == 4 else Laps.fixed(INNER_STEPS, seed % 2 * (INNER_STEPS - 1)),
         samples_per_step=SAMPLES_PER_STEP,
         tokens_per_sample=TOKENS_PER_SAMPLE,
-        total_rounds=1 << 40,
+        total_steps=1 << 40,
     )
     flat = uniform(wire.codec, wire.numel)
     settings = Settings(
         swarm=hashlib.sha256(f"swarm {seed}".encode()).digest(),
         founder=signers[schedule.founder].peer_id,
         rules=Rules(
-            window=3 * pace.inner_steps * pace.samples_per_step,
+            ahead=3 * pace.samples_per_step,
             lease=3,
             max_group=64,
             cuts=_cuts(wire, 1 + 2 * (seed % 3 == 0) if wire.fragments is None else wire.fragments),
-            total_rounds=pace.total_rounds,
+            laps=pace.laps,
+            total_steps=pace.total_steps,
             tokens_per_sample=pace.tokens_per_sample,
         ),
-        rhythm=pace.rhythm,
+        step_tokens=pace.step_tokens,
         align=wire.codec.block,
         uplink=wire.codec.spec,
         downlink=wire.codec.spec,

@@ -258,6 +258,10 @@ class Judge:
     def _follow(self, commit: Commit) -> None:
         """Each sample is counted once, and none is lost (invariant 6), by what the ledgers of all commits say."""
         parent = self.history.get(commit.height - 1)
+        if parent is not None and commit.steps != parent.steps + (parent.lap if commit.round is not None else 0):
+            self.violate(
+                2, f"commit {commit.height} counts {commit.steps} steps, after {parent.steps} and {parent.lap}"
+            )
         if commit.round is not None and parent is not None:
             who = [c.peer for c in commit.round.contributors]
             if len(set(who)) != len(who) or not set(who) <= set(parent.view):

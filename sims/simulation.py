@@ -196,7 +196,9 @@ class _Run:
         judge.calm = not lossy and plan.schedule.duration_s >= plan.schedule.calm_from + plan.calm_s / 3
         await asyncio.sleep(plan.calm_s / 3)
         judge.look()
-        if swarm.peers and judge.rounds == rounds < plan.outfit.settings.total_rounds:
+        newest = judge.history.get(max(judge.history, default=0))
+        finished = newest is not None and plan.outfit.settings.rules.finished(newest)
+        if swarm.peers and judge.rounds == rounds and not finished:
             judge.violate(0, "no round in the calm stretch")
         judge.check_end()
 

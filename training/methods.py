@@ -29,11 +29,11 @@ class TrainingMethod:
     codec: str
     """Of contributions, and of means, as `compression` reads it."""
 
-    def fragments_of(self, inner_steps: int) -> int:
+    def fragments_of(self, inner_steps: int | Literal["auto"]) -> int:
         """P for another H: the most that divide it."""
-        return math.gcd(self.fragments, inner_steps)
+        return self.fragments if inner_steps == "auto" else math.gcd(self.fragments, inner_steps)
 
-    def sections(self, inner_steps: int, fragments: int) -> dict[str, dict[str, object]]:
+    def sections(self, inner_steps: int | Literal["auto"], fragments: int) -> dict[str, dict[str, object]]:
         """The same as sections of a manifest's TOML file, with this H and P. Training goes on for as long as rounds take."""
         return {
             "inner": {"optimizer": self.optimizer},
@@ -42,7 +42,7 @@ class TrainingMethod:
             "swarm": {
                 "inner_steps": inner_steps,
                 "fragments": fragments,
-                "delay_steps": max(0, inner_steps // fragments - 1),
+                "delay_steps": "auto",
                 "uplink_codec": self.codec,
                 "downlink_codec": self.codec,
             },

@@ -20,20 +20,20 @@ from farflung.protocol.chain import Certified, Commit, Contribution, PartResult,
 from farflung.protocol.effects import Repair
 from farflung.protocol.history import History
 from farflung.protocol.keys import PeerId
+from farflung.protocol.lap import Laps
 from farflung.protocol.membership import Membership
 from farflung.sims.toy import ToyLearner
 
 SWARM = b"w" * 32
-RULES = Rules(window=24, lease=3, max_group=8, cuts=(0, NUMEL), total_rounds=99, tokens_per_sample=1)
+RULES = Rules(ahead=12, lease=3, max_group=8, cuts=(0, NUMEL), laps=Laps.fixed(2), total_steps=198, tokens_per_sample=1)
 PARTS = ((0, 304), (304, NUMEL))
-PACE = Pace(inner_steps=2, samples_per_step=2, tokens_per_sample=1, total_rounds=99)
+PACE = Pace(laps=Laps.fixed(2), samples_per_step=2, tokens_per_sample=1, total_steps=198)
 
 
 @dataclass
 class Settings:
     founder: PeerId
     rules: Rules = RULES
-    total_rounds: int = 99
 
 
 @dataclass

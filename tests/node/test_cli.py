@@ -146,6 +146,8 @@ def test_no_node_is_one_line_and_exit_code_2(home: Path, command: str) -> None:
     ("words", "said"),
     [
         (["create", "x", "--inner-steps", "0"], "--inner-steps must be above 0"),
+        (["create", "x", "--inner-steps", "some"], "--inner-steps must be a whole number or auto, not 'some'"),
+        (["create", "x", "--delay-steps", "-1"], "--delay-steps must be a whole number or auto, not '-1'"),
         (["create", "x", "--port", "70000"], "--port must be between"),
         (["join", "x", "--dtype", "int4"], "--dtype must be one of auto, bf16, fp32"),
         (["join", "x", "--up-mbps", "nan"], "--up-mbps must be above 0"),

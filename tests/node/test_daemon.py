@@ -27,6 +27,7 @@ from farflung.node.storage import FileStorage, newest_history
 from farflung.protocol.chain import genesis
 from farflung.protocol.errors import ConfigError, FarflungError, LocalError
 from farflung.protocol.invitation import decode_invitation
+from farflung.protocol.lap import Laps
 from farflung.protocol.manifest import Manifest, open_manifest
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.naming import full_name
@@ -112,7 +113,7 @@ def test_defaults_need_nothing_but_a_name_and_fit_together(tmp_path: Path, corpu
     assert manifest.admission.rule == "open" and not (made.manifest.parent / "invite").exists()
     recipe = read_recipe(manifest)
     assert recipe.num_parameters == recipe.settings().rules.numel == sum(t.numel() for t in recipe_parameters(manifest))
-    assert recipe.total_rounds == 1
+    assert recipe.rounds_text == "1 rounds"
 
 
 @pytest.mark.parametrize("name", sorted(TRAINING_METHODS))
@@ -127,7 +128,7 @@ def test_a_method_is_what_neither_flags_nor_the_file_say(tmp_path: Path, corpus:
     )
     assert manifest.uplink_codec == manifest.downlink_codec == method.codec
     assert (manifest.feedback.uplink, manifest.feedback.downlink) == ("kept", "residual")
-    assert (manifest.inner_steps, manifest.fragments, manifest.delay_steps) == (30, 3, 9)
+    assert (manifest.inner_steps, manifest.fragments, manifest.laps) == (30, 3, Laps(least=10, most=10))
     assert read_recipe(manifest).settings().uplink == method.codec
 
     (tmp_path / "c.toml").write_text("[outer]\nlr = 0.4\n")
@@ -140,8 +141,23 @@ def test_a_method_is_what_neither_flags_nor_the_file_say(tmp_path: Path, corpus:
         0.4,
         method.outer_momentum,
     )
-    assert manifest.uplink_codec == "int8(block=128)" and (manifest.inner_steps, manifest.delay_steps) == (5, 4)
+    assert manifest.uplink_codec == "int8(block=128)" and manifest.laps == Laps(least=5, most=5)
     assert manifest.fragments == 1, "three do not divide five steps"
+
+
+def test_laps_may_be_left_to_the_swarm(tmp_path: Path, corpus: Path) -> None:
+    options = CreateOptions(
+        name="b", method="default", inner_steps="auto", data=str(corpus), steps=300, home=tmp_path / "a", open=True
+    )
+    manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
+    assert (manifest.inner_steps, manifest.fragments, manifest.delay_steps) == ("auto", 3, "auto")
+    recipe = read_recipe(manifest)
+    assert recipe.rules.laps == Laps(least=4, most=166) and recipe.rules.total_steps == 300
+    assert recipe.rounds_text == "1 to 75 rounds"
+
+    coarse = dataclasses.replace(options, name="c", method=None, codec="sign(block=256)", steps=4000)
+    manifest = open_manifest(daemon.create(coarse).manifest.read_bytes(), swarm=None, peer=None)
+    assert manifest.feedback.after_rounds == 2, "a quarter of the run at the longest laps"
 
 
 def recipe_parameters(manifest: Manifest) -> list[torch.Tensor]:
@@ -191,10 +207,10 @@ def test_settings_follow_from_the_manifest(tmp_path: Path, corpus: Path) -> None
     _, manifest = found(tmp_path, corpus, codec="int8(block=256)")
     recipe = read_recipe(manifest)
     settings, pace = recipe.settings(), recipe.pace()
-    assert (settings.align, settings.rules.window, settings.total_rounds) == (256, 3 * 60 * 4, 100)
+    assert (settings.align, settings.rules.ahead, settings.rules.total_steps) == (256, 3 * 4, manifest.total_steps)
     assert 1.0 < settings.bytes_per_element < 1.1
-    assert (pace.inner_steps, pace.samples_per_step, pace.tokens_per_sample) == (60, 4, 32)
-    assert pace.delay_steps == 5
+    assert (pace.laps, pace.samples_per_step, pace.tokens_per_sample) == (Laps.fixed(60, 5), 4, 32)
+    assert settings.rules.laps == pace.laps and settings.step_tokens == pace.step_tokens == 4 * 32
     assert not settings.admits(bytes(32), b"") and not settings.admits(bytes(32), bytes(64))
 
 

@@ -33,7 +33,7 @@ RUN = [
 
 
 def folded(events: list[dict[str, Any]]) -> NodeStatus:
-    status = NodeStatus(swarm="alpha", peer=PEER, round_steps=10, total_steps=100)
+    status = NodeStatus(swarm="alpha", peer=PEER, lap=10, total_steps=100)
     for one in events:
         status.apply(one)
     return status
@@ -72,6 +72,7 @@ def test_a_round_moves_the_forecast_and_the_counts() -> None:
         round=4,
         seconds=2.5,
         contributed=True,
+        lap=20,
         contributors={},
         owed=0.59,
     )
@@ -81,7 +82,7 @@ def test_a_round_moves_the_forecast_and_the_counts() -> None:
     status.apply(commit | {"owed": None, "contributed": False})
     assert status.owed == 0.59, "a round without us says nothing about our feedback"
     status.apply(event(112.0, "step", step=31, loss=3.0, tokens=100, tokens_per_s=50.0, grad_norm=1.0, lr=0.1))
-    assert status.next_sync_s == 9 * 2.0
+    assert status.next_sync_s == 19 * 2.0, "the lap that the round began is twice as long"
     status.apply(event(113.0, "node.state", step=31, state="waiting", reason="1 of 2 peers"))
     assert status.next_sync_s is None
     assert "waiting · step 31/100 · round 4 · 1 of 2 peers" in headline(status).plain
@@ -111,7 +112,7 @@ def test_missing_kernels_are_told_and_nothing_else_of_them() -> None:
 
 def test_feedback_is_shown_where_there_is_any() -> None:
     facts = {"seconds": 2.5, "contributors": {}, "sent_bytes": 9, "received_bytes": 9, "up_bits": 1.0, "down_bits": 8.0}
-    commit = event(110.0, "round.commit", step=30, round=4, contributed=True, owed=0.59, **facts)
+    commit = event(110.0, "round.commit", step=30, round=4, contributed=True, lap=10, owed=0.59, **facts)
     assert (line(commit) or "").endswith("1.00 up and 8.00 down, 0.59 of our update's norm kept for later")
     assert (line(commit | {"owed": None}) or "").endswith("8.00 down")
     for events, there in (([*RUN, commit], True), (RUN, False)):

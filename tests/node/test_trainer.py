@@ -10,6 +10,8 @@ import torch
 
 from farflung.node.events import EventLog
 from farflung.node.trainer import Pace, Progress, Trainer
+from farflung.protocol.chain import Commit
+from farflung.protocol.lap import Laps
 from farflung.protocol.ledger import Holding, Ledger, Suspended
 from farflung.protocol.messages import Ready
 from farflung.sims import clock
@@ -17,7 +19,7 @@ from farflung.sims.toy import ToyLearner, VirtualDoor
 from farflung.training.outer import OuterConfig
 
 ME, OTHER = b"m" * 32, b"o" * 32
-PACE = Pace(inner_steps=3, samples_per_step=2, tokens_per_sample=10, total_rounds=100)
+PACE = Pace(laps=Laps.fixed(3), samples_per_step=2, tokens_per_sample=10, total_steps=300)
 
 
 class Lab:
@@ -51,9 +53,9 @@ class Lab:
         self.withdrawn += 1
 
 
-def run(main: Callable[[Lab], Awaitable[None]], window: int = 18, delay_steps: int = 0) -> None:
+def run(main: Callable[[Lab], Awaitable[None]], window: int = 18, delay_steps: int | None = 0) -> None:
     async def body() -> None:
-        lab = Lab(window, replace(PACE, delay_steps=delay_steps))
+        lab = Lab(window, replace(PACE, laps=Laps(least=3, most=3, delay=delay_steps)))
         async with asyncio.TaskGroup() as group:
             group.create_task(lab.trainer.run())
             await main(lab)
@@ -66,6 +68,15 @@ def holding(*intervals: tuple[int, int], suspended: bool = False) -> Ledger:
     if suspended:
         return Ledger(99, (), (), (Suspended(ME, 1, intervals),))
     return Ledger(99, (Holding(ME, intervals), Holding(OTHER, ((90, 99),))))
+
+
+def settle(lab: Lab, ledger: Ledger, version: int, samples: int, *, lap: int = 3) -> bool:
+    """A commit after `version` laps of three steps, with which one of `lap` begins."""
+    commit = Commit(
+        height=version, parent=b"", version=version, tokens=0, steps=3 * version, lap=lap, view=(ME,), left=(),
+        ledger=ledger,
+    )  # fmt: skip
+    return lab.trainer.settle(commit, version, samples)
 
 
 def test_after_h_steps_it_stands_and_says_what_it_has() -> None:
@@ -94,7 +105,7 @@ def test_a_round_that_missed_us_leaves_the_progress_and_more_is_added() -> None:
 def test_a_round_that_counted_us_takes_the_counted_away() -> None:
     async def main(lab: Lab) -> None:
         await asyncio.sleep(10.0)
-        assert lab.trainer.settle(holding((6, 24)), 1, 6)
+        assert settle(lab, holding((6, 24)), 1, 6)
         assert lab.trainer.progress.trained == () and lab.trainer.progress.steps == 0
         assert lab.trainer.global_step == 3
         lab.trainer.over()
@@ -104,11 +115,42 @@ def test_a_round_that_counted_us_takes_the_counted_away() -> None:
     run(main)
 
 
+def test_the_lap_that_a_commit_begins_is_what_counts_from_then_on() -> None:
+    async def main(lab: Lab) -> None:
+        await asyncio.sleep(10.0)
+        assert settle(lab, holding((6, 24)), 1, 6, lap=5)
+        lab.trainer.over()
+        await asyncio.sleep(0.5)
+        assert lab.trainer.ready_in_s(round_planned=False) == pytest.approx(4.5)
+        await asyncio.sleep(20.0)
+        assert [r.samples for r in lab.ready] == [6, 10] and lab.trainer.global_step == 3 + 5
+
+    run(main)
+
+
+def test_a_tau_that_is_not_fixed_ends_where_the_next_lap_would() -> None:
+    async def main(lab: Lab) -> None:
+        await asyncio.sleep(30.0)
+        assert [r.samples for r in lab.ready] == [6] and lab.trainer.progress.steps == 3 + 2
+        assert settle(lab, holding((6, 36)), 1, 6, lap=4)
+        lab.trainer.over()
+        await asyncio.sleep(30.0)
+        assert [r.samples for r in lab.ready] == [6, 8] and lab.trainer.progress.steps == 4 + 3
+
+    run(main, window=30, delay_steps=None)
+
+
+def test_the_run_is_complete_when_no_lap_fits_any_more() -> None:
+    lab = Lab(pace=replace(PACE, laps=Laps(least=3, most=9), total_steps=11))
+    finished = [settle(lab, holding((0, 18)), version, 0) and lab.trainer.finished for version in range(1, 4)]
+    assert finished == [False, False, True]
+
+
 def test_while_a_round_is_under_way_some_steps_more_are_trained() -> None:
     async def main(lab: Lab) -> None:
         await asyncio.sleep(20.0)
         assert lab.learner.trained == list(range(10)) and [r.samples for r in lab.ready] == [6]
-        assert lab.trainer.settle(holding((6, 24)), 1, 6)
+        assert settle(lab, holding((6, 24)), 1, 6)
         assert lab.trainer.progress.trained == ((6, 10),) and lab.trainer.global_step == 5
         lab.trainer.over()
         await asyncio.sleep(20.0)
@@ -154,7 +196,7 @@ def test_when_a_round_is_due_it_brings_what_it_has_and_trains_on() -> None:
         assert lab.learner.trained == list(range(8)), "and two steps more, while the round is under way"
         assert lab.trainer.stood_s == 0.0, "nobody has set it going again"
         lab.due_after_s = None
-        assert lab.trainer.settle(holding((4, 24)), 1, 4)
+        assert settle(lab, holding((4, 24)), 1, 4)
         lab.trainer.over()
         await asyncio.sleep(20.0)
         assert lab.trainer.stood_s > 10.0
@@ -207,7 +249,7 @@ def test_nothing_is_offered_while_a_commit_waits_to_be_applied() -> None:
 def test_progress_beyond_what_was_counted_stays() -> None:
     lab = Lab()
     lab.trainer.progress = Progress(((0, 10),), 5, 0.0)
-    assert lab.trainer.settle(holding((6, 24)), 1, 6)
+    assert settle(lab, holding((6, 24)), 1, 6)
     assert lab.trainer.progress.trained == ((6, 10),) and lab.trainer.progress.steps == 2
 
 
@@ -215,7 +257,7 @@ def test_progress_beyond_what_was_counted_stays() -> None:
 def test_progress_stays_while_its_samples_are_ours(suspended: bool) -> None:
     lab = Lab()
     lab.trainer.progress = Progress(((0, 6),), 3, 0.0)
-    assert lab.trainer.settle(holding((0, 8), (30, 40), suspended=suspended), 4, 0)
+    assert settle(lab, holding((0, 8), (30, 40), suspended=suspended), 4, 0)
     assert lab.trainer.progress.steps == 3 and lab.trainer.window == ((0, 8), (30, 40))
 
 
@@ -224,7 +266,7 @@ def test_progress_whose_samples_went_to_others_is_dropped(window: tuple[tuple[in
     lab = Lab()
     lab.trainer.progress = Progress(((0, 6),), 3, 0.0)
     ledger = holding(*window) if window else Ledger(99)
-    assert not lab.trainer.settle(ledger, 4, 0)
+    assert not settle(lab, ledger, 4, 0)
     assert lab.trainer.progress.steps == 3 and lab.trainer.window == window, "the caller drops it"
     lab.trainer.drop()
     assert lab.trainer.progress == Progress()
@@ -234,7 +276,7 @@ def test_progress_whose_samples_went_to_others_is_dropped(window: tuple[tuple[in
 def test_after_a_drop_it_trains_on_the_new_window() -> None:
     async def main(lab: Lab) -> None:
         await asyncio.sleep(10.0)
-        assert not lab.trainer.settle(holding((40, 58)), 2, 0)
+        assert not settle(lab, holding((40, 58)), 2, 0)
         lab.trainer.drop()
         lab.learner.discard_progress()
         await asyncio.sleep(10.0)
@@ -249,7 +291,7 @@ def test_a_window_is_used_up_and_filled_again() -> None:
         assert lab.trainer.out_of_samples
         trained = len(lab.learner.trained)
         assert trained == 4, "no batch is cut short"
-        lab.trainer.settle(holding((0, 10)), 1, 0)
+        settle(lab, holding((0, 10)), 1, 0)
         lab.trainer.over()
         await asyncio.sleep(30.0)
         assert lab.learner.trained == list(range(6)) or lab.learner.trained == list(range(10))

@@ -30,11 +30,11 @@ from farflung.protocol.effects import (
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.history import History
 from farflung.protocol.keys import Ed25519Signer, PeerId
+from farflung.protocol.lap import Laps
 from farflung.protocol.member import Member
 from farflung.protocol.membership import Membership
 from farflung.protocol.messages import Accepted, Heartbeat, Message, Plan, Ready, decode, encode
 from farflung.protocol.quorum import proposer
-from farflung.protocol.rhythm import Rhythm
 from farflung.protocol.settings import Settings
 
 SWARM = sha256(b"the swarm of the tests").digest()
@@ -42,9 +42,16 @@ LATENCY_S = 0.05
 TICK_S = 0.25
 WINDOW = 24
 SAMPLES = 8
+LAP = 8
 TOKENS_PER_SAMPLE = 100
 RULES = Rules(
-    window=WINDOW, lease=3, max_group=16, cuts=(0, 1000), total_rounds=1 << 40, tokens_per_sample=TOKENS_PER_SAMPLE
+    ahead=WINDOW // LAP,
+    lease=3,
+    max_group=16,
+    cuts=(0, 1000),
+    laps=Laps.fixed(LAP),
+    total_steps=1 << 40,
+    tokens_per_sample=TOKENS_PER_SAMPLE,
 )
 
 
@@ -59,9 +66,9 @@ def rules(founder: PeerId, **changes: Any) -> Settings:
         swarm=SWARM,
         founder=founder,
         rules=dataclasses.replace(
-            RULES, **{key: changes.pop(key) for key in ("cuts", "total_rounds") if key in changes}
+            RULES, **{key: changes.pop(key) for key in ("cuts", "laps", "total_steps") if key in changes}
         ),
-        rhythm=Rhythm(inner_steps=8, delay_steps=0, step_tokens=1),
+        step_tokens=1,
         align=16,
         uplink="int8(block=16)",
         downlink="int8(block=16)",

@@ -5,13 +5,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.protocol.bus import RULES, SWARM, WINDOW, certify, history_of, signers
+from tests.protocol.bus import LAP, RULES, SWARM, WINDOW, certify, history_of, signers
 
 from farflung.protocol import chain
 from farflung.protocol.chain import Certified, Commit, Contribution, PartResult, RoundResult, Rules, Vote
 from farflung.protocol.errors import BadSignature, Refused
 from farflung.protocol.keys import Ed25519Signer
-from farflung.protocol.ledger import Ledger
+from farflung.protocol.lap import Laps
+from farflung.protocol.ledger import Ledger, count
 from farflung.training.streaming import Timetable
 
 WHO = signers(4)
@@ -59,14 +60,15 @@ def test_golden_hashes() -> None:
     )
 
 
-GOLDEN_GENESIS = "a87e274243d3fba4d97d449e47941d4eac718dc32c53b41ad99bd954df07b3ad"
-GOLDEN_ROUND = "2c0fff54688c85e6848ac62e2a499a8529044502e381d1afc381bc082ceb2272"
+GOLDEN_GENESIS = "9a49120585d729e0056fcb8b3d062ef43c32d92b329dea630962334e59948305"
+GOLDEN_ROUND = "aedf28685ce538d2b95f38f71320c65b8b673ccfa7fce5d35dde372033763fc2"
 
 
 def test_every_field_changes_the_hash() -> None:
     commit = follow()
     others = [
         but(commit, height=9), but(commit, parent=b"q" * 32), but(commit, version=9), but(commit, tokens=9),
+        but(commit, steps=9), but(commit, lap=9),
         but(commit, view=(A,)), but(commit, left=(A,)), but(commit, ledger=Ledger()), but(commit, round=None),
     ]  # fmt: skip
     hashes = {chain.commit_hash(SWARM, c) for c in [commit, *others]} | {chain.commit_hash(b"w" * 32, commit)}
@@ -77,13 +79,27 @@ def test_what_a_round_changes() -> None:
     commit = follow()
     assert (commit.height, commit.version, commit.tokens) == (2, PARENT.version + 1, PARENT.tokens + 1200)
     assert commit.ledger.window(A)[0][0] == PARENT.ledger.window(A)[0][0] + 8
+    assert (commit.steps, commit.lap) == (PARENT.steps + PARENT.lap, PARENT.lap)
     check(commit)
+
+
+def test_a_round_begins_a_lap_within_the_limits_and_hands_out_samples_for_it() -> None:
+    rules = replace(RULES, laps=Laps(least=LAP, most=3 * LAP), total_steps=PARENT.lap + 20)
+    for lap in (LAP, 2 * LAP, 20):
+        commit = follow(rules=rules, lap=lap)
+        check(commit, rules)
+        assert count(commit.ledger.window(B)) == rules.ahead * lap and commit.steps == PARENT.lap
+    for lap in (LAP - 1, 21, 3 * LAP):
+        with pytest.raises(Refused, match=f"begins a lap of {lap} steps, with 20 steps left"):
+            check(follow(rules=rules, lap=lap), rules)
+    with pytest.raises(Refused, match="changes the lap without a round"):
+        check(follow(rules=rules, lap=2 * LAP, result=None), rules)
 
 
 def test_what_a_change_of_view_does_not_change() -> None:
     commit = follow(result=None, view=(A, B, C), left=(D,))
     assert (commit.version, commit.tokens, commit.round) == (PARENT.version, PARENT.tokens, None)
-    assert not commit.ledger.suspended
+    assert not commit.ledger.suspended and (commit.steps, commit.lap) == (PARENT.steps, PARENT.lap)
     check(commit)
 
 
@@ -105,6 +121,8 @@ def test_the_view_is_sorted() -> None:
         (dict(version=2), "ledger"),
         (dict(version=0), "ledger"),
         (dict(tokens=1), "ledger"),
+        (dict(steps=1), "ledger"),
+        (dict(lap=LAP + 1), "begins a lap of 9 steps"),
         (dict(view=(B, A, C, D)), "unsorted view"),
         (dict(view=(A, A, B, C, D)), "unsorted view"),
         (dict(view=tuple(sorted([A, B, C, D, *(bytes([i]) * 32 for i in range(20))]))), "a view of 24"),
@@ -133,7 +151,7 @@ def test_what_does_not_follow_is_refused(changes: dict[str, Any], why: str) -> N
 def test_other_rules_do_not_follow() -> None:
     gone = follow(view=(A, B, C))
     check(gone)
-    for other in (replace(RULES, window=WINDOW + 1), replace(RULES, max_group=2), replace(RULES, cuts=(0, 1001))):
+    for other in (replace(RULES, ahead=RULES.ahead + 1), replace(RULES, max_group=2), replace(RULES, cuts=(0, 1001))):
         with pytest.raises(Refused):
             check(gone, other)
 
@@ -141,16 +159,17 @@ def test_other_rules_do_not_follow() -> None:
 @pytest.mark.parametrize(("interval", "num"), [(30, 1), (30, 3), (12, 4)])
 def test_fragments_take_turns_as_in_the_timetable(interval: int, num: int) -> None:
     cuts = tuple(range(0, 10 * num + 1, 10))
-    rules = replace(RULES, cuts=cuts, total_rounds=4 * num + 1)
+    rules = replace(RULES, cuts=cuts, total_steps=(4 * num + 2) * LAP - 1)
     table = Timetable(interval=interval, fragments=num)
     sent = [e.fragment for step in range(1, 4 * interval + 1) for e in table.after(step).sends]
-    assert [rules.span(version) for version in range(4 * num)] == [(cuts[p], cuts[p + 1]) for p in sent]
-    assert rules.span(4 * num) == (0, 10 * num), "in the end nothing stays behind"
+    turns = [rules.span(but(PARENT, version=version, steps=LAP * version)) for version in range(4 * num + 1)]
+    assert turns[:-1] == [(cuts[p], cuts[p + 1]) for p in sent]
+    assert turns[-1] == (0, 10 * num), "in the end nothing stays behind"
 
 
 def test_a_round_moves_the_fragment_whose_turn_it_is() -> None:
     rules = replace(RULES, cuts=(0, 300, 600, 1000))
-    span = rules.span(PARENT.version)
+    span = rules.span(PARENT)
     assert span != (0, 1000)
     result = round_of(parts=(PartResult(A, *span, b"d" * 32),))
     check(follow(rules=rules, result=result), rules)

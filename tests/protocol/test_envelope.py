@@ -90,11 +90,11 @@ def test_field_too_many_is_malformed() -> None:
 
 
 def test_wrong_version() -> None:
-    assert "version 2" in refuse(resigned(version=2), WrongVersion)
+    assert "version 3" in refuse(resigned(version=3), WrongVersion)
 
 
 def test_later_version_of_another_shape_is_a_wrong_version() -> None:
-    refuse(msgspec.msgpack.encode([2, "all", {"is": "new"}]) + bytes(64), WrongVersion)
+    refuse(msgspec.msgpack.encode([3, "all", {"is": "new"}]) + bytes(64), WrongVersion)
 
 
 def test_wrong_swarm() -> None:

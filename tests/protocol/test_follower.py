@@ -25,7 +25,6 @@ from tests.protocol.alone import (
     sends,
 )
 from tests.protocol.bus import (
-    WINDOW,
     beat,
     certify,
     core,
@@ -169,7 +168,7 @@ def test_a_first_commit_must_be_the_founders(spoil: str) -> None:
     if spoil == "another founder":
         first = certify(chain.genesis(OUTSIDER.peer_id, RULES.rules), [OUTSIDER])
     elif spoil == "another window":
-        first = certify(chain.genesis(IDS[0], replace(RULES.rules, window=WINDOW + 1)), INSIDE[:1])
+        first = certify(chain.genesis(IDS[0], replace(RULES.rules, ahead=RULES.rules.ahead + 1)), INSIDE[:1])
     else:
         first = but(first, votes=(chain.Vote(IDS[0], BY_ID[IDS[0]].sign(b"something else")),))
     with pytest.raises(RemoteError) as caught:

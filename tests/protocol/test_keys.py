@@ -56,9 +56,10 @@ def test_names_for_people() -> None:
 
 def test_versions() -> None:
     assert negotiate([3, 1, 2], ours=[1, 2], peer=None) == 2
-    with pytest.raises(WrongVersion, match=r"\[7, 9\], we speak \[1\]") as caught:
+    with pytest.raises(WrongVersion, match=r"\[7, 9\], we speak \[2\]") as caught:
         negotiate([9, 7], peer=ALICE.peer_id)
     assert caught.value.peer == ALICE.peer_id
-    check_version(1, what="message", peer=None)
-    with pytest.raises(WrongVersion):
-        check_version(2, what="message", peer=None)
+    check_version(2, what="message", peer=None)
+    for other in (1, 3):
+        with pytest.raises(WrongVersion):
+            check_version(other, what="message", peer=None)

@@ -19,6 +19,7 @@ from farflung.protocol.errors import (
     WrongVersion,
 )
 from farflung.protocol.keys import Ed25519Signer, domain
+from farflung.protocol.lap import Laps
 from farflung.protocol.limits import MAX_MANIFEST_BYTES, MAX_RECORD_BYTES
 from farflung.protocol.manifest import (
     Manifest,
@@ -119,6 +120,10 @@ def test_every_field_counts_in_the_hash() -> None:
         ({"fragments": 4, "delay_steps": 25}, "swarm.delay_steps = 25: must be between 0 and 24"),
         ({"delay_steps": -1}, "swarm.delay_steps = -1: must be between 0 and 99"),
         ({"delay_steps": 100}, "swarm.delay_steps = 100: must be between 0 and 99"),
+        ({"inner_steps": "auto", "min_inner_steps": 0}, "swarm.min_inner_steps = 0: must be between 1 and 2000"),
+        ({"inner_steps": "auto", "max_inner_steps": 9}, "swarm.max_inner_steps = 9: must be between 10"),
+        ({"inner_steps": "auto", "fragments": 11}, "swarm.fragments = 11: must be between 1 and 10"),
+        ({"inner_steps": "auto", "fragments": 3, "delay_steps": 4}, "swarm.delay_steps = 4: must be between 0 and 3"),
         ({"mix": 0.5}, "swarm.mix = 0.5: not supported yet"),
         ({"mix": float("nan")}, "swarm.mix = nan: must be between"),
         ({"aggregation": "median"}, "swarm.aggregation = 'median': not supported yet"),
@@ -129,6 +134,7 @@ def test_every_field_counts_in_the_hash() -> None:
         ({"window_rounds": 0}, "swarm.window_rounds = 0"),
         ({"lease_rounds": -1}, "swarm.lease_rounds = -1"),
         ({"model": msgspec.structs.replace(MODEL, vocab_size=255)}, "model.vocab_size = 255"),
+        ({"pipeline": PipelineSpec(stages=2), "inner_steps": "auto"}, 'swarm.inner_steps = "auto": 2 stages have'),
         ({"pipeline": PipelineSpec(stages=3)}, "pipeline.stages = 3: a model of 2 layers has at most 2 stages"),
         ({"pipeline": PipelineSpec(stages=2, layers=(1, 2))}, "they are 3, and the model has 2"),
         ({"pipeline": PipelineSpec(stages=2, microbatches=3)}, "must divide the 8 samples of a step"),
@@ -138,6 +144,16 @@ def test_ranges(change: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         manifest(**change)
     assert says in str(caught.value)
+
+
+def test_laps_are_what_lies_between_two_rounds_of_any_fragment() -> None:
+    assert manifest(inner_steps=30, fragments=3, delay_steps=4).laps == Laps.fixed(10, 4)
+    assert manifest(inner_steps=30, fragments=3, delay_steps="auto").laps == Laps(least=10, most=10)
+    auto = {"inner_steps": "auto", "delay_steps": "auto", "fragments": 3}
+    assert manifest(**auto).laps == Laps(least=4, most=166), "10 and 500, to multiples of three"
+    assert manifest(**auto, min_inner_steps=9, max_inner_steps=10).laps == Laps(least=3, most=3)
+    made = manifest(**auto)
+    assert decode_manifest(encode_manifest(made), peer=None) == made
 
 
 @pytest.mark.parametrize(
@@ -238,8 +254,8 @@ def test_wrong_swarm() -> None:
 
 
 def test_wrong_version_even_of_another_shape() -> None:
-    assert "[2]" in refuse(signed_raw(raw_manifest() | {"protocol_versions": [2]}), WrongVersion)
-    refuse(signed_raw({"protocol_versions": [2, 3], "new": {"shape": 1}}), WrongVersion)
+    assert "[3]" in refuse(signed_raw(raw_manifest() | {"protocol_versions": [3]}), WrongVersion)
+    refuse(signed_raw({"protocol_versions": [3, 4], "new": {"shape": 1}}), WrongVersion)
 
 
 def test_out_of_range_is_refused() -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from farflung.protocol import chain, messages
 from farflung.protocol.chain import Certified, Contribution, PartResult, RoundResult, Vote
 from farflung.protocol.errors import LimitExceeded, Malformed, RemoteError
+from farflung.protocol.lap import Laps
 from farflung.protocol.ledger import Holding, Ledger, Suspended
 from farflung.protocol.limits import (
     MAX_ADDRESSES,
@@ -55,10 +56,22 @@ ROUND = RoundResult(
 )
 LEDGER = Ledger(48, (Holding(A, ((8, 24), (40, 48))),), ((24, 26),), (Suspended(B, 3, ((26, 40),)),))
 COMMIT = chain.Commit(
-    height=7, parent=DIGEST, version=5, tokens=123456, view=(A, B), left=(B,), ledger=LEDGER, round=ROUND
+    height=7,
+    parent=DIGEST,
+    version=5,
+    tokens=123456,
+    steps=40,
+    lap=8,
+    view=(A, B),
+    left=(B,),
+    ledger=LEDGER,
+    round=ROUND,
 )
 GENESIS = chain.genesis(
-    A, chain.Rules(window=24, lease=3, max_group=8, cuts=(0, 1000), total_rounds=99, tokens_per_sample=100)
+    A,
+    chain.Rules(
+        ahead=3, lease=3, max_group=8, cuts=(0, 1000), laps=Laps.fixed(8), total_steps=800, tokens_per_sample=100
+    ),
 )
 CERTIFIED = Certified(COMMIT, 2, (Vote(A, SIGNATURE),))
 

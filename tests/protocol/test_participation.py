@@ -243,7 +243,16 @@ def commit(**changes: Any) -> Commit:
     )
     result = RoundResult(**{**values, **changes})
     return Commit(
-        height=2, parent=b"h" * 32, version=1, tokens=0, view=(A, B, C), left=(), ledger=Ledger(), round=result
+        height=2,
+        parent=b"h" * 32,
+        version=1,
+        tokens=0,
+        steps=8,
+        lap=8,
+        view=(A, B, C),
+        left=(),
+        ledger=Ledger(),
+        round=result,
     )
 
 

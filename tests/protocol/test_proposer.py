@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 
 import pytest
-from tests.protocol.bus import LATENCY_S, Bus, Letter, Node
+from tests.protocol.bus import LAP, LATENCY_S, Bus, Letter, Node
 
 from farflung.protocol.chain import Commit
 from farflung.protocol.effects import Note, SaveVote, Send
@@ -112,6 +112,14 @@ def test_slow_members_are_waited_for_and_then_not() -> None:
     )
 
 
+def test_links_that_become_slower_than_all_rounds_before_end_no_swarm() -> None:
+    bus = Bus(3)
+    assert bus.reach(5)
+    bus.transfer_s = 1.5 * bus.settings.min_round_s
+    assert bus.reach(max(bus.commits) + 2), "a plan that failed for want of time is made again with more"
+    assert sorted({p.message.scatter_s for p in sent(bus, Plan)}) == [2.0, 4.0, 8.0]
+
+
 def test_without_enough_contributors_there_is_no_round() -> None:
     bus = Bus(3, min_contributors=3)
     bus.nodes[2].contributes = False
@@ -122,7 +130,7 @@ def test_without_enough_contributors_there_is_no_round() -> None:
 
 
 def test_a_finished_run_plans_nothing_more() -> None:
-    bus = Bus(3, outsiders=1, total_rounds=2, start=False)
+    bus = Bus(3, outsiders=1, total_steps=2 * LAP, start=False)
     for i in range(3):
         bus.start(i)
     assert bus.run(40.0, lambda: max(c.version for c in bus.commits.values()) == 2)

@@ -155,8 +155,8 @@ def test_signed_records(placed: Placed, owner: Ed25519Signer) -> None:
     max_life_s = MAX_CLAIM_LIFE_S if placed is CLAIM else MAX_RECORD_LIFE_S
     thief = Ed25519Signer(b"x" * 32)
     refuse(at(placed, value=b"\xc1" + placed.value), Malformed, who)
-    refuse(changed(placed, version=2), WrongVersion, who)
-    refuse(at(placed, value=msgspec.msgpack.encode([2, {"new": "shape"}]) + bytes(64)), WrongVersion, who)
+    refuse(changed(placed, version=3), WrongVersion, who)
+    refuse(at(placed, value=msgspec.msgpack.encode([3, {"new": "shape"}]) + bytes(64)), WrongVersion, who)
     refuse(changed(placed, kind=3 - (1 if placed is CLAIM else 2)), Refused, who)
     refuse(changed(placed, by=thief), BadSignature, who)
     refuse(changed(placed, by=thief, signer=thief.peer_id), Refused, who)

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from farflung.node.trainer import Pace
+from farflung.protocol.lap import Laps
 from farflung.sims.chaos import Wire, run_schedule
 from farflung.sims.faults import Schedule, Start
 from farflung.sims.swarm import Swarm
@@ -17,7 +18,7 @@ PEERS = 3
 
 @pytest.mark.parametrize("fragments", [1, 3, 4])
 def test_all_progress_is_counted_when_the_run_is_over(fragments: int) -> None:
-    pace = Pace(inner_steps=4, samples_per_step=2, tokens_per_sample=8, total_rounds=ROUNDS)
+    pace = Pace(laps=Laps.fixed(4), samples_per_step=2, tokens_per_sample=8, total_steps=4 * ROUNDS)
     wire = Wire(numel=NUMEL, fragments=fragments, pace=pace, step_s=(1.0,) * PEERS)
     left: list[float] = []
 

@@ -144,7 +144,7 @@ def test_the_coordinator_dies(moment: str) -> None:
     assert not swarm.broken and swarm.rounds() == {0: ROUNDS, 1: ROUNDS}
     killed = swarm.ids[leaders[0]].hex()
     said = [step["coordinator"] for step in swarm.happened("pipeline.step")]
-    assert said[0] == killed and said[-1] != killed
+    assert killed in said and said[-1] != killed
 
 
 def test_a_chain_without_quorum_waits_and_the_pipeline_does_not() -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from farflung.node.trainer import Pace
+from farflung.protocol.lap import Laps
 from farflung.sims.chaos import Wire, run_schedule
 from farflung.sims.faults import Schedule, Start
 from farflung.sims.swarm import Swarm
@@ -19,7 +20,8 @@ def measure(
 ) -> tuple[list[float], list[float]]:
     """Of each peer: the share of the time in which it trained, and its samples counted over those it trained."""
     times = tuple(step_s / speed for speed in speeds)
-    pace = Pace(inner_steps=10, delay_steps=delay_steps, samples_per_step=2, tokens_per_sample=8, total_rounds=1 << 40)
+    laps = Laps.fixed(10, delay_steps)
+    pace = Pace(laps=laps, samples_per_step=2, tokens_per_sample=8, total_steps=1 << 40)
     steps: list[list[int]] = []
     counted: Counter[bytes] = Counter()
     ids: list[bytes] = []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.training.streaming import BUSY, Actions, Exchange, Limits, Measured, Timetable, choose, exposed_share
+from farflung.training.streaming import Actions, Exchange, Timetable
 
 
 @st.composite
@@ -65,50 +65,8 @@ def test_what_is_sent_is_applied_once_in_order_and_the_end_leaves_nothing(table:
     assert not sent and moved == [last] * table.fragments, "every fragment's progress up to the last step counts"
 
 
-@given(
-    step_s=st.floats(0.01, 10),
-    rate=st.floats(1e5, 1e10),
-    latency_s=st.floats(0, 2),
-    bits=st.floats(0, 1e11),
-    low=st.integers(1, 50),
-    more=st.integers(0, 500),
-    max_fragments=st.integers(1, 24),
-    max_delay=st.integers(1, 20),
-)
-def test_the_choice_keeps_to_the_limits_and_hides_what_can_be_hidden(
-    step_s: float, rate: float, latency_s: float, bits: float, low: int, more: int, max_fragments: int, max_delay: int
-) -> None:
-    limits = Limits(min_interval=low, max_interval=low + more, max_fragments=max_fragments, max_delay=max_delay)
-    measured = Measured(step_s=step_s, link_bits_per_s=rate, latency_s=latency_s, bits=bits)
-    table = choose(limits, measured)
-    assert low <= table.interval <= low + more and table.fragments <= max_fragments and table.delay <= max_delay
-    assert 0 <= exposed_share(table, measured) < 1
-    whole_s = measured.exchange_s(1)
-    if whole_s <= step_s and whole_s <= BUSY * low * step_s:
-        assert table == Timetable(interval=low, fragments=1, delay=1), "a fast link needs no fragments"
-        assert exposed_share(table, measured) == 0
-
-
-def test_a_slow_link_gets_fragments_and_then_longer_rounds() -> None:
-    def chosen(megabits: float) -> Timetable:
-        link = Measured(step_s=1.0, link_bits_per_s=megabits * 1e6, latency_s=0.1, bits=350e6)  # 350 M at 1 bit
-        table = choose(Limits(), link)
-        assert exposed_share(table, link) == (0 if megabits >= 8 else pytest.approx(0.716, abs=0.001))
-        return table
-
-    assert chosen(1000) == Timetable(interval=10, fragments=1, delay=1)
-    assert chosen(50) == Timetable(interval=10, fragments=8, delay=1)
-    assert chosen(20) == Timetable(interval=25, fragments=20, delay=1)
-    assert chosen(8) == Timetable(interval=58, fragments=24, delay=2)
-    assert chosen(1).interval == 100, "the limit: this link is too slow"
-
-
 def test_numbers_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="choose 1 to 5"):
         Timetable(interval=5, fragments=6)
     with pytest.raises(ValueError, match="choose 0 to the interval"):
         Timetable(interval=5, delay=6)
-    with pytest.raises(ValueError, match="min_interval"):
-        Limits(min_interval=10, max_interval=9)
-    with pytest.raises(ValueError, match="positive"):
-        Measured(step_s=0, link_bits_per_s=1, latency_s=0, bits=1)

@@ -1,0 +1,94 @@
+"""Laps that are chosen live (`protocol.lap`), by whole nodes under virtual time: rounds hide behind training, also when links change."""
+
+import asyncio
+import json
+
+import pytest
+
+from farflung.node.trainer import Pace
+from farflung.protocol.lap import Laps
+from farflung.sims.chaos import Wire, toy_plan
+from farflung.sims.faults import Schedule, Start
+from farflung.sims.links import LinkModel
+from farflung.sims.simulation import Meddler, Report, simulate
+from farflung.sims.swarm import Swarm
+
+PEERS = 3
+FAST = LinkModel(up_bytes_per_s=1e6)
+SLOW = LinkModel(up_bytes_per_s=300.0)
+"""A contribution has 1.6 kB: a round takes some 10 s, where it took 0.7."""
+
+SETTLE_S, MEASURED_S = 90.0, 60.0
+
+
+def run(laps: Laps, total_steps: int, duration_s: float, step_s: tuple[float, ...], meddler: Meddler) -> Report:
+    pace = Pace(laps=laps, samples_per_step=2, tokens_per_sample=8, total_steps=total_steps)
+    starts = tuple(Start(at=0.1 * peer, peer=peer) for peer in range(PEERS))
+    schedule = Schedule(num_peers=PEERS, duration_s=duration_s, faults=starts)
+    wire = Wire(fragments=1, pace=pace, step_s=step_s)
+    return simulate(toy_plan(2, schedule, wire, calm_s=0.0), keep=True, meddler=meddler)
+
+
+def set_links(swarm: Swarm, link: LinkModel) -> None:
+    for peer in swarm.ids:
+        swarm.hub.set_link(peer, link)
+
+
+@pytest.mark.parametrize("step_s", [(1.0, 1.0, 1.0), (1.0, 1.4, 2.5)])
+def test_laps_follow_the_links_and_training_goes_on(step_s: tuple[float, ...]) -> None:
+    busy: list[float] = []
+    laps: list[int] = []
+
+    async def watch(swarm: Swarm) -> None:
+        for link in (FAST, SLOW, FAST):
+            set_links(swarm, link)
+            await asyncio.sleep(SETTLE_S)
+            before = [labour.training_s for labour in swarm.labour]
+            await asyncio.sleep(MEASURED_S)
+            laps.append(swarm.peers[0].member.head.commit.lap)
+            busy.extend((now.training_s - b) / MEASURED_S for now, b in zip(swarm.labour, before, strict=True))
+
+    report = run(Laps(least=4, most=200), 1 << 40, 3 * (SETTLE_S + MEASURED_S) + 5.0, step_s, watch)
+    assert report.violations == []
+    assert laps[0] == laps[2] == 4 and 15 <= laps[1] <= 40, laps
+    assert min(busy) > 0.95, busy
+    changes = [json.loads(line[line.index("{") :]) for line in report.events if " lap " in line]
+    assert {4, laps[1]} <= {change["steps"] for change in changes}
+    assert all("steps hide one" in change["reason"] for change in changes)
+
+
+def test_a_state_that_takes_longer_than_means_are_kept_still_arrives() -> None:
+    """Of a founder alone every round is over at once, and eight of the shortest laps are 32 s."""
+    longest: list[int] = []
+
+    async def watch(swarm: Swarm) -> None:
+        set_links(swarm, SLOW)
+        while not swarm.peers or len(swarm.peers[0].member.head.commit.view) < PEERS:
+            await asyncio.sleep(1.0)
+        longest.append(max(c.commit.lap for c in swarm.peers[0].member.history))
+
+    report = run(Laps(least=4, most=200), 1 << 40, 400.0, (1.0,) * PEERS, watch)
+    assert report.violations == [] and report.members == PEERS
+    assert longest[0] > 20
+
+
+def test_the_run_ends_where_it_should_though_laps_change() -> None:
+    total, limits = 150, Laps(least=7, most=60)
+    done: list[tuple[int, int]] = []
+    counted: list[int] = []
+
+    async def watch(swarm: Swarm) -> None:
+        await asyncio.sleep(10.0)
+        set_links(swarm, SLOW)
+        while len(swarm.peers) < PEERS or not all(p.trainer.finished for p in swarm.peers.values()):
+            await asyncio.sleep(1.0)
+            counted.extend(peer.trainer.counted_steps for peer in swarm.peers.values())
+        done.extend((c.commit.steps, c.commit.lap) for c in swarm.peers[0].member.history)
+
+    report = run(limits, total, 400.0, (1.0,) * PEERS, watch)
+    assert report.violations == []
+    assert done[0] == (0, limits.least) and max(lap for _, lap in done) > 10, "it begins with the least"
+    assert total - limits.least < done[-1][0] <= total, "the last lap is as long as what was left"
+    assert set(counted) <= {steps for steps, _ in done} and done[-1][0] in counted, (
+        "the learning rate counts what commits say"
+    )
