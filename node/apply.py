@@ -7,7 +7,7 @@ training pauses only while the learner really changes.
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from farflung.compression.codec import Payload
 from farflung.node.catchup import Catchup
@@ -52,7 +52,8 @@ class Applier:
         storage: Storage,
         log: EventLog,
         checkpoint_s: float,
-        evaluates: bool,
+        evaluate: Callable[[], Awaitable[float | None]],
+        all_evaluate_last: bool,
         applied: Callable[[int, int, bytes], None],
         lost_state: Callable[[], None],
     ) -> None:
@@ -74,7 +75,9 @@ class Applier:
         self._storage = storage
         self._log = log
         self._checkpoint_s = checkpoint_s
-        self._evaluates = evaluates
+        self._evaluate_outer = evaluate
+        """Held-out loss of the outer parameters; None where it cannot be told."""
+        self._all_evaluate_last = all_evaluate_last
         self._checkpoint_at = 0.0
         self._evaluated_at = 0.0
         self._evaluation_s = 0.0
@@ -303,24 +306,25 @@ class Applier:
 
         Where nobody stands, and for a lone node always, it may cost a two-hundredth of the time.
         """
-        if not self._evaluates:
-            return
         if commit.version % self._member.settings.rules.num_fragments and not self._finished():
             return
         stood_s, self._trainer.stood_s = self._trainer.stood_s, 0.0
         if commit.round is None or commit.version != self.version:
             return
         waits = {c.peer: c.ready_ms for c in commit.round.contributors}
-        if min(waits, key=lambda p: (waits[p], p)) != self._member.me:
+        chosen = min(waits, key=lambda p: (waits[p], p))
+        if chosen != self._member.me and not (self._all_evaluate_last and self._finished()):
             return
         loop = asyncio.get_running_loop()
         allowance_s = stood_s + EVALUATION_SHARE * (loop.time() - self._evaluated_at)
         if self._evaluation_s > allowance_s and not self._finished():
             return
         began = loop.time()
-        loss = await self._learn(self._learner.evaluate)
+        loss = await self._evaluate_outer()
         self._evaluated_at = loop.time()
         self._evaluation_s = self._evaluated_at - began
+        if loss is None:
+            return
         self.evaluated = (self.version, loss)
         self._log.emit("outer.eval", loss=loss, tokens=commit.tokens, seconds=round(self._evaluation_s, 3))
 

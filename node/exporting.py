@@ -1,8 +1,11 @@
-"""`farflung export`: the last checkpoint's outer parameters as a Hugging Face folder, with what is known of the run."""
+"""`farflung export`: the last checkpoint's outer parameters as a Hugging Face folder, with what is known of the run; of a pipeline, those of
+all stages as they were last evaluated (`whole_model`)."""
 
 from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Any
+
+from torch import Tensor
 
 from farflung.node.events import Event, read_events
 from farflung.node.options import ExportOptions
@@ -10,6 +13,7 @@ from farflung.node.paths import SwarmPaths, resolve_paths
 from farflung.node.recipe import Recipe, read_recipe, swarm_tokenizer
 from farflung.node.storage import FileStorage
 from farflung.node.swarmfiles import load_manifest, tokenizer_file
+from farflung.node.whole_model import saved_model
 from farflung.protocol.chain import Commit
 from farflung.protocol.errors import ConfigError, LocalError
 from farflung.protocol.manifest_sections import FeedbackSpec
@@ -18,6 +22,8 @@ from farflung.training.errors import DamagedCheckpoint
 from farflung.training.export import export_folder
 from farflung.training.flat import Layout
 from farflung.training.model import Decoder
+from farflung.training.pipeline_plan import BadPlan
+from farflung.training.pipeline_slice import assemble
 
 ATTEMPTS = 3
 """A running node may replace the checkpoint while it is being read."""
@@ -32,8 +38,7 @@ def export_swarm(options: ExportOptions) -> dict[str, Any]:
     recipe = read_recipe(manifest)
     tokenizer = swarm_tokenizer(manifest, tokenizer_file(swarm))
     storage = FileStorage(swarm.checkpoint)
-    saved = _read(storage, swarm)
-    outer, at_version = saved
+    outer, at_version = _assembled(recipe, swarm) if manifest.pipeline.stages > 1 else _read(storage, swarm)
     commits = [link.certified.commit for link in storage.load_history()]
     facts = _facts(swarm, recipe, commits, at_version)
     layout = Layout(Decoder(recipe.model, seed=manifest.model.init_seed))
@@ -66,6 +71,24 @@ def _read(storage: FileStorage, swarm: SwarmPaths) -> tuple[Any, int]:
     raise AssertionError("unreachable")
 
 
+def _assembled(recipe: Recipe, swarm: SwarmPaths) -> tuple[Tensor, int]:
+    """Outer parameters [n] and their version, from the stages that this machine's node got for its last evaluation."""
+    try:
+        saved = saved_model(swarm)
+        if saved is None:
+            raise ConfigError(
+                f"this machine has no whole model of {swarm.name}: data nodes (stage 0) put it together when they evaluate it, now "
+                "and then and at the end of the run; export on the machine of one, the founder's for example"
+            )
+        version, stages = saved
+        return assemble(recipe.model, recipe.manifest.pipeline.sizes(recipe.model.num_layers), stages), version
+    except (DamagedCheckpoint, BadPlan) as error:
+        raise LocalError(
+            f"the model of {swarm.name} cannot be read: {error}; remove {swarm.folder / 'model'}, and the next evaluation "
+            "brings it again"
+        ) from error
+
+
 def _facts(swarm: SwarmPaths, recipe: Recipe, commits: list[Commit], at_version: int) -> dict[str, Any]:
     manifest = recipe.manifest
     rounds = [c for c in commits if c.round is not None and c.version <= at_version]
@@ -92,6 +115,7 @@ def _facts(swarm: SwarmPaths, recipe: Recipe, commits: list[Commit], at_version:
         "tokens per step and peer": manifest.batch_tokens,
         "inner steps between two rounds of a fragment": manifest.inner_steps,
         "fragments": manifest.fragments,
+        "pipeline stages": manifest.pipeline.stages,
         "codec up": recipe.uplink.spec,
         "codec down": recipe.downlink.spec,
         "error feedback": _feedback(manifest.feedback),

@@ -11,7 +11,7 @@ stops, goodbye goes out, the place is saved, transfers are cancelled, the networ
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from farflung.compression.policy import FlatCodec
@@ -106,7 +106,7 @@ class Peer:
         checkpoint_s: float = 300.0,
         exit_when_done: bool = True,
         make_trainer: Callable[..., Trainer] = Trainer,
-        evaluates: bool = True,  # whether the learner can tell the loss of the outer parameters
+        evaluate: Callable[[], Awaitable[float | None]] | None = None,  # not given: the learner does it
     ) -> None:
         self.network = network
         self.log = log
@@ -160,7 +160,8 @@ class Peer:
             storage=storage,
             log=log,
             checkpoint_s=checkpoint_s,
-            evaluates=evaluates,
+            evaluate=evaluate or (lambda: doors.learner.run(learner.evaluate)),
+            all_evaluate_last=evaluate is not None,
             applied=self._applied,
             lost_state=self._lost_state,
         )

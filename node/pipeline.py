@@ -40,6 +40,10 @@ WORD_S = 2 * ANSWER_S
 """A peer that is ready waits so long for the coordinator's word; it repeats it."""
 
 
+LATE_S = 5.0
+"""What a data node says of itself so long after a step began was not sent before it."""
+
+
 class Self(Protocol):
     """What the pipeline asks of the peer that it is part of."""
 
@@ -54,6 +58,10 @@ class Self(Protocol):
     @property
     def finished(self) -> bool:
         """The run is complete for its stage."""
+
+    @property
+    def holds(self) -> tuple[int, bytes]:
+        """Version and digest of its outer state; the digest is empty while there is none."""
 
     @property
     def up_bytes_per_s(self) -> float:
@@ -183,7 +191,10 @@ class Pipeline:
             trains=self.me.trains,
             free=self.me.free and self._job is None,
             step=self.step,
+            window=b"" if self._job is None else self._job.window,
             finished=self.me.finished,
+            version=self.me.holds[0],
+            digest=self.me.holds[1],
             forward_s=self._door.seconds("_forward"),
             up_bytes_per_s=self.me.up_bytes_per_s,
             admission=self._admission,
@@ -215,12 +226,20 @@ class Pipeline:
             alive = self.roll.alive(key, now)
             if not alive and self._driver is not None:
                 self._driver.lost(place, "it has fallen silent")
-            if place in job.step.homes and job.ready:
-                said = self.roll.present(key)
-                if not alive:
-                    self.server.lost(key)
-                elif said is not None and said.step > job.number:  # it went on, and did not count us
-                    self.server.lost(key, counts=False)
+            if place in job.step.homes and job.goes:
+                self._watch_home(job, key, now)
+
+    def _watch_home(self, job: Job, home: PeerId, now: float) -> None:
+        """A data node that is dead, or has been started anew, settles nothing any more; nor does one that went on, for it gave us up."""
+        if not self.roll.alive(home, now):
+            self.server.lost(home)
+            return
+        entry = self.roll.entries[home]
+        assert entry.present is not None
+        if entry.present.step > job.number:
+            self.server.lost(home, counts=False)
+        elif entry.present.window != job.window and entry.since > job.began_at + LATE_S:
+            self.server.lost(home)
 
     # ---- what comes in -----------------------------------------------------------------------------------------
 
@@ -392,7 +411,7 @@ class Pipeline:
             self._answer(job.coordinator, job.window, "")
             if not await self._told_to_go(job):
                 return None
-            began = self._now()
+            job.began_at = self._now()
             if driver is not None:
                 self._driver = driver
                 outcome = await driver.run()
@@ -406,7 +425,7 @@ class Pipeline:
         loss = float("nan")
         if outcome is not None and outcome.losses:
             loss = sum(outcome.losses.values()) / len(outcome.losses)
-        self._report(job, outcome, self._now() - began)
+        self._report(job, outcome, self._now() - job.began_at)
         return Done(accumulated=accumulated, samples=visits * each, loss=loss)
 
     async def _told_to_go(self, job: Job) -> bool:

@@ -47,6 +47,8 @@ class Job:
     """Set by the coordinator's word, or when none can come."""
     goes: bool = False
     """What the word was: whether it begins."""
+    began_at: float = 0.0
+    """When we heard the word, seconds."""
     taken: bool = False
     """We are at it."""
     ready: bool = False

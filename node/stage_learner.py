@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from farflung.node.learner import HELDOUT_SAMPLES
 from farflung.training.coupled import Slice
 from farflung.training.data import Dataset
 from farflung.training.inner import StepReport
@@ -26,6 +27,7 @@ class StageLearner:
         """`data`: at data nodes only."""
         self.replica = replica
         self.data = data
+        self._heldout = None if data is None else torch.from_numpy(data[0].heldout(HELDOUT_SAMPLES)).long()
 
     @property
     def stage(self) -> int:
@@ -55,11 +57,21 @@ class StageLearner:
         tokens = len(numbers) * self.replica.model.config.seq_len
         return self.replica.step(accumulated, global_step, loss=loss, tokens=tokens)
 
+    def enter(self) -> list[Tensor]:
+        """The held-out samples after stage 0, by its outer parameters; with `leave`, evaluates the whole model (`whole_model`)."""
+        assert self._heldout is not None, "only data nodes have samples"
+        return self.replica.enter(self._heldout)
+
+    def leave(self, outputs: Sequence[Tensor]) -> float:
+        """Held-out loss in nats per token, from the outputs of the last stage."""
+        assert self._heldout is not None
+        return self.replica.leave(outputs, self._heldout)
+
     def train(self, numbers: Sequence[int], global_step: int) -> StepReport:
         raise NotImplementedError("a stage cannot train alone; its steps are those of the pipeline")
 
     def evaluate(self) -> float:
-        raise NotImplementedError("a stage cannot be evaluated alone; assemble the model")
+        raise NotImplementedError("a stage cannot be evaluated alone; see `whole_model`")
 
     def offer(self) -> None:
         self.replica.offer()

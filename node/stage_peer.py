@@ -21,6 +21,7 @@ from farflung.node.pipeline_mail import PipelineMail
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe
 from farflung.node.stage_trainer import StageTrainer
+from farflung.node.whole_model import KeepModel, WholeModel
 from farflung.protocol.envelope import swarm_of
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.keys import Signer
@@ -44,6 +45,7 @@ class StagePeer(Peer):
         log: EventLog,
         facts: Facts,
         keep: Callable[[], None],  # writes the roll's appointments to disk
+        keep_model: KeepModel,
         **rest: Any,
     ) -> None:
         manifest = recipe.whole.manifest
@@ -74,8 +76,18 @@ class StagePeer(Peer):
             log=log,
             facts=facts,
             make_trainer=partial(StageTrainer, steps=self.pipeline),
-            evaluates=False,
+            evaluate=self._evaluate,
             **rest,
+        )
+        self._whole = WholeModel(
+            network=network,
+            roll=roll,
+            recipe=recipe,
+            learner=learner,
+            doors=doors,
+            refused=self.refused,
+            version=lambda: self.applier.version,
+            keep=keep_model,
         )
         self.pipeline.me = self
         self.stage = recipe.stage
@@ -87,7 +99,12 @@ class StagePeer(Peer):
 
     @property
     def trains(self) -> bool:
-        return not self.leaving and not self.finished and self.member.in_view and self.member.holds(self.member.me)
+        return (
+            not self.leaving
+            and not self._has_all_rounds()
+            and self.member.in_view
+            and self.member.holds(self.member.me)
+        )
 
     @property
     def free(self) -> bool:
@@ -95,9 +112,13 @@ class StagePeer(Peer):
 
     @property
     def finished(self) -> bool:
-        if self.pipeline.recipe.stage == 0:
-            return self.trainer.finished
-        return self.pipeline.finished and self._nothing_to_offer()
+        if self.pipeline.recipe.stage == 0:  # whose last evaluation needs the others
+            return self._has_all_rounds() and self.applier.idle
+        return self.pipeline.finished and self._stage_trainer.settled
+
+    @property
+    def holds(self) -> tuple[int, bytes]:
+        return max(0, self.member.applied_version), self.member.digest
 
     @property
     def up_bytes_per_s(self) -> float:
@@ -108,6 +129,10 @@ class StagePeer(Peer):
 
     def met(self, peer: PeerId) -> None:
         super().discovered(peer)
+
+    async def _evaluate(self) -> float | None:
+        """By data nodes only: others have no samples."""
+        return await self._whole.evaluate() if self.pipeline.recipe.stage == 0 else None
 
     # ---- what others are told ----------------------------------------------------------------------------------
 
@@ -148,14 +173,16 @@ class StagePeer(Peer):
             self.pipeline.receive(sender, data)
 
     def _may_train(self) -> bool:
-        up_to_date = self.member.in_view and self.applier.height == self.member.head.commit.height
-        return up_to_date and (self.pipeline.recipe.stage != 0 or not self.finished)
+        return (
+            self.member.in_view and self.applier.height == self.member.head.commit.height and not self._has_all_rounds()
+        )
 
     def _is_complete(self) -> bool:
         return self.finished
 
-    def _nothing_to_offer(self) -> bool:
-        return self._stage_trainer.settled
+    def _has_all_rounds(self) -> bool:
+        """Of stage 0, after which there are no more steps."""
+        return self.pipeline.recipe.stage == 0 and self.trainer.finished
 
     def _somebody_is_behind(self) -> bool:
         roll, now = self.pipeline.roll, asyncio.get_running_loop().time()

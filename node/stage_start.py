@@ -9,6 +9,7 @@ A machine keeps its stage over restarts: it has the state of it. `--stage` makes
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -25,6 +26,7 @@ from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_peer import StagePeer
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
 from farflung.node.storage import FileStorage, write_atomically
+from farflung.node.whole_model import save_model
 from farflung.protocol.appointment import Appointment
 from farflung.protocol.chain import founded
 from farflung.protocol.errors import ConfigError, RemoteError
@@ -194,6 +196,7 @@ class StageStart:
             log=log,
             facts=facts,
             keep=lambda: self._keep(taken),
+            keep_model=partial(save_model, self._swarm),
             checkpoint_s=taken.recipe.own.checkpoint_s,
             exit_when_done=exit_when_done,
         )

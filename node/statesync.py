@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 import torch
@@ -21,7 +22,7 @@ from farflung.protocol.errors import NetworkError, Refused, RemoteError
 from farflung.protocol.limits import CHUNK_BYTES
 from farflung.protocol.messages import ChunkList, ChunkListRequest, ChunkRequest
 from farflung.training.errors import BadChunk
-from farflung.training.outer import BYTES_PER_ELEMENT
+from farflung.training.outer import BYTES_PER_ELEMENT, OuterState
 
 STREAMS_PER_DONOR = 2
 """Requests in flight at one donor: one is on the wire while the next is being read."""
@@ -137,10 +138,17 @@ class Donor:
             raise Refused("a download before being admitted to the swarm", peer=peer)
 
 
+class Holder(Protocol):
+    """What an outer state is downloaded into."""
+
+    @property
+    def outer(self) -> OuterState: ...
+
+
 class StateSync:
     """Downloads outer state into a learner."""
 
-    def __init__(self, network: Network, learner: Learner, refused: Callable[[RemoteError], None]) -> None:
+    def __init__(self, network: Network, learner: Holder, refused: Callable[[RemoteError], None]) -> None:
         self._network = network
         self._learner = learner
         self.refused = refused

@@ -14,7 +14,7 @@ from farflung.protocol.keys import PeerId
 from farflung.protocol.limits import MAX_CONTROL_BYTES, MAX_HOPS, MAX_MICROBATCHES, MAX_PIPELINE_PEERS
 from farflung.protocol.messages import Again, GiveUp, Landed, Passage, PipelineMessage
 from farflung.protocol.route import Legs
-from farflung.protocol.types import Count, Digest, Key, Rate, Seconds, Text
+from farflung.protocol.types import Count, Digest, Key, OptionalDigest, Rate, Seconds, Text
 
 Place = Annotated[int, Meta(ge=0, lt=MAX_PIPELINE_PEERS)]
 """Of a peer in a plan's list of them."""
@@ -33,8 +33,14 @@ class Present(Struct, frozen=True, array_like=True, tag=21):
     """Could take part in a step now."""
     step: Count
     """Next step of the pipeline, as far as this peer knows."""
+    window: OptionalDigest
+    """The step that it takes part in, or has been asked to; empty between steps."""
     finished: bool
     """The run is complete for its stage."""
+    version: Count
+    """Of the outer state of its stage that it holds."""
+    digest: OptionalDigest
+    """Of that state; empty while there is none."""
     forward_s: Seconds
     """What a forward of its stage takes for one microbatch; 0 while that is not known."""
     up_bytes_per_s: Rate

@@ -115,6 +115,19 @@ class Roll:
         """Those of them that train."""
         return [p for p in self.serving(stage, now) if (said := self.present(p)) and said.trains]
 
+    def holders(self, stage: int, now: float) -> tuple[int, bytes, list[PeerId]] | None:
+        """Version and digest of a stage's outer state that most of its peers announce (the newer of two that as many do), and who they
+        are; None when nobody does."""
+        found: dict[tuple[int, bytes], list[PeerId]] = {}
+        for peer in self.serving(stage, now):
+            said = self.present(peer)
+            if said is not None and said.digest:
+                found.setdefault((said.version, said.digest), []).append(peer)
+        if not found:
+            return None
+        version, digest = max(found, key=lambda held: (len(found[held]), held))
+        return version, digest, found[version, digest]
+
     def counts(self, now: float, mine: int) -> tuple[int, ...]:
         """Peers of each stage: those who serve it, those who are about to, and ourselves, who have stage `mine`."""
         counts = [0] * self.stages

@@ -114,6 +114,8 @@ class Disk:
     founder: PeerId = b""
     """Of that stage's chain."""
     appointments: dict[int, Appointment] = field(default_factory=dict)
+    models: list[tuple[int, dict[int, torch.Tensor]]] = field(default_factory=list)
+    """Version, and the outer parameters of all stages, each time that the whole model was evaluated here."""
 
 
 @dataclass(slots=True)
@@ -249,6 +251,7 @@ class PipelineSwarm:
             log=log,
             facts=Facts(device="simulated", pid=0),
             keep=lambda: disk.appointments.update(roll.appointments),
+            keep_model=lambda version, stages: disk.models.append((version, dict(stages))),
             checkpoint_s=60.0,
         )
         judge, view = self._judge(recipe, disk.founder)

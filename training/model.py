@@ -185,9 +185,9 @@ class Decoder(nn.Module):
     """The whole model, or a part of it with the names and the first weights that it has in the whole: `held` tells by the beginning
     of a parameter's name whether it is there; layers and tables that are not take no memory, and `forward` needs all of them.
 
-    Weights are made in fp32 on the CPU from `seed`; move it with `.to(device)`."""
+    Weights are made in fp32 on the CPU from `seed`; move it with `.to(device)`. Without a seed they are for the caller to write."""
 
-    def __init__(self, config: ModelConfig, *, seed: int, held: Callable[[str], bool] = everything) -> None:
+    def __init__(self, config: ModelConfig, *, seed: int | None, held: Callable[[str], bool] = everything) -> None:
         super().__init__()
         self.config = config
         with torch.device("meta"):  # no random numbers drawn from anybody else's generator
@@ -199,7 +199,8 @@ class Decoder(nn.Module):
                     setattr(parent, name, nn.Identity())
         self.to_empty(device="cpu")
         self.model.rotary = Rotary(config)  # buffers are not parameters: made anew, after to_empty
-        initialise_(self, seed)
+        if seed is not None:
+            initialise_(self, seed)
 
     def forward(
         self,

@@ -6,15 +6,21 @@
 
 The mean is over the visits of this peer alone: between two rounds peers of a stage train apart, as replicas do. Clipping is by the norm of the
 stage's gradient, for nobody sees the whole one (Agora clips per stage too; digest, 5.3).
+
+The whole outer model is evaluated a stage at a time: `enter` and `leave` are what stage 0 does of it, `pass_through` what any other one does, for
+whoever has got its outer parameters; so it never takes more memory than two stages.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from farflung.training.errors import NonFinite
+from farflung.training.flat import Layout, unflatten
 from farflung.training.inner import InnerConfig, StepReport
-from farflung.training.model import ModelConfig
+from farflung.training.model import Decoder, ModelConfig
 from farflung.training.outer import OuterConfig
 from farflung.training.pipeline_slice import StageSlice
 from farflung.training.pipeline_worker import Accumulated, Worker, mean_gradients
@@ -22,7 +28,7 @@ from farflung.training.replica import Replica, Runtime
 
 
 class StageReplica(Replica):
-    """See the module. `train_step` and `evaluate` are not for it: they need the whole model."""
+    """See the module. `train_step` and `evaluate` of a replica are not for it: they need the whole model."""
 
     def __init__(
         self,
@@ -68,3 +74,39 @@ class StageReplica(Replica):
         self.optimizer.step(lr)
         self.optimizer.zero_grad()
         return StepReport(loss=loss, tokens=tokens, grad_norm=norm, lr=lr)
+
+    def enter(
+        self,
+        tokens: Tensor,  # int64 [k, seq_len + 1]
+        batch: int = 16,  # sequences at a time
+    ) -> list[Tensor]:  # [batch, seq_len, D] on the CPU
+        """The outputs of stage 0 with its outer parameters."""
+        with self.outer_parameters():
+            return [self.worker.forward(0, piece[:, :-1].to(self.device)).cpu() for piece in torch.split(tokens, batch)]
+
+    def leave(
+        self,
+        outputs: Sequence[Tensor],  # of the last stage, as `enter` gave those of stage 0
+        tokens: Tensor,
+    ) -> float:
+        """Mean loss in nats per token, by the outer parameters of the head."""
+        total = 0.0
+        with self.outer_parameters():
+            for x, targets in zip(outputs, torch.split(tokens[:, 1:], outputs[0].shape[0]), strict=True):
+                total += self.worker.loss(x.to(self.device), targets.to(self.device), Accumulated())[0] * x.shape[0]
+        return total / tokens.shape[0]
+
+
+def pass_through(
+    model: ModelConfig,
+    part: StageSlice,
+    params: Tensor,  # fp32 [n], the parameters of the stage
+    inputs: Sequence[Tensor],
+    runtime: Runtime,
+) -> list[Tensor]:
+    """The outputs of a stage that is not ours, computed here with its parameters; as `StageReplica.enter` gives them."""
+    device = torch.device(runtime.device)
+    stage = Decoder(model, seed=None, held=part.holds).to(device)
+    unflatten(Layout(stage), params, list(stage.parameters()))
+    worker = Worker(stage, part.sizes, [part.stage], head=False, shared=True, autocast=runtime.autocast)
+    return [worker.forward(part.stage, x.to(device)).cpu() for x in inputs]

@@ -73,7 +73,8 @@ class Applying:
         )  # fmt: skip
         self.applier = Applier(
             member=member, exchange=node.exchange, means=node.means, residuals=node.residuals, catchup=catchup, trainer=self.trainer,
-            learner=node.learner, doors=node.doors, storage=node.disk, log=log, checkpoint_s=checkpoint_s, evaluates=True,
+            learner=node.learner, doors=node.doors, storage=node.disk, log=log, checkpoint_s=checkpoint_s, evaluate=lambda: node.doors.learner.run(node.learner.evaluate),
+            all_evaluate_last=False,
             applied=lambda *where: self.said.append(where),
             lost_state=lambda: self.lost.append(self.applier.version),
         )  # fmt: skip

@@ -14,7 +14,7 @@ import pytest
 
 from farflung.node import daemon
 from farflung.node.events import read_events
-from farflung.node.options import CreatedSwarm, CreateOptions
+from farflung.node.options import CreatedSwarm, CreateOptions, ExportOptions
 from farflung.node.paths import SwarmPaths, resolve_paths
 from farflung.node.stage_start import SavedStage, save_stage, saved_stage
 from farflung.node.wanted import local_swarm
@@ -160,3 +160,9 @@ def test_three_processes_train_two_stages_and_one_is_killed(tmp_path: Path) -> N
         assert all(len(same) == 1 for same in digests.values()) and len(digests) >= 4
         assert local_swarm(a.paths, "pipe", ()).swarm is not None
         assert a.events("pipeline.step")[-1]["peers"] == [1, 1]
+    # the founder's machine has the whole model, as it was last evaluated
+    facts = daemon.export(ExportOptions(swarm="pipe", folder=tmp_path / "model", home=tmp_path / "a"))
+    assert facts["rounds"] >= 1 and facts["pipeline stages"] == 2 and "held-out loss" in facts
+    assert (tmp_path / "model" / "model.safetensors").exists()
+    with pytest.raises(ConfigError, match="export on the machine of one, the founder's for example"):
+        daemon.export(ExportOptions(swarm="pipe", folder=tmp_path / "other", home=tmp_path / "b"))

@@ -22,7 +22,7 @@ FIRST, SECOND = in_order(SWARM, [A, B])
 def says(stage: int, **changes: Any) -> Present:
     return Present(
         **{
-            "stage": stage, "wants": -1, "trains": True, "free": True, "step": 0, "finished": False, "forward_s": 0.0,
+            "stage": stage, "wants": -1, "trains": True, "free": True, "step": 0, "window": b"", "finished": False, "version": 0, "digest": b"", "forward_s": 0.0,
             "up_bytes_per_s": 0.0, "admission": b"", "addresses": (), "appointments": (), "peers": (), **changes,
         }
     )  # fmt: skip
@@ -80,6 +80,16 @@ def test_only_genuine_appointments_are_remembered_and_the_first_stays() -> None:
     assert roll.known == [C]  # bad input changes nothing
     roll.heard(D, says(1, appointments=(appoint(FOUNDER, SWARM, 1, D),)), 0.0)
     assert (roll.founder_of(0), roll.founder_of(1)) == (FOUNDER.peer_id, C)
+
+
+def test_a_state_is_what_most_of_a_stage_announce() -> None:
+    roll = roll_of(A, B=says(0, version=3, digest=b"b" * 32), C=says(1), D=says(1, version=2, digest=b"d" * 32))
+    assert roll.holders(1, 0.0) == (2, b"d" * 32, [D])
+    roll.heard(C, says(1, version=3, digest=b"c" * 32), 0.0)
+    assert roll.holders(1, 0.0) == (3, b"c" * 32, [C])  # as many, and newer
+    roll.heard(A, says(1, version=2, digest=b"d" * 32), 0.0)
+    assert roll.holders(1, 0.0) == (2, b"d" * 32, [A, D])
+    assert roll_of(A, C=says(1)).holders(1, 0.0) is None
 
 
 def test_the_next_step_is_the_highest_that_those_who_train_know() -> None:

@@ -8,6 +8,8 @@ from tests.sims.pipeline_cases import Counting, recipe, signers
 
 from farflung.protocol.roll import in_order
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
+from farflung.training.pipeline_slice import assemble
+from farflung.training.replica import Replica
 
 ROUNDS = 4
 RECIPE = recipe(total_steps=4 * ROUNDS)
@@ -92,6 +94,27 @@ def test_routes_may_skip_a_stage() -> None:
         assert step["visits"] == 3 * step["landed"]  # two stages and the head
 
 
+def test_the_whole_outer_model_is_evaluated_and_kept() -> None:
+    """What a data node gets from the other stages is what they hold: one process with the whole model finds the same loss."""
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(3):
+            swarm.start(peer)
+        await until_done(swarm, 0, 1, 2)
+
+    whole = recipe(stages=3, total_steps=8)
+    swarm = simulate(whole, Counting(), signers(3), story)
+    assert not swarm.broken
+    last = swarm.happened("outer.eval", 0)[-1]
+    version, stages = swarm.disks[0].models[-1]
+    assert last["version"] == version == 2 and set(stages) == {0, 1, 2}
+    sizes = whole.manifest.pipeline.sizes(4)
+    replica = Replica(whole.model, whole.inner, whole.outer, seed=0)
+    replica.outer.params.copy_(assemble(whole.model, sizes, stages))
+    assert replica.evaluate(Counting().heldout(64)) == pytest.approx(last["loss"], rel=1e-5)
+    assert last["loss"] < swarm.losses()[0]
+
+
 @pytest.mark.parametrize("reset", [True, False])
 @pytest.mark.parametrize("after_s", [0.3, 1.0, 1.9])
 def test_a_stage_peer_dies_in_a_step(after_s: float, reset: bool) -> None:
@@ -145,6 +168,28 @@ def test_the_coordinator_dies(moment: str) -> None:
     killed = swarm.ids[leaders[0]].hex()
     said = [step["coordinator"] for step in swarm.happened("pipeline.step")]
     assert killed in said and said[-1] != killed
+
+
+def test_a_data_node_is_started_anew_in_the_middle_of_a_step() -> None:
+    """The new process knows nothing of the step, and the others must not wait for its word."""
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(4):
+            swarm.start(peer)
+        await until(swarm, lambda: steps_done(swarm) >= 5)
+        home = next(p for p in swarm.peers if stage_of(swarm, p) == 0 and p != coordinator_of(swarm))
+        pipeline = swarm.peers[home].pipeline
+        await until(swarm, lambda: pipeline._job is not None and pipeline._job.goes)
+        await asyncio.sleep(0.5)
+        swarm.kill(home)
+        await asyncio.sleep(0.1)
+        swarm.start(home)
+        await until_done(swarm, *range(4))
+
+    swarm = simulate(RECIPE, Counting(), signers(4), story)
+    assert not swarm.broken and swarm.rounds() == {0: ROUNDS, 1: ROUNDS}
+    longest = max(step["seconds"] for step in swarm.happened("pipeline.step"))
+    assert longest < 15.0  # virtual seconds; others take 2 to 4
 
 
 def test_a_chain_without_quorum_waits_and_the_pipeline_does_not() -> None:

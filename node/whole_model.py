@@ -1,0 +1,142 @@
+"""The whole outer model, which no peer holds: got stage by stage from those who do, to be evaluated, and kept on disk to be exported.
+
+A data node asks one holder per stage, or several, for the outer state, as a newcomer to that stage would (`statesync`), and believes it when it has the
+digest that most of the stage's peers announce. The held-out samples go through the stages as they come, so memory holds one of them at a time; the
+network carries the model once. How often that may be is the applier's business: a share of the time, and once at the end of the run.
+
+All stages must be at the version of our own: rounds of the stages fall into one pause of the pipeline, so they are for most of the time. When they go
+on while we download, nothing is evaluated this time.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from farflung.node.door import Doors
+from farflung.node.network import Network
+from farflung.node.paths import SwarmPaths
+from farflung.node.stage_learner import StageLearner
+from farflung.node.stage_recipe import StageRecipe, stage_recipe
+from farflung.node.statesync import Download, StateSync
+from farflung.protocol.errors import NetworkError, RemoteError
+from farflung.protocol.limits import CHUNK_BYTES
+from farflung.protocol.roll import Roll
+from farflung.training.checkpoint import read_state, write_state
+from farflung.training.outer import OuterState
+from farflung.training.stage_replica import pass_through
+
+WAIT_S = 10.0
+"""For the other stages to commit the round that ours has committed."""
+
+LOOK_S = 0.25
+
+ATTEMPTS = 3
+"""To get a stage in one piece."""
+
+KeepModel = Callable[[int, Mapping[int, Tensor]], None]
+"""Version, and the outer parameters of each stage, fp32 [n]: to be written to disk. Blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shelf:
+    """What a borrowed state is put on."""
+
+    outer: OuterState
+
+
+class WholeModel:
+    """See the module; at a data node."""
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        roll: Roll,
+        recipe: StageRecipe,
+        learner: StageLearner,
+        doors: Doors,
+        refused: Callable[[RemoteError], None],
+        version: Callable[[], int],  # of our own outer state
+        keep: KeepModel,
+    ) -> None:
+        self._network = network
+        self._roll = roll
+        self._recipe = recipe
+        self._learner = learner
+        self._doors = doors
+        self._refused = refused
+        self._version = version
+        self._keep = keep
+
+    async def evaluate(self) -> float | None:
+        """Held-out loss of the whole outer model, nats per token; it is kept, too. None when it cannot be had in one piece."""
+        version = self._version()
+        own = self._learner.outer.params.clone()
+        outputs = await self._doors.learner.run(self._learner.enter)
+        stages: dict[int, Tensor] = {0: own}
+        for stage in range(1, self._roll.stages):
+            recipe = stage_recipe(self._recipe.whole, stage)
+            params = await self._borrow(recipe, version)
+            if params is None:
+                return None
+            model, runtime = self._recipe.whole.model, self._learner.replica.runtime
+            outputs = await self._doors.learner.run(pass_through, model, recipe.part, params, outputs, runtime)
+            stages[stage] = params
+        loss = await self._doors.learner.run(self._learner.leave, outputs)
+        if self._version() != version:
+            return None  # a commit came in between, and the head may be of another version than the rest
+        await self._doors.side.run(self._keep, version, stages)
+        return loss
+
+    async def _borrow(self, recipe: StageRecipe, version: int) -> Tensor | None:
+        """The outer parameters of another stage at a version."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + WAIT_S
+        while (held := self._roll.holders(recipe.stage, loop.time())) is None or held[0] < version:
+            if loop.time() >= until:
+                return None
+            await asyncio.sleep(LOOK_S)
+        at, digest, holders = held
+        if at != version:
+            return None
+        numel = recipe.own.num_parameters
+        shelf = _Shelf(OuterState(torch.zeros(numel), chunk_bytes=CHUNK_BYTES))
+        sync = StateSync(self._network, shelf, self._refused)
+        for donor in holders[:ATTEMPTS]:
+            try:
+                listing = await sync.list_chunks(donor, digest)
+            except NetworkError:
+                continue
+            except RemoteError as error:
+                self._refused(error)
+                continue
+            download = Download(shelf.outer.num_chunks)
+
+            async def arrived(index: int, at: int, data: bytes, wanted: tuple[bytes, ...] = listing.digests) -> None:
+                if hashlib.sha256(data).digest() == wanted[index]:
+                    shelf.outer.load_chunk(index, data)
+
+            await sync.fetch(download, holders, arrived)
+            mine = await self._doors.side.run(shelf.outer.chunk_digests)
+            if hashlib.sha256(b"".join(mine)).digest() == digest:
+                return shelf.outer.params
+        return None
+
+
+def save_model(swarm: SwarmPaths, version: int, stages: Mapping[int, Tensor]) -> None:
+    """Keep the whole model for `farflung export`, in place of an earlier one. Raises OSError."""
+    tensors = {f"stage-{stage}": params for stage, params in stages.items()}
+    write_state(swarm.folder / "model", tensors, {"version": version})
+
+
+def saved_model(swarm: SwarmPaths) -> tuple[int, dict[int, Tensor]] | None:
+    """What `save_model` kept; None when it has not. Raises DamagedCheckpoint."""
+    folder = swarm.folder / "model"
+    if not folder.exists():
+        return None
+    tensors, facts = read_state(folder)
+    return int(facts["version"]), {int(name.removeprefix("stage-")): params for name, params in tensors.items()}
