@@ -233,6 +233,11 @@ class Peer:
             if entry.heartbeat is not None and entry.heartbeat.addresses:
                 yield who, entry.heartbeat.addresses, entry.heard_at
 
+    @property
+    def num_alive(self) -> int:
+        """Other peers that we hear."""
+        return len(self.member.membership.live(self.member.membership.known()))
+
     stage: int | None = None
     """Of a pipeline; None where every peer holds the whole model."""
     layers: tuple[int, int] | None = None
@@ -352,7 +357,7 @@ class Peer:
                     "net",
                     sent_bytes=sum(link.sent_bytes for link in links.values()),
                     received_bytes=sum(link.received_bytes for link in links.values()),
-                    peers=len(self.member.membership.live(self.member.membership.known())),
+                    peers=self.num_alive,
                 )
             await asyncio.sleep(TICK_S)
 

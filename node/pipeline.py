@@ -145,6 +145,11 @@ class Pipeline:
         """Whether a peer has shown that it may be in this swarm."""
         return peer in (self.roll.me, self.roll.founder) or self.roll.present(peer) is not None
 
+    @property
+    def leads(self) -> bool:
+        """Whether it is our turn to plan."""
+        return self.recipe.stage == 0 and self.me.trains and self.coordinator.leads(self._now())
+
     def counts(self) -> tuple[int, ...]:
         """Peers of each stage, ourselves included."""
         return self.roll.counts(self._now(), self.recipe.stage)
@@ -338,7 +343,7 @@ class Pipeline:
 
     def _lead(self) -> None:
         """Plan a step when it is our turn, and the time."""
-        if self.recipe.stage != 0 or not self.me.trains or self._planning is not None:
+        if self._planning is not None or not self.leads:
             return
         stages = self.coordinator.participants(self._now(), free=self.me.free and self._job is None)
         if stages is not None:

@@ -140,6 +140,19 @@ class StagePeer(Peer):
     def stage_peers(self) -> tuple[int, ...]:  # type: ignore[override]  # of a replica it is a constant
         return self.pipeline.counts()
 
+    @property
+    def num_alive(self) -> int:
+        return sum(self.stage_peers) - 1
+
+    def _state(self) -> tuple[str, str]:
+        """Who has nothing that a round could count is not waited for by its chain, so it must not say that it trains."""
+        state, reason = super()._state()
+        if state == "training" and self.pipeline.leads:
+            reason = self.pipeline.coordinator.reason
+        if state == "training" and self._stage_trainer.idle:
+            return "waiting", f"no microbatch came here for as many steps as make a round; {reason}"
+        return state, reason
+
     def heard(self) -> Iterator[tuple[PeerId, tuple[str, ...], float]]:
         """Peers of all stages."""
         for who, entry in self.pipeline.roll.entries.items():

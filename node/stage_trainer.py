@@ -53,6 +53,8 @@ class StageTrainer(Trainer):
         """Samples of each step of `progress`."""
         self._number: int | None = None
         """Of the pipeline's lap in which the progress that was not offered yet began."""
+        self._next_after: int | None = None
+        """The pipeline's step after our last one, or that at our beginning."""
         self.in_step = False
 
     @property
@@ -65,6 +67,13 @@ class StageTrainer(Trainer):
         if self._finishing or self.in_step or not self._may_train() or self._stands() or self.out_of_samples:
             return False
         return not self._is_ready() and not self._steps.finished
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing came by for a lap of the pipeline: a round has nothing to wait for."""
+        if self._next_after is None:
+            self._next_after = self._steps.step
+        return self.progress.steps == 0 and self._steps.step >= self._next_after + self.lap
 
     @property
     def settled(self) -> bool:
@@ -120,6 +129,7 @@ class StageTrainer(Trainer):
         self.progress.trained = join(self.progress.trained, trained)
         self.progress.steps += 1
         self._sizes.append(done.samples)
+        self._next_after = job.number + 1
         seconds = max(loop.time() - began, 1e-9)
         if not math.isnan(done.loss):
             self.loss = done.loss

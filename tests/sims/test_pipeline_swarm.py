@@ -7,6 +7,7 @@ import pytest
 from tests.sims.pipeline_cases import Counting, recipe, signers
 
 from farflung.protocol.roll import in_order
+from farflung.sims.links import LinkModel
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
 from farflung.training.pipeline_slice import assemble
 from farflung.training.replica import Replica
@@ -115,8 +116,7 @@ def test_the_whole_outer_model_is_evaluated_and_kept() -> None:
     assert last["loss"] < swarm.losses()[0]
 
 
-@pytest.mark.parametrize("reset", [True, False])
-@pytest.mark.parametrize("after_s", [0.3, 1.0, 1.9])
+@pytest.mark.parametrize(("after_s", "reset"), [(0.3, True), (1.0, False), (1.9, True)])
 def test_a_stage_peer_dies_in_a_step(after_s: float, reset: bool) -> None:
     """As a process (its connections reset) or as a machine: the step ends without it, and so do all after it."""
     victims: list[int] = []
@@ -231,3 +231,52 @@ def test_a_stage_without_peers_waits_for_one_that_comes_back() -> None:
     swarm = simulate(RECIPE, Counting(), signers(2), story)
     assert reasons == ["nobody serves stage 1"]
     assert not swarm.broken and swarm.rounds() == {0: ROUNDS, 1: ROUNDS}
+
+
+def test_whoever_has_no_visits_is_not_waited_for() -> None:
+    """One slot and one lane: of three data nodes one is used. The rounds of stage 0 do not wait for the others."""
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(4):
+            swarm.start(peer)
+        await until_done(swarm, *range(4))
+
+    narrow = recipe(total_steps=12, pipeline={"slots": 1})
+    swarm = simulate(narrow, Counting(), signers(4), story, wanted={1: 1, 2: 0, 3: 0})
+    assert not swarm.broken and swarm.rounds() == {0: 3, 1: 3}
+    assert any(event["state"] == "waiting" for event in swarm.happened("node.state"))
+    last = [event for event in swarm.happened("round.commit") if event["version"] == 3]
+    assert max(len(event["contributors"]) for event in last) < 3
+
+
+def test_both_sides_of_a_partition_train_and_one_history_remains() -> None:
+    """Each side has a peer of every stage, and of each chain only one side has a quorum."""
+    apart: list[dict[int, int]] = []
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(4):
+            swarm.start(peer)
+        await until(swarm, lambda: swarm.rounds() == {0: 1, 1: 1})
+        sides = [[p for p in range(4) if stage_of(swarm, p) == stage] for stage in (0, 1)]
+        first, second = zip(*sides, strict=True)
+        swarm.hub.partition([[swarm.ids[p] for p in first], [swarm.ids[p] for p in second]])
+        await asyncio.sleep(60.0)
+        apart.append(swarm.rounds())
+        swarm.hub.heal()
+        await until_done(swarm, *range(4))
+
+    swarm = simulate(recipe(total_steps=32), Counting(), signers(4), story)
+    assert not swarm.broken and swarm.rounds() == {0: 8, 1: 8}
+    assert max(apart[0].values()) > 1
+    assert {len(held) for held in swarm.digests().values()} <= {1}
+
+
+def test_links_that_lose_and_repeat_messages() -> None:
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(4):
+            swarm.start(peer)
+        await until_done(swarm, *range(4))
+
+    bad = LinkModel(latency_s=0.05, jitter_s=0.05, drop=0.05, duplicate=0.05, reorder=0.1)
+    swarm = simulate(recipe(total_steps=12), Counting(), signers(4), story, link=bad)
+    assert not swarm.broken and swarm.rounds() == {0: 3, 1: 3}

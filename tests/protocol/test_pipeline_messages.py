@@ -1,0 +1,106 @@
+"""Messages between the stages of a swarm: their bytes, as committed in `golden_pipeline.json`, the way back, and what damage does.
+
+Changed bytes mean a new protocol version. To write the file anew, on purpose: run this file as a program.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farflung.protocol import messages
+from farflung.protocol.appointment import Appointment
+from farflung.protocol.errors import LimitExceeded, Malformed, RemoteError
+from farflung.protocol.limits import MAX_CONTROL_BYTES, MAX_HOPS, MAX_PIPELINE_PEERS
+from farflung.protocol.pipeline_messages import (
+    PlannedLane,
+    Present,
+    StepAnswer,
+    StepGo,
+    StepPlan,
+    SwarmMessage,
+    decode,
+    encode,
+    tag,
+)
+from farflung.protocol.route import Leg
+
+GOLDEN = Path(__file__).parent / "golden_pipeline.json"
+FROM = b"\7" * 32
+A, B, WINDOW, DIGEST, SIGNATURE = b"a" * 32, b"b" * 32, b"w" * 32, b"d" * 32, b"s" * 64
+
+PRESENT = Present(
+    stage=1, wants=-1, trains=True, free=False, step=160, window=WINDOW, finished=False, version=5, digest=DIGEST,
+    forward_s=0.25, up_bytes_per_s=1e6, admission=SIGNATURE, addresses=("/ip4/203.0.113.7/tcp/31337",),
+    appointments=(Appointment(1, B, SIGNATURE),), peers=(2, 1), reply=True,
+)  # fmt: skip
+PLAN = StepPlan(WINDOW, 160, (A, B), ((0,), (1,)), (PlannedLane((Leg(0, 0), Leg(1, 1)), 4),), 12.5)
+SAMPLES: dict[str, SwarmMessage] = {
+    "present": PRESENT,
+    "step plan": PLAN,
+    "step answer": StepAnswer(WINDOW, False, "busy"),
+    "step go": StepGo(WINDOW, True, "all are ready"),
+}
+
+
+def bytes_of() -> dict[str, str]:
+    return {name: encode(message).hex() for name, message in SAMPLES.items()}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_bytes_are_as_committed_and_lead_back(name: str) -> None:
+    body = encode(SAMPLES[name])
+    assert body.hex() == json.loads(GOLDEN.read_text())[name]
+    assert decode(body, peer=FROM) == SAMPLES[name]
+
+
+def test_tags_follow_on_those_of_messages() -> None:
+    assert {tag(message) for message in SAMPLES.values()} == {21, 22, 23, 24}
+    landed = messages.Landed(WINDOW, (1, 2))
+    assert decode(messages.encode(landed), peer=FROM) == landed  # one channel for all of a pipeline
+    with pytest.raises(Malformed):
+        messages.decode(encode(PRESENT), peer=FROM)  # and none of them in a chain's
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        msgspec.structs.replace(PRESENT, stage=MAX_HOPS),
+        msgspec.structs.replace(PRESENT, wants=-2),
+        msgspec.structs.replace(PRESENT, admission=bytes(65)),
+        msgspec.structs.replace(PRESENT, appointments=(Appointment(1, b"short", SIGNATURE),)),
+        msgspec.structs.replace(PLAN, peers=(A,) * (MAX_PIPELINE_PEERS + 1)),
+        msgspec.structs.replace(PLAN, stages=((MAX_PIPELINE_PEERS,),)),
+        msgspec.structs.replace(PLAN, lanes=(PlannedLane((), 1),)),
+        msgspec.structs.replace(PLAN, leg_s=-1.0),
+        StepAnswer(WINDOW, True, "x" * 513),
+        StepGo(b"w", True, ""),
+    ],
+)
+def test_what_is_beyond_limits_is_refused(wrong: SwarmMessage) -> None:
+    with pytest.raises(Malformed) as caught:
+        decode(encode(wrong), peer=FROM)
+    assert caught.value.peer == FROM
+
+
+def test_size() -> None:
+    with pytest.raises(LimitExceeded):
+        decode(bytes(MAX_CONTROL_BYTES + 1), peer=FROM)
+
+
+@given(st.sampled_from(sorted(SAMPLES)), st.data())
+def test_damage_is_a_remote_error(name: str, data: Any) -> None:
+    body = bytearray(encode(SAMPLES[name]))
+    body[data.draw(st.integers(0, len(body) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        decode(bytes(body), peer=FROM)
+    except RemoteError as error:
+        assert error.peer == FROM
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps(bytes_of(), indent=1) + "\n")
