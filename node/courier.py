@@ -1,12 +1,14 @@
-"""Carries parcels between stages: one stream to each peer and direction, one parcel after another, each answered.
+"""Carries parcels between stages: one stream to each peer and direction, each parcel answered in its turn.
 
-Activations and gradients have streams of their own, so that a gradient never waits behind activations.
+A parcel does not wait for the answer to the one before, which would cost the way there and back between any two: answers come in the order of
+the parcels. Only one that asks first whether it is wanted keeps others waiting until it knows. Activations and gradients have
+streams of their own, so that a gradient never waits behind activations.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from farflung.compression.codec import Payload
 from farflung.node import framing
@@ -24,8 +26,6 @@ SLOWEST_BYTES_PER_S = 25_000.0
 """A fifth of a megabit per second: slower than this counts as no answer."""
 IDLE_S = 300.0
 """An unused stream is closed after this time."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,54 +47,98 @@ class Courier:
         self._network = network
         self._peer = peer
         self._kind = kind
-        self._queue: asyncio.Queue[Parcel] = asyncio.Queue()  # bounded by the plan: one of each visit
-        self._stream: Stream | None = None
+        self._waiting: deque[Parcel] = deque()  # bounded by the plan: one of each visit
+        self._under_way: deque[Parcel] = deque()
+        self._come = asyncio.Event()  # something waits
+        self._sent = asyncio.Event()  # something is under way
+        self._invited: asyncio.Future[bool]  # whether the payload of the parcel that asks is wanted
 
     def carry(self, parcel: Parcel) -> None:
-        self._queue.put_nowait(parcel)
+        self._waiting.append(parcel)
+        self._come.set()
 
     async def run(self) -> None:
         """Carry parcels until cancelled."""
-        try:
-            while True:
-                try:
-                    async with asyncio.timeout(IDLE_S if self._stream is not None else None):
-                        parcel = await self._queue.get()
-                except TimeoutError:
-                    await self._hang_up()
-                    continue
-                if parcel.still_wanted():
-                    parcel.done(await self._deliver(parcel))
-        finally:
-            await self._hang_up()
-
-    async def _deliver(self, parcel: Parcel) -> Answer | None:
-        # a stream that was idle may have been closed by the other side: then a new one is tried at once
-        for _ in range(1 if self._stream is None else 2):
+        while True:
+            await self._come.wait()
             try:
-                async with asyncio.timeout(REACH_S + parcel.header.nbytes / SLOWEST_BYTES_PER_S):
-                    if self._stream is None:
-                        self._stream = await self._network.open_stream(self._peer, self._kind)
-                    return await self._hand_over(self._stream, parcel)
-            except (NetworkError, TimeoutError, Refused):
-                await self._hang_up()
-        return None
+                async with asyncio.timeout(REACH_S):
+                    stream = await self._network.open_stream(self._peer, self._kind)
+            except (NetworkError, TimeoutError):
+                self._give_up_first()
+            else:
+                await self._use(stream)
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise asyncio.CancelledError  # a task group of Python 3.11 forgets it when somebody fails at that moment
 
-    async def _hand_over(self, stream: Stream, parcel: Parcel) -> Answer:
-        await framing.write_header(stream, parcel.header)
-        if parcel.header.asks:
-            answer = await _read_answer(stream)
-            if answer is not Answer.TAKEN:
-                return answer
-        await stream.write(parcel.payload)
-        if parcel.targets:
-            await stream.write(parcel.targets)
-        return await _read_answer(stream)
-
-    async def _hang_up(self) -> None:
-        stream, self._stream = self._stream, None
-        if stream is not None:
+    async def _use(self, stream: Stream) -> None:
+        """Until it breaks or nobody needs it. What is then without an answer may have arrived, and is sent again over another
+        stream; but the first of them is given up where this stream has brought no answer at all.
+        """
+        heard: list[Answer] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                hearing = group.create_task(self._hear(stream, heard), name="answers to parcels")
+                await self._say(stream)
+                hearing.cancel()
+        except* (NetworkError, TimeoutError, Refused):
+            self._waiting.extendleft(reversed(self._under_way))
+            self._under_way.clear()
+            self._come.set()
+            if not heard:
+                self._give_up_first()
+        finally:
             await stream.close()
+
+    async def _say(self, stream: Stream) -> None:
+        while (parcel := await self._next()) is not None:
+            self._under_way.append(parcel)
+            self._sent.set()
+            self._invited = asyncio.get_running_loop().create_future()
+            await framing.write_header(stream, parcel.header)
+            if parcel.header.asks and not await self._invited:
+                continue
+            await stream.write(parcel.payload)
+            if parcel.targets:
+                await stream.write(parcel.targets)
+
+    async def _next(self) -> Parcel | None:
+        """Waits for it; none when that takes too long."""
+        while True:
+            while self._waiting:
+                parcel = self._waiting.popleft()
+                if parcel.still_wanted():
+                    return parcel
+            self._come.clear()
+            try:
+                async with asyncio.timeout(IDLE_S):
+                    await self._come.wait()
+            except TimeoutError:
+                if not self._under_way:
+                    return None
+
+    async def _hear(self, stream: Stream, heard: list[Answer]) -> None:
+        while True:
+            while not self._under_way:
+                self._sent.clear()
+                await self._sent.wait()
+            parcel = self._under_way[0]
+            async with asyncio.timeout(REACH_S + parcel.header.nbytes / SLOWEST_BYTES_PER_S):
+                answer = await _read_answer(stream)
+                if parcel.header.asks:
+                    self._invited.set_result(answer is Answer.TAKEN)
+                    if answer is Answer.TAKEN:
+                        answer = await _read_answer(stream)
+            heard.append(answer)
+            self._under_way.popleft()
+            parcel.done(answer)
+
+    def _give_up_first(self) -> None:
+        if self._waiting:
+            self._waiting.popleft().done(None)
+        if not self._waiting:
+            self._come.clear()
 
 
 async def _read_answer(stream: Stream) -> Answer:

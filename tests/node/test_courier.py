@@ -1,0 +1,144 @@
+"""Parcels overtake the answers of those before them, and each is told once what became of it."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farflung.node import framing
+from farflung.node.courier import ACTIVATION, Courier, Parcel
+from farflung.node.network import Stream
+from farflung.protocol.desk import Answer
+from farflung.protocol.errors import NetworkError
+from farflung.protocol.messages import ParcelHeader
+from farflung.protocol.route import Leg
+from farflung.sims import clock
+from farflung.sims.links import LinkModel
+from farflung.sims.network import MemoryHub, MemoryNetwork
+
+US, THEM = b"u" * 32, b"t" * 32
+WAY_S = 0.1
+PAYLOAD = b"x" * 1000
+Receive = Callable[[ParcelHeader], Answer | None]
+"""What is answered; None breaks the stream instead."""
+
+
+@dataclass
+class Lab:
+    """What each parcel was told, and what the other side has seen."""
+
+    told: dict[int, list[Answer | None]] = field(default_factory=dict)
+    seen: list[int] = field(default_factory=list)
+    took_s: float = 0.0
+
+
+def header(microbatch: int, *, asks: bool) -> ParcelHeader:
+    return ParcelHeader(
+        window=b"w" * 32,
+        microbatch=microbatch,
+        hop=1,
+        backward=False,
+        until=1,
+        version=0,
+        route=(Leg(0, 0), Leg(1, 1)),
+        batch=1,
+        length=1,
+        loss=torch.nan,
+        asks=asks,
+        nbytes=len(PAYLOAD),
+    )
+
+
+def carry(count: int, receive: Receive, *, asking: frozenset[int] = frozenset()) -> Lab:
+    """So many parcels, all there at once, to a peer that does this with each."""
+    lab = Lab()
+
+    async def serve(stream: Stream) -> None:
+        while True:
+            one = await framing.read_header(stream, ParcelHeader)
+            answer = receive(one)
+            if answer is None:
+                raise NetworkError("broken off")
+            if one.asks:
+                await stream.write(bytes([answer]))
+                if answer is not Answer.TAKEN:
+                    continue
+            await framing.drain(stream, one.nbytes)
+            lab.seen.append(one.microbatch)
+            await stream.write(bytes([answer]))
+
+    async def run() -> Lab:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, clock.VirtualLoop)
+        hub = MemoryHub(
+            loop, random.Random(0), LinkModel(latency_s=WAY_S, jitter_s=0.0, up_bytes_per_s=1e9, kept_s=60.0)
+        )
+        ours, theirs = MemoryNetwork(hub, US), MemoryNetwork(hub, THEM)
+        theirs.serve(ACTIVATION, framing.guarded(serve, lambda error: None, within_s=600.0))
+        courier = Courier(ours, THEM, ACTIVATION)
+        everybody = asyncio.Event()
+
+        def done(microbatch: int) -> Callable[[Answer | None], None]:
+            def tell(answer: Answer | None) -> None:
+                lab.told.setdefault(microbatch, []).append(answer)
+                if len(lab.told) == count:
+                    everybody.set()
+
+            return tell
+
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(courier.run())
+            for number in range(count):
+                one = header(number, asks=number in asking)
+                courier.carry(Parcel(one, PAYLOAD, b"", lambda: True, done(number)))
+            await everybody.wait()
+            lab.took_s = loop.time()
+            running.cancel()
+        return lab
+
+    return clock.run(run())
+
+
+def taken(_: ParcelHeader) -> Answer:
+    return Answer.TAKEN
+
+
+def test_a_parcel_does_not_wait_for_the_answer_to_the_one_before() -> None:
+    one, eight = carry(1, taken), carry(8, taken)
+    assert eight.told == {number: [Answer.TAKEN] for number in range(8)}
+    assert eight.seen == list(range(8))
+    assert eight.took_s - one.took_s < WAY_S  # and not fourteen ways more
+
+
+def test_one_that_asks_is_sent_when_it_is_wanted() -> None:
+    lab = carry(5, lambda one: Answer.BUSY if one.microbatch == 3 else Answer.TAKEN, asking=frozenset({1, 3}))
+    assert lab.told == {number: [Answer.BUSY if number == 3 else Answer.TAKEN] for number in range(5)}
+    assert lab.seen == [0, 1, 2, 4]
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 8), st.sets(st.integers(0, 7)), st.frozensets(st.integers(0, 7)))
+def test_a_stream_that_breaks_takes_nobody_else_with_it(count: int, poison: set[int], asking: frozenset[int]) -> None:
+    lab = carry(count, lambda one: None if one.microbatch in poison else Answer.TAKEN, asking=asking)
+    assert lab.told == {number: [None if number in poison else Answer.TAKEN] for number in range(count)}
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 8), st.sets(st.integers(1, 30)))
+def test_what_had_no_answer_is_sent_again(count: int, breaks: set[int]) -> None:
+    calls = 0
+
+    def receive(_: ParcelHeader) -> Answer | None:
+        nonlocal calls
+        calls += 1
+        return None if calls in breaks and calls - 1 not in breaks else Answer.TAKEN
+
+    lab = carry(count, receive)
+    assert all(len(told) == 1 for told in lab.told.values()) and len(lab.told) == count
+    given_up = {number for number, told in lab.told.items() if told == [None]}
+    assert given_up <= ({0} if 1 in breaks else set()), "only where a stream brought no answer at all"
+    assert sorted(set(lab.seen)) == [number for number in range(count) if number not in given_up]
