@@ -41,7 +41,11 @@ def network_called(name: str, peers: int, seed: int) -> Network:
 
 
 def run_plan(name: str, *, peers: int, proposals: int | None, seed: int, trace: Path | None) -> dict[str, Any]:
-    """Plan, compare, write the trace. Raises ValueError for an unknown network, BadPlan for one that cannot be planned, OSError."""
+    """Plan, compare, write the trace. Raises ValueError for an unknown network, BadPlan for one that cannot be planned, OSError
+    for a trace that cannot be written: before anything is planned.
+    """
+    if trace is not None:
+        trace.touch()
     prepared = kernels.prepare(resolve_paths().cache / "kernels")
     network = network_called(name, peers, seed)
     if proposals is None:

@@ -151,7 +151,7 @@ def sim_plan(
 
     try:
         figures = run_plan(network, peers=peers, proposals=proposals, seed=seed, trace=trace)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
     if as_json:
         print_json(figures)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from farflung.training.model import Decoder
 from farflung.training.pipeline_machine import Bind, Machine, drive
-from farflung.training.pipeline_plan import Kind, Op, Plan
+from farflung.training.pipeline_plan import BadPlan, Kind, Op, Plan
 from farflung.training.pipeline_worker import Accumulated, Batch, Worker, mean_gradients
 
 
@@ -23,8 +23,14 @@ def execute(
 ) -> tuple[list[float], dict[str, Tensor]]:  # loss per microbatch; gradients by the model's parameter names
     """One step of a valid plan: means over the visits of each stage. The model itself is left as it is.
 
-    Raises BadPlan when stages and layers do not fit.
+    Raises BadPlan when stages, layers and batches do not fit.
     """
+    if len(layers) != len(plan.stages):
+        raise BadPlan(
+            f"{len(layers)} stages of layers for a plan of {len(plan.stages)} stages; give each stage its layers"
+        )
+    if len(batches) != len(plan.schedule()):
+        raise BadPlan(f"{len(batches)} batches for a plan of {len(plan.schedule())} microbatches; give one for each")
     machine = Machine(plan, bind)
     workers = [
         Worker(model, layers, {stage for stage, peers in enumerate(plan.stages) if peer in peers}, head=True)

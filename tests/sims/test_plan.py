@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from farflung.compression import kernels
+from farflung.sims import pipeline_run
 from farflung.sims.main import app
 from farflung.sims.pipeline_compare import Comparison, compare, task_for
 from farflung.sims.pipeline_networks import reference, volunteers
@@ -89,3 +90,15 @@ def test_the_command_says_the_agreed_keys(tmp_path: Path, monkeypatch: pytest.Mo
 def test_an_unknown_network_is_refused_by_name() -> None:
     result = CliRunner().invoke(app, ["sim", "plan", "--network", "mars"], env={"COLUMNS": "300"})
     assert result.exit_code == 2 and "no network is called mars" in result.output
+
+
+def test_a_trace_that_cannot_be_written_is_refused_before_planning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plans(*_: object) -> None:
+        raise AssertionError("planned")
+
+    monkeypatch.setattr(pipeline_run, "compare", plans)
+    args = ["sim", "plan", "--trace", str(tmp_path / "nowhere" / "trace.json")]
+    result = CliRunner().invoke(app, args, env={"COLUMNS": "300"})
+    assert result.exit_code == 2 and "No such file" in result.output

@@ -144,3 +144,9 @@ def test_dynamic_routes() -> None:
 def test_layers_must_be_the_models() -> None:
     with pytest.raises(BadPlan, match="do not make up"):
         execute(gpipe(NAMES, 1), model(), [1, 1, 1], batches(1))
+
+
+@pytest.mark.parametrize(("layers", "count"), [((3, 3), 1), ((2, 2, 1, 1), 1), ((2, 2, 2), 2), ((2, 2, 2), 0)])
+def test_layers_and_batches_must_be_the_plans(layers: tuple[int, ...], count: int) -> None:
+    with pytest.raises(BadPlan, match="for a plan of"):
+        execute(gpipe(NAMES[:3], 1), model(), layers, batches(count))
