@@ -319,7 +319,8 @@ def main() -> None:
     stage = kinds.add_parser("stage")
     stage.add_argument("--rank", type=int, required=True)
     stage.add_argument("--contact", nargs="*", default=[])
-    stage.add_argument("--world", required=True)
+    stage.add_argument("--away", default="{}")
+    stage.add_argument("--up-mbit", type=float, default=0.0)
     stage.set_defaults(threads=1)
     arguments = parser.parse_args()
     # libraries and child processes may write to stdout: only our lines go to the parent

@@ -37,6 +37,7 @@ class Worker:
         self._dead = dead  # the first of all processes that failed: the others end with it
         self._orders, self._answers = process.stdin, process.stdout
         self._log = log
+        self._cut = False
 
     def tell(self, **message: object) -> None:
         """Send one order. Raises BenchError when the process is gone."""
@@ -64,8 +65,8 @@ class Worker:
 
     @property
     def failed(self) -> bool:
-        """Whether it has ended with an error."""
-        return self._process.poll() not in (None, 0)
+        """Whether it has ended with an error that nobody meant."""
+        return not self._cut and self._process.poll() not in (None, 0)
 
     def last_words(self) -> str:
         """The end of what it wrote to stderr."""
@@ -83,6 +84,12 @@ class Worker:
         self.kill()
         self._process.wait()
         self._answers.close()
+
+    def cut(self) -> None:
+        """SIGKILL, as when a machine loses its power; the others go on."""
+        self._cut = True
+        self.kill()
+        self._process.wait()
 
     def kill(self) -> None:
         """End its session, by id."""

@@ -74,6 +74,10 @@ class Worker:
     def has_head(self) -> bool:
         return HEAD in self._parts
 
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """All that are held, by their names in the whole model; a tied table once."""
+        return {name: parameter for named in self._parameters.values() for name, parameter in named}
+
     def forward(self, stage: int, x: Tensor) -> Tensor:
         """`x`: tokens [B, T] for stage 0, [B, T, D] for others. Returns [B, T, D]."""
         with torch.no_grad():
