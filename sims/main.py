@@ -152,6 +152,23 @@ def bench_recovery(
         raise typer.BadParameter(str(error)) from error
 
 
+@bench_app.command("pipeline")
+def bench_pipeline(
+    skip_stages: Annotated[
+        bool, typer.Option("--skip-stages", help="Only what leaving stages out at inference costs: two minutes.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the figures here, as JSON.")] = None,
+    page: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also write pipeline.md and its plots here, with both parts.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """A pipeline of twelve processes on slow links against its simulation, and what skipping stages is worth: six minutes."""
+    from farflung.sims.bench_pipeline import run_pipeline
+
+    run_pipeline(as_json=as_json, out=out, page=page, skip_stages=skip_stages)
+
+
 def main() -> None:
     """Entry point of the `farflung` script."""
     app()

@@ -114,11 +114,17 @@ def forty_two() -> Network:
     )
 
 
-def volunteers(num_peers: int, *, seed: int) -> Network:
+def volunteers(
+    num_peers: int,
+    *,
+    seed: int,
+    message_bytes: float = 1024 * 1024 * 8,  # int8
+    layer_s: float = 8 * _LAYER_SAMPLE_S,  # forward of one layer, one microbatch, at medium speed
+) -> Network:
     """Random homes: uplinks of 20 to 200 Mbit/s, 5 to 130 ms apart, a factor of four in speed and in memory.
 
-    Six stages up to 50 peers and eight beyond, a third or a quarter of them skipped; a message is 8.4 MB, int8. Uplinks
-    and speeds are log-uniform; latency grows with the distance of two random points in a square.
+    Six stages up to 50 peers and eight beyond, a third or a quarter of them skipped. Uplinks and speeds are log-uniform; latency
+    grows with the distance of two random points in a square.
     """
     rng = random.Random(seed)
     num_stages, visits = (6, 4) if num_peers <= 50 else (8, 6)
@@ -136,8 +142,8 @@ def volunteers(num_peers: int, *, seed: int) -> Network:
         name=f"volunteers {num_peers}",
         peers=tuple(f"peer {peer}" for peer in everybody),
         latency_s=tuple(tuple(latency(a, b) for b in everybody) for a in everybody),
-        transmit_s=tuple(tuple(1024 * 1024 * 8 / uplink[a] for _ in everybody) for a in everybody),
-        layer_s=tuple(_LAYER_SAMPLE_S * 8 / one for one in speed),
+        transmit_s=tuple(tuple(message_bytes / uplink[a] for _ in everybody) for a in everybody),
+        layer_s=tuple(layer_s / one for one in speed),
         max_layers=tuple(int(4 * 4.0 ** rng.random()) for _ in everybody),
         num_stages=num_stages,
         num_layers=4 * num_stages,

@@ -1,0 +1,219 @@
+"""What `farflung bench pipeline` measures on running processes: steps against the simulation, training to a loss, codecs, and losses of peers.
+
+- *measured*: seconds from the beginning of a step at the first data node until the microbatches of the last one are home; the median of the steps but for the
+  first, in which connections are dialled. *simulated*: `pipeline_simulate` of the same plan, from uplinks, distances and seconds of operations alone.
+- *learning*: what the exchange of gradients among the two peers of each stage and the inner step add to a step.
+- *to the target*: steps, and all their seconds with learning, until the held-out loss of the whole model is at the target, linearly between two
+  evaluations, for which the clock stands still.
+- *utilisation* of a peer: seconds in operations, as long as they are rehearsed to take, over the step.
+- *bytes*: what the kernel says was acknowledged on the TLS connections of all peers, encryption and headers included, without what goes over libp2p (control);
+  over the tokens of all messages. A boundary is crossed once each way.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from farflung.sims.bench_workers import BenchError
+from farflung.sims.pipeline_task import BenchTask
+from farflung.sims.stage_group import Death, StageGroup, StepSeen
+from farflung.training.data import Dataset
+from farflung.training.model import Decoder, next_token_loss
+from farflung.training.order import SampleOrder
+from farflung.training.pipeline_plan import Hop, Kind, Op, Plan
+from farflung.training.pipeline_simulate import Timeline, simulate
+from farflung.training.sources import open_dataset
+from farflung.training.tokenizer import ByteTokenizer
+
+EVAL_EVERY = 3
+"""Steps between two evaluations."""
+
+WINDOWS = 192
+"""Held-out windows of each."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanFigures:
+    """One plan; see the module."""
+
+    plan: str
+    codec: str
+    simulated_s: float
+    measured_s: float
+    steps: int
+    """That were measured, the first one not counted."""
+    bytes_per_token_and_boundary: float
+    utilisation: tuple[float, ...]
+    """Measured, by peer."""
+    utilisation_simulated: tuple[float, ...]
+    late_percent: float
+    """Operations for which this machine was too slow."""
+    learning_s: float | None = None
+    steps_to_target: float | None = None
+    seconds_to_target: float | None = None
+    curve: tuple[tuple[float, float], ...] = ()
+    """(seconds, held-out loss)"""
+    computed: bool = False
+    """To the target: not trained, but the steps of the other full plan, whose gradients are the same, times our seconds."""
+
+    @property
+    def ratio(self) -> float:
+        return self.measured_s / self.simulated_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeathFigures:
+    """A peer was killed in a step."""
+
+    moment: str
+    seconds: float
+    times_normal: float
+    rerouted: int
+    """Microbatches that got another peer."""
+    cut: int
+    """Microbatches that did not come home."""
+    simulated_without_s: float
+    """A step in which the other peer of the stage does everything from the beginning: what losing half of a stage costs by itself."""
+
+
+class Feed:
+    """Batches of the embedded corpus in the order of a seed, and held-out windows."""
+
+    def __init__(self, task: BenchTask) -> None:
+        self._task = task
+        self._data: Dataset = open_dataset("python", ByteTokenizer(), task.model.seq_len)
+        self._order = SampleOrder(num_samples=self._data.num_samples, seed=task.seed)
+        self._held_out = torch.from_numpy(self._data.heldout(WINDOWS))
+
+    def batches(self, step: int) -> Tensor:
+        """Int64 [microbatches, batch, seq_len + 1]."""
+        size = self._task.microbatches * self._task.batch
+        samples = [self._data.tokens(self._order.index(number)) for number in range(step * size, (step + 1) * size)]
+        return torch.from_numpy(np.stack(samples)).view(self._task.microbatches, self._task.batch, -1)
+
+    @torch.no_grad()
+    def loss(self, parameters: dict[str, Tensor]) -> float:
+        """Of the whole model on the held-out windows, nats per byte."""
+        model = Decoder(self._task.model, seed=0)
+        model.load_state_dict(parameters)
+        return float(next_token_loss(model(self._held_out[:, :-1]), self._held_out[:, 1:]))
+
+
+def time_plan(
+    group: StageGroup, task: BenchTask, feed: Feed, name: str, plan: Plan, *, codec: str = "fp32", steps: int = 3
+) -> tuple[PlanFigures, Timeline]:
+    """Steps without learning, and when the last one did what."""
+    group.enter(task.world(plan, codec=codec))
+    seen = [group.step(plan, feed.batches(number)) for number in range(steps)]
+    return _figures(task, name, plan, codec, seen), seen[-1].ran
+
+
+def train(
+    group: StageGroup, task: BenchTask, feed: Feed, name: str, plan: Plan, say: Say
+) -> tuple[PlanFigures, Timeline]:
+    """Steps until the held-out loss is at the target, and when the last one did what."""
+    group.enter(task.world(plan, learns=True))
+    curve = [(0.0, feed.loss(group.parameters()))]
+    seen: list[StepSeen] = []
+    while curve[-1][1] > task.target and len(seen) < task.most_steps:
+        for _ in range(EVAL_EVERY):
+            seen.append(group.step(plan, feed.batches(len(seen)), number=len(seen)))
+        curve.append((sum(step.learnt_s for step in seen), feed.loss(group.parameters())))
+        say(f"{name}: step {len(seen)}, held-out loss {curve[-1][1]:.3f}")
+    steps = seconds = None
+    if curve[-1][1] <= task.target:
+        (before_s, before), (after_s, after) = curve[-2:]
+        share = (before - task.target) / (before - after)
+        steps = len(seen) - EVAL_EVERY * (1.0 - share)
+        seconds = before_s + share * (after_s - before_s)
+    found = replace(
+        _figures(task, name, plan, "fp32", seen),
+        learning_s=median(step.learnt_s - step.seconds for step in seen[1:]),
+        steps_to_target=steps,
+        seconds_to_target=seconds,
+        curve=tuple(curve),
+    )
+    return found, seen[-1].ran
+
+
+def computed(columns: PlanFigures, full: PlanFigures) -> PlanFigures:
+    """Columns to the target: the same gradients as other full routes, in their own time."""
+    if full.steps_to_target is None or full.learning_s is None:
+        return columns
+    seconds = full.steps_to_target * (columns.measured_s + full.learning_s)
+    return replace(columns, steps_to_target=full.steps_to_target, seconds_to_target=seconds, computed=True)
+
+
+def deaths(group: StageGroup, task: BenchTask, feed: Feed, plan: Plan, normal_s: float, say: Say) -> list[DeathFigures]:
+    """A peer in the middle of the first lane is killed at three moments of a step; between them it comes back."""
+    lane, hop = 0, len(plan.stages) // 2
+    peer = plan.lanes[lane].route[hop].peer
+    assert peer is not None, "searched routes name their peers"
+    forward, backward = Op(Kind.F, lane, hop), Op(Kind.B, lane, hop)
+    moments = {
+        "before its first forward": Death(rank=peer, before=forward),
+        "between forward and backward": Death(rank=peer, before=backward),
+        "after a backward": Death(rank=peer, after=backward),
+    }
+    without = simulate(_without(plan, peer), task.costs("fp32")).makespan_s
+    group.enter(task.world(plan))
+    found = []
+    for number, (moment, death) in enumerate(moments.items()):
+        say(f"a peer dies {moment}")
+        group.step(plan, feed.batches(number))  # whoever came back is dialled
+        seen = group.step(plan, feed.batches(number), death=death)
+        if seen.lost != {peer}:
+            raise BenchError(f"peer {peer} was killed, and {sorted(seen.lost)} were lost")
+        rerouted = sum(seen.routes[m] != _planned(plan, m) for m in seen.routes)
+        found.append(
+            DeathFigures(
+                moment=moment,
+                seconds=seen.seconds,
+                times_normal=seen.seconds / normal_s,
+                rerouted=rerouted,
+                cut=len(seen.cut),
+                simulated_without_s=without,
+            )
+        )
+        group.revive(peer)
+    return found
+
+
+def _without(plan: Plan, lost: int) -> Plan:
+    """The same routes, in which its mate stands in for a peer."""
+    mate = {stage: next(peer for peer in peers if peer != lost) for stage, peers in enumerate(plan.stages)}
+
+    def hop_of(hop: Hop) -> Hop:
+        return Hop(hop.stage, mate[hop.stage]) if hop.peer == lost else hop
+
+    lanes = tuple(replace(lane, route=tuple(map(hop_of, lane.route))) for lane in plan.lanes)
+    return replace(plan, lanes=lanes)
+
+
+def _planned(plan: Plan, microbatch: int) -> tuple[tuple[int, int | None], ...]:
+    lane, _ = plan.schedule()[microbatch]
+    return tuple((hop.stage, hop.peer) for hop in plan.lanes[lane].route)
+
+
+def _figures(task: BenchTask, name: str, plan: Plan, codec: str, seen: Sequence[StepSeen]) -> PlanFigures:
+    simulated = simulate(plan, task.costs(codec))
+    counted = seen[1:]
+    operations = len(simulated.ran) * len(counted)
+    tokens = len(simulated.sent) * task.tokens
+    return PlanFigures(
+        plan=name,
+        codec=codec,
+        simulated_s=simulated.makespan_s,
+        measured_s=median(step.seconds for step in counted),
+        steps=len(counted),
+        bytes_per_token_and_boundary=2 * median(step.sent_bytes for step in counted) / tokens,
+        utilisation=tuple(fmean(step.busy_s[peer] / step.seconds for step in counted) for peer in range(task.peers)),
+        utilisation_simulated=tuple(simulated.busy()),
+        late_percent=100.0 * sum(step.late for step in counted) / operations,
+    )
