@@ -221,7 +221,12 @@ class Pipeline:
     def _watch(self, now: float) -> None:
         """Whom our step has lost."""
         job = self._job
-        if job is None or not job.taken:
+        if job is None:
+            return
+        if (
+            not job.taken and now > job.since + WORD_S
+        ):  # a commit came first, and nobody has told us that nothing came of it
+            self._job = None
             return
         if job.coordinator != self.roll.me and not self.roll.alive(job.coordinator, now):
             job.tell(goes=False)
@@ -428,10 +433,14 @@ class Pipeline:
         self.begin(job.number + 1)
         visits = accumulated.visits[self.recipe.stage]
         loss = float("nan")
-        if outcome is not None and outcome.losses:
-            loss = sum(outcome.losses.values()) / len(outcome.losses)
+        missed: list[int] = []
+        if outcome is not None:
+            for index, microbatch in enumerate(job.own):
+                if microbatch not in outcome.losses:
+                    missed += numbers[index * each : (index + 1) * each]
+            loss = sum(outcome.losses.values()) / len(outcome.losses) if outcome.losses else loss
         self._report(job, outcome, self._now() - job.began_at)
-        return Done(accumulated=accumulated, samples=visits * each, loss=loss)
+        return Done(accumulated=accumulated, samples=visits * each, loss=loss, missed=tuple(missed))
 
     async def _told_to_go(self, job: Job) -> bool:
         try:

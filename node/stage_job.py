@@ -43,6 +43,8 @@ class Job:
     me: PeerId
     leg_s: float
     samples_per_microbatch: int
+    since: float
+    """When we accepted it, seconds."""
     told: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by the coordinator's word, or when none can come."""
     goes: bool = False
@@ -94,6 +96,8 @@ class Done:
     """That our gradient came from."""
     loss: float
     """Mean of our own microbatches; NaN when we had none."""
+    missed: tuple[int, ...] = ()
+    """Samples of our own microbatches that did not come home."""
 
 
 def leg_of(seconds: float, lanes: int) -> float:
@@ -127,6 +131,7 @@ def accept(message: StepPlan, sender: PeerId, *, roll: Roll, recipe: StageRecipe
         me=roll.me,
         leg_s=message.leg_s,
         samples_per_microbatch=recipe.samples_per_microbatch,
+        since=now,
     )
 
 

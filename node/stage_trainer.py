@@ -3,7 +3,8 @@
 A step begins when somebody plans it, not when the last one ends, and what a peer has trained in it is what came by. So three things differ:
 
     a step      the next one that we are asked for; then one inner step with the mean gradient of our visits
-    a batch     as many samples (or tickets, see `stage_recipe`) as passed through us
+    a batch     as many samples (or tickets, see `stage_recipe`) as passed through us; those of microbatches that did not come home come first
+                in the next step, so that what a round counts is what was trained, but for those of the last step before it
     a round     is due when the pipeline's steps pass a multiple of a lap, for all stages at once, whoever missed some of them
 
 Rounds of all stages thus fall into the same pause of the pipeline, and with `delay_steps` it goes on while they are under way.
@@ -16,8 +17,9 @@ from typing import Any, Protocol
 from farflung.node.stage_job import Done, Job
 from farflung.node.stage_learner import StageLearner
 from farflung.node.trainer import Trainer
+from farflung.protocol.chain import Commit
 from farflung.protocol.ledger import count, join, split
-from farflung.protocol.types import LONGEST_S
+from farflung.protocol.types import LONGEST_S, Intervals
 
 
 class Steps(Protocol):
@@ -51,6 +53,8 @@ class StageTrainer(Trainer):
         self._steps = steps
         self._sizes: list[int] = []
         """Samples of each step of `progress`."""
+        self._missed: list[int] = []
+        """Samples of ours that were in a step and did not come home."""
         self._number: int | None = None
         """Of the pipeline's lap in which the progress that was not offered yet began."""
         self._next_after: int | None = None
@@ -115,12 +119,15 @@ class StageTrainer(Trainer):
     async def _take_part(self, job: Job, began: float) -> None:
         loop = asyncio.get_running_loop()
         fresh = split(self.window, count(self.progress.trained))[1]
-        own = split(fresh, job.own_samples)[0]
-        done = await self._steps.carry_out(job, [number for start, stop in own for number in range(start, stop)])
+        again, self._missed = self._missed[: job.own_samples], self._missed[job.own_samples :]
+        # a place for each that was missed is still in the window
+        untouched = split(fresh, len(again) + len(self._missed))[1]
+        done = await self._steps.carry_out(job, again + _numbers(split(untouched, job.own_samples - len(again))[0]))
+        self._missed += again if done is None else done.missed
         if done is None or not done.samples:
             return
         trained = split(fresh, done.samples)[0]
-        numbers = [number for start, stop in trained for number in range(start, stop)]
+        numbers = _numbers(trained)
         report = await self._door.run(self._stage.step, done.accumulated, numbers, job.number, loss=done.loss)
         if self.progress.steps == 0:
             self.progress.began_at = began
@@ -146,6 +153,11 @@ class StageTrainer(Trainer):
             seconds=round(seconds, 3),
         )
 
+    def settle(self, commit: Commit, version: int, contributed_samples: int) -> bool:
+        stays = super().settle(commit, version, contributed_samples)
+        self._missed = [n for n in self._missed if any(start <= n < stop for start, stop in self.window)]
+        return stays
+
     async def _offer(self) -> None:
         await super()._offer()
         self._steps.changed()
@@ -164,3 +176,8 @@ class StageTrainer(Trainer):
     def drop(self) -> None:
         super().drop()
         self._sizes.clear()
+        self._missed.clear()
+
+
+def _numbers(intervals: Intervals) -> list[int]:
+    return [number for start, stop in intervals for number in range(start, stop)]

@@ -1,0 +1,154 @@
+"""The training loop of a peer of a pipeline: steps of any size, samples that did not come home, and when a round is due."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from tests.sims.pipeline_cases import Counting, recipe
+
+from farflung.node.events import EventLog
+from farflung.node.stage_job import Done, Job
+from farflung.node.stage_recipe import stage_recipe
+from farflung.node.stage_trainer import StageTrainer
+from farflung.node.trainer import Pace, Progress
+from farflung.protocol.ledger import Holding, Ledger
+from farflung.protocol.messages import Ready
+from farflung.sims import clock
+from farflung.sims.toy import VirtualDoor
+from farflung.training.pipeline_worker import Accumulated
+from farflung.training.replica import Runtime
+
+ME = b"m" * 32
+PACE = Pace(inner_steps=3, samples_per_step=8, tokens_per_sample=8, total_rounds=100)
+
+
+@dataclass
+class Asked:
+    """As much of a job as the trainer looks at."""
+
+    number: int
+    own_samples: int
+
+
+@dataclass
+class Script:
+    """Steps that come as they are told, `stage_trainer.Steps`: (own samples, that come home, missed places)."""
+
+    told: list[tuple[int, int, tuple[int, ...]]]
+    step: int = 0
+    finished: bool = False
+    seen: list[list[int]] = field(default_factory=list)
+
+    def take(self) -> Job | None:
+        return cast(Job, Asked(self.step, self.told[0][0])) if self.told else None
+
+    async def carry_out(self, job: Job, numbers: list[int]) -> Done | None:
+        _, samples, places = self.told.pop(0)
+        self.seen.append(numbers)
+        await asyncio.sleep(2.0)
+        self.step = job.number + 1
+        missed = tuple(numbers[place] for place in places)
+        return Done(accumulated=Accumulated(), samples=samples, loss=1.0, missed=missed)
+
+    def changed(self) -> None:
+        pass
+
+
+class Lab:
+    """A trainer of stage 0 with a window of 60 samples."""
+
+    def __init__(self, *told: tuple[int, int, tuple[int, ...]]) -> None:
+        self.script = Script(list(told))
+        self.ready: list[Ready] = []
+        self.trainer = StageTrainer(
+            ME,
+            stage_recipe(recipe(), 0).learner(Counting(), Runtime()),
+            VirtualDoor(lambda name: 0.1),
+            EventLog(None, swarm="test", peer="me", clock=lambda: 0.0),
+            PACE,
+            may_train=lambda: True,
+            is_due=lambda step_s: False,
+            set_ready=self.ready.append,
+            withdraw=lambda: None,
+            up_bytes_per_s=lambda: 5.0,
+            steps=self.script,
+        )
+        self.trainer.window = ((0, 60),)
+
+
+def run(lab: Lab, main: Callable[[], Awaitable[Any]]) -> None:
+    async def body() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(lab.trainer.run())
+            await main()
+            lab.trainer.finish()
+
+    clock.run(body())
+
+
+def test_a_round_is_due_when_the_pipeline_has_made_its_steps_whoever_missed_some() -> None:
+    lab = Lab((4, 4, ()), (0, 0, ()), (2, 2, ()))
+
+    async def main() -> None:
+        await asyncio.sleep(30.0)
+        (ready,) = lab.ready
+        assert (ready.samples, ready.tokens) == (6, 48)  # of two steps; nothing came by in the other
+        assert lab.trainer.progress.steps == 2 and not lab.trainer.free and not lab.trainer.settled
+
+    run(lab, main)
+
+
+def test_samples_that_did_not_come_home_come_first_in_the_next_step() -> None:
+    lab = Lab((8, 4, (0, 1, 4, 5)), (6, 6, ()), (0, 0, ()))
+
+    async def main() -> None:
+        await asyncio.sleep(30.0)
+        assert lab.script.seen == [list(range(8)), [0, 1, 4, 5, 8, 9], []]
+        assert lab.trainer.progress.trained == ((0, 10),)  # what is offered is what was trained
+        assert lab.ready[0].samples == 10
+
+    run(lab, main)
+
+
+def test_what_a_round_has_counted_meanwhile_is_not_taken_again() -> None:
+    lab = Lab((8, 4, (0, 1, 2, 3)))
+
+    async def main() -> None:
+        await asyncio.sleep(10.0)
+        assert lab.trainer.settle(Ledger(99, (Holding(ME, ((4, 60),)),)), 1, 4)
+        lab.script.told.append((4, 4, ()))
+        lab.trainer.wake()
+        await asyncio.sleep(10.0)
+        assert lab.script.seen[1] == [4, 5, 6, 7]
+
+    run(lab, main)
+
+
+def test_steps_of_different_sizes_are_counted_as_they_were() -> None:
+    lab = Lab((4, 4, ()), (2, 2, ()), (6, 6, ()))
+
+    async def main() -> None:
+        await asyncio.sleep(30.0)
+        assert lab.trainer.progress.steps == 3 and lab.ready[0].samples == 12
+        lab.trainer.count(6)
+        assert lab.trainer.progress.steps == 1 and lab.trainer.progress.trained == ((6, 12),)
+
+    run(lab, main)
+
+
+def test_after_a_restart_nobody_remembers_their_sizes() -> None:
+    lab = Lab()
+    lab.trainer.progress = Progress(((0, 10),), 3)
+
+    async def main() -> None:
+        await asyncio.sleep(1.0)
+        assert not lab.ready  # what was trained before waits for the end of this lap
+        lab.script.step = 3
+        lab.trainer.wake()
+        await asyncio.sleep(1.0)
+        assert lab.ready[0].samples == 10
+        lab.trainer.count(7)
+        assert lab.trainer.progress.steps == 1
+
+    run(lab, main)
