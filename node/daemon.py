@@ -31,36 +31,31 @@ from farflung.node.events import Event, EventLog
 from farflung.node.identity import Identity
 from farflung.node.inside import NodeInside
 from farflung.node.live import show
-from farflung.node.machine import choose_runtime, describe_device
+from farflung.node.machine import choose_runtime
 from farflung.node.network import PeerId
 from farflung.node.options import CreatedSwarm, CreateOptions, ExportOptions, JoinOptions
 from farflung.node.p2pd import P2pdConfig
 from farflung.node.paths import Paths, SwarmPaths, resolve_paths
-from farflung.node.peer import Facts, Peer
-from farflung.node.peerbook import PeerBook
-from farflung.node.recipe import Recipe, read_recipe, swarm_dataset, swarm_tokenizer
+from farflung.node.peer import Peer
+from farflung.node.peer_making import PeerMaking
+from farflung.node.recipe import Recipe, read_recipe
 from farflung.node.rehearsal import Rehearsal
 from farflung.node.runner import freeze_imports, run_loop
 from farflung.node.signer import IdentitySigner
-from farflung.node.stage_start import StageStart
 from farflung.node.status import NodeStatus
 from farflung.node.storage import FileStorage, newest_history
 from farflung.node.swarmfiles import (
     claim_file,
-    data_file,
     load_manifest,
     load_secret,
     save_manifest,
-    save_tokenizer,
-    tokenizer_file,
 )
 from farflung.node.wanted import Wanted, founders_here, local_swarm
 from farflung.protocol.admission import admission_token
-from farflung.protocol.errors import ConfigError, NetworkError, RemoteError
+from farflung.protocol.errors import ConfigError, NetworkError
 from farflung.protocol.keys import short
 from farflung.protocol.manifest import SignedManifest, open_manifest
 from farflung.protocol.naming import resolve
-from farflung.training.replica import Runtime
 
 MEGABIT = 1e6 / 8
 """Bytes."""
@@ -232,8 +227,21 @@ class NodeDaemon:
             book = self._wanted.book(swarm)
             for known, addresses in book.peers().items():
                 engine.add_addresses(known, addresses)
-            making = self._stage_peer if manifest.pipeline.stages > 1 else self._replica_peer
-            peer, storage = await making(engine, swarm, recipe, runtime, doors, log, book, token)
+            making = PeerMaking(
+                engine=engine,
+                signer=self._signer,
+                swarm=swarm,
+                recipe=recipe,
+                options=self._options,
+                runtime=runtime,
+                doors=doors,
+                log=log,
+                book=book,
+                admission=token,
+                rehearsal=self._rehearsal,
+                say=self.say,
+            )
+            peer, storage = await making.make()
             freeze_imports()
             inside = NodeInside(
                 engine,
@@ -263,93 +271,6 @@ class NodeDaemon:
             await announcer.claim_name()
             self._invite(inside)
             await self._together(engine, swarm, recipe, peer, storage, inside, announcer, finder, list(book.peers()))
-
-    async def _replica_peer(
-        self,
-        engine: Engine,
-        swarm: SwarmPaths,
-        recipe: Recipe,
-        runtime: Runtime,
-        doors: Doors,
-        log: EventLog,
-        book: PeerBook,
-        token: bytes,
-    ) -> tuple[Peer, FileStorage]:
-        """A peer that holds the whole model."""
-        manifest = recipe.manifest
-        if self._options.stage is not None:
-            raise ConfigError(f"swarm {swarm.name} has no stages: every peer holds the whole model; leave out --stage")
-        self.say(f"opening the data ({manifest.data.spec}) ...")
-        dataset = await doors.side.run(self._open_data, swarm, recipe)
-        learner = await doors.learner.run(recipe.learner, dataset, runtime, self._options.save_memory)
-        if self._rehearsal is not None:
-            learner = self._rehearsal.learner(learner)
-        self._say_saving(learner.replica.runtime)
-        storage = FileStorage(swarm.checkpoint)
-        peer = Peer(
-            network=engine,
-            signer=self._signer,
-            settings=recipe.settings(),
-            pace=recipe.pace(),
-            learner=learner,
-            uplink=recipe.uplink,
-            downlink=recipe.downlink,
-            feedback=manifest.feedback,
-            outer_step=(manifest.outer.lr, manifest.outer.momentum),
-            doors=doors,
-            storage=storage,
-            log=log,
-            facts=Facts(device=describe_device(runtime), pid=os.getpid(), admission=token),
-            checkpoint_s=recipe.checkpoint_s,
-            exit_when_done=self._options.exit_when_done,
-        )
-        return peer, storage
-
-    async def _stage_peer(
-        self,
-        engine: Engine,
-        swarm: SwarmPaths,
-        recipe: Recipe,
-        runtime: Runtime,
-        doors: Doors,
-        log: EventLog,
-        book: PeerBook,
-        token: bytes,
-    ) -> tuple[Peer, FileStorage]:
-        """A peer that holds one stage."""
-
-        def refused(error: RemoteError) -> None:
-            log.emit(
-                "refused", error=type(error).__name__, of=error.peer.hex() if error.peer else "", reason=error.reason
-            )
-
-        start = StageStart(engine, self._signer, swarm, recipe, admission=token, refused=refused)
-        finder = Finder(
-            engine,
-            recipe.swarm,
-            book,
-            admits=lambda who, shown: who == recipe.manifest.founder or recipe.settings().admits(who, shown),
-            discovered=start.discovered,
-            refused=refused,
-            heard=lambda: (),
-        )
-        async with asyncio.TaskGroup() as tasks:
-            finding = tasks.create_task(finder.run())
-            known = [peer for peer in book.peers() if peer != engine.peer_id]
-            stage = await start.take(runtime, self._options.save_memory, self._options.stage, known, self.say)
-            finding.cancel()
-        dataset = None
-        if stage.recipe.stage == 0:
-            self.say(f"opening the data ({recipe.manifest.data.spec}) ...")
-            dataset = await doors.side.run(self._open_data, swarm, recipe)
-        learner = await doors.learner.run(stage.recipe.learner, dataset, stage.runtime)
-        self._say_saving(stage.runtime)
-        facts = Facts(device=describe_device(runtime), pid=os.getpid(), admission=token)
-        return start.peer(stage, learner, doors, log, facts, exit_when_done=self._options.exit_when_done)
-
-    def _say_saving(self, runtime: Runtime) -> None:
-        if (saving := str(runtime.save)) != "none":
-            self.say(f"saving memory by: {saving}")
 
     async def _together(
         self,
@@ -385,22 +306,6 @@ class NodeDaemon:
             control.stop()
             await asyncio.wait([serving, viewing])
             unsubscribe()
-
-    def _open_data(self, swarm: SwarmPaths, recipe: Recipe) -> Any:
-        """The data set; what `--data` and `--tokenizer` say is remembered for the next start."""
-        if self._options.tokenizer is not None:
-            swarm_tokenizer(recipe.manifest, self._options.tokenizer)
-            save_tokenizer(swarm, self._options.tokenizer)
-        tokenizer = swarm_tokenizer(recipe.manifest, tokenizer_file(swarm))
-        spec = None
-        if self._options.data is not None:
-            spec = founding.data_spec(self._options.data)
-        elif data_file(swarm).exists():
-            spec = data_file(swarm).read_text(encoding="utf-8").strip()
-        dataset = swarm_dataset(recipe.manifest, tokenizer, spec)
-        if spec is not None:
-            data_file(swarm).write_text(spec + "\n", encoding="utf-8")
-        return dataset
 
     # ---- small things ------------------------------------------------------------------------------------------
 

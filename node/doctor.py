@@ -19,8 +19,10 @@ from farflung.compression import kernels
 from farflung.compression.policy import parse_policy
 from farflung.node.machine import choose_runtime, describe_device, on_host, plan_memory
 from farflung.node.options import DoctorOptions
-from farflung.node.paths import resolve_paths
-from farflung.node.recipe import read_recipe
+from farflung.node.paths import SwarmPaths, resolve_paths
+from farflung.node.recipe import Recipe, read_recipe
+from farflung.node.stage_recipe import stage_recipe
+from farflung.node.stage_start import saved_stage
 from farflung.node.swarmfiles import load_manifest
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.manifest import Manifest
@@ -53,6 +55,8 @@ class Patient:
     """Directions, of two, in which there is error feedback."""
     mean_bytes: int
     """An encoded mean, which is kept for those who catch up."""
+    divisible: bool = True
+    """Whether its batch may be computed in pieces."""
 
 
 def examine(options: DoctorOptions) -> dict[str, Any]:
@@ -61,7 +65,13 @@ def examine(options: DoctorOptions) -> dict[str, Any]:
     patient = _patient(options)
     runtime = choose_runtime(options.device, options.dtype, compiled=False, memory_gb=options.memory_gb)
     plan = plan_memory(
-        patient.model, patient.inner, patient.batch, runtime, options.save_memory, residuals=patient.residuals
+        patient.model,
+        patient.inner,
+        patient.batch,
+        runtime,
+        options.save_memory,
+        residuals=patient.residuals,
+        divisible=patient.divisible,
     )
     needs = plan.forecast
     parameters = num_parameters(patient.model)
@@ -141,6 +151,8 @@ def _patient(options: DoctorOptions) -> Patient:
     if manifest is None:
         raise ConfigError(f"this machine has no manifest of {swarm.name} yet; name a size with `--model` instead")
     recipe = read_recipe(manifest)
+    if manifest.pipeline.stages > 1:
+        return _stage_patient(swarm, recipe)
     return Patient(
         name=swarm.name,
         model=recipe.model,
@@ -148,4 +160,21 @@ def _patient(options: DoctorOptions) -> Patient:
         batch=manifest.samples_per_step,
         residuals=manifest.feedback.directions,
         mean_bytes=recipe.downlink.expected_nbytes(),
+    )
+
+
+def _stage_patient(swarm: SwarmPaths, recipe: Recipe) -> Patient:
+    """Of a pipeline, the stage that this machine has, or the one that needs most."""
+    saved = saved_stage(swarm)
+    stages = [stage_recipe(recipe, stage) for stage in range(recipe.manifest.pipeline.stages)]
+    one = stages[saved.stage] if saved is not None else max(stages, key=lambda each: num_parameters(each.shape()))
+    which = "this machine's" if saved is not None else "the largest"
+    return Patient(
+        name=f"{swarm.name}, stage {one.stage} of {len(stages)}, {which}",
+        model=one.shape(),
+        inner=recipe.inner,
+        batch=one.samples_per_microbatch,
+        residuals=recipe.manifest.feedback.directions,
+        mean_bytes=one.own.downlink.expected_nbytes(),
+        divisible=False,
     )

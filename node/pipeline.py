@@ -3,8 +3,8 @@
     Present ──▶ roll ──▶ coordinator ──▶ StepPlan ──▶ job ──▶ trainer ──▶ carry_out ──▶ stage server, driver ──▶ gradients
                               ▲─────────── StepAnswer ◀──┘◀── StepGo
 
-`protocol/roll.py` and `protocol/coordination.py` decide, `stage_job.py` checks what we are asked to do; this module hears, sends, and runs the step
-with the stage server and, for our own microbatches, a driver. What goes on within the stage (its chain, its rounds) is `peer.Peer`'s business.
+`protocol/roll.py` and `protocol/coordination.py` decide, `stage_job.py` checks what we are asked to do, `stage_work.py` does it; this module hears and
+sends. What goes on within the stage (its chain, its rounds) is `peer.Peer`'s business.
 """
 
 import asyncio
@@ -14,15 +14,14 @@ from typing import Protocol
 from farflung.node.door import Doors
 from farflung.node.events import EventLog
 from farflung.node.network import Network, PeerId
-from farflung.node.pipeline_driver import Driver, Outcome
 from farflung.node.pipeline_mail import PipelineMail
 from farflung.node.stage_job import Done, Job, accept, as_message, leg_of
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe
-from farflung.node.stage_server import StageServer
+from farflung.node.stage_work import Report, StageWork
 from farflung.node.timing import TimedDoor
 from farflung.protocol.appointment import appoint
-from farflung.protocol.coordination import ANSWER_S, Coordinator, Post
+from farflung.protocol.coordination import Coordinator, Post
 from farflung.protocol.errors import Refused, RemoteError
 from farflung.protocol.keys import Signer, digest
 from farflung.protocol.limits import MAX_ADDRESSES
@@ -35,13 +34,6 @@ from farflung.training.pipeline_plan import BadPlan, Policy
 
 TICK_S = 0.25
 """Between two looks at deadlines."""
-
-WORD_S = 2 * ANSWER_S
-"""A peer that is ready waits so long for the coordinator's word; it repeats it."""
-
-
-LATE_S = 5.0
-"""What a data node says of itself so long after a step began was not sent before it."""
 
 
 class Self(Protocol):
@@ -101,7 +93,6 @@ class Pipeline:
         self._number = 0
         self._network = network
         self._signer = signer
-        self._learner = learner
         self._side = doors.side
         self._door = TimedDoor(doors.learner)
         self._mail = mail
@@ -110,18 +101,18 @@ class Pipeline:
         self._log = log
         self._refused = refused
         self._keep = keep
-        self._service = recipe.service(learner)
-        self.server = StageServer(
+        self.work = StageWork(
             network=network,
             post=mail.send,
-            learner=self._door,
-            side=doors.side,
-            worker=learner.worker,
-            service=self._service,
+            recipe=recipe,
+            learner=learner,
+            door=self._door,
+            doors=doors,
+            roll=roll,
             refused=refused,
+            ready=lambda job: self._answer(job.coordinator, job.window, ""),
+            over=self._over,
         )
-        self._job: Job | None = None
-        self._driver: Driver | None = None
         self._planning: asyncio.Task[None] | None = None
         self._plans = first_seq(network.unix_time())
         self._said: tuple[object, ...] = ()
@@ -158,10 +149,10 @@ class Pipeline:
 
     async def run(self) -> None:
         """Serve our stage, and take part, until cancelled."""
-        self.server.serve()
+        self.work.server.serve()
         async with asyncio.TaskGroup() as group:
             self._group = group
-            group.create_task(self.server.run(), name="stage server")
+            group.create_task(self.work.server.run(), name="stage server")
             while True:
                 self._tick()
                 await asyncio.sleep(TICK_S)
@@ -194,9 +185,9 @@ class Pipeline:
             stage=self.recipe.stage,
             wants=-1,
             trains=self.me.trains,
-            free=self.me.free and self._job is None,
+            free=self.me.free and self.work.job is None,
             step=self.step,
-            window=b"" if self._job is None else self._job.window,
+            window=b"" if self.work.job is None else self.work.job.window,
             finished=self.me.finished,
             version=self.me.holds[0],
             digest=self.me.holds[1],
@@ -215,41 +206,8 @@ class Pipeline:
         if now >= self._beat_at + self.roll.heartbeat_s:
             self._announce()
         self._post(self.coordinator.tick(now))
-        self._watch(now)
+        self.work.watch(now)
         self.changed()
-
-    def _watch(self, now: float) -> None:
-        """Whom our step has lost."""
-        job = self._job
-        if job is None:
-            return
-        if (
-            not job.taken and now > job.since + WORD_S
-        ):  # a commit came first, and nobody has told us that nothing came of it
-            self._job = None
-            return
-        if job.coordinator != self.roll.me and not self.roll.alive(job.coordinator, now):
-            job.tell(goes=False)
-        for place, key in enumerate(job.step.keys):
-            if key == self.roll.me:
-                continue
-            alive = self.roll.alive(key, now)
-            if not alive and self._driver is not None:
-                self._driver.lost(place, "it has fallen silent")
-            if place in job.step.homes and job.goes:
-                self._watch_home(job, key, now)
-
-    def _watch_home(self, job: Job, home: PeerId, now: float) -> None:
-        """A data node that is dead, or has been started anew, settles nothing any more; nor does one that went on, for it gave us up."""
-        if not self.roll.alive(home, now):
-            self.server.lost(home)
-            return
-        entry = self.roll.entries[home]
-        assert entry.present is not None
-        if entry.present.step > job.number:
-            self.server.lost(home, counts=False)
-        elif entry.present.window != job.window and entry.since > job.began_at + LATE_S:
-            self.server.lost(home)
 
     # ---- what comes in -----------------------------------------------------------------------------------------
 
@@ -273,11 +231,11 @@ class Pipeline:
             case StepAnswer():
                 self._post(self.coordinator.answered(sender, message, now))
             case StepGo():
-                job = self._job
+                job = self.work.job
                 if job is not None and job.window == message.window and job.coordinator == sender:
-                    self._hear(job, message)
+                    self.work.hear(job, goes=message.go)
             case _:
-                self.server.handle(sender, message)
+                self.work.server.handle(sender, message)
 
     def _on_present(self, sender: PeerId, said: Present, now: float) -> None:
         if sender != self.roll.founder and not self._admits(sender, said.admission):
@@ -301,7 +259,7 @@ class Pipeline:
             self._log.emit("stage.founded", stage=stage, founder=peer.hex())
 
     def _on_plan(self, sender: PeerId, message: StepPlan, now: float) -> None:
-        job = self._job
+        job = self.work.job
         if job is not None and job.window == message.window:
             if job.ready:
                 self._answer(job.coordinator, job.window, "")
@@ -310,16 +268,11 @@ class Pipeline:
             self._answer(sender, message.window, "busy")
             return
         try:
-            self._job = accept(message, sender, roll=self.roll, recipe=self.recipe, now=now)
+            self.work.job = accept(message, sender, roll=self.roll, recipe=self.recipe, now=now)
         except Refused as error:
             self._answer(sender, message.window, error.reason)
             raise
         self.me.wake()
-
-    def _hear(self, job: Job, message: StepGo) -> None:
-        job.tell(goes=message.go)
-        if not message.go and not job.taken:
-            self._job = None
 
     # ---- what goes out -----------------------------------------------------------------------------------------
 
@@ -350,7 +303,7 @@ class Pipeline:
         """Plan a step when it is our turn, and the time."""
         if self._planning is not None or not self.leads:
             return
-        stages = self.coordinator.participants(self._now(), free=self.me.free and self._job is None)
+        stages = self.coordinator.participants(self._now(), free=self.me.free and self.work.job is None)
         if stages is not None:
             self._planning = self._group.create_task(self._plan(stages), name="plan of a step")
 
@@ -366,7 +319,7 @@ class Pipeline:
                 self.recipe.rules(),
                 microbatches=pipeline.microbatches,
                 slots=pipeline.slots,
-                nbytes=self._service.forward.max_nbytes(self.recipe.tokens_per_microbatch),
+                nbytes=self.work.service.forward.max_nbytes(self.recipe.tokens_per_microbatch),
                 policy=Policy(pipeline.policy),
                 seed=self.step,
             )
@@ -390,75 +343,25 @@ class Pipeline:
     # ---- a step (`stage_trainer.Steps`) ------------------------------------------------------------------------
 
     def take(self) -> Job | None:
-        job = self._job
-        if job is None or job.taken:
-            return None
-        job.taken = True
-        return job
+        return self.work.take()
 
     async def carry_out(self, job: Job, numbers: list[int]) -> Done | None:
-        each = self.recipe.samples_per_microbatch
-        batches = {
-            microbatch: await self._side.run(self._learner.batch, numbers[index * each : (index + 1) * each])
-            for index, microbatch in enumerate(job.own)
-        }
-        driver = None
-        if job.own:
-            driver = Driver(
-                network=self._network,
-                server=self.server,
-                post=self._mail.send,
-                step=job.step,
-                home=job.place,
-                batches=batches,
-                patience=job.patience,
-                refused=self._refused,
-            )
-        outcome = None
-        await self.server.open(job.step, None if driver is None else driver.listen)
-        try:
-            job.ready = True
-            self._answer(job.coordinator, job.window, "")
-            if not await self._told_to_go(job):
-                return None
-            job.began_at = self._now()
-            if driver is not None:
-                self._driver = driver
-                outcome = await driver.run()
-            accumulated = await self.server.settled(job.window)
-        finally:
-            self.server.close(job.window)
-            self._job = self._driver = None
-            self.coordinator.over(job.window)
+        return await self.work.carry_out(job, numbers)
+
+    def _over(self, report: Report | None, window: bytes) -> None:
+        """Our part in a step is over. Those who were lost do not count until they are heard again."""
+        self.coordinator.over(window)
+        if report is None:
+            return
+        job, outcome = report.job, report.outcome
         self.begin(job.number + 1)
-        visits = accumulated.visits[self.recipe.stage]
-        loss = float("nan")
-        missed: list[int] = []
-        if outcome is not None:
-            for index, microbatch in enumerate(job.own):
-                if microbatch not in outcome.losses:
-                    missed += numbers[index * each : (index + 1) * each]
-            loss = sum(outcome.losses.values()) / len(outcome.losses) if outcome.losses else loss
-        self._report(job, outcome, self._now() - job.began_at)
-        return Done(accumulated=accumulated, samples=visits * each, loss=loss, missed=tuple(missed))
-
-    async def _told_to_go(self, job: Job) -> bool:
-        try:
-            async with asyncio.timeout(WORD_S):
-                await job.told.wait()
-        except TimeoutError:
-            job.tell(goes=False)
-        return job.goes
-
-    def _report(self, job: Job, outcome: Outcome | None, seconds: float) -> None:
-        """For people; `outcome` of our own microbatches. Those who were lost do not count until they are heard again."""
         lost = [] if outcome is None else [job.step.keys[place] for place in sorted(outcome.lost)]
         for peer in lost:
             self.roll.lose(peer)
         self._log.emit(
             "pipeline.step",
             number=job.number,
-            seconds=round(seconds, 3),
+            seconds=round(report.seconds, 3),
             landed=0 if outcome is None else len(outcome.losses),
             cut=0 if outcome is None else len(outcome.cut),
             lost=[peer.hex() for peer in lost],

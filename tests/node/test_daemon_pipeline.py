@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from farflung.node import daemon
+from farflung.node.doctor import examine
 from farflung.node.events import read_events
-from farflung.node.options import CreatedSwarm, CreateOptions, ExportOptions
+from farflung.node.options import CreatedSwarm, CreateOptions, DoctorOptions, ExportOptions
 from farflung.node.paths import SwarmPaths, resolve_paths
 from farflung.node.stage_start import SavedStage, save_stage, saved_stage
 from farflung.node.wanted import local_swarm
@@ -87,6 +88,17 @@ def test_a_machine_remembers_its_stage(tmp_path: Path) -> None:
     (tmp_path / "stage").write_bytes(b"\xc1")
     with pytest.raises(ConfigError, match="remove it"):
         saved_stage(swarm)
+
+
+def test_the_doctor_looks_at_a_stage(tmp_path: Path) -> None:
+    made = found(tmp_path)
+    options = DoctorOptions(swarm="pipe", home=tmp_path / "a", device="cpu")
+    findings = examine(options)
+    assert findings["model"] == "pipe, stage 0 of 2, the largest" and findings["microbatch"] == 4
+    swarm = resolve_paths(tmp_path / "a", {}).find_swarm("pipe")
+    save_stage(swarm, SavedStage(1, bytes.fromhex(made.founder), ()))
+    again = examine(options)
+    assert again["model"] == "pipe, stage 1 of 2, this machine's" and again["parameters"] < findings["parameters"]
 
 
 class Node:

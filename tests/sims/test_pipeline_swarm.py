@@ -128,7 +128,7 @@ def test_a_stage_peer_dies_in_a_step(after_s: float, reset: bool) -> None:
         # of two, the chain goes on without the second: half of the votes with the first one's are a quorum
         victim = max((p for p in swarm.peers if stage_of(swarm, p) == 1), key=swarm.ids.__getitem__)
         job = swarm.peers[victim].pipeline
-        await until(swarm, lambda: job._job is not None and job._job.goes)
+        await until(swarm, lambda: job.work.job is not None and job.work.job.goes)
         await asyncio.sleep(after_s)
         victims.append(victim)
         swarm.kill(victim, reset=reset)
@@ -179,7 +179,7 @@ def test_a_data_node_is_started_anew_in_the_middle_of_a_step() -> None:
         await until(swarm, lambda: steps_done(swarm) >= 5)
         home = next(p for p in swarm.peers if stage_of(swarm, p) == 0 and p != coordinator_of(swarm))
         pipeline = swarm.peers[home].pipeline
-        await until(swarm, lambda: pipeline._job is not None and pipeline._job.goes)
+        await until(swarm, lambda: pipeline.work.job is not None and pipeline.work.job.goes)
         await asyncio.sleep(0.5)
         swarm.kill(home)
         await asyncio.sleep(0.1)

@@ -1,0 +1,143 @@
+"""What a daemon does between knowing its swarm and having a peer: data, learner, and, of a pipeline, the stage that it takes."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from farflung.node import founding
+from farflung.node.discovery import Finder
+from farflung.node.door import Doors
+from farflung.node.engine import Engine
+from farflung.node.events import EventLog
+from farflung.node.machine import describe_device
+from farflung.node.options import JoinOptions
+from farflung.node.paths import SwarmPaths
+from farflung.node.peer import Facts, Peer
+from farflung.node.peerbook import PeerBook
+from farflung.node.recipe import Recipe, swarm_dataset, swarm_tokenizer
+from farflung.node.rehearsal import Rehearsal
+from farflung.node.stage_start import StageStart
+from farflung.node.storage import FileStorage
+from farflung.node.swarmfiles import data_file, save_tokenizer, tokenizer_file
+from farflung.protocol.errors import ConfigError, RemoteError
+from farflung.protocol.keys import Signer
+from farflung.training.data import Dataset
+from farflung.training.replica import Runtime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeerMaking:
+    """See the module."""
+
+    engine: Engine
+    signer: Signer
+    swarm: SwarmPaths
+    recipe: Recipe
+    options: JoinOptions
+    runtime: Runtime
+    doors: Doors
+    log: EventLog
+    book: PeerBook
+    admission: bytes
+    rehearsal: Rehearsal | None
+    say: Callable[[str], None]
+
+    async def make(self) -> tuple[Peer, FileStorage]:
+        """The peer, and its disk. Raises ConfigError for what a person can change."""
+        if self.recipe.manifest.pipeline.stages > 1:
+            return await self._of_a_stage()
+        return await self._of_a_replica()
+
+    async def _of_a_replica(self) -> tuple[Peer, FileStorage]:
+        """A peer that holds the whole model."""
+        recipe, manifest = self.recipe, self.recipe.manifest
+        if self.options.stage is not None:
+            raise ConfigError(
+                f"swarm {self.swarm.name} has no stages: every peer holds the whole model; leave out --stage"
+            )
+        dataset = await self._dataset()
+        learner = await self.doors.learner.run(recipe.learner, dataset, self.runtime, self.options.save_memory)
+        if self.rehearsal is not None:
+            learner = self.rehearsal.learner(learner)
+        self._say_saving(learner.replica.runtime)
+        storage = FileStorage(self.swarm.checkpoint)
+        peer = Peer(
+            network=self.engine,
+            signer=self.signer,
+            settings=recipe.settings(),
+            pace=recipe.pace(),
+            learner=learner,
+            uplink=recipe.uplink,
+            downlink=recipe.downlink,
+            feedback=manifest.feedback,
+            outer_step=(manifest.outer.lr, manifest.outer.momentum),
+            doors=self.doors,
+            storage=storage,
+            log=self.log,
+            facts=self._facts(),
+            checkpoint_s=recipe.checkpoint_s,
+            exit_when_done=self.options.exit_when_done,
+        )
+        return peer, storage
+
+    async def _of_a_stage(self) -> tuple[Peer, FileStorage]:
+        """A peer that holds one stage of the model."""
+        manifest = self.recipe.manifest
+        if self.rehearsal is not None:
+            raise ConfigError("`farflung sim local` plays swarms without a pipeline only; leave out pipeline.stages")
+        start = StageStart(
+            self.engine, self.signer, self.swarm, self.recipe, admission=self.admission, refused=self._refused
+        )
+        admits = self.recipe.settings().admits
+        finder = Finder(
+            self.engine,
+            self.recipe.swarm,
+            self.book,
+            admits=lambda who, shown: who == manifest.founder or admits(who, shown),
+            discovered=start.discovered,
+            refused=self._refused,
+            heard=lambda: (),
+        )
+        async with asyncio.TaskGroup() as tasks:
+            finding = tasks.create_task(finder.run())
+            known = [peer for peer in self.book.peers() if peer != self.engine.peer_id]
+            stage = await start.take(self.runtime, self.options.save_memory, self.options.stage, known, self.say)
+            finding.cancel()
+        dataset = await self._dataset() if stage.recipe.stage == 0 else None
+        learner = await self.doors.learner.run(stage.recipe.learner, dataset, stage.runtime)
+        self._say_saving(stage.runtime)
+        exit_when_done = self.options.exit_when_done
+        return start.peer(stage, learner, self.doors, self.log, self._facts(), exit_when_done=exit_when_done)
+
+    async def _dataset(self) -> Dataset:
+        self.say(f"opening the data ({self.recipe.manifest.data.spec}) ...")
+        return await self.doors.side.run(self._open_data)
+
+    def _open_data(self) -> Dataset:
+        """The data set; what `--data` and `--tokenizer` say is remembered for the next start."""
+        options, swarm, manifest = self.options, self.swarm, self.recipe.manifest
+        if options.tokenizer is not None:
+            swarm_tokenizer(manifest, options.tokenizer)
+            save_tokenizer(swarm, options.tokenizer)
+        tokenizer = swarm_tokenizer(manifest, tokenizer_file(swarm))
+        spec = None
+        if options.data is not None:
+            spec = founding.data_spec(options.data)
+        elif data_file(swarm).exists():
+            spec = data_file(swarm).read_text(encoding="utf-8").strip()
+        dataset = swarm_dataset(manifest, tokenizer, spec)
+        if spec is not None:
+            data_file(swarm).write_text(spec + "\n", encoding="utf-8")
+        return dataset
+
+    def _facts(self) -> Facts:
+        return Facts(device=describe_device(self.runtime), pid=os.getpid(), admission=self.admission)
+
+    def _say_saving(self, runtime: Runtime) -> None:
+        if (saving := str(runtime.save)) != "none":
+            self.say(f"saving memory by: {saving}")
+
+    def _refused(self, error: RemoteError) -> None:
+        of = error.peer.hex() if error.peer else ""
+        self.log.emit("refused", error=type(error).__name__, of=of, reason=error.reason)

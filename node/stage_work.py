@@ -1,0 +1,181 @@
+"""A peer's work in one step of the pipeline: from a plan that it accepted to the gradients that count.
+
+One job at a time. The stage server computes what others send, a driver sends our own microbatches on their way; in the end all data nodes of the step
+have said whether what we summed up for them counts, or have been lost.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from farflung.node.door import Door, Doors
+from farflung.node.network import Network, PeerId
+from farflung.node.pipeline_driver import Driver, Outcome
+from farflung.node.pipeline_mail import Post
+from farflung.node.stage_job import Done, Job
+from farflung.node.stage_learner import StageLearner
+from farflung.node.stage_recipe import StageRecipe
+from farflung.node.stage_server import StageServer
+from farflung.protocol.coordination import ANSWER_S
+from farflung.protocol.errors import RemoteError
+from farflung.protocol.roll import Roll
+
+WORD_S = 2 * ANSWER_S
+"""A peer that is ready waits so long for the coordinator's word; it repeats it."""
+
+LATE_S = 5.0
+"""What a data node says of itself so long after a step began was not sent before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A step that is over, for people."""
+
+    job: Job
+    outcome: Outcome | None
+    """Of our own microbatches."""
+    seconds: float
+
+
+class StageWork:
+    """See the module."""
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        post: Post,
+        recipe: StageRecipe,
+        learner: StageLearner,
+        door: Door,  # to the model
+        doors: Doors,
+        roll: Roll,
+        refused: Callable[[RemoteError], None],
+        ready: Callable[[Job], None],  # told when we are ready for a job's step
+        over: Callable[
+            [Report | None, bytes], None
+        ],  # told its window when a job is over, and what came of it, if it began
+    ) -> None:
+        self.service = recipe.service(learner)
+        self.server = StageServer(
+            network=network,
+            post=post,
+            learner=door,
+            side=doors.side,
+            worker=learner.worker,
+            service=self.service,
+            refused=refused,
+        )
+        self.job: Job | None = None
+        self._network = network
+        self._post = post
+        self._recipe = recipe
+        self._learner = learner
+        self._side = doors.side
+        self._roll = roll
+        self._refused = refused
+        self._ready = ready
+        self._over = over
+        self._driver: Driver | None = None
+
+    def take(self) -> Job | None:
+        """The job that we have accepted and not begun."""
+        if self.job is None or self.job.taken:
+            return None
+        self.job.taken = True
+        return self.job
+
+    def hear(self, job: Job, *, goes: bool) -> None:
+        """The coordinator's word about our job."""
+        job.tell(goes=goes)
+        if not goes and not job.taken:
+            self.job = None
+
+    def watch(self, now: float) -> None:
+        """Whom our step has lost."""
+        job = self.job
+        if job is None:
+            return
+        if not job.taken:  # a commit came first; and perhaps nobody has told us that nothing came of the plan
+            self.job = None if now > job.since + WORD_S else job
+            return
+        if job.coordinator != self._roll.me and not self._roll.alive(job.coordinator, now):
+            job.tell(goes=False)
+        for place, key in enumerate(job.step.keys):
+            if key == self._roll.me:
+                continue
+            if not self._roll.alive(key, now) and self._driver is not None:
+                self._driver.lost(place, "it has fallen silent")
+            if place in job.step.homes and job.goes:
+                self._watch_home(job, key, now)
+
+    def _watch_home(self, job: Job, home: PeerId, now: float) -> None:
+        """A data node that is dead, or has been started anew, settles nothing any more; nor does one that went on, for it gave us up."""
+        if not self._roll.alive(home, now):
+            self.server.lost(home)
+            return
+        entry = self._roll.entries[home]
+        assert entry.present is not None
+        if entry.present.step > job.number:
+            self.server.lost(home, counts=False)
+        elif entry.present.window != job.window and entry.since > job.began_at + LATE_S:
+            self.server.lost(home)
+
+    async def carry_out(self, job: Job, numbers: list[int]) -> Done | None:
+        """See `stage_trainer.Steps`."""
+        driver = await self._driver_of(job, numbers) if job.own else None
+        await self.server.open(job.step, None if driver is None else driver.listen)
+        report = None
+        try:
+            job.ready = True
+            self._ready(job)
+            if not await self._told_to_go(job):
+                return None
+            job.began_at = self._now()
+            outcome = None
+            if driver is not None:
+                self._driver = driver
+                outcome = await driver.run()
+            accumulated = await self.server.settled(job.window)
+            report = Report(job, outcome, self._now() - job.began_at)
+        finally:
+            self.server.close(job.window)
+            self.job = self._driver = None
+            self._over(report, job.window)
+        landed = {} if outcome is None else outcome.losses
+        each = job.samples_per_microbatch
+        missed = [index for index, microbatch in enumerate(job.own) if microbatch not in landed]
+        return Done(
+            accumulated=accumulated,
+            samples=accumulated.visits[self._recipe.stage] * each,
+            loss=sum(landed.values()) / len(landed) if landed else float("nan"),
+            missed=tuple(number for index in missed for number in numbers[index * each : (index + 1) * each]),
+        )
+
+    async def _driver_of(self, job: Job, numbers: list[int]) -> Driver:
+        each = job.samples_per_microbatch
+        batches = {
+            microbatch: await self._side.run(self._learner.batch, numbers[index * each : (index + 1) * each])
+            for index, microbatch in enumerate(job.own)
+        }
+        return Driver(
+            network=self._network,
+            server=self.server,
+            post=self._post,
+            step=job.step,
+            home=job.place,
+            batches=batches,
+            patience=job.patience,
+            refused=self._refused,
+        )
+
+    async def _told_to_go(self, job: Job) -> bool:
+        try:
+            async with asyncio.timeout(WORD_S):
+                await job.told.wait()
+        except TimeoutError:
+            job.tell(goes=False)
+        return job.goes
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
