@@ -12,6 +12,8 @@ from farflung.node.stage_job import Done, Job
 from farflung.node.stage_recipe import stage_recipe
 from farflung.node.stage_trainer import StageTrainer
 from farflung.node.trainer import Pace, Progress
+from farflung.protocol.chain import Commit
+from farflung.protocol.lap import Laps
 from farflung.protocol.ledger import Holding, Ledger
 from farflung.protocol.messages import Ready
 from farflung.sims import clock
@@ -20,7 +22,7 @@ from farflung.training.pipeline_worker import Accumulated
 from farflung.training.replica import Runtime
 
 ME = b"m" * 32
-PACE = Pace(inner_steps=3, samples_per_step=8, tokens_per_sample=8, total_rounds=100)
+PACE = Pace(laps=Laps.fixed(3), samples_per_step=8, tokens_per_sample=8, total_steps=300)
 
 
 @dataclass
@@ -116,7 +118,11 @@ def test_what_a_round_has_counted_meanwhile_is_not_taken_again() -> None:
 
     async def main() -> None:
         await asyncio.sleep(10.0)
-        assert lab.trainer.settle(Ledger(99, (Holding(ME, ((4, 60),)),)), 1, 4)
+        ledger = Ledger(99, (Holding(ME, ((4, 60),)),))
+        commit = Commit(
+            height=1, parent=b"", version=1, steps=3, lap=3, tokens=0, view=(ME,), left=(), ledger=ledger, round=None
+        )
+        assert lab.trainer.settle(commit, 1, 4)
         lab.script.told.append((4, 4, ()))
         lab.trainer.wake()
         await asyncio.sleep(10.0)
