@@ -28,6 +28,7 @@ bench: $(STAMP)
 	$(BIN)/farflung bench unequal
 	$(BIN)/farflung bench codec
 	$(BIN)/farflung bench feedback
+	$(BIN)/farflung bench pipeline
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -75,14 +75,14 @@ def _lines(task: BenchTask, found: Measured, rows: Sequence[SkippingRow]) -> lis
         f"a step has {task.microbatches} microbatches of {task.tokens} tokens. {NOTES[0]}",
         "",
         "*full columns*: every microbatch goes down the column of its data node (DT-FM's assignment). *full routed*: all stages, by searched routes. *skipping*: "
-        f"{task.visits} of {task.model.num_layers} stages, by searched routes (SkipPipe's 33 %). All three are trained with the same batches and the same inner optimiser; peers of a stage average their gradients in each step. "
+        f"{task.visits} of {task.model.num_layers} stages, by searched routes (SkipPipe's 33 %). The two routed plans are trained with the same batches and the same inner optimiser (Muon at {task.lr:g}, chosen for the full one); peers of a stage average their gradients in each step. "
         f"*to the target*: until the held-out loss of the whole model is {task.target:g} nats per byte, with learning and all steps counted.",
         "",
         "| plan | simulated s | measured s | ratio | learning s | utilisation (least to most) | simulated | late operations | steps to the target | seconds |",
         "|---|---|---|---|---|---|---|---|---|---|",
         *(_plan(one) for one in found.plans),
         "",
-        f"{NOTES[1]} *late*: operations for which this machine was slower than what it rehearses.",
+        f"\\{NOTES[1]} *late*: operations for which this machine was slower than what it rehearses.",
         "",
         f"![Held-out loss against time]({LOSS_PICTURE})",
         "",

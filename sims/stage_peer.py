@@ -155,7 +155,6 @@ class WatchedServer(StageServer):
     stands_before = stands_after = ""
     ran: list[tuple[str, int, int, float, float]]
     """(kind, microbatch, hop, began, ended) on the machine's monotonic clock."""
-
     news: asyncio.Event
     """Set by every control message."""
 
