@@ -79,17 +79,60 @@ class _Task(asyncio.Task[T]):
         return self.order
 
 
+class _Handle(asyncio.Handle):
+    """A handle without what asyncio keeps for debugging: made more often than anything else."""
+
+    __slots__ = ()
+
+    def __init__(self, callback: Any, args: Any, loop: "VirtualLoop", context: contextvars.Context | None) -> None:
+        self._context = contextvars.copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+
+
+class _Timer(asyncio.TimerHandle):
+    """The same with a time. `asyncio.sleep` cancels its own when it has fired, which the loop need not know."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, when: float, callback: Any, args: Any, loop: "VirtualLoop", context: contextvars.Context | None
+    ) -> None:
+        self._context = contextvars.copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+        self._when = when
+        self._scheduled = True
+
+    def cancel(self) -> None:
+        if self._cancelled:
+            return
+        self._cancelled = True
+        self._callback, self._args = None, ()
+        if self._scheduled:
+            self._loop._timer_handle_cancelled(self)
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop under a virtual clock that begins at `start` seconds (unix time, if the program stamps with it)."""
 
     # What we use of the base class beside its public methods; unchanged from Python 3.4 to 3.14.
     _ready: deque[asyncio.Handle]
     _stopping: bool
+    _closed: bool
 
     def __init__(self, *, start: float = 0.0) -> None:
         super().__init__()
         self._now = start
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[float, int, _Timer]] = []
         self._num_cancelled = 0
         self._timer_numbers = count()
         self._task_numbers = count()
@@ -113,19 +156,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         """As asyncio's, with ties in the order of the calls. Raises ValueError when `when` is not a number."""
-        if self.is_closed():
+        if self._closed:
             raise RuntimeError("Event loop is closed")
-        if math.isnan(when):
+        if when != when:
             raise ValueError("a timer at NaN seconds")
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        timer = _Timer(when, callback, args, self, context)
         heapq.heappush(self._timers, (when, next(self._timer_numbers), timer))
         return timer
 
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        """As asyncio's, without what it does for debugging: called more often than anything else."""
-        handle = asyncio.Handle(callback, args, self, context)
+        """As asyncio's."""
+        handle = _Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
@@ -145,20 +188,24 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 raise Livelock(f"the clock stands at {self._now:.6f} s: {self._describe(self._ready)}")
         else:
             self._step()
-        while self._timers and self._timers[0][0] <= self._now:
-            self._ready.append(heapq.heappop(self._timers)[2])
-        for _ in range(len(self._ready)):
-            handle = self._ready.popleft()
-            if handle.cancelled():
+        ready, timers = self._ready, self._timers
+        while timers and timers[0][0] <= self._now:
+            timer = heapq.heappop(timers)[2]
+            timer._scheduled = False
+            ready.append(timer)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if handle._cancelled:
                 continue
             if self._frozen and (backlog := self._frozen.get(_process_of(handle))) is not None:
                 backlog.append(handle)
             else:
                 handle._run()
-        self.raise_failure()
+        if self._failure is not None:
+            self.raise_failure()
 
     def _step(self) -> None:
-        while self._timers and self._timers[0][2].cancelled():
+        while self._timers and self._timers[0][2]._cancelled:
             heapq.heappop(self._timers)
         if not self._timers or math.isinf(self._timers[0][0]):
             raise Deadlock(self._now, [describe_task(task) for task in self.pending_tasks()])
