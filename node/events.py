@@ -43,14 +43,16 @@ class EventLog:
         self._subscribers: list[Subscriber] = []
         self._resources = ExitStack()
         output: structlog.typing.WrappedLogger = structlog.ReturnLogger()
+        processors: list[structlog.typing.Processor] = [self._stamp, self._publish]
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             _cut_torn_line(path)
             file = self._resources.enter_context(path.open("a", buffering=1, encoding="utf-8", newline="\n"))
             output = structlog.WriteLogger(file)
+            processors.append(structlog.processors.JSONRenderer(serializer=_render))
         self._logger: _Logger = structlog.wrap_logger(
             output,
-            processors=[self._stamp, self._publish, structlog.processors.JSONRenderer(serializer=_render)],
+            processors=processors,
             wrapper_class=_Logger,
             context_class=dict,
             swarm=swarm,

@@ -32,6 +32,7 @@ from farflung.protocol.errors import BadSignature
 from farflung.protocol.keys import SIGNATURE_BYTES, PeerId, verify
 from farflung.protocol.messages import Promise, Voted
 from farflung.sims.swarm import Swarm
+from farflung.training.outer import OuterState
 
 HONEST_REFUSALS = ("Refused", "Replayed", "Stale")
 """Errors with which honest nodes may refuse each other: what came too late, twice, or before its time."""
@@ -89,6 +90,8 @@ class Judge:
     _gradients: dict[int, OrderedDict[tuple[int, ...], Tensor]] = field(default_factory=dict)
     _outer: tuple[int, Tensor, Tensor] | None = None
     """Newest version seen, its parameters and momentum."""
+    _state: tuple[int, Tensor, Tensor] | None = None
+    """Newest version whose digest was found right, its parameters and momentum."""
     _owing: set[int] = field(default_factory=set)
     """Peers that sent a contribution and have not heard what became of it."""
 
@@ -295,15 +298,26 @@ class Judge:
             trainer, applier = peer.trainer, peer.applier
             if not applier.idle or not applier.steady.is_set() or applier.version < 0:
                 continue
-            digest = learner.outer.digest().hex()
-            if self._digests.setdefault(applier.version, digest) != digest:
+            if not self._is_state(learner.outer, applier.version):
                 self.violate(2, f"peer {index}: the outer state is not that of version {applier.version}")
             if trainer.busy.locked():
                 continue  # a step is under way: trained, and accounted for when it is over
-            if learner.trained != list(_numbers(trainer.progress.trained)):
+            if learner.trained != _numbers(trainer.progress.trained):
                 self.violate(6, f"peer {index} trained other samples than it accounts for")
             if learner.strayed() > ROUNDING:
                 self.violate(2, f"peer {index}: local progress was lost, or made twice")
+
+    def _is_state(self, outer: OuterState, version: int) -> bool:
+        """Whether this is the outer state of `version`: by its digest, or bit by bit like one whose digest was right, which takes a tenth of the time."""
+        if self._state is not None and self._state[0] == version:
+            if _same_bits(self._state[1], outer.params) and _same_bits(self._state[2], outer.momentum):
+                return True
+        digest = outer.digest().hex()
+        if self._digests.setdefault(version, digest) != digest:
+            return False
+        if self._state is None or version > self._state[0]:
+            self._state = (version, outer.params.clone(), outer.momentum.clone())
+        return True
 
     # ---- at the end --------------------------------------------------------------------------------------------
 
@@ -339,5 +353,12 @@ def _signed(voter: PeerId, signature: bytes, message: bytes) -> bool:
     return True
 
 
-def _numbers(intervals: Iterable[tuple[int, int]]) -> Iterable[int]:
-    return (number for start, stop in intervals for number in range(start, stop))
+def _numbers(intervals: Iterable[tuple[int, int]]) -> list[int]:
+    numbers: list[int] = []
+    for start, stop in intervals:
+        numbers.extend(range(start, stop))
+    return numbers
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.view(torch.int32), b.view(torch.int32))

@@ -15,6 +15,7 @@ alone.
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -132,7 +133,16 @@ class OuterState:
 
     def chunk_digests(self) -> list[bytes]:
         """SHA-256 of each chunk's bytes."""
-        return [hashlib.sha256(self.chunk_bytes(index)).digest() for index in range(self.num_chunks)]
+        params: Any  # numpy declares no buffer protocol before 3.12
+        momentum: Any
+        params, momentum = (tensor.numpy().astype("<f4", copy=False) for tensor in (self.params, self.momentum))
+        digests = []
+        for index in range(self.num_chunks):
+            start, stop = self.chunk_range(index)
+            chunk = hashlib.sha256(params[start:stop])  # as it lies there: a copy of everything would cost more
+            chunk.update(momentum[start:stop])
+            digests.append(chunk.digest())
+        return digests
 
     def digest(self) -> bytes:
         """SHA-256 of the joined chunk digests: equal exactly when the states are (for one chunk size)."""
