@@ -48,6 +48,9 @@ from farflung.protocol.quorum import proposer
 from farflung.protocol.rhythm import Runner
 from farflung.protocol.settings import GIVE_UP_S, MAX_BALLOT_STEP, REPAIR_S, RESEND_S, Settings
 
+Standing = tuple[int, Certified, int, bytes] | tuple[()]
+"""What decides who holds which state: news of others, the head, and the version and digest of our own."""
+
 
 @dataclass(slots=True)
 class Member:
@@ -59,7 +62,10 @@ class Member:
     vitals: Callable[[], Heartbeat]
     """The node's current facts; what the machine itself knows (height, ballot, version, digest, state) is filled in here."""
     state: str = "joining"
+    me: PeerId = field(init=False)
     follower: Follower = field(init=False)
+    history: History = field(init=False)
+    """The commits known."""
     acceptor: Acceptor = field(default_factory=Acceptor)
     ready: Ready | None = None
     ready_at: float = 0.0
@@ -82,20 +88,17 @@ class Member:
     _contributing: bool = False
     """Whether a plan of this height has had us contribute."""
     _admitted: set[PeerId] = field(default_factory=set)
+    _holders: tuple[Standing, tuple[PeerId, ...]] = ((), ())
+    """Who held the outer state when things stood so."""
+    _agreed: Standing = ()
+    """How things stood when nobody's digest said that ours is wrong."""
 
     def __post_init__(self) -> None:
+        self.me = self.signer.peer_id
         self.follower = Follower(self.settings, self.me)
+        self.history = self.follower.history
 
     # ---- what others may read ----------------------------------------------------------------------------------
-
-    @property
-    def me(self) -> PeerId:
-        return self.signer.peer_id
-
-    @property
-    def history(self) -> History:
-        """The commits known."""
-        return self.follower.history
 
     @property
     def head(self) -> Certified:
@@ -153,6 +156,16 @@ class Member:
             return bool(self.digest) and self.history.reaches(peer, self.applied_version)
         beat = self.membership.heartbeat(peer)
         return beat is not None and bool(beat.digest) and self.history.reaches(peer, beat.version)
+
+    def holders(self) -> tuple[PeerId, ...]:
+        """Live members that hold the outer state. Asked on every tick, and worked out when something has changed."""
+        stands = self._stands()
+        if self._holders[0] != stands:
+            self._holders = (stands, tuple(p for p in self.membership.live(self.head.commit.view) if self.holds(p)))
+        return self._holders[1]
+
+    def _stands(self) -> Standing:
+        return self.membership.news, self.head, self.applied_version, self.digest
 
     def leaves(self, peer: PeerId) -> bool:
         """Whether a member has said goodbye."""
@@ -590,8 +603,12 @@ class Member:
         version, asked_at = self._repair
         if not self.digest or not self.started or (version == self.applied_version and now < asked_at + REPAIR_S):
             return []
+        stands = self._stands()
+        if stands == self._agreed:
+            return []
         repair = standing.disagreement(self.membership, self.head.commit, self.me, self.applied_version, self.digest)
         if repair is None:
+            self._agreed = stands
             return []
         self._repair = (self.applied_version, now)
         return [repair]

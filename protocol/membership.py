@@ -6,6 +6,7 @@ has heard from it since the suspicion began is it *dead* (as SWIM's indirect pro
 unreachable from here. All of this is one node's opinion: what the swarm decides, it decides by votes.
 """
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -68,6 +69,10 @@ class Membership:
     me: PeerId
     heartbeat_s: float
     peers: dict[PeerId, Peer] = field(default_factory=dict)
+    news: int = 0
+    """Grows whenever somebody comes, goes, or says that it holds another state: what follows from those stands until then."""
+    _look_at: float = -math.inf
+    """No peer is due for a suspicion, a verdict or oblivion before this."""
 
     def known(self) -> list[PeerId]:
         """Everybody we might talk to, sorted; the dead too, for they may come back."""
@@ -126,13 +131,19 @@ class Membership:
         if peer == self.me or peer in self.peers:
             return False
         self.peers[peer] = Peer(since=now)
+        self._look_at = -math.inf
         return True
 
     def heard(self, peer: PeerId, now: float, heartbeat: Heartbeat | None = None) -> list[Effect]:
         """Any verified message from a peer."""
-        entry = self.peers.setdefault(peer, Peer(since=now))
+        entry = self.peers.get(peer)
+        if entry is None:
+            entry = self.peers[peer] = Peer(since=now)  # and alive, a few lines below
         entry.heard_at = entry.witnessed_at = now
         if heartbeat is not None:
+            before = entry.heartbeat
+            if before is None or (before.version, before.digest) != (heartbeat.version, heartbeat.digest):
+                self.news += 1
             entry.heartbeat, entry.beat_at = heartbeat, now
             entry.leaving = heartbeat.state == "leaving"
         if entry.liveness is Liveness.LEFT and heartbeat is None:
@@ -141,8 +152,8 @@ class Membership:
 
     def goodbye(self, peer: PeerId, now: float) -> list[Effect]:
         """A peer says that it leaves. It stays alive, and a voter, until it falls silent."""
-        entry = self.peers.setdefault(peer, Peer(since=now))
-        entry.leaving = True
+        self.discover(peer, now)
+        self.peers[peer].leaving = True
         return []
 
     def unreachable(self, peer: PeerId, now: float, reason: str) -> list[Effect]:
@@ -167,17 +178,28 @@ class Membership:
 
     def tick(self, now: float, *, keep: Collection[PeerId] = ()) -> list[Effect]:
         """Suspicions and verdicts. Whoever is gone for long is forgotten, but for those in `keep`: members may always come back."""
+        if now <= self._look_at:
+            return []
         effects: list[Effect] = []
+        self._look_at = math.inf
         for peer in sorted(self.peers):
             entry = self.peers[peer]
-            age = now - max(entry.heard_at, entry.witnessed_at)
-            if entry.liveness is Liveness.ALIVE and age > SUSPECT_AFTER * self.heartbeat_s:
-                effects += self._suspect(peer, entry, now, f"silent for {age:.1f} s")
+            heard_at = max(entry.heard_at, entry.witnessed_at)
+            if entry.liveness is Liveness.ALIVE and now > heard_at + SUSPECT_AFTER * self.heartbeat_s:
+                effects += self._suspect(peer, entry, now, f"silent for {now - heard_at:.1f} s")
             elif entry.liveness is Liveness.SUSPECT:
                 effects += self._consider(peer, entry, now)
-            elif entry.liveness is not Liveness.ALIVE and peer not in keep and now - entry.since > FORGET_AFTER_S:
+            elif entry.liveness is not Liveness.ALIVE and peer not in keep and now > entry.since + FORGET_AFTER_S:
                 del self.peers[peer]
+                continue
+            self._look_at = min(self._look_at, self._due_at(entry))
         return effects
+
+    def _due_at(self, entry: Peer) -> float:
+        """No later than when the peer will be due, unless it is heard from or a connection to it breaks."""
+        if entry.liveness is Liveness.ALIVE:
+            return max(entry.heard_at, entry.witnessed_at) + SUSPECT_AFTER * self.heartbeat_s
+        return -math.inf if entry.liveness is Liveness.SUSPECT else entry.since + FORGET_AFTER_S
 
     def _suspect(self, peer: PeerId, entry: Peer, now: float, reason: str) -> list[Effect]:
         entry.asked = False
@@ -213,6 +235,8 @@ class Membership:
         if before is liveness:
             return []
         entry.since = now
+        self.news += 1
+        self._look_at = -math.inf
         if liveness is Liveness.ALIVE and before is Liveness.SUSPECT and reason == "heard from it":
             return []  # a false alarm is not worth a line in the log
         return [Note(f"peer.{liveness}", {"of": peer.hex(), "name": short(peer), "reason": reason})]

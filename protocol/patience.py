@@ -28,8 +28,7 @@ class Waiting(Protocol):
     slot_at: float
     """When the height or ballot was opened."""
 
-    @property
-    def me(self) -> PeerId: ...
+    me: PeerId
 
     @property
     def head(self) -> Certified: ...
@@ -37,6 +36,8 @@ class Waiting(Protocol):
     def proposer_now(self) -> PeerId: ...
 
     def holds(self, peer: PeerId) -> bool: ...
+
+    def holders(self) -> tuple[PeerId, ...]: ...
 
     def leaves(self, peer: PeerId) -> bool: ...
 
@@ -70,17 +71,13 @@ def why_next_ballot(s: Waiting, now: float) -> str | None:
 
 def holders_decide(s: Waiting) -> bool:
     """Whether the live members that hold the outer state are a quorum."""
-    return is_quorum(s.head.commit.view, _holders(s))
+    return is_quorum(s.head.commit.view, s.holders())
 
 
 def why_no_quorum(s: Waiting) -> str:
     """What is missing, and what helps, for people."""
     view = s.head.commit.view
-    return no_quorum(view, s.membership.live(view), _holders(s))
-
-
-def _holders(s: Waiting) -> list[PeerId]:
-    return [p for p in s.membership.live(s.head.commit.view) if s.holds(p)]
+    return no_quorum(view, s.membership.live(view), s.holders())
 
 
 def _anything_to_decide(s: Waiting, now: float) -> bool:

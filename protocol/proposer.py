@@ -72,8 +72,7 @@ class Surroundings(Protocol):
     state: str
     """What this node says of itself in heartbeats."""
 
-    @property
-    def me(self) -> PeerId: ...
+    me: PeerId
 
     @property
     def head(self) -> Certified: ...
@@ -95,6 +94,8 @@ class Surroundings(Protocol):
     def leaves(self, peer: PeerId) -> bool: ...
 
     def holds(self, peer: PeerId) -> bool: ...
+
+    def holders(self) -> tuple[PeerId, ...]: ...
 
 
 @dataclass(slots=True)
@@ -212,7 +213,7 @@ class Proposer:
         return Situation(
             view=view,
             live=live,
-            holders=frozenset(p for p in live if s.holds(p)),
+            holders=frozenset(s.holders()),
             left=left,
             gone=frozenset(p for p in view if p not in left and s.membership.dead_for(p, now) > s.settings.removal_s),
             readies=readies,

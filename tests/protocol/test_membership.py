@@ -1,8 +1,11 @@
 """From silence to a verdict: suspicion, a second opinion, death, and the ways back."""
 
+import math
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.protocol.bus import beat
 
 from farflung.protocol.effects import Effect, Note, Send
@@ -187,3 +190,41 @@ def test_two_of_the_same_history_decide_the_same() -> None:
         return [members.unreachable(A, 1.0, "reset"), quiet(members, A, 1.25, 20.0), members.known()]
 
     assert play() == play()
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["heard", "beat", "broken", "goodbye", "opinion", "discover", "nothing"]),
+            st.sampled_from([A, B, C, D]),
+            st.sampled_from([0.1, 1.0, 4.0, 8.0, 700.0]),
+        ),
+        max_size=40,
+    )
+)
+def test_looking_only_when_somebody_is_due_misses_nothing(story: list[tuple[str, bytes, float]]) -> None:
+    lazy, eager = Membership(ME, BEAT_S), Membership(ME, BEAT_S)
+    now = 0.0
+    for what, peer, passes in story:
+        now += passes
+        said: list[list[Effect]] = []
+        for members in (lazy, eager):
+            effects: list[Effect] = []
+            match what:
+                case "heard":
+                    effects += members.heard(peer, now)
+                case "beat":
+                    effects += members.heard(peer, now, beat())
+                case "broken":
+                    effects += members.unreachable(peer, now, "reset")
+                case "goodbye":
+                    effects += members.goodbye(peer, now)
+                case "opinion":
+                    members.opinion(peer, 0.5, now)
+                case "discover":
+                    members.discover(peer, now)
+            if members is eager:
+                members._look_at = -math.inf
+            said.append(effects + members.tick(now, keep=(A,)))
+        assert said[0] == said[1]
+        assert lazy.peers == eager.peers and lazy.news == eager.news
