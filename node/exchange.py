@@ -268,8 +268,7 @@ class Exchange:
                 stream = await self._network.open_stream(peer, kind)
                 try:
                     with self.link.sending(len(payload)):
-                        await framing.write_header(stream, header)
-                        await stream.write(payload)
+                        await framing.write_with_header(stream, header, payload)
                         await framing.read_exactly(stream, len(ACK))
                 finally:
                     await stream.close()

@@ -68,11 +68,14 @@ class _Signal:
         self._waiters.append(waiter)
         try:
             await waiter
-        finally:
-            self._waiters.remove(waiter)
+        except asyncio.CancelledError:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+            raise
 
     def wake(self) -> None:
-        for waiter in self._waiters:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
@@ -80,7 +83,9 @@ class _Signal:
 class _Pipe:
     """One direction. An arrival takes the oldest chunk on the wire, so order holds whatever the delays do."""
 
-    def __init__(self, wire: Wire, sender: PeerId, receiver: PeerId, kind: str, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, wire: Wire, sender: PeerId, receiver: PeerId, kind: str, changed: Callable[["_Pipe"], None]
+    ) -> None:
         self._wire = wire
         self._sender = sender
         self._receiver = receiver
@@ -112,7 +117,11 @@ class _Pipe:
             self._num_stalled += 1
             return
         chunk = self._travelling.popleft()
-        self._wire.at(self._wire.down(self._receiver, len(chunk)), self._arrive, chunk)
+        due = self._wire.down(self._receiver, len(chunk))
+        if due > self._wire.now():
+            self._wire.at(due, self._arrive, chunk)
+        else:  # the end of a stream, on an idle link
+            self._arrive(chunk)
 
     def _arrive(self, chunk: bytes) -> None:
         if self.dead:
@@ -123,7 +132,7 @@ class _Pipe:
             self.ended = True
         what = "chunk" if chunk else "stream-end"
         self._wire.record(what, self._sender, self._receiver, len(chunk), self._kind)
-        self._changed()
+        self._changed(self)
 
     def unstall(self) -> None:
         """The link is whole again: what waited is sent again."""
@@ -154,6 +163,9 @@ class MemoryStream:
         self._error: str | None = None
         self._closed = False
         self.changed = _Signal()
+        """Bytes have come, or either side has ended."""
+        self.credit = _Signal()
+        """Bytes have left, or were read at the other end, or either side has ended."""
 
     @property
     def peer(self) -> PeerId:
@@ -196,15 +208,20 @@ class MemoryStream:
                 position += len(chunk)
                 self._meter.sent(len(chunk))
                 if left_at > wire.now():
-                    wire.at(left_at, self.changed.wake)
+                    wire.at(left_at, self.credit.wake)
                 while left_at > wire.now():
                     await self._wait()
         if len(view) >= CHUNK_BYTES:
             self._meter.sent_at(len(view), wire.now() - started)
 
     async def _wait(self) -> None:
-        await self.changed.wait()
+        await self.credit.wait()
         self._check_writable()
+
+    def wake(self) -> None:
+        """Something has ended."""
+        self.changed.wake()
+        self.credit.wake()
 
     def _check_writable(self) -> None:
         if self._error is None and self._in.ended:
@@ -240,7 +257,7 @@ class MemoryStream:
             position += taken
             self._meter.received(taken)
             self._in.in_flight_bytes -= taken
-            self._connection.other(self).changed.wake()
+            self._connection.other(self).credit.wake()
         # The first bytes may have waited for us, or we for them: the rate is that of what followed.
         followed = len(view) - first_bytes
         if followed >= CHUNK_BYTES:
@@ -251,7 +268,7 @@ class MemoryStream:
         if self.over:
             return
         self._closed = True
-        self.changed.wake()
+        self.wake()
         if not self._in.ended:
             self._out.offer(b"")
         self._connection.settle()
@@ -264,7 +281,7 @@ class MemoryStream:
             self._error = reason
             self._in.kill()
             self._out.kill()
-            self.changed.wake()
+            self.wake()
             self._connection.settle()
 
 
@@ -285,10 +302,13 @@ class Connection:
         self._breaks: asyncio.TimerHandle | None = None
         self._silent = False
 
-    def _wake(self) -> None:
-        self.client.changed.wake()
-        self.server.changed.wake()
-        self.settle()
+    def _wake(self, pipe: _Pipe) -> None:
+        if pipe.ended:
+            self.client.wake()
+            self.server.wake()
+            self.settle()
+        else:
+            (self.server if pipe is self._there else self.client).changed.wake()
 
     def other(self, end: MemoryStream) -> MemoryStream:
         """The opposite end."""
