@@ -53,7 +53,7 @@ from farflung.protocol.messages import Heartbeat, Plan, Ready
 from farflung.protocol.settings import Settings
 
 TICK_S = 0.25
-"""Between two looks at deadlines; heartbeats and repetitions are seconds apart."""
+"""Between two looks at deadlines while a round or the like is under way; otherwise heartbeats and suspicions decide, seconds apart."""
 
 NET_EVERY_S = 5.0
 """Between two `net` lines in the log."""
@@ -176,6 +176,9 @@ class Peer:
         self._remembered = -2
         self._stop = asyncio.Event()
         self._let_go = asyncio.Event()
+        self._rest = asyncio.Event()
+        """Ends when something is under way again."""
+        self._rest.set()
         self.stop_reason = ""
         self.state_reason = ""
         self._linger_until = 0.0
@@ -359,13 +362,24 @@ class Peer:
                     received_bytes=sum(link.received_bytes for link in links.values()),
                     peers=self.num_alive,
                 )
-            await asyncio.sleep(TICK_S)
+            if self._is_busy():
+                await asyncio.sleep(TICK_S)
+            else:
+                self._rest.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(max(self._now() + TICK_S, self.member.look_at())):
+                        await self._rest.wait()
+
+    def _is_busy(self) -> bool:
+        return self.member.busy or self._stop.is_set() or self.trainer.version >= self.settings.total_rounds
 
     # ---- what goes out -----------------------------------------------------------------------------------------
 
     def _do(self, effects: list[Effect]) -> None:
         for effect in effects:
             self._effects.put_nowait(effect)
+        if not self._rest.is_set() and self._is_busy():
+            self._rest.set()
 
     async def _pump(self) -> None:
         """Execute effects in order; what takes long becomes a task of its own."""

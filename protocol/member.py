@@ -340,6 +340,7 @@ class Member:
         if not self.admitted(sender) and not self.settings.admits(sender, beat.admission):
             raise Refused("no invitation to this swarm", peer=sender)
         self._admitted.add(sender)
+        known = self.membership.news
         effects = self.membership.heard(sender, now, beat)
         if not beat.reply and any(isinstance(e, Note) for e in effects):
             effects.append(Send(sender, self._heartbeat(reply=True)))  # news to us, so perhaps we are news to it
@@ -348,6 +349,8 @@ class Member:
         elif self._is_ahead(sender, beat):
             ballot = min(beat.ballot, self.ballot + MAX_BALLOT_STEP)
             effects += self._move_to(ballot, f"{short(sender)} is at ballot {beat.ballot}", now)
+        if self.proposer is not None and self.membership.news != known:
+            effects += self.proposer.step(self, now)
         return effects + self._compare_digests(now)
 
     def _on_commits(self, sender: PeerId, message: Commits, now: float) -> list[Effect]:
@@ -452,8 +455,21 @@ class Member:
 
     # ---- time --------------------------------------------------------------------------------------------------
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way whose deadlines are short: a round, a ballot, a change of view, a way in."""
+        if self.part is not None or self.ready is not None or not self.in_view:
+            return True
+        if self.acceptor.ballot > 0 or self.acceptor.accepted is not None:
+            return True
+        return self.proposer is not None and self.proposer.busy
+
+    def look_at(self) -> float:
+        """When `tick` has something to do at the latest, as long as nothing comes in and we are not `busy`."""
+        return min(self._beat_at + self.membership.heartbeat_s, self.membership.look_at)
+
     def tick(self, now: float) -> list[Effect]:
-        """Called several times a second: heartbeats, repetitions, deadlines."""
+        """Called several times a second while we are `busy`, and by `look_at`: heartbeats, repetitions, deadlines."""
         view = self.head.commit.view if self.started else ()
         effects = self.membership.tick(now, keep=view)
         if now >= self._beat_at + self.membership.heartbeat_s:

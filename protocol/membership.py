@@ -71,7 +71,7 @@ class Membership:
     peers: dict[PeerId, Peer] = field(default_factory=dict)
     news: int = 0
     """Grows whenever somebody comes, goes, or says that it holds another state: what follows from those stands until then."""
-    _look_at: float = -math.inf
+    look_at: float = -math.inf
     """No peer is due for a suspicion, a verdict or oblivion before this."""
 
     def known(self) -> list[PeerId]:
@@ -131,7 +131,7 @@ class Membership:
         if peer == self.me or peer in self.peers:
             return False
         self.peers[peer] = Peer(since=now)
-        self._look_at = -math.inf
+        self.look_at = -math.inf
         return True
 
     def heard(self, peer: PeerId, now: float, heartbeat: Heartbeat | None = None) -> list[Effect]:
@@ -178,10 +178,10 @@ class Membership:
 
     def tick(self, now: float, *, keep: Collection[PeerId] = ()) -> list[Effect]:
         """Suspicions and verdicts. Whoever is gone for long is forgotten, but for those in `keep`: members may always come back."""
-        if now <= self._look_at:
+        if now <= self.look_at:
             return []
         effects: list[Effect] = []
-        self._look_at = math.inf
+        self.look_at = math.inf
         for peer in sorted(self.peers):
             entry = self.peers[peer]
             heard_at = max(entry.heard_at, entry.witnessed_at)
@@ -192,7 +192,7 @@ class Membership:
             elif entry.liveness is not Liveness.ALIVE and peer not in keep and now > entry.since + FORGET_AFTER_S:
                 del self.peers[peer]
                 continue
-            self._look_at = min(self._look_at, self._due_at(entry))
+            self.look_at = min(self.look_at, self._due_at(entry))
         return effects
 
     def _due_at(self, entry: Peer) -> float:
@@ -236,7 +236,7 @@ class Membership:
             return []
         entry.since = now
         self.news += 1
-        self._look_at = -math.inf
+        self.look_at = -math.inf
         if liveness is Liveness.ALIVE and before is Liveness.SUSPECT and reason == "heard from it":
             return []  # a false alarm is not worth a line in the log
         return [Note(f"peer.{liveness}", {"of": peer.hex(), "name": short(peer), "reason": reason})]

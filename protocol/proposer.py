@@ -126,6 +126,11 @@ class Proposer:
     commit: Commit | None = None
     votes: dict[PeerId, bytes] = field(default_factory=dict)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a round or a change of view is under way, or waits for somebody."""
+        return self.phase is not Phase.GATHER or self.settle_at is not None or len(self.ready_at) > 0
+
     # ---- what members say -------------------------------------------------------------------------------------
 
     def on_promise(self, sender: PeerId, promise: Promise, now: float) -> None:
