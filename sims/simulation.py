@@ -21,12 +21,14 @@ import torch
 from farflung.compression import kernels
 from farflung.node.events import Event
 from farflung.node.paths import resolve_paths
+from farflung.protocol import keys
 from farflung.sims import clock
 from farflung.sims.fault_playing import play
 from farflung.sims.faults import Schedule
 from farflung.sims.judge import Judge
 from farflung.sims.links import LinkModel
 from farflung.sims.network import Backbone, MemoryHub
+from farflung.sims.signing import check_of
 from farflung.sims.swarm import START_UNIX_S, Labour, Outfit, Swarm
 
 CRASH_LINES = 4
@@ -126,7 +128,8 @@ def simulate(plan: Plan, *, sink: Sink | None = None, keep: bool = False, meddle
     torch.set_num_threads(1)
     kernels.prepare(resolve_paths().cache / "kernels")  # the same bits as PyTorch's, a sixth of the time
     report = Report(plan.seed, plan.schedule.num_peers, plan.schedule.describe().splitlines())
-    clock.run(_Run(plan, report, sink, keep).run(meddler), start=START_UNIX_S)
+    with keys.checked_by(check_of(plan.outfit.signers)):
+        clock.run(_Run(plan, report, sink, keep).run(meddler), start=START_UNIX_S)
     return report
 
 
