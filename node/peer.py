@@ -172,7 +172,7 @@ class Peer:
         self._storage = storage
         self._mail = ChainMail(network, signer, settings.swarm)
         self._exit_when_done = exit_when_done
-        self._effects: asyncio.Queue[Effect] = asyncio.Queue()
+        self._effects: asyncio.Queue[list[Effect]] = asyncio.Queue()
         self._remembered = -2
         self._stop = asyncio.Event()
         self._let_go = asyncio.Event()
@@ -371,49 +371,52 @@ class Peer:
                         await self._rest.wait()
 
     def _is_busy(self) -> bool:
-        return self.member.busy or self._stop.is_set() or self.trainer.version >= self.settings.total_rounds
+        return self.member.busy or self._stop.is_set() or self._is_complete()
 
     # ---- what goes out -----------------------------------------------------------------------------------------
 
     def _do(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            self._effects.put_nowait(effect)
+        if effects:
+            self._effects.put_nowait(effects)
         if not self._rest.is_set() and self._is_busy():
             self._rest.set()
 
     async def _pump(self) -> None:
         """Execute effects in order; what takes long becomes a task of its own."""
         while True:
-            effect = await self._effects.get()
-            match effect:
-                case Send(to, message):
-                    self._mail.send(to, message, self._now())
-                case SaveVote(height, ballot, accepted):
-                    await self._journal(self._storage.save_vote, SavedVote(height, ballot, accepted))
-                case Expect(plan_id, plan):
-                    self.exchange.expect(plan_id, plan)
-                case Contribute(plan_id, plan):
-                    self.log.emit("round.scatter", round=plan.height, bytes=self._contribution_bytes(plan))
-                    self.exchange.start(plan_id, self.exchange.contribute(plan_id), self._group)
-                case Reduce(plan_id, _, part, weights):
-                    self.exchange.start(plan_id, self.exchange.reduce(plan_id, part, weights), self._group)
-                case FetchMean(plan_id, part, digest, holders):
-                    self.exchange.start(plan_id, self.exchange.fetch_due(plan_id, part, digest, holders), self._group)
-                case Forget(plan_id, final):
-                    self.exchange.forget(plan_id)
-                    if final:
-                        await self._means.discard(plan_id)
-                case Apply(certified):
-                    await self._remember(certified)
-                    self.applier.push(certified)
-                case Repair():
-                    self.applier.push(effect)
-                case RoundOver(plan_id, contributed, reason):
-                    if not contributed:
-                        self.log.emit("round.missed", round=self.member.head.commit.height, reason=reason)
-                    self.trainer.over()
-                case Note(event, fields):
-                    self.log.emit(event, **fields)
+            for effect in await self._effects.get():
+                await self._execute(effect)
+
+    async def _execute(self, effect: Effect) -> None:
+        match effect:
+            case Send(to, message):
+                self._mail.send(to, message, self._now())
+            case SaveVote(height, ballot, accepted):
+                await self._journal(self._storage.save_vote, SavedVote(height, ballot, accepted))
+            case Expect(plan_id, plan):
+                self.exchange.expect(plan_id, plan)
+            case Contribute(plan_id, plan):
+                self.log.emit("round.scatter", round=plan.height, bytes=self._contribution_bytes(plan))
+                self.exchange.start(plan_id, self.exchange.contribute(plan_id), self._group)
+            case Reduce(plan_id, _, part, weights):
+                self.exchange.start(plan_id, self.exchange.reduce(plan_id, part, weights), self._group)
+            case FetchMean(plan_id, part, digest, holders):
+                self.exchange.start(plan_id, self.exchange.fetch_due(plan_id, part, digest, holders), self._group)
+            case Forget(plan_id, final):
+                self.exchange.forget(plan_id)
+                if final:
+                    await self._means.discard(plan_id)
+            case Apply(certified):
+                await self._remember(certified)
+                self.applier.push(certified)
+            case Repair():
+                self.applier.push(effect)
+            case RoundOver(plan_id, contributed, reason):
+                if not contributed:
+                    self.log.emit("round.missed", round=self.member.head.commit.height, reason=reason)
+                self.trainer.over()
+            case Note(event, fields):
+                self.log.emit(event, **fields)
 
     async def _remember(self, certified: Certified) -> None:
         follows = certified.commit.height == self._remembered + 1

@@ -3,14 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from farflung.protocol.chain import Certified
 from farflung.protocol.keys import PeerId
 from farflung.protocol.messages import Accepted, Message, Plan
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send a control message; best effort."""
+class Send(msgspec.Struct, frozen=True):
+    """Send a control message; best effort. A struct and no dataclass, for each heartbeat makes one for every peer."""
 
     to: PeerId
     message: Message

@@ -10,7 +10,6 @@ it.
 """
 
 import math
-from dataclasses import dataclass
 
 import msgspec
 
@@ -66,8 +65,7 @@ _VERSION_DECODER = msgspec.msgpack.Decoder(_Versioned)
 _BOUND_DECODER = msgspec.msgpack.Decoder(_Bound)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Opened:
+class Opened(msgspec.Struct, frozen=True, kw_only=True):
     """A message that passed every check."""
 
     sender: PeerId

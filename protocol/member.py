@@ -66,6 +66,10 @@ class Member:
     follower: Follower = field(init=False)
     history: History = field(init=False)
     """The commits known."""
+    started: bool = False
+    """Whether any are."""
+    in_view: bool = False
+    """Whether the newest has us as a member."""
     acceptor: Acceptor = field(default_factory=Acceptor)
     ready: Ready | None = None
     ready_at: float = 0.0
@@ -109,15 +113,6 @@ class Member:
     def ballot(self) -> int:
         """At which we are."""
         return self.acceptor.ballot
-
-    @property
-    def started(self) -> bool:
-        """Whether any history is known."""
-        return self.follower.started
-
-    @property
-    def in_view(self) -> bool:
-        return self.started and self.me in self.head.commit.view
 
     def recent_rounds(self) -> list[RoundResult]:
         return self.history.recent_rounds()
@@ -215,6 +210,7 @@ class Member:
             effects.append(RoundOver(None, False, "the history went on without us"))
             self.ready = None
         self.history.replace(anchor, history)
+        self.started, self.in_view = True, self.me in self.head.commit.view
         self.round_at = self.slot_at = now
         self.acceptor, self.proposer = Acceptor(), None
         if vote is not None and vote[0] == self.head.commit.height + 1:
@@ -342,7 +338,7 @@ class Member:
         self._admitted.add(sender)
         known = self.membership.news
         effects = self.membership.heard(sender, now, beat)
-        if not beat.reply and any(isinstance(e, Note) for e in effects):
+        if effects and not beat.reply and any(isinstance(e, Note) for e in effects):
             effects.append(Send(sender, self._heartbeat(reply=True)))  # news to us, so perhaps we are news to it
         if beat.digest and (not self.started or beat.height > self.head.commit.height):
             effects += self.follower.ask([sender], now)
@@ -457,8 +453,8 @@ class Member:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is under way whose deadlines are short: a round, a ballot, a change of view, a way in."""
-        if self.part is not None or self.ready is not None or not self.in_view:
+        """Whether anything is under way whose deadlines are short: a round, a ballot, a change of view, the search for a history."""
+        if self.part is not None or not self.started:
             return True
         if self.acceptor.ballot > 0 or self.acceptor.accepted is not None:
             return True
@@ -466,7 +462,8 @@ class Member:
 
     def look_at(self) -> float:
         """When `tick` has something to do at the latest, as long as nothing comes in and we are not `busy`."""
-        return min(self._beat_at + self.membership.heartbeat_s, self.membership.look_at)
+        at = min(self._beat_at + self.membership.heartbeat_s, self.membership.look_at)
+        return at if self.ready is None else min(at, self._promised_at + RESEND_S)
 
     def tick(self, now: float) -> list[Effect]:
         """Called several times a second while we are `busy`, and by `look_at`: heartbeats, repetitions, deadlines."""
@@ -517,6 +514,8 @@ class Member:
 
     def _settle(self, effects: list[Effect], now: float) -> list[Effect]:
         """Handle messages to ourselves until none is left."""
+        if not effects:
+            return effects
         out: list[Effect] = []
         queue = deque(effects)
         while queue:
@@ -565,6 +564,7 @@ class Member:
         self.part = None
         self._over.clear()
         self.history.append(certified)
+        self.in_view = self.me in commit.view
         self.acceptor = Acceptor()
         effects.append(Apply(certified))
         for peer in commit.view:

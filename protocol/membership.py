@@ -148,6 +148,8 @@ class Membership:
             entry.leaving = heartbeat.state == "leaving"
         if entry.liveness is Liveness.LEFT and heartbeat is None:
             return []  # stragglers of a peer that said goodbye; only a heartbeat brings it back
+        if entry.liveness is Liveness.ALIVE:
+            return []
         return self._become(peer, entry, Liveness.ALIVE, now, "heard from it")
 
     def goodbye(self, peer: PeerId, now: float) -> list[Effect]:

@@ -11,7 +11,9 @@ a flood of fresh identities may keep other fresh ones out for MAX_MESSAGE_LIFE_S
 message count twice.
 """
 
-from dataclasses import dataclass
+from copy import copy
+
+import msgspec
 
 from farflung.protocol.errors import LimitExceeded, Replayed
 from farflung.protocol.keys import PeerId
@@ -35,8 +37,7 @@ def seq_unix_s(seq: int) -> float:
     return (seq >> _COUNTER_BITS) / 1000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Window:
+class Window(msgspec.Struct, kw_only=True):
     """What is remembered of one sender."""
 
     highest: int
@@ -77,11 +78,12 @@ class ReplayGuard:
             # The jump is the sender's choice; never shift by more than the window is wide.
             highest = seq
             seen = (window.seen << -behind & _FULL | 1) if -behind < REPLAY_WINDOW else 1
-        self._windows[sender] = Window(highest=highest, seen=seen, expires_at=max(window.expires_at, expires_at))
+        window.highest, window.seen = highest, seen
+        window.expires_at = max(window.expires_at, expires_at)
 
     def snapshot(self) -> dict[PeerId, Window]:
         """A copy of all windows, for statistics and tests."""
-        return dict(self._windows)
+        return {sender: copy(window) for sender, window in self._windows.items()}
 
     def _forget_expired(self, now: float, carrier: PeerId) -> None:
         live = {sender: window for sender, window in self._windows.items() if window.expires_at > now}
