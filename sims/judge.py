@@ -1,6 +1,6 @@
 """The judge of a simulated swarm: every invariant of the design (§5), checked while it runs, by means of its own.
 
-It sees the events of all nodes, every message, every pseudo-gradient, and, every two seconds, what each node holds. Nothing that it checks is checked with the code
+Of attackers (`attacks`) it asks nothing; of the others everything, whatever those do. It sees the events of all nodes, every message, every pseudo-gradient, and, every two seconds, what each node holds. Nothing that it checks is checked with the code
 that is judged: it counts votes, follows the samples, and computes means and outer steps itself.
 
     1  same version, same bits           digests that nodes announce, and those of the state they really hold
@@ -109,7 +109,7 @@ class Judge:
             kept.popitem(last=False)
 
     def on_message(self, sender: PeerId, data: bytes) -> None:
-        if data is self._heard:
+        if data is self._heard or sender in self.swarm.attackers:
             return
         self._heard = data
         envelope = _envelopes.decode(data[:-SIGNATURE_BYTES])
@@ -137,6 +137,8 @@ class Judge:
             self.violate(5, f"peer {index} promises as if it had not voted at ballot {word.voted[0]} of {where}")
 
     def on_event(self, index: int, event: Event) -> None:
+        if self.swarm.ids[index] in self.swarm.attackers:
+            return  # it may say anything
         match event["event"]:
             case "node.start":
                 self._owing.discard(index)
@@ -149,6 +151,8 @@ class Judge:
             case "round.commit":
                 self._on_commit(index, event)
             case "refused" if event["error"] not in HONEST_REFUSALS:
+                if bytes.fromhex(event["of"]) in self.swarm.attackers:
+                    return
                 self.violate(8, f"peer {index} refused an honest message: {event['error']}: {event['reason']}")
             case "invariant.broken":
                 self.violate(int(event["which"]), f"peer {index} says: {event['detail']}")
@@ -296,6 +300,8 @@ class Judge:
         for index, peer in sorted(self.swarm.peers.items()):
             learner = self.swarm.learners[index]
             trainer, applier = peer.trainer, peer.applier
+            if self.swarm.ids[index] in self.swarm.attackers:
+                continue
             if not applier.idle or not applier.steady.is_set() or applier.version < 0:
                 continue
             if not self._is_state(learner.outer, applier.version):

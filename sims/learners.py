@@ -8,7 +8,7 @@ from torch import Tensor
 from farflung.node.learner import SwarmLearner
 from farflung.sims.books import SampleBook
 from farflung.sims.toy import ToyLearner
-from farflung.training.coupled import Slice, Update
+from farflung.training.coupled import Coupled, Slice, Update
 from farflung.training.data import Dataset
 from farflung.training.flat import flatten, unflatten
 from farflung.training.inner import StepReport
@@ -22,6 +22,10 @@ class ReplicaLearner(SwarmLearner, SampleBook):
     def __init__(self, replica: Replica, dataset: Dataset, order: SampleOrder) -> None:
         SwarmLearner.__init__(self, replica, dataset, order)
         SampleBook.__init__(self)
+
+    @property
+    def coupled(self) -> Coupled:
+        return self.replica
 
     def strayed(self) -> float:
         return 0.0  # where Adam should have gone nobody can say

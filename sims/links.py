@@ -10,6 +10,7 @@ Not modelled: TCP's slow start and its collapse under loss, queues in the networ
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from farflung.node.network import LinkStats, PeerId
@@ -137,6 +138,23 @@ def path_between(
         reorder_s=max(a.reorder_s, b.reorder_s),
         window_bytes=min(a.window_bytes, b.window_bytes),
         bytes_per_s=between[1],
+    )
+
+
+def one_after_another(legs: Sequence[Path]) -> Path:
+    """The path over all of these, at least one: delays add up, losses too, and the narrowest decides."""
+    if len(legs) == 1:
+        return legs[0]
+    return Path(
+        latency_s=sum(leg.latency_s for leg in legs),
+        jitter_s=sum(leg.jitter_s for leg in legs),
+        message_s=max(leg.message_s for leg in legs),
+        drop=1.0 - math.prod(1.0 - leg.drop for leg in legs),
+        duplicate=max(leg.duplicate for leg in legs),
+        reorder=max(leg.reorder for leg in legs),
+        reorder_s=max(leg.reorder_s for leg in legs),
+        window_bytes=min(leg.window_bytes for leg in legs),
+        bytes_per_s=min(leg.bytes_per_s for leg in legs),
     )
 
 

@@ -54,6 +54,10 @@ def _hindrances(scenario: Scenario, free_bytes: float) -> Iterator[str]:
     for key in ("loss", "duplicate", "reorder", "clock_skew_s"):
         if getattr(scenario.network, key):
             yield f"network.{key}: processes have this machine's network and clock; leave it out, {VIRTUAL}"
+    for peer_class in scenario.peers:
+        if peer_class.nat != "none" or peer_class.attacks:
+            key = "attacks" if peer_class.attacks else "nat"
+            yield f"{key} of peers {peer_class.name!r}: local processes are honest and reach each other; leave it out, {VIRTUAL}"
     for number, happening in enumerate(scenario.happenings):
         if happening.what in IMPOSSIBLE:
             yield f"happenings[{number}].what = {happening.what!r}: {IMPOSSIBLE[happening.what]}, {VIRTUAL}"

@@ -27,7 +27,8 @@ from farflung.node.network import LinkStats, MessageHandler, PeerId, StreamHandl
 from farflung.protocol.errors import FarflungError, NetworkError
 from farflung.protocol.limits import MAX_CONTROL_BYTES, MAX_RECORD_BYTES
 from farflung.sims.clock import VirtualLoop, process_context
-from farflung.sims.links import Disturbance, LinkModel, Meter, Path, Rates, copies, path_between
+from farflung.sims.links import Disturbance, LinkModel, Meter, Path, Rates, copies, one_after_another, path_between
+from farflung.sims.nat import PUNCH_TRIPS, Nat, Routers
 from farflung.sims.records import RecordStore
 from farflung.sims.streams import Connection, MemoryStream
 
@@ -68,6 +69,7 @@ class MemoryHub:
         backbone: Backbone | None = None,
         on_event: Callable[[NetEvent], None] | None = None,
         on_message: Callable[[PeerId, bytes], None] = lambda sender, message: None,
+        routers_seed: str = "",
     ) -> None:
         self.loop = loop
         self.link = link
@@ -86,8 +88,10 @@ class MemoryHub:
         self._cut_at = math.inf
         self._disturbances: dict[int, Disturbance] = {}
         self._num_disturbances = 0
+        self._routers = Routers(routers_seed)
         self._paths: dict[tuple[PeerId, PeerId], Path] = {}
         """Under the present links and disturbances: asked several times for every chunk."""
+        self._ways: dict[tuple[PeerId, PeerId], tuple[bool, PeerId | None]] = {}
         self._connections: dict[int, Connection] = {}
         self._num_connections = 0
         self._rates = Rates()
@@ -99,7 +103,12 @@ class MemoryHub:
     def set_link(self, peer: PeerId, link: LinkModel) -> None:
         """Give one peer its own access link; of `connect_timeout_s`, `break_after_s` and `record_*` the hub's count."""
         self._links[peer] = link
-        self._paths.clear()
+        self._find_ways()
+
+    def set_nat(self, peer: PeerId, nat: Nat) -> None:
+        """Put a router in front of a peer, which then cannot be dialled (`nat`)."""
+        self._routers.put(peer, nat)
+        self._find_ways()
 
     def set_skew(self, peer: PeerId, seconds: float) -> None:
         """Set how far a peer's clock is ahead, in seconds; it keeps it over restarts."""
@@ -114,6 +123,7 @@ class MemoryHub:
         if len(sides) != sum(len(group) for group in groups):
             raise ValueError("a peer is in two groups")
         self._sides = sides
+        self._find_ways()
         self._cut_at = min(self._cut_at, self.now())
         self.record("partition", b"", b"", 0, f"{len(groups)} groups")
         self._check_links()
@@ -121,6 +131,7 @@ class MemoryHub:
     def heal(self) -> None:
         """End the partition. Stalled streams go on, unless they have failed."""
         self._sides = None
+        self._find_ways()
         self._cut_at = math.inf
         self.record("heal", b"", b"", 0, "")
         self._check_links()
@@ -141,12 +152,15 @@ class MemoryHub:
 
     def _take_down(self, network: "MemoryNetwork", *, reset: bool) -> None:
         del self._running[network.peer_id]
+        self._find_ways()
         self._paused.pop(network.peer_id, None)
         self._rates.forget(network.peer_id)
         network.stop_serving()
         for connection in list(self._connections.values()):
             if network.peer_id in connection.peers:
                 connection.killed(network.peer_id, reset=reset)
+            elif network.peer_id == connection.relay:
+                connection.relay_killed()
 
     def pause(self, peer: PeerId) -> None:
         """Stop a peer's process where it stands. Raises KeyError when it is not running."""
@@ -169,13 +183,13 @@ class MemoryHub:
         """Make the network worse until `calm` is called with the number returned."""
         self._num_disturbances += 1
         self._disturbances[self._num_disturbances] = disturbance
-        self._paths.clear()
+        self._find_ways()
         return self._num_disturbances
 
     def calm(self, number: int) -> None:
         """End one disturbance. Raises KeyError when there is none of this number."""
         del self._disturbances[number]
-        self._paths.clear()
+        self._find_ways()
 
     # --- facts ---
 
@@ -210,13 +224,43 @@ class MemoryHub:
         return self._sides is not None and self._sides.get(a, -1) != self._sides.get(b, -1)
 
     def path(self, a: PeerId, b: PeerId) -> Path:
-        """The path between two peers under the present disturbances."""
+        """The path between two peers under the present disturbances, over a relay if it takes one."""
         path = self._paths.get((a, b))
         if path is None:
-            disturbances = tuple(d for d in self._disturbances.values() if d.touches(a, b))
-            between = (0.0, math.inf) if self._backbone is None else self._backbone(a, b)
-            path = self._paths[a, b] = path_between(self.link_of(a), self.link_of(b), disturbances, between)
+            relay = self.relay(a, b)
+            legs = [(a, b)] if relay is None else [(a, relay), (relay, b)]
+            path = self._paths[a, b] = one_after_another([self._leg(*leg) for leg in legs])
         return path
+
+    def _leg(self, a: PeerId, b: PeerId) -> Path:
+        disturbances = tuple(d for d in self._disturbances.values() if d.touches(a, b))
+        between = (0.0, math.inf) if self._backbone is None else self._backbone(a, b)
+        return path_between(self.link_of(a), self.link_of(b), disturbances, between)
+
+    def relay(self, a: PeerId, b: PeerId) -> PeerId | None:
+        """Who passes on what two peers have for each other; None when they reach each other directly, or not at all."""
+        return self._way(a, b)[1]
+
+    def reach(self, a: PeerId, b: PeerId) -> bool:
+        """Whether anything gets from one to the other: there is no cut, and a relay where it takes one."""
+        return not self.cut(a, b) and self._way(a, b) != (False, None)
+
+    def _way(self, a: PeerId, b: PeerId) -> tuple[bool, PeerId | None]:
+        """Whether two peers reach each other directly, and if not, by whom."""
+        way = self._ways.get((a, b))
+        if way is None:
+            if a == b or self._routers.direct(a, b):
+                way = True, None
+            else:
+                there = (peer for peer in self._running if not self.cut(a, peer) and not self.cut(peer, b))
+                way = False, self._routers.relay(a, b, there)
+            self._ways[a, b] = way
+        return way
+
+    def _find_ways(self) -> None:
+        """Links, routers, cuts or relays have changed."""
+        self._paths.clear()
+        self._ways.clear()
 
     def up(self, peer: PeerId, num_bytes: int) -> float:
         """Queue bytes on a peer's uplink; returns when the last has left."""
@@ -254,6 +298,7 @@ class MemoryHub:
         if network.peer_id in self._running:
             raise ValueError(f"peer {network.peer_id.hex()[:12]} is running already")
         self._running[network.peer_id] = network
+        self._find_ways()
 
     def detach(self, network: "MemoryNetwork") -> None:
         """A process has ended of its own accord: its operating system closes what it left open."""
@@ -278,8 +323,9 @@ class MemoryHub:
             self.record("drop", sender, receiver, len(message), "receiver gone")
         elif target is source:
             self.at(self.now(), self._arrive, sender, target, message)
-        elif self.cut(sender, receiver):
-            self.record("drop", sender, receiver, len(message), "cut")
+        elif not self.reach(sender, receiver):
+            why = "cut" if self.cut(sender, receiver) else "no relay"
+            self.record("drop", sender, receiver, len(message), why)
         else:
             delays = copies(self._rng, self.path(sender, receiver))
             if not delays:
@@ -309,11 +355,12 @@ class MemoryHub:
         """
         me = source.peer_id
         give_up_at = self.now() + self.link.connect_timeout_s
-        while self.cut(me, peer) or self.is_paused(peer):
+        while not self.reach(me, peer) or self.is_paused(peer):
             if self.now() >= give_up_at:
                 self._refuse(me, peer, "no answer")
             await asyncio.sleep(min(_DIAL_RETRY_S, give_up_at - self.now()))
-        await asyncio.sleep(0.0 if source.keeps(self._running.get(peer)) else 4 * self.path(me, peer).latency_s)
+        trips = 4.0 + (PUNCH_TRIPS if self._routers.punched(me, peer) else 0.0)
+        await asyncio.sleep(0.0 if source.keeps(self._running.get(peer)) else trips * self.path(me, peer).latency_s)
         target = self._running.get(peer)
         if not self.is_running(source):
             raise NetworkError("this network was closed")
@@ -325,7 +372,10 @@ class MemoryHub:
         self.record("open", me, peer, 0, kind)
         self._num_connections += 1
         meters = (source.meter(peer), target.meter(me))
-        connection = Connection(self, self._num_connections, kind, me, peer, meters)
+        if not self.reach(me, peer):
+            self._refuse(me, peer, "no answer")
+        relay = self.relay(me, peer)
+        connection = Connection(self, self._num_connections, kind, me, peer, meters, relay)
         self._connections[connection.number] = connection
         connection.check_link()
         target.accept(kind, connection.server)

@@ -15,7 +15,9 @@ from farflung.protocol.checks import check_range, check_text, nearest
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.limits import MAX_TEXT, MAX_TOML_CHARS
 from farflung.sims import regions
+from farflung.sims.attacks import Attack
 from farflung.sims.costs import Costs
+from farflung.sims.nat import Nat
 
 SHIPPED = Path(__file__).parent / "scenarios"
 """Scenarios that come with farflung."""
@@ -50,6 +52,10 @@ class PeerClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     down_mbit: float = 100.0
     latency_ms: float = 10.0
     """Of its access link, one way; what lies between regions is added."""
+    nat: Nat = "none"
+    """The router in front of each; see `farflung.sims.nat`."""
+    attacks: tuple[Attack, ...] = ()
+    """What they do beside what honest nodes do; see `farflung.sims.attacks`."""
     regions: tuple[str, ...] = ("Belgium",)
     """The peers of the class are spread over these by turns."""
     join_s: tuple[float, float] = (0.0, 0.0)

@@ -85,6 +85,7 @@ def prepare(scenario: Scenario, seed: int, schedule: Schedule) -> Prepared:
         outfit=outfit,
         links=by_class.__getitem__,
         backbone=backbone,
+        nats=[peer_class.nat for peer_class, _, _ in scenario.roster()].__getitem__,
         exact_means=fine and outfit.feedback == FeedbackSpec(),
     )
     return Prepared(plan, factor)
@@ -195,7 +196,8 @@ def _check_memory(peer_class: PeerClass, recipe: Recipe) -> None:
 def _outfit(
     recipe: Recipe, scenario: Scenario, signers: list[SimSigner], learner: Callable[[int], SimLearner]
 ) -> Outfit:
-    training = [training_seconds(recipe.manifest, peer_class.tokens_per_s) for peer_class, _, _ in scenario.roster()]
+    by_class = [peer_class for peer_class, _, _ in scenario.roster()]
+    training = [training_seconds(recipe.manifest, peer_class.tokens_per_s) for peer_class in by_class]
 
     def seconds(index: int, name: str) -> float:
         return training[index].get(name) or scenario.costs.seconds(name, recipe.num_parameters)
@@ -212,6 +214,7 @@ def _outfit(
         seconds=seconds,
         checkpoint_s=recipe.checkpoint_s,
         start_s=scenario.costs.start_s,
+        attacks=lambda index: by_class[index].attacks,
     )
 
 

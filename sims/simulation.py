@@ -27,6 +27,7 @@ from farflung.sims.fault_playing import play
 from farflung.sims.faults import Schedule
 from farflung.sims.judge import Judge
 from farflung.sims.links import LinkModel
+from farflung.sims.nat import Nat
 from farflung.sims.network import Backbone, MemoryHub
 from farflung.sims.signing import check_of
 from farflung.sims.swarm import START_UNIX_S, Labour, Outfit, Swarm
@@ -59,6 +60,8 @@ class Plan:
     """Access link by peer; all have the default when not given."""
     backbone: Backbone | None = None
     """What lies between the access links; nothing when not given."""
+    nats: Callable[[int], Nat] | None = None
+    """The router in front of each peer; none has one when not given."""
     calm_s: float = 0.0
     """Length of the calm stretch at the end of the schedule; 0: something may go wrong until the end, and whether the swarm lives is not judged."""
     exact_means: bool = True
@@ -155,12 +158,16 @@ class _Run:
             LinkModel(),
             backbone=plan.backbone,
             on_message=judge.on_message,
+            routers_seed=f"{plan.seed}/nat",
         )
         async with asyncio.TaskGroup() as group:
             swarm = judge.swarm = Swarm(plan.outfit, hub, group, self._on_event, judge.on_gradient, self._on_crash)
             if plan.links is not None:
                 for index, peer in enumerate(swarm.ids):
                     hub.set_link(peer, plan.links(index))
+            if plan.nats is not None:
+                for index, peer in enumerate(swarm.ids):
+                    hub.set_nat(peer, plan.nats(index))
             helpers = [group.create_task(self._watch())]
             if meddler is not None:
                 helpers.append(group.create_task(_meddle(meddler, swarm)))

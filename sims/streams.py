@@ -84,8 +84,15 @@ class _Pipe:
     """One direction. An arrival takes the oldest chunk on the wire, so order holds whatever the delays do."""
 
     def __init__(
-        self, wire: Wire, sender: PeerId, receiver: PeerId, kind: str, changed: Callable[["_Pipe"], None]
+        self,
+        wire: Wire,
+        sender: PeerId,
+        receiver: PeerId,
+        kind: str,
+        changed: Callable[["_Pipe"], None],
+        relay: PeerId | None,
     ) -> None:
+        self._relay = relay
         self._wire = wire
         self._sender = sender
         self._receiver = receiver
@@ -107,13 +114,24 @@ class _Pipe:
         through_at = self._wire.across(self._sender, self._receiver, len(chunk), left_at)
         latency_s = self._wire.path(self._sender, self._receiver).latency_s
         self._last_due = max(self._last_due, through_at + latency_s)
-        self._wire.at(self._last_due, self._reach_downlink)
+        if self._relay is None:
+            self._wire.at(self._last_due, self._reach_downlink)
+        else:
+            self._wire.at(self._last_due, self._reach_relay, self._relay, len(chunk))
         return left_at
+
+    def _reach_relay(self, relay: PeerId, num_bytes: int) -> None:
+        """What a relay passes on takes its own link, in and out. Both legs' latency lies behind already."""
+        if self.dead:
+            return
+        self._wire.record("relay", self._sender, self._receiver, num_bytes, self._kind)
+        through_at = max(self._wire.down(relay, num_bytes), self._wire.up(relay, num_bytes))
+        self._wire.at(through_at, self._reach_downlink)
 
     def _reach_downlink(self) -> None:
         if self.dead:
             return
-        if self._wire.cut(self._sender, self._receiver):
+        if is_cut(self._wire, self._sender, self._relay, self._receiver):
             self._num_stalled += 1
             return
         chunk = self._travelling.popleft()
@@ -289,14 +307,23 @@ class Connection:
     """Two ends, and what the network does to both."""
 
     def __init__(
-        self, wire: Wire, number: int, kind: str, client: PeerId, server: PeerId, meters: tuple[Meter, Meter]
+        self,
+        wire: Wire,
+        number: int,
+        kind: str,
+        client: PeerId,
+        server: PeerId,
+        meters: tuple[Meter, Meter],
+        relay: PeerId | None = None,
     ) -> None:
         self.wire = wire
         self.number = number
         self.kind = kind
         self.peers = (client, server)
-        self._there = _Pipe(wire, client, server, kind, self._wake)
-        self._back = _Pipe(wire, server, client, kind, self._wake)
+        self.relay = relay
+        """Who passes on what they have for each other; None: nobody has to."""
+        self._there = _Pipe(wire, client, server, kind, self._wake, relay)
+        self._back = _Pipe(wire, server, client, kind, self._wake, relay)
         self.client = MemoryStream(self, server, self._back, self._there, meters[0])
         self.server = MemoryStream(self, client, self._there, self._back, meters[1])
         self._breaks: asyncio.TimerHandle | None = None
@@ -316,7 +343,7 @@ class Connection:
 
     def check_link(self) -> None:
         """The network was cut or healed somewhere: start or stop waiting for the timeout."""
-        if self.wire.cut(*self.peers) or self._silent:
+        if self._is_cut() or self._silent:
             if self._breaks is None:
                 due = self.wire.now() + self.wire.draw_break_s()
                 self._breaks = self.wire.at(due, self._time_out)
@@ -338,10 +365,18 @@ class Connection:
         end = self.client if peer == self.peers[0] else self.server
         end.fail("our process has ended")
         self._silent = not reset
-        if self._silent or self.wire.cut(*self.peers):
+        if self._silent or self._is_cut():
             self.check_link()
         else:
             self._reset(self.other(end))
+
+    def relay_killed(self) -> None:
+        """Whoever passed everything on is gone."""
+        for end in (self.client, self.server):
+            self._reset(end)
+
+    def _is_cut(self) -> bool:
+        return is_cut(self.wire, self.peers[0], self.relay, self.peers[1])
 
     def _reset(self, end: MemoryStream) -> None:
         due = self.wire.now() + self.wire.path(*self.peers).latency_s
@@ -358,3 +393,8 @@ class Connection:
             if self._breaks is not None:
                 self._breaks.cancel()
             self.wire.forget(self)
+
+
+def is_cut(wire: Wire, a: PeerId, relay: PeerId | None, b: PeerId) -> bool:
+    """Whether nothing passes between the two, or between one of them and their relay."""
+    return wire.cut(a, b) or (relay is not None and (wire.cut(a, relay) or wire.cut(relay, b)))

@@ -20,13 +20,15 @@ from farflung.node.storage import newest_history
 from farflung.node.trainer import Pace
 from farflung.protocol import chain
 from farflung.protocol.chain import Certified, Vote
-from farflung.protocol.keys import Signer, short
+from farflung.protocol.keys import PeerId, Signer, short
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.settings import Settings
 from farflung.sims import clock
+from farflung.sims.attacks import Attack, AttackingNetwork, Backwards
 from farflung.sims.books import Witness
 from farflung.sims.network import MemoryHub, MemoryNetwork
 from farflung.sims.toy import Freezable, MemoryStorage, VirtualDoor
+from farflung.training.coupled import Coupled
 from farflung.training.outer import OuterConfig
 
 START_UNIX_S = 1.7e9
@@ -39,6 +41,10 @@ class SimLearner(Learner, Freezable, Protocol):
     @property
     def trained(self) -> list[int]:
         """Sample numbers in the local progress, in order."""
+
+    @property
+    def coupled(self) -> Coupled:
+        """Its local and outer parameters."""
 
     witness: Witness
     """Is shown every pseudo-gradient."""
@@ -66,6 +72,8 @@ class Outfit:
     start_s: float = 0.0
     """From the start of a process to its node being up."""
     exit_when_done: bool = False
+    attacks: Callable[[int], tuple[Attack, ...]] = lambda index: ()
+    """What a peer does beside what honest ones do."""
 
 
 @dataclass(slots=True)
@@ -91,6 +99,9 @@ class Swarm:
     """Nodes that run."""
     learners: dict[int, SimLearner] = field(default_factory=dict)
     """By peer, of its last process."""
+    ids: list[PeerId] = field(init=False)
+    """Public keys, by number."""
+    attackers: frozenset[PeerId] = field(init=False)
     disks: list[MemoryStorage] = field(init=False)
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     labour: list[Labour] = field(init=False)
@@ -98,13 +109,10 @@ class Swarm:
     """By peer, how many times as long as usual everything takes."""
 
     def __post_init__(self) -> None:
+        self.ids = [signer.peer_id for signer in self.outfit.signers]
+        self.attackers = frozenset(peer for index, peer in enumerate(self.ids) if self.outfit.attacks(index))
         self.disks = [MemoryStorage() for _ in self.outfit.signers]
         self.labour = [Labour() for _ in self.outfit.signers]
-
-    @property
-    def ids(self) -> list[bytes]:
-        """Public keys, by number."""
-        return [signer.peer_id for signer in self.outfit.signers]
 
     # ---- fault_playing.Processes -------------------------------------------------------------------------------
 
@@ -137,7 +145,12 @@ class Swarm:
             await asyncio.sleep(outfit.start_s)
         signer = outfit.signers[index]
         me = signer.peer_id
-        network = MemoryNetwork(self.hub, me)
+        attacks = outfit.attacks(index)
+        network = (
+            AttackingNetwork(self.hub, signer, outfit.settings.swarm, attacks, f"{index}/attacks")
+            if attacks
+            else MemoryNetwork(self.hub, me)
+        )
         log = EventLog(None, swarm="sim", peer=short(me), clock=self.hub.loop.time)
         log.subscribe(lambda event: self.on_event(index, event))
         learner = outfit.learner(index)
@@ -148,7 +161,7 @@ class Swarm:
             signer=signer,
             settings=outfit.settings,
             pace=outfit.pace,
-            learner=learner,
+            learner=learner if "noise" not in attacks else Backwards(learner, learner.coupled),
             uplink=outfit.uplink,
             downlink=outfit.downlink,
             feedback=outfit.feedback,

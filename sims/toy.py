@@ -52,6 +52,10 @@ class ToyLearner(Coupled, SampleBook):
         """Local progress that no round has counted: what outer minus local parameters should be."""
         self._offered_made = self._sent_made = self._made
 
+    @property
+    def coupled(self) -> Coupled:
+        return self
+
     def train(self, numbers: Sequence[int], global_step: int) -> StepReport:
         local = self.parameters[0]
         made = self._made.clone()
