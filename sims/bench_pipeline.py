@@ -9,7 +9,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +20,17 @@ from rich.table import Table
 from farflung.compression import kernels
 from farflung.node.paths import resolve_paths
 from farflung.sims.bench_codec import one_thread
-from farflung.sims.pipeline_measure import DeathFigures, Feed, PlanFigures, Say, computed, deaths, time_plan, train
+from farflung.sims.pipeline_figures import NOTES, Measured, percent
+from farflung.sims.pipeline_measure import Feed, PlanFigures, Say, computed, deaths, time_plan, train
+from farflung.sims.pipeline_page import write_page
 from farflung.sims.pipeline_skipping import SkippingRow, skipping_rows
 from farflung.sims.pipeline_task import COLUMNS, FULL, SKIPPING, BenchTask
 from farflung.sims.recovery_words import number_or_dash
 from farflung.sims.stage_group import stage_group
-from farflung.training.pipeline_simulate import Timeline, simulate
+from farflung.training.pipeline_simulate import simulate
 
 WITHIN_S = 900.0
 """For everything that processes do; then something hangs, and they are ended."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """Everything that the processes did."""
-
-    plans: tuple[PlanFigures, ...]
-    codecs: tuple[PlanFigures, ...]
-    """Steps of the full plan."""
-    deaths: tuple[DeathFigures, ...]
-    ran: Timeline
-    """The last step of the plan that skips."""
-    simulated: Timeline
 
 
 def measure(task: BenchTask, say: Say = lambda text: None) -> Measured:
@@ -105,8 +94,6 @@ def run_pipeline(
             rows = skipping_rows(say)
     figures = _figures(task, found, rows)
     if page is not None and found is not None:
-        from farflung.sims.pipeline_page import write_page
-
         write_page(page, task, found, rows)
     if out is not None:
         out.write_text(json.dumps(figures, indent=2) + "\n")
@@ -204,16 +191,3 @@ def _show_deaths(found: Measured, console: Console) -> None:
 
 def _table(title: str) -> Table:
     return Table(title=title, title_justify="left")
-
-
-def percent(shares: Sequence[float]) -> str:
-    """Mean, least and most."""
-    return f"{100 * sum(shares) / len(shares):.0f} % ({100 * min(shares):.0f} to {100 * max(shares):.0f})"
-
-
-NOTES = (
-    "Computing is rehearsed: every operation really computes, and then sleeps until it has taken as long as on its peer's machine; links are shaped in "
-    "user space inside the transport. Nothing in the simulation is fitted to what was measured.",
-    "* steps of the other full plan, whose gradients are the same, times the seconds of this one.",
-    "bytes: acknowledged on TLS connections, both ways, over the tokens that cross; control messages are not among them.",
-)

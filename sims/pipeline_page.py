@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from farflung.sims.bench_pipeline import NOTES, Measured, percent
 from farflung.sims.check import Check, machine
+from farflung.sims.pipeline_figures import NOTES, Measured, percent
 from farflung.sims.pipeline_measure import DeathFigures, PlanFigures
 from farflung.sims.pipeline_plot import plot_losses, plot_steps
 from farflung.sims.pipeline_skipping import SkippingRow, SkippingTask

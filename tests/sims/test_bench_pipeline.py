@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from farflung.sims.bench_pipeline import Measured, codecs_of, run_pipeline
+from farflung.sims.bench_pipeline import codecs_of, run_pipeline
+from farflung.sims.pipeline_figures import Measured
 from farflung.sims.pipeline_measure import DeathFigures, Feed, PlanFigures, computed, time_plan
 from farflung.sims.pipeline_page import PAGE, checks, write_page
 from farflung.sims.pipeline_skipping import MODEL, SkippingRow, SkippingTask, evaluate, routes, skipping_rows
