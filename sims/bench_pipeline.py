@@ -73,7 +73,12 @@ def run_pipeline(
     skip_stages: bool = False,  # only what leaving stages out at inference costs
     task: BenchTask | None = None,
 ) -> dict[str, Any]:
-    """Measure, show, and return the figures. A page has both parts. Raises BenchError, BadPlan, DataError, OSError."""
+    """Measure, show, and return the figures. A page has both parts.
+
+    Raises ValueError for a page of only one; BenchError, BadPlan, DataError, OSError.
+    """
+    if page is not None and skip_stages:
+        raise ValueError("a page has both parts; leave --skip-stages out")
     console = Console(stderr=as_json)
     task = BenchTask() if task is None else task
     kernels.prepare(resolve_paths().cache / "kernels")

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 from farflung.sims.bench_pipeline import codecs_of, run_pipeline
+from farflung.sims.main import app
 from farflung.sims.pipeline_figures import Measured
 from farflung.sims.pipeline_measure import DeathFigures, Feed, PlanFigures, computed, time_plan
 from farflung.sims.pipeline_page import PAGE, checks, write_page
@@ -64,7 +66,7 @@ def test_processes_learn_what_one_process_learns(tmp_path: Path) -> None:
     optimizer = make_optimizer(model, world.inner)
     parts = [[p for n, p in model.named_parameters() if f"layers.{stage}." in n] for stage in range(3)]
     parts[0] += [p for n, p in model.named_parameters() if "layers." not in n]
-    with stage_group(6, tmp_path, within_s=120.0, far=TASK.far) as group:
+    with stage_group(6, tmp_path, within_s=300.0, far=TASK.far) as group:
         group.enter(world)
         for number in range(2):
             batches = feed.batches(number)
@@ -170,10 +172,16 @@ def test_routes_that_skip_use_all_stages_about_as_often() -> None:
 
 
 def test_skipping_rows_and_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = skipping_rows(lambda text: None, SkippingTask(model=TASK.model, visits=(3, 2), steps=30, windows=4))
+    rows = skipping_rows(lambda text: None, SkippingTask(model=TASK.model, visits=(3, 2), steps=3, windows=4))
     assert [row.trained for row in rows] == ["whole", "33.3 % skipped"]
     monkeypatch.setattr("farflung.sims.bench_pipeline.skipping_rows", lambda say: rows)
     out = tmp_path / "figures.json"
     told = run_pipeline(as_json=True, out=out, skip_stages=True)
     assert json.loads(out.read_text()) == json.loads(json.dumps(told))
     assert told.keys() == {"skipped_at_inference"}
+
+
+def test_a_page_has_both_parts(tmp_path: Path) -> None:
+    args = ["bench", "pipeline", "--skip-stages", "--page", str(tmp_path)]
+    result = CliRunner().invoke(app, args, env={"COLUMNS": "300"})
+    assert result.exit_code == 2 and "leave --skip-stages out" in result.output and not list(tmp_path.iterdir())

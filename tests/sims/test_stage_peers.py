@@ -57,19 +57,18 @@ DEATHS = {
 
 
 def test_pipelines_of_processes(tmp_path: Path) -> None:
-    with stage_group(4, tmp_path, within_s=120.0) as group:
+    with stage_group(4, tmp_path, within_s=300.0) as group:
         group.enter(WORLD)
         for plan in PLANS.values():
             seen = step(group, plan, tmp_path)
             assert not seen.lost and not seen.notes and not seen.cut, seen
-        for moment, death in DEATHS.items():
+        for number, (moment, death) in enumerate(DEATHS.items()):
+            if number:
+                group.revive(DIES)
             seen = step(group, TWO_COLUMNS, tmp_path, death)
             assert seen.lost == {DIES} and not seen.cut, (moment, seen)
             assert [seen.routes[kept][1].peer for kept in (1, 3)] == [2, 2], moment
             assert seen.routes[0][1].peer == (DIES if moment == "after B" else 2), moment
-            group.revive(DIES)
-        seen = step(group, TWO_COLUMNS, tmp_path)
-        assert not seen.lost and not seen.notes, "who came back takes part again"
 
 
 def step(group: StageGroup, plan: Plan, folder: Path, death: Death | None = None) -> StepSeen:
