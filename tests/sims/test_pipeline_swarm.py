@@ -12,7 +12,7 @@ from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
 from farflung.training.pipeline_slice import assemble
 from farflung.training.replica import Replica
 
-ROUNDS = 4
+ROUNDS = 3
 RECIPE = recipe(total_steps=4 * ROUNDS)
 
 
@@ -207,7 +207,7 @@ def test_a_chain_without_quorum_waits_and_the_pipeline_does_not() -> None:
         swarm.start(first)
         await until_done(swarm, *range(3))
 
-    swarm = simulate(RECIPE, Counting(), signers(3), story, wanted={1: 1, 2: 1})
+    swarm = simulate(recipe(total_steps=16), Counting(), signers(3), story, wanted={1: 1, 2: 1})
     assert not swarm.broken
     assert versions[0][1] <= 2 and swarm.rounds()[1] > versions[0][1]
 
