@@ -126,6 +126,7 @@ class StageView:
     ids: list[PeerId]
     peers: dict[int, StagePeer] = field(default_factory=dict)
     learners: dict[int, SimStageLearner] = field(default_factory=dict)
+    attackers: frozenset[PeerId] = frozenset()
 
 
 @dataclass(slots=True)
