@@ -44,7 +44,7 @@ from farflung.protocol.effects import Contribute, Effect, Forget, Note, Repair, 
 from farflung.protocol.errors import BadSignature, Refused, RemoteError
 from farflung.protocol.keys import Ed25519Signer, PeerId
 from farflung.protocol.messages import Contributor, Message, Part, Promise, Propose, Voted
-from farflung.protocol.settings import GIVE_UP_S, MAX_BALLOT_STEP, VOTE_S
+from farflung.protocol.settings import GIVE_UP_S, MAX_BALLOT_STEP, RESEND_S, VOTE_S
 
 # ---- what is refused, and changes nothing ---------------------------------------------------------------------
 
@@ -502,3 +502,29 @@ def test_a_cut_with_contributors_who_were_not_planned_is_refused() -> None:
     with pytest.raises(Refused):
         one.receive(LEADER, messages.Cut(PLAN_ID, (b"x" * 32,)), 0.3)
     assert one.part is not None and one.part.cut is None
+
+
+# ---- when it has to be looked at ------------------------------------------------------------------------------------
+
+
+def test_at_rest_nothing_happens_before_the_moment_it_names() -> None:
+    one = member()
+    one.tick(0.0)
+    assert not one.busy
+    at = one.look_at()
+    assert 0.0 < at <= one.membership.heartbeat_s
+    assert one.tick(at - 0.01) == []
+    assert {effect.to for effect in one.tick(at) if isinstance(effect, Send)} >= set(IDS) - {FOLLOWER}
+
+
+def test_whoever_waits_for_a_round_repeats_itself_in_time_and_a_round_makes_busy() -> None:
+    one = member()
+    one.set_ready(ready(), 0.0)
+    assert not one.busy and one.look_at() <= RESEND_S
+    assert Promise in {type(effect.message) for effect in one.tick(RESEND_S) if isinstance(effect, Send)}
+    one.receive(LEADER, plan(), RESEND_S)
+    assert one.busy
+
+
+def test_a_newcomer_without_a_history_is_busy() -> None:
+    assert member(history=[]).busy
