@@ -1,5 +1,6 @@
 """The picture of `farflung bench quality`: gap to data-parallel training against bytes, all methods on it."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from farflung.sims import png
 from farflung.sims.plots import WIDTH_IN
 from farflung.sims.quality_rows import Row
 from farflung.sims.quality_tiers import Tier
+from farflung.sims.quality_words import goals
 from farflung.sims.svg import GRID, INK, MUTED
 
 INNERS = (
@@ -25,6 +27,9 @@ PANELS = (
     ("gap_percent_adamw", "loss against data-parallel AdamW"),
 )
 
+CEILING = 13.0
+"""Gaps above so many % stand at the upper edge, with their number: those below ten are what the picture is for."""
+
 Point = tuple[float, float]
 """(times fewer bytes, gap in %)."""
 
@@ -33,11 +38,11 @@ def plot_frontier(rows: Sequence[Row], tier: Tier, file: Path) -> None:
     """Write the PNG. Methods that diverged are not on it; one peer alone, which sends nothing, is a dotted line. Raises
     OSError."""
     with matplotlib.rc_context(png.style()):
-        figure = Figure(figsize=(WIDTH_IN, 4.8), layout="constrained")
+        figure = Figure(figsize=(WIDTH_IN, 5.4), layout="constrained")
         for axes, (field, title) in zip(figure.subplots(1, 2), PANELS, strict=True):
             _draw(axes, rows, field)
             axes.set_title(title)
-        figure.axes[0].legend(loc="upper left")
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
         figure.suptitle(f"tier {tier.name}, {tier.peers} peers", x=0.01, ha="left")
         png.save(figure, file)
 
@@ -53,22 +58,45 @@ def frontier(points: Sequence[Point]) -> list[Point]:
 
 def _draw(axes: Axes, rows: Sequence[Row], field: str) -> None:
     everything: list[Point] = []
+    labels: dict[Point, tuple[Point, list[str]]] = {}
+    """By place, as near as names would cover each other: a point there, and what is said of it."""
     for inner, label, colour, marker in INNERS:
         shown = [row for row in rows if row.inner == inner and getattr(row, field) is not None]
-        points = [(row.bytes_ratio_vs_ddp_bf16, getattr(row, field)) for row in shown if row.bytes_ratio_vs_ddp_bf16]
-        names = [row.method for row in shown if row.bytes_ratio_vs_ddp_bf16]
-        if points:
-            axes.plot(*zip(*points, strict=True), color=colour, marker=marker, linestyle="none", label=label)
-        for point, name in zip(points, names, strict=True):
-            axes.annotate(name, point, xytext=(5, 4), textcoords="offset points", fontsize=8, color=png.COLOURS[INK])
+        sending = {
+            row.method: (row.bytes_ratio_vs_ddp_bf16 or 1.0, float(getattr(row, field)))
+            for row in shown
+            if row.peers > 1
+        }
+        if sending:
+            inside = [(ratio, min(gap, CEILING)) for ratio, gap in sending.values()]
+            axes.plot(*zip(*inside, strict=True), color=colour, marker=marker, linestyle="none", label=label)
+        for name, (ratio, gap) in sending.items():
+            beyond = f" {gap:+.0f} %" if gap > CEILING else ""
+            point = ratio, min(gap, CEILING)
+            place = round(math.log10(ratio), 1), round(point[1], 1)
+            labels.setdefault(place, (point, []))[1].append(f"{name}{beyond}")
         for row in shown:
-            if not row.bytes_ratio_vs_ddp_bf16:
+            if row.peers == 1:
                 axes.axhline(getattr(row, field), color=colour, linestyle=":", linewidth=1.0, label=row.method)
-        everything += points
-    best = frontier(everything)
+        everything += sending.values()
+    for point, said in labels.values():
+        _say(axes, "\n".join(said), point)
+    for number, (name, point) in enumerate(goals(rows, field).items()):
+        star = axes.plot(*point, color=png.COLOURS[MUTED], marker="*", markersize=11, linestyle="none")[0]
+        star.set(markerfacecolor="none", label="" if number else "goals")
+        _say(axes, f"goal of {name}", point)
+    best = frontier([point for point in everything if point[1] <= CEILING])
     if best:
         axes.plot(*zip(*best, strict=True), color=png.COLOURS[MUTED], linewidth=0.8, zorder=0)
     axes.axhline(0, color=png.COLOURS[GRID], zorder=0)
     axes.set_xscale("log")
+    axes.set_xlim(0.7, 3e4)  # room for the names of the last ones
     axes.set_xlabel("times fewer bytes than a bf16 ring all-reduce in every step")
     axes.set_ylabel("gap, %")
+
+
+def _say(axes: Axes, text: str, point: Point) -> None:
+    """Beside the point; downwards from the upper edge."""
+    va = "top" if point[1] == CEILING else "bottom"
+    ink = png.COLOURS[INK]
+    axes.annotate(text, point, xytext=(6, 4), textcoords="offset points", va=va, fontsize=8, color=ink)

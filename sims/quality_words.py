@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from farflung.sims.check import Check
 from farflung.sims.quality_methods import Method, Outer, Wire
 from farflung.sims.quality_rows import Row
+from farflung.sims.quality_tiers import TIERS, Tier
+from farflung.sims.quality_train import ring_bits
 from farflung.training.rules import HeavyBall, Nesterov, OuterRule, Sgd, Sign
 
 DEFAULT_FEWER = 1000.0
@@ -26,28 +28,72 @@ def checks(rows: Sequence[Row]) -> list[Check]:
     by_name = {row.method: row for row in rows}
     streaming, default, thrifty = (by_name.get(name) for name in ("streaming", "default", "thrifty"))
     bound = None if streaming is None else streaming.gap_percent_same_inner
+    noise = max((row.dp_spread_percent or 0.0 for row in rows), default=0.0)
     found: list[Check] = []
     if default is not None:
         half = None if bound is None else SHARE_OF_STREAMING * bound
-        found.append(_at_most("default: gap, at most half of Streaming DiLoCo's", default.gap_percent_same_inner, half))
-        found.append(_at_most("default: no worse than data-parallel AdamW", default.gap_percent_adamw, 0.0))
+        target = "default: gap, at most half of Streaming DiLoCo's"
+        found.append(_at_most(target, default.gap_percent_same_inner, half, noise))
+        found.append(_at_most("default: no worse than data-parallel AdamW", default.gap_percent_adamw, 0.0, noise))
         found.append(_fewer("default", DEFAULT_FEWER, default))
     if thrifty is not None:
-        found.append(_at_most("thrifty: gap, at most Streaming DiLoCo's", thrifty.gap_percent_same_inner, bound))
+        target = "thrifty: gap, at most Streaming DiLoCo's"
+        found.append(_at_most(target, thrifty.gap_percent_same_inner, bound, noise))
         found.append(_fewer("thrifty", THRIFTY_FEWER, thrifty))
     return found
 
 
-def _at_most(target: str, gap: float | None, bound: float | None) -> Check:
+def goals(rows: Sequence[Row], field: str) -> dict[str, tuple[float, float]]:
+    """Where `default` and `thrifty` are to be in a picture of bytes and this gap: (times fewer bytes, gap in %) by name. Bounds of the gap
+    with the same inner optimiser need Streaming DiLoCo's row."""
+    bound = next((row.gap_percent_same_inner for row in rows if row.method == "streaming"), None)
+    if field == "gap_percent_adamw":
+        return {"default": (DEFAULT_FEWER, 0.0)}
+    if bound is None:
+        return {}
+    return {"default": (DEFAULT_FEWER, SHARE_OF_STREAMING * bound), "thrifty": (THRIFTY_FEWER, bound)}
+
+
+def budget(rows: Sequence[Row], tier: Tier) -> list[str]:
+    """What the goals for bytes leave for a whole run, and what is spent: sentences, none without `default` and `thrifty`."""
+    by_name = {row.method: row for row in rows}
+    if "default" not in by_name or "thrifty" not in by_name:
+        return []
+
+    def left(of: Tier, fewer: float) -> float:
+        """Bits per parameter that one peer may send, to each other peer, in all rounds of the run together."""
+        return ring_bits(of.peers) / fewer * (of.steps - of.warm_steps) / (2 * (of.peers - 1))
+
+    def spent(name: str) -> float:
+        return by_name[name].bits_per_param_per_step * (tier.steps - tier.warm_steps) / (2 * (tier.peers - 1))
+
+    others = [f"{left(of, DEFAULT_FEWER):.3g} and {left(of, THRIFTY_FEWER):.3g} in {of.name}" for of in TIERS.values()]
+    return [
+        f"A run of {tier.steps - tier.warm_steps} steps leaves little to send: {DEFAULT_FEWER:,.0f} times fewer bytes are "
+        f"{left(tier, DEFAULT_FEWER):.3g} bits per parameter for all its rounds together, {THRIFTY_FEWER:,.0f} times fewer "
+        f"{left(tier, THRIFTY_FEWER):.3g}. `default` spends {spent('default'):.3g} and `thrifty` {spent('thrifty'):.3g}.",
+        f"The longer the run, the more the same ratios leave, while what a model needs at its end stays the same: {'; '.join(others)}.",
+    ]
+
+
+def _at_most(
+    target: str,
+    gap: float | None,
+    bound: float | None,
+    noise: float,  # by which seeds are apart, %
+) -> Check:
     if gap is None or bound is None:
         return Check(target=target, measured="a run diverged, or Streaming DiLoCo was not run", met=None)
-    return Check(target=target, measured=f"{gap:+.2f} %, bound {bound:+.2f} %", met=gap <= bound)
+    above = f", {gap - bound:.2f} points above" if gap > bound else ""
+    near = "; seeds are apart by more than that" if abs(gap - bound) < noise else ""
+    return Check(target=target, measured=f"{gap:+.2f} %, bound {bound:+.2f} %{above}{near}", met=gap <= bound)
 
 
 def _fewer(name: str, least: float, row: Row) -> Check:
     target = f"{name}: at least {least:,.0f} times fewer bytes"
     ratio = row.bytes_ratio_vs_ddp_bf16 or 0.0
-    return Check(target=target, measured=f"{ratio:,.0f} times", met=ratio >= least)
+    short = f", {least / ratio:.1f} times too many bytes" if 0.0 < ratio < least else ""
+    return Check(target=target, measured=f"{ratio:,.0f} times{short}", met=ratio >= least)
 
 
 def _timing(outer: Outer) -> str:

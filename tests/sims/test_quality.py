@@ -20,7 +20,7 @@ from farflung.sims.quality_rows import Row, Tuned, references, rows
 from farflung.sims.quality_runs import Run, Runs, best, grid
 from farflung.sims.quality_tiers import CI, TIERS, Tier
 from farflung.sims.quality_train import Outcome, batch_of, train
-from farflung.sims.quality_words import checks, settings
+from farflung.sims.quality_words import budget, checks, goals, settings
 from farflung.sims.quality_worker import Worker
 from farflung.training.data import TokenWindows
 from farflung.training.fragments import cut
@@ -331,7 +331,23 @@ def test_goals_are_judged_against_streaming_of_the_same_run(
     thrifty = row("thrifty", gap_percent_same_inner=4.5, bytes_ratio_vs_ddp_bf16=3999.0)
     assert [check.met for check in checks([streaming, thrifty])] == [True, False]
     assert checks([streaming]) == []
+    both = goals([streaming, default, thrifty], "gap_percent_same_inner")
+    assert (
+        both == {"default": (1000.0, 2.25), "thrifty": (4000.0, 4.5)}
+        and goals([default], "gap_percent_same_inner") == {}
+    )
+    assert goals([default], "gap_percent_adamw") == {"default": (1000.0, 0.0)}
     assert [check.met for check in checks([thrifty])] == [None, False]
+
+
+def test_the_budget_is_what_the_ratio_leaves_of_a_run() -> None:
+    tuned = [
+        Tuned(method=replace(ADAMW, name=n), grid=GRID, outcomes=(outcome(1.0, 0.032),)) for n in ("default", "thrifty")
+    ]
+    here, longer = budget(rows(tuned, CI), CI)
+    # 540 steps at 32 / 1000 bits, half of which is sent
+    assert "are 8.64 bits" in here and "4,000 times fewer 2.16" in here and "`default` spends 8.64" in here
+    assert "38.4 and 9.6 in nightly" in longer and budget(rows(tuned[:1], CI), CI) == []
 
 
 def test_the_rate_is_chosen_on_its_own_part_and_divergence_loses() -> None:
