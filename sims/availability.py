@@ -4,7 +4,7 @@
 
 Nobody has published when the volunteers of a training run came and went. What was measured, crawling whole swarms by the minute, is the sessions of people who share a file from home:
 Stutzbach and Rejaie, "Understanding Churn in Peer-to-Peer Networks", IMC 2006. Their lengths fit Weibull distributions with shapes below 1 (most are short, a few last for
-days): shape 0.59 and scale 41.9 minutes for the torrent of a game's demo, FlatOut (mean 64 minutes, median 23), 0.38 and 42.4 for Debian's. We take the first. For absences they give no
+days): shape 0.59 and scale 41.9 minutes for the torrent of a game's demo, FlatOut (mean 64 minutes, median 23), 0.38 and 42.4 for Debian's (as slides on the paper quote them; that the scales are minutes is our reading, since it makes sense of the medians). We take the first. For absences they give no
 distribution, and here the same one is drawn; that a host's sessions are alike, and that there are fewer at night, which they saw as well, is left out.
 """
 

@@ -9,7 +9,7 @@ A peer behind a router can dial out and cannot be dialled. Two peers reach each 
                 bytes on, over its own link, in and out
     not at all  when there is none that runs and reaches both
 
-Source of PUNCHES: the measurement campaign of libp2p's DCUtR, 70 % +- 7.5 % of attempts (Seemann, Inden and Vyzovitis, DINPS 2022). Whether a pair's hole opens is
+Source of PUNCHES: 4.4 million attempts of libp2p's DCUtR, 70 % +- 7.1 % of them successful (Trautwein, Ihle, Schubotz and Gipp, arXiv 2510.27500). Whether a pair's hole opens is
 drawn once for a pair, from the seed: routers do not change their minds.
 """
 
