@@ -44,7 +44,7 @@ from farflung.protocol.settings import HOLD_S, RESEND_S, SETTLE_S, Settings
 PLAN_DOMAIN = b"farflung/plan/1\0"
 
 MAX_DOUBLINGS = 16
-"""Of a round's time, after as many plans that failed."""
+"""Of a round's time, after one plan more that failed."""
 
 MAX_PAUSE_S = 30.0
 """Longest pause between two plans of one proposer."""
@@ -265,8 +265,8 @@ class Proposer:
         estimate = transfer_seconds(rules, parts, readies, len(decision.members))
         recent = [r.seconds_ms / 1000.0 for r in s.recent_rounds()]
         budget = max(deadline.adaptive(recent, low=rules.min_round_s, high=rules.max_round_s), 3.0 * estimate)
-        # Links may have become slower than any round since then: each plan of this height that has failed doubles the time.
-        budget = min(budget * 2.0 ** min(self.attempt + self.ballot, MAX_DOUBLINGS), rules.max_round_s)
+        # Links may have become slower than any round since then: each plan of this height that fails after the first doubles the time.
+        budget = min(budget * 2.0 ** min(max(0, self.attempt + self.ballot - 1), MAX_DOUBLINGS), rules.max_round_s)
         self.attempt += 1
         self.plan = Plan(
             height=s.head.commit.height + 1,

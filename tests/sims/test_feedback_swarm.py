@@ -185,7 +185,7 @@ def test_what_was_applied_and_what_is_owed_is_all_progress(book: Book) -> None:
     faults = sorted(
         [Kill(at=t, peer=p) for t, p in kills] + [Start(at=t + 12.0, peer=p) for t, p in kills], key=lambda f: f.at
     )
-    end = simulate(6, book.codec, *faults)
+    end = simulate(7, book.codec, *faults)
     rounds = end.rounds
     failed = len(book.plans - {r.plan for r in rounds}) / len(book.plans)
     assert len(rounds) > 10 and failed > 0.2, (len(rounds), failed)
