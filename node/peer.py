@@ -64,6 +64,9 @@ LINGER_S = 20.0
 LET_GO_S = 8.0
 """How long a leaving node waits to be let go: two heartbeats, the proposer's settling time, a vote."""
 
+HAND_OVER_S = 60.0
+"""How long the only voter waits, when it leaves, for somebody who is on its way in: without it the swarm would stand still."""
+
 STOP_S = 30.0
 """How long a leaving node waits for the step or the commit it is busy with."""
 
@@ -176,6 +179,7 @@ class Peer:
         self._remembered = -2
         self._stop = asyncio.Event()
         self._let_go = asyncio.Event()
+        self._leaving_at: float | None = None
         self._rest = asyncio.Event()
         """Ends when something is under way again."""
         self._rest.set()
@@ -264,19 +268,25 @@ class Peer:
         self._do(self.member.withdraw(self._now()))
         self.trainer.finish()
         self._do(self.member.leave(self.stop_reason))
-        with contextlib.suppress(TimeoutError):  # nobody can be made to let us go; they will find us gone
-            async with asyncio.timeout(LET_GO_S):
-                await self._let_go.wait()
+        self._leaving_at = self._now()
+        await self._let_go.wait()
         self.applier.finish()
         # A download is given up at once: what it has is on disk, and the next start goes on from there.
         _, busy = await asyncio.wait(working, timeout=STOP_S if self.applier.steady.is_set() else 0.0)
         if not busy and self.applier.steady.is_set():
             await self.applier.save_place()
 
-    def _others_vote(self) -> bool:
-        """Whether we are still a member of a view with others alive in it."""
-        view = self.member.head.commit.view if self.member.in_view else ()
-        return bool(self.member.membership.live(p for p in view if p != self.member.me))
+    def _may_go(self, since_s: float) -> bool:
+        """Whether a node that leaves since so long may go: nobody can be made to let us go, and they will find us gone."""
+        membership = self.member.membership
+        if not self.member.in_view:
+            return True
+        others = [p for p in self.member.head.commit.view if p != self.member.me]
+        if others:
+            return not membership.live(others) or since_s >= LET_GO_S
+        beats = [membership.heartbeat(p) for p in membership.live(membership.known())]
+        joining = any(beat is not None and beat.state == "joining" for beat in beats)
+        return not joining or since_s >= HAND_OVER_S
 
     def _watch_end(self, now: float) -> None:
         """When the run is complete: serve those who are behind for a moment, then leave."""
@@ -350,7 +360,7 @@ class Peer:
             self._update_state()
             self.exchange.link.sample(loop.time(), self.network.delivered_bytes())
             self.network.pace(self.exchange.link.pace_bytes_per_s)
-            if self._stop.is_set() and not self._others_vote():
+            if self._leaving_at is not None and self._may_go(self._now() - self._leaving_at):
                 self._let_go.set()
             self._watch_end(self._now())
             if loop.time() >= net_at:

@@ -8,7 +8,7 @@ from multiprocessing import get_context
 import pytest
 
 from farflung.sims.chaos import Wire, run_schedule, run_seed
-from farflung.sims.faults import Heal, Kill, Partition, Schedule, Start
+from farflung.sims.faults import Delay, Heal, Kill, Leave, Partition, Schedule, Start
 from farflung.sims.swarm import Swarm
 
 BRISK = Wire(step_s=(0.7, 1.0, 1.3, 1.6, 0.9, 1.2, 0.8, 1.5))
@@ -125,6 +125,17 @@ def test_one_holder_brings_a_majority_back_that_lost_the_state() -> None:
     returned = [line for line in report.events if "state.sync" in line]
     assert {int(line.split()[1]) for line in returned if float(line.split()[0]) > 70.0} == {1, 2, 3, 4}
     assert report.rounds > 25
+
+
+def test_the_only_voter_does_not_leave_before_a_newcomer_has_the_state() -> None:
+    """It is asked to leave while another still downloads, behind a slow link, and it never comes back."""
+    faults = [Start(at=0.0, peer=0), Delay(at=20.0, until=90.0, extra_s=0.8, peer=1), Start(at=30.0, peer=1)]
+    schedule = Schedule(num_peers=2, duration_s=240.0, faults=(*faults, Leave(at=32.0, peer=0)))
+    report = run_schedule(3, schedule, wire=BRISK)
+    assert report.violations == []
+    gone_at = next(float(line.split()[0]) for line in report.events if " 0 node.stop " in line)
+    let_in = [line for line in report.events if " 1 view.commit " in line and float(line.split()[0]) <= gone_at + 2.0]
+    assert let_in and report.rounds > 20
 
 
 def test_other_bits_are_noticed_and_repaired() -> None:
