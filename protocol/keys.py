@@ -6,8 +6,6 @@ statement can never pass as another kind (a vote as a manifest, say).
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Protocol
 
 from cryptography.exceptions import InvalidSignature
@@ -77,41 +75,17 @@ def domain(what: str) -> bytes:
     return f"farflung/{what}/1\0".encode("ascii")
 
 
-Check = Callable[[PeerId, bytes, bytes], None]
-"""Takes the key, the signature and the data. Raises BadSignature."""
-
-
 def verify(peer_id: PeerId, signature: bytes, data: bytes) -> None:
     """Check that `peer_id` signed `data` (with its domain prefix). Raises BadSignature naming the peer."""
-    if (peer_id, signature, data) not in _good:
-        _check(peer_id, signature, data)
-        _remember(peer_id, signature, data)
-
-
-@contextmanager
-def checked_by(check: Check) -> Iterator[None]:
-    """Within this, `verify` asks `check`: for simulations, whose peers sign by other means (`sims/signing.py`)."""
-    global _check
-    before, _check = _check, check
-    _good.clear()
     try:
-        yield
-    finally:
-        _check = before
-        _good.clear()
-
-
-def check_ed25519(peer_id: PeerId, signature: bytes, data: bytes) -> None:
-    """What `verify` does with signatures that it has not seen. Raises BadSignature naming the peer."""
-    try:
-        Ed25519PublicKey.from_public_bytes(peer_id).verify(signature, data)
+        if (peer_id, signature, data) not in _good:
+            Ed25519PublicKey.from_public_bytes(peer_id).verify(signature, data)
+            _remember(peer_id, signature, data)
     except InvalidSignature:
         raise BadSignature("the signature does not fit the key and the bytes", peer=peer_id) from None
     except ValueError as err:  # a key that is not 32 bytes long or no point of the curve
         raise BadSignature(f"no Ed25519 public key: {err}", peer=peer_id) from None
 
-
-_check: Check = check_ed25519
 
 _good: dict[tuple[PeerId, bytes, bytes], None] = {}
 """Signatures made or checked here, the oldest first."""

@@ -18,13 +18,13 @@ from farflung.compression.int8 import Int8
 from farflung.compression.policy import uniform
 from farflung.node.trainer import Pace
 from farflung.protocol.chain import Rules
+from farflung.protocol.keys import Ed25519Signer
 from farflung.protocol.lap import Laps
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.settings import Settings
 from farflung.sims.fault_drawing import MAX_PEERS, ChurnModel, draw_schedule
 from farflung.sims.faults import Schedule
 from farflung.sims.links import LinkModel
-from farflung.sims.signing import SimSigner
 from farflung.sims.simulation import Meddler, Plan, Report, simulate
 from farflung.sims.swarm import Outfit
 from farflung.sims.toy import ToyLearner
@@ -65,7 +65,9 @@ INT8 = Wire()
 
 def toy_outfit(seed: int, schedule: Schedule, wire: Wire = INT8) -> Outfit:
     """Nodes with toy learners; the seed draws their keys and speeds."""
-    signers = [SimSigner(hashlib.sha256(f"{seed}/{index}".encode()).digest()) for index in range(schedule.num_peers)]
+    signers = [
+        Ed25519Signer(hashlib.sha256(f"{seed}/{index}".encode()).digest()) for index in range(schedule.num_peers)
+    ]
     drawn = [random.Random(f"{seed}/speed/{index}").uniform(2.5, 7.5) for index in range(schedule.num_peers)]
     step_s = wire.step_s or drawn
     pace = wire.pace or Pace(

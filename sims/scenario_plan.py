@@ -21,7 +21,7 @@ from farflung.node.learner import HELDOUT_SAMPLES
 from farflung.node.recipe import Recipe, read_recipe
 from farflung.node.tls import IDLE_S
 from farflung.protocol.errors import ConfigError
-from farflung.protocol.keys import PeerId
+from farflung.protocol.keys import Ed25519Signer, PeerId
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.manifest_toml import check_keys, manifest_from_sections
@@ -30,7 +30,6 @@ from farflung.sims.faults import Schedule
 from farflung.sims.learners import CostLearner, ReplicaLearner
 from farflung.sims.links import LinkModel
 from farflung.sims.scenario import PeerClass, Scenario
-from farflung.sims.signing import SimSigner
 from farflung.sims.simulation import Plan
 from farflung.sims.swarm import START_UNIX_S, Outfit, SimLearner
 from farflung.training.data import Dataset
@@ -65,7 +64,7 @@ class Prepared:
 
 def prepare(scenario: Scenario, seed: int, schedule: Schedule) -> Prepared:
     """Make the nodes for a schedule (`churn.make_schedule`). Raises ConfigError."""
-    signers = [SimSigner(key) for key in key_seeds(scenario, seed)]
+    signers = [Ed25519Signer(key) for key in key_seeds(scenario, seed)]
     recipe, dataset = read_scenario(scenario, signers[schedule.founder].peer_id)
     if dataset is not None:
         outfit, factor = _real(recipe, dataset, scenario, signers), 1.0
@@ -194,7 +193,7 @@ def _check_memory(peer_class: PeerClass, recipe: Recipe) -> None:
 
 
 def _outfit(
-    recipe: Recipe, scenario: Scenario, signers: list[SimSigner], learner: Callable[[int], SimLearner]
+    recipe: Recipe, scenario: Scenario, signers: list[Ed25519Signer], learner: Callable[[int], SimLearner]
 ) -> Outfit:
     by_class = [peer_class for peer_class, _, _ in scenario.roster()]
     training = [training_seconds(recipe.manifest, peer_class.tokens_per_s) for peer_class in by_class]
@@ -218,7 +217,7 @@ def _outfit(
     )
 
 
-def _real(recipe: Recipe, dataset: Dataset, scenario: Scenario, signers: list[SimSigner]) -> Outfit:
+def _real(recipe: Recipe, dataset: Dataset, scenario: Scenario, signers: list[Ed25519Signer]) -> Outfit:
     manifest = recipe.manifest
     order = SampleOrder(num_samples=dataset.num_samples, seed=manifest.data.order_seed, block=dataset.block)
 
@@ -230,7 +229,7 @@ def _real(recipe: Recipe, dataset: Dataset, scenario: Scenario, signers: list[Si
     return _outfit(recipe, scenario, signers, learner)
 
 
-def _cost(recipe: Recipe, scenario: Scenario, signers: list[SimSigner]) -> tuple[Outfit, float]:
+def _cost(recipe: Recipe, scenario: Scenario, signers: list[Ed25519Signer]) -> tuple[Outfit, float]:
     """Nodes that exchange `CELLS` numbers, and the bytes that each of theirs stands for."""
     flat = uniform(CELL_CODEC, CELLS)
     factor = (recipe.uplink.expected_nbytes() + recipe.downlink.expected_nbytes()) / (2 * flat.expected_nbytes())
