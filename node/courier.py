@@ -8,6 +8,7 @@ streams of their own, so that a gradient never waits behind activations.
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from farflung.compression.codec import Payload
@@ -68,9 +69,6 @@ class Courier:
                 self._give_up_first()
             else:
                 await self._use(stream)
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise asyncio.CancelledError  # a task group of Python 3.11 forgets it when somebody fails at that moment
 
     async def _use(self, stream: Stream) -> None:
         """Until it breaks or nobody needs it. What is then without an answer may have arrived, and is sent again over another
@@ -78,20 +76,31 @@ class Courier:
         """
         heard: list[Answer] = []
         try:
+            # No error ends the group: before Python 3.13 it would swallow that this task is cancelled at that moment.
             async with asyncio.TaskGroup() as group:
+                saying = group.create_task(self._say(stream), name="parcels")
                 hearing = group.create_task(self._hear(stream, heard), name="answers to parcels")
-                await self._say(stream)
-                hearing.cancel()
-        except* (NetworkError, TimeoutError, Refused):
+                # Either ends the other; cancelling a finished task does nothing.
+                saying.add_done_callback(lambda _: hearing.cancel())
+                hearing.add_done_callback(lambda _: saying.cancel())
+        finally:
+            await stream.close()
+        if self._under_way:  # it broke
             self._waiting.extendleft(reversed(self._under_way))
             self._under_way.clear()
             self._come.set()
             if not heard:
                 self._give_up_first()
-        finally:
-            await stream.close()
 
     async def _say(self, stream: Stream) -> None:
+        with suppress(NetworkError):
+            await self._send_all(stream)
+
+    async def _hear(self, stream: Stream, heard: list[Answer]) -> None:
+        with suppress(NetworkError, TimeoutError, Refused):
+            await self._read_all(stream, heard)
+
+    async def _send_all(self, stream: Stream) -> None:
         while (parcel := await self._next()) is not None:
             self._under_way.append(parcel)
             self._sent.set()
@@ -118,7 +127,7 @@ class Courier:
                 if not self._under_way:
                     return None
 
-    async def _hear(self, stream: Stream, heard: list[Answer]) -> None:
+    async def _read_all(self, stream: Stream, heard: list[Answer]) -> None:
         while True:
             while not self._under_way:
                 self._sent.clear()
