@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 
 from farflung.node.network import Network, PeerId
-from farflung.node.pipeline_mail import PipelineMail
+from farflung.node.sealed_mail import PipelineMail
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.limits import MAX_ADDRESSES
 from farflung.protocol.pipeline_messages import Present

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from farflung.compression.policy import FlatCodec
 from farflung.node.apply import Applier
 from farflung.node.catchup import Catchup
-from farflung.node.chain_mail import ChainMail
 from farflung.node.door import Doors
 from farflung.node.events import EventLog
 from farflung.node.exchange import Exchange
@@ -25,9 +24,11 @@ from farflung.node.learner import Learner
 from farflung.node.means import MeanStore
 from farflung.node.network import Network
 from farflung.node.residuals import Residuals
+from farflung.node.sealed_mail import SealedMail
 from farflung.node.statesync import Donor, StateSync
 from farflung.node.storage import SavedVote, Storage
 from farflung.node.trainer import Pace, Trainer
+from farflung.protocol import messages
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.effects import (
     Apply,
@@ -173,7 +174,7 @@ class Peer:
         self.applier.donor = self._donor
         self._journal = doors.journal.run
         self._storage = storage
-        self._mail = ChainMail(network, signer, settings.swarm)
+        self._mail = SealedMail(network, signer, settings.swarm, messages.decode)
         self._exit_when_done = exit_when_done
         self._effects: asyncio.Queue[list[Effect]] = asyncio.Queue()
         self._remembered = -2
@@ -400,7 +401,7 @@ class Peer:
     async def _execute(self, effect: Effect) -> None:
         match effect:
             case Send(to, message):
-                self._mail.send(to, message, self._now())
+                self._mail.send(to, message)
             case SaveVote(height, ballot, accepted):
                 await self._journal(self._storage.save_vote, SavedVote(height, ballot, accepted))
             case Expect(plan_id, plan):

@@ -14,7 +14,7 @@ from typing import Protocol
 from farflung.node.door import Doors
 from farflung.node.events import EventLog
 from farflung.node.network import Network, PeerId
-from farflung.node.pipeline_mail import PipelineMail
+from farflung.node.sealed_mail import PipelineMail
 from farflung.node.stage_job import Done, Job, accept, as_message, leg_of
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from farflung.node.network import Network
-from farflung.node.pipeline_mail import Post
 from farflung.node.pipeline_step import Step
+from farflung.node.sealed_mail import Post
 from farflung.node.stage_server import StageServer
 from farflung.node.tether import Tether
 from farflung.protocol.errors import Refused, RemoteError

@@ -17,7 +17,7 @@ from farflung.node.events import EventLog
 from farflung.node.network import Network, PeerId
 from farflung.node.peer import Facts, Peer
 from farflung.node.pipeline import Pipeline
-from farflung.node.pipeline_mail import PipelineMail
+from farflung.node.sealed_mail import PipelineMail
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe
 from farflung.node.stage_trainer import StageTrainer

@@ -20,8 +20,8 @@ from farflung.node import framing
 from farflung.node.courier import ACTIVATION, GRADIENT, REACH_S, SLOWEST_BYTES_PER_S, Courier, Parcel
 from farflung.node.door import Door
 from farflung.node.network import Network, PeerId, Stream
-from farflung.node.pipeline_mail import Post
 from farflung.node.pipeline_step import Step
+from farflung.node.sealed_mail import Post
 from farflung.node.stage_step import Listener, OpenStep, Service
 from farflung.node.tether import SETTLE
 from farflung.protocol.desk import Answer, Effect, Forget, Later, Ready, Report, Send

@@ -20,13 +20,14 @@ from farflung.node.events import EventLog
 from farflung.node.network import PeerId
 from farflung.node.paths import SwarmPaths
 from farflung.node.peer import Facts
-from farflung.node.pipeline_mail import PipelineMail
 from farflung.node.recipe import HEARTBEAT_S, Recipe
+from farflung.node.sealed_mail import PipelineMail
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_peer import StagePeer
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
 from farflung.node.storage import FileStorage, write_atomically
 from farflung.node.whole_model import save_model
+from farflung.protocol import pipeline_messages
 from farflung.protocol.appointment import Appointment
 from farflung.protocol.chain import founded
 from farflung.protocol.errors import ConfigError, RemoteError
@@ -97,7 +98,7 @@ class StageStart:
         self._admission = admission
         self._refused = refused
         self._roll = Roll(recipe.swarm, manifest.founder, signer.peer_id, manifest.pipeline.stages, HEARTBEAT_S)
-        self._mail = PipelineMail(engine, signer, recipe.swarm, refused=refused)
+        self._mail = PipelineMail(engine, signer, recipe.swarm, pipeline_messages.decode)
         self._entrance: Entrance | None = None
 
     def discovered(self, peer: PeerId) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from farflung.node.door import Door, Doors
 from farflung.node.network import Network, PeerId
 from farflung.node.pipeline_driver import Driver, Outcome
-from farflung.node.pipeline_mail import Post
+from farflung.node.sealed_mail import Post
 from farflung.node.stage_job import Done, Job
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe

@@ -394,12 +394,12 @@ _messages: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _headers: msgspec.msgpack.Decoder[BulkHeader] = msgspec.msgpack.Decoder(BulkHeader)
 
 
-def encode(message: Message | PipelineMessage | BulkHeader) -> bytes:
-    """Canonical bytes of a message or bulk header."""
+def encode(message: Struct) -> bytes:
+    """Canonical bytes of a message or bulk header, these or those of `pipeline_messages`."""
     return _encoder.encode(message)
 
 
-def tag(message: Message | PipelineMessage) -> int:
+def tag(message: Struct) -> int:
     """The message's number on the wire."""
     return int(message.__struct_config__.tag)  # type: ignore[arg-type]
 

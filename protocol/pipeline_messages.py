@@ -101,19 +101,6 @@ _decoder: msgspec.msgpack.Decoder[PipelineMessage | SwarmMessage] = msgspec.msgp
 )
 
 
-_encoder = msgspec.msgpack.Encoder()
-
-
-def encode(message: PipelineMessage | SwarmMessage) -> bytes:
-    """Canonical bytes of a message."""
-    return _encoder.encode(message)
-
-
-def tag(message: PipelineMessage | SwarmMessage) -> int:
-    """The message's number on the wire."""
-    return int(message.__struct_config__.tag)  # type: ignore[arg-type]
-
-
 def decode(body: bytes, *, peer: PeerId | None) -> PipelineMessage | SwarmMessage:
     """Raises Malformed or LimitExceeded naming `peer`."""
     return wire.decode(_decoder, body, what="pipeline message", limit=MAX_CONTROL_BYTES, peer=peer)

@@ -19,12 +19,13 @@ from farflung.node.door import Doors
 from farflung.node.entrance import Entrance
 from farflung.node.events import Event, EventLog
 from farflung.node.peer import Facts
-from farflung.node.pipeline_mail import PipelineMail
 from farflung.node.recipe import Recipe
+from farflung.node.sealed_mail import PipelineMail
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_peer import StagePeer
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
 from farflung.node.storage import newest_history
+from farflung.protocol import pipeline_messages
 from farflung.protocol.appointment import Appointment
 from farflung.protocol.chain import founded
 from farflung.protocol.errors import RemoteError
@@ -201,7 +202,7 @@ class PipelineSwarm:
             if type(error).__name__ not in HONEST_REFUSALS:
                 self.broken.append(f"peer {index} refused: {type(error).__name__}: {error.reason}")
 
-        mail = PipelineMail(network, signer, self.recipe.swarm, refused=refused)
+        mail = PipelineMail(network, signer, self.recipe.swarm, pipeline_messages.decode)
         known = [p for p in self.hub.running() if p != signer.peer_id]
         for other in known:
             roll.discover(other, self.hub.now())

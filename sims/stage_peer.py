@@ -21,7 +21,7 @@ import argparse
 import asyncio
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -37,13 +37,14 @@ from farflung.node.distance import Distances
 from farflung.node.door import Doors
 from farflung.node.engine import Engine, EngineConfig
 from farflung.node.identity import Identity
-from farflung.node.network import PeerId
+from farflung.node.network import Network, PeerId
 from farflung.node.pipeline_driver import Driver, Outcome
-from farflung.node.pipeline_mail import PipelineMail
 from farflung.node.pipeline_step import Step
+from farflung.node.sealed_mail import PipelineMail
 from farflung.node.stage_server import StageServer
 from farflung.node.stage_step import OpenStep, Service
-from farflung.protocol.errors import RemoteError
+from farflung.protocol import pipeline_messages
+from farflung.protocol.errors import Refused, RemoteError
 from farflung.protocol.flight import Patience
 from farflung.protocol.keys import Ed25519Signer
 from farflung.protocol.messages import PipelineMessage
@@ -189,7 +190,7 @@ class StagePeer:
         self._say = say
         self._doors = Doors.threads()
         self._refused: list[str] = []
-        self._mail = PipelineMail(engine, Ed25519Signer(seed_of(rank)), SWARM, refused=self._refuse)
+        self._mail = PipelineMail(engine, Ed25519Signer(seed_of(rank)), SWARM, pipeline_messages.decode)
         self._serving: asyncio.Task[None] | None = None
         self._world: World
         self._worker: PacedWorker
@@ -243,7 +244,7 @@ class StagePeer:
         held = self._worker.named_parameters()
         self._mates = Mates(self._engine, 16 * sum(one.numel() for one in held.values()) + (1 << 20), self._refuse)
         self._optimizer = None if world.inner is None else _optimizer(held, world.inner)
-        self._mail.on_message(self._server.handle)
+        listen(self._engine, self._mail, self._server.handle, self._refuse)
         self._server.serve()
         self._serving = self._group.create_task(self._server.run(), name="stage server")
 
@@ -305,6 +306,26 @@ class StagePeer:
 
     def _refuse(self, error: RemoteError) -> None:
         self._refused.append(str(error))
+
+
+def listen(
+    network: Network,
+    mail: PipelineMail,
+    handler: Callable[[PeerId, PipelineMessage], None],
+    refused: Callable[[RemoteError], None],  # is told of bad mail, and of RemoteErrors that the handler raises
+) -> None:
+    """A server by itself gets nothing but this mail."""
+
+    def receive(sender: PeerId, data: bytes) -> None:
+        try:
+            message = mail.open(sender, data)
+            if not isinstance(message, PipelineMessage):
+                raise Refused("a message about a swarm to a stage peer that is in none", peer=sender)
+            handler(sender, message)
+        except RemoteError as error:
+            refused(error)
+
+    network.on_message(receive)
 
 
 def _optimizer(held: Mapping[str, nn.Parameter], config: InnerConfig) -> InnerOptimizer:

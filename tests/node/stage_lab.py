@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from farflung.node.pipeline_driver import Driver, Outcome
-from farflung.node.pipeline_mail import PipelineMail
 from farflung.node.pipeline_step import Step
+from farflung.node.sealed_mail import PipelineMail
 from farflung.node.stage_server import StageServer
 from farflung.node.stage_step import Service
+from farflung.protocol import pipeline_messages
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.flight import Patience
 from farflung.protocol.flights import Droppable
@@ -22,6 +23,7 @@ from farflung.protocol.keys import Ed25519Signer
 from farflung.sims import clock
 from farflung.sims.links import LinkModel
 from farflung.sims.network import MemoryHub, MemoryNetwork
+from farflung.sims.stage_peer import listen
 from farflung.sims.toy import VirtualDoor
 from farflung.training.model import Decoder, ModelConfig, next_token_loss
 from farflung.training.pipeline_boundary import Boundary
@@ -143,7 +145,7 @@ class StageLab:
         boundary = Boundary.parse(codec, CONFIG.dim)
         for number in range(len(plan.peers)):
             network = MemoryNetwork(self.hub, signer(number).peer_id)
-            mail = PipelineMail(network, signer(number), SWARM, refused=self.errors.append)
+            mail = PipelineMail(network, signer(number), SWARM, pipeline_messages.decode)
             held = {stage for stage, peers in enumerate(plan.stages) if number in peers}
             server = _Watched(
                 network=network,
@@ -162,7 +164,7 @@ class StageLab:
                 refused=self.errors.append,
             )
             server.lab, server.number = self, number
-            mail.on_message(server.handle)
+            listen(network, mail, server.handle, self.errors.append)
             server.serve()
             self.servers.append(server)
             self.networks.append(network)

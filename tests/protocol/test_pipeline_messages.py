@@ -16,6 +16,7 @@ from farflung.protocol import messages
 from farflung.protocol.appointment import Appointment
 from farflung.protocol.errors import LimitExceeded, Malformed, RemoteError
 from farflung.protocol.limits import MAX_CONTROL_BYTES, MAX_HOPS, MAX_PIPELINE_PEERS
+from farflung.protocol.messages import encode, tag
 from farflung.protocol.pipeline_messages import (
     PlannedLane,
     Present,
@@ -24,8 +25,6 @@ from farflung.protocol.pipeline_messages import (
     StepPlan,
     SwarmMessage,
     decode,
-    encode,
-    tag,
 )
 from farflung.protocol.route import Leg
 
@@ -61,7 +60,7 @@ def test_bytes_are_as_committed_and_lead_back(name: str) -> None:
 def test_tags_follow_on_those_of_messages() -> None:
     assert {tag(message) for message in SAMPLES.values()} == {21, 22, 23, 24}
     landed = messages.Landed(WINDOW, (1, 2))
-    assert decode(messages.encode(landed), peer=FROM) == landed  # one channel for all of a pipeline
+    assert decode(encode(landed), peer=FROM) == landed  # one channel for all of a pipeline
     with pytest.raises(Malformed):
         messages.decode(encode(PRESENT), peer=FROM)  # and none of them in a chain's
 

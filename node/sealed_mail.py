@@ -1,0 +1,81 @@
+"""Control messages that are bound to something: the swarm, or the group of one stage's chain. Sealed when sent, checked when opened.
+
+A peer of a pipeline has two: one for its stage's chain, and one for the swarm, which knows other messages (`protocol.pipeline_messages`).
+"""
+
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from msgspec import Struct
+
+from farflung.node.network import Network, PeerId
+from farflung.protocol import messages
+from farflung.protocol.envelope import Opener, seal
+from farflung.protocol.errors import Malformed
+from farflung.protocol.keys import Signer
+from farflung.protocol.messages import PipelineMessage
+from farflung.protocol.pipeline_messages import SwarmMessage
+from farflung.protocol.replay import first_seq
+
+MESSAGE_LIFE_S = 60.0
+"""How long a control message is valid: longer than any queue or path, shorter than MAX_MESSAGE_LIFE_S."""
+
+BROADCAST_S = 0.5
+"""Sends of one message object to several peers within this time are one broadcast."""
+
+M = TypeVar("M", bound=Struct)
+T = TypeVar("T", bound=Struct, covariant=True)
+
+Post = Callable[[PeerId, PipelineMessage], None]
+"""Sends one message of a pipeline, best effort."""
+
+
+class Decode(Protocol[T]):
+    """Of one kind of mail."""
+
+    def __call__(self, body: bytes, /, *, peer: PeerId | None) -> T:
+        """Raises RemoteError naming `peer`."""
+
+
+class SealedMail(Generic[M]):
+    """See the module."""
+
+    def __init__(self, network: Network, signer: Signer, bound_to: bytes, decode: Decode[M]) -> None:
+        """`bound_to`: hash of the swarm's manifest, or of a stage's group."""
+        self._network = network
+        self._signer = signer
+        self._bound_to = bound_to
+        self._decode = decode
+        self._opener = Opener(bound_to)
+        self._seq = first_seq(network.unix_time())
+        self._last: M | None = None
+        self._last_sealed = b""
+        self._last_at = 0.0
+        self._last_to: set[PeerId] = set()
+
+    def open(self, sender: PeerId, data: bytes) -> M:
+        """What came from `sender`. Raises RemoteError naming it."""
+        opened = self._opener.open(data, self._network.unix_time(), sender)
+        message = self._decode(opened.body, peer=sender)
+        if messages.tag(message) != opened.kind:
+            raise Malformed(f"a message of kind {opened.kind} that holds another", peer=sender)
+        return message
+
+    def send(self, to: PeerId, message: M) -> None:
+        """Best effort, at once. One signature serves all receivers of a broadcast; a repetition is sealed anew, for its number must be
+        new and its life begins now."""
+        now = self._network.unix_time()
+        broadcast = message is self._last and to not in self._last_to and 0.0 <= now - self._last_at <= BROADCAST_S
+        if not broadcast:
+            self._seq += 1
+            body = messages.encode(message)
+            self._last_sealed = seal(
+                self._signer, self._bound_to, messages.tag(message), self._seq, now + MESSAGE_LIFE_S, body
+            )
+            self._last, self._last_at, self._last_to = message, now, set()
+        self._last_to.add(to)
+        self._network.send(to, self._last_sealed)
+
+
+PipelineMail = SealedMail[PipelineMessage | SwarmMessage]
+"""Of the peers of all stages, bound to the swarm."""
