@@ -22,6 +22,7 @@ from farflung.protocol.effects import Repair
 from farflung.protocol.errors import NetworkError, Refused, RemoteError
 from farflung.protocol.member import Member
 from farflung.protocol.messages import ChunkList
+from farflung.training.outer import OuterConfig
 
 RETRY_S = 1.0
 """Between attempts that depend on what others say in their heartbeats."""
@@ -46,7 +47,7 @@ class Catchup:
         doors: Doors,
         storage: Storage,
         log: EventLog,
-        outer_step: tuple[float, float],
+        outer: OuterConfig,
     ) -> None:
         self._sync = sync
         self._member = member
@@ -56,7 +57,7 @@ class Catchup:
         self._learn = doors.learner.run
         self._storage = storage
         self._log = log
-        self._outer_lr, self._outer_momentum = outer_step
+        self._outer = outer
         self._download: Download | None = None
 
     async def download(self, at_least: int) -> int:
@@ -153,7 +154,7 @@ class Catchup:
             del download.have[index]
 
     def _outer_step(self, start: int, stop: int, mean: Tensor) -> None:
-        self._learner.outer.step_(start, stop, mean, self._outer_lr, self._outer_momentum)
+        self._learner.outer.step_(start, stop, mean, self._outer.lr, self._outer.momentum)
 
     def _donors(self, download: Download) -> list[PeerId]:
         """Everybody alive who holds a state, beginning at a place of our own so that newcomers do not all ask the same."""

@@ -1,11 +1,14 @@
-"""What trains, as the node sees it, and its real implementation: a replica of the model fed from a data set.
+"""What trains, as the node sees it, and what does so on a peer that holds the whole model: a replica fed from a data set.
+
+Rounds, checkpoints and late joins need a `Learner`, be it of the whole model or of a stage (`stage_learner`); only who holds
+the whole can take inner steps and evaluate by itself, a `WholeLearner`.
 
 All methods block and compute: the node calls them through its door (`farflung.node.door`), never from the loop.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -13,6 +16,7 @@ from torch import Tensor
 from farflung.training.coupled import Slice
 from farflung.training.data import Dataset
 from farflung.training.inner import StepReport
+from farflung.training.model_state import ModelState
 from farflung.training.order import SampleOrder
 from farflung.training.outer import OuterState
 from farflung.training.replica import Replica
@@ -22,16 +26,13 @@ HELDOUT_SAMPLES = 64
 
 
 class Learner(Protocol):
-    """One peer's mathematics: local training, and the outer state that all peers share."""
+    """One peer's mathematics as rounds see it: local progress, and the outer state that all peers share."""
 
     @property
     def outer(self) -> OuterState: ...
 
     @property
     def num_parameters(self) -> int: ...
-
-    def train(self, numbers: Sequence[int], global_step: int) -> StepReport:
-        """One inner step on the samples with these numbers."""
 
     def offer(self) -> None:
         """Remember the local parameters as what the next round shall count; training may go on."""
@@ -54,9 +55,6 @@ class Learner(Protocol):
     def discard_progress(self) -> None:
         """Local parameters become the outer ones."""
 
-    def evaluate(self) -> float:
-        """Held-out loss of the outer parameters, nats per token."""
-
     def save(self, folder: Path) -> None:
         """Write everything, atomically."""
 
@@ -64,14 +62,24 @@ class Learner(Protocol):
         """Read what `save` wrote. Raises DamagedCheckpoint."""
 
 
-class SwarmLearner:
-    """The real one: `farflung.training`'s replica, data set and sample order."""
+class WholeLearner(Learner, Protocol):
+    """With the whole model."""
 
-    def __init__(self, replica: Replica, dataset: Dataset, order: SampleOrder) -> None:
+    def train(self, numbers: Sequence[int], global_step: int) -> StepReport:
+        """One inner step on the samples with these numbers."""
+
+    def evaluate(self) -> float:
+        """Held-out loss of the outer parameters, nats per token."""
+
+
+S = TypeVar("S", bound=ModelState)
+
+
+class LearnerOf(Generic[S]):
+    """The real `Learner`, of a replica or a stage: what it holds does the work."""
+
+    def __init__(self, replica: S) -> None:
         self.replica = replica
-        self._dataset = dataset
-        self._order = order
-        self._heldout = dataset.heldout(HELDOUT_SAMPLES)
 
     @property
     def outer(self) -> OuterState:
@@ -80,10 +88,6 @@ class SwarmLearner:
     @property
     def num_parameters(self) -> int:
         return self.replica.num_parameters
-
-    def train(self, numbers: Sequence[int], global_step: int) -> StepReport:
-        tokens = np.stack([self._dataset.tokens(self._order.index(number)) for number in numbers])
-        return self.replica.train_step(tokens, global_step)
 
     def offer(self) -> None:
         self.replica.offer()
@@ -106,11 +110,25 @@ class SwarmLearner:
     def discard_progress(self) -> None:
         self.replica.discard_progress()
 
-    def evaluate(self) -> float:
-        return self.replica.evaluate(self._heldout)
-
     def save(self, folder: Path) -> None:
         self.replica.save(folder)
 
     def load(self, folder: Path) -> None:
         self.replica.load(folder)
+
+
+class SwarmLearner(LearnerOf[Replica]):
+    """The real `WholeLearner`: `farflung.training`'s replica, data set and sample order."""
+
+    def __init__(self, replica: Replica, dataset: Dataset, order: SampleOrder) -> None:
+        super().__init__(replica)
+        self._dataset = dataset
+        self._order = order
+        self._heldout = dataset.heldout(HELDOUT_SAMPLES)
+
+    def train(self, numbers: Sequence[int], global_step: int) -> StepReport:
+        tokens = np.stack([self._dataset.tokens(self._order.index(number)) for number in numbers])
+        return self.replica.train_step(tokens, global_step)
+
+    def evaluate(self) -> float:
+        return self.replica.evaluate(self._heldout)

@@ -12,7 +12,7 @@ from farflung.training.inner import InnerConfig
 from farflung.training.memory import BY_COST, MemoryPlan, choose_options, free_bytes, parse_options
 from farflung.training.model import ModelConfig
 from farflung.training.optimizers import parse_optimizer
-from farflung.training.replica import Runtime
+from farflung.training.runtime import Runtime
 
 
 def choose_runtime(device: str, dtype: str, *, compiled: bool, memory_gb: float | None = None) -> Runtime:

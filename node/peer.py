@@ -14,7 +14,6 @@ import math
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
-from farflung.compression.policy import FlatCodec
 from farflung.node.apply import Applier
 from farflung.node.catchup import Catchup
 from farflung.node.door import Doors
@@ -27,7 +26,8 @@ from farflung.node.residuals import Residuals
 from farflung.node.sealed_mail import SealedMail
 from farflung.node.statesync import Donor, StateSync
 from farflung.node.storage import SavedVote, Storage
-from farflung.node.trainer import Pace, Trainer
+from farflung.node.terms import Terms
+from farflung.node.trainer import Host, Trainer
 from farflung.protocol import messages
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.effects import (
@@ -47,11 +47,9 @@ from farflung.protocol.effects import (
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.keys import PeerId, Signer
 from farflung.protocol.limits import MAX_ADDRESSES
-from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.member import Member
 from farflung.protocol.membership import Membership
 from farflung.protocol.messages import Heartbeat, Plan, Ready
-from farflung.protocol.settings import Settings
 
 TICK_S = 0.25
 """Between two looks at deadlines while a round or the like is under way; otherwise heartbeats and suspicions decide, seconds apart."""
@@ -88,60 +86,67 @@ class Facts:
     admission: bytes = b""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facilities:
+    """What a node lives on: its network, key, threads, disk and log."""
+
+    network: Network
+    signer: Signer
+    doors: Doors
+    storage: Storage
+    log: EventLog
+    facts: Facts
+    checkpoint_s: float = 300.0
+    """Between two checkpoints."""
+    exit_when_done: bool = True
+
+
 class Peer:
     """See the module. `run` is the whole life of the node."""
 
     def __init__(
         self,
-        *,
-        network: Network,
-        signer: Signer,
-        settings: Settings,
-        pace: Pace,
+        terms: Terms,
+        facilities: Facilities,
         learner: Learner,
-        uplink: FlatCodec,
-        downlink: FlatCodec,
-        feedback: FeedbackSpec,
-        outer_step: tuple[float, float],
-        doors: Doors,
-        storage: Storage,
-        log: EventLog,
-        facts: Facts,
-        checkpoint_s: float = 300.0,
-        exit_when_done: bool = True,
-        make_trainer: Callable[..., Trainer] = Trainer,
-        evaluate: Callable[[], Awaitable[float | None]] | None = None,  # not given: the learner does it
+        *,
+        make_trainer: Callable[[Host], Trainer],
+        evaluate: Callable[[], Awaitable[float | None]],  # see `Applier`
+        all_evaluate_last: bool = False,
     ) -> None:
+        network, signer, doors = facilities.network, facilities.signer, facilities.doors
+        storage, log, settings = facilities.storage, facilities.log, terms.settings
         self.network = network
         self.log = log
         self.settings = settings
-        self.facts = facts
+        self.facts = facilities.facts
         self.member = Member(settings, signer, Membership(signer.peer_id, settings.heartbeat_s), self._vitals)
         self._means = MeanStore(storage, doors.side)
         self.residuals = Residuals(
-            signer.peer_id, uplink=uplink, downlink=downlink, spec=feedback, version=lambda: self.applier.version
+            signer.peer_id,
+            uplink=terms.uplink,
+            downlink=terms.downlink,
+            spec=terms.feedback,
+            version=lambda: self.applier.version,
         )
         self.exchange = Exchange(
             network,
             doors,
             learner,
             self._means,
-            uplink=uplink,
-            downlink=downlink,
+            uplink=terms.uplink,
+            downlink=terms.downlink,
             residuals=self.residuals,
             news=self,
         )
         self.trainer = make_trainer(
-            signer.peer_id,
-            learner,
-            doors.learner,
-            log,
-            pace,
-            may_train=lambda: self._may_train(),
-            is_due=lambda step_s: self.member.is_due(step_s, self._now()),
-            set_ready=self._ready,
-            withdraw=lambda: self._do(self.member.withdraw(self._now())),
-            up_bytes_per_s=lambda: self.exchange.link.bytes_per_s,
+            Host(
+                may_train=lambda: self._may_train(),
+                is_due=lambda step_s: self.member.is_due(step_s, self._now()),
+                set_ready=self._ready,
+                withdraw=lambda: self._do(self.member.withdraw(self._now())),
+                up_bytes_per_s=lambda: self.exchange.link.bytes_per_s,
+            )
         )
         self.applier = Applier(
             member=self.member,
@@ -156,26 +161,26 @@ class Peer:
                 doors=doors,
                 storage=storage,
                 log=log,
-                outer_step=outer_step,
+                outer=terms.outer,
             ),
             trainer=self.trainer,
             learner=learner,
             doors=doors,
             storage=storage,
             log=log,
-            checkpoint_s=checkpoint_s,
-            evaluate=evaluate or (lambda: doors.learner.run(learner.evaluate)),
-            all_evaluate_last=evaluate is not None,
+            checkpoint_s=facilities.checkpoint_s,
+            evaluate=evaluate,
+            all_evaluate_last=all_evaluate_last,
             applied=self._applied,
             lost_state=self._lost_state,
         )
-        self._up_bytes_per_element = uplink.expected_nbytes() / uplink.numel
+        self._up_bytes_per_element = terms.uplink.expected_nbytes() / terms.uplink.numel
         self._donor = Donor(network, learner, lambda: self.applier.version, self.applier.steady)
         self.applier.donor = self._donor
         self._journal = doors.journal.run
         self._storage = storage
         self._mail = SealedMail(network, signer, settings.swarm, messages.decode)
-        self._exit_when_done = exit_when_done
+        self._exit_when_done = facilities.exit_when_done
         self._effects: asyncio.Queue[list[Effect]] = asyncio.Queue()
         self._remembered = -2
         self._stop = asyncio.Event()
@@ -250,8 +255,11 @@ class Peer:
     """Of a pipeline; None where every peer holds the whole model."""
     layers: tuple[int, int] | None = None
     """Of that stage, first and one past the last."""
-    stage_peers: tuple[int, ...] = ()
-    """How many serve each stage."""
+
+    @property
+    def stage_peers(self) -> tuple[int, ...]:
+        """How many serve each stage of a pipeline."""
+        return ()
 
     @property
     def leaving(self) -> bool:

@@ -13,17 +13,18 @@ from farflung.node.events import EventLog
 from farflung.node.machine import describe_device
 from farflung.node.options import JoinOptions
 from farflung.node.paths import SwarmPaths
-from farflung.node.peer import Facts, Peer
+from farflung.node.peer import Facilities, Facts, Peer
 from farflung.node.peerbook import PeerBook
 from farflung.node.recipe import Recipe, swarm_dataset, swarm_tokenizer
 from farflung.node.rehearsal import Rehearsal
-from farflung.node.stage_start import StageStart
+from farflung.node.replica_peer import ReplicaPeer
+from farflung.node.stage_start import StageStart, stage_storage
 from farflung.node.storage import FileStorage
 from farflung.node.swarmfiles import data_file, save_tokenizer, tokenizer_file
 from farflung.protocol.errors import ConfigError, RemoteError
 from farflung.protocol.keys import Signer
 from farflung.training.data import Dataset
-from farflung.training.replica import Runtime
+from farflung.training.runtime import Runtime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +52,7 @@ class PeerMaking:
 
     async def _of_a_replica(self) -> tuple[Peer, FileStorage]:
         """A peer that holds the whole model."""
-        recipe, manifest = self.recipe, self.recipe.manifest
+        recipe = self.recipe
         if self.options.stage is not None:
             raise ConfigError(
                 f"swarm {self.swarm.name} has no stages: every peer holds the whole model; leave out --stage"
@@ -62,23 +63,7 @@ class PeerMaking:
             learner = self.rehearsal.learner(learner)
         self._say_saving(learner.replica.runtime)
         storage = FileStorage(self.swarm.checkpoint)
-        peer = Peer(
-            network=self.engine,
-            signer=self.signer,
-            settings=recipe.settings(),
-            pace=recipe.pace(),
-            learner=learner,
-            uplink=recipe.uplink,
-            downlink=recipe.downlink,
-            feedback=manifest.feedback,
-            outer_step=(manifest.outer.lr, manifest.outer.momentum),
-            doors=self.doors,
-            storage=storage,
-            log=self.log,
-            facts=self._facts(),
-            checkpoint_s=recipe.checkpoint_s,
-            exit_when_done=self.options.exit_when_done,
-        )
+        peer = ReplicaPeer(recipe.terms(), self._facilities(storage, recipe.checkpoint_s), learner)
         return peer, storage
 
     async def _of_a_stage(self) -> tuple[Peer, FileStorage]:
@@ -107,8 +92,9 @@ class PeerMaking:
         dataset = await self._dataset() if stage.recipe.stage == 0 else None
         learner = await self.doors.learner.run(stage.recipe.learner, dataset, stage.runtime)
         self._say_saving(stage.runtime)
-        exit_when_done = self.options.exit_when_done
-        return start.peer(stage, learner, self.doors, self.log, self._facts(), exit_when_done=exit_when_done)
+        storage = stage_storage(self.swarm, stage.recipe.stage)
+        peer = start.peer(stage, learner, self._facilities(storage, stage.recipe.own.checkpoint_s))
+        return peer, storage
 
     async def _dataset(self) -> Dataset:
         self.say(f"opening the data ({self.recipe.manifest.data.spec}) ...")
@@ -131,8 +117,17 @@ class PeerMaking:
             data_file(swarm).write_text(spec + "\n", encoding="utf-8")
         return dataset
 
-    def _facts(self) -> Facts:
-        return Facts(device=describe_device(self.runtime), pid=os.getpid(), admission=self.admission)
+    def _facilities(self, storage: FileStorage, checkpoint_s: float) -> Facilities:
+        return Facilities(
+            network=self.engine,
+            signer=self.signer,
+            doors=self.doors,
+            storage=storage,
+            log=self.log,
+            facts=Facts(device=describe_device(self.runtime), pid=os.getpid(), admission=self.admission),
+            checkpoint_s=checkpoint_s,
+            exit_when_done=self.options.exit_when_done,
+        )
 
     def _say_saving(self, runtime: Runtime) -> None:
         if (saving := str(runtime.save)) != "none":

@@ -18,6 +18,7 @@ import torch
 from farflung.compression.policy import FlatCodec, parse_policy
 from farflung.node.learner import SwarmLearner
 from farflung.node.machine import fit_memory
+from farflung.node.terms import Terms
 from farflung.node.trainer import Pace
 from farflung.protocol.admission import verify_admission
 from farflung.protocol.chain import Rules
@@ -34,7 +35,8 @@ from farflung.training.inner import InnerConfig
 from farflung.training.model import ModelConfig, parameter_shapes
 from farflung.training.order import SampleOrder
 from farflung.training.outer import OuterConfig
-from farflung.training.replica import Replica, Runtime
+from farflung.training.replica import Replica
+from farflung.training.runtime import Runtime
 from farflung.training.schedule import Schedule
 from farflung.training.sources import open_dataset
 from farflung.training.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
@@ -152,6 +154,17 @@ class Recipe:
             samples_per_step=m.samples_per_step,
             tokens_per_sample=m.model.seq_len,
             total_steps=m.total_steps,
+        )
+
+    def terms(self) -> Terms:
+        """What a peer of the swarm needs of all this."""
+        return Terms(
+            settings=self.settings(),
+            pace=self.pace(),
+            uplink=self.uplink,
+            downlink=self.downlink,
+            feedback=self.manifest.feedback,
+            outer=self.outer,
         )
 
     def learner(self, dataset: Dataset, runtime: Runtime, save_memory: str = "auto") -> SwarmLearner:

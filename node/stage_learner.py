@@ -3,29 +3,26 @@
 A step is not computed here alone: `worker` computes visits as they come (`stage_server`), `step` takes the inner step with what they add up to.
 """
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from farflung.node.learner import HELDOUT_SAMPLES
-from farflung.training.coupled import Slice
+from farflung.node.learner import HELDOUT_SAMPLES, LearnerOf
 from farflung.training.data import Dataset
 from farflung.training.inner import StepReport
 from farflung.training.order import SampleOrder
-from farflung.training.outer import OuterState
 from farflung.training.pipeline_worker import Accumulated, Batch, Worker
 from farflung.training.stage_replica import StageReplica
 
 
-class StageLearner:
-    """See the module; a `learner.Learner` that takes its steps by `step` only."""
+class StageLearner(LearnerOf[StageReplica]):
+    """See the module."""
 
     def __init__(self, replica: StageReplica, data: tuple[Dataset, SampleOrder] | None) -> None:
         """`data`: at data nodes only."""
-        self.replica = replica
+        super().__init__(replica)
         self.data = data
         self._heldout = None if data is None else torch.from_numpy(data[0].heldout(HELDOUT_SAMPLES)).long()
 
@@ -36,14 +33,6 @@ class StageLearner:
     @property
     def worker(self) -> Worker:
         return self.replica.worker
-
-    @property
-    def outer(self) -> OuterState:
-        return self.replica.outer
-
-    @property
-    def num_parameters(self) -> int:
-        return self.replica.num_parameters
 
     def batch(self, numbers: Sequence[int]) -> Batch:
         """The samples with these numbers: tokens and targets, both int64 [len(numbers), seq_len] on the CPU."""
@@ -66,36 +55,3 @@ class StageLearner:
         """Held-out loss in nats per token, from the outputs of the last stage."""
         assert self._heldout is not None
         return self.replica.leave(outputs, self._heldout)
-
-    def train(self, numbers: Sequence[int], global_step: int) -> StepReport:
-        raise NotImplementedError("a stage cannot train alone; its steps are those of the pipeline")
-
-    def evaluate(self) -> float:
-        raise NotImplementedError("a stage cannot be evaluated alone; see `whole_model`")
-
-    def offer(self) -> None:
-        self.replica.offer()
-
-    def offered_gradient(self, start: int, stop: int) -> Tensor:
-        return self.replica.offered_gradient(start, stop)
-
-    def apply(
-        self,
-        updates: Sequence[tuple[int, int, Tensor]],
-        *,
-        contributed: bool,
-        told: Mapping[int, Tensor] | None = None,
-    ) -> None:
-        self.replica.apply(updates, contributed=contributed, told=told)
-
-    def adopt_outer(self, previous: Tensor | None, *, counted: Sequence[Slice] = ()) -> None:
-        self.replica.adopt_outer(previous, counted=counted)
-
-    def discard_progress(self) -> None:
-        self.replica.discard_progress()
-
-    def save(self, folder: Path) -> None:
-        self.replica.save(folder)
-
-    def load(self, folder: Path) -> None:
-        self.replica.load(folder)

@@ -9,22 +9,18 @@ missed one, but nothing waits for it: they are done when the data nodes say that
 
 import asyncio
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any
 
-from farflung.node.door import Doors
-from farflung.node.events import EventLog
-from farflung.node.network import Network, PeerId
-from farflung.node.peer import Facts, Peer
+from farflung.node.network import PeerId
+from farflung.node.peer import Facilities, Peer
 from farflung.node.pipeline import Pipeline
 from farflung.node.sealed_mail import PipelineMail
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe
 from farflung.node.stage_trainer import StageTrainer
+from farflung.node.trainer import Host
 from farflung.node.whole_model import KeepModel, WholeModel
 from farflung.protocol.envelope import swarm_of
 from farflung.protocol.errors import RemoteError
-from farflung.protocol.keys import Signer
 from farflung.protocol.roll import Roll
 
 
@@ -33,51 +29,39 @@ class StagePeer(Peer):
 
     def __init__(
         self,
-        *,
-        network: Network,
-        signer: Signer,
         recipe: StageRecipe,
+        facilities: Facilities,
         learner: StageLearner,
+        *,
         founder: PeerId,  # of the stage's chain
         roll: Roll,
         mail: PipelineMail,
-        doors: Doors,
-        log: EventLog,
-        facts: Facts,
         keep: Callable[[], None],  # writes the roll's appointments to disk
         keep_model: KeepModel,
-        **rest: Any,
     ) -> None:
-        manifest = recipe.whole.manifest
+        network, doors, log, me = facilities.network, facilities.doors, facilities.log, facilities.signer.peer_id
+        terms = recipe.terms(founder)
         self.pipeline = Pipeline(
             network=network,
-            signer=signer,
+            signer=facilities.signer,
             recipe=recipe,
             learner=learner,
             doors=doors,
             roll=roll,
             mail=mail,
-            admission=facts.admission,
+            admission=facilities.facts.admission,
             log=log,
             refused=self.refused,
             keep=keep,
         )
+        self._stage_trainer: StageTrainer
+
+        def make_trainer(host: Host) -> StageTrainer:
+            self._stage_trainer = StageTrainer(me, learner, doors.learner, log, terms.pace, host, self.pipeline)
+            return self._stage_trainer
+
         super().__init__(
-            network=network,
-            signer=signer,
-            settings=recipe.settings(founder),
-            pace=recipe.own.pace(),
-            learner=learner,
-            uplink=recipe.own.uplink,
-            downlink=recipe.own.downlink,
-            feedback=manifest.feedback,
-            outer_step=(manifest.outer.lr, manifest.outer.momentum),
-            doors=doors,
-            log=log,
-            facts=facts,
-            make_trainer=partial(StageTrainer, steps=self.pipeline),
-            evaluate=self._evaluate,
-            **rest,
+            terms, facilities, learner, make_trainer=make_trainer, evaluate=self._evaluate, all_evaluate_last=True
         )
         self._whole = WholeModel(
             network=network,
@@ -92,8 +76,6 @@ class StagePeer(Peer):
         self.pipeline.me = self
         self.stage = recipe.stage
         self.layers = (recipe.part.layers.start, recipe.part.layers.stop)
-        assert isinstance(self.trainer, StageTrainer)
-        self._stage_trainer = self.trainer
 
     # ---- what the pipeline asks (`pipeline.Self`) --------------------------------------------------------------
 
@@ -137,7 +119,7 @@ class StagePeer(Peer):
     # ---- what others are told ----------------------------------------------------------------------------------
 
     @property
-    def stage_peers(self) -> tuple[int, ...]:  # type: ignore[override]  # of a replica it is a constant
+    def stage_peers(self) -> tuple[int, ...]:
         return self.pipeline.counts()
 
     @property

@@ -15,6 +15,7 @@ from farflung.node.machine import fit_memory
 from farflung.node.recipe import Recipe
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_step import Service
+from farflung.node.terms import Terms
 from farflung.protocol.appointment import group_of
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.keys import PeerId
@@ -27,7 +28,7 @@ from farflung.training.order import SampleOrder
 from farflung.training.pipeline_boundary import Boundary
 from farflung.training.pipeline_rules import Rules
 from farflung.training.pipeline_slice import StageSlice
-from farflung.training.replica import Runtime
+from farflung.training.runtime import Runtime
 from farflung.training.stage_replica import StageReplica
 
 NO_TABLE = 2
@@ -67,6 +68,10 @@ class StageRecipe:
     def settings(self, founder: PeerId) -> Settings:
         """Of the stage's chain, which `founder` began."""
         return replace(self.own.settings(), swarm=self.group(founder), founder=founder)
+
+    def terms(self, founder: PeerId) -> Terms:
+        """For a peer of that chain."""
+        return replace(self.own.terms(), settings=self.settings(founder))
 
     def rules(self) -> Rules:
         """That every plan of a step must keep: so many visits, in ascending order."""

@@ -13,13 +13,11 @@ from functools import partial
 
 import msgspec
 
-from farflung.node.door import Doors
 from farflung.node.engine import Engine
 from farflung.node.entrance import Entrance
-from farflung.node.events import EventLog
 from farflung.node.network import PeerId
 from farflung.node.paths import SwarmPaths
-from farflung.node.peer import Facts
+from farflung.node.peer import Facilities
 from farflung.node.recipe import HEARTBEAT_S, Recipe
 from farflung.node.sealed_mail import PipelineMail
 from farflung.node.stage_learner import StageLearner
@@ -33,7 +31,7 @@ from farflung.protocol.chain import founded
 from farflung.protocol.errors import ConfigError, RemoteError
 from farflung.protocol.keys import Signer
 from farflung.protocol.roll import Roll
-from farflung.training.replica import Runtime
+from farflung.training.runtime import Runtime
 
 
 class SavedStage(msgspec.Struct, frozen=True, array_like=True):
@@ -172,35 +170,19 @@ class StageStart:
         appointments = tuple(self._roll.appointments[stage] for stage in sorted(self._roll.appointments))
         save_stage(self._swarm, SavedStage(taken.recipe.stage, taken.founder, appointments))
 
-    def peer(
-        self,
-        taken: Stage,
-        learner: StageLearner,
-        doors: Doors,
-        log: EventLog,
-        facts: Facts,
-        *,
-        exit_when_done: bool,
-    ) -> tuple[StagePeer, FileStorage]:
-        """The peer, and its disk; who was appointed begins the chain here."""
-        storage = stage_storage(self._swarm, taken.recipe.stage)
+    def peer(self, taken: Stage, learner: StageLearner, facilities: Facilities) -> StagePeer:
+        """The peer; who was appointed begins the chain here."""
         peer = StagePeer(
-            network=self._engine,
-            signer=self._signer,
-            recipe=taken.recipe,
-            learner=learner,
+            taken.recipe,
+            facilities,
+            learner,
             founder=taken.founder,
             roll=taken.roll,
             mail=taken.mail,
-            doors=doors,
-            storage=storage,
-            log=log,
-            facts=facts,
             keep=lambda: self._keep(taken),
             keep_model=partial(save_model, self._swarm),
-            checkpoint_s=taken.recipe.own.checkpoint_s,
-            exit_when_done=exit_when_done,
         )
+        storage = facilities.storage
         if taken.founder == self._signer.peer_id and not storage.load_history():
             storage.append_commit(None, founded(peer.settings.swarm, self._signer, peer.settings.rules))
-        return peer, storage
+        return peer

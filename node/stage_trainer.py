@@ -11,15 +11,17 @@ Rounds of all stages thus fall into the same pause of the pipeline, and with `de
 """
 
 import asyncio
-import math
-from typing import Any, Protocol
+from typing import Protocol
 
+from farflung.node.door import Door
+from farflung.node.events import EventLog
 from farflung.node.stage_job import Done, Job
 from farflung.node.stage_learner import StageLearner
-from farflung.node.trainer import Trainer
+from farflung.node.trainer import Host, Pace, Trainer
 from farflung.protocol.chain import Commit
+from farflung.protocol.keys import PeerId
 from farflung.protocol.ledger import count, join, split
-from farflung.protocol.types import LONGEST_S, Intervals
+from farflung.protocol.types import Intervals
 
 
 class Steps(Protocol):
@@ -46,10 +48,18 @@ class Steps(Protocol):
 class StageTrainer(Trainer):
     """See the module."""
 
-    def __init__(self, *args: Any, steps: Steps, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        assert isinstance(self._learner, StageLearner)
-        self._stage: StageLearner = self._learner
+    def __init__(
+        self,
+        me: PeerId,
+        learner: StageLearner,
+        door: Door,
+        log: EventLog,
+        pace: Pace,
+        host: Host,
+        steps: Steps,
+    ) -> None:
+        super().__init__(me, learner, door, log, pace, host)
+        self._stage = learner
         self._steps = steps
         self._sizes: list[int] = []
         """Samples of each step of `progress`."""
@@ -68,7 +78,7 @@ class StageTrainer(Trainer):
     @property
     def free(self) -> bool:
         """Whether we could take part in a step now."""
-        if self._finishing or self.in_step or not self._may_train() or self._stands() or self.out_of_samples:
+        if self._finishing or self.in_step or not self._host.may_train() or self._stands() or self.out_of_samples:
             return False
         return not self._is_ready() and not self._steps.finished
 
@@ -86,16 +96,11 @@ class StageTrainer(Trainer):
             return not self.in_step
         return not self._offering and not self.in_step and self.progress.steps == self._offered_steps
 
-    def ready_in_s(self, *, round_planned: bool) -> float:
-        if (self._offering and not round_planned) or self.tokens_per_s == 0.0:
-            return 0.0
-        left = self.lap - self._steps.step % self.lap
-        step_s = self.pace.step_tokens / self.tokens_per_s
-        since = 0.0 if self._step_at is None else asyncio.get_running_loop().time() - self._step_at
-        return min(LONGEST_S, max(0.0, left * step_s - min(since, step_s)))
+    def _steps_left(self) -> int:
+        return self.lap - self._steps.step % self.lap
 
     def _is_ready(self) -> bool:
-        if self._offering or not self._may_train() or self.progress.steps == self._offered_steps:
+        if self._offering or not self._host.may_train() or self.progress.steps == self._offered_steps:
             return False
         if self.finished:  # no round comes any more
             return False
@@ -105,10 +110,9 @@ class StageTrainer(Trainer):
         return number > self._number or self.out_of_samples or self._steps.finished
 
     async def _step(self) -> bool:
-        if self._finishing or not self._may_train() or self._stands() or (job := self._steps.take()) is None:
+        if self._finishing or not self._host.may_train() or self._stands() or (job := self._steps.take()) is None:
             return False
-        loop = asyncio.get_running_loop()
-        began = self._step_at = loop.time()
+        began = self._step_at = asyncio.get_running_loop().time()
         self.in_step = True
         try:
             await self._take_part(job, began)
@@ -117,7 +121,6 @@ class StageTrainer(Trainer):
         return True
 
     async def _take_part(self, job: Job, began: float) -> None:
-        loop = asyncio.get_running_loop()
         fresh = split(self.window, count(self.progress.trained))[1]
         again, self._missed = self._missed[: job.own_samples], self._missed[job.own_samples :]
         # a place for each that was missed is still in the window
@@ -137,21 +140,7 @@ class StageTrainer(Trainer):
         self.progress.steps += 1
         self._sizes.append(done.samples)
         self._next_after = job.number + 1
-        seconds = max(loop.time() - began, 1e-9)
-        if not math.isnan(done.loss):
-            self.loss = done.loss
-        tokens_per_s = self.pace.step_tokens / seconds  # of the pipeline: all its peers take equally long
-        self.tokens_per_s = (tokens_per_s + (self.tokens_per_s or tokens_per_s)) / 2
-        self._log.bind(step=self.global_step)
-        self._log.emit(
-            "step",
-            loss=None if math.isnan(report.loss) else report.loss,
-            tokens=report.tokens,
-            tokens_per_s=tokens_per_s,
-            grad_norm=report.grad_norm,
-            lr=report.lr,
-            seconds=round(seconds, 3),
-        )
+        self._note(report, began, self.pace.step_tokens)  # of the pipeline: all its peers take equally long
 
     def settle(self, commit: Commit, version: int, contributed_samples: int) -> bool:
         stays = super().settle(commit, version, contributed_samples)
@@ -163,7 +152,6 @@ class StageTrainer(Trainer):
         self._steps.changed()
 
     def _steps_in(self, samples: int) -> int:
-        """The last ones, that had so many samples together."""
         if sum(self._sizes) != count(self.progress.trained):  # restarted: nobody remembers which step had how many
             each, more = divmod(count(self.progress.trained), max(1, self.progress.steps))
             self._sizes = [each + (step < more) for step in range(self.progress.steps)]

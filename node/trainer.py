@@ -1,7 +1,7 @@
-"""The training loop of a node: take a batch, step, and when a round is due offer what was learnt. Read `run` top to bottom.
+"""The training loop of a node: step, and when a round is due offer what was learnt. Read `run` top to bottom.
 
-A round is due after a lap (`protocol.lap`: H steps, or H / P where P fragments are synchronised in turn), or when the fastest of the others
-has made its lap (`protocol.rhythm`): a slower peer brings fewer steps.
+What a step is, and when a round is due, is another matter for a peer that holds the whole model (`replica_trainer`) than for one of a
+pipeline (`stage_trainer`).
 
 Until the round is over, training goes on for `delay` more steps, and stands then. Streaming DiLoCo's tau (2501.18512, digest
 1.5), with two differences: a result is applied when it is there and not at a fixed step, for peers are unequal, and what was
@@ -9,6 +9,8 @@ trained meanwhile stays whole (`training.coupled`) and is not mixed away. With 0
 """
 
 import asyncio
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,9 +20,10 @@ from farflung.node.learner import Learner
 from farflung.protocol.chain import Commit
 from farflung.protocol.keys import PeerId
 from farflung.protocol.lap import Laps
-from farflung.protocol.ledger import count, is_prefix, join, split
+from farflung.protocol.ledger import count, is_prefix, split
 from farflung.protocol.messages import Ready
 from farflung.protocol.types import LONGEST_S, Intervals
+from farflung.training.inner import StepReport
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +53,20 @@ class Progress:
     """When this interval of training began."""
 
 
-class Trainer:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Host:
+    """The node around a trainer: what it asks and tells."""
+
+    may_train: Callable[[], bool]
+    is_due: Callable[[float], bool]
+    """Whether a round wants what we have, given the seconds of our steps."""
+    set_ready: Callable[[Ready], None]
+    withdraw: Callable[[], None]
+    """What we were ready with is no longer there."""
+    up_bytes_per_s: Callable[[], float]
+
+
+class Trainer(ABC):
     """Trains when it may, and reports when it is ready for a round."""
 
     def __init__(
@@ -60,12 +76,7 @@ class Trainer:
         door: Door,
         log: EventLog,
         pace: Pace,
-        *,
-        may_train: Callable[[], bool],
-        is_due: Callable[[float], bool],
-        set_ready: Callable[[Ready], None],
-        withdraw: Callable[[], None],
-        up_bytes_per_s: Callable[[], float],
+        host: Host,
     ) -> None:
         self.me = me
         self.pace = pace
@@ -84,12 +95,7 @@ class Trainer:
         self._learner = learner
         self._door = door
         self._log = log
-        self._may_train = may_train
-        self._is_due = is_due
-        """Whether a round wants what we have, given the seconds of our steps."""
-        self._set_ready = set_ready
-        self._withdraw = withdraw
-        self._up_bytes_per_s = up_bytes_per_s
+        self._host = host
         self.busy = asyncio.Lock()
         """Held while the learner and `progress` change together: a step, or the application of a commit."""
         self._finishing = False
@@ -102,10 +108,30 @@ class Trainer:
         """When the step under way began."""
         self._changed = asyncio.Event()
 
+    # ---- what a step is ----------------------------------------------------------------------------------------
+
     @property
+    @abstractmethod
     def global_step(self) -> int:
-        """Inner steps of the run so far, as the learning rate counts them: those of all rounds, and ours since."""
-        return self.counted_steps + self.progress.steps
+        """Inner steps of the run so far, as the learning rate counts them."""
+
+    @abstractmethod
+    async def _step(self) -> bool:
+        """One inner step; False when there is nothing to train on, or it may not be."""
+
+    @abstractmethod
+    def _is_ready(self) -> bool:
+        """Whether to offer now what has been trained."""
+
+    @abstractmethod
+    def _steps_left(self) -> int:
+        """Until there is something to offer."""
+
+    @abstractmethod
+    def _steps_in(self, samples: int) -> int:
+        """The last steps of `progress`, that had so many samples together."""
+
+    # ---- the loop ----------------------------------------------------------------------------------------------
 
     @property
     def finished(self) -> bool:
@@ -116,10 +142,9 @@ class Trainer:
         """Seconds until we have made a lap for a round; 0 while what was offered waits for its plan, and while our speed is unknown."""
         if (self._offering and not round_planned) or self.tokens_per_s == 0.0:
             return 0.0
-        left = self.lap - (self.progress.steps - self._offered_steps)
         step_s = self.pace.step_tokens / self.tokens_per_s
         since = 0.0 if self._step_at is None else asyncio.get_running_loop().time() - self._step_at
-        return min(LONGEST_S, max(0.0, left * step_s - min(since, step_s)))
+        return min(LONGEST_S, max(0.0, self._steps_left() * step_s - min(since, step_s)))
 
     def wake(self) -> None:
         """Something changed on which `run` may be waiting."""
@@ -142,48 +167,27 @@ class Trainer:
                 await self._change()
                 self.stood_s += asyncio.get_running_loop().time() - began if stands else 0.0
 
-    def _is_ready(self) -> bool:
-        """When a round is due; and with whatever there is when no samples are left, for only a round brings more."""
-        if self._offering or not self._may_train():
-            return False
-        new = self.progress.steps - self._offered_steps
-        if new >= self.lap or (self.out_of_samples and self.progress.steps > 0):
-            return True
-        if new == 0 or self.tokens_per_s == 0.0:  # just offered; or just restarted, with progress
-            return False
-        return self._is_due(self.pace.step_tokens / self.tokens_per_s)
-
     def _stands(self) -> bool:
         return self._offering and self.progress.steps >= self._offered_steps + self.pace.laps.delay_of(self.lap)
 
-    async def _step(self) -> bool:
-        """One inner step on the next batch of the window; False when there is none, or it may not be."""
-        if self._finishing or not self._may_train() or self._stands() or (batch := self._next_batch()) is None:
-            return False
-        loop = asyncio.get_running_loop()
-        if self.progress.steps == 0:
-            self.progress.began_at = loop.time()
-        began = self._step_at = loop.time()
-        numbers = [number for start, stop in batch for number in range(start, stop)]
-        report = await self._door.run(self._learner.train, numbers, self.global_step)
-        self._step_at = None
-        self.progress.trained = join(self.progress.trained, batch)
-        self.progress.steps += 1
-        seconds = max(loop.time() - began, 1e-9)
-        self.loss = report.loss
-        tokens_per_s = count(batch) * self.pace.tokens_per_sample / seconds
+    def _note(self, report: StepReport, began: float, tokens: int) -> None:
+        """A step that began then has ended; `tokens`: all that were trained on meanwhile, here or elsewhere."""
+        seconds = max(asyncio.get_running_loop().time() - began, 1e-9)
+        known = not math.isnan(report.loss)
+        if known:
+            self.loss = report.loss
+        tokens_per_s = tokens / seconds
         self.tokens_per_s = (tokens_per_s + (self.tokens_per_s or tokens_per_s)) / 2
         self._log.bind(step=self.global_step)
         self._log.emit(
             "step",
-            loss=report.loss,
+            loss=report.loss if known else None,
             tokens=report.tokens,
             tokens_per_s=tokens_per_s,
             grad_norm=report.grad_norm,
             lr=report.lr,
             seconds=round(seconds, 3),
         )
-        return True
 
     async def _offer(self) -> None:
         """Offer the progress to the swarm."""
@@ -191,11 +195,11 @@ class Trainer:
         await self._door.run(self._learner.offer)
         self._offering, self._offered_steps = True, self.progress.steps
         samples = count(self.progress.trained)
-        self._set_ready(
+        self._host.set_ready(
             Ready(
                 tokens=samples * self.pace.tokens_per_sample,
                 samples=samples,
-                up_bytes_per_s=self._up_bytes_per_s(),
+                up_bytes_per_s=self._host.up_bytes_per_s(),
                 down_bytes_per_s=0.0,
                 ready_ms=int(1000 * (self._offered_at - self.progress.began_at)),
             )
@@ -226,15 +230,11 @@ class Trainer:
             self._offered_steps = max(0, self._offered_steps - (self.progress.steps - steps))
             self.progress = Progress(rest, steps, self._offered_at)
 
-    def _steps_in(self, samples: int) -> int:
-        """The last ones, that had so many samples together."""
-        return samples // self.pace.samples_per_step
-
     def drop(self) -> None:
         """Give up local progress."""
         self.progress = Progress()
         self._offering, self._offered_steps = False, 0
-        self._withdraw()
+        self._host.withdraw()
         self.wake()
 
     def _next_batch(self) -> Intervals | None:

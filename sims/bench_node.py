@@ -26,11 +26,13 @@ from farflung.node.door import Doors
 from farflung.node.engine import Engine, EngineConfig
 from farflung.node.events import Event, EventLog
 from farflung.node.identity import Identity
-from farflung.node.learner import Learner
+from farflung.node.learner import Learner, WholeLearner
 from farflung.node.paths import resolve_paths
-from farflung.node.peer import Facts, Peer
+from farflung.node.peer import Facilities, Facts, Peer
+from farflung.node.replica_peer import ReplicaPeer
 from farflung.node.runner import freeze_imports
 from farflung.node.storage import FileStorage, Place
+from farflung.node.terms import Terms
 from farflung.node.trainer import Pace
 from farflung.protocol import chain
 from farflung.protocol.chain import Certified, Commit, Rules, Vote
@@ -173,7 +175,7 @@ async def make_node(
     arguments: argparse.Namespace,  # of `bench_peer`
     folder: Path,
     doors: Doors,
-    learner: Learner,
+    learner: WholeLearner,
     *,
     tokens_per_sample: int = 1,
     patient: bool = True,  # see `settings_of`, also for the next
@@ -212,22 +214,18 @@ async def make_node(
     history = history_of(signers, settings.rules)
     storage = BenchStorage(folder / "swarm", history[-1].commit.height)
     log = EventLog(folder / "events.jsonl", swarm="bench", peer=identity.public_key.hex())
-    peer = Peer(
+    flat = uniform(codec, learner.num_parameters)
+    terms = Terms(settings=settings, pace=pace, uplink=flat, downlink=flat, feedback=FeedbackSpec(), outer=OUTER)
+    facilities = Facilities(
         network=engine,
         signer=signers[rank],
-        settings=settings,
-        pace=pace,
-        learner=learner,
-        uplink=uniform(codec, learner.num_parameters),
-        downlink=uniform(codec, learner.num_parameters),
-        feedback=FeedbackSpec(),
-        outer_step=(OUTER.lr, OUTER.momentum),
         doors=doors,
         storage=storage,
         log=log,
         facts=Facts(device="bench", pid=os.getpid()),
         checkpoint_s=1e9,
     )
+    peer = ReplicaPeer(terms, facilities, learner)
     return Node(peer=peer, engine=engine, storage=storage, log=log, history=history)
 
 

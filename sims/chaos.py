@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from farflung.compression.codec import Codec
 from farflung.compression.int8 import Int8
 from farflung.compression.policy import uniform
+from farflung.node.terms import Terms
 from farflung.node.trainer import Pace
 from farflung.protocol.chain import Rules
 from farflung.protocol.keys import Ed25519Signer
@@ -103,12 +104,7 @@ def toy_outfit(seed: int, schedule: Schedule, wire: Wire = INT8) -> Outfit:
     )
     return Outfit(
         signers=signers,
-        settings=settings,
-        pace=pace,
-        uplink=flat,
-        downlink=flat,
-        feedback=wire.feedback,
-        outer=OUTER,
+        terms=Terms(settings=settings, pace=pace, uplink=flat, downlink=flat, feedback=wire.feedback, outer=OUTER),
         learner=lambda index: ToyLearner(wire.numel, OUTER),
         seconds=lambda index, name: step_s[index] if name == "train" else HAND_S,
         checkpoint_s=wire.checkpoint_s,

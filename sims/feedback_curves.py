@@ -32,7 +32,8 @@ from farflung.training.inner import InnerConfig
 from farflung.training.order import SampleOrder
 from farflung.training.outer import OuterConfig
 from farflung.training.presets import preset
-from farflung.training.replica import Replica, Runtime
+from farflung.training.replica import Replica
+from farflung.training.runtime import Runtime
 from farflung.training.schedule import Schedule
 from farflung.training.sources import open_dataset
 from farflung.training.tokenizer import ByteTokenizer

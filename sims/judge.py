@@ -180,7 +180,7 @@ class Judge:
         if before is None or before[0] != version - 1 or commit is None or commit.round is None or parent is None:
             return
         _, params, momentum = before
-        config = self.swarm.outfit.outer
+        config = self.swarm.outfit.terms.outer
         mean = outer.momentum - config.momentum * momentum
         step = config.lr * (mean + config.momentum * outer.momentum)
         stepped = params.clone()
@@ -252,7 +252,7 @@ class Judge:
         if certified in checked:
             return
         checked.append(certified)
-        swarm, founder = self.swarm.outfit.settings.swarm, self.swarm.outfit.settings.founder
+        swarm, founder = self.swarm.outfit.terms.settings.swarm, self.swarm.outfit.terms.settings.founder
         parent = self.history.get(commit.height - 1)
         if commit.height > 0 and parent is None:
             return  # from before the judge's time

@@ -12,6 +12,7 @@ from farflung.training.coupled import Coupled, Slice, Update
 from farflung.training.data import Dataset
 from farflung.training.flat import flatten, unflatten
 from farflung.training.inner import StepReport
+from farflung.training.model_state import ModelState
 from farflung.training.order import SampleOrder
 from farflung.training.replica import Replica
 
@@ -69,7 +70,7 @@ class ReplicaLearner(SwarmLearner, SampleBook):
         self.book_thaw(state)
 
 
-def freeze_replica(replica: Replica) -> dict[str, object]:
+def freeze_replica(replica: ModelState) -> dict[str, object]:
     """Its whole state, as copies."""
     return {
         "params": replica.outer.params.clone(),
@@ -81,7 +82,7 @@ def freeze_replica(replica: Replica) -> dict[str, object]:
     }
 
 
-def thaw_replica(replica: Replica, state: dict[str, object]) -> None:
+def thaw_replica(replica: ModelState, state: dict[str, object]) -> None:
     """Back to what `freeze_replica` copied."""
     match state:
         case {

@@ -18,13 +18,14 @@ import torch
 from farflung.node.door import Doors
 from farflung.node.entrance import Entrance
 from farflung.node.events import Event, EventLog
-from farflung.node.peer import Facts
+from farflung.node.peer import Facilities, Facts
 from farflung.node.recipe import Recipe
 from farflung.node.sealed_mail import PipelineMail
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_peer import StagePeer
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
 from farflung.node.storage import newest_history
+from farflung.node.terms import Terms
 from farflung.protocol import pipeline_messages
 from farflung.protocol.appointment import Appointment
 from farflung.protocol.chain import founded
@@ -43,7 +44,7 @@ from farflung.training.coupled import Slice, Update
 from farflung.training.data import Dataset
 from farflung.training.inner import StepReport
 from farflung.training.pipeline_worker import Accumulated
-from farflung.training.replica import Runtime
+from farflung.training.runtime import Runtime
 
 LOOK_S = 2.0
 """Between two looks of the judges at what peers hold."""
@@ -240,21 +241,24 @@ class PipelineSwarm:
         def door() -> VirtualDoor:
             return VirtualDoor(lambda name: SECONDS.get(name, HAND_S) / speed)
 
-        peer = StagePeer(
+        facilities = Facilities(
             network=network,
             signer=signer,
-            recipe=recipe,
-            learner=learner,
-            founder=disk.founder,
-            roll=roll,
-            mail=mail,
             doors=Doors(learner=door(), side=door(), journal=door()),
             storage=disk.storage,
             log=log,
             facts=Facts(device="simulated", pid=0),
+            checkpoint_s=60.0,
+        )
+        peer = StagePeer(
+            recipe,
+            facilities,
+            learner,
+            founder=disk.founder,
+            roll=roll,
+            mail=mail,
             keep=lambda: disk.appointments.update(roll.appointments),
             keep_model=lambda version, stages: disk.models.append((version, dict(stages))),
-            checkpoint_s=60.0,
         )
         judge, view = self._judge(recipe, disk.founder)
         learner.witness = lambda samples, gradient: judge.on_gradient(index, samples, gradient)
@@ -275,7 +279,7 @@ class PipelineSwarm:
     def _judge(self, recipe: StageRecipe, founder: PeerId) -> tuple[Judge, StageView]:
         stage = recipe.stage
         if stage not in self._judges:
-            outfit = _Outfit(recipe.settings(founder), recipe.whole.outer)
+            outfit = _Outfit(recipe.terms(founder))
             self._views[stage] = StageView(outfit, self.ids)
             judge = Judge(broken=lambda which, what: self.broken.append(f"stage {stage}, invariant {which}: {what}"))
             judge.swarm = cast(Swarm, self._views[stage])
@@ -322,8 +326,7 @@ class PipelineSwarm:
 class _Outfit:
     """What a judge asks of an outfit."""
 
-    settings: Any
-    outer: Any
+    terms: Terms
 
 
 Story = Callable[[PipelineSwarm], Any]

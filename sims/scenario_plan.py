@@ -19,6 +19,7 @@ from farflung.compression.int8 import Int8
 from farflung.compression.policy import uniform
 from farflung.node.learner import HELDOUT_SAMPLES
 from farflung.node.recipe import Recipe, read_recipe
+from farflung.node.terms import Terms
 from farflung.node.tls import IDLE_S
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.keys import Ed25519Signer, PeerId
@@ -39,7 +40,8 @@ from farflung.training.model import ModelConfig
 from farflung.training.optimizers import parse_optimizer
 from farflung.training.order import SampleOrder
 from farflung.training.presets import PRESETS, preset
-from farflung.training.replica import Replica, Runtime
+from farflung.training.replica import Replica
+from farflung.training.runtime import Runtime
 from farflung.training.sources import open_dataset
 from farflung.training.tokenizer import ByteTokenizer
 
@@ -77,7 +79,8 @@ def prepare(scenario: Scenario, seed: int, schedule: Schedule) -> Prepared:
         latency_s, bytes_per_s = regions.between(where[a], where[b])
         return latency_s, bytes_per_s / factor
 
-    fine = outfit.uplink.spec.startswith("int8") and outfit.downlink.spec.startswith("int8")
+    terms = outfit.terms
+    fine = terms.uplink.spec.startswith("int8") and terms.downlink.spec.startswith("int8")
     plan = Plan(
         seed=seed,
         schedule=schedule,
@@ -85,7 +88,7 @@ def prepare(scenario: Scenario, seed: int, schedule: Schedule) -> Prepared:
         links=by_class.__getitem__,
         backbone=backbone,
         nats=[peer_class.nat for peer_class, _, _ in scenario.roster()].__getitem__,
-        exact_means=fine and outfit.feedback == FeedbackSpec(),
+        exact_means=fine and terms.feedback == FeedbackSpec(),
     )
     return Prepared(plan, factor)
 
@@ -203,12 +206,7 @@ def _outfit(
 
     return Outfit(
         signers=signers,
-        settings=recipe.settings(),
-        pace=recipe.pace(),
-        uplink=recipe.uplink,
-        downlink=recipe.downlink,
-        feedback=recipe.manifest.feedback,
-        outer=recipe.outer,
+        terms=recipe.terms(),
         learner=learner,
         seconds=seconds,
         checkpoint_s=recipe.checkpoint_s,
@@ -238,13 +236,14 @@ def _cost(recipe: Recipe, scenario: Scenario, signers: list[Ed25519Signer]) -> t
     outer = dataclasses.replace(recipe.outer, momentum=min(recipe.outer.momentum, 0.5))  # numbers that stay small
     outfit = _outfit(recipe, scenario, signers, lambda index: CostLearner(CELLS, outer))
     settings = dataclasses.replace(
-        outfit.settings,
-        rules=dataclasses.replace(outfit.settings.rules, cuts=cuts),
+        outfit.terms.settings,
+        rules=dataclasses.replace(outfit.terms.settings.rules, cuts=cuts),
         align=CELL_CODEC.block,
         uplink=flat.spec,
         downlink=flat.spec,
         bytes_per_element=flat.expected_nbytes() / CELLS,
     )
-    return dataclasses.replace(
-        outfit, settings=settings, uplink=flat, downlink=flat, feedback=FeedbackSpec(), outer=outer
-    ), factor
+    terms = Terms(
+        settings=settings, pace=outfit.terms.pace, uplink=flat, downlink=flat, feedback=FeedbackSpec(), outer=outer
+    )
+    return dataclasses.replace(outfit, terms=terms), factor

@@ -30,7 +30,7 @@ class Recorder:
         self._learns = scenario.mode == "real"
         self._factor = prepared.bytes_factor
         self._ids = public_keys(prepared)
-        pace = prepared.plan.outfit.pace
+        pace = prepared.plan.outfit.terms.pace
         self._step_tokens = pace.samples_per_step * pace.tokens_per_sample
 
     def __call__(self, line: str, event: Event) -> None:

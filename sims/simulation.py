@@ -204,7 +204,7 @@ class _Run:
         await asyncio.sleep(plan.calm_s / 3)
         judge.look()
         newest = judge.history.get(max(judge.history, default=0))
-        finished = newest is not None and plan.outfit.settings.rules.finished(newest)
+        finished = newest is not None and plan.outfit.terms.settings.rules.finished(newest)
         if swarm.peers and judge.rounds == rounds and not finished:
             judge.violate(0, "no round in the calm stretch")
         judge.check_end()

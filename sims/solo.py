@@ -21,7 +21,7 @@ from farflung.node.recipe import Recipe, read_recipe, swarm_dataset, swarm_token
 from farflung.protocol.errors import LocalError
 from farflung.protocol.manifest import open_manifest
 from farflung.sims.facts import SoloPoint
-from farflung.training.replica import Runtime
+from farflung.training.runtime import Runtime
 
 
 def open_learner(manifest_file: Path) -> tuple[Recipe, SwarmLearner]:

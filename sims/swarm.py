@@ -11,31 +11,28 @@ from typing import Protocol
 
 from torch import Tensor
 
-from farflung.compression.policy import FlatCodec
 from farflung.node.door import Doors
 from farflung.node.events import Event, EventLog
-from farflung.node.learner import Learner
-from farflung.node.peer import Facts, Peer
+from farflung.node.learner import WholeLearner
+from farflung.node.peer import Facilities, Facts, Peer
+from farflung.node.replica_peer import ReplicaPeer
 from farflung.node.storage import newest_history
-from farflung.node.trainer import Pace
+from farflung.node.terms import Terms
 from farflung.protocol import chain
 from farflung.protocol.chain import Certified, Vote
 from farflung.protocol.keys import PeerId, Signer, short
-from farflung.protocol.manifest_sections import FeedbackSpec
-from farflung.protocol.settings import Settings
 from farflung.sims import clock
 from farflung.sims.attacks import Attack, AttackingNetwork, Backwards
 from farflung.sims.books import Witness
 from farflung.sims.network import MemoryHub, MemoryNetwork
 from farflung.sims.toy import Freezable, MemoryStorage, VirtualDoor
 from farflung.training.coupled import Coupled
-from farflung.training.outer import OuterConfig
 
 START_UNIX_S = 1.7e9
 """When every simulation begins, unix seconds."""
 
 
-class SimLearner(Learner, Freezable, Protocol):
+class SimLearner(WholeLearner, Freezable, Protocol):
     """A learner that a judge can look into: `farflung.sims.toy.ToyLearner` and its like."""
 
     @property
@@ -58,12 +55,7 @@ class Outfit:
     """What the nodes of a simulated swarm are made of. Peers are numbers from 0."""
 
     signers: Sequence[Signer]
-    settings: Settings
-    pace: Pace
-    uplink: FlatCodec
-    downlink: FlatCodec
-    feedback: FeedbackSpec
-    outer: OuterConfig
+    terms: Terms
     learner: Callable[[int], SimLearner]
     """A fresh one for a peer."""
     seconds: Callable[[int, str], float]
@@ -147,7 +139,7 @@ class Swarm:
         me = signer.peer_id
         attacks = outfit.attacks(index)
         network = (
-            AttackingNetwork(self.hub, signer, outfit.settings.swarm, attacks, f"{index}/attacks")
+            AttackingNetwork(self.hub, signer, outfit.terms.settings.swarm, attacks, f"{index}/attacks")
             if attacks
             else MemoryNetwork(self.hub, me)
         )
@@ -156,16 +148,9 @@ class Swarm:
         learner = outfit.learner(index)
         learner.witness = lambda samples, gradient: self.on_gradient(index, samples, gradient)
         door = VirtualDoor(lambda name: self._seconds(index, name))
-        peer = Peer(
+        facilities = Facilities(
             network=network,
             signer=signer,
-            settings=outfit.settings,
-            pace=outfit.pace,
-            learner=learner if "noise" not in attacks else Backwards(learner, learner.coupled),
-            uplink=outfit.uplink,
-            downlink=outfit.downlink,
-            feedback=outfit.feedback,
-            outer_step=(outfit.outer.lr, outfit.outer.momentum),
             doors=Doors(
                 learner=door,
                 side=VirtualDoor(lambda name: self._seconds(index, name)),
@@ -177,8 +162,10 @@ class Swarm:
             checkpoint_s=outfit.checkpoint_s,
             exit_when_done=outfit.exit_when_done,
         )
+        trained_by = learner if "noise" not in attacks else Backwards(learner, learner.coupled)
+        peer = ReplicaPeer(outfit.terms, facilities, trained_by)
         anchor, history = newest_history(self.disks[index].load_history())
-        if me == outfit.settings.founder and not history:
+        if me == outfit.terms.settings.founder and not history:
             history = [self._genesis(signer)]
             self.disks[index].append_commit(None, history[0])
         known = [p for p in self.hub.running() if p != me]
@@ -203,7 +190,7 @@ class Swarm:
         return seconds
 
     def _genesis(self, founder: Signer) -> Certified:
-        settings = self.outfit.settings
+        settings = self.outfit.terms.settings
         commit = chain.genesis(founder.peer_id, settings.rules)
         signed = chain.vote_bytes(settings.swarm, 0, 0, chain.commit_hash(settings.swarm, commit))
         return Certified(commit, 0, (Vote(founder.peer_id, founder.sign(signed)),))

@@ -21,14 +21,15 @@ from farflung.training.errors import NonFinite
 from farflung.training.flat import Layout, unflatten
 from farflung.training.inner import InnerConfig, StepReport
 from farflung.training.model import Decoder, ModelConfig
+from farflung.training.model_state import ModelState
 from farflung.training.outer import OuterConfig
 from farflung.training.pipeline_slice import StageSlice
 from farflung.training.pipeline_worker import Accumulated, Worker, mean_gradients
-from farflung.training.replica import Replica, Runtime
+from farflung.training.runtime import Runtime
 
 
-class StageReplica(Replica):
-    """See the module. `train_step` and `evaluate` of a replica are not for it: they need the whole model."""
+class StageReplica(ModelState):
+    """See the module."""
 
     def __init__(
         self,

@@ -13,8 +13,9 @@ from tests.protocol.bus import beat
 from farflung.node.apply import Applier
 from farflung.node.catchup import Catchup
 from farflung.node.events import EventLog
+from farflung.node.replica_trainer import ReplicaTrainer
 from farflung.node.statesync import Donor, StateSync
-from farflung.node.trainer import Pace, Progress, Trainer
+from farflung.node.trainer import Host, Pace, Progress
 from farflung.protocol import chain
 from farflung.protocol.chain import Certified, Commit, Contribution, PartResult, RoundResult, Rules
 from farflung.protocol.effects import Repair
@@ -62,14 +63,12 @@ class Applying:
         self.member = Member(node.id, Settings(peer(0)), Membership(node.id, 1.0))
         log = EventLog(None, swarm="test", peer=str(node.number), clock=lambda: 0.0)
         log.subscribe(self.events.append)
-        self.trainer = Trainer(
-            node.id, node.learner, node.doors.learner, log, PACE,
-            may_train=lambda: False, is_due=lambda step_s: False, set_ready=lambda ready: None, withdraw=lambda: None, up_bytes_per_s=lambda: 0.0,
-        )  # fmt: skip
+        host = Host(may_train=lambda: False, is_due=lambda step_s: False, set_ready=lambda ready: None, withdraw=lambda: None, up_bytes_per_s=lambda: 0.0)  # fmt: skip
+        self.trainer = ReplicaTrainer(node.id, node.learner, node.doors.learner, log, PACE, host)
         member: Any = self.member
         catchup = Catchup(
             sync=StateSync(node.network, node.learner, node.refused), member=member, exchange=node.exchange,
-            learner=node.learner, doors=node.doors, storage=node.disk, log=log, outer_step=(OUTER.lr, OUTER.momentum),
+            learner=node.learner, doors=node.doors, storage=node.disk, log=log, outer=OUTER,
         )  # fmt: skip
         self.applier = Applier(
             member=member, exchange=node.exchange, means=node.means, residuals=node.residuals, catchup=catchup, trainer=self.trainer,

@@ -36,7 +36,7 @@ from farflung.training.memory import RESERVE, forecast, parse_options
 from farflung.training.methods import TRAINING_METHODS
 from farflung.training.optimizers import parse_optimizer
 from farflung.training.presets import PRESETS
-from farflung.training.replica import Runtime
+from farflung.training.runtime import Runtime
 from farflung.training.schedule import Schedule
 
 TEXT = "".join(f"line {i}: the swarm trains on text number {i * i}.\n" for i in range(2000))

@@ -17,7 +17,7 @@ from farflung.protocol.manifest_sections import AdmissionSpec, DataSpec, InnerSp
 from farflung.training.memory import RESERVE, forecast, parse_options
 from farflung.training.model import ModelConfig
 from farflung.training.optimizers import parse_optimizer
-from farflung.training.replica import Runtime
+from farflung.training.runtime import Runtime
 
 FOUNDER, OTHER = Ed25519Signer(b"f" * 32), Ed25519Signer(b"o" * 32)
 MODEL = ModelSpec(vocab_size=264, dim=32, num_layers=5, num_heads=2, num_kv_heads=1, ffn_dim=64, seq_len=16)

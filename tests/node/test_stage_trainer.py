@@ -11,7 +11,7 @@ from farflung.node.events import EventLog
 from farflung.node.stage_job import Done, Job
 from farflung.node.stage_recipe import stage_recipe
 from farflung.node.stage_trainer import StageTrainer
-from farflung.node.trainer import Pace, Progress
+from farflung.node.trainer import Host, Pace, Progress
 from farflung.protocol.chain import Commit
 from farflung.protocol.lap import Laps
 from farflung.protocol.ledger import Holding, Ledger
@@ -19,7 +19,7 @@ from farflung.protocol.messages import Ready
 from farflung.sims import clock
 from farflung.sims.toy import VirtualDoor
 from farflung.training.pipeline_worker import Accumulated
-from farflung.training.replica import Runtime
+from farflung.training.runtime import Runtime
 
 ME = b"m" * 32
 PACE = Pace(laps=Laps.fixed(3), samples_per_step=8, tokens_per_sample=8, total_steps=300)
@@ -69,12 +69,14 @@ class Lab:
             VirtualDoor(lambda name: 0.1),
             EventLog(None, swarm="test", peer="me", clock=lambda: 0.0),
             PACE,
-            may_train=lambda: True,
-            is_due=lambda step_s: False,
-            set_ready=self.ready.append,
-            withdraw=lambda: None,
-            up_bytes_per_s=lambda: 5.0,
-            steps=self.script,
+            Host(
+                may_train=lambda: True,
+                is_due=lambda step_s: False,
+                set_ready=self.ready.append,
+                withdraw=lambda: None,
+                up_bytes_per_s=lambda: 5.0,
+            ),
+            self.script,
         )
         self.trainer.window = ((0, 60),)
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from farflung.node.events import EventLog
-from farflung.node.trainer import Pace, Progress, Trainer
+from farflung.node.replica_trainer import ReplicaTrainer
+from farflung.node.trainer import Host, Pace, Progress
 from farflung.protocol.chain import Commit
 from farflung.protocol.lap import Laps
 from farflung.protocol.ledger import Holding, Ledger, Suspended
@@ -32,17 +33,19 @@ class Lab:
         self.may = True
         self.due_after_s: float | None = None
         """When a round is due for the others, on the trainer's clock."""
-        self.trainer = Trainer(
+        self.trainer = ReplicaTrainer(
             ME,
             self.learner,
             VirtualDoor(lambda name: 1.0),
             EventLog(None, swarm="test", peer="me", clock=lambda: 0.0),
             pace,
-            may_train=lambda: self.may,
-            is_due=self._is_due,
-            set_ready=self.ready.append,
-            withdraw=self._withdraw,
-            up_bytes_per_s=lambda: 5.0,
+            Host(
+                may_train=lambda: self.may,
+                is_due=self._is_due,
+                set_ready=self.ready.append,
+                withdraw=self._withdraw,
+                up_bytes_per_s=lambda: 5.0,
+            ),
         )
         self.trainer.window = ((0, window),) if window else ()
 

@@ -28,8 +28,9 @@ from farflung.training.inner import InnerConfig
 from farflung.training.model import ModelConfig
 from farflung.training.order import SampleOrder
 from farflung.training.outer import OuterConfig
-from farflung.training.replica import Replica, Runtime
+from farflung.training.replica import Replica
 from farflung.training.rules import Nesterov, Sgd
+from farflung.training.runtime import Runtime
 from farflung.training.schedule import Schedule
 from farflung.training.streaming import Timetable
 

@@ -50,7 +50,7 @@ def test_shipped_scenarios_are_sound(name: str) -> None:
     schedule = make_schedule(found, found.seed, SHIPPED)
     assert any(isinstance(fault, Start) for fault in schedule.faults)
     if found.mode == "cost":
-        assert prepare(found, found.seed, schedule).plan.outfit.settings.rules.numel == CELLS
+        assert prepare(found, found.seed, schedule).plan.outfit.terms.settings.rules.numel == CELLS
 
 
 @pytest.mark.parametrize(

@@ -46,10 +46,11 @@ def test_rounds_use_the_codec_of_each_way_and_log_its_bits(monkeypatch: pytest.M
         Wire(codec=up, numel=NUMEL, step_s=(0.8, 1.1, 1.6)),
         calm_s=0.0,
     )
-    outfit = plan.outfit
-    settings = replace(outfit.settings, downlink=down.spec, align=down.block)
+    outfit, terms = plan.outfit, plan.outfit.terms
+    settings = replace(terms.settings, downlink=down.spec, align=down.block)
+    terms = replace(terms, settings=settings, downlink=uniform(down, NUMEL))
     report = simulate(
-        replace(plan, outfit=replace(outfit, settings=settings, downlink=uniform(down, NUMEL)), exact_means=False),
+        replace(plan, outfit=replace(outfit, terms=terms), exact_means=False),
         keep=True,
     )
     assert report.violations == [] and report.rounds > 5, "equal bits, one history"

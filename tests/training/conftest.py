@@ -10,7 +10,8 @@ import torch
 from farflung.training.inner import InnerConfig
 from farflung.training.model import ModelConfig
 from farflung.training.outer import OuterConfig
-from farflung.training.replica import Replica, Runtime
+from farflung.training.replica import Replica
+from farflung.training.runtime import Runtime
 from farflung.training.schedule import Schedule
 
 MakeReplica = Callable[..., Replica]

@@ -14,7 +14,8 @@ from farflung.training.inner_optimizer import InnerOptimizer, StateHome
 from farflung.training.memory import MemoryOptions
 from farflung.training.model import Decoder, ModelConfig, next_token_loss
 from farflung.training.optimizers import parse_optimizer
-from farflung.training.replica import Replica, Runtime
+from farflung.training.replica import Replica
+from farflung.training.runtime import Runtime
 from farflung.training.schedule import Schedule
 
 SCHEDULE = Schedule(peak=6e-3, warmup_steps=5, total_steps=100)

@@ -32,7 +32,8 @@ from farflung.training.optimizers import parse_optimizer
 from farflung.training.outer import OuterConfig
 from farflung.training.presets import num_parameters, preset
 from farflung.training.probe import largest_that_fits
-from farflung.training.replica import Replica, Runtime
+from farflung.training.replica import Replica
+from farflung.training.runtime import Runtime
 from farflung.training.schedule import Schedule
 
 SCHEDULE = Schedule(peak=1e-3, kind="constant")

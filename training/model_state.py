@@ -1,0 +1,94 @@
+"""What training needs of the model that one peer holds, the whole or a stage of it: the live parameters on their device,
+the inner optimiser, and the outer state; saved and loaded together.
+
+Whoever takes the inner steps builds on it: `replica` computes the gradients itself, `stage_replica` gets them from the pipeline.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from farflung.training.checkpoint import Fact, read_state, write_state
+from farflung.training.coupled import Coupled
+from farflung.training.errors import DamagedCheckpoint
+from farflung.training.flat import flatten, host_buffer, unflatten
+from farflung.training.inner import InnerConfig, make_optimizer
+from farflung.training.inner_optimizer import PREFIX
+from farflung.training.model import Decoder, ModelConfig, everything
+from farflung.training.optimizers import parse_optimizer
+from farflung.training.outer import OuterConfig
+from farflung.training.runtime import Runtime
+
+
+class ModelState(Coupled):
+    """See the module. Not for several threads at once."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        inner: InnerConfig,
+        outer: OuterConfig,
+        *,
+        seed: int,  # of the initial parameters of the whole model, the same for all peers of a swarm
+        runtime: Runtime | None = None,  # CPU in fp32 when not given
+        chunk_bytes: int = 1 << 20,  # of one chunk of outer state
+        held: Callable[[str], bool] = everything,  # what of the model this peer has, see `Decoder`
+    ) -> None:
+        self.runtime = Runtime() if runtime is None else runtime
+        device = torch.device(self.runtime.device)
+        self.model = Decoder(model, seed=seed, held=held).to(device)
+        self.model.model.checkpoint_layers = self.runtime.save.checkpoint_layers
+        super().__init__(self.model, outer, device=device, chunk_bytes=chunk_bytes)
+        self.inner_config = inner
+        self.optimizer = make_optimizer(self.model, inner, self.runtime.save.inner_state)
+
+    @contextmanager
+    def outer_parameters(self) -> Iterator[Decoder]:
+        """The model with the outer parameters in it; at the end the local ones come back, to the bit."""
+        local = flatten(self.layout, self.parameters, host_buffer(self.num_parameters, self.device))
+        unflatten(self.layout, self.outer.params, self.parameters)
+        try:
+            yield self.model
+        finally:
+            unflatten(self.layout, local, self.parameters)
+
+    def save(self, folder: Path) -> None:
+        """Write the whole state, with what is in flight, in place of an earlier one. Raises OSError."""
+        tensors = {
+            "outer.params": self.outer.params,
+            "outer.momentum": self.outer.momentum,
+            "local": flatten(self.layout, self.parameters, torch.empty(self.num_parameters)),
+        }
+        if self.sent is not None:
+            tensors["sent"] = self.sent
+        tensors |= self.optimizer.tensors()
+        facts: dict[str, Fact] = {
+            "inner_steps": self.optimizer.steps,
+            "inner_optimizer": parse_optimizer(self.inner_config.optimizer).name,
+        }
+        write_state(folder, tensors, facts)
+
+    def load(self, folder: Path) -> None:
+        """Bring back what `save` wrote for a model of this shape; training then goes on with the same bits.
+
+        Raises DamagedCheckpoint, with nothing changed, when it is missing, altered or of another model.
+        """
+        tensors, facts = read_state(folder)
+        inner = {name: tensors.pop(name) for name in list(tensors) if name.startswith(PREFIX)}
+        wrong = [t for t in tensors.values() if t.shape != (self.num_parameters,) or t.dtype != torch.float32]
+        match facts:
+            case {"inner_steps": int(inner_steps), "inner_optimizer": str(name)} if not wrong:
+                pass
+            case _:
+                raise DamagedCheckpoint(f"{folder} does not hold the tensors of this model")
+        if set(tensors) - {"sent"} != {"outer.params", "outer.momentum", "local"}:
+            raise DamagedCheckpoint(f"{folder} does not hold the tensors of this model")
+        if name != (ours := parse_optimizer(self.inner_config.optimizer).name):
+            raise DamagedCheckpoint(f"{folder} is of a run with the inner optimizer {name}, and this one's is {ours}")
+        self.optimizer.load(inner, inner_steps)
+        self.outer.params.copy_(tensors["outer.params"])
+        self.outer.momentum.copy_(tensors["outer.momentum"])
+        unflatten(self.layout, tensors["local"], self.parameters)
+        self.sent, self.offered = tensors.get("sent"), None

@@ -1,0 +1,41 @@
+"""How this peer computes: its own choice, and never part of what a swarm agrees on."""
+
+from dataclasses import dataclass
+
+import torch
+
+from farflung.training.memory import PLAIN, MemoryOptions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Runtime:
+    """See the module."""
+
+    device: str = "cpu"
+    """As torch names it: cpu, cuda, cuda:1, mps."""
+    autocast: torch.dtype | None = None
+    """Precision of the matrix products; None is fp32. Parameters and moments are fp32 in any case."""
+    microbatch: int | None = None
+    """Sequences at a time; None takes what the memory allows, found at the first step and lowered when it gets short."""
+    save: MemoryOptions = PLAIN
+    """What memory is saved with; the gradients and, but for 8 bits, the parameters are the same to the bit."""
+    memory_bytes: int | None = None
+    """Most memory of the device that this process shall use; None is all there is."""
+    compile: bool = False
+    """Compile the model with torch.compile: a minute of waiting, then faster steps on GPUs."""
+
+    def __post_init__(self) -> None:
+        if self.microbatch is not None and self.microbatch < 1:
+            raise ValueError("microbatch must be at least 1")
+
+    @property
+    def compute_bytes(self) -> int:
+        """Of one number in a matrix product."""
+        return 4 if self.autocast is None else self.autocast.itemsize
+
+    @classmethod
+    def best(cls, device: str) -> "Runtime":
+        """bf16 on GPUs that compute in it, fp32 elsewhere."""
+        on_cuda = torch.device(device).type == "cuda"
+        has_bf16 = on_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+        return cls(device=device, autocast=torch.bfloat16 if has_bf16 else None)
