@@ -132,12 +132,16 @@ def state_digest(version: int) -> bytes:
     return sha256(f"state {version}".encode()).digest()
 
 
+SURROUNDINGS = ("settings", "signer", "vitals", "membership")
+"""What a machine only refers to. Who was heard when is no state of it: that a peer lives is true, whatever it says."""
+
+
 def snapshot(thing: Any) -> Any:
     """A deep copy of a machine's state as plain values, to compare before and after."""
     if isinstance(thing, History):
         return [thing.anchor, list(thing)]
     if is_dataclass(thing) and not isinstance(thing, type):
-        return {f.name: snapshot(getattr(thing, f.name)) for f in fields(thing) if f.name not in ("settings", "signer", "vitals")}  # fmt: skip
+        return {f.name: snapshot(getattr(thing, f.name)) for f in fields(thing) if f.name not in SURROUNDINGS}
     if isinstance(thing, dict):
         return {k: snapshot(v) for k, v in thing.items()}
     if isinstance(thing, (set, frozenset)):
@@ -145,13 +149,6 @@ def snapshot(thing: Any) -> Any:
     if hasattr(thing, "__iter__") and not isinstance(thing, (bytes, str)):
         return [snapshot(v) for v in thing]
     return copy.copy(thing)
-
-
-def core(member: Member) -> Any:
-    """The snapshot without who was heard when: that a peer lives is true, whatever it says."""
-    state = snapshot(member)
-    del state["membership"]
-    return state
 
 
 @dataclass

@@ -31,10 +31,10 @@ from tests.protocol.bus import (
     WINDOW,
     beat,
     certify,
-    core,
     follow,
     new_member,
     ready,
+    snapshot,
     state_digest,
 )
 
@@ -103,11 +103,11 @@ def test_rule_breakers_are_named_and_change_nothing(name: str, in_round: bool) -
     if in_round:
         one.receive(LEADER, plan(reason="the one we are in"), 0.2)
         assert one.part is not None
-    before = core(one)
+    before = snapshot(one)
     with pytest.raises(kind) as caught:
         one.receive(sender, message, 0.3)
     assert caught.value.peer == sender
-    assert core(one) == before
+    assert snapshot(one) == before
 
 
 IGNORED: dict[str, tuple[PeerId, Message]] = {
@@ -135,15 +135,15 @@ def test_what_does_not_concern_us_changes_nothing(name: str) -> None:
     one = member()
     one.set_ready(ready(), 0.1)
     one.receive(LEADER, plan(), 0.2)
-    before = core(one)
+    before = snapshot(one)
     assert one.receive(sender, message, 0.3) == []
-    assert core(one) == before
+    assert snapshot(one) == before
 
 
 @pytest.mark.parametrize("height", [0, 1, NEXT + 1, NEXT + 50])
 def test_stale_and_future_heights_change_nothing(height: int) -> None:
     one = member()
-    before = core(one)
+    before = snapshot(one)
     parent = b"q" * 32
     for message in (
         Promise(height, 0, parent, None, None),
@@ -152,7 +152,7 @@ def test_stale_and_future_heights_change_nothing(height: int) -> None:
         Voted(height, 0, b"d" * 32, BAD_SIGNATURE),
     ):
         effects = one.receive(LEADER, message, 5.0)
-        after = core(one)
+        after = snapshot(one)
         after["follower"].update({k: before["follower"][k] for k in ("_asked_at", "_asked")})
         assert after == before
         answers = {type(e.message) for e in of(effects, Send)}
@@ -162,7 +162,7 @@ def test_stale_and_future_heights_change_nothing(height: int) -> None:
 def test_strangers_are_not_listened_to() -> None:
     one = member()
     stranger = b"\x99" * 32
-    before = core(one)
+    before = snapshot(one)
     for message in (
         messages.Goodbye("x"),
         messages.Probe(IDS[0]),
@@ -175,7 +175,7 @@ def test_strangers_are_not_listened_to() -> None:
         assert caught.value.peer == stranger
     with pytest.raises(Refused, match="no invitation"):
         one.receive(stranger, beat(admission=b"uninvited"), 0.5)
-    assert core(one) == before and stranger not in one.membership.peers
+    assert snapshot(one) == before and stranger not in one.membership.peers
     one.receive(stranger, beat(admission=b"invited"), 0.5)
     assert one.admitted(stranger)
     assert one.receive(stranger, messages.GetCommits(0), 0.6)
@@ -202,10 +202,10 @@ def test_a_vote_is_saved_signed_and_repeatable() -> None:
 def test_two_proposals_at_one_ballot() -> None:
     one = member()
     one.receive(LEADER, Propose(0, commit()), 1.0)
-    before = core(one)
+    before = snapshot(one)
     with pytest.raises(Refused, match="two proposals at ballot 0"):
         one.receive(LEADER, Propose(0, OTHER_VIEW), 2.0)
-    assert core(one) == before
+    assert snapshot(one) == before
 
 
 def test_a_higher_ballot_may_decide_otherwise_and_a_lower_one_nothing_more() -> None:
@@ -214,10 +214,10 @@ def test_a_higher_ballot_may_decide_otherwise_and_a_lower_one_nothing_more() -> 
     vote = vote_of(one.receive(turn(1), Propose(1, OTHER_VIEW), 2.0))
     assert vote is not None and (vote.ballot, vote.digest) == (1, chain.commit_hash(SWARM, OTHER_VIEW))
     assert one.ballot == 1
-    before = core(one)
+    before = snapshot(one)
     assert one.receive(LEADER, Propose(0, commit()), 3.0) == []
     assert one.receive(LEADER, plan(), 3.0) == []
-    assert core(one) == before
+    assert snapshot(one) == before
 
 
 @pytest.mark.parametrize("ballot", [b for b in range(4) if turn(b) != FOLLOWER])
@@ -255,12 +255,12 @@ def test_forged_votes_do_not_count() -> None:
     one.begin(None, PAST, 0.0, vote=(NEXT, 0, messages.Accepted(0, commit())))
     assert one.proposer is not None and set(one.proposer.votes) == {LEADER}
     digest = chain.commit_hash(SWARM, commit())
-    before = core(one)
+    before = snapshot(one)
     for signature in (BAD_SIGNATURE, BY_ID[THIRD].sign(chain.vote_bytes(SWARM, NEXT, 0, digest))):
         with pytest.raises(BadSignature) as caught:
             one.receive(FOLLOWER, Voted(NEXT, 0, digest, signature), 1.0)
         assert caught.value.peer == FOLLOWER
-    assert core(one) == before
+    assert snapshot(one) == before
     good = BY_ID[FOLLOWER].sign(chain.vote_bytes(SWARM, NEXT, 0, b"o" * 32))
     assert one.receive(FOLLOWER, Voted(NEXT, 0, b"o" * 32, good), 1.0) == [], "a vote for something else"
     assert set(one.proposer.votes) == {LEADER}
@@ -342,10 +342,10 @@ LIES: dict[str, Promise] = {
 @pytest.mark.parametrize("name", LIES)
 def test_a_promise_that_lies_is_refused_and_the_proposer_goes_on(name: str) -> None:
     one = member(LEADER)
-    before = core(one)
+    before = snapshot(one)
     with pytest.raises(Refused) as caught:
         one.receive(FOLLOWER, LIES[name], 1.0)
-    assert caught.value.peer == FOLLOWER and core(one) == before
+    assert caught.value.peer == FOLLOWER and snapshot(one) == before
     pass_time(one, 1.0, 20.0, set())
 
 
@@ -445,11 +445,11 @@ def test_leaving_tells_everybody() -> None:
 def test_joiners_are_admitted_hold_our_state_and_live() -> None:
     one = member()
     who = OUTSIDER.peer_id
-    assert one.joiners() == ()
+    assert one.standing.joiners() == ()
     one.receive(who, beat(height=HEAD.height, digest=state_digest(HEAD.version)), 1.0)
-    assert one.joiners() == (who,)
+    assert one.standing.joiners() == (who,)
     one.receive(who, beat(height=HEAD.height, digest=b"o" * 32), 1.0)
-    assert one.joiners() == ()
+    assert one.standing.joiners() == ()
 
 
 def test_news_is_answered_once() -> None:

@@ -175,10 +175,10 @@ def test_the_turn_of_who_cannot_vote_is_passed_on_when_there_is_something_to_dec
     late = STATE_BEATS * one.settings.heartbeat_s
     one.tick(late - 0.1)
     assert one.ballot == 0, "its last heartbeat may be older than its state"
-    one.part = Participation(b"p" * 32, plan(), late, contributing=False)
+    one.attendance.part = Participation(b"p" * 32, plan(), late, contributing=False)
     one.tick(late + 0.1)
     assert one.ballot == 0, "it plans, so it says that it holds it"
-    one.part = None
+    one.attendance.part = None
     moved = [e.fields["reason"] for e in one.tick(late + 0.2) if isinstance(e, Note) and e.event == "ballot"]
     assert one.ballot == 1 and len(moved) == 1 and "does not hold the outer state yet" in str(moved[0])
 
