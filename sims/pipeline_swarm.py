@@ -34,10 +34,11 @@ from farflung.protocol.keys import PeerId, Signer, short
 from farflung.protocol.roll import Roll
 from farflung.sims import clock
 from farflung.sims.books import SampleBook
+from farflung.sims.hub import MemoryHub
 from farflung.sims.judge import HONEST_REFUSALS, Judge
 from farflung.sims.learners import freeze_replica, thaw_replica
 from farflung.sims.links import LinkModel
-from farflung.sims.network import MemoryHub, MemoryNetwork
+from farflung.sims.network import MemoryNetwork
 from farflung.sims.swarm import START_UNIX_S, Swarm
 from farflung.sims.toy import MemoryStorage, VirtualDoor
 from farflung.training.coupled import Slice, Update

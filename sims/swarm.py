@@ -24,7 +24,8 @@ from farflung.protocol.keys import PeerId, Signer, short
 from farflung.sims import clock
 from farflung.sims.attacks import Attack, AttackingNetwork, Backwards
 from farflung.sims.books import Witness
-from farflung.sims.network import MemoryHub, MemoryNetwork
+from farflung.sims.hub import MemoryHub
+from farflung.sims.network import MemoryNetwork
 from farflung.sims.toy import Freezable, MemoryStorage, VirtualDoor
 from farflung.training.coupled import Coupled
 
