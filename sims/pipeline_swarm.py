@@ -150,7 +150,7 @@ class PipelineSwarm:
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     events: list[tuple[float, int, Event]] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
-    """Invariants that a judge saw broken, refusals that honest peers should not make, and crashes."""
+    """Invariants that a judge saw broken, and refusals that honest peers should not make. A peer that crashes ends the simulation."""
     _judges: dict[int, Judge] = field(default_factory=dict)
     _views: dict[int, StageView] = field(default_factory=dict)
 
@@ -216,11 +216,6 @@ class PipelineSwarm:
                 disk.stage, disk.founder = await entrance.run()
                 disk.appointments.update(roll.appointments)
             await self._serve(index, stage_recipe(self.recipe, disk.stage), network, mail, roll, log, known)
-        except Exception as error:
-            while isinstance(error, ExceptionGroup):
-                error = error.exceptions[0]
-            self.broken.append(f"peer {index} crashed: {type(error).__name__}: {error}")
-            raise
         finally:
             self.peers.pop(index, None)
             await network.close()
