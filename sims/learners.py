@@ -1,11 +1,13 @@
 """Learners of scenarios: real mathematics with a small model, and none at all."""
 
 from collections.abc import Mapping, Sequence
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from farflung.node.learner import SwarmLearner
+from farflung.node.stage_learner import StageLearner
 from farflung.sims.books import SampleBook
 from farflung.sims.toy import ToyLearner
 from farflung.training.coupled import Coupled, Slice, Update
@@ -14,15 +16,18 @@ from farflung.training.flat import flatten, unflatten
 from farflung.training.inner import StepReport
 from farflung.training.model_state import ModelState
 from farflung.training.order import SampleOrder
+from farflung.training.pipeline_worker import Accumulated
 from farflung.training.replica import Replica
+from farflung.training.stage_replica import StageReplica
+
+R = TypeVar("R", bound=Replica)
 
 
-class ReplicaLearner(SwarmLearner, SampleBook):
-    """What a node trains with, and the book that a judge wants to see."""
+class ReplicaBook(SampleBook, Generic[R]):
+    """The book of a learner around a replica, for it to inherit before the node's own: those hand on to the replica what rounds ask of
+    them, as is done here, and only their steps differ."""
 
-    def __init__(self, replica: Replica, dataset: Dataset, order: SampleOrder) -> None:
-        SwarmLearner.__init__(self, replica, dataset, order)
-        SampleBook.__init__(self)
+    replica: R
 
     @property
     def coupled(self) -> Coupled:
@@ -31,35 +36,30 @@ class ReplicaLearner(SwarmLearner, SampleBook):
     def strayed(self) -> float:
         return 0.0  # where Adam should have gone nobody can say
 
-    def train(self, numbers: Sequence[int], global_step: int) -> StepReport:
-        report = super().train(numbers, global_step)
-        self.book_step(numbers)
-        return report
-
     def offer(self) -> None:
-        super().offer()
+        self.replica.offer()
         self.book_offer()
 
     def offered_gradient(self, start: int, stop: int) -> Tensor:
-        gradient = super().offered_gradient(start, stop)
+        gradient = self.replica.offered_gradient(start, stop)
         assert self.replica.sent is not None
-        self.book_gradient(self.outer.params - self.replica.sent)
+        self.book_gradient(self.replica.outer.params - self.replica.sent)
         return gradient
 
     def apply(self, updates: Sequence[Update], *, contributed: bool, told: Mapping[int, Tensor] | None = None) -> None:
-        super().apply(updates, contributed=contributed, told=told)
+        self.replica.apply(updates, contributed=contributed, told=told)
         if contributed:
             self.book_counted()
 
     def adopt_outer(self, previous: Tensor | None, *, counted: Sequence[Slice] = ()) -> None:
-        super().adopt_outer(previous, counted=counted)
+        self.replica.adopt_outer(previous, counted=counted)
         if counted:
             self.book_counted()
         elif previous is None:
             self.book_dropped()
 
     def discard_progress(self) -> None:
-        super().discard_progress()
+        self.replica.discard_progress()
         self.book_dropped()
 
     def freeze(self) -> dict[str, object]:
@@ -68,6 +68,32 @@ class ReplicaLearner(SwarmLearner, SampleBook):
     def thaw(self, state: dict[str, object]) -> None:
         thaw_replica(self.replica, state)
         self.book_thaw(state)
+
+
+class ReplicaLearner(ReplicaBook[Replica], SwarmLearner):
+    """What a node trains with, and the book that a judge wants to see."""
+
+    def __init__(self, replica: Replica, dataset: Dataset, order: SampleOrder) -> None:
+        SwarmLearner.__init__(self, replica, dataset, order)
+        SampleBook.__init__(self)
+
+    def train(self, numbers: Sequence[int], global_step: int) -> StepReport:
+        report = super().train(numbers, global_step)
+        self.book_step(numbers)
+        return report
+
+
+class SimStageLearner(ReplicaBook[StageReplica], StageLearner):
+    """What a peer of a pipeline trains with, and the same book."""
+
+    def __init__(self, learner: StageLearner) -> None:
+        StageLearner.__init__(self, learner.replica, learner.data)
+        SampleBook.__init__(self)
+
+    def step(self, accumulated: Accumulated, numbers: Sequence[int], global_step: int, *, loss: float) -> StepReport:
+        report = super().step(accumulated, numbers, global_step, loss=loss)
+        self.book_step(numbers)
+        return report
 
 
 def freeze_replica(replica: ModelState) -> dict[str, object]:

@@ -21,7 +21,6 @@ from farflung.node.events import Event, EventLog
 from farflung.node.peer import Facilities, Facts
 from farflung.node.recipe import Recipe
 from farflung.node.sealed_mail import PipelineMail
-from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_peer import StagePeer
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
 from farflung.node.storage import newest_history
@@ -33,18 +32,14 @@ from farflung.protocol.errors import RemoteError
 from farflung.protocol.keys import PeerId, Signer, short
 from farflung.protocol.roll import Roll
 from farflung.sims import clock
-from farflung.sims.books import SampleBook
 from farflung.sims.hub import MemoryHub
 from farflung.sims.judge import HONEST_REFUSALS, Judge
-from farflung.sims.learners import freeze_replica, thaw_replica
+from farflung.sims.learners import SimStageLearner
 from farflung.sims.links import LinkModel
 from farflung.sims.network import MemoryNetwork
 from farflung.sims.swarm import START_UNIX_S, Swarm
 from farflung.sims.toy import MemoryStorage, VirtualDoor
-from farflung.training.coupled import Slice, Update
 from farflung.training.data import Dataset
-from farflung.training.inner import StepReport
-from farflung.training.pipeline_worker import Accumulated
 from farflung.training.runtime import Runtime
 
 LOOK_S = 2.0
@@ -55,57 +50,6 @@ HAND_S = 0.002
 
 SECONDS = {"_forward": 0.2, "_backward": 0.5, "_loss": 0.05, "step": 0.1}
 """What computing takes at a peer of speed 1."""
-
-
-class SimStageLearner(StageLearner, SampleBook):
-    """What a peer trains with, and the book that a judge wants to see."""
-
-    def __init__(self, learner: StageLearner) -> None:
-        StageLearner.__init__(self, learner.replica, learner.data)
-        SampleBook.__init__(self)
-
-    def strayed(self) -> float:
-        return 0.0  # where Adam should have gone nobody can say
-
-    def step(self, accumulated: Accumulated, numbers: Sequence[int], global_step: int, *, loss: float) -> StepReport:
-        report = super().step(accumulated, numbers, global_step, loss=loss)
-        self.book_step(numbers)
-        return report
-
-    def offer(self) -> None:
-        super().offer()
-        self.book_offer()
-
-    def offered_gradient(self, start: int, stop: int) -> torch.Tensor:
-        gradient = super().offered_gradient(start, stop)
-        assert self.replica.sent is not None
-        self.book_gradient(self.outer.params - self.replica.sent)
-        return gradient
-
-    def apply(
-        self, updates: Sequence[Update], *, contributed: bool, told: Mapping[int, torch.Tensor] | None = None
-    ) -> None:
-        super().apply(updates, contributed=contributed, told=told)
-        if contributed:
-            self.book_counted()
-
-    def adopt_outer(self, previous: torch.Tensor | None, *, counted: Sequence[Slice] = ()) -> None:
-        super().adopt_outer(previous, counted=counted)
-        if counted:
-            self.book_counted()
-        elif previous is None:
-            self.book_dropped()
-
-    def discard_progress(self) -> None:
-        super().discard_progress()
-        self.book_dropped()
-
-    def freeze(self) -> dict[str, object]:
-        return freeze_replica(self.replica) | self.book_freeze()
-
-    def thaw(self, state: dict[str, object]) -> None:
-        thaw_replica(self.replica, state)
-        self.book_thaw(state)
 
 
 @dataclass(slots=True)
