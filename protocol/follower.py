@@ -37,6 +37,11 @@ class Follower:
         """Of the head; -1 before there is one."""
         return self.history.head.commit.height if self.started else -1
 
+    @property
+    def in_view(self) -> bool:
+        """Whether the head has us as a member."""
+        return self.started and self.me in self.history.head.commit.view
+
     def turn(self, ballot: int) -> PeerId:
         """Who proposes the next commit at a ballot."""
         head = self.history.head.commit

@@ -27,14 +27,13 @@ class Waiting(Protocol):
     slot_at: float
     """When the height or ballot was opened."""
 
-    me: PeerId
+    @property
+    def me(self) -> PeerId: ...
 
     @property
     def head(self) -> Certified: ...
 
     def proposer_now(self) -> PeerId: ...
-
-    def leaves(self, peer: PeerId) -> bool: ...
 
 
 def why_next_ballot(s: Waiting, now: float) -> str | None:
@@ -76,6 +75,6 @@ def why_no_quorum(s: Waiting) -> str:
 
 def _anything_to_decide(s: Waiting, now: float) -> bool:
     view = s.head.commit.view
-    gone = any(s.membership.dead_for(p, now) > s.settings.removal_s or s.leaves(p) for p in view)
+    gone = any(s.membership.dead_for(p, now) > s.settings.removal_s or s.membership.leaves(p) for p in view)
     rounds = s.attendance.ready is not None or s.attendance.part is not None
     return gone or rounds or s.acceptor.accepted is not None or bool(s.standing.joiners())

@@ -73,15 +73,12 @@ class Surroundings(Protocol):
     tempo: Tempo
     round_at: float
     """When the last round was committed here, seconds."""
-    state: str
-    """What this node says of itself in heartbeats."""
 
-    me: PeerId
+    @property
+    def me(self) -> PeerId: ...
 
     @property
     def head(self) -> Certified: ...
-
-    def leaves(self, peer: PeerId) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -195,11 +192,11 @@ class Proposer:
 
     def _situation(self, s: Surroundings, now: float) -> Situation:
         view = s.head.commit.view
-        left = frozenset(p for p in view if s.leaves(p))
+        left = frozenset(p for p in view if s.membership.leaves(p))
         live = frozenset(s.membership.live(view))
         readies = {p: m.ready for p, m in sorted(self.promises.items()) if p in live and m.ready is not None}
         awaited = frozenset(p for p in live - set(readies) if p != s.me and self._trains(s, p))
-        if s.me in live and s.me not in readies and s.state in TRAINING_STATES:
+        if s.me in live and s.me not in readies and s.membership.state in TRAINING_STATES:
             awaited |= {s.me}
         return Situation(
             view=view,
@@ -334,7 +331,7 @@ class Proposer:
             ),
             seconds_ms=int(1000 * (now - self.plan_at)),
         )
-        left = tuple(p for p in s.head.commit.view if s.leaves(p))
+        left = tuple(p for p in s.head.commit.view if s.membership.leaves(p))
         staying = tuple(p for p in result.view if p not in left)
         let_go = any(s.standing.holds(p) for p in staying)  # or the state would go with them
         lap, notes = self._next_lap(s, outcome)

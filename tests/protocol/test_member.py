@@ -153,7 +153,8 @@ def test_stale_and_future_heights_change_nothing(height: int) -> None:
     ):
         effects = one.receive(LEADER, message, 5.0)
         after = snapshot(one)
-        after["follower"].update({k: before["follower"][k] for k in ("_asked_at", "_asked")})
+        for holder in (after, after["consensus"]):
+            holder["follower"].update({k: before["follower"][k] for k in ("_asked_at", "_asked")})
         assert after == before
         answers = {type(e.message) for e in of(effects, Send)}
         assert answers <= ({messages.GetCommits} if height > NEXT else {messages.Commits})
@@ -213,7 +214,7 @@ def test_a_higher_ballot_may_decide_otherwise_and_a_lower_one_nothing_more() -> 
     one.receive(LEADER, Propose(0, commit()), 1.0)
     vote = vote_of(one.receive(turn(1), Propose(1, OTHER_VIEW), 2.0))
     assert vote is not None and (vote.ballot, vote.digest) == (1, chain.commit_hash(SWARM, OTHER_VIEW))
-    assert one.ballot == 1
+    assert one.consensus.ballot == 1
     before = snapshot(one)
     assert one.receive(LEADER, Propose(0, commit()), 3.0) == []
     assert one.receive(LEADER, plan(), 3.0) == []
@@ -226,7 +227,7 @@ def test_a_restarted_member_never_says_two_things(ballot: int) -> None:
     effects = one.receive(turn(ballot), Propose(ballot, commit()), 1.0)
     saved = of(effects, SaveVote)[-1]
     again = member(vote=(saved.height, saved.ballot, saved.accepted))
-    assert again.acceptor.accepted == one.acceptor.accepted and again.ballot == ballot
+    assert again.consensus.acceptor.accepted == one.consensus.acceptor.accepted and again.consensus.ballot == ballot
     with pytest.raises(Refused, match="two proposals"):
         again.receive(turn(ballot), Propose(ballot, OTHER_VIEW), 2.0)
     for lower in range(ballot):
@@ -238,7 +239,7 @@ def test_a_restarted_member_never_says_two_things(ballot: int) -> None:
 
 def test_a_vote_of_a_height_that_is_over_is_forgotten() -> None:
     one = member(vote=(HEAD.height, 7, messages.Accepted(7, HEAD)))
-    assert (one.ballot, one.acceptor.accepted) == (0, None)
+    assert (one.consensus.ballot, one.consensus.acceptor.accepted) == (0, None)
 
 
 def test_a_restarted_proposer_proposes_what_it_had_voted_for() -> None:
@@ -253,7 +254,7 @@ def test_a_restarted_proposer_proposes_what_it_had_voted_for() -> None:
 def test_forged_votes_do_not_count() -> None:
     one = member(LEADER)
     one.begin(None, PAST, 0.0, vote=(NEXT, 0, messages.Accepted(0, commit())))
-    assert one.proposer is not None and set(one.proposer.votes) == {LEADER}
+    assert one.consensus.proposer is not None and set(one.consensus.proposer.votes) == {LEADER}
     digest = chain.commit_hash(SWARM, commit())
     before = snapshot(one)
     for signature in (BAD_SIGNATURE, BY_ID[THIRD].sign(chain.vote_bytes(SWARM, NEXT, 0, digest))):
@@ -263,13 +264,13 @@ def test_forged_votes_do_not_count() -> None:
     assert snapshot(one) == before
     good = BY_ID[FOLLOWER].sign(chain.vote_bytes(SWARM, NEXT, 0, b"o" * 32))
     assert one.receive(FOLLOWER, Voted(NEXT, 0, b"o" * 32, good), 1.0) == [], "a vote for something else"
-    assert set(one.proposer.votes) == {LEADER}
+    assert set(one.consensus.proposer.votes) == {LEADER}
 
 
 def test_outsiders_do_not_vote() -> None:
     newcomers = member(OUTSIDER.peer_id)
     assert newcomers.receive(LEADER, Propose(0, commit()), 1.0) == []
-    assert newcomers.acceptor.accepted is None
+    assert newcomers.consensus.acceptor.accepted is None
 
 
 # ---- ballots --------------------------------------------------------------------------------------------------
@@ -278,10 +279,10 @@ def test_outsiders_do_not_vote() -> None:
 def test_a_silent_proposer_is_left_when_there_is_something_to_decide() -> None:
     one = member()
     idle = pass_time(one, 0.25, 9.0, {LEADER})
-    assert not of(idle, SaveVote) and one.ballot == 0, "nothing to decide yet"
+    assert not of(idle, SaveVote) and one.consensus.ballot == 0, "nothing to decide yet"
     one.set_ready(ready(), 9.0)
     moved = pass_time(one, 9.0, 10.0, {LEADER})
-    assert one.ballot == 1
+    assert one.consensus.ballot == 1
     promise = sends(moved, Promise)[-1]
     assert (promise.to, promise.message.ballot) == (turn(1), 1)
     assert next(n.fields["reason"] for n in of(moved, Note) if n.event == "ballot").endswith("is gone")
@@ -291,10 +292,10 @@ def test_without_a_certificate_the_next_ballot_follows() -> None:
     one = member()
     one.receive(LEADER, Propose(0, commit()), 1.0)
     pass_time(one, 1.0, 1.0 + VOTE_S, set())
-    assert one.ballot == 0
+    assert one.consensus.ballot == 0
     moved = pass_time(one, 1.0 + VOTE_S, 2.0 + VOTE_S, set())
-    assert one.ballot == 1 and one.acceptor.accepted is not None
-    assert sends(moved, Promise)[-1].message.accepted == one.acceptor.accepted
+    assert one.consensus.ballot == 1 and one.consensus.acceptor.accepted is not None
+    assert sends(moved, Promise)[-1].message.accepted == one.consensus.acceptor.accepted
 
 
 def test_a_plan_that_comes_to_nothing_ends() -> None:
@@ -306,7 +307,7 @@ def test_a_plan_that_comes_to_nothing_ends() -> None:
     pass_time(one, 0.25, end, set())
     assert one.part is not None
     effects = pass_time(one, end + 0.01, end + 0.5, set())
-    assert one.part is None and one.ballot == 1 and of(effects, Forget)
+    assert one.part is None and one.consensus.ballot == 1 and of(effects, Forget)
 
 
 def test_a_proposer_from_which_nothing_comes_is_left() -> None:
@@ -314,16 +315,16 @@ def test_a_proposer_from_which_nothing_comes_is_left() -> None:
     one = member()
     one.set_ready(ready(), 1.0)
     pass_time(one, 1.0, 1.0 + RULES.max_round_s + VOTE_S, set())
-    assert one.ballot == 0
+    assert one.consensus.ballot == 0
     moved = pass_time(one, 1.0 + RULES.max_round_s + VOTE_S, 2.0 + RULES.max_round_s + VOTE_S, set())
-    assert one.ballot == 1 and "nothing came from" in next(n.fields["reason"] for n in of(moved, Note))
+    assert one.consensus.ballot == 1 and "nothing came from" in next(n.fields["reason"] for n in of(moved, Note))
 
 
 @pytest.mark.parametrize("sender", [THIRD, OUTSIDER.peer_id])
 def test_no_single_message_moves_the_ballot_far(sender: PeerId) -> None:
     one = member()
     one.receive(sender, beat(height=HEAD.height, ballot=1 << 62), 1.0)
-    assert one.ballot == (MAX_BALLOT_STEP if sender == THIRD else 0)
+    assert one.consensus.ballot == (MAX_BALLOT_STEP if sender == THIRD else 0)
     far = next(b for b in range(1000, 1004) if turn(b) == LEADER)
     for message in (plan(ballot=far), Propose(far, commit()), Promise(NEXT, far, PARENT, None, None)):
         with pytest.raises(Refused, match="far above"):
@@ -353,8 +354,8 @@ def test_whoever_is_asked_to_lead_leads() -> None:
     one = member(turn(1))
     others = [p for p in IDS if p != one.me]
     one.receive(others[0], Promise(NEXT, 1, PARENT, None, ready()), 1.0)
-    assert one.ballot == 1 and one.proposer is not None
-    assert set(one.proposer.promises) == {one.me, others[0]}
+    assert one.consensus.ballot == 1 and one.consensus.proposer is not None
+    assert set(one.consensus.proposer.promises) == {one.me, others[0]}
 
 
 def test_without_a_quorum_a_ready_member_trains_on() -> None:
@@ -412,7 +413,7 @@ def test_who_is_dropped_from_the_view_notices() -> None:
     one = member(IDS[3])
     effects = one.receive(LEADER, messages.Committed(certify(OTHER_VIEW, INSIDE)), 1.0)
     assert not one.in_view and [n.event for n in of(effects, Note)] == ["view.dropped"]
-    assert one.proposer is None and not sends(one.tick(2.0), Promise)
+    assert one.consensus.proposer is None and not sends(one.tick(2.0), Promise)
 
 
 def test_a_minority_repairs_itself_once() -> None:
@@ -437,9 +438,9 @@ def test_leaving_tells_everybody() -> None:
     assert {e.to for e in goodbyes} == {*IDS, OUTSIDER.peer_id} - {FOLLOWER}  # type: ignore[union-attr]
     one = member()
     one.receive(THIRD, messages.Goodbye("asked to"), 1.0)
-    assert one.leaves(THIRD) and one.membership.alive(THIRD), "it votes until it is let go"
+    assert one.membership.leaves(THIRD) and one.membership.alive(THIRD), "it votes until it is let go"
     one.state = "leaving"
-    assert one.leaves(FOLLOWER)
+    assert one.membership.leaves(FOLLOWER)
 
 
 def test_joiners_are_admitted_hold_our_state_and_live() -> None:

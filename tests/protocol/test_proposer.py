@@ -53,7 +53,7 @@ def until_phase(bus: Bus, phase: Phase) -> int:
         return [
             i
             for i, n in bus.nodes.items()
-            if n.member.proposer is not None and n.member.proposer.phase is phase and (n.member.part or phase is Phase.GATHER)
+            if (made := n.member.consensus.proposer) and made.phase is phase and (n.member.part or phase is Phase.GATHER)
         ]  # fmt: skip
 
     assert bus.run(30.0, lambda: bool(leader()))
@@ -429,7 +429,7 @@ def test_a_round_may_take_as_long_as_both_its_deadlines_allow() -> None:
     bus = Bus(3)
     bus.transfer_s = bus.settings.max_round_s - 0.5
     assert bus.reach(4, seconds=120.0)
-    assert not any(n.member.ballot or n.notes("ballot") for n in bus.nodes.values())
+    assert not any(n.member.consensus.ballot or n.notes("ballot") for n in bus.nodes.values())
 
 
 def test_a_proposer_whose_messages_go_nowhere_is_left() -> None:
@@ -475,17 +475,17 @@ def test_all_but_one_may_leave_at_once() -> None:
 
 def test_plans_that_fail_again_and_again_are_made_less_and_less_often() -> None:
     bus = settled(Bus(3))
-    member = bus.nodes[until_phase(bus, Phase.SCATTER)].member
-    made = member.proposer
+    consensus = bus.nodes[until_phase(bus, Phase.SCATTER)].member.consensus
+    made = consensus.proposer
     assert made is not None
     plan, pauses = made.plan, []
     for attempt in range(1, 9):
         made.plan, made.attempt = plan, attempt
-        made._abort("nothing arrived", member, 100.0)
+        made._abort("nothing arrived", consensus, 100.0)
         pauses.append(max(0.0, made.retry_at - 100.0))
     assert pauses == [0.0, *(RESEND_S * 2**k for k in range(5)), MAX_PAUSE_S, MAX_PAUSE_S]
     made.retry_at = 1e9
-    assert made.step(member, 200.0) == [] and made.phase is Phase.GATHER
+    assert made.step(consensus, 200.0) == [] and made.phase is Phase.GATHER
     assert "again after a pause: nothing arrived" in made.reason
 
 
@@ -494,7 +494,7 @@ def test_an_aborted_round_is_tried_again() -> None:
     top = max(bus.commits)
     transfer = bus.transfer
     bus.transfer = lambda source, to, deliver: None  # type: ignore[method-assign]
-    assert bus.run(60.0, lambda: bool(sent(bus, Abort)) or any(n.member.ballot for n in bus.nodes.values()))
+    assert bus.run(60.0, lambda: bool(sent(bus, Abort)) or any(n.member.consensus.ballot for n in bus.nodes.values()))
     bus.transfer = transfer  # type: ignore[method-assign]
     assert bus.reach(top + 1)
     aborts = [e for n in bus.nodes.values() for _, e in n.effects if isinstance(e, Note) and e.event == "round.abort"]
