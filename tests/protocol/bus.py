@@ -34,6 +34,7 @@ from farflung.protocol.lap import Laps
 from farflung.protocol.member import Member
 from farflung.protocol.membership import Membership
 from farflung.protocol.messages import Accepted, Heartbeat, Message, Plan, Ready, decode, encode
+from farflung.protocol.proposer import Phase
 from farflung.protocol.quorum import proposer
 from farflung.protocol.settings import Settings
 
@@ -393,3 +394,36 @@ class Bus:
         if not saved or saved[-1].commit.height < commit.height:
             saved.append(certified)
         self.on_decided(index, certified)
+
+
+# ---- what tests ask of a bus ------------------------------------------------------------------------------------
+
+
+def sent(bus: Bus, kind: type[Message]) -> list[Letter]:  # type: ignore[valid-type]
+    return [letter for letter in bus.letters if isinstance(letter.message, kind)]
+
+
+def rounds(bus: Bus) -> list[Commit]:
+    return [c for _, c in sorted(bus.commits.items()) if c.round is not None]
+
+
+def settled(bus: Bus) -> Bus:
+    """After the first round, with everybody at the same height and training."""
+    top = max(bus.commits)
+    assert bus.reach(top + 1)
+    assert bus.run(2.0, lambda: all(n.member.part is None for n in bus.nodes.values()))
+    return bus
+
+
+def until_phase(bus: Bus, phase: Phase) -> int:
+    """Run until somebody leads in this phase; returns who."""
+
+    def leader() -> list[int]:
+        return [
+            i
+            for i, n in bus.nodes.items()
+            if (made := n.member.consensus.proposer) and made.phase is phase and (n.member.part or phase is Phase.GATHER)
+        ]  # fmt: skip
+
+    assert bus.run(30.0, lambda: bool(leader()))
+    return leader()[0]
