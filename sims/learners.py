@@ -1,12 +1,12 @@
 """Learners of scenarios: real mathematics with a small model, and none at all."""
 
 from collections.abc import Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from farflung.node.learner import SwarmLearner
+from farflung.node.learner import LearnerOf, SwarmLearner
 from farflung.node.stage_learner import StageLearner
 from farflung.sims.books import SampleBook
 from farflung.sims.toy import ToyLearner
@@ -20,14 +20,11 @@ from farflung.training.pipeline_worker import Accumulated
 from farflung.training.replica import Replica
 from farflung.training.stage_replica import StageReplica
 
-R = TypeVar("R", bound=Replica)
+S = TypeVar("S", bound=ModelState)
 
 
-class ReplicaBook(SampleBook, Generic[R]):
-    """The book of a learner around a replica, for it to inherit before the node's own: those hand on to the replica what rounds ask of
-    them, as is done here, and only their steps differ."""
-
-    replica: R
+class BookedLearner(LearnerOf[S], SampleBook):
+    """Notes what rounds do with the local progress; its steps are those of a replica or of a stage."""
 
     @property
     def coupled(self) -> Coupled:
@@ -37,29 +34,29 @@ class ReplicaBook(SampleBook, Generic[R]):
         return 0.0  # where Adam should have gone nobody can say
 
     def offer(self) -> None:
-        self.replica.offer()
+        super().offer()
         self.book_offer()
 
     def offered_gradient(self, start: int, stop: int) -> Tensor:
-        gradient = self.replica.offered_gradient(start, stop)
+        gradient = super().offered_gradient(start, stop)
         assert self.replica.sent is not None
-        self.book_gradient(self.replica.outer.params - self.replica.sent)
+        self.book_gradient(self.outer.params - self.replica.sent)
         return gradient
 
     def apply(self, updates: Sequence[Update], *, contributed: bool, told: Mapping[int, Tensor] | None = None) -> None:
-        self.replica.apply(updates, contributed=contributed, told=told)
+        super().apply(updates, contributed=contributed, told=told)
         if contributed:
             self.book_counted()
 
     def adopt_outer(self, previous: Tensor | None, *, counted: Sequence[Slice] = ()) -> None:
-        self.replica.adopt_outer(previous, counted=counted)
+        super().adopt_outer(previous, counted=counted)
         if counted:
             self.book_counted()
         elif previous is None:
             self.book_dropped()
 
     def discard_progress(self) -> None:
-        self.replica.discard_progress()
+        super().discard_progress()
         self.book_dropped()
 
     def freeze(self) -> dict[str, object]:
@@ -70,7 +67,7 @@ class ReplicaBook(SampleBook, Generic[R]):
         self.book_thaw(state)
 
 
-class ReplicaLearner(ReplicaBook[Replica], SwarmLearner):
+class ReplicaLearner(BookedLearner[Replica], SwarmLearner):
     """What a node trains with, and the book that a judge wants to see."""
 
     def __init__(self, replica: Replica, dataset: Dataset, order: SampleOrder) -> None:
@@ -83,7 +80,7 @@ class ReplicaLearner(ReplicaBook[Replica], SwarmLearner):
         return report
 
 
-class SimStageLearner(ReplicaBook[StageReplica], StageLearner):
+class SimStageLearner(BookedLearner[StageReplica], StageLearner):
     """What a peer of a pipeline trains with, and the same book."""
 
     def __init__(self, learner: StageLearner) -> None:
