@@ -11,6 +11,7 @@ connections are for links with latency or loss, so the count follows the round t
 """
 
 import asyncio
+import math
 import secrets
 import ssl
 from collections import Counter, OrderedDict
@@ -29,7 +30,7 @@ from farflung.node.pacing import Pacer
 from farflung.node.scope import TaskScope
 from farflung.node.tls_connection import Attached, TlsConnection
 from farflung.node.tls_keys import make_context
-from farflung.node.tls_stream import StripedStream
+from farflung.node.tls_stream import SEGMENT_BYTES, StripedStream
 from farflung.protocol.errors import NetworkError, RemoteError
 
 DIAL_S = 5.0
@@ -174,6 +175,7 @@ class TlsCarrier:
             _log.info("TLS connection refused", peer=peer.hex()[:12])
             return False
         self._incoming[peer] += 1
+        connection.rtt_s = self._rtt_s(connection, otherwise=math.inf)
         connection.idle_since = monotonic()
         self._all.add(connection)
         return True
@@ -184,6 +186,7 @@ class TlsCarrier:
             if self._closing or not self._served(kind):
                 return None
             stream = self._new_stream(connection.peer, stream_id, kind)
+            stream.segment_bytes = self._segment_bytes(connection)
             self._scope.start(self._opened(stream), f"TLS stream {kind}")
         elif stream.kind != kind:
             return None
@@ -249,9 +252,15 @@ class TlsCarrier:
                 return connection
         return None
 
+    def _rtt_s(self, connection: TlsConnection, *, otherwise: float) -> float:
+        """The round trip as TCP has measured it, and `otherwise` where the system does not tell."""
+        measured_s = connection.measured_rtt_s()
+        far_s = 0.0 if self._link is None else self._link.distances.to(connection.peer)
+        return measured_s + 2 * far_s if measured_s else otherwise
+
     def _segment_bytes(self, connection: TlsConnection) -> int:
         near = connection.rtt_s < NEAR_RTT_S
-        return frames.MAX_SEGMENT_BYTES if near else frames.MAX_SEGMENT_BYTES // 4
+        return frames.MAX_SEGMENT_BYTES if near else SEGMENT_BYTES
 
     def _grow(self, stream: StripedStream) -> None:
         addresses = self._addresses.pop(stream, None)
@@ -334,8 +343,7 @@ class TlsCarrier:
         if connection.closing:
             raise ConnectionError("the connection was closed")
         # Three round trips: TCP, TLS, READY. An estimate from above.
-        measured_s = connection.measured_rtt_s()
-        connection.rtt_s = measured_s + 2 * far_s if measured_s else (monotonic() - begun) / 3
+        connection.rtt_s = self._rtt_s(connection, otherwise=(monotonic() - begun) / 3)
         connection.idle_since = monotonic()
         self._all.add(connection)
         return connection

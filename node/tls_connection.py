@@ -6,9 +6,12 @@ streams. `farflung.node.tls` owns the connections and decides which stream uses 
 """
 
 import asyncio
+import fcntl
+import math
 import socket
 import ssl
 import sys
+import termios
 from typing import Final, Protocol, cast
 
 from farflung.node import frames
@@ -27,7 +30,9 @@ USER_TIMEOUT_MS: Final = 30_000
 """A link cut without a reset is noticed after this time (Linux); protocol deadlines are shorter."""
 
 _TCP_USER_TIMEOUT: Final = 18  # from linux/tcp.h; the socket module knows it on Linux only
-_TCP_INFO_BYTES_ACKED: Final = slice(120, 128)  # of struct tcp_info in linux/tcp.h
+_TCP_INFO_MSS: Final = slice(16, 20)  # of struct tcp_info in linux/tcp.h
+_TCP_INFO_CWND: Final = slice(80, 84)
+_TCP_INFO_BYTES_ACKED: Final = slice(120, 128)
 _TCP_INFO_MIN_RTT_US: Final = slice(148, 152)
 
 
@@ -224,6 +229,18 @@ class TlsConnection(asyncio.BufferedProtocol):
         """Close a free connection."""
         if self._transport is not None:
             self._transport.close()
+
+    def unacknowledged_bytes(self) -> int:
+        """Written, and not acknowledged by the other side's TCP; where the system does not tell, not taken by our own."""
+        if sys.platform != "linux" or self._transport is None:
+            return self.queued_bytes
+        sock: socket.socket = self._transport.get_extra_info("socket")
+        in_kernel = int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        return in_kernel + self.queued_bytes
+
+    def window_bytes(self) -> float:
+        """What TCP lets out before it is acknowledged; infinite where the system does not tell."""
+        return self._tcp_info(_TCP_INFO_CWND) * self._tcp_info(_TCP_INFO_MSS) or math.inf
 
     def acknowledged_bytes(self) -> int:
         """Bytes that the other side's TCP has acknowledged; 0 where the system does not tell. The last count once it is closed."""

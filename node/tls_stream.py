@@ -4,6 +4,12 @@
 full: a connection that drains faster takes more, and one that stalls on a lost packet holds up one segment only. One TCP
 flow gets a tenth of a long lossy link, eight get most of it (measured). More connections than the first are dialled when
 a stream proves large (`grow`).
+
+Over a link with latency a queue is what the other side has not acknowledged. It is kept at two windows of the connection's TCP,
+and the nearer the end of a write, the shorter it must be: a connection that has lost packets crawls for seconds, and what it
+has been given nobody else can send. 16 MB
+rounds behind 20 Mbit/s, 100 ms and 1 % loss take 1.6 times what the link needs with cubic where they took 4.4 when a connection
+was given whatever its socket took, and 1.5 where they took 1.6 with bbr.
 """
 
 import asyncio
@@ -19,8 +25,16 @@ from farflung.protocol.errors import NetworkError
 
 GROW_BYTES = 512 << 10
 """A stream that moved this much in either direction gets its further connections."""
-SEGMENT_BYTES = 64 << 10
+SEGMENT_BYTES = 16 << 10
 """On links with latency: small, so that the last segment on a slow connection does not hold up the end."""
+LEAST_QUEUE_BYTES = 16 << 10
+"""A connection with less on its way may have another segment: about what TCP begins with."""
+QUEUE_SHARE = 0.25
+"""Of an equal part of what is left to write: so much more may be on a connection's way."""
+WINDOWS = 2.0
+"""Of a connection's TCP: one on its way, and one to follow."""
+LOOK_S = 0.004
+"""Between two looks at what has been acknowledged, when all connections have enough."""
 TAIL_S = (0.01, 0.03, 0.06, 0.1)
 """When packets that mean nothing follow the last bytes of a large write, in seconds. TCP learns that a packet is lost from what
 was sent after it; after the last one nothing was, and TCP waits two round trips and more before it tries again. 16 MB rounds behind
@@ -84,7 +98,7 @@ class StripedStream:
                     size = min(self.segment_bytes, self._up.chunk_bytes, len(view) - start)
                     begun = monotonic()
                     await self._up.take(size)
-                    connection = await self._free_connection()
+                    connection = await self._free_connection(len(view) - start)
                     connection.write_segment(self._sent, view[start : start + size])
                     self._sent += size
                     start += size
@@ -95,7 +109,7 @@ class StripedStream:
             except asyncio.CancelledError:
                 self.fail("a write was cancelled")
                 raise
-            if len(view) >= GROW_BYTES and self.segment_bytes == SEGMENT_BYTES:
+            if len(view) >= GROW_BYTES and self._far:
                 for delay in TAIL_S:
                     asyncio.get_running_loop().call_later(delay, self._write_tail)
 
@@ -204,17 +218,30 @@ class StripedStream:
         for connection in self._connections:
             connection.write_tail()
 
-    async def _free_connection(self) -> TlsConnection:
+    @property
+    def _far(self) -> bool:
+        return self.segment_bytes <= SEGMENT_BYTES
+
+    async def _free_connection(self, left: int) -> TlsConnection:
+        """The one to write to next, of `left` bytes."""
         while True:
             if self._error is not None:
                 raise NetworkError(f"stream to {self._peer.hex()[:12]}: {self._error}")
             if self._closed:
                 raise NetworkError("the stream was closed")
             free = [c for c in self._connections if c.writable and not c.closing]
-            if free:
+            if not free:
+                self._writable.clear()
+                await self._writable.wait()
+            elif not self._far:
                 return min(free, key=lambda connection: connection.queued_bytes)
-            self._writable.clear()
-            await self._writable.wait()
+            else:
+                queued = {c: c.unacknowledged_bytes() for c in free}
+                share = QUEUE_SHARE * left / len(self._connections)
+                room = [c for c in free if queued[c] < max(LEAST_QUEUE_BYTES, min(WINDOWS * c.window_bytes(), share))]
+                if room:
+                    return min(room, key=queued.__getitem__)
+                await asyncio.sleep(LOOK_S)
 
     async def _fill(self, part: memoryview) -> None:
         if self._reader is not None:
