@@ -1,0 +1,163 @@
+"""A node's applier with what it works on, and histories whose means follow from their versions."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from tests.node.lab import CODEC, NUMEL, OUTER, Lab, Node, peer, sha
+from tests.protocol.bus import beat
+
+from farflung.node.apply import Applier
+from farflung.node.catchup import Catchup
+from farflung.node.events import EventLog
+from farflung.node.replica_trainer import ReplicaTrainer
+from farflung.node.statesync import Donor, StateSync
+from farflung.node.trainer import Host, Pace, Progress
+from farflung.protocol import chain
+from farflung.protocol.chain import Certified, Commit, Contribution, PartResult, RoundResult, Rules
+from farflung.protocol.history import History
+from farflung.protocol.keys import PeerId
+from farflung.protocol.lap import Laps
+from farflung.protocol.membership import Membership
+from farflung.sims.toy import ToyLearner
+
+SWARM = b"w" * 32
+RULES = Rules(ahead=12, lease=3, max_group=8, cuts=(0, NUMEL), laps=Laps.fixed(2), total_steps=198, tokens_per_sample=1)
+PARTS = ((0, 304), (304, NUMEL))
+PACE = Pace(laps=Laps.fixed(2), samples_per_step=2, tokens_per_sample=1, total_steps=198)
+
+
+@dataclass
+class Settings:
+    founder: PeerId
+    rules: Rules = RULES
+
+
+@dataclass
+class Member:
+    """What an applier asks of its member."""
+
+    me: PeerId
+    settings: Settings
+    membership: Membership
+    history: History = field(default_factory=History)
+
+    @property
+    def head(self) -> Certified:
+        return self.history.head
+
+
+class Applying:
+    """A node's applier and what it said; the node is also a donor."""
+
+    def __init__(self, lab: Lab, node: Node, *, checkpoint_s: float = 1e9) -> None:
+        self.node = node
+        self.events: list[dict[str, Any]] = []
+        self.said: list[tuple[int, int, bytes]] = []
+        self.lost: list[int] = []
+        """Versions from which a download began."""
+        self.member = Member(node.id, Settings(peer(0)), Membership(node.id, 1.0))
+        log = EventLog(None, swarm="test", peer=str(node.number), clock=lambda: 0.0)
+        log.subscribe(self.events.append)
+        host = Host(may_train=lambda: False, is_due=lambda step_s: False, set_ready=lambda ready: None, withdraw=lambda: None, up_bytes_per_s=lambda: 0.0)  # fmt: skip
+        self.trainer = ReplicaTrainer(node.id, node.learner, node.doors.learner, log, PACE, host)
+        member: Any = self.member
+        catchup = Catchup(
+            sync=StateSync(node.network, node.learner, node.refused), member=member, exchange=node.exchange,
+            learner=node.learner, doors=node.doors, storage=node.disk, log=log, outer=OUTER,
+        )  # fmt: skip
+        self.applier = Applier(
+            member=member, exchange=node.exchange, means=node.means, residuals=node.residuals, catchup=catchup, trainer=self.trainer,
+            learner=node.learner, doors=node.doors, storage=node.disk, log=log, checkpoint_s=checkpoint_s, evaluate=lambda: node.doors.learner.run(node.learner.evaluate),
+            all_evaluate_last=False,
+            applied=lambda *where: self.said.append(where),
+            lost_state=lambda: self.lost.append(self.applier.version),
+        )  # fmt: skip
+        self.applier.donor = Donor(node.network, node.learner, lambda: self.applier.version, self.applier.steady)
+        self.applier.donor.serve(node.refused, lambda peer: True, within_s=600.0)
+        self.task = lab.group.create_task(self.applier.run())
+
+    async def start(self, history: Sequence[Certified]) -> None:
+        await self.applier.restore(list(history))
+        self.member.history.replace(None, history)
+        await self.applier.resume(list(history))
+        await self.idle()
+
+    async def take(self, *commits: Certified) -> None:
+        for certified in commits:
+            self.member.history.append(certified)
+            self.applier.push(certified)
+        await self.idle()
+
+    async def idle(self) -> None:
+        async with asyncio.timeout(300.0):
+            while not self.applier.idle:
+                await asyncio.sleep(0.05)
+
+    def hears(self, other: "Applying") -> None:
+        """The other's heartbeat."""
+        height, version, digest = other.said[-1]
+        heartbeat = beat(height=height, version=version, digest=digest)
+        self.member.membership.heard(other.node.id, asyncio.get_running_loop().time(), heartbeat)
+
+    def named(self, event: str) -> list[dict[str, Any]]:
+        return [e for e in self.events if e["event"] == event]
+
+    @property
+    def digest(self) -> bytes:
+        return self.node.learner.outer.digest()
+
+
+def genesis() -> Certified:
+    return Certified(chain.genesis(peer(0), RULES), 0, ())
+
+
+def change(parent: Commit, *who: int) -> Certified:
+    """A change of view."""
+    view = tuple(peer(n) for n in who)
+    return Certified(chain.successor(SWARM, parent, RULES, view=view, left=(), result=None), 0, ())
+
+
+def mean_of(version: int, part: int) -> bytes:
+    start, stop = PARTS[part]
+    return bytes(CODEC.encode(torch.sin(torch.arange(start, stop) * 0.1 * (version + 1)) * 0.01))
+
+
+def plan_of(version: int) -> bytes:
+    return bytes([version]) * 32
+
+
+def round_after(parent: Commit, *, samples: int = 4, kept: Sequence[int] = (0, 1)) -> Certified:
+    """A round to which the whole view contributed, with means that follow from its version."""
+    version = parent.version + 1
+    parts = tuple(
+        PartResult(parent.view[0], a, b, sha(mean_of(version, k)) if k in kept else b"")
+        for k, (a, b) in enumerate(PARTS)
+    )
+    contributors = tuple(Contribution(p, samples, samples, 1000) for p in parent.view)
+    result = RoundResult(plan=plan_of(version), contributors=contributors, parts=parts, seconds_ms=10)
+    return Certified(chain.successor(SWARM, parent, RULES, view=parent.view, left=(), result=result), 0, ())
+
+
+async def hold(node: Node, version: int, parts: Sequence[int] = (0, 1)) -> None:
+    for k in parts:
+        await node.means.put(plan_of(version), k, mean_of(version, k))
+
+
+def expected(versions: int, kept: Sequence[int] = (0, 1)) -> bytes:
+    """The digest of the outer state after so many rounds, computed by itself."""
+    toy = ToyLearner(NUMEL, OUTER, chunk_bytes=800)
+    for version in range(1, versions + 1):
+        for k in kept:
+            start, stop = PARTS[k]
+            toy.outer.step_(start, stop, CODEC.decode(mean_of(version, k), stop - start), OUTER.lr, OUTER.momentum)
+    return toy.outer.digest()
+
+
+def train(one: Applying, *numbers: int) -> None:
+    """Local progress on these samples, which must be consecutive."""
+    for first in range(0, len(numbers), PACE.samples_per_step):
+        one.node.learner.train(numbers[first : first + PACE.samples_per_step], 0)
+    one.trainer.progress = Progress(((numbers[0], numbers[-1] + 1),), len(numbers) // PACE.samples_per_step, 0.0)

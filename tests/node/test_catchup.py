@@ -1,0 +1,168 @@
+"""The whole outer state by download: newcomers, who was away for too long, jumps of the history, and repairs."""
+
+import pytest
+import torch
+from tests.node.applying import RULES, SWARM, Applying, change, expected, genesis, hold, plan_of, round_after, train
+from tests.node.lab import NUMEL, Lab, in_lab, peer
+
+from farflung.protocol import chain
+from farflung.protocol.chain import Certified, RoundResult
+from farflung.protocol.effects import Repair
+
+
+def test_a_newcomer_downloads_the_state_that_a_quorum_announces() -> None:
+    async def main(lab: Lab) -> None:
+        one, two, new = (Applying(lab, n) for n in lab.nodes)
+        history = [genesis(), change(genesis().commit, 0, 1)]
+        for old in (one, two):
+            old.member.settings.founder = old.node.id  # both hold the fresh state
+            await old.start(history)
+        history.append(round_after(history[-1].commit))
+        for old in (one, two):
+            await hold(old.node, 1)
+            await old.take(history[-1])
+            new.hears(old)
+        new.node.learner.outer.params.zero_()
+        new.member.history.replace(history[-2].commit, ())
+        on_disk: list[bool] = []
+        said = new.applier._applied
+        new.applier._applied = lambda *where: (on_disk.append(new.node.disk.learner is not None), said(*where))[1]
+        await new.take(history[-1])
+        assert new.applier.version == 1 and new.digest == expected(1)
+        assert on_disk == [True], "kept before it is announced: who announces a state may get a vote"
+        sync = new.named("state.sync")
+        assert sync and sync[-1]["chunks_done"] == sync[-1]["chunks"]
+        assert torch.equal(new.node.learner.parameters[0], new.node.learner.outer.params)
+
+    in_lab(3, main)
+
+
+def test_a_member_that_is_too_far_behind_downloads_and_keeps_its_progress() -> None:
+    async def main(lab: Lab) -> None:
+        one, two, late = (Applying(lab, n) for n in lab.nodes)
+        history = [genesis(), change(genesis().commit, 0, 1, 2)]
+        for node in (one, two, late):
+            node.member.settings.founder = node.node.id
+            await node.start(history)
+        window = history[-1].commit.ledger.window(late.node.id)
+        train(late, *range(window[0][0], window[0][0] + 4))
+        local = late.node.learner.parameters[0] - late.node.learner.outer.params
+        for version in (1, 2):
+            full = round_after(history[-1].commit)
+            assert full.commit.round is not None
+            less = RoundResult(
+                plan=full.commit.round.plan, seconds_ms=1, parts=full.commit.round.parts,
+                contributors=tuple(c for c in full.commit.round.contributors if c.peer != late.node.id),
+            )  # fmt: skip
+            view = tuple(peer(n) for n in (0, 1, 2))
+            history.append(
+                Certified(chain.successor(SWARM, history[-1].commit, RULES, view=view, left=(), result=less), 0, ())
+            )
+            for node in (one, two):
+                await hold(node.node, version)
+                await node.take(history[-1])
+        for node in (one, two):
+            node.node.disk.means.clear()  # nobody remembers the first round
+            node.node.means._committed.clear()
+            late.hears(node)
+        await late.take(*history[-2:])
+        assert late.applier.version == 2 and late.digest == expected(2)
+        assert late.lost == [0] and one.lost == [], "no vote while the state is being replaced"
+        kept = late.node.learner.parameters[0] - late.node.learner.outer.params
+        torch.testing.assert_close(kept, local, atol=1e-5, rtol=0)
+        assert late.trainer.progress.steps == 2 and not late.named("progress.dropped")
+
+    in_lab(3, main)
+
+
+def test_a_jump_over_a_round_onto_a_change_of_view_downloads_the_state() -> None:
+    async def main(lab: Lab) -> None:
+        one, two, late = (Applying(lab, n) for n in lab.nodes)
+        history = [genesis(), change(genesis().commit, 0, 1, 2)]
+        for node in (one, two, late):
+            node.member.settings.founder = node.node.id
+            await node.start(history)
+        moved = round_after(history[-1].commit)
+        smaller = change(moved.commit, 0, 1)
+        for node in (one, two):
+            await hold(node.node, 1)
+            await node.take(moved, smaller)
+            late.hears(node)
+        late.member.history.replace(moved.commit, [smaller])
+        late.applier.push(smaller)
+        await late.idle()
+        assert (late.applier.height, late.applier.version) == (3, 1) and late.digest == expected(1)
+
+    in_lab(3, main)
+
+
+def test_a_round_that_came_with_a_downloaded_state_is_counted_once() -> None:
+    async def main(lab: Lab) -> None:
+        one, two, late = (Applying(lab, n) for n in lab.nodes)
+        history = [genesis(), change(genesis().commit, 0, 1, 2)]
+        for node in (one, two, late):
+            node.member.settings.founder = node.node.id
+            await node.start(history)
+        first = history[-1].commit.ledger.window(late.node.id)[0][0]
+        train(late, *range(first, first + 8))  # half of it is counted, half is progress since
+        late.node.learner.offer()
+        late.node.learner.offered_gradient(0, NUMEL)
+        late.node.exchange.in_flight = plan_of(1)
+        late.node.learner.sent_samples = late.node.learner.trained[:4]
+        moved = round_after(history[-1].commit)
+        for node in (one, two):
+            await hold(node.node, 1)
+            await node.take(moved)
+            node.node.disk.means.clear()  # nobody remembers the round
+            node.node.means._committed.clear()
+            late.hears(node)
+        await late.take(moved)
+        assert late.applier.version == 1 and late.lost == [0]
+        assert late.trainer.progress.trained == ((first + 4, first + 8),) and late.trainer.progress.steps == 2
+        assert late.node.learner.trained == list(range(first + 4, first + 8))
+
+    in_lab(3, main)
+
+
+def test_a_minority_repairs_the_chunks_in_which_it_differs() -> None:
+    async def main(lab: Lab) -> None:
+        one, two, wrong = (Applying(lab, n) for n in lab.nodes)
+        history = [genesis(), change(genesis().commit, 0, 1, 2)]
+        for node in (one, two, wrong):
+            node.member.settings.founder = node.node.id
+            await node.start(history)
+        good = wrong.digest
+        train(wrong, *range(*wrong.trainer.window[0])[:4])
+        local = wrong.node.learner.parameters[0] - wrong.node.learner.outer.params
+        wrong.node.learner.outer.params[250] += 1.0
+        wrong.node.learner.parameters[0][250] += 1.0
+        assert wrong.digest != good
+        wrong.applier.push(Repair(0, one.said[-1][2], (one.node.id, two.node.id)))
+        await wrong.idle()
+        assert wrong.digest == good and wrong.said[-1] == (1, 0, good)
+        assert [e["chunks"] for e in wrong.named("state.repair")] == [1]
+        kept = wrong.node.learner.parameters[0] - wrong.node.learner.outer.params
+        torch.testing.assert_close(kept, local, atol=1e-5, rtol=0)
+
+    in_lab(3, main)
+
+
+@pytest.mark.parametrize("obstacle", ["another version", "another digest", "nobody there"])
+def test_a_repair_that_cannot_be_done_changes_nothing(obstacle: str) -> None:
+    async def main(lab: Lab) -> None:
+        one, wrong = (Applying(lab, n) for n in lab.nodes)
+        history = [genesis(), change(genesis().commit, 0, 1)]
+        for node in (one, wrong):
+            node.member.settings.founder = node.node.id
+            await node.start(history)
+        wrong.node.learner.outer.params[250] += 1.0
+        before, said = wrong.digest, list(wrong.said)
+        if obstacle == "nobody there":
+            lab.hub.kill(one.node.id)
+        version = 7 if obstacle == "another version" else 0
+        digest = b"x" * 32 if obstacle == "another digest" else one.said[-1][2]
+        wrong.applier.push(Repair(version, digest, (one.node.id,)))
+        await wrong.idle()
+        assert wrong.digest == before and wrong.said == said
+
+    in_lab(2, main)
