@@ -1,0 +1,276 @@
+"""`create` and what follows from it: manifests made and refused, recipes, and machines that they do not fit."""
+
+import dataclasses
+import stat
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from tests.node.founded import TEXT, TOML, found
+
+from farflung.node import daemon, machine
+from farflung.node.machine import choose_runtime, fit_memory
+from farflung.node.options import CreateOptions
+from farflung.node.paths import resolve_paths
+from farflung.node.recipe import read_recipe, swarm_dataset, swarm_tokenizer
+from farflung.node.storage import FileStorage, newest_history
+from farflung.protocol.chain import genesis
+from farflung.protocol.errors import ConfigError
+from farflung.protocol.invitation import decode_invitation
+from farflung.protocol.lap import Laps
+from farflung.protocol.manifest import Manifest, open_manifest
+from farflung.protocol.manifest_sections import FeedbackSpec
+from farflung.training.inner import InnerConfig
+from farflung.training.memory import RESERVE, forecast, parse_options
+from farflung.training.methods import TRAINING_METHODS
+from farflung.training.optimizers import parse_optimizer
+from farflung.training.presets import PRESETS
+from farflung.training.runtime import Runtime
+from farflung.training.schedule import Schedule
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+# ---- create --------------------------------------------------------------------------------------------------------
+
+
+def test_create_writes_manifest_secret_and_genesis(tmp_path: Path, corpus: Path) -> None:
+    made, manifest = found(tmp_path, corpus, port=4242, seed=7, local=True, lr=1e-3)
+    assert (manifest.inner.lr, manifest.model.init_seed, manifest.data.order_seed) == (1e-3, 7, 7)
+    assert manifest.data.spec == f"text:{corpus}" and manifest.model.vocab_size == 264
+    invitation = decode_invitation(made.invitation)
+    assert (invitation.name, invitation.swarm.hex()) == ("alpha", made.hash_hex)
+    assert [a.rpartition("/p2p/")[0] for a in invitation.addresses] == ["/ip4/127.0.0.1/tcp/4242"]
+    swarm = resolve_paths(tmp_path / "a", {}).find_swarm("alpha")
+    secret = swarm.folder / "invite"
+    assert bytes.fromhex(secret.read_text()) == invitation.invite_seed
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    anchor, history = newest_history(FileStorage(swarm.checkpoint).load_history())
+    assert anchor is None
+    assert [c.commit for c in history] == [genesis(manifest.founder, read_recipe(manifest).rules)]
+
+
+def test_defaults_need_nothing_but_a_name_and_fit_together(tmp_path: Path, corpus: Path) -> None:
+    made = daemon.create(CreateOptions(name="b", data=str(corpus), steps=30, home=tmp_path / "a", open=True))
+    manifest = open_manifest(made.manifest.read_bytes(), swarm=None, peer=None)
+    assert (manifest.model.preset, manifest.inner_steps, manifest.inner.warmup_steps) == ("1m", 30, 3)
+    assert manifest.admission.rule == "open" and not (made.manifest.parent / "invite").exists()
+    recipe = read_recipe(manifest)
+    assert recipe.num_parameters == recipe.settings().rules.numel == sum(t.numel() for t in recipe_parameters(manifest))
+    assert recipe.rounds_text == "1 rounds"
+
+
+@pytest.mark.parametrize("name", sorted(TRAINING_METHODS))
+def test_a_method_is_what_neither_flags_nor_the_file_say(tmp_path: Path, corpus: Path, name: str) -> None:
+    options = CreateOptions(name="b", method=name, data=str(corpus), steps=300, home=tmp_path / "a", open=True)
+    manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
+    method = TRAINING_METHODS[name]
+    assert (manifest.inner.optimizer, manifest.outer.lr, manifest.outer.momentum) == (
+        "muon",
+        method.outer_lr,
+        method.outer_momentum,
+    )
+    assert manifest.uplink_codec == manifest.downlink_codec == method.codec
+    assert (manifest.feedback.uplink, manifest.feedback.downlink) == ("kept", "residual")
+    assert (manifest.inner_steps, manifest.fragments, manifest.laps) == (30, 3, Laps(least=10, most=10))
+    assert read_recipe(manifest).settings().uplink == method.codec
+
+    (tmp_path / "c.toml").write_text("[outer]\nlr = 0.4\n")
+    other = dataclasses.replace(
+        options, name="c", config=tmp_path / "c.toml", codec="int8(block=128)", inner_steps=5, optimizer="adamw"
+    )
+    manifest = open_manifest(daemon.create(other).manifest.read_bytes(), swarm=None, peer=None)
+    assert (manifest.inner.optimizer, manifest.outer.lr, manifest.outer.momentum) == (
+        "adamw",
+        0.4,
+        method.outer_momentum,
+    )
+    assert manifest.uplink_codec == "int8(block=128)" and manifest.laps == Laps(least=5, most=5)
+    assert manifest.fragments == 1, "three do not divide five steps"
+
+
+def test_laps_may_be_left_to_the_swarm(tmp_path: Path, corpus: Path) -> None:
+    options = CreateOptions(
+        name="b", method="default", inner_steps="auto", data=str(corpus), steps=300, home=tmp_path / "a", open=True
+    )
+    manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
+    assert (manifest.inner_steps, manifest.fragments, manifest.delay_steps) == ("auto", 3, "auto")
+    recipe = read_recipe(manifest)
+    assert recipe.rules.laps == Laps(least=4, most=166) and recipe.rules.total_steps == 300
+    assert recipe.rounds_text == "1 to 75 rounds"
+
+    coarse = dataclasses.replace(options, name="c", method=None, codec="sign(block=256)", steps=4000)
+    manifest = open_manifest(daemon.create(coarse).manifest.read_bytes(), swarm=None, peer=None)
+    assert manifest.feedback.after_rounds == 2, "a quarter of the run at the longest laps"
+
+
+def recipe_parameters(manifest: Manifest) -> list[torch.Tensor]:
+    from farflung.training.model import Decoder
+
+    return list(Decoder(read_recipe(manifest).model, seed=0).parameters())
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"name": "Bad Name"}, "swarm name"),
+        ({"preset": "1n", "config": None}, "no model is called '1n'"),
+        ({"config": Path("preset.toml")}, "model.preset = 7: must be a string"),
+        ({"data": "/nowhere/at/all"}, "no such file or folder"),
+        ({"tokenizer": "/nowhere.json"}, "cannot read the tokenizer"),
+        ({"method": "defualt"}, "no method is called 'defualt'; there are default, thrifty; did you mean"),
+        ({"codec": "int9"}, "unknown codec"),
+        ({"optimizer": "adamv"}, "no inner optimizer is called 'adamv'; there are adamw, muon, torch.optim.A"),
+        ({"optimizer": "torch.optim.SGD(lr=0.1)"}, "its learning rate is not given here but by inner.lr"),
+        ({"optimizer": "muon(speed=2)"}, "it takes adamw_lr, iterations, momentum"),
+        ({"batch_tokens": 100}, "must be a multiple of model.seq_len"),
+        ({"config": Path("/nowhere.toml")}, "cannot read /nowhere.toml"),
+    ],
+)
+def test_create_refuses_in_one_line(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("preset.toml").write_text("[model]\npreset = 7\n")
+    with pytest.raises(ConfigError) as caught:
+        found(tmp_path, corpus, **flags)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert resolve_paths(tmp_path / "a", {}).swarms() == []
+
+
+def test_a_name_is_founded_once_on_a_machine(tmp_path: Path, corpus: Path) -> None:
+    found(tmp_path, corpus)
+    with pytest.raises(ConfigError, match="continue that one with `farflung join alpha`"):
+        found(tmp_path, corpus)
+
+
+# ---- the recipe ----------------------------------------------------------------------------------------------------
+
+
+def test_settings_follow_from_the_manifest(tmp_path: Path, corpus: Path) -> None:
+    _, manifest = found(tmp_path, corpus, codec="int8(block=256)")
+    recipe = read_recipe(manifest)
+    settings, pace = recipe.settings(), recipe.pace()
+    assert (settings.align, settings.rules.ahead, settings.rules.total_steps) == (256, 3 * 4, manifest.total_steps)
+    assert 1.0 < settings.bytes_per_element < 1.1
+    assert (pace.laps, pace.samples_per_step, pace.tokens_per_sample) == (Laps.fixed(60, 5), 4, 32)
+    assert settings.rules.laps == pace.laps and settings.step_tokens == pace.step_tokens == 4 * 32
+    assert not settings.admits(bytes(32), b"") and not settings.admits(bytes(32), bytes(64))
+
+
+def test_a_codec_may_be_a_policy(tmp_path: Path, corpus: Path) -> None:
+    _, manifest = found(tmp_path, corpus, codec="1d:fp32,int8(block=32)")
+    recipe = read_recipe(manifest)
+    assert recipe.settings().uplink == "1d:fp32,int8(block=32)" and recipe.settings().align == 32
+    assert recipe.uplink.numel == recipe.num_parameters
+    assert len(recipe.uplink.segments) == 2 * manifest.model.num_layers, "the last norms are neighbours"
+
+
+def test_each_way_has_the_codec_that_the_manifest_names(tmp_path: Path, corpus: Path) -> None:
+    file = tmp_path / "swarm.toml"
+    file.write_text('[swarm]\nuplink_codec = "1d:fp32,int4(block=64)"\ndownlink_codec = "int8(block=128)"\n')
+    options = CreateOptions(name="b", config=file, data=str(corpus), steps=30, home=tmp_path / "a", open=True)
+    manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
+    recipe = read_recipe(manifest)
+    settings = recipe.settings()
+    assert (recipe.uplink.spec, recipe.downlink.spec) == ("1d:fp32,int4(block=64)", "int8(block=128)")
+    assert (settings.uplink, settings.downlink, settings.align) == (recipe.uplink.spec, recipe.downlink.spec, 128)
+    assert settings.bytes_per_element == recipe.downlink.expected_nbytes() / recipe.num_parameters, (
+        "the larger of the two"
+    )
+
+
+def test_a_codec_that_this_version_does_not_know_is_named(tmp_path: Path, corpus: Path) -> None:
+    with pytest.raises(ConfigError, match=r"swarm.uplink_codec = '1d:fp32,int7': unknown codec 'int7'"):
+        found(tmp_path, corpus, codec="1d:fp32,int7")
+    _, manifest = found(tmp_path, corpus)
+    with pytest.raises(ConfigError, match=r"'alpha' cannot be used: unknown codec 'int7'"):
+        read_recipe(msgspec.structs.replace(manifest, uplink_codec="1d:fp32,int7"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        ({}, FeedbackSpec()),
+        ({"codec": "int4"}, FeedbackSpec()),
+        ({"codec": "deadzone(bits=1.0)"}, FeedbackSpec(uplink="residual", downlink="residual", after_rounds=25)),
+        ({"codec": "1d:fp32,sign"}, FeedbackSpec(uplink="residual", downlink="residual", after_rounds=25)),
+        ({"codec": "sign", "feedback": False}, FeedbackSpec()),
+        ({"feedback": True}, FeedbackSpec(uplink="residual", downlink="residual", after_rounds=25)),
+    ],
+)
+def test_feedback_follows_the_codec_unless_it_is_said(
+    tmp_path: Path, corpus: Path, flags: dict[str, Any], wanted: FeedbackSpec
+) -> None:
+    _, manifest = found(tmp_path, corpus, **flags)
+    assert manifest.feedback == wanted, "of 100 rounds"
+
+
+def test_feedback_is_in_the_file_as_well(tmp_path: Path, corpus: Path) -> None:
+    file = tmp_path / "swarm.toml"
+    file.write_text(
+        '[swarm]\nuplink_codec = "deadzone(bits=0.5)"\n[feedback]\ndecay = 0.95\nafter_rounds = 3\n', encoding="utf-8"
+    )
+    made = daemon.create(
+        CreateOptions(name="b", config=file, data=str(corpus), steps=30, home=tmp_path / "a", open=True)
+    )
+    manifest = open_manifest(made.manifest.read_bytes(), swarm=None, peer=None)
+    assert manifest.feedback == FeedbackSpec(uplink="residual", downlink="none", decay=0.95, after_rounds=3)
+
+
+def test_the_inner_options_reach_the_learner(tmp_path: Path, corpus: Path) -> None:
+    sections = TOML.replace("seq_len = 32", "seq_len = 32\nqk_norm = true").replace(
+        "lr = 3e-3", "lr = 3e-3\nz_loss = 1e-4"
+    )
+    config = tmp_path / "muon.toml"
+    config.write_text(sections.format(steps=6000))
+    options = CreateOptions(
+        name="m", config=config, data=str(corpus), home=tmp_path / "a", optimizer="muon(adamw_lr=0.001)"
+    )
+    manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
+    recipe = read_recipe(manifest)
+    learner = recipe.learner(swarm_dataset(manifest, swarm_tokenizer(manifest, tmp_path / "none")), Runtime())
+    reports = [learner.train(range(step * 4, step * 4 + 4), step) for step in range(20)]
+    assert reports[-1].loss < reports[0].loss - 0.5
+    keys = {
+        name.split("/")[1].rpartition(".")[0] + "/" + name.split("/")[2] for name in learner.replica.optimizer.tensors()
+    }
+    assert {"model.layers.0.mlp.up_proj/momentum", "model.embed_tokens/exp_avg_sq"} <= keys
+    assert {"model.layers.1.self_attn.q_norm/exp_avg"} <= keys and "model.embed_tokens/momentum" not in keys
+    assert recipe.inner.z_loss == 1e-4
+
+
+def test_other_data_is_refused_with_the_remedy(tmp_path: Path, corpus: Path) -> None:
+    _, manifest = found(tmp_path, corpus)
+    tokenizer = swarm_tokenizer(manifest, tmp_path / "none")
+    assert swarm_dataset(manifest, tokenizer).num_samples == manifest.data.num_samples
+    copy = tmp_path / "copy.txt"
+    copy.write_text(TEXT + "one line more\n")
+    with pytest.raises(ConfigError, match=r"is not what swarm 'alpha' trains on.*--data"):
+        swarm_dataset(manifest, tokenizer, f"text:{copy}")
+    corpus.unlink()
+    with pytest.raises(ConfigError, match="no such file or folder; say where it lies here with `--data`"):
+        swarm_dataset(manifest, tokenizer)
+
+
+def test_memory_and_devices_are_checked_before_anything_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = InnerConfig(schedule=Schedule(peak=1e-3, kind="constant"))
+    huge = dataclasses.replace(PRESETS["8b"], dim=1 << 16, num_heads=64, num_kv_heads=64)
+    with pytest.raises(ConfigError, match="or join a swarm with a smaller model"):
+        fit_memory(huge, plain, 1, Runtime())
+    needs = forecast(PRESETS["1m"], parse_optimizer(plain.optimizer), parse_options("none"), residuals=1)
+    usable = needs.device_bytes + needs.host_bytes
+    monkeypatch.setattr(machine, "free_bytes", lambda device, limit=None: int(usable / (1 - RESERVE)) + 1)
+    assert fit_memory(PRESETS["1m"], plain, 1, Runtime(), "none", residuals=1) == Runtime()
+    with pytest.raises(ConfigError, match="need"):
+        fit_memory(PRESETS["1m"], plain, 1, Runtime(), "none", residuals=2)
+    with pytest.raises(ConfigError, match="--device 'abacus'"):
+        choose_runtime("abacus", "auto", compiled=False)
+    with pytest.raises(ConfigError, match="CUDA devices"):
+        choose_runtime("cuda:63", "auto", compiled=False)
+    assert choose_runtime("cpu", "bf16", compiled=False).autocast is torch.bfloat16
