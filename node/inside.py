@@ -14,7 +14,6 @@ from farflung.node.recipe import Recipe
 from farflung.node.status import NodeStatus, PeerStatus
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.invitation import Invitation, encode_invitation
-from farflung.protocol.membership import Liveness
 from farflung.protocol.peer_record import PeerRecord
 
 INVITATION_ADDRESSES = 4
@@ -111,15 +110,12 @@ class NodeInside:
                 version=max(0, trainer.version),
                 step=trainer.global_step,
                 addresses=self._engine.addresses(),
+                stage=self._peer.stage,
+                forward_s=self._peer.forward_s,
+                uplink_bytes_per_s=self._peer.exchange.link.bytes_per_s,
             )
         ]
-        for who, entry in sorted(self._peer.member.membership.peers.items()):
-            row = PeerStatus(peer=who.hex(), state=str(entry.liveness), member=who in view)
-            if entry.liveness is not Liveness.UNKNOWN:
-                row.last_seen_s = max(0.0, now - entry.heard_at)
-            if (beat := entry.heartbeat) is not None:
-                row.device, row.tokens_per_s = beat.device, beat.tokens_per_s
-                row.version, row.step, row.addresses = beat.version, beat.step, list(beat.addresses)
+        for who, row in sorted(self._peer.others(view, now).items()):
             if (link := links.get(who)) is not None:
                 row.carrier = link.carrier
                 row.up_bytes_per_s, row.down_bytes_per_s = link.up_bytes_per_s, link.down_bytes_per_s

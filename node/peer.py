@@ -11,7 +11,7 @@ stops, goodbye goes out, the place is saved, transfers are cancelled, the networ
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from farflung.node.apply import Applier
@@ -22,6 +22,7 @@ from farflung.node.exchange import Exchange
 from farflung.node.learner import Learner
 from farflung.node.means import MeanStore
 from farflung.node.network import Network
+from farflung.node.peer_rows import Rows, chain_rows
 from farflung.node.residuals import Residuals
 from farflung.node.sealed_mail import SealedMail
 from farflung.node.statesync import Donor, StateSync
@@ -246,6 +247,10 @@ class Peer:
             if entry.heartbeat is not None and entry.heartbeat.addresses:
                 yield who, entry.heartbeat.addresses, entry.heard_at
 
+    def others(self, view: Collection[PeerId], now: float) -> Rows:
+        """What we know of the others, for people; `view`: who may vote."""
+        return chain_rows(self.member.membership, view, now)
+
     @property
     def num_alive(self) -> int:
         """Other peers that we hear."""
@@ -260,6 +265,11 @@ class Peer:
     def stage_peers(self) -> tuple[int, ...]:
         """How many serve each stage of a pipeline."""
         return ()
+
+    @property
+    def forward_s(self) -> float:
+        """What one microbatch takes forward through our stage; 0 while unknown."""
+        return 0.0
 
     @property
     def leaving(self) -> bool:

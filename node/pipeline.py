@@ -141,6 +141,11 @@ class Pipeline:
         """Whether it is our turn to plan."""
         return self.recipe.stage == 0 and self.me.trains and self.coordinator.leads(self._now())
 
+    @property
+    def forward_s(self) -> float:
+        """What a forward of our stage takes for one microbatch; 0 while unknown."""
+        return self._door.seconds("_forward")
+
     def counts(self) -> tuple[int, ...]:
         """Peers of each stage, ourselves included."""
         return self.roll.counts(self._now(), self.recipe.stage)
@@ -191,7 +196,7 @@ class Pipeline:
             finished=self.me.finished,
             version=self.me.holds[0],
             digest=self.me.holds[1],
-            forward_s=self._door.seconds("_forward"),
+            forward_s=self.forward_s,
             up_bytes_per_s=self.me.up_bytes_per_s,
             admission=self._admission,
             addresses=tuple(self._network.addresses()[:MAX_ADDRESSES]),
@@ -337,7 +342,7 @@ class Pipeline:
     def _server(self, peer: PeerId, stage: int) -> Server:
         said = self.roll.present(peer)
         if said is None:  # ourselves
-            return Server(peer.hex(), stage, self._door.seconds("_forward"), self.me.up_bytes_per_s)
+            return Server(peer.hex(), stage, self.forward_s, self.me.up_bytes_per_s)
         return Server(peer.hex(), stage, said.forward_s, said.up_bytes_per_s)
 
     # ---- a step (`stage_trainer.Steps`) ------------------------------------------------------------------------

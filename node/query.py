@@ -71,32 +71,54 @@ def the_running(name: str | None, home: Path | None) -> SwarmPaths:
 
 
 def peer_table(peers: list[PeerStatus]) -> Table:
-    """The peers as a table, this node first, then by key."""
+    """The peers as a table, this node first, then by stage, where there are stages, and by key."""
+    staged = any(peer.stage is not None for peer in peers)
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("peer", no_wrap=True, min_width=12)
+    if staged:
+        table.add_column("stage", justify="right")
     for heading in ("state", "device"):
         table.add_column(heading)
-    for heading in ("step", "tokens/s"):
+    for heading in ("step", "version", "speed"):
         table.add_column(heading, justify="right")
     table.add_column("link")
     for heading in ("sent", "received", "seen"):
         table.add_column(heading, justify="right")
-    for one in sorted(peers, key=lambda peer: (peer.state != "self", peer.peer)):
-        link = one.carrier
-        if one.up_bytes_per_s or one.down_bytes_per_s:
-            link += f", up {size(one.up_bytes_per_s)}/s, down {size(one.down_bytes_per_s)}/s"
-        table.add_row(
-            one.peer[:12],
+    last = max((peer.stage or 0 for peer in peers), default=0) + 1  # whoever has no stage yet
+    for one in sorted(
+        peers, key=lambda peer: (peer.state != "self", last if peer.stage is None else peer.stage, peer.peer)
+    ):
+        cells: list[str | Text] = [one.peer[:12]]
+        if staged:
+            cells.append("none yet" if one.stage is None else str(one.stage))
+        cells += [
             Text(one.state if one.member else f"{one.state}, no member", style=PEER_STYLES.get(one.state, "")),
             one.device,
             f"{one.step:,}",
-            f"{one.tokens_per_s:,.0f}",
-            link,
+            f"{one.version:,}",
+            _speed(one),
+            _link(one),
             size(one.sent_bytes),
             size(one.received_bytes),
             "" if one.last_seen_s is None else f"{duration(one.last_seen_s)} ago",
-        )
+        ]
+        table.add_row(*cells)
     return table
+
+
+def _speed(one: PeerStatus) -> str:
+    """Peers of a stage say how long a forward takes them, those of our own stage what they train as well."""
+    said = [f"{one.tokens_per_s:,.0f} tokens/s"] if one.tokens_per_s else []
+    return ", ".join([*said, f"forward {1000.0 * one.forward_s:,.0f} ms"] if one.forward_s else said)
+
+
+def _link(one: PeerStatus) -> str:
+    said = [one.carrier] if one.carrier else []
+    if one.up_bytes_per_s or one.down_bytes_per_s:
+        said.append(f"up {size(one.up_bytes_per_s)}/s, down {size(one.down_bytes_per_s)}/s")
+    if one.uplink_bytes_per_s:
+        said.append(f"its uplink {size(one.uplink_bytes_per_s)}/s")
+    return ", ".join(said)
 
 
 async def _status(swarm: SwarmPaths) -> NodeStatus:

@@ -8,10 +8,11 @@ missed one, but nothing waits for it: they are done when the data nodes say that
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from farflung.node.network import PeerId
 from farflung.node.peer import Facilities, Peer
+from farflung.node.peer_rows import Rows, add_roll
 from farflung.node.pipeline import Pipeline
 from farflung.node.sealed_mail import PipelineMail
 from farflung.node.stage_learner import StageLearner
@@ -125,6 +126,16 @@ class StagePeer(Peer):
     @property
     def num_alive(self) -> int:
         return sum(self.stage_peers) - 1
+
+    @property
+    def forward_s(self) -> float:
+        return self.pipeline.forward_s
+
+    def others(self, view: Collection[PeerId], now: float) -> Rows:
+        """Peers of all stages."""
+        rows = super().others(view, now)
+        add_roll(rows, self.pipeline.roll, now)
+        return rows
 
     def _state(self) -> tuple[str, str]:
         """Who has nothing that a round could count is not waited for by its chain, so it must not say that it trains."""

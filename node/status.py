@@ -146,16 +146,26 @@ class PeerStatus(msgspec.Struct, kw_only=True):
     state: str
     """`alive`, `suspect`, `dead` or `left`, and `self` for the node that answers."""
     member: bool = False
-    """It may vote."""
+    """It may vote, in the chain of its stage where there are several."""
+    stage: int | None = None
+    """Of a pipeline, that it serves; None where every node holds the whole model, or while it has none."""
     device: str = ""
+    """Empty while unknown, and for peers of other stages."""
     tokens_per_s: float = 0.0
+    """0 for peers of other stages, which tell `forward_s`."""
+    forward_s: float = 0.0
+    """Of a pipeline: seconds that one microbatch takes forward through its stage; 0 while unknown."""
+    uplink_bytes_per_s: float = 0.0
+    """That it has measured of its own uplink; 0 while unknown."""
     version: int = 0
+    """Of the outer state that it holds: of its stage."""
     step: int = 0
     last_seen_s: float | None = None
     """Seconds since the last message; None when none came yet."""
     carrier: str = ""
     """`tls` or `libp2p`: what bulk to this peer uses."""
     up_bytes_per_s: float = 0.0
+    """Of the link from this node to it, as seen; down: from it."""
     down_bytes_per_s: float = 0.0
     sent_bytes: int = 0
     received_bytes: int = 0

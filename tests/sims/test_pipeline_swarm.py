@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 from tests.sims.pipeline_cases import Counting, recipe, signers
 
+from farflung.node.status import PeerStatus
 from farflung.protocol.roll import in_order
 from farflung.sims.links import LinkModel
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
@@ -79,6 +80,33 @@ def test_one_peer_each_is_enough_and_another_may_come_late() -> None:
     swarm = simulate(RECIPE, Counting(), signers(3), story, wanted={2: 1})
     assert not swarm.broken and swarm.rounds() == {0: ROUNDS, 1: ROUNDS}
     assert swarm.happened("round.commit", 2)[-1]["contributed"]
+
+
+def test_each_peer_can_tell_of_those_of_all_stages() -> None:
+    rows: dict[int, dict[int, PeerStatus]] = {}
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(4):
+            swarm.start(peer)
+        await until(swarm, lambda: swarm.rounds() == {0: 1, 1: 1})
+        victim = max((p for p in swarm.peers if stage_of(swarm, p) == 1), key=swarm.ids.__getitem__)
+        swarm.kill(victim)
+        await asyncio.sleep(12.0)
+        now = asyncio.get_running_loop().time()
+        for peer, node in swarm.peers.items():
+            others = node.others(node.member.head.commit.view, now)
+            rows[peer] = {swarm.ids.index(who): row for who, row in others.items()}
+        rows[victim] = {}
+
+    swarm = simulate(RECIPE, Counting(), signers(4), story)
+    (victim,) = (peer for peer, seen in rows.items() if not seen)
+    for peer, seen in rows.items():
+        if peer == victim:
+            continue
+        assert seen.keys() == set(range(4)) - {peer}
+        for other, row in seen.items():
+            assert row.stage == stage_of(swarm, other) and row.forward_s > 0.0 and row.member
+            assert (row.state == "alive") == (other != victim) and (other == victim or row.version >= 1)
 
 
 def test_routes_may_skip_a_stage() -> None:
