@@ -380,6 +380,40 @@ def export(
         typer.echo(f"  {key}: {value}")
 
 
+@app.command("eval")
+def eval_(
+    name: Swarm = None,
+    skip_stages: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STAGES|SHARE%",
+            help="Of a pipeline: also with these stages left out, `2,4`, or with every choice of a share, `25%`; repeatable.",
+        ),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Where the swarm's data lies here, if not where it is known.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, bf16 or fp32.")] = "auto",
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Held-out loss and perplexity of the swarm's model as this machine has it, beside a running node or after it."""
+    from farflung.node.options import EvalOptions
+
+    options = EvalOptions(
+        swarm=name, skip_stages=tuple(skip_stages or ()), data=data, device=device, dtype=dtype, home=home
+    )
+    from farflung.node.evaluating import evaluate_swarm, told
+
+    figures = evaluate_swarm(options)
+    if as_json:
+        print_json(figures)
+        return
+    for line in told(figures):
+        typer.echo(line)
+
+
 @id_app.command("show")
 def id_show(home: Home = None, as_json: Json = False) -> None:
     """Print this machine's public key; makes one at first use."""

@@ -194,6 +194,25 @@ class ExportOptions:
             raise ConfigError(f"{self.folder} exists and is not an empty folder; name a new one")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalOptions:
+    """`farflung eval`: held-out loss of the model that is here, whole and with stages left out."""
+
+    swarm: str | None
+    """Name or beginning of the manifest hash; None means the only swarm of this machine."""
+    skip_stages: tuple[str, ...] = ()
+    """Each `2,4`, stages to leave out together, or `25%`, every choice of so many of them."""
+    data: str | None = None
+    """Where the swarm's data lies here, when elsewhere than known."""
+    device: str = "auto"
+    dtype: str = "auto"
+    home: Path | None = None
+    """Replaces all folders."""
+
+    def __post_init__(self) -> None:
+        _dtype(self.dtype)
+
+
 def steps_or_auto(flag: str, text: str | None) -> int | Literal["auto"] | None:
     """What a flag says that takes a number of steps, or `auto`. Raises ConfigError."""
     if text is None or text == "auto":

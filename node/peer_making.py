@@ -20,7 +20,7 @@ from farflung.node.rehearsal import Rehearsal
 from farflung.node.replica_peer import ReplicaPeer
 from farflung.node.stage_start import StageStart, stage_storage
 from farflung.node.storage import FileStorage
-from farflung.node.swarmfiles import data_file, save_tokenizer, tokenizer_file
+from farflung.node.swarmfiles import data_file, data_here, save_tokenizer, tokenizer_file
 from farflung.protocol.errors import ConfigError, RemoteError
 from farflung.protocol.keys import Signer
 from farflung.training.data import Dataset
@@ -107,11 +107,7 @@ class PeerMaking:
             swarm_tokenizer(manifest, options.tokenizer)
             save_tokenizer(swarm, options.tokenizer)
         tokenizer = swarm_tokenizer(manifest, tokenizer_file(swarm))
-        spec = None
-        if options.data is not None:
-            spec = founding.data_spec(options.data)
-        elif data_file(swarm).exists():
-            spec = data_file(swarm).read_text(encoding="utf-8").strip()
+        spec = data_here(swarm) if options.data is None else founding.data_spec(options.data)
         dataset = swarm_dataset(manifest, tokenizer, spec)
         if spec is not None:
             data_file(swarm).write_text(spec + "\n", encoding="utf-8")

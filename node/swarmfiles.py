@@ -80,6 +80,12 @@ def data_file(swarm: SwarmPaths) -> Path:
     return swarm.folder / "data"
 
 
+def data_here(swarm: SwarmPaths) -> str | None:
+    """Where the data lies here, as `join --data` said; None when it is where the manifest says."""
+    file = data_file(swarm)
+    return file.read_text(encoding="utf-8").strip() if file.exists() else None
+
+
 def claim_file(swarm: SwarmPaths) -> Path:
     """The founder's claim as last seen; it need not exist."""
     return swarm.folder / "claim"

@@ -49,7 +49,8 @@ def test_links_lead_somewhere() -> None:
 @pytest.mark.slow
 def test_every_command_of_the_readme(tmp_path: Path) -> None:
     todo = [words for words in COMMANDS if tuple(words) not in ELSEWHERE]
-    assert [words[1] for words in todo] == ["create", "doctor", "join", "status", "peers", "invite", "leave", "export"]
+    wanted = ["create", "doctor", "join", "status", "peers", "invite", "leave", "export", "eval"]
+    assert [words[1] for words in todo] == wanted
     made = run(tmp_path, todo[0])
     assert made.returncode == 0, made.stderr
     examined = run(tmp_path, todo[1])
@@ -76,3 +77,5 @@ def test_every_command_of_the_readme(tmp_path: Path) -> None:
     exported = run(tmp_path, todo[7])
     assert exported.returncode == 0, exported.stderr
     assert (tmp_path / "model" / "config.json").exists()
+    judged = run(tmp_path, todo[8])
+    assert judged.returncode == 0 and "perplexity" in judged.stdout, judged.stderr

@@ -92,7 +92,8 @@ def running_node(home: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "command", ["create", "join", "status", "peers", "invite", "leave", "export", "id show", "id backup", "id restore"]
+    "command",
+    ["create", "join", "status", "peers", "invite", "leave", "export", "eval", "id show", "id backup", "id restore"],
 )
 def test_every_command_has_help(command: str) -> None:
     result = run(*command.split(), "--help")

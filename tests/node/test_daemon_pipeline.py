@@ -14,8 +14,9 @@ import pytest
 
 from farflung.node import daemon
 from farflung.node.doctor import examine
+from farflung.node.evaluating import evaluate_swarm
 from farflung.node.events import read_events
-from farflung.node.options import CreatedSwarm, CreateOptions, DoctorOptions, ExportOptions
+from farflung.node.options import CreatedSwarm, CreateOptions, DoctorOptions, EvalOptions, ExportOptions
 from farflung.node.paths import SwarmPaths, resolve_paths
 from farflung.node.stage_start import SavedStage, save_stage, saved_stage
 from farflung.node.wanted import local_swarm
@@ -176,5 +177,8 @@ def test_three_processes_train_two_stages_and_one_is_killed(tmp_path: Path) -> N
     facts = daemon.export(ExportOptions(swarm="pipe", folder=tmp_path / "model", home=tmp_path / "a"))
     assert facts["rounds"] >= 1 and facts["pipeline stages"] == 2 and "held-out loss" in facts
     assert (tmp_path / "model" / "model.safetensors").exists()
-    with pytest.raises(ConfigError, match="export on the machine of one, the founder's for example"):
+    figures = evaluate_swarm(EvalOptions(swarm="pipe", skip_stages=("1",), device="cpu", home=tmp_path / "a"))
+    (last,) = [e for e in a.events("outer.eval") if e["version"] == figures["version"]]
+    assert figures["loss"] == pytest.approx(last["loss"], rel=1e-4) and figures["left_out"][0]["perplexity"] > 0.0
+    with pytest.raises(ConfigError, match="go to the machine of one, the founder's for example"):
         daemon.export(ExportOptions(swarm="pipe", folder=tmp_path / "other", home=tmp_path / "b"))
