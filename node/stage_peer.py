@@ -41,6 +41,7 @@ class StagePeer(Peer):
         keep_model: KeepModel,
     ) -> None:
         network, doors, log, me = facilities.network, facilities.doors, facilities.log, facilities.signer.peer_id
+        log.bind(stage=recipe.stage)
         terms = recipe.terms(founder)
         self.pipeline = Pipeline(
             network=network,

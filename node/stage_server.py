@@ -18,6 +18,7 @@ from torch import Tensor
 from farflung.compression.codec import CodecError, Payload
 from farflung.node import framing
 from farflung.node.courier import ACTIVATION, GRADIENT, REACH_S, SLOWEST_BYTES_PER_S, Courier, Parcel
+from farflung.node.diary import Diary
 from farflung.node.door import Door
 from farflung.node.network import Network, PeerId, Stream
 from farflung.node.pipeline_step import Step
@@ -35,6 +36,7 @@ from farflung.protocol.messages import (
     Settled,
     SettleRequest,
 )
+from farflung.protocol.visit import Work
 from farflung.training.errors import Overflow
 from farflung.training.pipeline_boundary import TARGET_BYTES, Boundary, decode_targets, encode_targets
 from farflung.training.pipeline_plan import BadPlan, Kind, Op
@@ -114,6 +116,10 @@ class StageServer:
         open_ = self._open[window]
         await open_.settled.wait()
         return open_.accumulated if all(open_.verdicts.values()) else Accumulated()
+
+    def diary(self, window: bytes) -> Diary:
+        """What we did in a step, which is open."""
+        return self._open[window].diary
 
     def close(self, window: bytes) -> None:
         """Forget a step."""
@@ -234,8 +240,13 @@ class StageServer:
             nbytes=len(payload) + len(targets),
         )
 
+        began = self._now()
+
         def done(answer: Answer | None) -> None:
             if answer is Answer.TAKEN:
+                if send.peer != open_.me:
+                    what = open_.op(Work(send.work.microbatch, send.hop, send.backward))
+                    open_.diary.delivered(what, send.peer, began, self._now())
                 self._do(open_, open_.desk.passed(send))
             elif answer is Answer.BUSY:
                 self._do(open_, open_.desk.busy(send), payload)
@@ -282,6 +293,7 @@ class StageServer:
         key = (work.microbatch, work.hop)
         x, targets = open_.inputs[key]
         home = open_.step.home(work.microbatch)
+        began = self._now()
         try:
             if op.kind is Kind.LOSS:
                 if targets is None:
@@ -301,6 +313,7 @@ class StageServer:
                 effects = open_.desk.finished(work, home)
         except (Overflow, CodecError):
             output, effects = b"", open_.desk.failed(work)
+        open_.diary.computed(op, began, self._now())
         open_.worklist.finish(op)
         self._do(open_, effects, output)
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from farflung.compression.codec import Payload
+from farflung.node.diary import Diary
 from farflung.node.pipeline_step import Step
 from farflung.protocol.desk import Desk
 from farflung.protocol.messages import Passage
@@ -53,6 +54,7 @@ class OpenStep:
     """Encoded gradients of inputs, with batch and length."""
     batches: dict[int, Batch] = field(default_factory=dict)
     """Of our own microbatches."""
+    diary: Diary = field(default_factory=Diary)
     listener: Listener | None = None
     verdicts: dict[int, bool] = field(default_factory=dict)
     """By data node: whether what we accumulated counts."""

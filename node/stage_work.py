@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from farflung.node.diary import Diary
 from farflung.node.door import Door, Doors
 from farflung.node.network import Network, PeerId
 from farflung.node.pipeline_driver import Driver, Outcome
@@ -35,6 +36,8 @@ class Report:
     outcome: Outcome | None
     """Of our own microbatches."""
     seconds: float
+    diary: Diary
+    """What we did in it."""
 
 
 class StageWork:
@@ -137,7 +140,7 @@ class StageWork:
                 self._driver = driver
                 outcome = await driver.run()
             accumulated = await self.server.settled(job.window)
-            report = Report(job, outcome, self._now() - job.began_at)
+            report = Report(job, outcome, self._now() - job.began_at, self.server.diary(job.window))
         finally:
             self.server.close(job.window)
             self.job = self._driver = None

@@ -32,6 +32,8 @@ class PeerFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """For people: `node 1`."""
     role: str = ""
     """For people: `founder`, `joined late`, `replacement`."""
+    region: str = ""
+    """Where it is, one of `regions.NAMES`; empty while nobody knows."""
     group: str = ""
     """Its class of machines, in which utilisation is told; empty: by the device that the node names."""
 

@@ -8,6 +8,7 @@ from farflung.sims import markup
 from farflung.sims.markup import Markup, text
 from farflung.sims.plots import human_bytes, plot_bytes, plot_losses, plot_rounds, short_number
 from farflung.sims.plots_time import plot_gantt, plot_membership
+from farflung.sims.report_pipeline import pipeline_sections, pipeline_tiles
 from farflung.sims.scene import Scene
 from farflung.sims.spans import USES
 from farflung.sims.summary import commits_by_round, total_bytes, violations
@@ -54,6 +55,7 @@ def run_sections(scene: Scene) -> list[Markup]:
         sections.append(
             markup.section("Loss", _loss_note(scene), markup.figures(plot_losses([scene])), _loss_legend(scene))
         )
+    sections += pipeline_sections(scene)
     sections += [
         markup.section(
             "How peers spent their time",
@@ -143,6 +145,7 @@ def _tiles(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         kept = f"; {left_out:.2f} of an update kept for later" if left_out is not None else ""
         bits = " / ".join(f"{bits:.2f}" for bits in figures["bits_per_parameter"].values())
         cells.append((bits, f"bits per parameter sent, {ways}; fp32 has 32{kept}", ""))
+    cells += pipeline_tiles(figures)
     if figures["median_round_s"] is not None:
         cells.append((f"{figures['median_round_s']:.1f} s", "median round, from the plan to the commit", ""))
     equal, twice, lost = figures["digests_equal"], figures["samples_trained_twice"], figures["samples_lost"]

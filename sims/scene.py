@@ -9,6 +9,7 @@ from typing import Any
 
 from farflung.node.events import Event
 from farflung.sims.facts import RunFacts
+from farflung.sims.pipeline_log import LoggedStep, logged_steps
 from farflung.sims.spans import Span, kill_time, state_spans
 from farflung.sims.summary import Events, outer_losses, summarise
 from farflung.sims.svg import MUTED, SERIES
@@ -58,6 +59,16 @@ class Scene:
     def outer(self) -> list[Event]:
         """See `summary.outer_losses`."""
         return outer_losses(self.events)
+
+    @cached_property
+    def steps(self) -> list[LoggedStep]:
+        """Of a pipeline; empty without one."""
+        return logged_steps(self.events)
+
+    @cached_property
+    def regions(self) -> dict[str, str]:
+        """Of the peers whose region is known."""
+        return {facts.peer: facts.region for facts in self.run.peers if facts.region}
 
     @property
     def has_losses(self) -> bool:

@@ -65,7 +65,7 @@ def run_facts(
     """What no node knows of the run."""
     started, ended = between
     peers = [
-        PeerFacts(peer=peer, name=f"{peer_class.name}/{index}", role=region, group=peer_class.name)
+        PeerFacts(peer=peer, name=f"{peer_class.name}/{index}", role=region, region=region, group=peer_class.name)
         for peer, (peer_class, index, region) in zip(ids, scenario.roster(), strict=True)
     ]
     return RunFacts(

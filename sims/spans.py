@@ -44,7 +44,10 @@ def compute_spans(events: Iterable[Event]) -> list[Span]:
     spans = []
     for event in events:
         match event["event"], event.get("what"):
-            case "step", _:
+            case "pipeline.step", _:
+                began = event["time"] - event["seconds"]
+                spans += [Span(began + a / 1000.0, began + b / 1000.0, "train") for *_, a, b in event["ops"]]
+            case "step", _ if "stage" not in event:  # of a pipeline it is mostly waiting for others
                 spans.append(_ended(event, "train", 0))
             case "outer.eval", _:
                 spans.append(_ended(event, "evaluate", 0))

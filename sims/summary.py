@@ -10,6 +10,7 @@ from msgspec import structs
 
 from farflung.node.events import Event
 from farflung.sims.facts import Interval, LedgerFacts, RunFacts
+from farflung.sims.pipeline_log import pipeline_figures
 from farflung.sims.spans import USES, kill_time, seconds_by_use
 
 Events = Mapping[str, Sequence[Event]]
@@ -29,7 +30,8 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
     nobody kept the ledger. * `invariants_broken`: [{peer, which, detail}]. * `tokens_committed`, and
     `tokens_per_s` of the whole run. * `median_round_s`, plan to commit, at the slowest peer of each round. *
     `peers`: how many there were. * `utilisation`: {group: {peers, hours, and the share of their presence that
-    went into each of `spans.USES`}}. * `judged`: what a judge beside the nodes found broken, and `expected`:
+    went into each of `spans.USES`}}. * `pipeline`: see `pipeline_log.pipeline_figures`; rounds, tokens and samples are
+    those of stage 0, for those of the others count the same again. * `judged`: what a judge beside the nodes found broken, and `expected`:
     [{what, got, met}], both as the facts have them.
     """
     names = {facts.peer: facts.name for facts in run.peers}
@@ -54,7 +56,7 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
         if (owed := [e["owed"] for e in _all(events_by_peer, "round.commit") if e["owed"] is not None])
         else None,
         "ddp_bytes_per_peer": run.ddp_bytes_per_peer,
-        "rounds_committed": len({event["round"] for event in _all(events_by_peer, "round.commit")}),
+        "rounds_committed": len(by_round),
         "rounds_missed": [
             {"peer": names.get(e["peer"], e["peer"][:12]), "round": e["round"], "reason": e["reason"]}
             for e in _all(events_by_peer, "round.missed")
@@ -74,6 +76,7 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
         "median_round_s": round(statistics.median(e["seconds"] for e in by_round), 3) if by_round else None,
         "peers": len({*names, *events_by_peer}),
         "utilisation": utilisation(events_by_peer, run),
+        "pipeline": pipeline_figures(events_by_peer),
         "judged": run.violations,
         "expected": [structs.asdict(one) for one in run.expected],
     }
@@ -129,10 +132,10 @@ def outer_losses(events_by_peer: Events) -> list[Event]:
 
 
 def digests_equal(events_by_peer: Events) -> bool:
-    """Whether all `round.commit` events of equal version carry one digest."""
-    digest_of: dict[int, str] = {}
+    """Whether all `round.commit` events of equal version, and of a pipeline of one stage, carry one digest."""
+    digest_of: dict[tuple[int, int], str] = {}
     return all(
-        digest_of.setdefault(event["version"], event["digest"]) == event["digest"]
+        digest_of.setdefault((event.get("stage", 0), event["version"]), event["digest"]) == event["digest"]
         for event in _all(events_by_peer, "round.commit")
     )
 
@@ -141,15 +144,19 @@ def committed_samples(events_by_peer: Events) -> list[list[Interval]]:
     """Sample intervals of each distinct commit, of all its contributors together."""
     commits: dict[tuple[int, tuple[Interval, ...]], list[Interval]] = {}
     for event in _all(events_by_peer, "round.commit"):
+        if event.get("stage", 0) != 0:
+            continue  # what other stages count are tickets
         intervals = sorted((start, stop) for own in event["samples"].values() for start, stop in own)
         commits[event["round"], tuple(intervals)] = intervals
     return list(commits.values())
 
 
 def commits_by_round(events_by_peer: Events) -> dict[int, Event]:
-    """One `round.commit` event per round height, the slowest peer's, in the order of heights."""
+    """One `round.commit` event per round height, the slowest peer's, in the order of heights; of a pipeline those of stage 0."""
     found: dict[int, Event] = {}
     for event in _all(events_by_peer, "round.commit"):
+        if event.get("stage", 0) != 0:
+            continue
         known = found.get(event["round"])
         if known is None or event["seconds"] > known["seconds"]:
             found[event["round"]] = event

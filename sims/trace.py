@@ -1,7 +1,8 @@
 """Runs as a Chrome trace: JSON that Perfetto (ui.perfetto.dev) and chrome://tracing show, a process for each peer.
 
-Three tracks each: what it computed, the phases of its rounds, and its state. The transfers of a round may overlap, and are
-therefore asynchronous events; what went wrong is an instant beside the phases. Times are microseconds since the start of the run.
+Three tracks each: what it computed, the phases of its rounds, and its state; of a pipeline also what it sent on. The transfers of a round may
+overlap, and are therefore asynchronous events; what went wrong is an instant beside the phases. The operations of a pipeline are told as
+`training.pipeline_trace` tells those of a simulated step. Times are microseconds since the start of the run.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,8 +13,10 @@ import msgspec
 
 from farflung.sims.scene import Scene
 from farflung.sims.spans import Span, compute_spans, phase_spans, transfer_spans
+from farflung.training.pipeline_trace import step_events
 
-TRACKS = {1: "computing", 2: "round", 3: "state"}
+COMPUTING, SENDING = 1, 4
+TRACKS = {COMPUTING: "computing", 2: "round", 3: "state"}
 
 
 def write_trace(scenes: Sequence[Scene], file: Path) -> None:
@@ -28,10 +31,11 @@ def trace_events(scene: Scene, first_pid: int = 0) -> Iterator[dict[str, Any]]:
     pid_of = {peer: first_pid + number for number, peer in enumerate(scene.peers, start=1)}
     for peer, pid in pid_of.items():
         yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": prefix + scene.names[peer]}}
-        for tid, name in TRACKS.items():
+        for tid, name in (TRACKS | ({SENDING: "sending"} if scene.steps else {})).items():
             yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
         events = scene.events.get(peer, ())
-        for tid, spans in ((1, compute_spans(events)), (2, phase_spans(events)), (3, scene.states(peer))):
+        computed = [span for span in compute_spans(events) if not (scene.steps and span.what == "train")]
+        for tid, spans in ((COMPUTING, computed), (2, phase_spans(events)), (3, scene.states(peer))):
             yield from (_complete(scene, span, pid, tid) for span in spans)
         for number, span in enumerate(transfer_spans(events)):
             common = {"name": span.what, "cat": "transfer", "id": f"{pid}.{number}", "pid": pid, "tid": 2}
@@ -41,6 +45,15 @@ def trace_events(scene: Scene, first_pid: int = 0) -> Iterator[dict[str, Any]]:
             if event["event"] in ("round.missed", "round.abort", "state.repair", "invariant.broken"):
                 reason = event.get("reason") or event.get("detail", "")
                 yield _instant(scene, event["time"], f"{event['event']}: {reason}", pid, "p")
+    for number, step in enumerate(scene.steps):
+        yield from step_events(
+            step.timeline,
+            pids=[pid_of.get(peer, 0) for peer in step.timeline.peers],
+            compute=COMPUTING,
+            send=SENDING,
+            start_s=step.start - scene.run.started,
+            mark=f"{first_pid}.{number}.",
+        )
     for incident in scene.run.timeline:
         if incident.peer in pid_of:
             yield _instant(scene, incident.time, incident.what, pid_of[incident.peer], "g")

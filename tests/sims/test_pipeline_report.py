@@ -1,0 +1,270 @@
+"""The report of a pipeline: from logs written by hand, and from a swarm under virtual time."""
+
+import asyncio
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.sims.pipeline_cases import Counting, recipe, signers
+from tests.sims.test_pipeline_swarm import stage_of, steps_done, until, until_done
+
+from farflung.sims.facts import Incident, PeerFacts, RunFacts
+from farflung.sims.map_places import DOT_IN, Point, label_places, spread
+from farflung.sims.pipeline_log import logged_steps, pipeline_figures
+from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
+from farflung.sims.plots_pipeline import stage_counts, window_steps
+from farflung.sims.plots_routes import plot_routes
+from farflung.sims.report import render
+from farflung.sims.report_pipeline import takeovers_told, trouble_letters
+from farflung.sims.scene import Scene
+from farflung.sims.spans import compute_spans
+from farflung.sims.summary import digests_equal
+from farflung.sims.swarm import START_UNIX_S
+from farflung.sims.trace import COMPUTING, SENDING, trace_events
+from farflung.sims.world import PLACES, coasts
+from farflung.training.pipeline_plan import Kind
+
+START = 1_700_000_000.0
+HOME, LEFT, RIGHT = (bytes([17 * number] * 32).hex() for number in (1, 2, 3))
+
+
+def step(peer: str, stage: int, at: float, **fields: Any) -> dict[str, Any]:
+    """A `pipeline.step` whose step ended `at` seconds after START."""
+    nothing = {"landed": 0, "cut": 0, "lost": [], "visits": 0, "peers": [1, 2], "ops": [], "sent": [], "notes": []}
+    known = {"time": START + at, "event": "pipeline.step", "swarm": "s", "peer": peer, "stage": stage}
+    return known | {"height": 0, "version": 0, "step": 0, "number": 0, "coordinator": HOME} | nothing | fields
+
+
+def by_hand() -> dict[str, list[dict[str, Any]]]:
+    """Two microbatches through two stages; the second step loses one of two peers of stage 1 after its forward."""
+    home = [
+        step(
+            HOME,
+            0,
+            2.0,
+            seconds=2.0,
+            landed=2,
+            ops=[["F", 0, 0, 0, 100], ["F", 1, 0, 100, 200], ["LOSS", 0, 0, 500, 550], ["B", 0, 0, 1400, 1700]],
+            sent=[["F", 0, 1, LEFT[:8], 100, 200], ["F", 1, 1, RIGHT[:8], 200, 310], ["B", 0, 1, LEFT[:8], 550, 650]],
+        ),
+        step(
+            HOME,
+            0,
+            6.0,
+            number=1,
+            seconds=3.0,
+            landed=1,
+            cut=1,
+            lost=[RIGHT],
+            ops=[["F", 0, 0, 0, 100]],
+            sent=[["F", 0, 1, RIGHT[:8], 100, 250]],
+            notes=[
+                ["lost", -1, RIGHT[:8], f"no stream to {RIGHT[:12]}: connection refused"],
+                ["rebound", 0, LEFT[:8], "hop 1 was at peer 2"],
+                ["cut", 1, "", "nobody is left for hop 1, stage 1"],
+            ],
+        ),
+    ]
+    left = [
+        step(LEFT, 1, 1.9, seconds=1.8, ops=[["F", 0, 1, 150, 400], ["B", 0, 1, 600, 1200]]),
+        step(LEFT, 1, 6.0, number=1, seconds=2.9, ops=[["F", 0, 1, 900, 1100], ["B", 0, 1, 1200, 1500]], sent=[]),
+    ]
+    right = [step(RIGHT, 1, 1.9, seconds=1.8, ops=[["F", 1, 1, 250, 500]])]
+    return {HOME: home, LEFT: left, RIGHT: right}
+
+
+def scene_of(events: Any, **facts: Any) -> Scene:
+    names = {HOME: "home/0", LEFT: "far/0", RIGHT: "far/1"}
+    peers = [PeerFacts(peer=peer, name=name, region=facts.get(name, "")) for peer, name in names.items()]
+    return Scene(events=events, run=RunFacts(name="s", started=START, ended=START + 10.0, peers=peers))
+
+
+def test_steps_are_put_together_from_all_logs() -> None:
+    first, second = logged_steps(by_hand())
+    assert (first.number, first.start, first.seconds, first.landed) == (0, START, 2.0, 2)
+    ran = {
+        (str(one.op), first.timeline.peers[one.peer]): (one.stage, one.begin_s, one.end_s) for one in first.timeline.ran
+    }
+    assert ran["F0.0", HOME] == pytest.approx((0, 0.0, 0.1))
+    assert ran["B0.1", LEFT] == pytest.approx((1, 0.1 + 0.6, 0.1 + 1.2))  # its own beginning was a little later
+    assert [str(one.op) for one in first.timeline.sent] == ["F0.1", "F1.1", "B0.1"]
+    assert first.timeline.peers[first.timeline.sent[1].receiver] == RIGHT
+    names = first.timeline.peers
+    assert {m: [names[place] for place in route] for m, route in first.routes.items()} == {
+        0: [HOME, LEFT],
+        1: [HOME, RIGHT],
+    }
+    assert not first.trouble
+    assert second.trouble == [
+        "a peer was lost: no stream to it: connection refused",
+        "a microbatch was cut short: nobody is left for hop 1, stage 1",
+    ]
+    assert trouble_letters([first, second]) == dict(zip(second.trouble, "ab", strict=True))
+    told = takeovers_told(second, {HOME: "home/0", LEFT: "far/0", RIGHT: "far/1"})
+    assert told == (
+        "far/1 was lost: no stream to it: connection refused; far/0 took over microbatch 0; "
+        "microbatch 1 cut short: nobody is left for hop 1, stage 1"
+    )
+    figures = pipeline_figures(by_hand())
+    assert figures is not None
+    assert {key: figures[key] for key in ("steps", "microbatches", "cut", "lost", "rerouted")} == {
+        "steps": 2,
+        "microbatches": 3,
+        "cut": 1,
+        "lost": 1,
+        "rerouted": 1,
+    }
+    assert figures["computed"][0] == pytest.approx((0.55 / 2.0 + 0.1 / 3.0) / 2, abs=1e-4)
+    assert pipeline_figures({HOME: []}) is None
+
+
+def test_what_peers_of_a_pipeline_compute_is_what_they_train() -> None:
+    spans = compute_spans([*by_hand()[LEFT], {"event": "step", "stage": 1, "time": START + 2.0, "seconds": 2.0}])
+    assert [(round(span.start - START, 3), round(span.seconds, 3), span.what) for span in spans[:2]] == [
+        (0.25, 0.25, "train"),
+        (0.7, 0.6, "train"),
+    ]
+    assert len(spans) == 4
+
+
+def test_digests_are_compared_within_a_stage() -> None:
+    commit = {"event": "round.commit", "time": START, "version": 1, "digest": "aa"}
+    others = {HOME: [commit | {"stage": 0}], LEFT: [commit | {"stage": 1, "digest": "bb"}]}
+    assert digests_equal(others)
+    assert not digests_equal(others | {RIGHT: [commit | {"stage": 1, "digest": "cc"}]})
+
+
+def test_the_trace_is_that_of_a_simulated_step() -> None:
+    events = list(trace_events(scene_of(by_hand())))
+    pids = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
+    spans = [event for event in events if event["ph"] == "X" and event["tid"] == COMPUTING]
+    b01 = next(event for event in spans if event["name"] == "B0.1")
+    assert b01 == {
+        "ph": "X",
+        "cat": "B",
+        "name": "B0.1",
+        "pid": pids["far/0"],
+        "tid": COMPUTING,
+        "args": {"stage": 1, "microbatch": 0, "hop": 1},
+        "ts": pytest.approx(700_000.0, abs=1),
+        "dur": pytest.approx(600_000.0, abs=1),
+    }
+    assert "train" not in {event["name"] for event in spans}  # they are told once
+    sent = [event for event in events if event.get("cat") == "message" and event["ph"] == "X"]
+    assert {event["tid"] for event in sent} == {SENDING} and len(sent) == 4
+    starts = {event["id"]: event for event in events if event["ph"] == "s"}
+    ends = {event["id"]: event for event in events if event["ph"] == "f"}
+    assert len(starts) == 4 and ends.keys() < starts.keys()  # who was killed wrote nothing of what came to it
+    assert all(ends[number]["ts"] >= starts[number]["ts"] for number in ends)
+
+
+def test_the_page_tells_of_a_pipeline_and_draws_a_map_where_regions_are_known() -> None:
+    page = render([scene_of(by_hand())])
+    for said in ("Steps of the pipeline", "Routes", "Peers of each stage", "Seconds of each step", "stage 1"):
+        assert said in page
+    assert "far/0 took over microbatch 0" in page and "1 rerouted, 1 cut short" in page
+    assert "http" not in page.replace("http-equiv", "")
+    nowhere, somewhere = (
+        scene_of(by_hand()),
+        scene_of(by_hand(), **{"home/0": "Iowa", "far/0": "London", "far/1": "Japan"}),
+    )
+    assert "Iowa" not in plot_routes(nowhere) and "far/0" in plot_routes(nowhere)
+    assert all(f">{region}<" in plot_routes(somewhere) for region in ("Iowa", "London", "Japan"))
+    calm = {peer: one[:1] for peer, one in by_hand().items()}
+    assert "Nothing went wrong in any step." in render([scene_of(calm)])
+
+
+def test_a_swarm_under_virtual_time_can_be_drawn() -> None:
+    """Every visit that its data nodes counted is in the logs, no peer does two things at once, and the lost one's work is taken over."""
+    kills: list[tuple[float, int]] = []
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(4):
+            swarm.start(peer)
+        await until(swarm, lambda: steps_done(swarm) >= 3)
+        victim = max((p for p in swarm.peers if stage_of(swarm, p) == 1), key=swarm.ids.__getitem__)
+        job = swarm.peers[victim].pipeline
+        await until(swarm, lambda: job.work.job is not None and job.work.job.goes)
+        await asyncio.sleep(1.0)
+        kills.append((swarm.hub.now(), victim))
+        swarm.kill(victim)
+        await until_done(swarm, *(p for p in range(4) if p != victim))
+
+    swarm = simulate(recipe(total_steps=8), Counting(), signers(4), story)
+    assert not swarm.broken
+    keys = [key.hex() for key in swarm.ids]
+    events: dict[str, list[dict[str, Any]]] = {key: [] for key in keys}
+    for _, who, event in swarm.events:
+        events[keys[who]].append(event)
+    (killed_at, victim), ended = kills[0], max(event["time"] for _, _, event in swarm.events)
+    scene = Scene(
+        events=events,
+        run=RunFacts(
+            name="virtual",
+            started=START_UNIX_S,
+            ended=ended,
+            peers=[PeerFacts(peer=key, name=f"peer/{number}") for number, key in enumerate(keys)],
+            timeline=[Incident(time=killed_at, what="kill", peer=keys[victim])],
+        ),
+    )
+    steps = scene.steps
+    assert [step.number for step in steps] == list(range(8))
+    assert sum(one.landed + one.cut for one in steps) == 8 * 4
+    calm = [one for one in steps if not one.trouble]
+    for one in calm:
+        kinds = [ran.op.kind for ran in one.timeline.ran]
+        assert kinds.count(Kind.LOSS) == one.landed == 4
+        assert kinds.count(Kind.F) == kinds.count(Kind.B) == 2 * 4
+        assert all(len(route) == 2 for route in one.routes.values())
+        sent = {(str(message.op), message.receiver) for message in one.timeline.sent}
+        assert {(str(ran.op), ran.peer) for ran in one.timeline.ran if ran.op.hop == 1} <= sent
+    for one in steps:
+        for place in range(len(one.timeline.peers)):
+            its = sorted((ran.begin_s, ran.end_s) for ran in one.timeline.ran if ran.peer == place)
+            assert all(before[1] <= after[0] + 2e-3 for before, after in pairwise(its))
+    (hit,) = [one for one in steps if keys[victim] in one.lost]
+    assert hit.trouble and hit in window_steps(scene)
+    assert any(one.what == "rebound" for one in hit.takeovers)
+    counts = stage_counts(scene)
+    last = killed_at - START_UNIX_S
+    assert counts.keys() == {0, 1} and max(n for _, n in counts[1]) == 2
+    assert (1 in {n for at, n in counts[1] if at >= last - 1e-6}) and 2 not in {
+        n for at, n in counts[1] if at > last + 1
+    }
+    page = render([scene])
+    assert "was lost" in page and "took over microbatch" in page
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 11.0), st.floats(0.0, 4.0)), max_size=12))
+@settings(max_examples=50, deadline=None)
+def test_dots_on_a_map_do_not_cover_each_other(points: list[Point]) -> None:
+    for given_points in (points, points[:1] * 7):
+        found = spread(given_points)
+        for one in range(len(found)):
+            for other in range(one):
+                assert math.dist(found[one], found[other]) > 1.9 * DOT_IN
+            assert math.dist(found[one], given_points[one]) < 2.0 * DOT_IN * len(given_points) + 0.02
+
+
+def test_labels_avoid_dots_and_each_other() -> None:
+    alone = label_places([("Iowa", [(1.0, 1.0)])], [(1.0, 1.0)])
+    assert alone[0][0] == 1.0 and alone[0][1] < 1.0 - DOT_IN  # below
+    below_is_taken = label_places([("Iowa", [(1.0, 1.0)])], [(1.0, 1.0), (1.0, 0.75)])
+    assert below_is_taken[0][1] > 1.0
+
+
+def test_places_lie_on_land() -> None:
+    def inside(ring: list[Point], at: Point) -> bool:
+        east, north = at
+        crossings = 0
+        for (x1, y1), (x2, y2) in zip(ring, ring[1:] + ring[:1], strict=True):
+            crossings += (y1 > north) != (y2 > north) and east < x1 + (north - y1) / (y2 - y1) * (x2 - x1)
+        return crossings % 2 == 1
+
+    lands = coasts()
+    inland = ("Germany", "Iowa", "Belgium", "Canada")  # the coast is simplified to most of a degree
+    assert all(any(inside(ring, PLACES[region]) for ring in lands) for region in inland)
+    assert not any(inside(ring, (-40.0, 30.0)) for ring in lands)  # the Atlantic
