@@ -14,7 +14,7 @@ from farflung.training.inner import precision
 from farflung.training.model import Decoder, ModelConfig, next_token_loss
 from farflung.training.pipeline_slice import StageSlice
 from farflung.training.pipeline_stages import Head
-from farflung.training.replica import Runtime
+from farflung.training.runtime import Runtime
 from farflung.training.stage_replica import pass_through
 
 
