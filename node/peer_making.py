@@ -69,8 +69,6 @@ class PeerMaking:
     async def _of_a_stage(self) -> tuple[Peer, FileStorage]:
         """A peer that holds one stage of the model."""
         manifest = self.recipe.manifest
-        if self.rehearsal is not None:
-            raise ConfigError("`farflung sim local` plays swarms without a pipeline only; leave out pipeline.stages")
         start = StageStart(
             self.engine, self.signer, self.swarm, self.recipe, admission=self.admission, refused=self._refused
         )
@@ -91,6 +89,8 @@ class PeerMaking:
             finding.cancel()
         dataset = await self._dataset() if stage.recipe.stage == 0 else None
         learner = await self.doors.learner.run(stage.recipe.learner, dataset, stage.runtime)
+        if self.rehearsal is not None:
+            learner = self.rehearsal.stage_learner(learner)
         self._say_saving(stage.runtime)
         storage = stage_storage(self.swarm, stage.recipe.stage)
         peer = start.peer(stage, learner, self._facilities(storage, stage.recipe.own.checkpoint_s))

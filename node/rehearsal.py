@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from farflung.node.distance import Distances
 from farflung.node.door import Doors
 from farflung.node.learner import SwarmLearner
+from farflung.node.stage_learner import StageLearner
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,5 +20,7 @@ class Rehearsal:
     distances: Distances
     learner: Callable[[SwarmLearner], SwarmLearner]
     """Puts a slower one in the learner's place."""
+    stage_learner: Callable[[StageLearner], StageLearner]
+    """The same where a peer holds one stage of a pipeline."""
     doors: Callable[[Doors], Doors] = lambda doors: doors
     """Puts others in the doors' place, which measure what goes through them."""

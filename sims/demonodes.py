@@ -174,8 +174,8 @@ class DemoNode:
 
 
 def last_ledger(nodes: Iterable[DemoNode], events_by_peer: Mapping[str, Sequence[Event]]) -> LedgerFacts:
-    """Who holds which sample after the last commit that any node has applied, from the disks of these nodes."""
-    applied = max((e["height"] for one in events_by_peer.values() for e in one), default=0)
+    """Who holds which sample after the last commit that any node has applied, from the disks of these nodes; of a pipeline, those of stage 0."""
+    applied = max((e["height"] for one in events_by_peer.values() for e in one if e.get("stage", 0) == 0), default=0)
     commits = [
         link.certified.commit
         for node in nodes

@@ -26,6 +26,7 @@ from farflung.node.learner import SwarmLearner
 from farflung.node.options import JoinOptions
 from farflung.node.rehearsal import Rehearsal
 from farflung.protocol.errors import FarflungError
+from farflung.sims.local_stage import PacedStageLearner
 from farflung.training.inner import StepReport
 
 ORDERS, CALLS, LATE = "orders.json", "calls.jsonl", "late.txt"
@@ -46,6 +47,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     down_mbit: float
     train_s: float
     """What a step takes at least."""
+    token_s: float
+    """Of a pipeline: seconds for each token that the machine would train with the whole model; see `local_stage`."""
     evaluate_s: float
     one_way_s: dict[str, float]
     """By public key in hex: how far away a peer is."""
@@ -136,6 +139,7 @@ def run(home: Path) -> None:
             up_bytes_per_s=orders.up_mbit * daemon.MEGABIT,
         ),
         learner=lambda learner: PacedLearner(learner, orders, home / LATE),
+        stage_learner=lambda learner: PacedStageLearner(learner, orders.token_s, home / LATE),
         doors=lambda doors: meter(doors, home / CALLS) if orders.meter else doors,
     )
     daemon.run_join(options, rehearsal)

@@ -104,6 +104,7 @@ def orders_for(
         up_mbit=own.up_mbit,
         down_mbit=own.down_mbit,
         train_s=training["train"],
+        token_s=1.0 / own.tokens_per_s,
         evaluate_s=training["evaluate"],
         one_way_s={key: seconds for key, seconds in away.items() if key != keys[peer]},
         jitter_s=scenario.network.jitter_ms / 1000.0,

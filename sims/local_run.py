@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -34,25 +34,22 @@ from farflung.protocol.errors import ConfigError
 from farflung.sims.churn import make_schedule
 from farflung.sims.demonodes import last_ledger, now
 from farflung.sims.facts import load_events, save_run
-from farflung.sims.faults import Fault, Kill, Schedule, Start, describe
+from farflung.sims.faults import Fault, Kill, Schedule, Start
+from farflung.sims.from_events import fill_report, write_logs
 from farflung.sims.local_node import LATE
 from farflung.sims.local_plan import check_playable, check_speed
 from farflung.sims.local_swarm import LocalSwarm
 from farflung.sims.report import report_folder
 from farflung.sims.scenario import Scenario, find_scenario, load_scenario
 from farflung.sims.scenario_plan import key_seeds, read_scenario, training_seconds
-from farflung.sims.sim_folder import EVENTS, RUN, run_facts
-from farflung.sims.sim_run import Result, show, summarise
-from farflung.sims.simulation import HEADING, Report, log_line
-from farflung.sims.summary import commits_by_round, violations
+from farflung.sims.sim_folder import RUN, run_facts
+from farflung.sims.sim_result import Result, show, summarise
+from farflung.sims.simulation import Report
+from farflung.sims.summary import Events, violations
 from farflung.sims.summary import summarise as figures_of
-from farflung.sims.swarm import Labour
 from farflung.training.replica import Replica
 
 MEASURING_S = 2.0
-
-Events = Mapping[str, Sequence[Event]]
-"""By public key in hex."""
 
 
 def run_local(name: str, *, seed: int | None, out: Path | None, minutes: float | None, quiet: bool) -> Result:
@@ -184,52 +181,11 @@ def _conclude(swarm: LocalSwarm, seed: int, schedule: Schedule, out: Path | None
     }
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        _write_logs(swarm, events, out)
+        write_logs(swarm.keys, events, swarm.done, swarm.began, out)
+        _copy_outputs(swarm, out)
         save_run(out / RUN, tell(expected=result["expected"]))
         report_folder(out)
     return result
-
-
-def fill_report(
-    report: Report,
-    keys: Sequence[str],
-    steps_s: Sequence[float],  # what a step takes each of them
-    events: Events,
-    kills: Mapping[str, Sequence[float]],  # by key, unix seconds
-    began: float,
-    ended: float,
-) -> None:
-    """Work out from events what a simulation reports of itself."""
-    views: list[tuple[int, list[str]]] = [(0, [])]
-    for event in in_order(events):
-        report.note(event["time"] - began, event)
-        if event["event"] in ("round.commit", "view.commit"):
-            views.append((event["height"], event["view"]))
-    rounds = commits_by_round(events)
-    report.commits = max((event["height"] for one in events.values() for event in one), default=0)
-    report.rounds = max((event["version"] for event in rounds.values()), default=0)
-    report.tokens = sum(sum(event["contributors"].values()) for event in rounds.values())
-    report.members = len(max(views, key=lambda view: view[0])[1])
-    report.labour = [
-        labour_of(events.get(key, ()), kills.get(key, ()), ended, step_s)
-        for key, step_s in zip(keys, steps_s, strict=True)
-    ]
-
-
-def labour_of(events: Sequence[Event], kills: Sequence[float], ended: float, step_s: float) -> Labour:
-    """How one peer has spent its time: a life lasts from `node.start` to `node.stop`, a kill or the end, and a step what it stands for.
-
-    The seconds that a node says of a step are more: while a round is applied, or evaluated, it waits for its turn.
-    """
-    labour = Labour()
-    stops = sorted([*kills, *(event["time"] for event in events if event["event"] == "node.stop"), ended])
-    for event in events:
-        if event["event"] == "node.start":
-            labour.running_s += next(stop for stop in stops if stop >= event["time"]) - event["time"]
-        elif event["event"] == "step":
-            labour.training_s += step_s
-            labour.steps += 1
-    return labour
 
 
 def start_seconds(keys: Sequence[str], events: Events, done: Sequence[tuple[float, Fault]]) -> float | None:
@@ -246,11 +202,6 @@ def start_seconds(keys: Sequence[str], events: Events, done: Sequence[tuple[floa
     return round(median(took), 2) if took else None
 
 
-def in_order(events: Events) -> list[Event]:
-    """All peers' events in the order of time."""
-    return sorted((event for one in events.values() for event in one), key=lambda event: float(event["time"]))
-
-
 def _kills(swarm: LocalSwarm) -> dict[str, list[float]]:
     kills: dict[str, list[float]] = {}
     for at, fault in swarm.done:
@@ -259,27 +210,8 @@ def _kills(swarm: LocalSwarm) -> dict[str, list[float]]:
     return kills
 
 
-def _write_logs(swarm: LocalSwarm, events: Events, out: Path) -> None:
-    """The events as JSON lines and for people, with what happened to the nodes between them, and what each node printed."""
-    numbers = {key: number for number, key in enumerate(swarm.keys)}
-    ordered = in_order(events)
-    (out / EVENTS).write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in ordered))
-    lines = [
-        (
-            event["time"],
-            log_line(
-                event["time"] - swarm.began,
-                numbers[event["peer"]],
-                event["event"],
-                {key: value for key, value in event.items() if key not in HEADING},
-            ),
-        )
-        for event in ordered
-    ]
-    for at, fault in swarm.done:
-        lines.append((at, log_line(at - swarm.began, None, "fault", {"what": describe(fault).partition(" s  ")[2]})))
-    text = "".join(line + "\n" for _, line in sorted(lines))
-    (out / "events.log").write_text(text, encoding="utf-8")
+def _copy_outputs(swarm: LocalSwarm, out: Path) -> None:
+    """What each node printed."""
     for peer in range(len(swarm.keys)):
         with contextlib.suppress(FileNotFoundError):  # one that never started
             shutil.copy(swarm.home(peer) / "output.txt", out / f"{swarm.home(peer).name}.txt")

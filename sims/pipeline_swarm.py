@@ -78,7 +78,7 @@ class StageView:
 
 @dataclass(slots=True)
 class PipelineSwarm:
-    """See the module. Peers are numbers; peer 0 is the founder."""
+    """See the module. Peers are numbers."""
 
     recipe: Recipe
     dataset: Dataset
@@ -87,6 +87,9 @@ class PipelineSwarm:
     group: asyncio.TaskGroup
     speeds: Mapping[int, float] = field(default_factory=dict)
     """By peer, how many times as fast as usual it computes."""
+    seconds: Callable[[int, StageRecipe, str], float] = lambda peer, recipe, name: SECONDS.get(name, HAND_S)
+    """What a call takes a peer at its usual speed, by the name of the function."""
+    founder: int = 0
     wanted: Mapping[int, int] = field(default_factory=dict)
     """By peer, the stage that it is told to take; others take what is needed."""
     peers: dict[int, StagePeer] = field(default_factory=dict)
@@ -95,12 +98,14 @@ class PipelineSwarm:
     events: list[tuple[float, int, Event]] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     """Invariants that a judge saw broken, and refusals that honest peers should not make. A peer that crashes ends the simulation."""
+    slowness: dict[int, float] = field(default_factory=dict)
+    """By peer, how many times as long as usual everything takes for now."""
     _judges: dict[int, Judge] = field(default_factory=dict)
     _views: dict[int, StageView] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.disks = [Disk() for _ in self.signers]
-        self.disks[0].stage, self.disks[0].founder = 0, self.signers[0].peer_id
+        self.disks[self.founder].stage, self.disks[self.founder].founder = 0, self.signers[self.founder].peer_id
 
     @property
     def ids(self) -> list[PeerId]:
@@ -123,13 +128,17 @@ class PipelineSwarm:
         if peer in self.peers:
             self.peers[peer].stop("asked to leave")
 
+    def slow(self, peer: int, factor: float) -> None:
+        self.slowness[peer] = factor
+
     def kill(self, peer: int, *, reset: bool = True) -> None:
         """`reset`: its kernel still tells others that its connections are gone."""
         gone = self.peers.pop(peer, None)
         for view in self._views.values():
             if view.peers.get(peer) is gone:
                 view.peers.pop(peer, None)
-        self.hub.kill(self.ids[peer], reset=reset)
+        if self.ids[peer] in self.hub.running():  # else whoever plays a schedule has done so
+            self.hub.kill(self.ids[peer], reset=reset)
         self.tasks[peer].cancel()
 
     # ---- one life ----------------------------------------------------------------------------------------------
@@ -176,10 +185,12 @@ class PipelineSwarm:
     ) -> None:
         signer, disk = self.signers[index], self.disks[index]
         learner = SimStageLearner(recipe.learner(self.dataset if recipe.stage == 0 else None, Runtime()))
-        speed = self.speeds.get(index, 1.0)
+
+        def seconds(name: str) -> float:
+            return self.seconds(index, recipe, name) / self.speeds.get(index, 1.0) * self.slowness.get(index, 1.0)
 
         def door() -> VirtualDoor:
-            return VirtualDoor(lambda name: SECONDS.get(name, HAND_S) / speed)
+            return VirtualDoor(seconds)
 
         facilities = Facilities(
             network=network,

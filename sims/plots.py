@@ -66,7 +66,7 @@ def plot_losses(scenes: Sequence[Scene]) -> dict[str, Markup]:
             axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _, human=human: human(value)))
             best = [e["loss"] for scene in scenes for e in scene.outer]
             best += [p.loss for scene in scenes for p in scene.run.solo_loss]
-            if best:  # the first steps fall from far above; what is compared lies near the end
+            if len(best) > 1:  # the first steps fall from far above; what is compared lies near the end
                 axis.set_ylim(min(best) - LOSS_MARGIN, min(max(best) + LOSS_MARGIN, min(best) + LOSS_SPAN))
             shown[caption] = Markup(to_svg(figure, f"loss-{number}-{slug}", f"Loss {caption}: {_told(scenes)}"))
     return shown

@@ -73,7 +73,7 @@ def prepare(scenario: Scenario, seed: int, schedule: Schedule) -> Prepared:
     else:
         outfit, factor = _cost(recipe, scenario, signers)
     where = {signer.peer_id: region for signer, (_, _, region) in zip(signers, scenario.roster(), strict=True)}
-    by_class = [_link(peer_class, scenario, factor) for peer_class, _, _ in scenario.roster()]
+    by_class = [link_of(peer_class, scenario, factor) for peer_class, _, _ in scenario.roster()]
 
     def backbone(a: PeerId, b: PeerId) -> tuple[float, float]:
         latency_s, bytes_per_s = regions.between(where[a], where[b])
@@ -118,7 +118,8 @@ def training_seconds(manifest: Manifest, tokens_per_s: float) -> dict[str, float
     }
 
 
-def _link(peer_class: PeerClass, scenario: Scenario, factor: float) -> LinkModel:
+def link_of(peer_class: PeerClass, scenario: Scenario, factor: float = 1.0) -> LinkModel:
+    """The access link of a peer of the class; a byte stands for `factor` bytes."""
     network = scenario.network
     return LinkModel(
         latency_s=peer_class.latency_ms / 1000.0,

@@ -7,13 +7,10 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from farflung.node.events import Event
 from farflung.sims.chaos import fuzz_plan
@@ -21,18 +18,17 @@ from farflung.sims.churn import make_schedule
 from farflung.sims.costs import load_costs
 from farflung.sims.facts import save_run
 from farflung.sims.failure import chapters, replay, shorten, write_failure
+from farflung.sims.pipeline_scenario import has_pipeline, run_pipeline
 from farflung.sims.report import report_folder
 from farflung.sims.scenario import Scenario, find_scenario, load_scenario
 from farflung.sims.scenario_plan import Prepared, prepare
 from farflung.sims.sim_folder import EVENTS, RUN, Recorder, public_keys, run_facts
-from farflung.sims.simulation import Report, Sink, simulate
+from farflung.sims.sim_result import Result, show, summarise
+from farflung.sims.simulation import Sink, simulate
 from farflung.sims.swarm import START_UNIX_S
 
 SHORTEN_RUNS = 12
 """Runs that may be spent on making a failure small: it takes so many times as long as finding it did, at most."""
-
-Result = dict[str, Any]
-"""What `--json` prints."""
 
 
 def run_scenario(name: str, *, seed: int | None, out: Path | None, quiet: bool, costs: Path | None = None) -> Result:
@@ -44,7 +40,10 @@ def run_scenario(name: str, *, seed: int | None, out: Path | None, quiet: bool, 
     if costs is not None:
         scenario = msgspec.structs.replace(scenario, costs=load_costs(costs))
     seed = scenario.seed if seed is None else seed
-    prepared = prepare(scenario, seed, make_schedule(scenario, seed, path.parent))
+    schedule = make_schedule(scenario, seed, path.parent)
+    if has_pipeline(scenario):
+        return run_pipeline(scenario, seed, schedule, out=out, quiet=quiet)
+    prepared = prepare(scenario, seed, schedule)
     began = time.perf_counter()
     with _sinks(scenario, prepared, out, quiet) as sink:
         report = simulate(prepared.plan, sink=sink)
@@ -71,104 +70,6 @@ def run_scenario(name: str, *, seed: int | None, out: Path | None, quiet: bool, 
     if not quiet:
         show(result)
     return result
-
-
-def summarise(scenario: Scenario, report: Report, *, bytes_factor: float = 1.0) -> Result:
-    """Figures of a run, per class too, and what became of what was expected; a byte of the report stands for `bytes_factor`."""
-    roster = scenario.roster()
-    classes = {}
-    for peer_class in scenario.peers:
-        labour = [report.labour[n] for n, (c, _, _) in enumerate(roster) if c is peer_class]
-        running_s = sum(one.running_s for one in labour)
-        classes[peer_class.name] = {
-            "peers": peer_class.count,
-            "running_h": round(running_s / 3600, 3),
-            "training_share": round(sum(one.training_s for one in labour) / max(running_s, 1e-9), 4),
-            "steps": sum(one.steps for one in labour),
-        }
-    running_s = sum(one.running_s for one in report.labour)
-    figures = {
-        "rounds": report.rounds,
-        "members": report.members,
-        "missed_share": round(report.missed / max(1, report.missed + report.contributed), 4),
-        "training_share": round(sum(one.training_s for one in report.labour) / max(running_s, 1e-9), 4),
-        "median_round_s": round(median(report.round_seconds), 3) if report.round_seconds else None,
-        "loss": round(report.losses[-1][2], 4) if report.losses and scenario.mode == "real" else None,
-    }
-    wanted = [
-        ("rounds", ">=", scenario.expect.min_rounds, 0),
-        ("members", ">=", scenario.expect.min_members, 0),
-        ("training_share", ">=", scenario.expect.min_training_share, 0.0),
-        ("missed_share", "<=", scenario.expect.max_missed_share, 1.0),
-        ("median_round_s", "<=", scenario.expect.max_median_round_s, None),
-        ("loss", "<=", scenario.expect.max_loss, None),
-    ]
-    defaults = {field: getattr(type(scenario.expect)(), field) for field in scenario.expect.__struct_fields__}
-    given = {field for field in defaults if getattr(scenario.expect, field) != defaults[field]}
-    expected = []
-    for key, sign, limit, _ in wanted:
-        if not any(field.endswith(key) for field in given):
-            continue
-        got = figures[key]
-        met = got is not None and (got >= limit if sign == ">=" else got <= limit)
-        expected.append({"what": f"{key} {sign} {limit:g}", "got": got, "met": met})
-    return {
-        "scenario": scenario.name,
-        "about": scenario.about,
-        "mode": scenario.mode,
-        "seed": report.seed,
-        "duration_s": scenario.duration_s,
-        "peers": scenario.num_peers,
-        "faults": len(report.schedule),
-        **figures,
-        "commits": report.commits,
-        "tokens": report.tokens,
-        "missed": report.missed,
-        "repairs": report.repairs,
-        "dropped_steps": report.dropped_steps,
-        "sent_bytes": round(report.sent_bytes * bytes_factor),
-        "classes": classes,
-        "expected": expected,
-        "violations": report.violations,
-        "passed": not report.violations and all(one["met"] for one in expected),
-        "log_sha256": report.log_sha256,
-    }
-
-
-def show(result: Result) -> None:
-    """The result for people."""
-    console = Console()
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="dim")
-    facts.add_column()
-    facts.add_row(
-        "rounds", f"{result['rounds']:,} in {result['duration_s']:,.0f} s, {result['members']} members at the end"
-    )
-    facts.add_row("median round", "none" if result["median_round_s"] is None else f"{result['median_round_s']:.2f} s")
-    facts.add_row(
-        "tokens", f"{result['tokens']:,}" + (f", loss {result['loss']}" if result["loss"] is not None else "")
-    )
-    facts.add_row(
-        "missed",
-        f"{result['missed']:,} contributions ({result['missed_share']:.1%}), {result['dropped_steps']:,} steps dropped",
-    )
-    facts.add_row("sent", f"{result['sent_bytes'] / 1e9:,.2f} GB for committed rounds")
-    for name, one in result["classes"].items():
-        facts.add_row(
-            name, f"{one['peers']} peers, {one['running_h']:.2f} h, trained {one['training_share']:.0%} of it"
-        )
-    for one in result["expected"]:
-        facts.add_row("expected" if one["met"] else "[red]NOT MET[/]", f"{one['what']}: {one['got']}")
-    for said in result["violations"]:
-        facts.add_row("[bold red]VIOLATED[/]", said)
-    if "late_steps" in result:
-        slow = f"{result['late_steps']:.1%} of the steps took longer than they stand for"
-        facts.add_row("this machine", f"{slow}; a node was up after {result['start_s']} s")
-    if result["log_sha256"]:
-        facts.add_row("log", result["log_sha256"])
-    console.print(facts)
-    if "folder" in result:
-        console.print(f"Step through it with: farflung sim replay {result['folder']}", soft_wrap=True)
 
 
 @contextlib.contextmanager

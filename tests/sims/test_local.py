@@ -18,9 +18,10 @@ from farflung.sims import regions
 from farflung.sims.churn import make_schedule
 from farflung.sims.facts import load_events, load_folder
 from farflung.sims.faults import Kill, Start
+from farflung.sims.from_events import fill_report, labour_of
 from farflung.sims.links import path_between
 from farflung.sims.local_plan import NODE_BYTES, check_playable, check_speed, orders_for
-from farflung.sims.local_run import fill_report, labour_of, shortened, start_seconds
+from farflung.sims.local_run import shortened, start_seconds
 from farflung.sims.local_swarm import PORTS, free_ports
 from farflung.sims.scenario import SHIPPED, Scenario, load_scenario, parse_scenario
 from farflung.sims.scenario_plan import key_seeds, prepare, read_scenario

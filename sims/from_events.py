@@ -1,0 +1,86 @@
+"""What a run of nodes came to, worked out from their events alone: what a simulation reports of itself, and its log."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from farflung.node.events import Event
+from farflung.sims.faults import Fault, describe
+from farflung.sims.sim_folder import EVENTS
+from farflung.sims.simulation import HEADING, Report, log_line
+from farflung.sims.summary import Events, commits_by_round
+from farflung.sims.swarm import Labour
+
+
+def fill_report(
+    report: Report,
+    keys: Sequence[str],
+    steps_s: Sequence[float],  # what a step takes each of them
+    events: Events,
+    kills: Mapping[str, Sequence[float]],  # by key, unix seconds
+    began: float,
+    ended: float,
+) -> None:
+    """Work out from events what a simulation reports of itself."""
+    views: dict[int, tuple[int, list[str]]] = {}  # by stage, the height and the view of its newest commit
+    for event in in_order(events):
+        report.note(event["time"] - began, event)
+        if event["event"] in ("round.commit", "view.commit"):
+            stage = event.get("stage", 0)
+            views[stage] = max(views.get(stage, (0, [])), (event["height"], event["view"]), key=lambda one: one[0])
+    rounds = commits_by_round(events)
+    report.commits = max((event["height"] for one in events.values() for event in one), default=0)
+    report.rounds = max((event["version"] for event in rounds.values()), default=0)
+    report.tokens = sum(sum(event["contributors"].values()) for event in rounds.values())
+    report.members = sum(len(view) for _, view in views.values())
+    report.labour = [
+        labour_of(events.get(key, ()), kills.get(key, ()), ended, step_s)
+        for key, step_s in zip(keys, steps_s, strict=True)
+    ]
+
+
+def labour_of(events: Sequence[Event], kills: Sequence[float], ended: float, step_s: float) -> Labour:
+    """How one peer has spent its time: a life lasts from `node.start` to `node.stop`, a kill or the end, and a step what it stands for.
+
+    The seconds that a node says of a step are more: while a round is applied, or evaluated, it waits for its turn. Of a pipeline, operations are
+    told in the place of steps, and by the time that they took.
+    """
+    labour = Labour()
+    stops = sorted([*kills, *(event["time"] for event in events if event["event"] == "node.stop"), ended])
+    for event in events:
+        if event["event"] == "node.start":
+            labour.running_s += next(stop for stop in stops if stop >= event["time"]) - event["time"]
+        elif event["event"] == "pipeline.step":
+            labour.training_s += sum(ended - began for *_, began, ended in event["ops"]) / 1000.0
+            labour.steps += len(event["ops"])
+        elif event["event"] == "step" and "stage" not in event:
+            labour.training_s += step_s
+            labour.steps += 1
+    return labour
+
+
+def in_order(events: Events) -> list[Event]:
+    """All peers' events in the order of time."""
+    return sorted((event for one in events.values() for event in one), key=lambda event: float(event["time"]))
+
+
+def log_text(keys: Sequence[str], events: Events, done: Sequence[tuple[float, Fault]], began: float) -> str:
+    """The events for people, with what happened to the nodes between them, in the order of time; `done` and `began` are unix seconds."""
+    numbers = {key: number for number, key in enumerate(keys)}
+    lines = []
+    for event in in_order(events):
+        fields = {key: value for key, value in event.items() if key not in HEADING}
+        at = event["time"] - began
+        lines.append((event["time"], log_line(at, numbers[event["peer"]], event["event"], fields)))
+    for at, fault in done:
+        lines.append((at, log_line(at - began, None, "fault", {"what": describe(fault).partition(" s  ")[2]})))
+    return "".join(line + "\n" for _, line in sorted(lines))
+
+
+def write_logs(
+    keys: Sequence[str], events: Events, done: Sequence[tuple[float, Fault]], began: float, out: Path
+) -> None:
+    """The events as JSON lines and for people. Raises OSError."""
+    (out / EVENTS).write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in in_order(events)))
+    (out / "events.log").write_text(log_text(keys, events, done, began), encoding="utf-8")

@@ -1,0 +1,156 @@
+"""Scenarios with a pipeline: `sim run` under virtual time, and what `sim local` tells each process."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from farflung.node.recipe import Recipe
+from farflung.node.stage_recipe import stage_recipe
+from farflung.protocol.errors import ConfigError
+from farflung.protocol.keys import Ed25519Signer
+from farflung.sims.churn import make_schedule
+from farflung.sims.facts import load_folder
+from farflung.sims.local_plan import check_playable, orders_for
+from farflung.sims.local_stage import PacedStageLearner, StagePace
+from farflung.sims.main import app
+from farflung.sims.pipeline_log import logged_steps
+from farflung.sims.pipeline_scenario import has_pipeline, run_pipeline
+from farflung.sims.scenario import SHIPPED, Scenario, load_scenario, parse_scenario
+from farflung.sims.scenario_plan import read_scenario
+from farflung.training.pipeline_plan import Kind
+from farflung.training.pipeline_slice import StageSlice
+from farflung.training.pipeline_worker import Accumulated
+from farflung.training.runtime import Runtime
+
+SMALL = """
+about = "Three peers hold two stages; one of stage 1 is killed and comes back."
+mode = "real"
+duration_s = 32.0
+[manifest.model]
+preset = "tiny"
+seq_len = 16
+[manifest.data]
+spec = "text:{text}"
+[manifest.swarm]
+batch_tokens = 64
+inner_steps = 3
+total_steps = 1000
+min_round_s = 1.0
+max_round_s = 20.0
+[manifest.pipeline]
+stages = 2
+microbatches = 4
+[manifest.inner]
+warmup_steps = 5
+[[peers]]
+name = "home"
+count = 1
+tokens_per_s = 64.0
+[[peers]]
+name = "far"
+count = 2
+tokens_per_s = 48.0
+regions = ["Iowa", "London"]
+join_s = [1.0, 3.0]
+[[happenings]]
+at = 16.0
+what = "kill"
+peers = ["far/1"]
+for_s = 8.0
+[expect]
+min_rounds = 2
+min_members = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("data") / "text.txt"
+    file.write_text("".join(f"{i} and {i * i}\n" for i in range(2000)))
+    return SMALL.replace("{text}", str(file))
+
+
+@pytest.fixture(scope="module")
+def small(text: str) -> Scenario:
+    return parse_scenario(text, name="small")
+
+
+@pytest.fixture(scope="module")
+def recipe(small: Scenario) -> Recipe:
+    return read_scenario(small, Ed25519Signer(bytes(32)).peer_id)[0]
+
+
+def test_a_pipeline_is_run_judged_and_reported_and_twice_the_same(text: str, tmp_path: Path) -> None:
+    file, out = tmp_path / "small.toml", tmp_path / "out"
+    file.write_text(text)
+    shown = CliRunner().invoke(app, ["sim", "run", str(file), "--json", "--out", str(out)])
+    assert shown.exit_code == 0, shown.output
+    result = json.loads(shown.stdout)
+    assert result["passed"] and result["violations"] == [] and result["rounds"] >= 2 and result["members"] == 3
+    assert 0.0 < result["training_share"] < 1.0
+    facts, events = load_folder(out)
+    assert [peer.region for peer in facts.peers] == ["Belgium", "Iowa", "London"]
+    assert {event["stage"] for event in events[facts.peers[0].peer] if event["event"] == "step"} == {0}
+    steps = logged_steps(events)
+    assert len(steps) >= 6 and sum(step.landed for step in steps) >= 20
+    page = (out / "report.html").read_text()
+    assert "Steps of the pipeline" in page and ">Iowa<" in page
+    seconds = {
+        (one.op.kind, step.timeline.peers[one.peer]): one.end_s - one.begin_s
+        for step in steps
+        for one in step.timeline.ran
+    }
+    scenario = parse_scenario(text, name="small")
+    model = read_scenario(scenario, Ed25519Signer(bytes(32)).peer_id)[0].model
+    pace = StagePace.of(model, StageSlice((1, 2), 0), 1.0 / 64.0)
+    # others may be computed before it, at the same door
+    assert seconds[Kind.F, facts.peers[0].peer] == pytest.approx(pace.seconds(Kind.F, 16), abs=3e-3)
+    assert seconds[Kind.B, facts.peers[0].peer] == pytest.approx(pace.seconds(Kind.B, 16), abs=3e-3)
+    again = run_pipeline(scenario, 0, make_schedule(scenario, 0, tmp_path), out=None, quiet=True)
+    assert again["log_sha256"] == result["log_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [('mode = "real"', 'mode = "cost"'), ("count = 2", 'count = 2\nattacks = ["forge"]')]
+)
+def test_what_a_pipeline_cannot_be_simulated_with_is_refused(text: str, old: str, new: str) -> None:
+    scenario = parse_scenario(text.replace(old, new, 1), name="small")
+    with pytest.raises(ConfigError, match="change that, or leave out"):
+        run_pipeline(scenario, 0, make_schedule(scenario, 0, Path()), out=None, quiet=True)
+
+
+def test_the_shipped_scenario_can_be_played_both_ways() -> None:
+    scenario = load_scenario(SHIPPED / "pipeline-6.toml")
+    assert has_pipeline(scenario) and not has_pipeline(load_scenario(SHIPPED / "local-3.toml"))
+    check_playable(scenario, free_bytes=10e9)
+
+
+def test_a_stage_takes_its_share_of_the_time_of_a_step(small: Scenario, recipe: Recipe) -> None:
+    """All stages together, forward and backward without recomputing, and the head take as long as the tokens do."""
+    sizes = recipe.manifest.pipeline.sizes(recipe.model.num_layers)
+    paces = [StagePace.of(recipe.model, StageSlice(sizes, stage), 0.5) for stage in range(len(sizes))]
+    once = sum(pace.seconds(Kind.F, 10) + pace.seconds(Kind.B, 10) * 2 / 3 for pace in paces)
+    assert once + paces[0].seconds(Kind.LOSS, 10) == pytest.approx(10 * 0.5)
+    assert paces[1].layers == pytest.approx(2 * paces[0].layers)  # two layers, and one
+    keys = [Ed25519Signer(bytes([number]) * 32).peer_id.hex() for number in range(3)]
+    orders = orders_for(small, recipe.manifest, keys, 1, invitation="", port=1, meter=False)
+    assert orders.token_s == 1.0 / 48.0
+
+
+def test_a_paced_stage_computes_the_same_and_takes_longer(recipe: Recipe, tmp_path: Path) -> None:
+    stage = stage_recipe(recipe, 1)
+    learner = stage.learner(None, Runtime())
+    slow = PacedStageLearner(learner, 1e-4, tmp_path / "late.txt")
+    x = torch.randn(2, 16, recipe.model.dim)
+    assert torch.equal(slow.worker.forward(1, x), learner.worker.forward(1, x))
+    sums, others = Accumulated(), Accumulated()
+    gradient = torch.ones_like(x)
+    one, other = slow.worker.backward(1, x, gradient, sums), learner.worker.backward(1, x, gradient, others)
+    assert one is not None and other is not None and torch.equal(one, other) and sums.visits == others.visits
+    (tmp_path / "late.txt").unlink(missing_ok=True)
+    fast = PacedStageLearner(learner, 0.0, tmp_path / "late.txt")
+    fast.worker.forward(1, x)
+    assert float((tmp_path / "late.txt").read_text()) > 0.0  # nothing is as fast as that
