@@ -19,6 +19,9 @@ from farflung.training.pipeline_plan import Kind
 WINDOW_STEPS = 3
 """Steps of the Gantt chart."""
 
+LONGEST_PAUSE = 1.5
+"""Between two of them, in steps."""
+
 WINDOW_PEERS = 24
 """Peers that it shows at most."""
 
@@ -38,11 +41,15 @@ def stage_of(steps: Sequence[LoggedStep]) -> dict[str, int]:
 
 
 def window_steps(scene: Scene) -> list[LoggedStep]:
-    """Consecutive steps: around the first in which a peer was lost or a microbatch cut, else in the middle of the run."""
+    """Consecutive steps: around the first in which a peer was lost or a microbatch cut, else in the middle of the run. A step after a
+    long pause is left out, which would leave no room for the others."""
     troubled = [number for number, step in enumerate(scene.steps) if step.trouble]
     around = troubled[0] if troubled else len(scene.steps) // 2
     first = max(0, min(around - 1, len(scene.steps) - WINDOW_STEPS))
-    return scene.steps[first : first + WINDOW_STEPS]
+    shown = scene.steps[first : first + WINDOW_STEPS]
+    longest = LONGEST_PAUSE * median(step.seconds for step in shown)
+    kept = next((n for n, (one, after) in enumerate(pairwise(shown), 1) if after.start - one.end > longest), len(shown))
+    return shown[:kept] if around < first + kept else shown[kept:]
 
 
 def plot_steps(scene: Scene) -> Markup:
@@ -70,6 +77,12 @@ def plot_steps(scene: Scene) -> Markup:
                 at, row = incident.time - start, row_of[incident.peer]
                 axis.plot(at, row, marker="X", color=BAD, markersize=9, markeredgecolor=CARD, zorder=6)
                 axis.annotate("killed", (at, row), (8, 0), textcoords="offset points", va="center", color=BAD)
+        later = next((step for step in scene.steps if step.start > steps[-1].start), None)
+        if later is not None and later.start > end + 1.0:
+            said = f"step {later.number} began {later.start - end:.0f} s later"
+            axis.annotate(
+                said, (1.0, 1.0), (0, 3), xycoords="axes fraction", textcoords="offset points", ha="right", color=MUTED
+            )
         axis.set_xlim(0, end - start)
         axis.set_yticks(range(len(peers)), [f"{scene.names.get(p, p[:12])} · stage {stages[p]}" for p in peers])
         axis.set_ylim(len(peers) - 0.4, -0.6)
@@ -154,8 +167,7 @@ def plot_step_seconds(scene: Scene, letters: Mapping[str, str]) -> Markup:
             color=MUTED,
         )
         axis.set_xlim(0, scene.seconds / divisor)
-        axis.set_ylim(bottom=0)
-        axis.margins(y=0.15)
+        axis.set_ylim(0, 1.15 * max(step.seconds for step in scene.steps))
         axis.set_ylabel("seconds of a step")
         axis.set_xlabel(f"{unit} since the start")
         told = f"{len(scene.steps)} steps, a median of {middle:.2f} s, {len(scene.steps) - len(calm)} with trouble"

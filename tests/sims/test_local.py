@@ -22,12 +22,15 @@ from farflung.sims.from_events import fill_report, labour_of
 from farflung.sims.links import path_between
 from farflung.sims.local_plan import NODE_BYTES, check_playable, check_speed, orders_for
 from farflung.sims.local_run import shortened, start_seconds
+from farflung.sims.local_stage import StagePace
 from farflung.sims.local_swarm import PORTS, free_ports
+from farflung.sims.pipeline_log import logged_steps
 from farflung.sims.scenario import SHIPPED, Scenario, load_scenario, parse_scenario
 from farflung.sims.scenario_plan import key_seeds, prepare, read_scenario
 from farflung.sims.sim_folder import Recorder
 from farflung.sims.simulation import Report, simulate
 from farflung.sims.swarm import START_UNIX_S
+from farflung.training.pipeline_slice import StageSlice
 
 SMALL = """
 about = "Three peers, one of which is killed and comes back."
@@ -247,6 +250,31 @@ def test_three_processes_train_one_is_killed_and_all_of_it_is_told(text: str, tm
         if e["event"] == "step"
     ]
     assert steps and min(steps) >= 0.999, "64 tokens at 64 tokens a second"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_processes_that_hold_stages_are_played_and_drawn(text: str, tmp_path: Path) -> None:
+    """One step at least needs all of them to have come up and found their stages."""
+    file, out = tmp_path / "staged.toml", tmp_path / "out"
+    staged = text.replace("[manifest.inner]", "[manifest.pipeline]\nstages = 2\nmicrobatches = 2\n[manifest.inner]")
+    file.write_text(quick(staged, seconds=90.0).replace("at = 25.0", "at = 60.0"))
+    with sim_local(file, out) as run:
+        said, errors = run.communicate(timeout=350)
+    assert run.returncode == 0, said + errors
+    result = json.loads(said)
+    assert result["violations"] == [] and result["passed"]
+    facts, events = load_folder(out)
+    steps = logged_steps(events)
+    assert steps and sum(step.landed for step in steps) >= 2
+    assert {event["stage"] for one in events.values() for event in one if event["event"] == "pipeline.step"} == {0, 1}
+    model = read_scenario(load_scenario(file), bytes.fromhex(facts.peers[0].peer))[0].model
+    for step in steps:
+        for ran in step.timeline.ran:
+            speed = 64.0 if step.timeline.peers[ran.peer] == facts.peers[2].peer else 128.0
+            pace = StagePace.of(model, StageSlice((1, 2), ran.stage), 1.0 / speed)
+            assert ran.end_s - ran.begin_s >= pace.seconds(ran.op.kind, 32) - 2e-3
+    assert "Steps of the pipeline" in (out / "report.html").read_text()
 
 
 @pytest.mark.slow
