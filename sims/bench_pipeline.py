@@ -27,6 +27,7 @@ from farflung.sims.pipeline_skipping import SkippingRow, skipping_rows
 from farflung.sims.pipeline_task import COLUMNS, FULL, SKIPPING, BenchTask
 from farflung.sims.stage_group import stage_group
 from farflung.training.pipeline_simulate import simulate
+from farflung.training.pipeline_trace import chrome_traces
 
 WITHIN_S = 900.0
 """For everything that processes do; then something hangs, and they are ended."""
@@ -70,6 +71,7 @@ def run_pipeline(
     out: Path | None = None,  # file for the figures, as JSON
     page: Path | None = None,  # folder for pipeline.md and its pictures
     skip_stages: bool = False,  # only what leaving stages out at inference costs
+    trace: Path | None = None,  # file for a step, measured and simulated, as a Chrome trace
     task: BenchTask | None = None,
 ) -> dict[str, Any]:
     """Measure, show, and return the figures. A page has both parts.
@@ -78,6 +80,8 @@ def run_pipeline(
     """
     if page is not None and skip_stages:
         raise ValueError("a page has both parts; leave --skip-stages out")
+    if trace is not None and skip_stages:
+        raise ValueError("--skip-stages runs no processes to trace; leave one of the two out")
     console = Console(stderr=as_json)
     task = BenchTask() if task is None else task
     kernels.prepare(resolve_paths().cache / "kernels")
@@ -99,6 +103,9 @@ def run_pipeline(
     figures = _figures(task, found, rows)
     if page is not None and found is not None:
         write_page(page, task, found, rows)
+    if trace is not None and found is not None:
+        steps = {"measured ": found.ran, "simulated ": found.simulated}
+        trace.write_text(json.dumps(chrome_traces(steps)))
     if out is not None:
         out.write_text(json.dumps(figures, indent=2) + "\n")
     if as_json:

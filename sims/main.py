@@ -161,13 +161,17 @@ def bench_pipeline(
     page: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Also write pipeline.md and its plots here, with both parts.")
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write a step, measured and simulated, as a Chrome trace for Perfetto."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """A pipeline of twelve processes on slow links against its simulation, and what skipping stages is worth: six minutes."""
     from farflung.sims.bench_pipeline import run_pipeline
 
     try:
-        run_pipeline(as_json=as_json, out=out, page=page, skip_stages=skip_stages)
+        run_pipeline(as_json=as_json, out=out, page=page, skip_stages=skip_stages, trace=trace)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 

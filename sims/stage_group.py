@@ -18,7 +18,7 @@ from farflung.protocol.route import Leg, Route
 from farflung.sims.bench_workers import BenchError, Worker, workers
 from farflung.sims.stage_peer import World, key_of
 from farflung.training.pipeline_plan import Kind, Op, Plan
-from farflung.training.pipeline_simulate import Ran, Timeline
+from farflung.training.pipeline_simulate import Ran, Sent, Timeline
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +71,7 @@ class StepSeen:
     sent_bytes: int
     """By all living peers, until everybody was told that the step is over."""
     ran: Timeline
-    """What the living computed; what they sent is not noted."""
+    """What the living computed and sent."""
 
 
 Launch = Callable[[int, Sequence[str]], Worker]
@@ -183,6 +183,11 @@ def _seen(plan: Plan, ranks: list[int], landed: Mapping[int, Any], settled: Mapp
         for rank, one in settled.items()
         for kind, microbatch, hop, start, end in one["ran"]
     ]
+    sent = [
+        Sent(Op(Kind(kind), microbatch, hop), ranks.index(rank), to, start - began, end - began)
+        for rank, one in settled.items()
+        for kind, microbatch, hop, to, start, end in one["sent"]
+    ]
     return StepSeen(
         losses={int(m): loss for one in landed.values() for m, loss in one["losses"].items()},
         cut={int(m): reason for one in landed.values() for m, reason in one["cut"].items()},
@@ -194,7 +199,11 @@ def _seen(plan: Plan, ranks: list[int], landed: Mapping[int, Any], settled: Mapp
         busy_s=tuple(settled[rank]["busy_s"] if rank in settled else 0.0 for rank in ranks),
         late=sum(one["late"] for one in settled.values()),
         sent_bytes=sum(one["sent_bytes"] for one in settled.values()),
-        ran=Timeline(peers=plan.peers, ran=tuple(sorted(ran, key=lambda one: one.begin_s)), sent=()),
+        ran=Timeline(
+            peers=plan.peers,
+            ran=tuple(sorted(ran, key=lambda one: one.begin_s)),
+            sent=tuple(sorted(sent, key=lambda one: one.begin_s)),
+        ),
     )
 
 

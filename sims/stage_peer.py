@@ -284,12 +284,19 @@ class StagePeer:
             self._say(landed=_told(outcome, began))
         accumulated = await server.settled(window)
         sent = self._engine.delivered_bytes() - sent
+        parcels = [[op.kind, op.microbatch, op.hop, *rest] for op, *rest in server.diary(window).sent]
         server.close(window)
         if order.get("sums"):
             save_sums(Path(order["sums"]), accumulated)
         if self._optimizer is not None:
             await self._learn(window, accumulated, order["number"])
-        told = {"ended": time.monotonic(), "ran": server.ran, "busy_s": worker.busy_s, "late": worker.late}
+        told = {
+            "ended": time.monotonic(),
+            "ran": server.ran,
+            "busy_s": worker.busy_s,
+            "late": worker.late,
+            "sent": parcels,
+        }
         self._say(settled=told | {"sent_bytes": sent, "refused": self._refused})
 
     async def _learn(self, window: bytes, accumulated: Accumulated, number: int) -> None:

@@ -4,7 +4,7 @@ One process per peer with two threads, what it computes and what it sends; an ar
 operation that it is for. Times are in microseconds, as the format wants them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farflung.training.pipeline_simulate import Timeline
@@ -14,12 +14,19 @@ _COMPUTE, _SEND = 0, 1
 
 def chrome_trace(timeline: Timeline) -> dict[str, Any]:
     """The JSON object format of Chrome's trace events; `json.dumps` makes the file."""
+    return chrome_traces({"": timeline})
+
+
+def chrome_traces(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
+    """Several below each other, whose peers' names begin with what they are called."""
     events: list[dict[str, Any]] = []
-    for peer, name in enumerate(timeline.peers):
-        events.append({"ph": "M", "name": "process_name", "pid": peer, "tid": _COMPUTE, "args": {"name": name}})
-        for thread, said in ((_COMPUTE, "computes"), (_SEND, "sends")):
-            events.append({"ph": "M", "name": "thread_name", "pid": peer, "tid": thread, "args": {"name": said}})
-    events += step_events(timeline, pids=range(len(timeline.peers)))
+    for called, timeline in timelines.items():
+        first = len({event["pid"] for event in events})
+        for pid, name in enumerate((called + name for name in timeline.peers), first):
+            events.append({"ph": "M", "name": "process_name", "pid": pid, "tid": _COMPUTE, "args": {"name": name}})
+            for thread, said in ((_COMPUTE, "computes"), (_SEND, "sends")):
+                events.append({"ph": "M", "name": "thread_name", "pid": pid, "tid": thread, "args": {"name": said}})
+        events += step_events(timeline, pids=range(first, first + len(timeline.peers)), mark=called)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,15 @@ def test_a_slow_follower_loses_the_oldest_and_is_told() -> None:
     assert (skipped["event"], skipped["count"]) == ("log.skipped", 3)
     assert (first["event"], second["event"]) == ("e3", "e4")
     log.emit("nobody listens any more")
+
+
+def test_every_event_is_in_the_docs() -> None:
+    root = Path(__file__).parents[2]
+    table = (root / "docs" / "events.md").read_text()
+    told = {name for line in table.splitlines() if line.startswith("| `") for name in re.findall(r"`([\w.]+)`", line)}
+    sources = [*(root / "node").glob("*.py"), *(root / "protocol").glob("*.py")]
+    emitted = {
+        name for file in sources for name in re.findall(r'(?:\bemit|\bNote)\(\s*"([a-z]+\.[a-z]+)"', file.read_text())
+    }
+    assert {"pipeline.step", "round.commit", "stage.founded"} <= emitted
+    assert emitted <= told

@@ -81,7 +81,10 @@ def test_processes_learn_what_one_process_learns(tmp_path: Path) -> None:
             optimizer.step(world.inner.schedule.at(number))
             optimizer.zero_grad()
             assert seen.learnt_s >= seen.seconds >= max(seen.busy_s)
-            assert len(seen.ran.ran) == len(simulate(plans[SKIPPING], TASK.costs("fp32")).ran)
+            simulated = simulate(plans[SKIPPING], TASK.costs("fp32"))
+            assert len(seen.ran.ran) == len(simulated.ran)
+            assert {one[:3] for one in seen.ran.sent} == {one[:3] for one in simulated.sent}
+            assert all(-0.1 < one.begin_s < one.end_s <= seen.seconds + 1.0 for one in seen.ran.sent)
         for name, found in group.parameters().items():
             torch.testing.assert_close(found, dict(model.named_parameters())[name].detach(), rtol=1e-3, atol=1e-5)
         figures, _ = time_plan(group, TASK, feed, FULL, plans[FULL], codec="tokenint8(width=16)", steps=2)
@@ -182,6 +185,8 @@ def test_skipping_rows_and_the_command(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_page_has_both_parts(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="runs no processes to trace"):
+        run_pipeline(skip_stages=True, trace=tmp_path / "trace.json")
     args = ["bench", "pipeline", "--skip-stages", "--page", str(tmp_path)]
     result = CliRunner().invoke(app, args, env={"COLUMNS": "300"})
     assert result.exit_code == 2 and "leave --skip-stages out" in result.output and not list(tmp_path.iterdir())

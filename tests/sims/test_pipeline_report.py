@@ -2,7 +2,9 @@
 
 import asyncio
 import math
+import re
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +29,8 @@ from farflung.sims.trace import COMPUTING, SENDING, trace_events
 from farflung.sims.world import PLACES, coasts
 from farflung.training.pipeline_plan import Kind
 
+DOCS = Path(__file__).parents[2] / "docs" / "events.md"
+HEADING = {"time", "event", "swarm", "peer", "height", "version", "step", "stage"}
 START = 1_700_000_000.0
 HOME, LEFT, RIGHT = (bytes([17 * number] * 32).hex() for number in (1, 2, 3))
 
@@ -200,6 +204,8 @@ def test_a_swarm_under_virtual_time_can_be_drawn() -> None:
     for _, who, event in swarm.events:
         events[keys[who]].append(event)
     (killed_at, victim), ended = kills[0], max(event["time"] for _, _, event in swarm.events)
+    row = next(line for line in DOCS.read_text().splitlines() if line.startswith("| `pipeline.step` "))
+    assert set(swarm.happened("pipeline.step")[0]) - HEADING <= set(re.findall(r"`(\w+)`", row))
     scene = Scene(
         events=events,
         run=RunFacts(

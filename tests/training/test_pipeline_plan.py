@@ -22,7 +22,7 @@ from farflung.training.pipeline_schedules import (
     zero_bubble_h1,
 )
 from farflung.training.pipeline_simulate import Timeline, simulate
-from farflung.training.pipeline_trace import chrome_trace
+from farflung.training.pipeline_trace import chrome_trace, chrome_traces
 
 
 def flat(peers: int, stages: int, *, forward: float = 1.0, message: float = 0.0) -> Costs:
@@ -198,6 +198,19 @@ def test_checkfree_leaves_the_loss_where_it_was() -> None:
         swapped = checkfree_plus(plan)
         validate(swapped)
         assert swapped.loss_at_home == plan.loss_at_home and swapped.lanes[0] == plan.lanes[0] != swapped.lanes[1]
+
+
+def test_traces_of_two_steps_do_not_mix() -> None:
+    first, second = (simulate(one_f_one_b(names(3), 2), flat(3, 3, message=seconds)) for seconds in (0.5, 1.0))
+    events = chrome_traces({"measured ": first, "simulated ": second})["traceEvents"]
+    named = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert len(named) == 6 and len(set(named.values())) == 6
+    arrows: dict[object, set[str]] = {}
+    for event in events:
+        if event["ph"] in "sf":
+            arrows.setdefault(event["id"], set()).add(named[event["pid"]].split()[0])
+    assert len(arrows) == len(first.sent) + len(second.sent)
+    assert all(len(ends) == 1 for ends in arrows.values())
 
 
 def test_a_trace_has_every_operation_and_message() -> None:
