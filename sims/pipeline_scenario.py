@@ -25,9 +25,9 @@ from farflung.sims.facts import save_run
 from farflung.sims.fault_playing import play
 from farflung.sims.faults import Kill, Schedule
 from farflung.sims.from_events import fill_report, log_text, write_logs
+from farflung.sims.hub import MemoryHub
 from farflung.sims.links import LinkModel
 from farflung.sims.local_stage import StagePace
-from farflung.sims.network import MemoryHub
 from farflung.sims.pipeline_swarm import PipelineSwarm
 from farflung.sims.report import report_folder
 from farflung.sims.scenario import Scenario
