@@ -25,6 +25,7 @@ from farflung.protocol.coordination import Coordinator, Post
 from farflung.protocol.errors import Refused, RemoteError
 from farflung.protocol.keys import Signer, digest
 from farflung.protocol.limits import MAX_ADDRESSES
+from farflung.protocol.lives import Life
 from farflung.protocol.messages import PipelineMessage
 from farflung.protocol.pipeline_messages import Present, StepAnswer, StepGo, StepPlan, SwarmMessage
 from farflung.protocol.replay import first_seq
@@ -59,6 +60,13 @@ class Self(Protocol):
     def up_bytes_per_s(self) -> float:
         """Of its uplink; 0 while unknown."""
 
+    @property
+    def lives(self) -> tuple[Life, ...]:
+        """What its chain says of other stages, where that is stage 0's."""
+
+    def give_way(self, life: Life | None, reason: str) -> None:
+        """End here: its stage was begun anew by others, or it is called to begin a stage anew itself, which `life` names."""
+
     def wake(self) -> None:
         """There may be something to do."""
 
@@ -75,6 +83,7 @@ class Pipeline:
         network: Network,
         signer: Signer,
         recipe: StageRecipe,
+        life: Life,  # of our stage
         learner: StageLearner,
         doors: Doors,
         roll: Roll,
@@ -84,10 +93,11 @@ class Pipeline:
         refused: Callable[[RemoteError], None],
         keep: Callable[[], None],
     ) -> None:
-        """`keep` writes the appointments of `roll` to disk, where this is the founder's node."""
+        """`keep` writes the appointments and lives of `roll` to disk."""
         self.roll = roll
-        self.coordinator = Coordinator(roll)
+        self.coordinator = Coordinator(roll, may_miss=recipe.pipeline.stages - recipe.pipeline.visits)
         self.recipe = recipe
+        self.life = life
         self.me: Self
         """Set by the peer."""
         self._number = 0
@@ -117,6 +127,9 @@ class Pipeline:
         self._plans = first_seq(network.unix_time())
         self._said: tuple[object, ...] = ()
         self._beat_at = -1e9
+        self._known_lives = dict(roll.renewed)
+        self._called_to = -1
+        roll.by_chain = recipe.stage == 0
         self._group: asyncio.TaskGroup
 
     # ---- what others may read ----------------------------------------------------------------------------------
@@ -183,7 +196,8 @@ class Pipeline:
     def _present(self, *, reply: bool = False) -> Present:
         return Present(
             stage=self.recipe.stage,
-            wants=-1,
+            life=self.life.number,
+            wants=self._called_to,
             trains=self.me.trains,
             free=self.me.free and self.work.job is None,
             step=self.step,
@@ -197,17 +211,44 @@ class Pipeline:
             addresses=tuple(self._network.addresses()[:MAX_ADDRESSES]),
             appointments=tuple(self.roll.appointments[stage] for stage in sorted(self.roll.appointments)),
             peers=self.counts(),
+            lives=tuple(self.roll.renewed[stage] for stage in sorted(self.roll.renewed)),
+            lost=self.roll.lost(self._now(), held=self.recipe.stage if self.me.holds[1] else -1),
             reply=reply,
         )
 
     def _tick(self) -> None:
         now = self._now()
         self.roll.tick(now)
+        self._follow_lives(now)
         if now >= self._beat_at + self.roll.heartbeat_s:
             self._announce()
         self._post(self.coordinator.tick(now))
         self.work.watch(now)
         self.changed()
+
+    def _follow_lives(self, now: float) -> None:
+        """Which stages were begun anew; whether that ends our part here."""
+        self.roll.renew(self.me.lives, now)
+        if self.roll.renewed == self._known_lives:
+            return
+        for life in self.roll.renewed.values():
+            if self._known_lives.get(life.stage) != life:
+                self._log.emit("stage.anew", stage=life.stage, life=life.number, founder=life.founder.hex())
+        self._known_lives = dict(self.roll.renewed)
+        self._keep()
+        stage = self.recipe.stage
+        call = next((life for life in self.roll.renewed.values() if self._calls(life, now)), None)
+        if call is not None:
+            self._called_to = call.stage
+            self.me.give_way(call, f"called to begin stage {call.stage} anew")
+        elif self.roll.number(stage) > self.life.number:
+            self.me.give_way(None, f"stage {stage} was begun anew while it did not hear us")
+        self._announce()
+
+    def _calls(self, life: Life, now: float) -> bool:
+        """Whether it is us who are to begin this life, and it has not been begun."""
+        ours = (life.stage, life.number) == (self.recipe.stage, self.life.number)
+        return life.founder == self.roll.me and not ours and self.roll.holders(life.stage, now) is None
 
     # ---- what comes in -----------------------------------------------------------------------------------------
 
@@ -242,12 +283,13 @@ class Pipeline:
             raise Refused("no invitation to this swarm", peer=sender)
         news = self.roll.heard(sender, said, now)
         self._network.add_addresses(sender, list(said.addresses))
-        if said.stage == self.recipe.stage:
+        if (said.stage, said.life) == (self.recipe.stage, self.life.number):
             self.me.met(sender)
         if said.stage < 0 < said.wants < self.roll.stages and self.roll.me == self.roll.founder:
             self._appoint(said.wants, sender)
         if news and not said.reply:
             self._mail.send(sender, self._present(reply=True))
+        self._follow_lives(now)
         self._lead()
         self.me.wake()
 

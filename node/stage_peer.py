@@ -20,7 +20,9 @@ from farflung.node.stage_trainer import StageTrainer
 from farflung.node.trainer import Host
 from farflung.node.whole_model import KeepModel, WholeModel
 from farflung.protocol.envelope import swarm_of
-from farflung.protocol.errors import RemoteError
+from farflung.protocol.errors import Refused, RemoteError
+from farflung.protocol.lives import Life
+from farflung.protocol.lost import begins
 from farflung.protocol.roll import Roll
 
 
@@ -33,18 +35,19 @@ class StagePeer(Peer):
         facilities: Facilities,
         learner: StageLearner,
         *,
-        founder: PeerId,  # of the stage's chain
+        life: Life,  # of the stage
         roll: Roll,
         mail: PipelineMail,
         keep: Callable[[], None],  # writes the roll's appointments to disk
         keep_model: KeepModel,
     ) -> None:
         network, doors, log, me = facilities.network, facilities.doors, facilities.log, facilities.signer.peer_id
-        terms = recipe.terms(founder)
+        terms = recipe.terms(life)
         self.pipeline = Pipeline(
             network=network,
             signer=facilities.signer,
             recipe=recipe,
+            life=life,
             learner=learner,
             doors=doors,
             roll=roll,
@@ -74,8 +77,14 @@ class StagePeer(Peer):
             keep=keep_model,
         )
         self.pipeline.me = self
+        self.gave_way = False
+        """It ended because its stage goes on without it, or another one needs it: this machine comes in again."""
+        self.calling: Life | None = None
+        """The life that it is to begin then."""
         self.stage = recipe.stage
         self.layers = (recipe.part.layers.start, recipe.part.layers.stop)
+        if self.stage == 0:
+            self.member.begins = self._begins
 
     # ---- what the pipeline asks (`pipeline.Self`) --------------------------------------------------------------
 
@@ -106,8 +115,21 @@ class StagePeer(Peer):
     def up_bytes_per_s(self) -> float:
         return self.exchange.link.bytes_per_s
 
+    @property
+    def lives(self) -> tuple[Life, ...]:
+        return self.member.head.commit.lives if self.member.started else ()
+
+    def _begins(self, now: float) -> dict[int, PeerId]:
+        """Stages to begin anew, for whoever proposes in the chain of stage 0."""
+        self.pipeline.roll.renew(self.lives, now)  # what was just decided is not proposed again
+        return begins(self.pipeline.roll, self.member.head.commit.view, now)
+
     def wake(self) -> None:
         self.trainer.wake()
+
+    def give_way(self, life: Life | None, reason: str) -> None:
+        self.gave_way, self.calling = True, life
+        self.stop(reason)
 
     def met(self, peer: PeerId) -> None:
         super().discovered(peer)
@@ -164,8 +186,12 @@ class StagePeer(Peer):
         if bound_to == self.settings.swarm:
             super()._on_message(sender, data)
             self.pipeline.changed()
-        else:
+        elif bound_to == self.pipeline.roll.swarm:
             self.pipeline.receive(sender, data)
+        else:
+            self.refused(
+                Refused("a message of another chain than ours: of another stage, or of another life of it", peer=sender)
+            )
 
     def _may_train(self) -> bool:
         return (

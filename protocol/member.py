@@ -6,7 +6,7 @@ the daemon and in simulations. Messages it sends to itself are handled before a 
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -62,6 +62,8 @@ class Member:
     vitals: Callable[[], Heartbeat]
     """The node's current facts; what the machine itself knows (height, ballot, version, digest, state) is filled in here."""
     state: str = "joining"
+    begins: Callable[[float], Mapping[int, PeerId]] = lambda now: {}
+    """Stages of a pipeline to begin anew now, and by whom (`lost`); for whoever proposes in the chain of stage 0."""
     me: PeerId = field(init=False)
     follower: Follower = field(init=False)
     history: History = field(init=False)

@@ -12,6 +12,7 @@ from farflung.protocol import wire
 from farflung.protocol.appointment import Appointment
 from farflung.protocol.keys import PeerId
 from farflung.protocol.limits import MAX_CONTROL_BYTES, MAX_HOPS, MAX_MICROBATCHES, MAX_PIPELINE_PEERS
+from farflung.protocol.lives import Life
 from farflung.protocol.messages import Again, GiveUp, Landed, Passage, PipelineMessage
 from farflung.protocol.route import Legs
 from farflung.protocol.types import Count, Digest, Key, OptionalDigest, Rate, Seconds, Text
@@ -25,8 +26,10 @@ class Present(Struct, frozen=True, array_like=True, tag=21):
 
     stage: Annotated[int, Meta(ge=-1, lt=MAX_HOPS)]
     """-1: none yet; who says so is told who serves what, and appointed if that is needed."""
+    life: Count
+    """Number of the life of that stage (`lives`)."""
     wants: Annotated[int, Meta(ge=-1, lt=MAX_HOPS)]
-    """Of those without a stage: the one that they are about to take; -1 while they have not chosen."""
+    """The stage that this peer is about to take; -1: none, or it has not chosen."""
     trains: bool
     """Is a member of its stage's chain, with its outer state, and not about to leave."""
     free: bool
@@ -51,6 +54,10 @@ class Present(Struct, frozen=True, array_like=True, tag=21):
     """All that this peer knows."""
     peers: Annotated[tuple[Count, ...], Meta(max_length=MAX_HOPS)]
     """How many serve each stage, as far as this peer knows."""
+    lives: Annotated[tuple[Life, ...], Meta(max_length=MAX_HOPS)]
+    """Of the stages that were begun anew, the newest: of data nodes by their chain, of others what they believe."""
+    lost: Annotated[tuple[Place, ...], Meta(max_length=MAX_HOPS)]
+    """Stages of which this peer has heard nobody for long (`lives`)."""
     reply: bool = False
     """Whether this only answers another one (and wants no answer)."""
 

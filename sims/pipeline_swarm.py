@@ -11,6 +11,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -18,6 +19,7 @@ import torch
 from farflung.node.door import Doors
 from farflung.node.entrance import Entrance
 from farflung.node.events import Event, EventLog
+from farflung.node.outside import Outside
 from farflung.node.peer import Facilities, Facts
 from farflung.node.recipe import Recipe
 from farflung.node.sealed_mail import PipelineMail
@@ -31,6 +33,7 @@ from farflung.protocol.appointment import Appointment
 from farflung.protocol.chain import founded
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.keys import PeerId, Signer, short
+from farflung.protocol.lives import Life
 from farflung.protocol.roll import Roll
 from farflung.sims import clock
 from farflung.sims.books import SampleBook
@@ -112,12 +115,24 @@ class Disk:
     """What outlives a process."""
 
     storage: MemoryStorage = field(default_factory=MemoryStorage)
-    stage: int | None = None
-    founder: PeerId = b""
-    """Of that stage's chain."""
+    life: Life | None = None
+    """Of its stage."""
     appointments: dict[int, Appointment] = field(default_factory=dict)
+    lives: dict[int, Life] = field(default_factory=dict)
     models: list[tuple[int, dict[int, torch.Tensor]]] = field(default_factory=list)
     """Version, and the outer parameters of all stages, each time that the whole model was evaluated here."""
+
+    @property
+    def stage(self) -> int | None:
+        return None if self.life is None else self.life.stage
+
+    def keep(self, roll: Roll) -> None:
+        self.appointments.update(roll.appointments)
+        self.lives.update(roll.renewed)
+
+    def take(self, life: Life | None) -> None:
+        """Nothing of an earlier life is kept."""
+        self.storage, self.life = MemoryStorage(), life
 
 
 @dataclass(slots=True)
@@ -150,12 +165,12 @@ class PipelineSwarm:
     events: list[tuple[float, int, Event]] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     """Invariants that a judge saw broken, refusals that honest peers should not make, and crashes."""
-    _judges: dict[int, Judge] = field(default_factory=dict)
-    _views: dict[int, StageView] = field(default_factory=dict)
+    _judges: dict[Life, Judge] = field(default_factory=dict)
+    _views: dict[Life, StageView] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.disks = [Disk() for _ in self.signers]
-        self.disks[0].stage, self.disks[0].founder = 0, self.signers[0].peer_id
+        self.disks[0].life = Life(0, 0, self.signers[0].peer_id)
 
     @property
     def ids(self) -> list[PeerId]:
@@ -198,6 +213,7 @@ class PipelineSwarm:
         settings = self.recipe.settings()
         roll = Roll(self.recipe.swarm, manifest.founder, signer.peer_id, manifest.pipeline.stages, settings.heartbeat_s)
         roll.appointments.update(disk.appointments)
+        roll.renewed.update(disk.lives)
 
         def refused(error: RemoteError) -> None:
             if type(error).__name__ not in HONEST_REFUSALS:
@@ -208,13 +224,18 @@ class PipelineSwarm:
         for other in known:
             roll.discover(other, self.hub.now())
         try:
-            if disk.stage is None:
-                told = self.wanted.get(index)
-                fits = range(manifest.pipeline.stages) if told is None else (told,)
-                entrance = Entrance(network=network, mail=mail, roll=roll, admission=b"", fits=fits, refused=refused)
-                disk.stage, disk.founder = await entrance.run()
-                disk.appointments.update(roll.appointments)
-            await self._serve(index, stage_recipe(self.recipe, disk.stage), network, mail, roll, log, known)
+            while True:
+                if disk.life is None:
+                    told = self.wanted.get(index)
+                    fits = range(manifest.pipeline.stages) if told is None else (told,)
+                    outside = Outside(network=network, mail=mail, roll=roll, admission=b"", refused=refused)
+                    disk.take(await Entrance(outside, fits).run())
+                    disk.appointments.update(roll.appointments)
+                assert disk.life is not None
+                peer = await self._serve(index, disk.life, network, mail, roll, log, known)
+                if not peer.gave_way:
+                    return
+                disk.take(peer.calling)
         except Exception as error:
             while isinstance(error, ExceptionGroup):
                 error = error.exceptions[0]
@@ -227,13 +248,14 @@ class PipelineSwarm:
     async def _serve(
         self,
         index: int,
-        recipe: StageRecipe,
+        life: Life,
         network: MemoryNetwork,
         mail: PipelineMail,
         roll: Roll,
         log: EventLog,
         known: list[PeerId],
-    ) -> None:
+    ) -> StagePeer:
+        recipe = stage_recipe(self.recipe, life.stage)
         signer, disk = self.signers[index], self.disks[index]
         learner = SimStageLearner(recipe.learner(self.dataset if recipe.stage == 0 else None, Runtime()))
         speed = self.speeds.get(index, 1.0)
@@ -254,16 +276,16 @@ class PipelineSwarm:
             recipe,
             facilities,
             learner,
-            founder=disk.founder,
+            life=life,
             roll=roll,
             mail=mail,
-            keep=lambda: disk.appointments.update(roll.appointments),
+            keep=partial(disk.keep, roll),
             keep_model=lambda version, stages: disk.models.append((version, dict(stages))),
         )
-        judge, view = self._judge(recipe, disk.founder)
+        judge, view = self._judge(recipe, life)
         learner.witness = lambda samples, gradient: judge.on_gradient(index, samples, gradient)
         anchor, history = newest_history(disk.storage.load_history())
-        if not history and disk.founder == signer.peer_id:
+        if not history and life.founder == signer.peer_id:
             history = [founded(peer.settings.swarm, signer, peer.settings.rules)]
             disk.storage.append_commit(None, history[0])
         self.peers[index] = view.peers[index] = peer
@@ -273,24 +295,28 @@ class PipelineSwarm:
         finally:
             if view.peers.get(index) is peer:
                 del view.peers[index]
+            if self.peers.get(index) is peer:
+                del self.peers[index]
+        return peer
 
     # ---- judges ------------------------------------------------------------------------------------------------
 
-    def _judge(self, recipe: StageRecipe, founder: PeerId) -> tuple[Judge, StageView]:
-        stage = recipe.stage
-        if stage not in self._judges:
-            outfit = _Outfit(recipe.terms(founder))
-            self._views[stage] = StageView(outfit, self.ids)
-            judge = Judge(broken=lambda which, what: self.broken.append(f"stage {stage}, invariant {which}: {what}"))
-            judge.swarm = cast(Swarm, self._views[stage])
-            self._judges[stage] = judge
-        return self._judges[stage], self._views[stage]
+    def _judge(self, recipe: StageRecipe, life: Life) -> tuple[Judge, StageView]:
+        """Of one life of a stage: a chain of its own."""
+        if life not in self._judges:
+            outfit = _Outfit(recipe.terms(life))
+            self._views[life] = StageView(outfit, self.ids)
+            where = f"stage {life.stage}" + (f", life {life.number}" if life.number else "")
+            judge = Judge(broken=lambda which, what: self.broken.append(f"{where}, invariant {which}: {what}"))
+            judge.swarm = cast(Swarm, self._views[life])
+            self._judges[life] = judge
+        return self._judges[life], self._views[life]
 
     def _on_event(self, index: int, event: Event) -> None:
         self.events.append((self.hub.now() - START_UNIX_S, index, event))
-        stage = self.disks[index].stage
-        if stage in self._judges and index in self._views[stage].learners:
-            self._judges[stage].on_event(index, event)
+        life = self.disks[index].life
+        if life in self._judges and index in self._views[life].learners:
+            self._judges[life].on_event(index, event)
 
     async def watch(self) -> None:
         """Let the judges look, until cancelled."""
@@ -303,8 +329,9 @@ class PipelineSwarm:
             judge.look()
 
     def rounds(self) -> dict[int, int]:
-        """Newest version of the outer state, by stage."""
-        return {stage: judge.rounds for stage, judge in sorted(self._judges.items())}
+        """Newest version of the outer state, by stage, in its newest life."""
+        lives = sorted(self._judges, key=lambda life: (life.stage, life.number))
+        return {life.stage: self._judges[life].rounds for life in lives}
 
     def losses(self) -> list[float]:
         """Of data nodes' microbatches, in order."""
@@ -316,9 +343,9 @@ class PipelineSwarm:
         held = defaultdict[int, set[tuple[int, bytes]]](set)
         for peer in self.peers.values():
             if peer.applier.idle and peer.applier.version >= 0:
-                stage = peer.pipeline.recipe.stage
-                outer = self._views[stage].learners[self.ids.index(peer.member.me)].outer
-                held[stage].add((peer.applier.version, outer.digest()))
+                life = peer.pipeline.life
+                outer = self._views[life].learners[self.ids.index(peer.member.me)].outer
+                held[life.stage].add((peer.applier.version, outer.digest()))
         return dict(held)
 
 

@@ -22,6 +22,7 @@ from farflung.node.wanted import local_swarm
 from farflung.protocol.appointment import appoint
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.keys import Ed25519Signer
+from farflung.protocol.lives import Life
 
 TEXT = "".join(f"line {i}: the swarm trains on text number {i * i}.\n" for i in range(2000))
 
@@ -82,7 +83,7 @@ def test_a_machine_remembers_its_stage(tmp_path: Path) -> None:
     swarm = SwarmPaths(name="x", hash_hex="00", folder=tmp_path, socket=tmp_path / "s")
     assert saved_stage(swarm) is None
     key = Ed25519Signer(b"k" * 32)
-    saved = SavedStage(1, key.peer_id, (appoint(key, bytes(32), 1, key.peer_id),))
+    saved = SavedStage(Life(1, 0, key.peer_id), (appoint(key, bytes(32), 1, key.peer_id),))
     save_stage(swarm, saved)
     assert saved_stage(swarm) == saved
     (tmp_path / "stage").write_bytes(b"\xc1")
@@ -96,7 +97,7 @@ def test_the_doctor_looks_at_a_stage(tmp_path: Path) -> None:
     findings = examine(options)
     assert findings["model"] == "pipe, stage 0 of 2, the largest" and findings["microbatch"] == 4
     swarm = resolve_paths(tmp_path / "a", {}).find_swarm("pipe")
-    save_stage(swarm, SavedStage(1, bytes.fromhex(made.founder), ()))
+    save_stage(swarm, SavedStage(Life(1, 0, bytes.fromhex(made.founder)), ()))
     again = examine(options)
     assert again["model"] == "pipe, stage 1 of 2, this machine's" and again["parameters"] < findings["parameters"]
 

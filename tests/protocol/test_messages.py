@@ -31,6 +31,7 @@ from farflung.protocol.limits import (
     MAX_PARTS,
     MAX_TEXT,
 )
+from farflung.protocol.lives import Counters, Life
 from farflung.protocol.messages import (
     BulkHeader,
     Message,
@@ -66,6 +67,7 @@ COMMIT = chain.Commit(
     left=(B,),
     ledger=LEDGER,
     round=ROUND,
+    lives=(Life(2, 1, B, Counters(4, 32, 100000)),),
 )
 GENESIS = chain.genesis(
     A,

@@ -16,6 +16,7 @@ from farflung.protocol import messages
 from farflung.protocol.appointment import Appointment
 from farflung.protocol.errors import LimitExceeded, Malformed, RemoteError
 from farflung.protocol.limits import MAX_CONTROL_BYTES, MAX_HOPS, MAX_PIPELINE_PEERS
+from farflung.protocol.lives import Counters, Life
 from farflung.protocol.messages import encode, tag
 from farflung.protocol.pipeline_messages import (
     PlannedLane,
@@ -33,9 +34,10 @@ FROM = b"\7" * 32
 A, B, WINDOW, DIGEST, SIGNATURE = b"a" * 32, b"b" * 32, b"w" * 32, b"d" * 32, b"s" * 64
 
 PRESENT = Present(
-    stage=1, wants=-1, trains=True, free=False, step=160, window=WINDOW, finished=False, version=5, digest=DIGEST,
+    stage=1, life=2, wants=-1, trains=True, free=False, step=160, window=WINDOW, finished=False, version=5, digest=DIGEST,
     forward_s=0.25, up_bytes_per_s=1e6, admission=SIGNATURE, addresses=("/ip4/203.0.113.7/tcp/31337",),
-    appointments=(Appointment(1, B, SIGNATURE),), peers=(2, 1), reply=True,
+    appointments=(Appointment(1, B, SIGNATURE),), peers=(2, 1),
+    lives=(Life(1, 2, B, Counters(5, 40, 1280)),), lost=(3,), reply=True,
 )  # fmt: skip
 PLAN = StepPlan(WINDOW, 160, (A, B), ((0,), (1,)), (PlannedLane((Leg(0, 0), Leg(1, 1)), 4),), 12.5)
 SAMPLES: dict[str, SwarmMessage] = {
@@ -72,6 +74,8 @@ def test_tags_follow_on_those_of_messages() -> None:
         msgspec.structs.replace(PRESENT, wants=-2),
         msgspec.structs.replace(PRESENT, admission=bytes(65)),
         msgspec.structs.replace(PRESENT, appointments=(Appointment(1, b"short", SIGNATURE),)),
+        msgspec.structs.replace(PRESENT, lives=(Life(1, 2, b"short"),)),
+        msgspec.structs.replace(PRESENT, lost=(1,) * (MAX_HOPS + 1)),
         msgspec.structs.replace(PLAN, peers=(A,) * (MAX_PIPELINE_PEERS + 1)),
         msgspec.structs.replace(PLAN, stages=((MAX_PIPELINE_PEERS,),)),
         msgspec.structs.replace(PLAN, lanes=(PlannedLane((), 1),)),
