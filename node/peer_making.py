@@ -92,7 +92,7 @@ class PeerMaking:
         dataset = await self._dataset() if stage.recipe.stage == 0 else None
         learner = await self.doors.learner.run(stage.recipe.learner, dataset, stage.runtime)
         self._say_saving(stage.runtime)
-        storage = stage_storage(self.swarm, stage.recipe.stage)
+        storage = stage_storage(self.swarm, stage.life)
         peer = start.peer(stage, learner, self._facilities(storage, stage.recipe.own.checkpoint_s))
         return peer, storage
 
