@@ -35,6 +35,7 @@ class Entrance:
         """`fits`: stages that may be taken; one, when it was chosen by a person."""
         self.reason = "asks who serves which stage"
         """What it waits for: a sentence for people."""
+        outside.wants = -1
         self._outside = outside
         self._roll = outside.roll
         self._fits = fits

@@ -90,4 +90,7 @@ class Outside:
             peers=(),
             lives=(),
             lost=(),
+            step_s=0.0,
+            losses_per_hour=self.roll.losses_per_hour,
+            grad_norm=0.0,
         )

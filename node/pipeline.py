@@ -61,6 +61,10 @@ class Self(Protocol):
         """Of its uplink; 0 while unknown."""
 
     @property
+    def grad_norm(self) -> float:
+        """Of its gradient, of late; 0 while there was none."""
+
+    @property
     def lives(self) -> tuple[Life, ...]:
         """What its chain says of other stages, where that is stage 0's."""
 
@@ -129,6 +133,8 @@ class Pipeline:
         self._beat_at = -1e9
         self._known_lives = dict(roll.renewed)
         self._called_to = -1
+        self._step_s = 0.0
+        """What a step takes: exponential mean, half of it the last one."""
         roll.by_chain = recipe.stage == 0
         self._group: asyncio.TaskGroup
 
@@ -213,6 +219,9 @@ class Pipeline:
             peers=self.counts(),
             lives=tuple(self.roll.renewed[stage] for stage in sorted(self.roll.renewed)),
             lost=self.roll.lost(self._now(), held=self.recipe.stage if self.me.holds[1] else -1),
+            step_s=self._step_s,
+            losses_per_hour=self.roll.losses_per_hour,
+            grad_norm=self.me.grad_norm,
             reply=reply,
         )
 
@@ -396,6 +405,7 @@ class Pipeline:
         if report is None:
             return
         job, outcome = report.job, report.outcome
+        self._step_s = (report.seconds + (self._step_s or report.seconds)) / 2
         self.begin(job.number + 1)
         lost = [] if outcome is None else [job.step.keys[place] for place in sorted(outcome.lost)]
         for peer in lost:

@@ -116,6 +116,10 @@ class StagePeer(Peer):
         return self.exchange.link.bytes_per_s
 
     @property
+    def grad_norm(self) -> float:
+        return self._stage_trainer.grad_norm or 0.0
+
+    @property
     def lives(self) -> tuple[Life, ...]:
         return self.member.head.commit.lives if self.member.started else ()
 

@@ -58,6 +58,12 @@ class Present(Struct, frozen=True, array_like=True, tag=21):
     """Of the stages that were begun anew, the newest: of data nodes by their chain, of others what they believe."""
     lost: Annotated[tuple[Place, ...], Meta(max_length=MAX_HOPS)]
     """Stages of which this peer has heard nobody for long (`lives`)."""
+    step_s: Seconds
+    """What a step of the pipeline takes, of late; 0 while that is not known."""
+    losses_per_hour: Rate
+    """Peers that fell silent, over the hours that all were heard, as far as this peer knows."""
+    grad_norm: Rate
+    """Of this peer's gradient, of late; 0 while there was none."""
     reply: bool = False
     """Whether this only answers another one (and wants no answer)."""
 

@@ -21,6 +21,9 @@ from farflung.protocol.pipeline_messages import Present
 SILENT_AFTER = 5
 """Heartbeats without a word, after which a peer is no longer counted on."""
 
+ONE_LOSS_IN_H = 10.0
+"""Peer-hours for one peer that falls silent, until we have heard of more: 10 % an hour, the middle of CheckFree's rates."""
+
 FORGET_S = 600.0
 """After so long a silent peer is not talked to any more."""
 
@@ -54,6 +57,11 @@ class Roll:
     by_chain: bool = False
     """Lives come from stage 0's own chain, and nobody's word adds to them."""
     _listens_since: float | None = None
+    _looked_at: float = 0.0
+    _heard_s: float = 0.0
+    """Seconds for which peers were heard, together."""
+    _fell_silent: int = 0
+    _silent: set[PeerId] = field(default_factory=set)
     _shown: dict[int, float] = field(default_factory=dict)
     """By stage, when we last heard of somebody who has the state of its newest life, or makes it; or heard of that life."""
 
@@ -100,9 +108,16 @@ class Roll:
         self.entries.pop(peer, None)
 
     def tick(self, now: float) -> None:
-        """Forget those that are gone for long."""
+        """Count those that fall silent, and forget those that are gone for long."""
         if self._listens_since is None:
-            self._listens_since = now
+            self._listens_since = self._looked_at = now
+        serving = {
+            peer for peer, entry in self.entries.items() if entry.present is not None and entry.present.stage >= 0
+        }
+        silent = {peer for peer in serving if now > self.entries[peer].since + SILENT_AFTER * self.heartbeat_s}
+        self._fell_silent += len(silent - self._silent)
+        self._heard_s += len(serving - silent) * (now - self._looked_at)
+        self._silent, self._looked_at = silent, now
         for peer in [p for p, entry in self.entries.items() if now > entry.since + FORGET_S]:
             del self.entries[peer]
 
@@ -204,6 +219,11 @@ class Roll:
         if self.serving(stage, now) or stage not in self._shown:
             return False
         return self.number(stage) > 0 or now > self._shown[stage] + SILENT_AFTER * self.heartbeat_s
+
+    @property
+    def losses_per_hour(self) -> float:
+        """Peers that fell silent, over the hours that peers were heard; at first what is usual."""
+        return (1.0 + self._fell_silent) / (ONE_LOSS_IN_H + self._heard_s / 3600.0)
 
     def newest_step(self, mine: int) -> int:
         """The next step of the pipeline: the highest that anybody knows of who trains."""

@@ -22,6 +22,7 @@ from farflung.node.events import Event, EventLog
 from farflung.node.outside import Outside
 from farflung.node.peer import Facilities, Facts
 from farflung.node.recipe import Recipe
+from farflung.node.renewal import Renewal
 from farflung.node.sealed_mail import PipelineMail
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_peer import StagePeer
@@ -224,18 +225,21 @@ class PipelineSwarm:
         for other in known:
             roll.discover(other, self.hub.now())
         try:
+            outside = Outside(network=network, mail=mail, roll=roll, admission=b"", refused=refused)
             while True:
                 if disk.life is None:
                     told = self.wanted.get(index)
                     fits = range(manifest.pipeline.stages) if told is None else (told,)
-                    outside = Outside(network=network, mail=mail, roll=roll, admission=b"", refused=refused)
                     disk.take(await Entrance(outside, fits).run())
                     disk.appointments.update(roll.appointments)
                 assert disk.life is not None
-                peer = await self._serve(index, disk.life, network, mail, roll, log, known)
-                if not peer.gave_way:
+                peer = await self._serve(index, disk.life, outside, mail, log, known)
+                if peer is None:
+                    disk.take(None)
+                elif peer.gave_way:
+                    disk.take(peer.calling)
+                else:
                     return
-                disk.take(peer.calling)
         except Exception as error:
             while isinstance(error, ExceptionGroup):
                 error = error.exceptions[0]
@@ -249,13 +253,13 @@ class PipelineSwarm:
         self,
         index: int,
         life: Life,
-        network: MemoryNetwork,
+        outside: Outside,
         mail: PipelineMail,
-        roll: Roll,
         log: EventLog,
         known: list[PeerId],
-    ) -> StagePeer:
-        recipe = stage_recipe(self.recipe, life.stage)
+    ) -> StagePeer | None:
+        """The peer that has left; None when the life that it was to begin no longer counts."""
+        recipe, roll = stage_recipe(self.recipe, life.stage), outside.roll
         signer, disk = self.signers[index], self.disks[index]
         learner = SimStageLearner(recipe.learner(self.dataset if recipe.stage == 0 else None, Runtime()))
         speed = self.speeds.get(index, 1.0)
@@ -263,10 +267,15 @@ class PipelineSwarm:
         def door() -> VirtualDoor:
             return VirtualDoor(lambda name: SECONDS.get(name, HAND_S) / speed)
 
+        doors = Doors(learner=door(), side=door(), journal=door())
+        if life.number > 0 and life.founder == signer.peer_id and not disk.storage.load_history():
+            renewal = Renewal(outside, recipe, life, learner, doors, log)
+            if not await renewal.run(signer, disk.storage):
+                return None
         facilities = Facilities(
-            network=network,
+            network=outside.network,
             signer=signer,
-            doors=Doors(learner=door(), side=door(), journal=door()),
+            doors=doors,
             storage=disk.storage,
             log=log,
             facts=Facts(device="simulated", pid=0),

@@ -37,7 +37,7 @@ PRESENT = Present(
     stage=1, life=2, wants=-1, trains=True, free=False, step=160, window=WINDOW, finished=False, version=5, digest=DIGEST,
     forward_s=0.25, up_bytes_per_s=1e6, admission=SIGNATURE, addresses=("/ip4/203.0.113.7/tcp/31337",),
     appointments=(Appointment(1, B, SIGNATURE),), peers=(2, 1),
-    lives=(Life(1, 2, B, Counters(5, 40, 1280)),), lost=(3,), reply=True,
+    lives=(Life(1, 2, B, Counters(5, 40, 1280)),), lost=(3,), step_s=12.5, losses_per_hour=0.25, grad_norm=1.5, reply=True,
 )  # fmt: skip
 PLAN = StepPlan(WINDOW, 160, (A, B), ((0,), (1,)), (PlannedLane((Leg(0, 0), Leg(1, 1)), 4),), 12.5)
 SAMPLES: dict[str, SwarmMessage] = {
