@@ -225,6 +225,11 @@ class Engine:
         frames.encode_kind(kind)
         self._handlers[kind] = handler
 
+    def silence(self) -> None:
+        """See `Network.silence`."""
+        self._handlers.clear()
+        self._mail.on_message(lambda peer, message: None)
+
     async def open_stream(self, peer: PeerId, kind: str) -> Stream:
         name = frames.encode_kind(kind)
         if self._closing:

@@ -11,7 +11,7 @@ from farflung.node.sealed_mail import PipelineMail
 from farflung.protocol.envelope import swarm_of
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.limits import MAX_ADDRESSES
-from farflung.protocol.pipeline_messages import Present
+from farflung.protocol.pipeline_messages import Load, Present
 from farflung.protocol.roll import Roll
 
 
@@ -93,4 +93,7 @@ class Outside:
             step_s=0.0,
             losses_per_hour=self.roll.losses_per_hour,
             grad_norm=0.0,
+            since=0,
+            load=Load(0.0, 0.0, 0.0),
+            fits=(),
         )

@@ -26,7 +26,7 @@ from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
 from farflung.node.storage import Place, Storage
 from farflung.protocol.chain import founded
-from farflung.protocol.keys import PeerId, Signer
+from farflung.protocol.keys import PeerId, Signer, short
 from farflung.protocol.lives import Life
 from farflung.protocol.pipeline_messages import Present
 from farflung.training.outer import BYTES_PER_ELEMENT
@@ -56,6 +56,8 @@ class Renewal:
         self._learner = learner
         self._doors = doors
         self._log = log
+        self._sources: dict[str, int] = {}
+        """Stages that were offered, by who would send them."""
 
     async def run(self, signer: Signer, storage: Storage) -> bool:
         """Make the stage, and write its first commit. False: another life of it was begun meanwhile, and nothing was written."""
@@ -123,7 +125,8 @@ class Renewal:
         held = {stage: found for stage in stages if (found := self._roll.holders(stage, now)) is not None}
         alike = {stage for stage in held if len(self._part(stage).part.layers) == len(self._recipe.part.layers)}
         ready = {stage for stage in alike if stage != self._life.stage}
-        peer_of = [held[stage][2][0].hex() if stage in ready else "" for stage in stages]
+        self._sources = {short(held[stage][2][0]): stage for stage in ready}
+        peer_of = [short(held[stage][2][0]) if stage in ready else "" for stage in stages]
         sizes = [self._part(stage).own.num_parameters for stage in ready]
         return rebuilt(
             self._life.stage,
@@ -131,7 +134,7 @@ class Renewal:
             frozenset(set(stages) - ready),
             peer_of,
             weights_nbytes=BYTES_PER_ELEMENT * max(sizes, default=0),
-            bytes_s=min((self._rate(bytes.fromhex(peer_of[stage])) for stage in ready), default=RATE_BYTES_PER_S),
+            bytes_s=min((self._rate(held[stage][2][0]) for stage in ready), default=RATE_BYTES_PER_S),
             swaps=False,
         )
 
@@ -139,7 +142,7 @@ class Renewal:
         """The parameters that an offer gives; None when they cannot be had, and of a random stage, whose parameters we have."""
         if offer.rung is Rung.RANDOM:
             return None
-        stages = [self._stage_of(bytes.fromhex(holder)) for holder in offer.holders]
+        stages = [self._sources[holder] for holder in offer.holders]
         found = [layers for stage in stages if (layers := await self._borrowed(stage)) is not None]
         if len(found) < len(stages):
             return None
@@ -183,10 +186,6 @@ class Renewal:
 
     def _part(self, stage: int) -> StageRecipe:
         return stage_recipe(self._recipe.whole, stage)
-
-    def _stage_of(self, peer: PeerId) -> int:
-        said = self._roll.present(peer)
-        return -1 if said is None else said.stage
 
     def _rate(self, peer: PeerId) -> float:
         said = self._roll.present(peer)

@@ -10,6 +10,7 @@ missed one, but nothing waits for it: they are done when the data nodes say that
 import asyncio
 from collections.abc import Callable, Iterator
 
+from farflung.node.balance import Prepare
 from farflung.node.network import PeerId
 from farflung.node.peer import Facilities, Peer
 from farflung.node.pipeline import Pipeline
@@ -21,7 +22,7 @@ from farflung.node.trainer import Host
 from farflung.node.whole_model import KeepModel, WholeModel
 from farflung.protocol.envelope import swarm_of
 from farflung.protocol.errors import Refused, RemoteError
-from farflung.protocol.lives import Life
+from farflung.protocol.lives import Life, group_of
 from farflung.protocol.lost import begins
 from farflung.protocol.roll import Roll
 
@@ -39,6 +40,8 @@ class StagePeer(Peer):
         roll: Roll,
         mail: PipelineMail,
         keep: Callable[[], None],  # writes the roll's appointments to disk
+        fits: frozenset[int],  # other stages that this machine may move to
+        prepare: Prepare,  # for one of them
         keep_model: KeepModel,
     ) -> None:
         network, doors, log, me = facilities.network, facilities.doors, facilities.log, facilities.signer.peer_id
@@ -56,6 +59,8 @@ class StagePeer(Peer):
             log=log,
             refused=self.refused,
             keep=keep,
+            fits=fits,
+            prepare=prepare,
         )
         self._stage_trainer: StageTrainer
 
@@ -77,10 +82,6 @@ class StagePeer(Peer):
             keep=keep_model,
         )
         self.pipeline.me = self
-        self.gave_way = False
-        """It ended because its stage goes on without it, or another one needs it: this machine comes in again."""
-        self.calling: Life | None = None
-        """The life that it is to begin then."""
         self.stage = recipe.stage
         self.layers = (recipe.part.layers.start, recipe.part.layers.stop)
         if self.stage == 0:
@@ -99,7 +100,15 @@ class StagePeer(Peer):
 
     @property
     def free(self) -> bool:
-        return self.trains and self._stage_trainer.free
+        return self.trains and self._stage_trainer.free and not self.pipeline.balance.stands
+
+    @property
+    def in_step(self) -> bool:
+        return self._stage_trainer.in_step
+
+    @property
+    def unsent(self) -> bool:
+        return self.trainer.progress.steps > self.trainer.pace.laps.delay_of(self.trainer.lap)
 
     @property
     def finished(self) -> bool:
@@ -131,12 +140,17 @@ class StagePeer(Peer):
     def wake(self) -> None:
         self.trainer.wake()
 
-    def give_way(self, life: Life | None, reason: str) -> None:
-        self.gave_way, self.calling = True, life
-        self.stop(reason)
-
     def met(self, peer: PeerId) -> None:
         super().discovered(peer)
+
+    def go(self, stage: int, reason: str) -> None:
+        self.stop(reason)
+        self.moves_to = stage
+
+    def stop(self, reason: str) -> None:
+        """Leave cleanly, for good: also while it leaves for another stage."""
+        self.moves_to = None
+        super().stop(reason)
 
     async def _evaluate(self) -> float | None:
         """By data nodes only: others have no samples."""
@@ -192,10 +206,16 @@ class StagePeer(Peer):
             self.pipeline.changed()
         elif bound_to == self.pipeline.roll.swarm:
             self.pipeline.receive(sender, data)
-        else:
+        elif bound_to not in self._other_groups():
             self.refused(
-                Refused("a message of another chain than ours: of another stage, or of another life of it", peer=sender)
+                Refused("a message of another chain than ours, perhaps of a life of it that is over", peer=sender)
             )
+
+    def _other_groups(self) -> list[bytes]:
+        """What the chains of other stages are bound to: their peers write to those who have left, until they have heard of it."""
+        roll = self.pipeline.roll
+        lives = [roll.life(stage) for stage in range(roll.stages) if stage != self.stage]
+        return [group_of(roll.swarm, life) for life in lives if life is not None]
 
     def _may_train(self) -> bool:
         return (

@@ -3,7 +3,9 @@
     stage           in the swarm's folder: the stage of this machine and its life, the appointments and later lives known
     checkpoint/     votes, chain and state of stage 0; of another stage, in `stage-N/`, and of its later lives in `stage-N-life-M/`
 
-A machine keeps its stage over restarts: it has the state of it. `--stage` makes it take another one.
+A machine keeps its stage over restarts: it has the state of it. `--stage` makes it take another one, and stay there. Any other machine but the
+founder's may move to a stage that needs it more (`balance.py`). What it had of the old stage stays on its disk: its votes, which it must not forget if it
+ever comes back, and a state that may be the last copy.
 """
 
 import asyncio
@@ -13,13 +15,17 @@ from functools import partial
 
 import msgspec
 
+from farflung.node.balance import Prepare
+from farflung.node.door import Doors
 from farflung.node.engine import Engine
 from farflung.node.entrance import Entrance
+from farflung.node.events import EventLog
 from farflung.node.network import PeerId
 from farflung.node.outside import Outside
 from farflung.node.paths import SwarmPaths
 from farflung.node.peer import Facilities
 from farflung.node.recipe import HEARTBEAT_S, Recipe
+from farflung.node.renewal import Renewal
 from farflung.node.sealed_mail import PipelineMail
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_peer import StagePeer
@@ -79,6 +85,8 @@ class Stage:
     runtime: Runtime
     roll: Roll
     mail: PipelineMail
+    others: frozenset[int]
+    """Stages to which this machine may move."""
 
 
 class StageStart:
@@ -99,18 +107,25 @@ class StageStart:
         self._signer = signer
         self._swarm = swarm
         self._recipe = recipe
-        self._admission = admission
-        self._refused = refused
         self._roll = Roll(recipe.swarm, manifest.founder, signer.peer_id, manifest.pipeline.stages, HEARTBEAT_S)
         self._mail = PipelineMail(engine, signer, recipe.swarm, pipeline_messages.decode)
-        self._outside: Outside | None = None
+        self._outside = Outside(network=engine, mail=self._mail, roll=self._roll, admission=admission, refused=refused)
+        self._fits: dict[int, tuple[StageRecipe, Runtime]] = {}
+        """Stages that this machine may take: those that it holds, or the one that a person wants."""
 
     def discovered(self, peer: PeerId) -> None:
         """A record or a cache mentions a peer."""
-        if self._outside is not None:
-            self._outside.discovered(peer)
-        else:
-            self._roll.discover(peer, asyncio.get_running_loop().time())
+        self._roll.discover(peer, asyncio.get_running_loop().time())
+
+    async def begin(
+        self, taken: Stage, learner: StageLearner, storage: FileStorage, doors: Doors, log: EventLog
+    ) -> bool:
+        """Before there is a peer: begin the stage anew, if that is what we were called for. False: somebody else has been called since."""
+        called = taken.life.number > 0 and taken.life.founder == self._signer.peer_id
+        if not called or storage.load_history():
+            return True
+        renewal = Renewal(self._outside, taken.recipe, taken.life, learner, doors, log)
+        return await renewal.run(self._signer, storage)
 
     def fitting(self, runtime: Runtime, save_memory: str, wanted: int | None) -> dict[int, tuple[StageRecipe, Runtime]]:
         """The stages that this machine can hold, and how. Raises ConfigError when there is none, or not the one that is wanted."""
@@ -145,25 +160,33 @@ class StageStart:
         if saved is not None:
             self._roll.appointments.update({one.stage: one for one in saved.appointments})
             self._roll.renewed.update({one.stage: one for one in saved.lives})
+        stays = is_founder or wanted is not None
         if saved is not None and wanted in (None, saved.life.stage):
             life = saved.life
-            recipe, runtime = self.fitting(runtime, save_memory, life.stage)[life.stage]
+            self._fits = self.fitting(runtime, save_memory, life.stage)
+            self._fits |= {} if stays else self.fitting(runtime, save_memory, None)
         elif is_founder:
             raise ConfigError("the founder's machine serves stage 0, for it began it; leave out --stage")
         else:
-            fits = self.fitting(runtime, save_memory, wanted)
-            say("asking the swarm which stage needs a peer ...")
-            self._outside = Outside(
-                network=self._engine,
-                mail=self._mail,
-                roll=self._roll,
-                admission=self._admission,
-                refused=self._refused,
-            )
-            life = await Entrance(self._outside, set(fits)).run()
-            self._outside = None
-            recipe, runtime = fits[life.stage]
-        taken = Stage(recipe=recipe, life=life, runtime=runtime, roll=self._roll, mail=self._mail)
+            self._fits = self.fitting(runtime, save_memory, wanted)
+            return await self.enter(say)
+        return self._taken(life, say)
+
+    async def enter(self, say: Callable[[str], None]) -> Stage:
+        """The neediest of the stages that fit."""
+        say("asking the swarm which stage needs a peer ...")
+        return self._taken(await Entrance(self._outside, set(self._fits)).run(), say)
+
+    def move(self, stage: int, say: Callable[[str], None]) -> Stage:
+        """Take another of those that fit; from now on a restart takes it, too."""
+        life = self._roll.life(stage)
+        assert life is not None, "whoever moves knows where to"
+        return self._taken(life, say)
+
+    def _taken(self, life: Life, say: Callable[[str], None]) -> Stage:
+        recipe, runtime = self._fits[life.stage]
+        others = frozenset(self._fits) - {life.stage}
+        taken = Stage(recipe=recipe, life=life, runtime=runtime, roll=self._roll, mail=self._mail, others=others)
         self._keep(taken)
         layers = recipe.part.layers
         say(
@@ -178,7 +201,7 @@ class StageStart:
         lives = tuple(roll.renewed[stage] for stage in sorted(roll.renewed))
         save_stage(self._swarm, SavedStage(taken.life, appointments, lives))
 
-    def peer(self, taken: Stage, learner: StageLearner, facilities: Facilities) -> StagePeer:
+    def peer(self, taken: Stage, learner: StageLearner, facilities: Facilities, prepare: Prepare) -> StagePeer:
         """The peer; who was appointed begins the chain here."""
         peer = StagePeer(
             taken.recipe,
@@ -189,6 +212,8 @@ class StageStart:
             mail=taken.mail,
             keep=lambda: self._keep(taken),
             keep_model=partial(save_model, self._swarm),
+            fits=taken.others,
+            prepare=prepare,
         )
         storage = facilities.storage
         if taken.life.founder == self._signer.peer_id and not storage.load_history():

@@ -3,10 +3,11 @@
 Lost is what enough peers have not heard: a quorum of the view, for stage 0 must go on with it, and half of all others that we hear, for the data
 nodes may be those with the bad links. Who is silent has no opinion. What peers say is as old as their last heartbeat.
 
-The founder is somebody who waits outside for that stage, else a peer of the stage that has most, which moves; of several those come first that did
-not begin the stage the last time. A stage that nobody can take waits for a newcomer.
+The founder is somebody who waits outside for that stage, else a peer that can hold it and is free to move, of the stage that has most; of several those
+come first that did not begin the stage the last time. A stage that nobody can take waits for a newcomer.
 """
 
+from collections import Counter
 from collections.abc import Collection
 
 from farflung.protocol.keys import PeerId
@@ -34,20 +35,23 @@ def begins(roll: Roll, view: Collection[PeerId], now: float) -> dict[int, PeerId
 
 
 def _founder(roll: Roll, stage: int, taken: Collection[PeerId], now: float) -> PeerId | None:
-    """Who begins a stage anew."""
+    """Who begins a stage anew; None while nobody can."""
     called = {life.founder for life in roll.renewed.values() if roll.holders(life.stage, now) is None}
     last = roll.life(stage)
     if last is not None:  # it may be called again, if there is nobody else
         called.discard(last.founder)
-    living = [p for p in roll.known if roll.alive(p, now) and p not in taken and p not in called]
-    candidates = [p for p in living if (said := roll.present(p)) and said.stage < 0 and said.wants == stage]
+    living = [peer for peer in roll.known if roll.alive(peer, now) and peer not in taken and peer not in called]
+    said = {peer: present for peer in living if (present := roll.present(peer)) is not None}
+    candidates = [peer for peer, present in said.items() if present.stage < 0 and present.wants == stage]
     if not candidates:
-        training = [[p for p in roll.training(other, now) if p in living] for other in range(roll.stages)]
-        staying = [other == 0 for other in range(roll.stages)]  # we are of stage 0, and stay
-        rich = [other for other in range(roll.stages) if len(training[other]) + staying[other] > 1]
-        if not rich:
+        staying = {peer: present.stage for peer, present in said.items() if present.trains and present.wants < 0}
+        size = Counter(staying.values())
+        size[0] += 1  # we are of stage 0
+        able = [peer for peer in staying if stage in said[peer].fits and size[staying[peer]] > 1]
+        if not able:
             return None
-        candidates = training[max(rich, key=lambda other: (len(training[other]) + staying[other], other))]
+        richest = max((size[staying[peer]], staying[peer]) for peer in able)
+        candidates = [peer for peer in able if (size[staying[peer]], staying[peer]) == richest]
     order = in_order(roll.swarm, candidates)
     order.sort(key=lambda peer: last is not None and peer == last.founder)
     return order[0]

@@ -181,7 +181,7 @@ class Roll:
         return version, digest, found[version, digest]
 
     def counts(self, now: float, mine: int) -> tuple[int, ...]:
-        """Peers of each stage: those who serve it, those who are about to, and ourselves, who have stage `mine`."""
+        """Peers of each stage: those who serve it and stay, those who are about to, and ourselves, who are of stage `mine`."""
         counts = [0] * self.stages
         counts[mine] += 1
         for peer in self.known:

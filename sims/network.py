@@ -460,6 +460,11 @@ class MemoryNetwork:
         `FarflungError`, and ends the simulation if it is not."""
         self._handlers[kind] = handler
 
+    def silence(self) -> None:
+        """Drop messages and refuse streams again, as before `on_message` and `serve`."""
+        self._on_message = None
+        self._handlers.clear()
+
     async def open_stream(self, peer: PeerId, kind: str) -> MemoryStream:
         """Open a stream. Raises NetworkError when there is no answer, nobody, or nobody who serves this kind."""
         self._check_running()

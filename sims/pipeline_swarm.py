@@ -27,6 +27,7 @@ from farflung.node.sealed_mail import PipelineMail
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_peer import StagePeer
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
+from farflung.node.stage_self import OUTSIDE
 from farflung.node.storage import newest_history
 from farflung.node.terms import Terms
 from farflung.protocol import pipeline_messages
@@ -55,6 +56,9 @@ LOOK_S = 2.0
 
 HAND_S = 0.002
 """What takes no time worth modelling."""
+
+BUILD_S = 3.0
+"""What a peer that moves takes to build its learner."""
 
 SECONDS = {"_forward": 0.2, "_backward": 0.5, "_loss": 0.05, "step": 0.1}
 """What computing takes at a peer of speed 1."""
@@ -115,7 +119,8 @@ class SimStageLearner(StageLearner, SampleBook):
 class Disk:
     """What outlives a process."""
 
-    storage: MemoryStorage = field(default_factory=MemoryStorage)
+    storages: dict[Life, MemoryStorage] = field(default_factory=lambda: defaultdict[Life, MemoryStorage](MemoryStorage))
+    """By life of a stage."""
     life: Life | None = None
     """Of its stage."""
     appointments: dict[int, Appointment] = field(default_factory=dict)
@@ -130,10 +135,6 @@ class Disk:
     def keep(self, roll: Roll) -> None:
         self.appointments.update(roll.appointments)
         self.lives.update(roll.renewed)
-
-    def take(self, life: Life | None) -> None:
-        """Nothing of an earlier life is kept."""
-        self.storage, self.life = MemoryStorage(), life
 
 
 @dataclass(slots=True)
@@ -160,6 +161,8 @@ class PipelineSwarm:
     """By peer, how many times as fast as usual it computes."""
     wanted: Mapping[int, int] = field(default_factory=dict)
     """By peer, the stage that it is told to take; others take what is needed."""
+    tied: bool = True
+    """Whether those who were told stay there whatever is needed later."""
     peers: dict[int, StagePeer] = field(default_factory=dict)
     disks: list[Disk] = field(init=False)
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
@@ -226,20 +229,14 @@ class PipelineSwarm:
             roll.discover(other, self.hub.now())
         try:
             outside = Outside(network=network, mail=mail, roll=roll, admission=b"", refused=refused)
-            while True:
+            goes_on = True
+            while goes_on:
                 if disk.life is None:
                     told = self.wanted.get(index)
                     fits = range(manifest.pipeline.stages) if told is None else (told,)
-                    disk.take(await Entrance(outside, fits).run())
-                    disk.appointments.update(roll.appointments)
-                assert disk.life is not None
-                peer = await self._serve(index, disk.life, outside, mail, log, known)
-                if peer is None:
-                    disk.take(None)
-                elif peer.gave_way:
-                    disk.take(peer.calling)
-                else:
-                    return
+                    disk.life = await Entrance(outside, fits).run()
+                    disk.keep(roll)
+                goes_on = await self._serve(index, disk.life, outside, mail, log)
         except Exception as error:
             while isinstance(error, ExceptionGroup):
                 error = error.exceptions[0]
@@ -256,11 +253,11 @@ class PipelineSwarm:
         outside: Outside,
         mail: PipelineMail,
         log: EventLog,
-        known: list[PeerId],
-    ) -> StagePeer | None:
-        """The peer that has left; None when the life that it was to begin no longer counts."""
+    ) -> bool:
+        """One life; whether another follows it."""
         recipe, roll = stage_recipe(self.recipe, life.stage), outside.roll
         signer, disk = self.signers[index], self.disks[index]
+        storage = disk.storages[life]
         learner = SimStageLearner(recipe.learner(self.dataset if recipe.stage == 0 else None, Runtime()))
         speed = self.speeds.get(index, 1.0)
 
@@ -268,15 +265,16 @@ class PipelineSwarm:
             return VirtualDoor(lambda name: SECONDS.get(name, HAND_S) / speed)
 
         doors = Doors(learner=door(), side=door(), journal=door())
-        if life.number > 0 and life.founder == signer.peer_id and not disk.storage.load_history():
+        if life.number > 0 and life.founder == signer.peer_id and not storage.load_history():
             renewal = Renewal(outside, recipe, life, learner, doors, log)
-            if not await renewal.run(signer, disk.storage):
-                return None
+            if not await renewal.run(signer, storage):
+                disk.life = None
+                return True
         facilities = Facilities(
             network=outside.network,
             signer=signer,
             doors=doors,
-            storage=disk.storage,
+            storage=storage,
             log=log,
             facts=Facts(device="simulated", pid=0),
             checkpoint_s=60.0,
@@ -289,24 +287,39 @@ class PipelineSwarm:
             roll=roll,
             mail=mail,
             keep=partial(disk.keep, roll),
+            fits=self._other_stages(index, recipe.stage),
+            prepare=self._prepare,
             keep_model=lambda version, stages: disk.models.append((version, dict(stages))),
         )
         judge, view = self._judge(recipe, life)
         learner.witness = lambda samples, gradient: judge.on_gradient(index, samples, gradient)
-        anchor, history = newest_history(disk.storage.load_history())
+        anchor, history = newest_history(storage.load_history())
         if not history and life.founder == signer.peer_id:
             history = [founded(peer.settings.swarm, signer, peer.settings.rules)]
-            disk.storage.append_commit(None, history[0])
+            storage.append_commit(None, history[0])
         self.peers[index] = view.peers[index] = peer
         view.learners[index] = learner
         try:
-            await peer.run(anchor=anchor, history=history, known=known)
+            await peer.run(anchor=anchor, history=history, known=roll.known)
         finally:
             if view.peers.get(index) is peer:
                 del view.peers[index]
             if self.peers.get(index) is peer:
                 del self.peers[index]
-        return peer
+        if peer.moves_to is None:
+            return False
+        disk.life = None if peer.moves_to == OUTSIDE else roll.life(peer.moves_to)
+        outside.network.silence()
+        await asyncio.sleep(BUILD_S)
+        return True
+
+    def _other_stages(self, index: int, stage: int) -> frozenset[int]:
+        """To which a peer may move."""
+        stages = range(self.recipe.manifest.pipeline.stages)
+        return frozenset() if self.tied and index in self.wanted else frozenset(stages) - {stage}
+
+    async def _prepare(self, stage: int) -> None:
+        """Data is opened at once here."""
 
     # ---- judges ------------------------------------------------------------------------------------------------
 

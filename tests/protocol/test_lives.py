@@ -1,10 +1,12 @@
 """Lives of stages: what commits may say of them, who believes what, and when a stage is lost."""
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
-from tests.protocol.test_coordination import SWARM, A, B, C, D, roll_of, says
+from tests.protocol.pipeline_says import says
+from tests.protocol.test_coordination import SWARM, A, B, C, D, roll_of
 
 from farflung.protocol import chain
 from farflung.protocol.appointment import Appointment
@@ -187,7 +189,7 @@ def test_the_proposer_looks_for_a_quorum_and_for_half_of_the_others() -> None:
 def test_who_begins_a_stage_anew() -> None:
     E, F, G = (bytes([number]) * 32 for number in (5, 6, 7))
     roll = of_three()
-    data = {"trains": True, "lost": (1,)}
+    data: dict[str, Any] = {"fits": (1,), "lost": (1,)}
     for peer in (D, E, F):
         roll.heard(peer, says(2, life=1, digest=b"d" * 32, **data), LATE)
     [chosen] = begins(roll, (A,), LATE).values()
@@ -198,6 +200,10 @@ def test_who_begins_a_stage_anew() -> None:
         roll.heard(peer, says(2, life=1, digest=b"d" * 32, **data), later)
     [next_one] = begins(roll, (A,), later).values()
     assert next_one in {D, E, F} - {chosen}  # it did not come to it the last time
+    assert begins(roll, (A,), later) == {1: next_one}
+    for peer in {D, E, F} - {chosen}:  # a person has tied these to their stage
+        roll.heard(peer, says(2, life=1, digest=b"d" * 32, lost=(1,)), later)
+    assert begins(roll, (A,), later) == {1: chosen}
     roll.heard(C, says(-1, wants=1), later)
     roll.heard(G, says(-1, wants=2), later)
     assert begins(roll, (A,), later) == {1: C}  # whoever waits outside comes first
@@ -205,7 +211,7 @@ def test_who_begins_a_stage_anew() -> None:
 
 def test_the_last_peer_of_a_stage_stays() -> None:
     roll = of_three()
-    roll.heard(D, says(2, life=1, digest=b"d" * 32, lost=(1,)), LATE)
+    roll.heard(D, says(2, life=1, digest=b"d" * 32, lost=(1,), fits=(1,)), LATE)
     assert begins(roll, (A,), LATE) == {}
 
 
@@ -214,7 +220,7 @@ def test_two_lost_stages_do_not_call_the_same_peer_nor_empty_a_third() -> None:
     roll.renew([Life(stage, 1, C) for stage in (1, 2, 3)], 0.0)
     roll.tick(0.0)
     for peer in (B, D):
-        roll.heard(peer, says(3, life=1, digest=b"d" * 32, lost=(1, 2)), LATE)
+        roll.heard(peer, says(3, life=1, digest=b"d" * 32, lost=(1, 2), fits=(1, 2)), LATE)
     found = begins(roll, (A,), LATE)
     assert list(found) == [1] and found[1] in (B, D)
     roll.renew([Life(1, 2, found[1])], LATE)

@@ -60,7 +60,7 @@ def test_a_stage_of_two_is_lost_and_a_peer_of_a_rich_stage_moves() -> None:
         await until_done(swarm, 0, 1, 2, 5, 6)
 
     wanted = {1: 0, 2: 2, 3: 1, 4: 1, 5: 2, 6: 2}
-    swarm = simulate(recipe(stages=3, total_steps=24), Counting(), signers(7), story, wanted=wanted)
+    swarm = simulate(recipe(stages=3, total_steps=24), Counting(), signers(7), story, wanted=wanted, tied=False)
     assert not swarm.broken
     [(stage, number, founder)] = lives(swarm)
     assert (stage, number) == (1, 1) and founder in (2, 5, 6)
@@ -121,7 +121,7 @@ def test_the_new_founder_dies_before_it_has_begun() -> None:
         await until_done(swarm, *swarm.peers)
 
     wanted = {1: 1, 2: 2, 3: 2, 4: 2}
-    swarm = simulate(recipe(stages=3, total_steps=24), Counting(), signers(5), story, wanted=wanted)
+    swarm = simulate(recipe(stages=3, total_steps=24), Counting(), signers(5), story, wanted=wanted, tied=False)
     assert not swarm.broken
     first, second = lives(swarm)
     assert first[:2] == (1, 1) and second[:2] == (1, 2) and first[2] != second[2]
@@ -138,7 +138,7 @@ def test_two_adjacent_stages_are_lost_together() -> None:
         await until_done(swarm, *swarm.peers)
 
     wanted = {1: 1, 2: 2, 3: 3, 4: 3, 5: 3}
-    swarm = simulate(recipe(stages=4, total_steps=24), Counting(), signers(6), story, wanted=wanted)
+    swarm = simulate(recipe(stages=4, total_steps=24), Counting(), signers(6), story, wanted=wanted, tied=False)
     assert not swarm.broken
     assert [life[:2] for life in lives(swarm)] == [(1, 1), (2, 1)]
     assert len({founder for _, _, founder in lives(swarm)}) == 2
