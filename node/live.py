@@ -100,6 +100,11 @@ def panel(status: NodeStatus) -> Panel:
         lost = f" · {status.visits_lost:,} visits lost" if status.visits_lost else ""
         pipeline = f"stage {status.stage} of {len(status.stage_peers)} · {peers} peers · last step took {status.last_step_s:.1f} s{lost}"
         facts.add_row("pipeline", pipeline)
+    if status.recovered:
+        facts.add_row("begun anew", status.recovered)
+    if status.shadow_bytes:
+        budget = f"{status.shadow_budget_bytes / 1e6:,.1f} MB allowed"
+        facts.add_row("shadows", f"{status.shadow_bytes / 1e6:,.1f} MB of other stages fetched · {budget}")
     if status.alarm:
         facts.add_row("alarm", Text(_alarm(status.alarm), style="bold red"))
     if status.owed is not None:
@@ -151,6 +156,14 @@ def line(event: dict[str, Any]) -> str | None:
             said = f"round {event['round']} missed: {event['reason']}"
         case "stage.alarm":
             said = f"ALARM: {_alarm(event['replicas'])}" if event["replicas"] else "every stage has two peers or more"
+        case "stage.anew":
+            said = f"stage {event['stage']} was lost and begins anew, life {event['life']}, by {event['founder'][:12]}"
+        case "stage.recovery":
+            said = f"this node begins it: {event['reason']}"
+        case "stage.made":
+            said = (
+                f"stage {event['stage']} is made: {event['rung']}, {event['bytes']:,} bytes in {event['seconds']:.1f} s"
+            )
         case "stage.move":
             said = f"about to move to stage {event['to']}: {event['reason']}"
         case "stage.stay":

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from farflung.node.network import Network, PeerId
 from farflung.node.sealed_mail import PipelineMail
+from farflung.node.shadows import Shelf
 from farflung.protocol.envelope import swarm_of
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.limits import MAX_ADDRESSES
@@ -24,11 +25,13 @@ class Outside:
         network: Network,
         mail: PipelineMail,
         roll: Roll,
+        shelf: Shelf,
         admission: bytes,
         refused: Callable[[RemoteError], None],
     ) -> None:
         self.network = network
         self.roll = roll
+        self.shelf = shelf
         self.refused = refused
         self.wants = -1
         """The stage that we are about to take; -1 while we have not chosen."""
@@ -93,6 +96,7 @@ class Outside:
             step_s=0.0,
             losses_per_hour=self.roll.losses_per_hour,
             grad_norm=0.0,
+            shadows=self.shelf.copies,
             since=0,
             load=Load(0.0, 0.0, 0.0),
             fits=(),

@@ -202,6 +202,7 @@ class Pipeline:
             step_s=self._step_s,
             losses_per_hour=self.roll.losses_per_hour,
             grad_norm=self.me.grad_norm,
+            shadows=self.me.copies,
             since=self.balance.since,
             load=self.balance.load,
             fits=tuple(sorted(self.balance.fits)),

@@ -4,7 +4,7 @@
                                                                         ──▶ on disk ──▶ the chain's first commit ──▶ we serve
 
 What is tried first is `training/recovery_ladder.py`'s decision, by expected cost: with the time of a step and the chance to lose a peer as the data nodes
-have measured them (the median of what they say), and the uplinks of those who would send. Offers are the stages around: the mean of the two neighbours'
+have measured them (the median of what they say), and the uplinks of those who would send. Offers are shadows, here or at other peers, and the stages around: the mean of the two neighbours'
 outer parameters, weighted by the norms of their gradients, the nearest stages where neighbours are lost too, and at last new initial weights, which
 everybody can make. Only stages of as many layers count, and of stage 0 only its layers. Moments begin afresh, and where the stage was made of others
 its learning rate is raised for a while (`recovery_checkfree`).
@@ -22,10 +22,12 @@ from farflung.node.borrowing import borrow
 from farflung.node.door import Doors
 from farflung.node.events import EventLog
 from farflung.node.outside import Outside
+from farflung.node.shadows import CODEC, fetch, serve_shelf
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
 from farflung.node.storage import Place, Storage
 from farflung.protocol.chain import founded
+from farflung.protocol.errors import NetworkError, RemoteError
 from farflung.protocol.keys import PeerId, Signer, short
 from farflung.protocol.lives import Life
 from farflung.protocol.pipeline_messages import Present
@@ -56,13 +58,15 @@ class Renewal:
         self._learner = learner
         self._doors = doors
         self._log = log
-        self._sources: dict[str, int] = {}
-        """Stages that were offered, by who would send them."""
+        self._sources: dict[str, PeerId] = {}
+        """Who would send what was offered, by the name in the offer."""
 
     async def run(self, signer: Signer, storage: Storage) -> bool:
         """Make the stage, and write its first commit. False: another life of it was begun meanwhile, and nothing was written."""
         self._outside.wants = self._life.stage
         self._outside.listen(lambda present: None)
+        outside = self._outside
+        serve_shelf(outside.network, outside.shelf, lambda peer: self._roll.present(peer) is not None, outside.refused)
         async with asyncio.TaskGroup() as group:
             saying = group.create_task(self._say())
             await asyncio.sleep(LISTEN_S)
@@ -70,9 +74,8 @@ class Renewal:
             saying.cancel()
         if not self._counts():
             return False
-        said = [present.step for present in self._data_nodes()]
         if rung.bumps_lr:
-            self._learner.made_of_others_at = max(said, default=0)
+            self._learner.made_of_others_at = self._step()
         place = Place(0, self._life.since.version, (), 0, b"")
         await self._doors.learner.run(storage.save_learner, self._learner, {}, place, ())
         settings = self._recipe.settings(self._life)
@@ -117,15 +120,38 @@ class Renewal:
                 failures_per_hour=min(0.99, median(losses)),
                 may_skip=pipeline.visits < pipeline.stages,
             ),
-            self._offers(),
+            [*self._shadows(), *self._offers()],
         )
+
+    def _shadows(self) -> list[Offer]:
+        """Copies of the stage."""
+        stage, now, step = self._life.stage, self._outside.now(), self._step()
+        found = []
+        mine = self._outside.shelf.shadows.get(stage)
+        if mine is not None:
+            found.append(Offer(rung=Rung.SHADOW, steps_behind=max(0, step - mine.step)))
+        for peer in self._roll.known:
+            said = self._roll.present(peer)
+            for copy in said.shadows if said is not None and self._roll.alive(peer, now) else ():
+                if copy.stage == stage:
+                    self._sources[short(peer)] = peer
+                    found.append(
+                        Offer(
+                            rung=Rung.SHADOW,
+                            holders=(short(peer),),
+                            nbytes=copy.nbytes,
+                            bytes_s=self._rate(peer),
+                            steps_behind=max(0, step - copy.step),
+                        )
+                    )
+        return found
 
     def _offers(self) -> list[Offer]:
         now, stages = self._outside.now(), range(self._roll.stages)
         held = {stage: found for stage in stages if (found := self._roll.holders(stage, now)) is not None}
         alike = {stage for stage in held if len(self._part(stage).part.layers) == len(self._recipe.part.layers)}
         ready = {stage for stage in alike if stage != self._life.stage}
-        self._sources = {short(held[stage][2][0]): stage for stage in ready}
+        self._sources |= {short(held[stage][2][0]): held[stage][2][0] for stage in ready}
         peer_of = [short(held[stage][2][0]) if stage in ready else "" for stage in stages]
         sizes = [self._part(stage).own.num_parameters for stage in ready]
         return rebuilt(
@@ -142,7 +168,9 @@ class Renewal:
         """The parameters that an offer gives; None when they cannot be had, and of a random stage, whose parameters we have."""
         if offer.rung is Rung.RANDOM:
             return None
-        stages = [self._sources[holder] for holder in offer.holders]
+        if offer.rung is Rung.SHADOW:
+            return await self._shadow([self._sources[holder] for holder in offer.holders])
+        stages = [self._stage_of(self._sources[holder]) for holder in offer.holders]
         found = [layers for stage in stages if (layers := await self._borrowed(stage)) is not None]
         if len(found) < len(stages):
             return None
@@ -150,6 +178,20 @@ class Renewal:
             norms = [self._norm(stage) for stage in stages]
             return weighted_mean(found[0], found[1], norms[0], norms[1])
         return interpolated(dict(zip(stages, found, strict=True)), self._life.stage)
+
+    async def _shadow(self, holders: list[PeerId]) -> Tensor | None:
+        """Of the stage; our own where no holder is named."""
+        outside, numel = self._outside, self._recipe.own.num_parameters
+        shadow = outside.shelf.shadows.get(self._life.stage)
+        if holders:
+            try:
+                shadow = await fetch(outside.network, holders[0], self._life.stage, numel)
+            except NetworkError:
+                return None
+            except RemoteError as error:
+                outside.refused(error)
+                return None
+        return None if shadow is None else await self._doors.side.run(CODEC.decode, shadow.payload, numel)
 
     async def _borrowed(self, stage: int) -> Tensor | None:
         """The outer parameters of another stage's layers."""
@@ -183,6 +225,14 @@ class Renewal:
     def _data_nodes(self) -> list[Present]:
         roll = self._roll
         return [said for peer in roll.training(0, self._outside.now()) if (said := roll.present(peer)) is not None]
+
+    def _step(self) -> int:
+        """Of the pipeline, the next one."""
+        return max((said.step for said in self._data_nodes()), default=0)
+
+    def _stage_of(self, peer: PeerId) -> int:
+        said = self._roll.present(peer)
+        return -1 if said is None else said.stage
 
     def _part(self, stage: int) -> StageRecipe:
         return stage_recipe(self._recipe.whole, stage)

@@ -15,6 +15,7 @@ from farflung.node.network import PeerId
 from farflung.node.peer import Facilities, Peer
 from farflung.node.pipeline import Pipeline
 from farflung.node.sealed_mail import PipelineMail
+from farflung.node.shadows import Shadows, Shelf, serve_shelf
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe
 from farflung.node.stage_trainer import StageTrainer
@@ -24,6 +25,7 @@ from farflung.protocol.envelope import swarm_of
 from farflung.protocol.errors import Refused, RemoteError
 from farflung.protocol.lives import Life, group_of
 from farflung.protocol.lost import begins
+from farflung.protocol.pipeline_messages import Copy
 from farflung.protocol.roll import Roll
 
 
@@ -39,6 +41,7 @@ class StagePeer(Peer):
         life: Life,  # of the stage
         roll: Roll,
         mail: PipelineMail,
+        shelf: Shelf,  # shadows of other stages on this machine
         keep: Callable[[], None],  # writes the roll's appointments to disk
         fits: frozenset[int],  # other stages that this machine may move to
         prepare: Prepare,  # for one of them
@@ -82,6 +85,24 @@ class StagePeer(Peer):
             keep=keep_model,
         )
         self.pipeline.me = self
+        self._shelf = shelf
+        service, pipeline = self.pipeline.work.service, recipe.pipeline
+        tokens = recipe.tokens_per_microbatch
+        message_bytes = service.forward.max_nbytes(tokens) + service.backward.max_nbytes(tokens)
+        self._shadows = Shadows(
+            network=network,
+            roll=roll,
+            recipe=recipe,
+            learner=learner,
+            side=doors.side,
+            shelf=shelf,
+            log=log,
+            refused=self.refused,
+            present=self.pipeline.present,
+            step=lambda: self.pipeline.step,
+            made_at=lambda: (self.trainer.counted_steps, max(0, self.applier.version)),
+            step_bytes=pipeline.microbatches * pipeline.visits * message_bytes,
+        )
         self.stage = recipe.stage
         self.layers = (recipe.part.layers.start, recipe.part.layers.stop)
         if self.stage == 0:
@@ -127,6 +148,10 @@ class StagePeer(Peer):
     @property
     def grad_norm(self) -> float:
         return self._stage_trainer.grad_norm or 0.0
+
+    @property
+    def copies(self) -> tuple[Copy, ...]:
+        return self._shelf.copies
 
     @property
     def lives(self) -> tuple[Life, ...]:
@@ -194,6 +219,15 @@ class StagePeer(Peer):
         super()._begin(group)
         self.pipeline.begin(self.trainer.counted_steps + self.trainer.progress.steps)
         group.create_task(self.pipeline.run(), name="pipeline")
+        serve_shelf(
+            self.network,
+            self._shelf,
+            self.admitted,
+            self.refused,
+            stage=self.pipeline.recipe.stage,
+            own=self._shadows.own,
+        )
+        group.create_task(self._shadows.run(), name="shadows")
 
     def _on_message(self, sender: PeerId, data: bytes) -> None:
         try:

@@ -4,6 +4,7 @@ from typing import Protocol
 
 from farflung.node.network import PeerId
 from farflung.protocol.lives import Life
+from farflung.protocol.pipeline_messages import Copy
 
 OUTSIDE = -1
 """In the place of a stage: none."""
@@ -49,6 +50,10 @@ class Self(Protocol):
     @property
     def grad_norm(self) -> float:
         """Of its gradient, of late; 0 while there was none."""
+
+    @property
+    def copies(self) -> tuple[Copy, ...]:
+        """Shadows of other stages that it holds."""
 
     @property
     def lives(self) -> tuple[Life, ...]:

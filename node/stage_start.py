@@ -27,6 +27,7 @@ from farflung.node.peer import Facilities
 from farflung.node.recipe import HEARTBEAT_S, Recipe
 from farflung.node.renewal import Renewal
 from farflung.node.sealed_mail import PipelineMail
+from farflung.node.shadows import Shelf
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_peer import StagePeer
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
@@ -109,7 +110,9 @@ class StageStart:
         self._recipe = recipe
         self._roll = Roll(recipe.swarm, manifest.founder, signer.peer_id, manifest.pipeline.stages, HEARTBEAT_S)
         self._mail = PipelineMail(engine, signer, recipe.swarm, pipeline_messages.decode)
-        self._outside = Outside(network=engine, mail=self._mail, roll=self._roll, admission=admission, refused=refused)
+        self._outside = Outside(
+            network=engine, mail=self._mail, roll=self._roll, shelf=Shelf(), admission=admission, refused=refused
+        )
         self._fits: dict[int, tuple[StageRecipe, Runtime]] = {}
         """Stages that this machine may take: those that it holds, or the one that a person wants."""
 
@@ -210,6 +213,7 @@ class StageStart:
             life=taken.life,
             roll=taken.roll,
             mail=taken.mail,
+            shelf=self._outside.shelf,
             keep=lambda: self._keep(taken),
             keep_model=partial(save_model, self._swarm),
             fits=taken.others,

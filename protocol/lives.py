@@ -11,7 +11,7 @@ newest life of every stage that was begun anew; the next may only add one to a n
 two sides of a partition at most one can begin any: the one with the quorum of stage 0, whichever side the stage's peers are on.
 
 **When.** The proposer looks around first (`protocol/lost.py`): a quorum of the data nodes and half of all other peers that it hears must say that they
-have heard no holder of the stage's state for `LOST_AFTER` heartbeats. Voters check only the numbers. They must not withhold their votes by what they
+have heard no holder of the stage's state for `LOST_AFTER` heartbeats (`STARTING_S`, where nobody has heard any since all were started). Voters check only the numbers. They must not withhold their votes by what they
 hear: a commit that one member has voted for has to be voted for by all in the end (Paxos), and stage 0 would stand still for as long as they disagree.
 
 **Who else knows.** Data nodes know from their chain. All others believe what half of the data nodes say that they hear; that is as much as is known of
@@ -39,6 +39,10 @@ from farflung.protocol.types import Count, Key
 LOST_AFTER = 15
 """Heartbeats without a word from any holder of a stage's state, after which it is lost: half a minute. A wrong alarm costs a stage's last
 rounds, and all of its moments, so it takes longer than for a peer to be left out of a step, or a view."""
+
+STARTING_S = 600.0
+"""The same for a stage of which a peer has heard nobody since it was started itself, unless a data node says that it is lost: perhaps the whole
+swarm is just being started."""
 
 
 class Counters(Struct, frozen=True, array_like=True):

@@ -32,6 +32,15 @@ class Load(Struct, frozen=True, array_like=True):
     """Seconds of its uplink."""
 
 
+class Copy(Struct, frozen=True, array_like=True):
+    """A compressed copy of another stage's parameters that a peer holds."""
+
+    stage: Annotated[int, Meta(ge=0, lt=MAX_HOPS)]
+    step: Count
+    """Of the pipeline, at the round that made what it is a copy of."""
+    nbytes: Count
+
+
 class Present(Struct, frozen=True, array_like=True, tag=21):
     """To everybody known, every few seconds and when something of it changes: I serve this stage."""
 
@@ -75,6 +84,7 @@ class Present(Struct, frozen=True, array_like=True, tag=21):
     """Peers that fell silent, over the hours that all were heard, as far as this peer knows."""
     grad_norm: Rate
     """Of this peer's gradient, of late; 0 while there was none."""
+    shadows: Annotated[tuple[Copy, ...], Meta(max_length=MAX_HOPS)]
     since: Count
     """The pipeline's step at which it took its stage, or was started anew."""
     load: Load

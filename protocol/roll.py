@@ -15,7 +15,7 @@ from farflung.protocol.appointment import Appointment, check_appointment
 from farflung.protocol.errors import BadSignature, Refused
 from farflung.protocol.keys import PeerId
 from farflung.protocol.limits import MAX_PIPELINE_PEERS
-from farflung.protocol.lives import LOST_AFTER, Life
+from farflung.protocol.lives import LOST_AFTER, STARTING_S, Life
 from farflung.protocol.pipeline_messages import Present
 
 SILENT_AFTER = 5
@@ -210,9 +210,18 @@ class Roll:
         `held`: whose state we have ourselves; -1: none."""
         if self._listens_since is None:
             return ()
-        before = now - LOST_AFTER * self.heartbeat_s
-        others = (stage for stage in range(1, self.stages) if stage != held and self.life(stage) is not None)
-        return tuple(stage for stage in others if self._shown.get(stage, self._listens_since) < before)
+        usual_s = LOST_AFTER * self.heartbeat_s
+        homes = [said for peer in self.training(0, now) if (said := self.present(peer)) is not None]
+        found = []
+        for stage in range(1, self.stages):
+            if stage in self._shown:
+                at = self._shown[stage] + usual_s
+            else:  # never heard: the data nodes may know better, or all may just be starting
+                known = any(stage in said.lost for said in homes)
+                at = self._listens_since + (usual_s if known else STARTING_S)
+            if stage != held and self.life(stage) is not None and now > at:
+                found.append(stage)
+        return tuple(found)
 
     def deserted(self, stage: int, now: float) -> bool:
         """Whether a stage that once had peers has none that we hear: routes need not wait for it."""

@@ -24,6 +24,7 @@ from farflung.node.peer import Facilities, Facts
 from farflung.node.recipe import Recipe
 from farflung.node.renewal import Renewal
 from farflung.node.sealed_mail import PipelineMail
+from farflung.node.shadows import Shelf
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_peer import StagePeer
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
@@ -228,7 +229,7 @@ class PipelineSwarm:
         for other in known:
             roll.discover(other, self.hub.now())
         try:
-            outside = Outside(network=network, mail=mail, roll=roll, admission=b"", refused=refused)
+            outside = Outside(network=network, mail=mail, roll=roll, shelf=Shelf(), admission=b"", refused=refused)
             goes_on = True
             while goes_on:
                 if disk.life is None:
@@ -286,6 +287,7 @@ class PipelineSwarm:
             life=life,
             roll=roll,
             mail=mail,
+            shelf=outside.shelf,
             keep=partial(disk.keep, roll),
             fits=self._other_stages(index, recipe.stage),
             prepare=self._prepare,
@@ -316,7 +318,8 @@ class PipelineSwarm:
     def _other_stages(self, index: int, stage: int) -> frozenset[int]:
         """To which a peer may move."""
         stages = range(self.recipe.manifest.pipeline.stages)
-        return frozenset() if self.tied and index in self.wanted else frozenset(stages) - {stage}
+        tied = index == 0 or (self.tied and index in self.wanted)  # the founder's machine stays
+        return frozenset() if tied else frozenset(stages) - {stage}
 
     async def _prepare(self, stage: int) -> None:
         """Data is opened at once here."""

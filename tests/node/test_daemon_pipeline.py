@@ -1,6 +1,7 @@
 """A swarm with a pipeline as people run it: `create --stages 2`, processes that join over loopback, and one that is killed."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -179,3 +180,29 @@ def test_three_processes_train_two_stages_and_one_is_killed(tmp_path: Path) -> N
     assert (tmp_path / "model" / "model.safetensors").exists()
     with pytest.raises(ConfigError, match="export on the machine of one, the founder's for example"):
         daemon.export(ExportOptions(swarm="pipe", folder=tmp_path / "other", home=tmp_path / "b"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_only_process_of_a_stage_is_killed_and_another_machine_begins_it_anew(tmp_path: Path) -> None:
+    """From its shadow at the founder's node, which is not started anew, while the old machine's disk is never read."""
+    found(tmp_path)
+    with ExitStack() as stack:
+        a = stack.enter_context(running(Node(tmp_path / "a", "pipe")))
+        a.until(lambda: "farflung join farflung1" in a.log.read_text())
+        invitation = next(word for word in a.log.read_text().split() if word.startswith("farflung1"))
+        b = stack.enter_context(running(Node(tmp_path / "b", invitation)))
+        b.until(lambda: b.rounds() >= 2 and len(a.events("shadow")) >= 1)
+        b.process.kill()
+        b.process.wait()
+        shutil.rmtree(tmp_path / "b")
+        killed_at, before = time.time(), len(a.events("pipeline.step"))
+        c = stack.enter_context(running(Node(tmp_path / "c", invitation, "--stage", "1")))
+        c.until(lambda: c.rounds() >= 1)
+        [made] = c.events("stage.made")
+        assert (made["rung"], made["stage"]) == ("shadow", 1)
+        assert len(a.events("node.start")) == 1 and a.events("stage.anew")[-1]["life"] == 1
+        steps = a.events("pipeline.step")[before:]
+        assert any(step["landed"] for step in steps)
+        served_at = min(step["time"] for step in c.events("pipeline.step"))
+        print(f"{served_at - killed_at:.1f} s from the kill to the end of the first step with it")

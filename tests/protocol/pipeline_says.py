@@ -13,6 +13,6 @@ def says(stage: int, **changes: Any) -> Present:
         **{
             "stage": stage, "life": 0, "wants": -1, "trains": True, "free": True, "step": 0, "window": b"", "finished": False, "version": 0, "digest": b"", "forward_s": 0.0,
             "up_bytes_per_s": 0.0, "admission": b"", "addresses": (), "appointments": (), "peers": (), "lives": (), "lost": (),
-            "step_s": 0.0, "losses_per_hour": 0.1, "grad_norm": 0.0, "since": 0, "load": NOTHING_YET, "fits": (), **changes,
+            "step_s": 0.0, "losses_per_hour": 0.1, "grad_norm": 0.0, "shadows": (), "since": 0, "load": NOTHING_YET, "fits": (), **changes,
         }
     )  # fmt: skip

@@ -13,7 +13,7 @@ from farflung.protocol.appointment import Appointment
 from farflung.protocol.chain import Commit, Rules
 from farflung.protocol.errors import Refused
 from farflung.protocol.lap import Laps
-from farflung.protocol.lives import LOST_AFTER, Counters, Life, group_of, renewed
+from farflung.protocol.lives import LOST_AFTER, STARTING_S, Counters, Life, group_of, renewed
 from farflung.protocol.lost import begins
 from farflung.protocol.roll import SILENT_AFTER, Roll
 
@@ -145,6 +145,15 @@ def test_a_stage_is_lost_when_nobody_who_has_its_state_was_heard_for_long() -> N
     assert roll.lost(1.0 + LATE, held=0) == (1, 2)
     hear(roll, LATE, C=says(-1, wants=1))  # its founder is at it
     assert roll.lost(1.0 + LATE, held=0) == (2,)
+
+
+def test_a_stage_that_nobody_has_heard_yet_may_just_be_starting() -> None:
+    roll = roll_of(A)
+    roll.appointments[1] = Appointment(1, C, bytes(64))
+    roll.tick(0.0)
+    assert roll.lost(STARTING_S, held=0) == () and roll.lost(STARTING_S + 0.1, held=0) == (1,)
+    roll.heard(B, says(0, lost=(1,)), LATE)  # it was here before us
+    assert roll.lost(LATE - 0.2, held=0) == () and roll.lost(LATE, held=0) == (1,)
 
 
 def test_a_stage_that_was_never_begun_is_not_lost() -> None:

@@ -19,6 +19,7 @@ from farflung.protocol.limits import MAX_CONTROL_BYTES, MAX_HOPS, MAX_PIPELINE_P
 from farflung.protocol.lives import Counters, Life
 from farflung.protocol.messages import encode, tag
 from farflung.protocol.pipeline_messages import (
+    Copy,
     Load,
     MoveOrder,
     PlannedLane,
@@ -40,6 +41,7 @@ PRESENT = Present(
     forward_s=0.25, up_bytes_per_s=1e6, admission=SIGNATURE, addresses=("/ip4/203.0.113.7/tcp/31337",),
     appointments=(Appointment(1, B, SIGNATURE),), peers=(2, 1),
     lives=(Life(1, 2, B, Counters(5, 40, 1280)),), lost=(3,), step_s=12.5, losses_per_hour=0.25, grad_norm=1.5,
+    shadows=(Copy(3, 120, 4096),),
     since=90, load=Load(4.0, 1.5, 0.5), fits=(0, 2), reply=True,
 )  # fmt: skip
 PLAN = StepPlan(WINDOW, 160, (A, B), ((0,), (1,)), (PlannedLane((Leg(0, 0), Leg(1, 1)), 4),), 12.5)
@@ -80,6 +82,7 @@ def test_tags_follow_on_those_of_messages() -> None:
         msgspec.structs.replace(PRESENT, appointments=(Appointment(1, b"short", SIGNATURE),)),
         msgspec.structs.replace(PRESENT, lives=(Life(1, 2, b"short"),)),
         msgspec.structs.replace(PRESENT, lost=(1,) * (MAX_HOPS + 1)),
+        msgspec.structs.replace(PRESENT, shadows=(Copy(MAX_HOPS, 120, 4096),)),
         msgspec.structs.replace(PRESENT, load=Load(-1.0, 0.0, 0.0)),
         msgspec.structs.replace(PRESENT, load=Load(0.0, float("inf"), 0.0)),
         msgspec.structs.replace(PRESENT, fits=(MAX_HOPS,)),
