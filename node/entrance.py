@@ -13,7 +13,7 @@ from farflung.node.network import Network, PeerId
 from farflung.node.sealed_mail import PipelineMail
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.limits import MAX_ADDRESSES
-from farflung.protocol.pipeline_messages import Present
+from farflung.protocol.pipeline_messages import Load, Present
 from farflung.protocol.roll import Roll
 
 ASK_S = 1.0
@@ -125,4 +125,7 @@ class Entrance:
             addresses=tuple(self._network.addresses()[:MAX_ADDRESSES]),
             appointments=(),
             peers=(),
+            since=0,
+            load=Load(0.0, 0.0, 0.0),
+            fits=(),
         )

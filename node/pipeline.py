@@ -8,9 +8,10 @@ sends. What goes on within the stage (its chain, its rounds) is `peer.Peer`'s bu
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any
 
+from farflung.node.balance import Balance, Prepare
 from farflung.node.door import Doors
 from farflung.node.events import EventLog
 from farflung.node.network import Network, PeerId
@@ -18,6 +19,7 @@ from farflung.node.sealed_mail import PipelineMail
 from farflung.node.stage_job import Done, Job, accept, as_message, leg_of
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe
+from farflung.node.stage_self import Self
 from farflung.node.stage_work import Report, StageWork
 from farflung.node.timing import TimedDoor
 from farflung.protocol.appointment import appoint
@@ -26,7 +28,7 @@ from farflung.protocol.errors import Refused, RemoteError
 from farflung.protocol.keys import Signer, digest
 from farflung.protocol.limits import MAX_ADDRESSES
 from farflung.protocol.messages import PipelineMessage
-from farflung.protocol.pipeline_messages import Present, StepAnswer, StepGo, StepPlan, SwarmMessage
+from farflung.protocol.pipeline_messages import MoveOrder, Present, StepAnswer, StepGo, StepPlan, SwarmMessage
 from farflung.protocol.replay import first_seq
 from farflung.protocol.roll import Roll
 from farflung.training.pipeline_online import Server, plan_step
@@ -34,36 +36,6 @@ from farflung.training.pipeline_plan import BadPlan, Policy
 
 TICK_S = 0.25
 """Between two looks at deadlines."""
-
-
-class Self(Protocol):
-    """What the pipeline asks of the peer that it is part of."""
-
-    @property
-    def trains(self) -> bool:
-        """Is a member of its stage's chain, with its outer state, and not about to leave."""
-
-    @property
-    def free(self) -> bool:
-        """Could take part in a step now."""
-
-    @property
-    def finished(self) -> bool:
-        """The run is complete for its stage."""
-
-    @property
-    def holds(self) -> tuple[int, bytes]:
-        """Version and digest of its outer state; the digest is empty while there is none."""
-
-    @property
-    def up_bytes_per_s(self) -> float:
-        """Of its uplink; 0 while unknown."""
-
-    def wake(self) -> None:
-        """There may be something to do."""
-
-    def met(self, peer: PeerId) -> None:
-        """Another peer of its stage."""
 
 
 class Pipeline:
@@ -83,6 +55,8 @@ class Pipeline:
         log: EventLog,
         refused: Callable[[RemoteError], None],
         keep: Callable[[], None],
+        fits: frozenset[int],  # other stages that we may move to
+        prepare: Prepare,
     ) -> None:
         """`keep` writes the appointments of `roll` to disk, where this is the founder's node."""
         self.roll = roll
@@ -113,6 +87,7 @@ class Pipeline:
             ready=lambda job: self._answer(job.coordinator, job.window, ""),
             over=self._over,
         )
+        self.balance = Balance(self, roll=roll, recipe=recipe, log=log, fits=fits, prepare=prepare)
         self._planning: asyncio.Task[None] | None = None
         self._plans = first_seq(network.unix_time())
         self._said: tuple[object, ...] = ()
@@ -143,7 +118,17 @@ class Pipeline:
 
     def counts(self) -> tuple[int, ...]:
         """Peers of each stage, ourselves included."""
-        return self.roll.counts(self._now(), self.recipe.stage)
+        going = self.balance.to
+        return self.roll.counts(self._now(), self.recipe.stage if going < 0 else going)
+
+    @property
+    def idle(self) -> bool:
+        """Whether we take part in no step, and have not promised to."""
+        return self.work.job is None and not self.me.in_step
+
+    def begin_task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Do something as long as we live, beside everything else."""
+        return self._group.create_task(work, name=name)
 
     # ---- life --------------------------------------------------------------------------------------------------
 
@@ -164,26 +149,28 @@ class Pipeline:
     def discovered(self, peer: PeerId) -> None:
         """A record or a cache mentions a peer of any stage."""
         if self.roll.discover(peer, self._now()):
-            self._mail.send(peer, self._present())
+            self._mail.send(peer, self.present())
 
     def changed(self) -> None:
         """Something of us may have changed: those who wait for us are told at once."""
         said = (self.me.trains, self.me.free, self.step, self.me.finished)
         if said != self._said and (self.me.free or said[:1] + said[3:] != self._said[:1] + self._said[3:]):
-            self._announce()
+            self.announce()
         self._lead()
 
-    def _announce(self) -> None:
+    def announce(self) -> None:
+        """Say to everybody what we are."""
         self._beat_at = self._now()
-        present = self._present()
+        present = self.present()
         self._said = (present.trains, present.free, present.step, present.finished)
         for peer in self.roll.known:
             self._mail.send(peer, present)
 
-    def _present(self, *, reply: bool = False) -> Present:
+    def present(self, *, reply: bool = False) -> Present:
+        """What we say of ourselves."""
         return Present(
             stage=self.recipe.stage,
-            wants=-1,
+            wants=self.balance.to,
             trains=self.me.trains,
             free=self.me.free and self.work.job is None,
             step=self.step,
@@ -197,6 +184,9 @@ class Pipeline:
             addresses=tuple(self._network.addresses()[:MAX_ADDRESSES]),
             appointments=tuple(self.roll.appointments[stage] for stage in sorted(self.roll.appointments)),
             peers=self.counts(),
+            since=self.balance.since,
+            load=self.balance.load,
+            fits=tuple(sorted(self.balance.fits)),
             reply=reply,
         )
 
@@ -204,9 +194,10 @@ class Pipeline:
         now = self._now()
         self.roll.tick(now)
         if now >= self._beat_at + self.roll.heartbeat_s:
-            self._announce()
+            self.announce()
         self._post(self.coordinator.tick(now))
         self.work.watch(now)
+        self.balance.look()
         self.changed()
 
     # ---- what comes in -----------------------------------------------------------------------------------------
@@ -234,6 +225,8 @@ class Pipeline:
                 job = self.work.job
                 if job is not None and job.window == message.window and job.coordinator == sender:
                     self.work.hear(job, goes=message.go)
+            case MoveOrder():
+                self.balance.asked(sender, message, now)
             case _:
                 self.work.server.handle(sender, message)
 
@@ -247,7 +240,7 @@ class Pipeline:
         if said.stage < 0 < said.wants < self.roll.stages and self.roll.me == self.roll.founder:
             self._appoint(said.wants, sender)
         if news and not said.reply:
-            self._mail.send(sender, self._present(reply=True))
+            self._mail.send(sender, self.present(reply=True))
         self._lead()
         self.me.wake()
 
@@ -278,13 +271,13 @@ class Pipeline:
 
     def _answer(self, to: PeerId, window: bytes, wrong: str) -> None:
         """Say that we are ready, or what is wrong."""
-        self._tell(to, StepAnswer(window, not wrong, wrong[:200] if wrong else "ready"))
+        self.tell(to, StepAnswer(window, not wrong, wrong[:200] if wrong else "ready"))
 
     def _post(self, posts: list[Post]) -> None:
         for to, message in posts:
-            self._tell(to, message)
+            self.tell(to, message)
 
-    def _tell(self, to: PeerId, message: SwarmMessage) -> None:
+    def tell(self, to: PeerId, message: SwarmMessage) -> None:
         """To ourselves as to the others, but not at once: an answer must not overtake what it answers."""
         if to != self.roll.me:
             self._mail.send(to, message)
@@ -353,6 +346,7 @@ class Pipeline:
         self.coordinator.over(window)
         if report is None:
             return
+        self.balance.spent(report.spent)
         job, outcome = report.job, report.outcome
         self.begin(job.number + 1)
         lost = [] if outcome is None else [job.step.keys[place] for place in sorted(outcome.lost)]

@@ -10,6 +10,7 @@ missed one, but nothing waits for it: they are done when the data nodes say that
 import asyncio
 from collections.abc import Callable, Iterator
 
+from farflung.node.balance import Prepare
 from farflung.node.network import PeerId
 from farflung.node.peer import Facilities, Peer
 from farflung.node.pipeline import Pipeline
@@ -19,6 +20,7 @@ from farflung.node.stage_recipe import StageRecipe
 from farflung.node.stage_trainer import StageTrainer
 from farflung.node.trainer import Host
 from farflung.node.whole_model import KeepModel, WholeModel
+from farflung.protocol.appointment import group_of
 from farflung.protocol.envelope import swarm_of
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.roll import Roll
@@ -37,6 +39,8 @@ class StagePeer(Peer):
         roll: Roll,
         mail: PipelineMail,
         keep: Callable[[], None],  # writes the roll's appointments to disk
+        fits: frozenset[int],  # other stages that this machine may move to
+        prepare: Prepare,  # for one of them
         keep_model: KeepModel,
     ) -> None:
         network, doors, log, me = facilities.network, facilities.doors, facilities.log, facilities.signer.peer_id
@@ -53,6 +57,8 @@ class StagePeer(Peer):
             log=log,
             refused=self.refused,
             keep=keep,
+            fits=fits,
+            prepare=prepare,
         )
         self._stage_trainer: StageTrainer
 
@@ -90,7 +96,15 @@ class StagePeer(Peer):
 
     @property
     def free(self) -> bool:
-        return self.trains and self._stage_trainer.free
+        return self.trains and self._stage_trainer.free and not self.pipeline.balance.stands
+
+    @property
+    def in_step(self) -> bool:
+        return self._stage_trainer.in_step
+
+    @property
+    def unsent(self) -> bool:
+        return self.trainer.progress.steps > self.trainer.pace.laps.delay_of(self.trainer.lap)
 
     @property
     def finished(self) -> bool:
@@ -111,6 +125,15 @@ class StagePeer(Peer):
 
     def met(self, peer: PeerId) -> None:
         super().discovered(peer)
+
+    def go(self, stage: int, reason: str) -> None:
+        self.stop(reason)
+        self.moves_to = stage
+
+    def stop(self, reason: str) -> None:
+        """Leave cleanly, for good: also while it leaves for another stage."""
+        self.moves_to = None
+        super().stop(reason)
 
     async def _evaluate(self) -> float | None:
         """By data nodes only: others have no samples."""
@@ -164,8 +187,14 @@ class StagePeer(Peer):
         if bound_to == self.settings.swarm:
             super()._on_message(sender, data)
             self.pipeline.changed()
-        else:
+        elif bound_to == self.pipeline.roll.swarm or bound_to not in self._other_groups():
             self.pipeline.receive(sender, data)
+
+    def _other_groups(self) -> list[bytes]:
+        """What the chains of other stages are bound to: their peers write to those who have left, until they have heard of it."""
+        roll = self.pipeline.roll
+        founders = [(stage, roll.founder_of(stage)) for stage in range(roll.stages) if stage != self.stage]
+        return [group_of(roll.swarm, stage, founder) for stage, founder in founders if founder is not None]
 
     def _may_train(self) -> bool:
         return (

@@ -22,7 +22,7 @@ from farflung.node.door import Door
 from farflung.node.network import Network, PeerId, Stream
 from farflung.node.pipeline_step import Step
 from farflung.node.sealed_mail import Post
-from farflung.node.stage_step import Listener, OpenStep, Service
+from farflung.node.stage_step import Listener, OpenStep, Service, Spent
 from farflung.node.tether import SETTLE
 from farflung.protocol.desk import Answer, Effect, Forget, Later, Ready, Report, Send
 from farflung.protocol.errors import Malformed, Refused, RemoteError
@@ -114,6 +114,10 @@ class StageServer:
         open_ = self._open[window]
         await open_.settled.wait()
         return open_.accumulated if all(open_.verdicts.values()) else Accumulated()
+
+    def spent(self, window: bytes) -> Spent:
+        """What a step that is open has cost us."""
+        return self._open[window].spent
 
     def close(self, window: bytes) -> None:
         """Forget a step."""
@@ -236,6 +240,8 @@ class StageServer:
 
         def done(answer: Answer | None) -> None:
             if answer is Answer.TAKEN:
+                if send.peer != open_.me:
+                    open_.spent.sent_bytes += header.nbytes
                 self._do(open_, open_.desk.passed(send))
             elif answer is Answer.BUSY:
                 self._do(open_, open_.desk.busy(send), payload)
@@ -282,6 +288,7 @@ class StageServer:
         key = (work.microbatch, work.hop)
         x, targets = open_.inputs[key]
         home = open_.step.home(work.microbatch)
+        began = self._now()
         try:
             if op.kind is Kind.LOSS:
                 if targets is None:
@@ -295,12 +302,14 @@ class StageServer:
                 output = await self._learner.run(self._backward, open_.accumulated, stage, x, gradient)
                 effects = open_.desk.finished(work, home)
                 open_.counted(work, x, output, keep=bool(effects))
+                open_.spent.visits += 1
             else:
                 stage = open_.step.routes[work.microbatch][work.hop].stage
                 output = await self._learner.run(self._forward, stage, x)
                 effects = open_.desk.finished(work, home)
         except (Overflow, CodecError):
             output, effects = b"", open_.desk.failed(work)
+        open_.spent.computing_s += self._now() - began
         open_.worklist.finish(op)
         self._do(open_, effects, output)
 

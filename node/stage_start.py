@@ -3,7 +3,9 @@
     stage           in the swarm's folder: the stage of this machine, who began its chain, and the appointments known
     checkpoint/     votes, chain and state of stage 0; of another stage, in `stage-N/`
 
-A machine keeps its stage over restarts: it has the state of it. `--stage` makes it take another one.
+A machine keeps its stage over restarts: it has the state of it. `--stage` makes it take another one, and stay there. Any other machine but the
+founder's may move to a stage that needs it more (`balance.py`). What it had of the old stage stays on its disk: its votes, which it must not forget if it
+ever comes back, and a state that may be the last copy.
 """
 
 import asyncio
@@ -13,6 +15,7 @@ from functools import partial
 
 import msgspec
 
+from farflung.node.balance import Prepare
 from farflung.node.engine import Engine
 from farflung.node.entrance import Entrance
 from farflung.node.network import PeerId
@@ -73,6 +76,8 @@ class Stage:
     runtime: Runtime
     roll: Roll
     mail: PipelineMail
+    others: frozenset[int]
+    """Stages to which this machine may move."""
 
 
 class StageStart:
@@ -98,6 +103,8 @@ class StageStart:
         self._roll = Roll(recipe.swarm, manifest.founder, signer.peer_id, manifest.pipeline.stages, HEARTBEAT_S)
         self._mail = PipelineMail(engine, signer, recipe.swarm, pipeline_messages.decode)
         self._entrance: Entrance | None = None
+        self._fits: dict[int, tuple[StageRecipe, Runtime]] = {}
+        """Stages that this machine may take: those that it holds, or the one that a person wants."""
 
     def discovered(self, peer: PeerId) -> None:
         """A record or a cache mentions a peer."""
@@ -138,26 +145,38 @@ class StageStart:
             saved = SavedStage(0, self._signer.peer_id, ())
         if saved is not None:
             self._roll.appointments.update({one.stage: one for one in saved.appointments})
+        stays = is_founder or wanted is not None
         if saved is not None and wanted in (None, saved.stage):
             stage, founder = saved.stage, saved.founder
-            recipe, runtime = self.fitting(runtime, save_memory, stage)[stage]
+            self._fits = self.fitting(runtime, save_memory, stage)
+            self._fits |= {} if stays else self.fitting(runtime, save_memory, None)
         elif is_founder:
             raise ConfigError("the founder's machine serves stage 0, for it began it; leave out --stage")
         else:
-            fits = self.fitting(runtime, save_memory, wanted)
+            self._fits = self.fitting(runtime, save_memory, wanted)
             say("asking the swarm which stage needs a peer ...")
             self._entrance = Entrance(
                 network=self._engine,
                 mail=self._mail,
                 roll=self._roll,
                 admission=self._admission,
-                fits=set(fits),
+                fits=set(self._fits),
                 refused=self._refused,
             )
             stage, founder = await self._entrance.run()
             self._entrance = None
-            recipe, runtime = fits[stage]
-        taken = Stage(recipe=recipe, founder=founder, runtime=runtime, roll=self._roll, mail=self._mail)
+        return self._taken(stage, founder, say)
+
+    def move(self, stage: int, say: Callable[[str], None]) -> Stage:
+        """Take another of those that fit; from now on a restart takes it, too."""
+        founder = self._roll.founder_of(stage)
+        assert founder is not None, "whoever moves knows where to"
+        return self._taken(stage, founder, say)
+
+    def _taken(self, stage: int, founder: PeerId, say: Callable[[str], None]) -> Stage:
+        recipe, runtime = self._fits[stage]
+        others = frozenset(self._fits) - {stage}
+        taken = Stage(recipe=recipe, founder=founder, runtime=runtime, roll=self._roll, mail=self._mail, others=others)
         self._keep(taken)
         layers = recipe.part.layers
         say(
@@ -170,7 +189,7 @@ class StageStart:
         appointments = tuple(self._roll.appointments[stage] for stage in sorted(self._roll.appointments))
         save_stage(self._swarm, SavedStage(taken.recipe.stage, taken.founder, appointments))
 
-    def peer(self, taken: Stage, learner: StageLearner, facilities: Facilities) -> StagePeer:
+    def peer(self, taken: Stage, learner: StageLearner, facilities: Facilities, prepare: Prepare) -> StagePeer:
         """The peer; who was appointed begins the chain here."""
         peer = StagePeer(
             taken.recipe,
@@ -181,6 +200,8 @@ class StageStart:
             mail=taken.mail,
             keep=lambda: self._keep(taken),
             keep_model=partial(save_model, self._swarm),
+            fits=taken.others,
+            prepare=prepare,
         )
         storage = facilities.storage
         if taken.founder == self._signer.peer_id and not storage.load_history():

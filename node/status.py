@@ -79,6 +79,8 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     """Of a pipeline, that this node serves; None where every node holds the whole model."""
     stage_peers: list[int] = []
     """How many serve each stage."""
+    alarm: dict[str, int] = {}
+    """By stage, the replicas of those that have fewer than two: with the last of them a stage is lost."""
     last_step_s: float = 0.0
     """Of the pipeline's last step that went through this node."""
     visits_lost: int = 0
@@ -120,6 +122,8 @@ class NodeStatus(msgspec.Struct, kw_only=True):
             case "pipeline.step":
                 self.stage_peers, self.last_step_s = event["peers"], event["seconds"]
                 self.visits_lost += event["cut"] + len(event["lost"])
+            case "stage.alarm":
+                self.alarm = event["replicas"]
             case "outer.eval":
                 self.outer_loss, self.swarm_tokens = event["loss"], event["tokens"]
             case "net":

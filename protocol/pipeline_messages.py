@@ -20,13 +20,24 @@ Place = Annotated[int, Meta(ge=0, lt=MAX_PIPELINE_PEERS)]
 """Of a peer in a plan's list of them."""
 
 
+class Load(Struct, frozen=True, array_like=True):
+    """What a peer has had to do in its stage, a step of late (exponential means)."""
+
+    visits: Annotated[float, Meta(ge=0.0, le=float(MAX_MICROBATCHES * MAX_HOPS))]
+    """Microbatches that went through it and back."""
+    computing_s: Seconds
+    """Seconds of its processor for them."""
+    sending_s: Seconds
+    """Seconds of its uplink."""
+
+
 class Present(Struct, frozen=True, array_like=True, tag=21):
     """To everybody known, every few seconds and when something of it changes: I serve this stage."""
 
     stage: Annotated[int, Meta(ge=-1, lt=MAX_HOPS)]
     """-1: none yet; who says so is told who serves what, and appointed if that is needed."""
     wants: Annotated[int, Meta(ge=-1, lt=MAX_HOPS)]
-    """Of those without a stage: the one that they are about to take; -1 while they have not chosen."""
+    """The stage that it is about to take, having none yet or leaving its own for it; -1 while there is no such one."""
     trains: bool
     """Is a member of its stage's chain, with its outer state, and not about to leave."""
     free: bool
@@ -51,6 +62,11 @@ class Present(Struct, frozen=True, array_like=True, tag=21):
     """All that this peer knows."""
     peers: Annotated[tuple[Count, ...], Meta(max_length=MAX_HOPS)]
     """How many serve each stage, as far as this peer knows."""
+    since: Count
+    """The pipeline's step at which it took its stage, or was started anew."""
+    load: Load
+    fits: Annotated[tuple[Annotated[int, Meta(ge=0, lt=MAX_HOPS)], ...], Meta(max_length=MAX_HOPS)]
+    """Other stages that it could move to: its machine holds them, and nobody has tied it to its own."""
     reply: bool = False
     """Whether this only answers another one (and wants no answer)."""
 
@@ -94,10 +110,21 @@ class StepGo(Struct, frozen=True, array_like=True, tag=24):
     reason: Text
 
 
-SwarmMessage = Present | StepPlan | StepAnswer | StepGo
+class MoveOrder(Struct, frozen=True, array_like=True, tag=25):
+    """Coordinator to a peer: leave your stage for another that needs you more. Whether it does shows in its `Present`."""
+
+    stage: Annotated[int, Meta(ge=0, lt=MAX_HOPS)]
+    """That it has now."""
+    to: Annotated[int, Meta(ge=0, lt=MAX_HOPS)]
+    urgent: bool
+    """The other stage has one peer only."""
+    reason: Text
+
+
+SwarmMessage = Present | StepPlan | StepAnswer | StepGo | MoveOrder
 
 _decoder: msgspec.msgpack.Decoder[PipelineMessage | SwarmMessage] = msgspec.msgpack.Decoder(
-    Passage | Again | GiveUp | Landed | Present | StepPlan | StepAnswer | StepGo
+    Passage | Again | GiveUp | Landed | Present | StepPlan | StepAnswer | StepGo | MoveOrder
 )
 
 

@@ -129,13 +129,13 @@ class Roll:
         return version, digest, found[version, digest]
 
     def counts(self, now: float, mine: int) -> tuple[int, ...]:
-        """Peers of each stage: those who serve it, those who are about to, and ourselves, who have stage `mine`."""
+        """Peers of each stage: those who serve it and stay, those who are about to, and ourselves, who are of stage `mine`."""
         counts = [0] * self.stages
         counts[mine] += 1
         for peer in self.known:
             said = self.present(peer)
             if said is not None and self.alive(peer, now):
-                stage = said.stage if said.stage >= 0 else said.wants
+                stage = said.wants if said.wants >= 0 else said.stage
                 if 0 <= stage < self.stages:
                     counts[stage] += 1
         return tuple(counts)

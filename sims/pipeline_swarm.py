@@ -48,6 +48,9 @@ LOOK_S = 2.0
 HAND_S = 0.002
 """What takes no time worth modelling."""
 
+BUILD_S = 3.0
+"""What a peer that moves takes to build its learner."""
+
 SECONDS = {"_forward": 0.2, "_backward": 0.5, "_loss": 0.05, "step": 0.1}
 """What computing takes at a peer of speed 1."""
 
@@ -56,7 +59,8 @@ SECONDS = {"_forward": 0.2, "_backward": 0.5, "_loss": 0.05, "step": 0.1}
 class Disk:
     """What outlives a process."""
 
-    storage: MemoryStorage = field(default_factory=MemoryStorage)
+    storages: dict[int, MemoryStorage] = field(default_factory=lambda: defaultdict[int, MemoryStorage](MemoryStorage))
+    """By stage."""
     stage: int | None = None
     founder: PeerId = b""
     """Of that stage's chain."""
@@ -89,6 +93,8 @@ class PipelineSwarm:
     """By peer, how many times as fast as usual it computes."""
     wanted: Mapping[int, int] = field(default_factory=dict)
     """By peer, the stage that it is told to take; others take what is needed."""
+    tied: bool = True
+    """Whether those who were told stay there whatever is needed later."""
     peers: dict[int, StagePeer] = field(default_factory=dict)
     disks: list[Disk] = field(init=False)
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
@@ -159,7 +165,9 @@ class PipelineSwarm:
                 entrance = Entrance(network=network, mail=mail, roll=roll, admission=b"", fits=fits, refused=refused)
                 disk.stage, disk.founder = await entrance.run()
                 disk.appointments.update(roll.appointments)
-            await self._serve(index, stage_recipe(self.recipe, disk.stage), network, mail, roll, log, known)
+            moves_to: int | None = disk.stage
+            while moves_to is not None:
+                moves_to = await self._serve(index, stage_recipe(self.recipe, moves_to), network, mail, roll, log)
         finally:
             self.peers.pop(index, None)
             await network.close()
@@ -172,9 +180,10 @@ class PipelineSwarm:
         mail: PipelineMail,
         roll: Roll,
         log: EventLog,
-        known: list[PeerId],
-    ) -> None:
+    ) -> int | None:
+        """A life in one stage; the stage to which it moves after it."""
         signer, disk = self.signers[index], self.disks[index]
+        storage = disk.storages[recipe.stage]
         learner = SimStageLearner(recipe.learner(self.dataset if recipe.stage == 0 else None, Runtime()))
         speed = self.speeds.get(index, 1.0)
 
@@ -185,7 +194,7 @@ class PipelineSwarm:
             network=network,
             signer=signer,
             doors=Doors(learner=door(), side=door(), journal=door()),
-            storage=disk.storage,
+            storage=storage,
             log=log,
             facts=Facts(device="simulated", pid=0),
             checkpoint_s=60.0,
@@ -198,21 +207,39 @@ class PipelineSwarm:
             roll=roll,
             mail=mail,
             keep=lambda: disk.appointments.update(roll.appointments),
+            fits=self._other_stages(index, recipe.stage),
+            prepare=self._prepare,
             keep_model=lambda version, stages: disk.models.append((version, dict(stages))),
         )
         judge, view = self._judge(recipe, disk.founder)
         learner.witness = lambda samples, gradient: judge.on_gradient(index, samples, gradient)
-        anchor, history = newest_history(disk.storage.load_history())
+        anchor, history = newest_history(storage.load_history())
         if not history and disk.founder == signer.peer_id:
             history = [founded(peer.settings.swarm, signer, peer.settings.rules)]
-            disk.storage.append_commit(None, history[0])
+            storage.append_commit(None, history[0])
         self.peers[index] = view.peers[index] = peer
         view.learners[index] = learner
         try:
-            await peer.run(anchor=anchor, history=history, known=known)
+            await peer.run(anchor=anchor, history=history, known=roll.known)
         finally:
-            if view.peers.get(index) is peer:
-                del view.peers[index]
+            for peers in (self.peers, view.peers):
+                if peers.get(index) is peer:
+                    del peers[index]
+        if peer.moves_to is not None:
+            founder = roll.founder_of(peer.moves_to)
+            assert founder is not None, "it looked before it left"
+            disk.stage, disk.founder = peer.moves_to, founder
+            network.stop_serving()
+            await asyncio.sleep(BUILD_S)
+        return peer.moves_to
+
+    def _other_stages(self, index: int, stage: int) -> frozenset[int]:
+        """To which a peer may move."""
+        stages = range(self.recipe.manifest.pipeline.stages)
+        return frozenset() if self.tied and index in self.wanted else frozenset(stages) - {stage}
+
+    async def _prepare(self, stage: int) -> None:
+        """Data is opened at once here."""
 
     # ---- judges ------------------------------------------------------------------------------------------------
 

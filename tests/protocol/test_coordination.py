@@ -1,8 +1,7 @@
 """Who plans the steps of a pipeline, with whom, and when a step begins: in the machines' own time."""
 
-from typing import Any
-
 import pytest
+from tests.protocol.pipeline_says import says
 
 from farflung.protocol.appointment import appoint
 from farflung.protocol.coordination import ANSWER_S, ASIDE_S, PAUSE_S, RESEND_S, STRAGGLER_S, Coordinator
@@ -17,15 +16,6 @@ FOUNDER = Ed25519Signer(b"f" * 32)
 A, B, C, D = (bytes([number]) * 32 for number in range(1, 5))
 FIRST, SECOND = in_order(SWARM, [A, B])
 """Data nodes, in their order; C and D serve stage 1."""
-
-
-def says(stage: int, **changes: Any) -> Present:
-    return Present(
-        **{
-            "stage": stage, "wants": -1, "trains": True, "free": True, "step": 0, "window": b"", "finished": False, "version": 0, "digest": b"", "forward_s": 0.0,
-            "up_bytes_per_s": 0.0, "admission": b"", "addresses": (), "appointments": (), "peers": (), **changes,
-        }
-    )  # fmt: skip
 
 
 def roll_of(me: bytes, **others: Present) -> Roll:
