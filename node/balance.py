@@ -187,7 +187,7 @@ class Balance:
         if now >= self._looked_at + LOOK_S:
             self._looked_at = now
             self._look(now)
-        going = self._going
+        going = self._going if self._part.me.trains else None  # whoever leaves, for wherever, is not held up
         if going is not None and self.stands and self._part.idle and now >= going.since + AGAIN_S:
             if why := self._forbids(going.to, going.forbidden):
                 self._stay(why)
@@ -203,7 +203,8 @@ class Balance:
         if self._balancer.watch(replicas, now):
             self._log.emit("stage.alarm", replicas={str(stage): count for stage, count in self.alarm.items()})
         if self._going is not None:
-            if why := self._forbids(self._going.to, self._going.forbidden):
+            why = self._forbids(self._going.to, self._going.forbidden)
+            if why and self._part.me.trains:
                 self._stay(why)
         elif self._part.leads and begun and (move := self._balancer.order(scene, now)) is not None:
             self._part.tell(move.peer, MoveOrder(move.stage, move.to, move.urgent, move.reason))

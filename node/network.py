@@ -79,8 +79,8 @@ class Network(Protocol):
     def serve(self, kind: str, handler: StreamHandler) -> None:
         """Accept incoming bulk streams of `kind`."""
 
-    def silence(self) -> None:
-        """Drop messages and refuse streams again, as before `on_message` and `serve`; what is being served goes on."""
+    def stop_serving(self) -> None:
+        """Drop messages and refuse streams again, as before `on_message` and `serve`; handlers that are at it are cancelled."""
 
     async def open_stream(self, peer: PeerId, kind: str) -> Stream:
         """Open a bulk stream to a peer over the better carrier. Raises NetworkError."""

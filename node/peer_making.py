@@ -98,7 +98,7 @@ class PeerMaking:
 
     async def move(self, stage: int) -> tuple[Peer, FileStorage]:
         """The peer for another stage, when ours has left its own and nobody refers to it any more."""
-        self.engine.silence()
+        self.engine.stop_serving()
         free_the_last_life()
         start = self._start
         return await self._serve(await start.enter(self.say) if stage == OUTSIDE else start.move(stage, self.say))

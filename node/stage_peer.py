@@ -106,7 +106,7 @@ class StagePeer(Peer):
         self.stage = recipe.stage
         self.layers = (recipe.part.layers.start, recipe.part.layers.stop)
         if self.stage == 0:
-            self.member.begins = self._begins
+            self.member.consensus.begins = self._begins
 
     # ---- what the pipeline asks (`pipeline.Self`) --------------------------------------------------------------
 

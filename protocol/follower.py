@@ -10,7 +10,7 @@ from farflung.protocol.history import History, check_chain
 from farflung.protocol.keys import PeerId
 from farflung.protocol.membership import Membership
 from farflung.protocol.messages import Commits, GetCommits
-from farflung.protocol.quorum import is_quorum
+from farflung.protocol.quorum import is_quorum, proposer
 from farflung.protocol.settings import RESEND_S, Settings
 
 MOST_DONORS = 3
@@ -36,6 +36,24 @@ class Follower:
     def height(self) -> int:
         """Of the head; -1 before there is one."""
         return self.history.head.commit.height if self.started else -1
+
+    @property
+    def in_view(self) -> bool:
+        """Whether the head has us as a member."""
+        return self.started and self.me in self.history.head.commit.view
+
+    def turn(self, ballot: int) -> PeerId:
+        """Who proposes the next commit at a ballot."""
+        head = self.history.head.commit
+        return proposer(self.settings.swarm, head.view, head.height + 1, ballot)
+
+    def head_hash(self) -> bytes:
+        """Of the head, 32 bytes: the parent of the next commit."""
+        return chain.commit_hash(self.settings.swarm, self.history.head.commit)
+
+    def leads_to(self, height: int, parent: bytes) -> bool:
+        """Whether a commit of this height and parent is the next."""
+        return height == self.height + 1 and parent == self.head_hash()
 
     def ask(self, donors: list[PeerId], now: float) -> list[Effect]:
         """Ask for what follows, not too often."""

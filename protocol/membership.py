@@ -68,6 +68,8 @@ class Membership:
 
     me: PeerId
     heartbeat_s: float
+    state: str = "joining"
+    """What this node says of itself in heartbeats."""
     peers: dict[PeerId, Peer] = field(default_factory=dict)
     news: int = 0
     """Grows whenever somebody comes, goes, or says that it holds another state: what follows from those stands until then."""
@@ -107,7 +109,9 @@ class Membership:
         return max(0.0, now - entry.since - grace)
 
     def leaves(self, peer: PeerId) -> bool:
-        """Whether a peer has said goodbye, still here or not."""
+        """Whether a peer has said goodbye, still here or not; or whether we do."""
+        if peer == self.me:
+            return self.state == "leaving"
         entry = self.peers.get(peer)
         return entry is not None and (entry.leaving or entry.liveness is Liveness.LEFT)
 

@@ -3,14 +3,14 @@
 from typing import Protocol
 
 from farflung.protocol.acceptor import Acceptor
+from farflung.protocol.attendance import Attendance
 from farflung.protocol.chain import Certified
 from farflung.protocol.keys import PeerId, short
 from farflung.protocol.membership import Membership
-from farflung.protocol.messages import Ready
-from farflung.protocol.participation import Participation
 from farflung.protocol.planning import no_quorum
 from farflung.protocol.quorum import is_quorum
 from farflung.protocol.settings import VOTE_S, Settings
+from farflung.protocol.standing import Standing
 
 STATE_BEATS = 2.0
 """Heartbeats in which a proposer must have said that it holds the outer state."""
@@ -21,27 +21,19 @@ class Waiting(Protocol):
 
     settings: Settings
     membership: Membership
-    part: Participation | None
-    ready: Ready | None
-    ready_at: float
+    standing: Standing
+    attendance: Attendance
     acceptor: Acceptor
     slot_at: float
     """When the height or ballot was opened."""
 
-    me: PeerId
+    @property
+    def me(self) -> PeerId: ...
 
     @property
     def head(self) -> Certified: ...
 
     def proposer_now(self) -> PeerId: ...
-
-    def holds(self, peer: PeerId) -> bool: ...
-
-    def holders(self) -> tuple[PeerId, ...]: ...
-
-    def leaves(self, peer: PeerId) -> bool: ...
-
-    def joiners(self) -> tuple[PeerId, ...]: ...
 
 
 def why_next_ballot(s: Waiting, now: float) -> str | None:
@@ -51,36 +43,38 @@ def why_next_ballot(s: Waiting, now: float) -> str | None:
         if s.membership.dead_for(turn, now) > 0.0 and _anything_to_decide(s, now):
             return f"proposer {short(turn)} is gone"
         return None
+    part, ready = s.attendance.part, s.attendance.ready
     # Its plan says that it holds the state, newer than its last heartbeat may; and a heartbeat takes a while to follow the state.
-    said_so = s.part is not None or now < s.slot_at + STATE_BEATS * s.settings.heartbeat_s
-    if not said_so and not s.holds(turn) and holders_decide(s) and _anything_to_decide(s, now):
+    said_so = part is not None or now < s.slot_at + STATE_BEATS * s.settings.heartbeat_s
+    if not said_so and not s.standing.holds(turn) and holders_decide(s) and _anything_to_decide(s, now):
         return f"proposer {short(turn)} does not hold the outer state yet"
     voted_at = s.acceptor.voted_at
     if voted_at is not None and now > voted_at + VOTE_S:
         return f"no certificate from {short(turn)} in {VOTE_S:.0f} s"
     # A plan under way has its own deadline, below; a second attempt counts as nothing, or a proposer that others have left
     # while it was planning would plan for ever.
-    idle = s.ready is not None and (s.part is None or s.part.plan.attempt > 1)
-    if idle and now > max(s.ready_at, s.slot_at) + s.settings.max_round_s + VOTE_S:
+    idle = ready is not None and (part is None or part.plan.attempt > 1)
+    if idle and now > max(s.attendance.ready_at, s.slot_at) + s.settings.max_round_s + VOTE_S:
         # It lives, and yet nothing comes of it: perhaps it cannot reach a quorum that the rest of us can.
         return f"nothing came from {short(turn)} for too long"
-    if s.part is not None and now > s.part.expires_at:
+    if part is not None and now > part.expires_at:
         return f"the plan of {short(turn)} came to nothing"
     return None
 
 
 def holders_decide(s: Waiting) -> bool:
     """Whether the live members that hold the outer state are a quorum."""
-    return is_quorum(s.head.commit.view, s.holders())
+    return is_quorum(s.head.commit.view, s.standing.holders())
 
 
 def why_no_quorum(s: Waiting) -> str:
     """What is missing, and what helps, for people."""
     view = s.head.commit.view
-    return no_quorum(view, s.membership.live(view), s.holders())
+    return no_quorum(view, s.membership.live(view), s.standing.holders())
 
 
 def _anything_to_decide(s: Waiting, now: float) -> bool:
     view = s.head.commit.view
-    gone = any(s.membership.dead_for(p, now) > s.settings.removal_s or s.leaves(p) for p in view)
-    return gone or s.ready is not None or s.part is not None or s.acceptor.accepted is not None or bool(s.joiners())
+    gone = any(s.membership.dead_for(p, now) > s.settings.removal_s or s.membership.leaves(p) for p in view)
+    rounds = s.attendance.ready is not None or s.attendance.part is not None
+    return gone or rounds or s.acceptor.accepted is not None or bool(s.standing.joiners())

@@ -38,8 +38,10 @@ from farflung.protocol.messages import (
 )
 from farflung.protocol.planning import ChangeView, Situation, StartRound, agreed, choose_cut, conclude, decide
 from farflung.protocol.quorum import is_quorum
-from farflung.protocol.rhythm import Offer, Runner
+from farflung.protocol.rhythm import Offer
 from farflung.protocol.settings import HOLD_S, RESEND_S, SETTLE_S, Settings
+from farflung.protocol.standing import Standing
+from farflung.protocol.tempo import Tempo
 
 PLAN_DOMAIN = b"farflung/plan/1\0"
 
@@ -67,35 +69,16 @@ class Surroundings(Protocol):
 
     settings: Settings
     membership: Membership
+    standing: Standing
+    tempo: Tempo
     round_at: float
     """When the last round was committed here, seconds."""
-    state: str
-    """What this node says of itself in heartbeats."""
 
-    me: PeerId
+    @property
+    def me(self) -> PeerId: ...
 
     @property
     def head(self) -> Certified: ...
-
-    def recent_rounds(self) -> list[RoundResult]: ...
-
-    def usual_round_s(self) -> float: ...
-
-    def tokens_per_s(self, peer: PeerId) -> float: ...
-
-    def runners(self, peers: Collection[PeerId], now: float) -> list[Runner]: ...
-
-    def joiners(self) -> tuple[PeerId, ...]: ...
-
-    def newcomer_near(self) -> bool: ...
-
-    def newcomer_downloads(self) -> bool: ...
-
-    def leaves(self, peer: PeerId) -> bool: ...
-
-    def holds(self, peer: PeerId) -> bool: ...
-
-    def holders(self) -> tuple[PeerId, ...]: ...
 
     def begins(self, now: float) -> Mapping[int, PeerId]: ...
 
@@ -185,7 +168,7 @@ class Proposer:
             self.reason = f"finishes what ballot {newest.ballot} began"
             return self._propose(newest.commit, s, now)
 
-        decides = is_quorum(view, s.holders()) and not s.settings.rules.finished(s.head.commit)
+        decides = is_quorum(view, s.standing.holders()) and not s.settings.rules.finished(s.head.commit)
         begins = s.begins(now) if decides else {}
         if begins:
             self.reason = f"begins anew: stages {', '.join(map(str, sorted(begins)))}"
@@ -220,22 +203,22 @@ class Proposer:
 
     def _situation(self, s: Surroundings, now: float) -> Situation:
         view = s.head.commit.view
-        left = frozenset(p for p in view if s.leaves(p))
+        left = frozenset(p for p in view if s.membership.leaves(p))
         live = frozenset(s.membership.live(view))
         readies = {p: m.ready for p, m in sorted(self.promises.items()) if p in live and m.ready is not None}
         awaited = frozenset(p for p in live - set(readies) if p != s.me and self._trains(s, p))
-        if s.me in live and s.me not in readies and s.state in TRAINING_STATES:
+        if s.me in live and s.me not in readies and s.membership.state in TRAINING_STATES:
             awaited |= {s.me}
         return Situation(
             view=view,
             live=live,
-            holders=frozenset(s.holders()),
+            holders=frozenset(s.standing.holders()),
             left=left,
             gone=frozenset(p for p in view if p not in left and s.membership.dead_for(p, now) > s.settings.removal_s),
             readies=readies,
             awaited=awaited,
-            joiners=s.joiners(),
-            hold_s=s.round_at + HOLD_S - now if s.newcomer_near() else 0.0,
+            joiners=s.standing.joiners(),
+            hold_s=s.round_at + HOLD_S - now if s.standing.newcomer_near() else 0.0,
             min_contributors=s.settings.min_contributors,
             max_group=s.settings.rules.max_group,
             patience_left_s=self._patience_until(s, readies, awaited, now) - now,
@@ -247,12 +230,12 @@ class Proposer:
     ) -> float:
         """As long as it costs those who are ready nothing, once the round is due; see `rhythm`."""
         rules = s.settings
-        offers = [Offer(self.ready_at[p], ready.tokens, s.tokens_per_s(p)) for p, ready in readies.items()]
+        offers = [Offer(self.ready_at[p], ready.tokens, s.tempo.tokens_per_s(p)) for p, ready in readies.items()]
         until = rhythm.patient_until(
             rules.rhythm(s.head.commit.lap),
             offers,
-            s.runners(awaited, now),
-            round_s=s.usual_round_s(),
+            s.tempo.runners(awaited, now),
+            round_s=s.tempo.usual_round_s(),
             longest_s=rules.max_round_s,
         )
         return max(s.round_at + rules.min_round_s, until)
@@ -274,8 +257,8 @@ class Proposer:
         ranges = partition.cut(*rules.rules.span(s.head.commit), shares, rules.align)
         parts = tuple(Part(o, a, b) for o, (a, b) in zip(owners, ranges, strict=True) if b > a)
         estimate = transfer_seconds(rules, parts, readies, len(decision.members))
-        recent = [r.seconds_ms / 1000.0 for r in s.recent_rounds()]
-        budget = max(deadline.adaptive(recent, low=rules.min_round_s, high=rules.max_round_s), 3.0 * estimate)
+        usual = deadline.adaptive(s.tempo.rounds_s(), low=rules.min_round_s, high=rules.max_round_s)
+        budget = max(usual, 3.0 * estimate)
         # Links may have become slower than any round since then: each plan of this height that fails after the first doubles the time.
         budget = min(budget * 2.0 ** min(max(0, self.attempt + self.ballot - 1), MAX_DOUBLINGS), rules.max_round_s)
         self.attempt += 1
@@ -359,9 +342,9 @@ class Proposer:
             ),
             seconds_ms=int(1000 * (now - self.plan_at)),
         )
-        left = tuple(p for p in s.head.commit.view if s.leaves(p))
+        left = tuple(p for p in s.head.commit.view if s.membership.leaves(p))
         staying = tuple(p for p in result.view if p not in left)
-        let_go = any(s.holds(p) for p in staying)  # or the state would go with them
+        let_go = any(s.standing.holds(p) for p in staying)  # or the state would go with them
         lap, notes = self._next_lap(s, outcome)
         commit = chain.successor(
             s.settings.swarm,
@@ -378,15 +361,15 @@ class Proposer:
     def _next_lap(self, s: Surroundings, outcome: RoundResult) -> tuple[int, list[Effect]]:
         """Steps until the round after this one, and what to log when that is another number than before."""
         head, rules = s.head.commit, s.settings.rules
-        fastest = max(s.tokens_per_s(p) for p in s.membership.live(head.view))
+        fastest = max(s.tempo.tokens_per_s(p) for p in s.membership.live(head.view))
         step_s = s.settings.step_tokens / fastest if fastest > 0.0 else 0.0
-        rounds_s = [r.seconds_ms / 1000.0 for r in (outcome, *s.recent_rounds())]
+        rounds_s = [outcome.seconds_ms / 1000.0, *s.tempo.rounds_s()]
         lap, reason = rules.laps.choose(
             head.lap,
             left=rules.total_steps - head.steps - head.lap,
             step_s=step_s,
             rounds_s=rounds_s,
-            newcomer=s.newcomer_downloads(),
+            newcomer=s.standing.newcomer_downloads(),
         )
         if lap == head.lap:
             return lap, []

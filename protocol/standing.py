@@ -18,21 +18,133 @@ member of the view has lost the state, nobody votes any more.
 """
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 
-from farflung.protocol.chain import Commit
-from farflung.protocol.effects import Repair
+from farflung.protocol.chain import Certified
+from farflung.protocol.effects import Effect, Repair
+from farflung.protocol.history import History
 from farflung.protocol.keys import PeerId
 from farflung.protocol.membership import Membership
+from farflung.protocol.messages import Heartbeat
 from farflung.protocol.quorum import is_quorum
+from farflung.protocol.settings import REPAIR_S
 
 NEAR = 3
 """Commits by which a newcomer may lag and still be waited for."""
 
+Basis = tuple[int, Certified, int, bytes] | tuple[()]
+"""What decides who holds which state: news of others, the head, and the version and digest of our own."""
 
-def holders(membership: Membership) -> list[PeerId]:
-    """Live peers that hold a state, and so a history."""
-    live = membership.live(membership.known())
-    return [p for p in live if (beat := membership.heartbeat(p)) is not None and beat.digest]
+
+@dataclass(slots=True)
+class Standing:
+    """Who holds what, as one member knows it: its own outer state, and what the heartbeats of others say of theirs.
+
+    But for `donors` and `compare`, what is asked is asked about the head of the history, and raises IndexError before there is one.
+    """
+
+    membership: Membership
+    history: History
+    applied_height: int = -1
+    """Height up to which the node's outer state really is; -1 while it has none."""
+    applied_version: int = -1
+    digest: bytes = b""
+    """Digest of that state; empty while it is being computed or fetched."""
+    admitted: set[PeerId] = field(default_factory=set)
+    """Who has shown that it may be here: outsiders among them may become members."""
+    _holders: tuple[Basis, tuple[PeerId, ...]] = ((), ())
+    """Who held the outer state when things stood so."""
+    _agreed: Basis = ()
+    """How things stood when nobody's digest said that ours is wrong."""
+    _repair: tuple[int, float] = (-1, 0.0)
+    """The version that was last repaired, and when, seconds."""
+
+    def applied(self, height: int, version: int, digest: bytes) -> None:
+        """The node's outer state now is that of `height`."""
+        self.applied_height, self.applied_version, self.digest = height, version, digest
+
+    def lost(self) -> None:
+        """The node has no outer state, or none that it could go on from."""
+        self.applied(-1, -1, b"")
+
+    def holds(self, peer: PeerId) -> bool:
+        """Whether a peer has the outer state of our head, or all it takes to get there by itself."""
+        if peer == self.membership.me:
+            return bool(self.digest) and self.history.reaches(peer, self.applied_version)
+        beat = self.membership.heartbeat(peer)
+        return beat is not None and bool(beat.digest) and self.history.reaches(peer, beat.version)
+
+    def holders(self) -> tuple[PeerId, ...]:
+        """Live members that hold the outer state. Asked on every tick, and worked out when something has changed."""
+        basis = self._basis()
+        if self._holders[0] != basis:
+            live = self.membership.live(self.history.head.commit.view)
+            self._holders = (basis, tuple(p for p in live if self.holds(p)))
+        return self._holders[1]
+
+    def donors(self) -> list[PeerId]:
+        """Live peers that hold a state, whichever, and so a history."""
+        return [p for p, beat in self._beats(self.membership.known()) if beat.digest]
+
+    def joiners(self) -> tuple[PeerId, ...]:
+        """Live outsiders that hold exactly the state that we hold at the head, and may become members."""
+        head = self.history.head.commit
+        if not self.digest or self.applied_height != head.height:
+            return ()
+        same = [p for p, beat in self._outsiders() if (beat.height, beat.digest) == (head.height, self.digest)]
+        return tuple(p for p in same if not self.membership.leaves(p))
+
+    def newcomer_near(self) -> bool:
+        """Whether a live outsider is only a commit or two behind: with rounds in quick succession it would never catch up."""
+        height = self.history.head.commit.height
+        return any(beat.digest and height - NEAR <= beat.height < height for _, beat in self._outsiders())
+
+    def newcomer_downloads(self) -> bool:
+        """Whether a live peer, outsider or member, has no outer state yet and fetches it."""
+        admitted = {*self.admitted, *self.history.head.commit.view}
+        return any(not beat.digest and beat.state == "joining" for _, beat in self._beats(sorted(admitted)))
+
+    def compare(self, now: float) -> list[Effect]:
+        """Same version, same bits (invariant 1): what a quorum of the view holds is repaired to when it is not what we hold.
+
+        Asked with every heartbeat, and worked out when something has changed; a version is repaired once in `REPAIR_S`.
+        """
+        version, repaired_at = self._repair
+        if not self.digest or not self.history or (version == self.applied_version and now < repaired_at + REPAIR_S):
+            return []
+        basis = self._basis()
+        if basis == self._agreed:
+            return []
+        repair = self._disagreement()
+        if repair is None:
+            self._agreed = basis
+            return []
+        self._repair = (self.applied_version, now)
+        return [repair]
+
+    def _disagreement(self) -> Repair | None:
+        view, me = self.history.head.commit.view, self.membership.me
+        said: dict[bytes, list[PeerId]] = {self.digest: [me]}
+        for peer in view:
+            beat = self.membership.heartbeat(peer)
+            if peer != me and beat is not None and beat.version == self.applied_version and beat.digest:
+                said.setdefault(beat.digest, []).append(peer)
+        most, donors = max(said.items(), key=lambda item: (len(item[1]), item[0]))
+        if most == self.digest or not is_quorum(view, donors):
+            return None
+        return Repair(self.applied_version, most, tuple(donors))
+
+    def _basis(self) -> Basis:
+        return self.membership.news, self.history.head, self.applied_version, self.digest
+
+    def _outsiders(self) -> list[tuple[PeerId, Heartbeat]]:
+        """Live, and admitted."""
+        return self._beats(sorted(self.admitted - set(self.history.head.commit.view)))
+
+    def _beats(self, peers: Iterable[PeerId]) -> list[tuple[PeerId, Heartbeat]]:
+        """What those of `peers` that live have said last."""
+        live = self.membership.live(peers)
+        return [(p, beat) for p in live if (beat := self.membership.heartbeat(p)) is not None]
 
 
 def agreed(
@@ -55,40 +167,3 @@ def agreed(
         if version >= at_least and is_quorum(view, {*donors, *lacking}):
             return version, digest, tuple(donors)
     return None
-
-
-def joiners(membership: Membership, head: Commit, digest: bytes, admitted: Iterable[PeerId]) -> tuple[PeerId, ...]:
-    """Live outsiders that hold the state with this digest at this height, and may become members."""
-    outsiders = membership.live(sorted(set(admitted) - set(head.view)))
-    return tuple(
-        p
-        for p in outsiders
-        if not membership.leaves(p)
-        and (beat := membership.heartbeat(p)) is not None
-        and (beat.height, beat.digest) == (head.height, digest)
-    )
-
-
-def nearly_there(membership: Membership, head: Commit, admitted: Iterable[PeerId]) -> bool:
-    """Whether a live outsider is only a commit or two behind: with rounds in quick succession it would never catch up."""
-    beats = (membership.heartbeat(p) for p in membership.live(sorted(set(admitted) - set(head.view))))
-    return any(b is not None and b.digest != b"" and head.height - NEAR <= b.height < head.height for b in beats)
-
-
-def downloading(membership: Membership, admitted: Iterable[PeerId]) -> bool:
-    """Whether a live peer, outsider or member, has no outer state yet and fetches it."""
-    beats = (membership.heartbeat(p) for p in membership.live(sorted(set(admitted))))
-    return any(b is not None and b.digest == b"" and b.state == "joining" for b in beats)
-
-
-def disagreement(membership: Membership, head: Commit, me: PeerId, version: int, digest: bytes) -> Repair | None:
-    """Same version, same bits (invariant 1): what a quorum of the view holds when it is not what we hold."""
-    said: dict[bytes, list[PeerId]] = {digest: [me]}
-    for peer in head.view:
-        beat = membership.heartbeat(peer)
-        if peer != me and beat is not None and beat.version == version and beat.digest:
-            said.setdefault(beat.digest, []).append(peer)
-    most, donors = max(said.items(), key=lambda item: (len(item[1]), item[0]))
-    if most == digest or not is_quorum(head.view, donors):
-        return None
-    return Repair(version, most, tuple(donors))

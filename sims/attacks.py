@@ -27,7 +27,8 @@ from farflung.protocol.envelope import Envelope, seal
 from farflung.protocol.keys import SIGNATURE_BYTES, PeerId, Signer
 from farflung.protocol.limits import MAX_CONTROL_BYTES
 from farflung.protocol.messages import Promise, Voted
-from farflung.sims.network import MemoryHub, MemoryNetwork
+from farflung.sims.hub import MemoryHub
+from farflung.sims.network import MemoryNetwork
 from farflung.training.flat import unflatten
 
 Attack = Literal["forge", "replay", "oversize", "stale", "garble", "equivocate", "noise"]

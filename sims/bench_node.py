@@ -35,7 +35,7 @@ from farflung.node.storage import FileStorage, Place
 from farflung.node.terms import Terms
 from farflung.node.trainer import Pace
 from farflung.protocol import chain
-from farflung.protocol.chain import Certified, Commit, Rules, Vote
+from farflung.protocol.chain import Certified, Commit, Rules, Vote, founded
 from farflung.protocol.keys import Ed25519Signer
 from farflung.protocol.lap import Laps
 from farflung.protocol.manifest_sections import FeedbackSpec
@@ -61,18 +61,13 @@ def seed_of(rank: int) -> bytes:
 def history_of(signers: Sequence[Ed25519Signer], rules: Rules) -> list[Certified]:
     """A genesis by the first peer, and a commit that makes all of them members."""
     founder = signers[0]
-    genesis = chain.genesis(founder.peer_id, rules)
-    history = [_certify(genesis, founder)]
+    history = [founded(SWARM, founder, rules)]
     if len(signers) > 1:
         everybody = tuple(sorted(s.peer_id for s in signers))
-        commit = chain.successor(SWARM, genesis, rules, view=everybody, left=(), result=None)
-        history.append(_certify(commit, founder))
+        commit = chain.successor(SWARM, history[0].commit, rules, view=everybody, left=(), result=None)
+        vote = founder.sign(chain.vote_bytes(SWARM, commit.height, 0, chain.commit_hash(SWARM, commit)))
+        history.append(Certified(commit, 0, (Vote(founder.peer_id, vote),)))
     return history
-
-
-def _certify(commit: Commit, founder: Ed25519Signer) -> Certified:
-    signed = chain.vote_bytes(SWARM, commit.height, 0, chain.commit_hash(SWARM, commit))
-    return Certified(commit, 0, (Vote(founder.peer_id, founder.sign(signed)),))
 
 
 def settings_of(

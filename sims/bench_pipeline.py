@@ -20,12 +20,11 @@ from rich.table import Table
 from farflung.compression import kernels
 from farflung.node.paths import resolve_paths
 from farflung.sims.bench_codec import one_thread
-from farflung.sims.pipeline_figures import NOTES, Measured, percent
+from farflung.sims.pipeline_figures import NOTES, Measured, codec_cells, death_cells, plan_cells, skipping_cells
 from farflung.sims.pipeline_measure import Feed, PlanFigures, Say, computed, deaths, time_plan, train
 from farflung.sims.pipeline_page import write_page
 from farflung.sims.pipeline_skipping import SkippingRow, skipping_rows
 from farflung.sims.pipeline_task import COLUMNS, FULL, SKIPPING, BenchTask
-from farflung.sims.recovery_words import number_or_dash
 from farflung.sims.stage_group import stage_group
 from farflung.training.pipeline_simulate import simulate
 
@@ -143,7 +142,7 @@ def _show(task: BenchTask, found: Measured | None, rows: Sequence[SkippingRow], 
         for name in ("trained", "whole", *(f"{share} % left out" for share in rows[0].left_out)):
             table.add_column(name, justify="right" if table.columns else "left")
         for row in rows:
-            table.add_row(row.trained, f"{row.perplexity:.2f}", *(row.told(share) for share in row.left_out))
+            table.add_row(*skipping_cells(row))
         console.print(table)
 
 
@@ -155,17 +154,7 @@ def _show_plans(task: BenchTask, found: Measured, console: Console) -> None:
     for name in (*headings, f"steps to {task.target:g}", "seconds"):
         table.add_column(name, justify="right" if table.columns else "left")
     for one in found.plans:
-        table.add_row(
-            one.plan,
-            f"{one.simulated_s:.2f}",
-            f"{one.measured_s:.2f}",
-            f"{one.ratio:.3f}",
-            number_or_dash(one.learning_s, ".2f"),
-            percent(one.utilisation),
-            percent(one.utilisation_simulated),
-            number_or_dash(one.steps_to_target, ".1f"),
-            number_or_dash(one.seconds_to_target, ".0f") + (" *" if one.computed else ""),
-        )
+        table.add_row(*plan_cells(one))
     console.print(table)
 
 
@@ -174,13 +163,7 @@ def _show_codecs(found: Measured, console: Console) -> None:
     for name in ("codec", "bytes a token and boundary", "simulated s", "measured s", "ratio"):
         table.add_column(name, justify="right" if table.columns else "left")
     for one in found.codecs:
-        table.add_row(
-            one.codec,
-            f"{one.bytes_per_token_and_boundary:.1f}",
-            f"{one.simulated_s:.2f}",
-            f"{one.measured_s:.2f}",
-            f"{one.ratio:.3f}",
-        )
+        table.add_row(*codec_cells(one))
     console.print(table)
 
 
@@ -189,8 +172,7 @@ def _show_deaths(found: Measured, console: Console) -> None:
     for name in ("moment", "seconds", "times normal", "simulated without it", "rerouted", "cut"):
         table.add_column(name, justify="right" if table.columns else "left")
     for one in found.deaths:
-        cells = (f"{one.seconds:.2f}", f"{one.times_normal:.2f}", f"{one.simulated_without_s:.2f}")
-        table.add_row(one.moment, *cells, str(one.rerouted), str(one.cut))
+        table.add_row(*death_cells(one))
     console.print(table)
 
 

@@ -23,8 +23,8 @@ from farflung.sims.faults import (
     Window,
     describe,
 )
+from farflung.sims.hub import MemoryHub
 from farflung.sims.links import Disturbance
-from farflung.sims.network import MemoryHub
 
 
 class Processes(Protocol):

@@ -1,11 +1,13 @@
 """Learners of scenarios: real mathematics with a small model, and none at all."""
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from farflung.node.learner import SwarmLearner
+from farflung.node.learner import LearnerOf, SwarmLearner
+from farflung.node.stage_learner import StageLearner
 from farflung.sims.books import SampleBook
 from farflung.sims.toy import ToyLearner
 from farflung.training.coupled import Coupled, Slice, Update
@@ -14,15 +16,15 @@ from farflung.training.flat import flatten, unflatten
 from farflung.training.inner import StepReport
 from farflung.training.model_state import ModelState
 from farflung.training.order import SampleOrder
+from farflung.training.pipeline_worker import Accumulated
 from farflung.training.replica import Replica
+from farflung.training.stage_replica import StageReplica
+
+S = TypeVar("S", bound=ModelState)
 
 
-class ReplicaLearner(SwarmLearner, SampleBook):
-    """What a node trains with, and the book that a judge wants to see."""
-
-    def __init__(self, replica: Replica, dataset: Dataset, order: SampleOrder) -> None:
-        SwarmLearner.__init__(self, replica, dataset, order)
-        SampleBook.__init__(self)
+class BookedLearner(LearnerOf[S], SampleBook):
+    """Notes what rounds do with the local progress; its steps are those of a replica or of a stage."""
 
     @property
     def coupled(self) -> Coupled:
@@ -30,11 +32,6 @@ class ReplicaLearner(SwarmLearner, SampleBook):
 
     def strayed(self) -> float:
         return 0.0  # where Adam should have gone nobody can say
-
-    def train(self, numbers: Sequence[int], global_step: int) -> StepReport:
-        report = super().train(numbers, global_step)
-        self.book_step(numbers)
-        return report
 
     def offer(self) -> None:
         super().offer()
@@ -68,6 +65,32 @@ class ReplicaLearner(SwarmLearner, SampleBook):
     def thaw(self, state: dict[str, object]) -> None:
         thaw_replica(self.replica, state)
         self.book_thaw(state)
+
+
+class ReplicaLearner(BookedLearner[Replica], SwarmLearner):
+    """What a node trains with, and the book that a judge wants to see."""
+
+    def __init__(self, replica: Replica, dataset: Dataset, order: SampleOrder) -> None:
+        SwarmLearner.__init__(self, replica, dataset, order)
+        SampleBook.__init__(self)
+
+    def train(self, numbers: Sequence[int], global_step: int) -> StepReport:
+        report = super().train(numbers, global_step)
+        self.book_step(numbers)
+        return report
+
+
+class SimStageLearner(BookedLearner[StageReplica], StageLearner):
+    """What a peer of a pipeline trains with, and the same book."""
+
+    def __init__(self, learner: StageLearner) -> None:
+        StageLearner.__init__(self, learner.replica, learner.data)
+        SampleBook.__init__(self)
+
+    def step(self, accumulated: Accumulated, numbers: Sequence[int], global_step: int, *, loss: float) -> StepReport:
+        report = super().step(accumulated, numbers, global_step, loss=loss)
+        self.book_step(numbers)
+        return report
 
 
 def freeze_replica(replica: ModelState) -> dict[str, object]:

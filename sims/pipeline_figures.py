@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from farflung.sims.pipeline_measure import DeathFigures, PlanFigures
+from farflung.sims.pipeline_skipping import SkippingRow
+from farflung.sims.recovery_words import number_or_dash
 from farflung.training.pipeline_simulate import Timeline
 
 
@@ -20,7 +22,39 @@ class Measured:
     simulated: Timeline
 
 
-def percent(shares: Sequence[float]) -> str:
+def plan_cells(one: PlanFigures) -> list[str]:
+    """Plan, simulated and measured seconds, ratio, learning seconds, utilisation, what was simulated of it, steps and seconds to the target."""
+    return [
+        one.plan,
+        f"{one.simulated_s:.2f}",
+        f"{one.measured_s:.2f}",
+        f"{one.ratio:.3f}",
+        number_or_dash(one.learning_s, ".2f"),
+        _percent(one.utilisation),
+        _percent(one.utilisation_simulated),
+        number_or_dash(one.steps_to_target, ".1f"),
+        number_or_dash(one.seconds_to_target, ".0f") + (" *" if one.computed else ""),
+    ]
+
+
+def codec_cells(one: PlanFigures) -> list[str]:
+    """Codec, bytes a token and boundary, simulated and measured seconds, ratio."""
+    seconds = (f"{one.simulated_s:.2f}", f"{one.measured_s:.2f}")
+    return [one.codec, f"{one.bytes_per_token_and_boundary:.1f}", *seconds, f"{one.ratio:.3f}"]
+
+
+def death_cells(one: DeathFigures) -> list[str]:
+    """Moment, seconds, times normal, simulated without the peer, microbatches rerouted, and cut."""
+    seconds = (f"{one.seconds:.2f}", f"{one.times_normal:.2f}", f"{one.simulated_without_s:.2f}")
+    return [one.moment, *seconds, str(one.rerouted), str(one.cut)]
+
+
+def skipping_cells(row: SkippingRow) -> list[str]:
+    """How it was trained, perplexity of the whole model, and with each share of stages left out."""
+    return [row.trained, f"{row.perplexity:.2f}", *(row.told(share) for share in row.left_out)]
+
+
+def _percent(shares: Sequence[float]) -> str:
     """Mean, least and most."""
     return f"{100 * sum(shares) / len(shares):.0f} % ({100 * min(shares):.0f} to {100 * max(shares):.0f})"
 

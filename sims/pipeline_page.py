@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from farflung.sims.check import Check, machine
-from farflung.sims.pipeline_figures import NOTES, Measured, percent
-from farflung.sims.pipeline_measure import DeathFigures, PlanFigures
+from farflung.sims.pipeline_figures import NOTES, Measured, codec_cells, death_cells, plan_cells, skipping_cells
+from farflung.sims.pipeline_measure import PlanFigures
 from farflung.sims.pipeline_plot import plot_losses, plot_steps
 from farflung.sims.pipeline_skipping import SkippingRow, SkippingTask
 from farflung.sims.pipeline_task import FULL, SKIPPING, BenchTask
@@ -111,7 +111,7 @@ def _lines(task: BenchTask, found: Measured, rows: Sequence[SkippingRow]) -> lis
         "",
         "| moment | seconds | times normal | simulated without it | microbatches rerouted | cut |",
         "|---|---|---|---|---|---|",
-        *(_death(one) for one in found.deaths),
+        *(_line(death_cells(one)) for one in found.deaths),
         "",
         "## Stages left out at inference",
         "",
@@ -120,39 +120,19 @@ def _lines(task: BenchTask, found: Measured, rows: Sequence[SkippingRow]) -> lis
         "",
         f"| trained | whole | {' | '.join(f'{share} % left out' for share in rows[0].left_out)} |",
         f"|---|---|{'---|' * len(rows[0].left_out)}",
-        *(_skipping(row) for row in rows),
+        *(_line(skipping_cells(row)) for row in rows),
     ]
 
 
 def _plan(one: PlanFigures) -> str:
-    cells = [
-        one.plan,
-        f"{one.simulated_s:.2f}",
-        f"{one.measured_s:.2f}",
-        f"{one.ratio:.3f}",
-        number_or_dash(one.learning_s, ".2f"),
-        percent(one.utilisation),
-        percent(one.utilisation_simulated),
-        f"{one.late_percent:.1f} %",
-        number_or_dash(one.steps_to_target, ".1f"),
-        number_or_dash(one.seconds_to_target, ".0f") + (" \\*" if one.computed else ""),
-    ]
-    return f"| {' | '.join(cells)} |"
+    *figures, steps, seconds = plan_cells(one)
+    return _line([*figures, f"{one.late_percent:.1f} %", steps, seconds.replace("*", "\\*")])
 
 
 def _codec(one: PlanFigures) -> str:
-    return (
-        f"| `{one.codec}` | {one.bytes_per_token_and_boundary:.1f} | {one.simulated_s:.2f} | {one.measured_s:.2f} "
-        f"| {one.ratio:.3f} |"
-    )
+    codec, *figures = codec_cells(one)
+    return _line([f"`{codec}`", *figures])
 
 
-def _death(one: DeathFigures) -> str:
-    return (
-        f"| {one.moment} | {one.seconds:.2f} | {one.times_normal:.2f} | {one.simulated_without_s:.2f} | {one.rerouted} "
-        f"| {one.cut} |"
-    )
-
-
-def _skipping(row: SkippingRow) -> str:
-    return f"| {row.trained} | {row.perplexity:.2f} | {' | '.join(row.told(share) for share in row.left_out)} |"
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

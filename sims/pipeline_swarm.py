@@ -25,7 +25,6 @@ from farflung.node.recipe import Recipe
 from farflung.node.renewal import Renewal
 from farflung.node.sealed_mail import PipelineMail
 from farflung.node.shadows import Shelf
-from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_peer import StagePeer
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
 from farflung.node.stage_self import OUTSIDE
@@ -39,17 +38,14 @@ from farflung.protocol.keys import PeerId, Signer, short
 from farflung.protocol.lives import Life
 from farflung.protocol.roll import Roll
 from farflung.sims import clock
-from farflung.sims.books import SampleBook
+from farflung.sims.hub import MemoryHub
 from farflung.sims.judge import HONEST_REFUSALS, Judge
-from farflung.sims.learners import freeze_replica, thaw_replica
+from farflung.sims.learners import SimStageLearner
 from farflung.sims.links import LinkModel
-from farflung.sims.network import MemoryHub, MemoryNetwork
+from farflung.sims.network import MemoryNetwork
 from farflung.sims.swarm import START_UNIX_S, Swarm
 from farflung.sims.toy import MemoryStorage, VirtualDoor
-from farflung.training.coupled import Slice, Update
 from farflung.training.data import Dataset
-from farflung.training.inner import StepReport
-from farflung.training.pipeline_worker import Accumulated
 from farflung.training.runtime import Runtime
 
 LOOK_S = 2.0
@@ -63,57 +59,6 @@ BUILD_S = 3.0
 
 SECONDS = {"_forward": 0.2, "_backward": 0.5, "_loss": 0.05, "step": 0.1}
 """What computing takes at a peer of speed 1."""
-
-
-class SimStageLearner(StageLearner, SampleBook):
-    """What a peer trains with, and the book that a judge wants to see."""
-
-    def __init__(self, learner: StageLearner) -> None:
-        StageLearner.__init__(self, learner.replica, learner.data)
-        SampleBook.__init__(self)
-
-    def strayed(self) -> float:
-        return 0.0  # where Adam should have gone nobody can say
-
-    def step(self, accumulated: Accumulated, numbers: Sequence[int], global_step: int, *, loss: float) -> StepReport:
-        report = super().step(accumulated, numbers, global_step, loss=loss)
-        self.book_step(numbers)
-        return report
-
-    def offer(self) -> None:
-        super().offer()
-        self.book_offer()
-
-    def offered_gradient(self, start: int, stop: int) -> torch.Tensor:
-        gradient = super().offered_gradient(start, stop)
-        assert self.replica.sent is not None
-        self.book_gradient(self.outer.params - self.replica.sent)
-        return gradient
-
-    def apply(
-        self, updates: Sequence[Update], *, contributed: bool, told: Mapping[int, torch.Tensor] | None = None
-    ) -> None:
-        super().apply(updates, contributed=contributed, told=told)
-        if contributed:
-            self.book_counted()
-
-    def adopt_outer(self, previous: torch.Tensor | None, *, counted: Sequence[Slice] = ()) -> None:
-        super().adopt_outer(previous, counted=counted)
-        if counted:
-            self.book_counted()
-        elif previous is None:
-            self.book_dropped()
-
-    def discard_progress(self) -> None:
-        super().discard_progress()
-        self.book_dropped()
-
-    def freeze(self) -> dict[str, object]:
-        return freeze_replica(self.replica) | self.book_freeze()
-
-    def thaw(self, state: dict[str, object]) -> None:
-        thaw_replica(self.replica, state)
-        self.book_thaw(state)
 
 
 @dataclass(slots=True)
@@ -169,7 +114,7 @@ class PipelineSwarm:
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     events: list[tuple[float, int, Event]] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
-    """Invariants that a judge saw broken, refusals that honest peers should not make, and crashes."""
+    """Invariants that a judge saw broken, and refusals that honest peers should not make. A peer that crashes ends the simulation."""
     _judges: dict[Life, Judge] = field(default_factory=dict)
     _views: dict[Life, StageView] = field(default_factory=dict)
 
@@ -238,11 +183,6 @@ class PipelineSwarm:
                     disk.life = await Entrance(outside, fits).run()
                     disk.keep(roll)
                 goes_on = await self._serve(index, disk.life, outside, mail, log)
-        except Exception as error:
-            while isinstance(error, ExceptionGroup):
-                error = error.exceptions[0]
-            self.broken.append(f"peer {index} crashed: {type(error).__name__}: {error}")
-            raise
         finally:
             self.peers.pop(index, None)
             await network.close()
@@ -304,14 +244,13 @@ class PipelineSwarm:
         try:
             await peer.run(anchor=anchor, history=history, known=roll.known)
         finally:
-            if view.peers.get(index) is peer:
-                del view.peers[index]
-            if self.peers.get(index) is peer:
-                del self.peers[index]
+            for peers in (self.peers, view.peers):
+                if peers.get(index) is peer:
+                    del peers[index]
         if peer.moves_to is None:
             return False
         disk.life = None if peer.moves_to == OUTSIDE else roll.life(peer.moves_to)
-        outside.network.silence()
+        outside.network.stop_serving()
         await asyncio.sleep(BUILD_S)
         return True
 

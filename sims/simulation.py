@@ -24,10 +24,10 @@ from farflung.node.paths import resolve_paths
 from farflung.sims import clock
 from farflung.sims.fault_playing import play
 from farflung.sims.faults import Schedule
+from farflung.sims.hub import Backbone, MemoryHub
 from farflung.sims.judge import Judge
 from farflung.sims.links import LinkModel
 from farflung.sims.nat import Nat
-from farflung.sims.network import Backbone, MemoryHub
 from farflung.sims.swarm import START_UNIX_S, Labour, Outfit, Swarm
 
 CRASH_LINES = 4

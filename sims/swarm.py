@@ -18,13 +18,13 @@ from farflung.node.peer import Facilities, Facts, Peer
 from farflung.node.replica_peer import ReplicaPeer
 from farflung.node.storage import newest_history
 from farflung.node.terms import Terms
-from farflung.protocol import chain
-from farflung.protocol.chain import Certified, Vote
+from farflung.protocol.chain import founded
 from farflung.protocol.keys import PeerId, Signer, short
 from farflung.sims import clock
 from farflung.sims.attacks import Attack, AttackingNetwork, Backwards
 from farflung.sims.books import Witness
-from farflung.sims.network import MemoryHub, MemoryNetwork
+from farflung.sims.hub import MemoryHub
+from farflung.sims.network import MemoryNetwork
 from farflung.sims.toy import Freezable, MemoryStorage, VirtualDoor
 from farflung.training.coupled import Coupled
 
@@ -165,8 +165,9 @@ class Swarm:
         trained_by = learner if "noise" not in attacks else Backwards(learner, learner.coupled)
         peer = ReplicaPeer(outfit.terms, facilities, trained_by)
         anchor, history = newest_history(self.disks[index].load_history())
-        if me == outfit.terms.settings.founder and not history:
-            history = [self._genesis(signer)]
+        settings = outfit.terms.settings
+        if me == settings.founder and not history:
+            history = [founded(settings.swarm, signer, settings.rules)]
             self.disks[index].append_commit(None, history[0])
         known = [p for p in self.hub.running() if p != me]
         self.peers[index] = peer
@@ -188,12 +189,6 @@ class Swarm:
             self.labour[index].training_s += seconds
             self.labour[index].steps += 1
         return seconds
-
-    def _genesis(self, founder: Signer) -> Certified:
-        settings = self.outfit.terms.settings
-        commit = chain.genesis(founder.peer_id, settings.rules)
-        signed = chain.vote_bytes(settings.swarm, 0, 0, chain.commit_hash(settings.swarm, commit))
-        return Certified(commit, 0, (Vote(founder.peer_id, founder.sign(signed)),))
 
 
 def _innermost(error: Exception) -> Exception:

@@ -21,8 +21,9 @@ from farflung.protocol.errors import NetworkError, RemoteError
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.messages import BulkHeader, Contributor, Part, Plan, Ready, encode
 from farflung.sims import clock
+from farflung.sims.hub import MemoryHub
 from farflung.sims.links import LinkModel
-from farflung.sims.network import MemoryHub, MemoryNetwork
+from farflung.sims.network import MemoryNetwork
 from farflung.sims.toy import MemoryStorage, ToyLearner, VirtualDoor
 from farflung.training.outer import OuterConfig
 

@@ -21,8 +21,9 @@ from farflung.protocol.flight import Patience
 from farflung.protocol.flights import Droppable
 from farflung.protocol.keys import Ed25519Signer
 from farflung.sims import clock
+from farflung.sims.hub import MemoryHub
 from farflung.sims.links import LinkModel
-from farflung.sims.network import MemoryHub, MemoryNetwork
+from farflung.sims.network import MemoryNetwork
 from farflung.sims.stage_peer import listen
 from farflung.sims.toy import VirtualDoor
 from farflung.training.model import Decoder, ModelConfig, next_token_loss

@@ -17,8 +17,9 @@ from farflung.protocol.errors import NetworkError
 from farflung.protocol.messages import ParcelHeader
 from farflung.protocol.route import Leg
 from farflung.sims import clock
+from farflung.sims.hub import MemoryHub
 from farflung.sims.links import LinkModel
-from farflung.sims.network import MemoryHub, MemoryNetwork
+from farflung.sims.network import MemoryNetwork
 
 US, THEM = b"u" * 32, b"t" * 32
 WAY_S = 0.1

@@ -28,8 +28,9 @@ from farflung.protocol.peer_record import PeerRecord
 from farflung.protocol.records import place_manifest, place_peer
 from farflung.protocol.replay import first_seq
 from farflung.sims.clock import VirtualLoop, run
+from farflung.sims.hub import MemoryHub
 from farflung.sims.links import LinkModel
-from farflung.sims.network import MemoryHub, MemoryNetwork
+from farflung.sims.network import MemoryNetwork
 
 START = 1_700_000_000.0
 ADDRESS = "/ip4/10.0.0.1/tcp/4242/p2p/12D3KooWGvEK4Bfmd48PE13bcA6NNt2euWS9mys2x2FyMA563x26"

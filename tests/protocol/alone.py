@@ -111,6 +111,9 @@ def but(struct: Any, **changes: Any) -> Any:
 
 
 FORGED = but(certify(commit(), INSIDE[:3]), votes=certify(HEAD, INSIDE[:3]).votes)
+OTHER_VIEW = commit(view=tuple(IDS[:3]))
+WRONG_LEDGER = but(commit(), ledger=HEAD.ledger, tokens=5)
+BAD_SIGNATURE = b"s" * 64
 
 
 def pass_time(one: Member, start: float, stop: float, silent: set[PeerId], step: float = 0.25) -> list[Effect]:

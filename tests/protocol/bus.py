@@ -34,6 +34,7 @@ from farflung.protocol.lap import Laps
 from farflung.protocol.member import Member
 from farflung.protocol.membership import Membership
 from farflung.protocol.messages import Accepted, Heartbeat, Message, Plan, Ready, decode, encode
+from farflung.protocol.proposer import Phase
 from farflung.protocol.quorum import proposer
 from farflung.protocol.settings import Settings
 
@@ -132,12 +133,16 @@ def state_digest(version: int) -> bytes:
     return sha256(f"state {version}".encode()).digest()
 
 
+SURROUNDINGS = ("settings", "signer", "vitals", "membership")
+"""What a machine only refers to. Who was heard when is no state of it: that a peer lives is true, whatever it says."""
+
+
 def snapshot(thing: Any) -> Any:
     """A deep copy of a machine's state as plain values, to compare before and after."""
     if isinstance(thing, History):
         return [thing.anchor, list(thing)]
     if is_dataclass(thing) and not isinstance(thing, type):
-        return {f.name: snapshot(getattr(thing, f.name)) for f in fields(thing) if f.name not in ("settings", "signer", "vitals")}  # fmt: skip
+        return {f.name: snapshot(getattr(thing, f.name)) for f in fields(thing) if f.name not in SURROUNDINGS}
     if isinstance(thing, dict):
         return {k: snapshot(v) for k, v in thing.items()}
     if isinstance(thing, (set, frozenset)):
@@ -145,13 +150,6 @@ def snapshot(thing: Any) -> Any:
     if hasattr(thing, "__iter__") and not isinstance(thing, (bytes, str)):
         return [snapshot(v) for v in thing]
     return copy.copy(thing)
-
-
-def core(member: Member) -> Any:
-    """The snapshot without who was heard when: that a peer lives is true, whatever it says."""
-    state = snapshot(member)
-    del state["membership"]
-    return state
 
 
 @dataclass
@@ -396,3 +394,36 @@ class Bus:
         if not saved or saved[-1].commit.height < commit.height:
             saved.append(certified)
         self.on_decided(index, certified)
+
+
+# ---- what tests ask of a bus ------------------------------------------------------------------------------------
+
+
+def sent(bus: Bus, kind: type[Message]) -> list[Letter]:  # type: ignore[valid-type]
+    return [letter for letter in bus.letters if isinstance(letter.message, kind)]
+
+
+def rounds(bus: Bus) -> list[Commit]:
+    return [c for _, c in sorted(bus.commits.items()) if c.round is not None]
+
+
+def settled(bus: Bus) -> Bus:
+    """After the first round, with everybody at the same height and training."""
+    top = max(bus.commits)
+    assert bus.reach(top + 1)
+    assert bus.run(2.0, lambda: all(n.member.part is None for n in bus.nodes.values()))
+    return bus
+
+
+def until_phase(bus: Bus, phase: Phase) -> int:
+    """Run until somebody leads in this phase; returns who."""
+
+    def leader() -> list[int]:
+        return [
+            i
+            for i, n in bus.nodes.items()
+            if (made := n.member.consensus.proposer) and made.phase is phase and (n.member.part or phase is Phase.GATHER)
+        ]  # fmt: skip
+
+    assert bus.run(30.0, lambda: bool(leader()))
+    return leader()[0]

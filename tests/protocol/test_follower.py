@@ -27,8 +27,8 @@ from tests.protocol.alone import (
 from tests.protocol.bus import (
     beat,
     certify,
-    core,
     ready,
+    snapshot,
 )
 
 from farflung.protocol import chain, messages
@@ -133,10 +133,10 @@ def test_a_future_that_does_not_hold_together_is_refused(kind: type[RemoteError]
     anchor = rounds[1].commit if kind is BadSignature else HEAD
     one = member(OUTSIDER.peer_id, history=[])
     one.receive(THIRD, beat(height=9, digest=b"d" * 32), 0.5)
-    before = core(one)
+    before = snapshot(one)
     with pytest.raises(kind) as caught:
         one.receive(THIRD, messages.Commits(anchor, (bad,)), 1.0)
-    assert caught.value.peer == THIRD and core(one) == before
+    assert caught.value.peer == THIRD and snapshot(one) == before
 
 
 def test_what_came_before_a_bad_commit_in_the_same_message_stands() -> None:

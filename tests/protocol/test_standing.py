@@ -115,7 +115,7 @@ def test_who_has_no_state_promises_and_does_not_vote() -> None:
     one = member(FOLLOWER, version=None)
     proposal = Propose(1, follow(HEAD, IDS))
     effects = one.receive(turn(1), proposal, 0.1)
-    assert not votes(effects) and one.ballot == 1 and one.acceptor.accepted is None
+    assert not votes(effects) and one.consensus.ballot == 1 and one.consensus.acceptor.accepted is None
     promised = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Promise)]
     assert [p.ballot for p in promised] == [1]
     one.applied(HEAD.height, 2, state_digest(2), 0.2)
@@ -160,27 +160,27 @@ def test_nobody_votes_for_a_view_in_which_nobody_holds_the_state() -> None:
 def test_a_leader_leads_once_it_holds_the_state() -> None:
     one = member(LEADER, version=None)
     one.tick(1.0)
-    assert one.proposer is None and "downloading" in one.reason
+    assert one.consensus.proposer is None and "downloading" in one.reason
     one.applied(HEAD.height, 2, state_digest(2), 2.0)
-    assert one.proposer is not None and one.ballot == 0
+    assert one.consensus.proposer is not None and one.consensus.ballot == 0
     one.lost_state(3.0)
-    assert one.proposer is None
+    assert one.consensus.proposer is None
 
 
 def test_the_turn_of_who_cannot_vote_is_passed_on_when_there_is_something_to_decide() -> None:
     one = member(FOLLOWER, others={LEADER: LACKS})
     one.tick(0.1)
-    assert one.ballot == 0
+    assert one.consensus.ballot == 0
     one.set_ready(ready(), 0.2)
     late = STATE_BEATS * one.settings.heartbeat_s
     one.tick(late - 0.1)
-    assert one.ballot == 0, "its last heartbeat may be older than its state"
-    one.part = Participation(b"p" * 32, plan(), late, contributing=False)
+    assert one.consensus.ballot == 0, "its last heartbeat may be older than its state"
+    one.attendance.part = Participation(b"p" * 32, plan(), late, contributing=False)
     one.tick(late + 0.1)
-    assert one.ballot == 0, "it plans, so it says that it holds it"
-    one.part = None
+    assert one.consensus.ballot == 0, "it plans, so it says that it holds it"
+    one.attendance.part = None
     moved = [e.fields["reason"] for e in one.tick(late + 0.2) if isinstance(e, Note) and e.event == "ballot"]
-    assert one.ballot == 1 and len(moved) == 1 and "does not hold the outer state yet" in str(moved[0])
+    assert one.consensus.ballot == 1 and len(moved) == 1 and "does not hold the outer state yet" in str(moved[0])
 
 
 def test_without_a_quorum_of_holders_ballots_stand_and_training_goes_on() -> None:
@@ -192,7 +192,7 @@ def test_without_a_quorum_of_holders_ballots_stand_and_training_goes_on() -> Non
             if peer != FOLLOWER:
                 alone.receive(peer, LACKS, quarter / 4)
         over += alone.tick(quarter / 4)
-    assert alone.ballot == 0
+    assert alone.consensus.ballot == 0
     reasons = [e.reason for e in over if hasattr(e, "contributed")]
     assert reasons == ["no quorum: 1 of 5 members hold the outer state, the others download it"]
 

@@ -22,10 +22,10 @@ from farflung.node.residuals import Residuals
 from farflung.node.statesync import Download
 from farflung.node.trainer import Trainer
 from farflung.protocol import chain, ledger, patience, planning, proposer
+from farflung.protocol.attendance import Attendance
 from farflung.protocol.chain import Certified, RoundResult, Vote
 from farflung.protocol.effects import Effect, Reduce, Send
 from farflung.protocol.ledger import Ledger, Suspended
-from farflung.protocol.member import Member
 from farflung.protocol.messages import Committed
 from farflung.protocol.participation import Participation
 from farflung.protocol.proposer import Proposer, Surroundings
@@ -152,7 +152,7 @@ def forgets_its_vote_when_killed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @broken
 def says_nothing_of_why_it_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Member, "_why_missed", lambda self, commit, part: "")
+    monkeypatch.setattr(Attendance, "_why_missed", lambda self, result: "")
 
 
 # ---- samples -------------------------------------------------------------------------------------------------------

@@ -40,8 +40,9 @@ from farflung.sims.faults import (
     Start,
     describe,
 )
+from farflung.sims.hub import MemoryHub
 from farflung.sims.links import LinkModel
-from farflung.sims.network import MemoryHub, MemoryNetwork
+from farflung.sims.network import MemoryNetwork
 
 PEERS = [bytes([number]) * 32 for number in range(24)]
 

@@ -224,7 +224,9 @@ def test_a_kill_between_contribution_and_commit_costs_one_residual(book: Book) -
             await asyncio.sleep(0.001)
             members = {index: peer.member for index, peer in swarm.peers.items()}
             # who holds all means has contributed; the round goes on without it unless it is the one who leads it
-            killed.extend([i for i, m in members.items() if m.part and m.part.complete and not m.proposer][:1])
+            killed.extend(
+                [i for i, m in members.items() if m.part and m.part.complete and not m.consensus.proposer][:1]
+            )
         swarm.hub.kill(swarm.ids[killed[0]])
         swarm.kill(killed[0])
         await asyncio.sleep(15.0)

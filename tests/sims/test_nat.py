@@ -12,9 +12,10 @@ from farflung.node.network import PeerId, Stream
 from farflung.protocol.errors import NetworkError
 from farflung.sims.churn import make_schedule
 from farflung.sims.clock import VirtualLoop, run
+from farflung.sims.hub import MemoryHub
 from farflung.sims.links import LinkModel
 from farflung.sims.nat import PUNCHES, Nat, Routers
-from farflung.sims.network import MemoryHub, MemoryNetwork
+from farflung.sims.network import MemoryNetwork
 from farflung.sims.scenario import SHIPPED, load_scenario
 from farflung.sims.scenario_plan import prepare
 from farflung.sims.simulation import simulate

@@ -13,8 +13,9 @@ from farflung.node.network import Network, PeerId
 from farflung.protocol.errors import NetworkError
 from farflung.protocol.limits import MAX_CONTROL_BYTES, MAX_RECORD_BYTES
 from farflung.sims.clock import CallbackFailed, VirtualLoop, process_context, run
+from farflung.sims.hub import MemoryHub, NetEvent
 from farflung.sims.links import Disturbance, LinkModel
-from farflung.sims.network import MemoryHub, MemoryNetwork, NetEvent
+from farflung.sims.network import MemoryNetwork
 
 T = TypeVar("T")
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from farflung.node.network import Network, PeerId, Stream
 from farflung.protocol.errors import Malformed, NetworkError
 from farflung.sims.clock import CallbackFailed, VirtualLoop, process_context, run
+from farflung.sims.hub import MemoryHub
 from farflung.sims.links import Disturbance, LinkModel
-from farflung.sims.network import MemoryHub, MemoryNetwork
+from farflung.sims.network import MemoryNetwork
 from farflung.sims.streams import CHUNK_BYTES, MemoryStream
 
 T = TypeVar("T")
