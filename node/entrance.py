@@ -35,7 +35,7 @@ class Entrance:
         """`fits`: stages that may be taken; one, when it was chosen by a person."""
         self.reason = "asks who serves which stage"
         """What it waits for: a sentence for people."""
-        outside.wants = -1
+        outside.wants, outside.fits = -1, frozenset(fits)
         self._outside = outside
         self._roll = outside.roll
         self._fits = fits
@@ -54,14 +54,23 @@ class Entrance:
             except TimeoutError:
                 continue
             self._news.clear()
+            if (called := self._called()) is not None:
+                return called
             if self._choose():
                 continue
             wanted = self._outside.wants
             life = self._roll.life(wanted)
-            if life is not None and (life.founder == self._roll.me or self._roll.holders(wanted, self._outside.now())):
+            now = self._outside.now()
+            if life is not None and (life.founder == self._roll.me or self._roll.holders(wanted, now) is not None):
                 return life
             self.reason = f"waits until somebody has stage {wanted}, or we are to begin it"
             await asyncio.sleep(ASK_S)
+
+    def _called(self) -> Life | None:
+        """A life that we are to begin, whatever we wanted."""
+        roll, now = self._roll, self._outside.now()
+        mine = [life for life in roll.renewed.values() if life.founder == roll.me and life.stage in self._fits]
+        return next((life for life in mine if roll.holders(life.stage, now) is None), None)
 
     def _choose(self) -> bool:
         """Want something else than so far, if that is better."""

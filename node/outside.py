@@ -35,6 +35,8 @@ class Outside:
         self.refused = refused
         self.wants = -1
         """The stage that we are about to take; -1 while we have not chosen."""
+        self.fits: frozenset[int] = frozenset()
+        """The stages that we could take."""
         self._mail = mail
         self._admission = admission
 
@@ -99,5 +101,5 @@ class Outside:
             shadows=self.shelf.copies,
             since=0,
             load=Load(0.0, 0.0, 0.0),
-            fits=(),
+            fits=tuple(sorted(self.fits)),
         )

@@ -63,7 +63,7 @@ class Renewal:
 
     async def run(self, signer: Signer, storage: Storage) -> bool:
         """Make the stage, and write its first commit. False: another life of it was begun meanwhile, and nothing was written."""
-        self._outside.wants = self._life.stage
+        self._outside.wants, self._outside.fits = self._life.stage, frozenset()
         self._outside.listen(lambda present: None)
         outside = self._outside
         serve_shelf(outside.network, outside.shelf, lambda peer: self._roll.present(peer) is not None, outside.refused)

@@ -3,7 +3,7 @@
 Lost is what enough peers have not heard: a quorum of the view, for stage 0 must go on with it, and half of all others that we hear, for the data
 nodes may be those with the bad links. Who is silent has no opinion. What peers say is as old as their last heartbeat.
 
-The founder is somebody who waits outside for that stage, else a peer that can hold it and is free to move, of the stage that has most; of several those
+The founder is somebody who waits outside and can hold that stage, else a peer that can hold it and is free to move, of the stage that has most; of several those
 come first that did not begin the stage the last time. A stage that nobody can take waits for a newcomer.
 """
 
@@ -42,7 +42,7 @@ def _founder(roll: Roll, stage: int, taken: Collection[PeerId], now: float) -> P
         called.discard(last.founder)
     living = [peer for peer in roll.known if roll.alive(peer, now) and peer not in taken and peer not in called]
     said = {peer: present for peer in living if (present := roll.present(peer)) is not None}
-    candidates = [peer for peer, present in said.items() if present.stage < 0 and present.wants == stage]
+    candidates = [peer for peer, present in said.items() if present.stage < 0 and stage in present.fits]
     if not candidates:
         staying = {peer: present.stage for peer, present in said.items() if present.trains and present.wants < 0}
         size = Counter(staying.values())

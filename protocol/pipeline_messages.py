@@ -89,7 +89,7 @@ class Present(Struct, frozen=True, array_like=True, tag=21):
     """The pipeline's step at which it took its stage, or was started anew."""
     load: Load
     fits: Annotated[tuple[Annotated[int, Meta(ge=0, lt=MAX_HOPS)], ...], Meta(max_length=MAX_HOPS)]
-    """Other stages that it could move to: its machine holds them, and nobody has tied it to its own."""
+    """Other stages than its own that it could serve: its machine holds them, and nobody has tied it to one."""
     reply: bool = False
     """Whether this only answers another one (and wants no answer)."""
 

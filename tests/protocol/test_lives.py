@@ -189,7 +189,7 @@ def test_the_proposer_looks_for_a_quorum_and_for_half_of_the_others() -> None:
         for peer, said in others.items():
             roll.heard(peer, said, LATE)
         newcomer = b"n" * 32
-        roll.heard(newcomer, says(-1, wants=1), LATE)
+        roll.heard(newcomer, says(-1, wants=1, fits=(1,)), LATE)
         if D not in others:
             roll._shown[2] = LATE
         assert begins(roll, view, LATE) == ({1: newcomer} if decides else {})
@@ -213,8 +213,8 @@ def test_who_begins_a_stage_anew() -> None:
     for peer in {D, E, F} - {chosen}:  # a person has tied these to their stage
         roll.heard(peer, says(2, life=1, digest=b"d" * 32, lost=(1,)), later)
     assert begins(roll, (A,), later) == {1: chosen}
-    roll.heard(C, says(-1, wants=1), later)
-    roll.heard(G, says(-1, wants=2), later)
+    roll.heard(C, says(-1, wants=2, fits=(1, 2)), later)
+    roll.heard(G, says(-1, wants=2, fits=(2,)), later)
     assert begins(roll, (A,), later) == {1: C}  # whoever waits outside comes first
 
 
