@@ -97,6 +97,8 @@ class Pipeline:
         self._beat_at = -1e9
         self._known_lives = dict(roll.renewed)
         self._called_to = -1
+        self._ended = False
+        """We are on the way out: what still comes in begins nothing any more."""
         self._step_s = 0.0
         """What a step takes: exponential mean, half of it the last one."""
         roll.by_chain = recipe.stage == 0
@@ -150,9 +152,12 @@ class Pipeline:
         async with asyncio.TaskGroup() as group:
             self._group = group
             group.create_task(self.work.server.run(), name="stage server")
-            while True:
-                self._tick()
-                await asyncio.sleep(TICK_S)
+            try:
+                while True:
+                    self._tick()
+                    await asyncio.sleep(TICK_S)
+            finally:
+                self._ended = True
 
     def begin(self, number: int) -> None:
         """The next step, as far as our own chain tells."""
@@ -248,6 +253,8 @@ class Pipeline:
 
     def receive(self, sender: PeerId, data: bytes) -> None:
         """A message that is bound to the swarm."""
+        if self._ended:
+            return
         try:
             message = self._mail.open(sender, data)
             if not isinstance(message, Present) and not self.admitted(sender):
@@ -339,7 +346,7 @@ class Pipeline:
 
     def _lead(self) -> None:
         """Plan a step when it is our turn, and the time."""
-        if self._planning is not None or not self.leads:
+        if self._ended or self._planning is not None or not self.leads:
             return
         stages = self.coordinator.participants(self._now(), free=self.me.free and self.work.job is None)
         if stages is not None:
