@@ -111,7 +111,7 @@ class Applier:
             self._trainer.progress = Progress(place.trained, place.steps)
             self._trainer.version = place.version
         elif history and history[0].commit.height == 0 and self._member.me == self._member.settings.founder:
-            self.height, self.version = 0, 0
+            self.height, self.version = 0, history[0].commit.version
         return place is not None
 
     async def resume(self, history: list[Certified]) -> None:

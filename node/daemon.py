@@ -15,6 +15,7 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -38,6 +39,7 @@ from farflung.node.p2pd import P2pdConfig
 from farflung.node.paths import Paths, SwarmPaths, resolve_paths
 from farflung.node.peer import Peer
 from farflung.node.peer_making import PeerMaking
+from farflung.node.peerbook import PeerBook
 from farflung.node.recipe import Recipe, read_recipe
 from farflung.node.rehearsal import Rehearsal
 from farflung.node.runner import freeze_imports, run_loop
@@ -204,7 +206,7 @@ class NodeDaemon:
     # ---- life --------------------------------------------------------------------------------------------------
 
     async def _live(self, engine: Engine, swarm: SwarmPaths, signed: SignedManifest, recipe: Recipe) -> None:
-        manifest, settings = recipe.manifest, recipe.settings()
+        manifest = recipe.manifest
         seed = load_secret(swarm)
         if manifest.admission.rule == "invite" and not seed:
             raise ConfigError(
@@ -241,36 +243,54 @@ class NodeDaemon:
                 rehearsal=self._rehearsal,
                 say=self.say,
             )
-            peer, storage = await making.make()
-            freeze_imports()
-            inside = NodeInside(
-                engine,
-                peer,
-                recipe,
-                name=swarm.name,
-                started=self._fresh_status(engine, swarm, recipe),
-                seed=seed,
-            )
-            announcer = Announcer(
-                engine,
-                self._signer,
-                manifest,
-                signed,
-                claim_file=claim_file(swarm),
-                describe=inside.record,
-            )
-            finder = Finder(
-                engine,
-                recipe.swarm,
-                book,
-                admits=lambda who, shown: who == settings.founder or settings.admits(who, shown),
-                discovered=peer.discovered,
-                refused=peer.refused,
-                heard=inside.heard,
-            )
-            await announcer.claim_name()
-            self._invite(inside)
-            await self._together(engine, swarm, recipe, peer, storage, inside, announcer, finder, list(book.peers()))
+            life = partial(self._life, engine, swarm, signed, recipe, book, seed)
+            moves_to = await life(*await making.make())
+            while moves_to is not None:
+                moves_to = await life(*await making.move(moves_to))
+
+    async def _life(
+        self,
+        engine: Engine,
+        swarm: SwarmPaths,
+        signed: SignedManifest,
+        recipe: Recipe,
+        book: PeerBook,
+        seed: bytes,
+        peer: Peer,
+        storage: FileStorage,
+    ) -> int | None:
+        """From a peer until it has left. Returns the stage to which it moves, if it does."""
+        settings = recipe.settings()
+        freeze_imports()
+        inside = NodeInside(
+            engine,
+            peer,
+            recipe,
+            name=swarm.name,
+            started=self._fresh_status(engine, swarm, recipe),
+            seed=seed,
+        )
+        announcer = Announcer(
+            engine,
+            self._signer,
+            recipe.manifest,
+            signed,
+            claim_file=claim_file(swarm),
+            describe=inside.record,
+        )
+        finder = Finder(
+            engine,
+            recipe.swarm,
+            book,
+            admits=lambda who, shown: who == settings.founder or settings.admits(who, shown),
+            discovered=peer.discovered,
+            refused=peer.refused,
+            heard=inside.heard,
+        )
+        await announcer.claim_name()
+        self._invite(inside)
+        await self._together(engine, swarm, recipe, peer, storage, inside, announcer, finder, list(book.peers()))
+        return peer.moves_to
 
     async def _together(
         self,

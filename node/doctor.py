@@ -167,7 +167,7 @@ def _stage_patient(swarm: SwarmPaths, recipe: Recipe) -> Patient:
     """Of a pipeline, the stage that this machine has, or the one that needs most."""
     saved = saved_stage(swarm)
     stages = [stage_recipe(recipe, stage) for stage in range(recipe.manifest.pipeline.stages)]
-    one = stages[saved.stage] if saved is not None else max(stages, key=lambda each: num_parameters(each.shape()))
+    one = stages[saved.life.stage] if saved is not None else max(stages, key=lambda each: num_parameters(each.shape()))
     which = "this machine's" if saved is not None else "the largest"
     return Patient(
         name=f"{swarm.name}, stage {one.stage} of {len(stages)}, {which}",

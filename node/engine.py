@@ -117,6 +117,7 @@ class Engine:
         self._up = Pacer(self._cap)
         self._down = Pacer(config.down_bytes_per_s)
         self._handlers: dict[str, StreamHandler] = {}
+        self._serving = set[asyncio.Task[None]]()
         self._direct: dict[PeerId, list[tuple[str, int]]] = {}
         self._multiaddrs: dict[PeerId, list[str]] = {}
         self._own_addresses: list[str] = []
@@ -225,6 +226,13 @@ class Engine:
         frames.encode_kind(kind)
         self._handlers[kind] = handler
 
+    def stop_serving(self) -> None:
+        """See `Network.stop_serving`."""
+        self._handlers.clear()
+        self._mail.on_message(lambda peer, message: None)
+        for task in tuple(self._serving):
+            task.cancel()
+
     async def open_stream(self, peer: PeerId, kind: str) -> Stream:
         name = frames.encode_kind(kind)
         if self._closing:
@@ -321,11 +329,16 @@ class Engine:
         await self._handle(self._libp2p_stream(peer, reader, writer), kind)
 
     async def _handle(self, stream: StripedStream | Libp2pStream, kind: str) -> None:
+        task = asyncio.current_task()  # a stream has one of its own
+        assert task is not None
+        self._serving.add(task)
         try:
-            await self._handlers[kind](stream)
+            if kind in self._handlers:  # it was when the stream came
+                await self._handlers[kind](stream)
         except (NetworkError, RemoteError) as error:
             _log.info("bulk stream failed", kind=kind, peer=stream.peer.hex()[:12], error=str(error))
         finally:
+            self._serving.discard(task)
             await stream.close()
 
     def _libp2p_stream(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Libp2pStream:

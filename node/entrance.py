@@ -3,18 +3,19 @@
 It asks whoever it knows (`Present` without a stage), hears how many peers serve each stage, and takes the one that has the fewest, among those
 that fit its memory; ties fall by its key, so that several newcomers do not all choose alike. Then it says what it wants, and looks once more: those
 who were told count newcomers too, so of several who come at once the later ones see that the place is taken, and choose again when that makes the
-stages more even. For a stage that nobody has begun yet, the founder's node appoints the first who wants it (`protocol/appointment.py`).
+stages more even.
+
+It goes in when somebody has the state of that stage, or when it is itself to begin it: a stage that nobody has begun yet the founder's node lets the first begin who
+wants it (`protocol/appointment.py`), one that was lost the data nodes (`protocol/lives.py`), and till then it waits here.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
-from farflung.node.network import Network, PeerId
-from farflung.node.sealed_mail import PipelineMail
-from farflung.protocol.errors import RemoteError
-from farflung.protocol.limits import MAX_ADDRESSES
+from farflung.node.network import PeerId
+from farflung.node.outside import Outside
+from farflung.protocol.lives import Life
 from farflung.protocol.pipeline_messages import Present
-from farflung.protocol.roll import Roll
 
 ASK_S = 1.0
 """Between two questions: messages may be lost, and peers may just be starting."""
@@ -30,99 +31,60 @@ def neediest(counts: Sequence[int], fits: Collection[int], key: PeerId) -> int:
 class Entrance:
     """See the module. `run` once, before there is a peer."""
 
-    def __init__(
-        self,
-        *,
-        network: Network,
-        mail: PipelineMail,
-        roll: Roll,
-        admission: bytes,
-        fits: Collection[int],  # stages that may be taken; one, when it was chosen by a person
-        refused: Callable[[RemoteError], None],
-    ) -> None:
+    def __init__(self, outside: Outside, fits: Collection[int]) -> None:
+        """`fits`: stages that may be taken; one, when it was chosen by a person."""
         self.reason = "asks who serves which stage"
         """What it waits for: a sentence for people."""
-        self._network = network
-        self._mail = mail
-        self._roll = roll
-        self._admission = admission
+        outside.wants, outside.fits = -1, frozenset(fits)
+        self._outside = outside
+        self._roll = outside.roll
         self._fits = fits
-        self._refused = refused
-        self._wants = -1
         self._counts: list[int] = []
         """Peers of each stage, those included who want it, by what we were told since we last said what we want."""
         self._news = asyncio.Event()
 
-    async def run(self) -> tuple[int, PeerId]:
-        """The stage to take, and who began its chain."""
-        self._network.on_message(self._receive)
+    async def run(self) -> Life:
+        """The life of the stage to take."""
+        self._outside.listen(self._heard)
         while True:
-            self._ask()
+            self._outside.say()
             try:
                 async with asyncio.timeout(ASK_S):
                     await self._news.wait()
             except TimeoutError:
                 continue
             self._news.clear()
+            if (called := self._called()) is not None:
+                return called
             if self._choose():
                 continue
-            founder = self._roll.founder_of(self._wants)
-            if founder is not None:
-                return self._wants, founder
-            self.reason = f"waits for the founder's node to open stage {self._wants}"
+            wanted = self._outside.wants
+            life = self._roll.life(wanted)
+            now = self._outside.now()
+            if life is not None and (life.founder == self._roll.me or self._roll.holders(wanted, now) is not None):
+                return life
+            self.reason = f"waits until somebody has stage {wanted}, or we are to begin it"
             await asyncio.sleep(ASK_S)
 
-    def discovered(self, peer: PeerId) -> None:
-        """A record or a cache mentions a peer."""
-        if self._roll.discover(peer, asyncio.get_running_loop().time()):
-            self._mail.send(peer, self._present())
+    def _called(self) -> Life | None:
+        """A life that we are to begin, whatever we wanted."""
+        roll, now = self._roll, self._outside.now()
+        mine = [life for life in roll.renewed.values() if life.founder == roll.me and life.stage in self._fits]
+        return next((life for life in mine if roll.holders(life.stage, now) is None), None)
 
     def _choose(self) -> bool:
         """Want something else than so far, if that is better."""
-        counts = list(self._counts)
-        if self._wants >= 0:
-            counts[self._wants] -= 1  # that is us
+        counts, wanted = list(self._counts), self._outside.wants
+        if wanted >= 0:
+            counts[wanted] -= 1  # that is us
         best = neediest(counts, self._fits, self._roll.me)
-        if best == self._wants or (self._wants >= 0 and counts[best] >= counts[self._wants]):
+        if best == wanted or (wanted >= 0 and counts[best] >= counts[wanted]):
             return False
-        self._wants, self._counts = best, []
+        self._outside.wants, self._counts = best, []
         return True
 
-    def _ask(self) -> None:
-        present = self._present()
-        for peer in self._roll.known:
-            self._mail.send(peer, present)
-
-    def _receive(self, sender: PeerId, data: bytes) -> None:
-        try:
-            message = self._mail.open(sender, data)
-            if not isinstance(message, Present):
-                return  # of steps that are none of ours yet
-            self._roll.heard(sender, message, asyncio.get_running_loop().time())
-        except RemoteError as error:
-            self._refused(error)
-            return
-        self._network.add_addresses(sender, list(message.addresses))
+    def _heard(self, message: Present) -> None:
         if message.stage >= 0 and len(message.peers) == self._roll.stages and message.reply:
             known = self._counts or [0] * self._roll.stages
             self._counts = [max(pair) for pair in zip(known, message.peers, strict=True)]
             self._news.set()
-
-    def _present(self) -> Present:
-        return Present(
-            stage=-1,
-            wants=self._wants,
-            trains=False,
-            free=False,
-            step=0,
-            window=b"",
-            finished=False,
-            version=0,
-            digest=b"",
-            forward_s=0.0,
-            up_bytes_per_s=0.0,
-            admission=self._admission,
-            addresses=tuple(self._network.addresses()[:MAX_ADDRESSES]),
-            appointments=(),
-            peers=(),
-        )

@@ -36,6 +36,7 @@ from farflung.protocol.errors import ConfigError
 from farflung.protocol.invitation import Invitation, encode_invitation
 from farflung.protocol.keys import SEED_BYTES
 from farflung.protocol.limits import MAX_ADDRESSES
+from farflung.protocol.lives import Life
 from farflung.protocol.manifest import Manifest, SignedManifest, sign_manifest
 from farflung.protocol.manifest_toml import Sections, manifest_from_sections, parse_toml
 from farflung.protocol.naming import check_free, check_name
@@ -357,6 +358,6 @@ def keep_founded(paths: Paths, recipe: Recipe, signer: IdentitySigner) -> SwarmP
     save_manifest(swarm, sign_manifest(signer, recipe.manifest).encode())
     settings = recipe.settings()
     if recipe.manifest.pipeline.stages > 1:
-        settings = stage_recipe(recipe, 0).settings(signer.peer_id)
+        settings = stage_recipe(recipe, 0).settings(Life(0, 0, signer.peer_id))
     FileStorage(swarm.checkpoint).append_commit(None, founded(settings.swarm, signer, settings.rules))
     return swarm

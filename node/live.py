@@ -100,6 +100,13 @@ def panel(status: NodeStatus) -> Panel:
         lost = f" · {status.visits_lost:,} visits lost" if status.visits_lost else ""
         pipeline = f"stage {status.stage} of {len(status.stage_peers)} · {peers} peers · last step took {status.last_step_s:.1f} s{lost}"
         facts.add_row("pipeline", pipeline)
+    if status.recovered:
+        facts.add_row("begun anew", status.recovered)
+    if status.shadow_bytes:
+        budget = f"{status.shadow_budget_bytes / 1e6:,.1f} MB allowed"
+        facts.add_row("shadows", f"{status.shadow_bytes / 1e6:,.1f} MB of other stages fetched · {budget}")
+    if status.alarm:
+        facts.add_row("alarm", Text(_alarm(status.alarm), style="bold red"))
     if status.owed is not None:
         facts.add_row("feedback", f"{status.owed:.2f} of the last update's norm was kept for later rounds")
     if status.next_sync_s is not None:
@@ -147,6 +154,20 @@ def line(event: dict[str, Any]) -> str | None:
                 said += f", {event['owed']:.2f} of our update's norm kept for later"
         case "round.missed":
             said = f"round {event['round']} missed: {event['reason']}"
+        case "stage.alarm":
+            said = f"ALARM: {_alarm(event['replicas'])}" if event["replicas"] else "every stage has two peers or more"
+        case "stage.anew":
+            said = f"stage {event['stage']} was lost and begins anew, life {event['life']}, by {event['founder'][:12]}"
+        case "stage.recovery":
+            said = f"this node begins it: {event['reason']}"
+        case "stage.made":
+            said = (
+                f"stage {event['stage']} is made: {event['rung']}, {event['bytes']:,} bytes in {event['seconds']:.1f} s"
+            )
+        case "stage.move":
+            said = f"about to move to stage {event['to']}: {event['reason']}"
+        case "stage.stay":
+            said = f"does not move to stage {event['to']}: {event['reason']}"
         case "outer.eval":
             said = f"outer held-out loss {_number(event['loss'], '.4f')} after {event['tokens']:,} tokens"
         case "peer.suspect" | "peer.dead" | "peer.left":
@@ -162,6 +183,12 @@ def line(event: dict[str, Any]) -> str | None:
         case _:
             return None
     return f"{at} {said}"
+
+
+def _alarm(replicas: dict[str, int]) -> str:
+    """Which stages could be lost, for people."""
+    few = [f"stage {stage} has {'one peer only' if count else 'no peer'}" for stage, count in sorted(replicas.items())]
+    return f"{' · '.join(few)}: invite another" if few else ""
 
 
 def sparkline(values: list[float], width: int = 40) -> str:

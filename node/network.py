@@ -79,6 +79,9 @@ class Network(Protocol):
     def serve(self, kind: str, handler: StreamHandler) -> None:
         """Accept incoming bulk streams of `kind`."""
 
+    def stop_serving(self) -> None:
+        """Drop messages and refuse streams again, as before `on_message` and `serve`; handlers that are at it are cancelled."""
+
     async def open_stream(self, peer: PeerId, kind: str) -> Stream:
         """Open a bulk stream to a peer over the better carrier. Raises NetworkError."""
 

@@ -260,6 +260,8 @@ class Peer:
     """Of a pipeline; None where every peer holds the whole model."""
     layers: tuple[int, int] | None = None
     """Of that stage, first and one past the last."""
+    moves_to: int | None = None
+    """The stage for which it has left its own."""
 
     @property
     def stage_peers(self) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from farflung.node import founding
 from farflung.node.discovery import Finder
@@ -18,7 +18,9 @@ from farflung.node.peerbook import PeerBook
 from farflung.node.recipe import Recipe, swarm_dataset, swarm_tokenizer
 from farflung.node.rehearsal import Rehearsal
 from farflung.node.replica_peer import ReplicaPeer
-from farflung.node.stage_start import StageStart, stage_storage
+from farflung.node.runner import free_the_last_life
+from farflung.node.stage_self import OUTSIDE
+from farflung.node.stage_start import Stage, StageStart, stage_storage
 from farflung.node.storage import FileStorage
 from farflung.node.swarmfiles import data_file, data_here, save_tokenizer, tokenizer_file
 from farflung.protocol.errors import ConfigError, RemoteError
@@ -27,7 +29,7 @@ from farflung.training.data import Dataset
 from farflung.training.runtime import Runtime
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class PeerMaking:
     """See the module."""
 
@@ -43,6 +45,9 @@ class PeerMaking:
     admission: bytes
     rehearsal: Rehearsal | None
     say: Callable[[str], None]
+    _start: StageStart = field(init=False)
+    _data: Dataset | None = None
+    """Opened for a stage that we are about to take."""
 
     async def make(self) -> tuple[Peer, FileStorage]:
         """The peer, and its disk. Raises ConfigError for what a person can change."""
@@ -69,7 +74,7 @@ class PeerMaking:
     async def _of_a_stage(self) -> tuple[Peer, FileStorage]:
         """A peer that holds one stage of the model."""
         manifest = self.recipe.manifest
-        start = StageStart(
+        start = self._start = StageStart(
             self.engine, self.signer, self.swarm, self.recipe, admission=self.admission, refused=self._refused
         )
         admits = self.recipe.settings().admits
@@ -87,14 +92,32 @@ class PeerMaking:
             known = [peer for peer in self.book.peers() if peer != self.engine.peer_id]
             stage = await start.take(self.runtime, self.options.save_memory, self.options.stage, known, self.say)
             finding.cancel()
-        dataset = await self._dataset() if stage.recipe.stage == 0 else None
+        return await self._serve(stage)
+
+    async def move(self, stage: int) -> tuple[Peer, FileStorage]:
+        """The peer for another stage, when ours has left its own and nobody refers to it any more."""
+        self.engine.stop_serving()
+        free_the_last_life()
+        start = self._start
+        return await self._serve(await start.enter(self.say) if stage == OUTSIDE else start.move(stage, self.say))
+
+    async def _serve(self, stage: Stage) -> tuple[Peer, FileStorage]:
+        if stage.recipe.stage == 0 and self._data is None:
+            await self._prepare(0)
+        dataset, self._data = self._data, None
         learner = await self.doors.learner.run(stage.recipe.learner, dataset, stage.runtime)
         if self.rehearsal is not None:
             learner = self.rehearsal.stage_learner(learner)
         self._say_saving(stage.runtime)
-        storage = stage_storage(self.swarm, stage.recipe.stage)
-        peer = start.peer(stage, learner, self._facilities(storage, stage.recipe.own.checkpoint_s))
-        return peer, storage
+        storage = stage_storage(self.swarm, stage.life)
+        if not await self._start.begin(stage, learner, storage, self.doors, self.log):
+            return await self.move(OUTSIDE)
+        facilities = self._facilities(storage, stage.recipe.own.checkpoint_s)
+        return self._start.peer(stage, learner, facilities, self._prepare), storage
+
+    async def _prepare(self, stage: int) -> None:
+        """Data nodes need the data. Raises ConfigError when it cannot be had."""
+        self._data = await self._dataset() if stage == 0 else None
 
     async def _dataset(self) -> Dataset:
         self.say(f"opening the data ({self.recipe.manifest.data.spec}) ...")

@@ -8,9 +8,10 @@ sends. What goes on within the stage (its chain, its rounds) is `peer.Peer`'s bu
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any
 
+from farflung.node.balance import Balance, Prepare
 from farflung.node.door import Doors
 from farflung.node.events import EventLog
 from farflung.node.network import Network, PeerId
@@ -18,6 +19,7 @@ from farflung.node.sealed_mail import PipelineMail
 from farflung.node.stage_job import Done, Job, accept, as_message, leg_of
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe
+from farflung.node.stage_self import OUTSIDE, Self
 from farflung.node.stage_work import Report, StageWork
 from farflung.node.timing import TimedDoor
 from farflung.protocol.appointment import appoint
@@ -25,8 +27,9 @@ from farflung.protocol.coordination import Coordinator, Post
 from farflung.protocol.errors import Refused, RemoteError
 from farflung.protocol.keys import Signer, digest
 from farflung.protocol.limits import MAX_ADDRESSES
+from farflung.protocol.lives import Life
 from farflung.protocol.messages import PipelineMessage
-from farflung.protocol.pipeline_messages import Present, StepAnswer, StepGo, StepPlan, SwarmMessage
+from farflung.protocol.pipeline_messages import MoveOrder, Present, StepAnswer, StepGo, StepPlan, SwarmMessage
 from farflung.protocol.replay import first_seq
 from farflung.protocol.roll import Roll
 from farflung.training.pipeline_online import Server, plan_step
@@ -34,36 +37,6 @@ from farflung.training.pipeline_plan import BadPlan, Policy
 
 TICK_S = 0.25
 """Between two looks at deadlines."""
-
-
-class Self(Protocol):
-    """What the pipeline asks of the peer that it is part of."""
-
-    @property
-    def trains(self) -> bool:
-        """Is a member of its stage's chain, with its outer state, and not about to leave."""
-
-    @property
-    def free(self) -> bool:
-        """Could take part in a step now."""
-
-    @property
-    def finished(self) -> bool:
-        """The run is complete for its stage."""
-
-    @property
-    def holds(self) -> tuple[int, bytes]:
-        """Version and digest of its outer state; the digest is empty while there is none."""
-
-    @property
-    def up_bytes_per_s(self) -> float:
-        """Of its uplink; 0 while unknown."""
-
-    def wake(self) -> None:
-        """There may be something to do."""
-
-    def met(self, peer: PeerId) -> None:
-        """Another peer of its stage."""
 
 
 class Pipeline:
@@ -75,6 +48,7 @@ class Pipeline:
         network: Network,
         signer: Signer,
         recipe: StageRecipe,
+        life: Life,  # of our stage
         learner: StageLearner,
         doors: Doors,
         roll: Roll,
@@ -83,11 +57,14 @@ class Pipeline:
         log: EventLog,
         refused: Callable[[RemoteError], None],
         keep: Callable[[], None],
+        fits: frozenset[int],  # other stages that we may move to
+        prepare: Prepare,
     ) -> None:
-        """`keep` writes the appointments of `roll` to disk, where this is the founder's node."""
+        """`keep` writes the appointments and lives of `roll` to disk."""
         self.roll = roll
-        self.coordinator = Coordinator(roll)
+        self.coordinator = Coordinator(roll, may_miss=recipe.pipeline.stages - recipe.pipeline.visits)
         self.recipe = recipe
+        self.life = life
         self.me: Self
         """Set by the peer."""
         self._number = 0
@@ -113,10 +90,18 @@ class Pipeline:
             ready=lambda job: self._answer(job.coordinator, job.window, ""),
             over=self._over,
         )
+        self.balance = Balance(self, roll=roll, recipe=recipe, log=log, fits=fits, prepare=prepare)
         self._planning: asyncio.Task[None] | None = None
         self._plans = first_seq(network.unix_time())
         self._said: tuple[object, ...] = ()
         self._beat_at = -1e9
+        self._known_lives = dict(roll.renewed)
+        self._called_to = -1
+        self._ended = False
+        """We are on the way out: what still comes in begins nothing any more."""
+        self._step_s = 0.0
+        """What a step takes: exponential mean, half of it the last one."""
+        roll.by_chain = recipe.stage == 0
         self._group: asyncio.TaskGroup
 
     # ---- what others may read ----------------------------------------------------------------------------------
@@ -148,7 +133,21 @@ class Pipeline:
 
     def counts(self) -> tuple[int, ...]:
         """Peers of each stage, ourselves included."""
-        return self.roll.counts(self._now(), self.recipe.stage)
+        return self.roll.counts(self._now(), self.recipe.stage if self.wants < 0 else self.wants)
+
+    @property
+    def wants(self) -> int:
+        """The stage for which we are about to leave our own; -1: none."""
+        return self.balance.to if self._called_to < 0 else self._called_to
+
+    @property
+    def idle(self) -> bool:
+        """Whether we take part in no step, and have not promised to."""
+        return self.work.job is None and not self.me.in_step
+
+    def begin_task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Do something as long as we live, beside everything else."""
+        return self._group.create_task(work, name=name)
 
     # ---- life --------------------------------------------------------------------------------------------------
 
@@ -158,9 +157,12 @@ class Pipeline:
         async with asyncio.TaskGroup() as group:
             self._group = group
             group.create_task(self.work.server.run(), name="stage server")
-            while True:
-                self._tick()
-                await asyncio.sleep(TICK_S)
+            try:
+                while True:
+                    self._tick()
+                    await asyncio.sleep(TICK_S)
+            finally:
+                self._ended = True
 
     def begin(self, number: int) -> None:
         """The next step, as far as our own chain tells."""
@@ -169,26 +171,29 @@ class Pipeline:
     def discovered(self, peer: PeerId) -> None:
         """A record or a cache mentions a peer of any stage."""
         if self.roll.discover(peer, self._now()):
-            self._mail.send(peer, self._present())
+            self._mail.send(peer, self.present())
 
     def changed(self) -> None:
         """Something of us may have changed: those who wait for us are told at once."""
         said = (self.me.trains, self.me.free, self.step, self.me.finished)
         if said != self._said and (self.me.free or said[:1] + said[3:] != self._said[:1] + self._said[3:]):
-            self._announce()
+            self.announce()
         self._lead()
 
-    def _announce(self) -> None:
+    def announce(self) -> None:
+        """Say to everybody what we are."""
         self._beat_at = self._now()
-        present = self._present()
+        present = self.present()
         self._said = (present.trains, present.free, present.step, present.finished)
         for peer in self.roll.known:
             self._mail.send(peer, present)
 
-    def _present(self, *, reply: bool = False) -> Present:
+    def present(self, *, reply: bool = False) -> Present:
+        """What we say of ourselves."""
         return Present(
             stage=self.recipe.stage,
-            wants=-1,
+            life=self.life.number,
+            wants=self.wants,
             trains=self.me.trains,
             free=self.me.free and self.work.job is None,
             step=self.step,
@@ -202,22 +207,59 @@ class Pipeline:
             addresses=tuple(self._network.addresses()[:MAX_ADDRESSES]),
             appointments=tuple(self.roll.appointments[stage] for stage in sorted(self.roll.appointments)),
             peers=self.counts(),
+            lives=tuple(self.roll.renewed[stage] for stage in sorted(self.roll.renewed)),
+            lost=self.roll.lost(self._now(), held=self.recipe.stage if self.me.holds[1] else -1),
+            step_s=self._step_s,
+            losses_per_hour=self.roll.losses_per_hour,
+            grad_norm=self.me.grad_norm,
+            shadows=self.me.copies,
+            since=self.balance.since,
+            load=self.balance.load,
+            fits=tuple(sorted(self.balance.fits)),
             reply=reply,
         )
 
     def _tick(self) -> None:
         now = self._now()
         self.roll.tick(now)
+        self._follow_lives(now)
         if now >= self._beat_at + self.roll.heartbeat_s:
-            self._announce()
+            self.announce()
         self._post(self.coordinator.tick(now))
         self.work.watch(now)
+        self.balance.look()
         self.changed()
+
+    def _follow_lives(self, now: float) -> None:
+        """Which stages were begun anew; whether that ends our part here."""
+        self.roll.renew(self.me.lives, now)
+        if self.roll.renewed == self._known_lives:
+            return
+        for life in self.roll.renewed.values():
+            if self._known_lives.get(life.stage) != life:
+                self._log.emit("stage.anew", stage=life.stage, life=life.number, founder=life.founder.hex())
+        self._known_lives = dict(self.roll.renewed)
+        self._keep()
+        stage = self.recipe.stage
+        call = next((life for life in self.roll.renewed.values() if self._calls(life, now)), None)
+        if call is not None:
+            self._called_to = call.stage
+            self.me.go(call.stage, f"called to begin stage {call.stage} anew")
+        elif self.roll.number(stage) > self.life.number:
+            self.me.go(OUTSIDE, f"stage {stage} was begun anew while it did not hear us")
+        self.announce()
+
+    def _calls(self, life: Life, now: float) -> bool:
+        """Whether it is us who are to begin this life, and it has not been begun."""
+        ours = (life.stage, life.number) == (self.recipe.stage, self.life.number)
+        return life.founder == self.roll.me and not ours and self.roll.holders(life.stage, now) is None
 
     # ---- what comes in -----------------------------------------------------------------------------------------
 
     def receive(self, sender: PeerId, data: bytes) -> None:
         """A message that is bound to the swarm."""
+        if self._ended:
+            return
         try:
             message = self._mail.open(sender, data)
             if not isinstance(message, Present) and not self.admitted(sender):
@@ -239,6 +281,8 @@ class Pipeline:
                 job = self.work.job
                 if job is not None and job.window == message.window and job.coordinator == sender:
                     self.work.hear(job, goes=message.go)
+            case MoveOrder():
+                self.balance.asked(sender, message, now)
             case _:
                 self.work.server.handle(sender, message)
 
@@ -247,12 +291,13 @@ class Pipeline:
             raise Refused("no invitation to this swarm", peer=sender)
         news = self.roll.heard(sender, said, now)
         self._network.add_addresses(sender, list(said.addresses))
-        if said.stage == self.recipe.stage:
+        if (said.stage, said.life) == (self.recipe.stage, self.life.number):
             self.me.met(sender)
         if said.stage < 0 < said.wants < self.roll.stages and self.roll.me == self.roll.founder:
             self._appoint(said.wants, sender)
         if news and not said.reply:
-            self._mail.send(sender, self._present(reply=True))
+            self._mail.send(sender, self.present(reply=True))
+        self._follow_lives(now)
         self._lead()
         self.me.wake()
 
@@ -283,13 +328,13 @@ class Pipeline:
 
     def _answer(self, to: PeerId, window: bytes, wrong: str) -> None:
         """Say that we are ready, or what is wrong."""
-        self._tell(to, StepAnswer(window, not wrong, wrong[:200] if wrong else "ready"))
+        self.tell(to, StepAnswer(window, not wrong, wrong[:200] if wrong else "ready"))
 
     def _post(self, posts: list[Post]) -> None:
         for to, message in posts:
-            self._tell(to, message)
+            self.tell(to, message)
 
-    def _tell(self, to: PeerId, message: SwarmMessage) -> None:
+    def tell(self, to: PeerId, message: SwarmMessage) -> None:
         """To ourselves as to the others, but not at once: an answer must not overtake what it answers."""
         if to != self.roll.me:
             self._mail.send(to, message)
@@ -306,7 +351,7 @@ class Pipeline:
 
     def _lead(self) -> None:
         """Plan a step when it is our turn, and the time."""
-        if self._planning is not None or not self.leads:
+        if self._ended or self._planning is not None or not self.leads:
             return
         stages = self.coordinator.participants(self._now(), free=self.me.free and self.work.job is None)
         if stages is not None:
@@ -358,7 +403,9 @@ class Pipeline:
         self.coordinator.over(window)
         if report is None:
             return
+        self.balance.spent(report.spent)
         job, outcome = report.job, report.outcome
+        self._step_s = (report.seconds + (self._step_s or report.seconds)) / 2
         self.begin(job.number + 1)
         lost = [] if outcome is None else [job.step.keys[place] for place in sorted(outcome.lost)]
         for peer in lost:

@@ -153,7 +153,7 @@ def _wrong_peers(message: StepPlan, sender: PeerId, roll: Roll, stage: int, now:
         return f"it does not plan all its peers, or not us for stage {stage}"
     for peer, number in planned.items():
         said = roll.present(peer)
-        if peer != roll.me and (said is None or said.stage != number):
+        if peer != roll.me and (said is None or (said.stage, said.life) != (number, roll.number(number))):
             return f"it plans {short(peer)} for stage {number}, of which we have not heard that"
     return ""
 

@@ -14,6 +14,7 @@ from farflung.training.data import Dataset
 from farflung.training.inner import StepReport
 from farflung.training.order import SampleOrder
 from farflung.training.pipeline_worker import Accumulated, Batch, Worker
+from farflung.training.recovery_checkfree import CheckFree, lr_factor
 from farflung.training.stage_replica import StageReplica
 
 
@@ -24,6 +25,8 @@ class StageLearner(LearnerOf[StageReplica]):
         """`data`: at data nodes only."""
         super().__init__(replica)
         self.data = data
+        self.made_of_others_at: int | None = None
+        """The step of the pipeline at which our stage was made of its neighbours: its learning rate is raised for a while."""
         self._heldout = None if data is None else torch.from_numpy(data[0].heldout(HELDOUT_SAMPLES)).long()
 
     @property
@@ -44,7 +47,15 @@ class StageLearner(LearnerOf[StageReplica]):
     def step(self, accumulated: Accumulated, numbers: Sequence[int], global_step: int, *, loss: float) -> StepReport:
         """One inner step with what so many samples (or tickets) have added up to. Raises NonFinite, with nothing changed."""
         tokens = len(numbers) * self.replica.model.config.seq_len
-        return self.replica.step(accumulated, global_step, loss=loss, tokens=tokens)
+        since = None if self.made_of_others_at is None else max(0, global_step - self.made_of_others_at)
+        raised = lr_factor(CheckFree(), since)
+        return self.replica.step(accumulated, global_step, loss=loss, tokens=tokens, lr_factor=raised)
+
+    def begin_with(self, layers: Tensor) -> None:
+        """The outer parameters of a stage that begins anew, fp32 [n]; without momentum, and nothing of ours in them."""
+        self.outer.params.copy_(layers)
+        self.outer.momentum.zero_()
+        self.replica.discard_progress()
 
     def enter(self) -> list[Tensor]:
         """The held-out samples after stage 0, by its outer parameters; with `leave`, evaluates the whole model (`whole_model`)."""

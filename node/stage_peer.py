@@ -10,18 +10,23 @@ missed one, but nothing waits for it: they are done when the data nodes say that
 import asyncio
 from collections.abc import Callable, Collection, Iterator
 
+from farflung.node.balance import Prepare
 from farflung.node.network import PeerId
 from farflung.node.peer import Facilities, Peer
 from farflung.node.peer_rows import Rows, add_roll
 from farflung.node.pipeline import Pipeline
 from farflung.node.sealed_mail import PipelineMail
+from farflung.node.shadows import Shadows, Shelf, serve_shelf
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe
 from farflung.node.stage_trainer import StageTrainer
 from farflung.node.trainer import Host
 from farflung.node.whole_model import KeepModel, WholeModel
 from farflung.protocol.envelope import swarm_of
-from farflung.protocol.errors import RemoteError
+from farflung.protocol.errors import Refused, RemoteError
+from farflung.protocol.lives import Life, group_of
+from farflung.protocol.lost import begins
+from farflung.protocol.pipeline_messages import Copy
 from farflung.protocol.roll import Roll
 
 
@@ -34,19 +39,23 @@ class StagePeer(Peer):
         facilities: Facilities,
         learner: StageLearner,
         *,
-        founder: PeerId,  # of the stage's chain
+        life: Life,  # of the stage
         roll: Roll,
         mail: PipelineMail,
+        shelf: Shelf,  # shadows of other stages on this machine
         keep: Callable[[], None],  # writes the roll's appointments to disk
+        fits: frozenset[int],  # other stages that this machine may move to
+        prepare: Prepare,  # for one of them
         keep_model: KeepModel,
     ) -> None:
         network, doors, log, me = facilities.network, facilities.doors, facilities.log, facilities.signer.peer_id
         log.bind(stage=recipe.stage)
-        terms = recipe.terms(founder)
+        terms = recipe.terms(life)
         self.pipeline = Pipeline(
             network=network,
             signer=facilities.signer,
             recipe=recipe,
+            life=life,
             learner=learner,
             doors=doors,
             roll=roll,
@@ -55,6 +64,8 @@ class StagePeer(Peer):
             log=log,
             refused=self.refused,
             keep=keep,
+            fits=fits,
+            prepare=prepare,
         )
         self._stage_trainer: StageTrainer
 
@@ -76,8 +87,28 @@ class StagePeer(Peer):
             keep=keep_model,
         )
         self.pipeline.me = self
+        self._shelf = shelf
+        service, pipeline = self.pipeline.work.service, recipe.pipeline
+        tokens = recipe.tokens_per_microbatch
+        message_bytes = service.forward.max_nbytes(tokens) + service.backward.max_nbytes(tokens)
+        self._shadows = Shadows(
+            network=network,
+            roll=roll,
+            recipe=recipe,
+            learner=learner,
+            side=doors.side,
+            shelf=shelf,
+            log=log,
+            refused=self.refused,
+            present=self.pipeline.present,
+            step=lambda: self.pipeline.step,
+            made_at=lambda: (self.trainer.counted_steps, max(0, self.applier.version)),
+            step_bytes=pipeline.microbatches * pipeline.visits * message_bytes,
+        )
         self.stage = recipe.stage
         self.layers = (recipe.part.layers.start, recipe.part.layers.stop)
+        if self.stage == 0:
+            self.member.consensus.begins = self._begins
 
     # ---- what the pipeline asks (`pipeline.Self`) --------------------------------------------------------------
 
@@ -92,7 +123,15 @@ class StagePeer(Peer):
 
     @property
     def free(self) -> bool:
-        return self.trains and self._stage_trainer.free
+        return self.trains and self._stage_trainer.free and not self.pipeline.balance.stands
+
+    @property
+    def in_step(self) -> bool:
+        return self._stage_trainer.in_step
+
+    @property
+    def unsent(self) -> bool:
+        return self.trainer.progress.steps > self.trainer.pace.laps.delay_of(self.trainer.lap)
 
     @property
     def finished(self) -> bool:
@@ -108,11 +147,37 @@ class StagePeer(Peer):
     def up_bytes_per_s(self) -> float:
         return self.exchange.link.bytes_per_s
 
+    @property
+    def grad_norm(self) -> float:
+        return self._stage_trainer.grad_norm or 0.0
+
+    @property
+    def copies(self) -> tuple[Copy, ...]:
+        return self._shelf.copies
+
+    @property
+    def lives(self) -> tuple[Life, ...]:
+        return self.member.head.commit.lives if self.member.started else ()
+
+    def _begins(self, now: float) -> dict[int, PeerId]:
+        """Stages to begin anew, for whoever proposes in the chain of stage 0."""
+        self.pipeline.roll.renew(self.lives, now)  # what was just decided is not proposed again
+        return begins(self.pipeline.roll, self.member.head.commit.view, now)
+
     def wake(self) -> None:
         self.trainer.wake()
 
     def met(self, peer: PeerId) -> None:
         super().discovered(peer)
+
+    def go(self, stage: int, reason: str) -> None:
+        self.stop(reason)
+        self.moves_to = stage
+
+    def stop(self, reason: str) -> None:
+        """Leave cleanly, for good: also while it leaves for another stage."""
+        self.moves_to = None
+        super().stop(reason)
 
     async def _evaluate(self) -> float | None:
         """By data nodes only: others have no samples."""
@@ -166,6 +231,15 @@ class StagePeer(Peer):
         super()._begin(group)
         self.pipeline.begin(self.trainer.counted_steps + self.trainer.progress.steps)
         group.create_task(self.pipeline.run(), name="pipeline")
+        serve_shelf(
+            self.network,
+            self._shelf,
+            self.admitted,
+            self.refused,
+            stage=self.pipeline.recipe.stage,
+            own=self._shadows.own,
+        )
+        group.create_task(self._shadows.run(), name="shadows")
 
     def _on_message(self, sender: PeerId, data: bytes) -> None:
         try:
@@ -176,8 +250,18 @@ class StagePeer(Peer):
         if bound_to == self.settings.swarm:
             super()._on_message(sender, data)
             self.pipeline.changed()
-        else:
+        elif bound_to == self.pipeline.roll.swarm:
             self.pipeline.receive(sender, data)
+        elif bound_to not in self._other_groups():
+            self.refused(
+                Refused("a message of another chain than ours, perhaps of a life of it that is over", peer=sender)
+            )
+
+    def _other_groups(self) -> list[bytes]:
+        """What the chains of other stages are bound to: their peers write to those who have left, until they have heard of it."""
+        roll = self.pipeline.roll
+        lives = [roll.life(stage) for stage in range(roll.stages) if stage != self.stage]
+        return [group_of(roll.swarm, life) for life in lives if life is not None]
 
     def _may_train(self) -> bool:
         return (

@@ -1,7 +1,7 @@
 """From the recipe of a swarm to that of one of its stages: a chain of its own over the stage's slice of the parameters.
 
 All of `recipe` holds with the stage in the place of the model: its outer state, fragments and codecs are those of the slice, its settings are
-bound to the stage's group, and its chain is founded by whoever was appointed (`protocol.appointment`).
+bound to the stage's life (`protocol.lives`), and its chain is founded by whoever that names.
 
 The ledger of stage 0 hands out samples, as in a replica swarm. In the other stages nobody has samples: there it hands out *tickets*, one for each
 sample that passes through a peer, and only how many of them a contribution claims means anything: its weight. So the weight of a contribution
@@ -16,10 +16,9 @@ from farflung.node.recipe import Recipe
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_step import Service
 from farflung.node.terms import Terms
-from farflung.protocol.appointment import group_of
 from farflung.protocol.errors import ConfigError
-from farflung.protocol.keys import PeerId
 from farflung.protocol.limits import CHUNK_BYTES
+from farflung.protocol.lives import Life, group_of
 from farflung.protocol.manifest_sections import PipelineSpec
 from farflung.protocol.settings import Settings
 from farflung.training.data import Dataset
@@ -61,17 +60,16 @@ class StageRecipe:
     def tokens_per_microbatch(self) -> int:
         return self.samples_per_microbatch * self.whole.model.seq_len
 
-    def group(self, founder: PeerId) -> bytes:
-        """What the stage's chain is bound to."""
-        return group_of(self.whole.swarm, self.stage, founder)
+    def settings(self, life: Life) -> Settings:
+        """Of the stage's chain in that life."""
+        own = self.own.settings()
+        stages = self.pipeline.stages if self.stage == 0 else 1
+        rules = replace(own.rules, stages=stages, since=life.since)
+        return replace(own, swarm=group_of(self.whole.swarm, life), founder=life.founder, rules=rules)
 
-    def settings(self, founder: PeerId) -> Settings:
-        """Of the stage's chain, which `founder` began."""
-        return replace(self.own.settings(), swarm=self.group(founder), founder=founder)
-
-    def terms(self, founder: PeerId) -> Terms:
+    def terms(self, life: Life) -> Terms:
         """For a peer of that chain."""
-        return replace(self.own.terms(), settings=self.settings(founder))
+        return replace(self.own.terms(), settings=self.settings(life))
 
     def rules(self) -> Rules:
         """That every plan of a step must keep: so many visits, in ascending order."""

@@ -1,9 +1,11 @@
 """How a daemon becomes a peer of a pipeline: which stage it takes, what it remembers of that, and the peer made from it.
 
-    stage           in the swarm's folder: the stage of this machine, who began its chain, and the appointments known
-    checkpoint/     votes, chain and state of stage 0; of another stage, in `stage-N/`
+    stage           in the swarm's folder: the stage of this machine and its life, the appointments and later lives known
+    checkpoint/     votes, chain and state of stage 0; of another stage, in `stage-N/`, and of its later lives in `stage-N-life-M/`
 
-A machine keeps its stage over restarts: it has the state of it. `--stage` makes it take another one.
+A machine keeps its stage over restarts: it has the state of it. `--stage` makes it take another one, and stay there. Any other machine but the
+founder's may move to a stage that needs it more (`balance.py`). What it had of the old stage stays on its disk: its votes, which it must not forget if it
+ever comes back, and a state that may be the last copy.
 """
 
 import asyncio
@@ -13,13 +15,19 @@ from functools import partial
 
 import msgspec
 
+from farflung.node.balance import Prepare
+from farflung.node.door import Doors
 from farflung.node.engine import Engine
 from farflung.node.entrance import Entrance
+from farflung.node.events import EventLog
 from farflung.node.network import PeerId
+from farflung.node.outside import Outside
 from farflung.node.paths import SwarmPaths
 from farflung.node.peer import Facilities
 from farflung.node.recipe import HEARTBEAT_S, Recipe
+from farflung.node.renewal import Renewal
 from farflung.node.sealed_mail import PipelineMail
+from farflung.node.shadows import Shelf
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_peer import StagePeer
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
@@ -30,6 +38,7 @@ from farflung.protocol.appointment import Appointment
 from farflung.protocol.chain import founded
 from farflung.protocol.errors import ConfigError, RemoteError
 from farflung.protocol.keys import Signer
+from farflung.protocol.lives import Life
 from farflung.protocol.roll import Roll
 from farflung.training.runtime import Runtime
 
@@ -37,10 +46,11 @@ from farflung.training.runtime import Runtime
 class SavedStage(msgspec.Struct, frozen=True, array_like=True):
     """What a machine remembers of its place in a pipeline."""
 
-    stage: int
-    founder: bytes
-    """Who began the chain of that stage."""
+    life: Life
+    """Of its stage."""
     appointments: tuple[Appointment, ...]
+    lives: tuple[Life, ...] = ()
+    """Of stages that were begun anew, as far as is known here."""
 
 
 def saved_stage(swarm: SwarmPaths) -> SavedStage | None:
@@ -59,9 +69,12 @@ def save_stage(swarm: SwarmPaths, saved: SavedStage) -> None:
     write_atomically(swarm.folder / "stage", msgspec.msgpack.encode(saved))
 
 
-def stage_storage(swarm: SwarmPaths, stage: int) -> FileStorage:
+def stage_storage(swarm: SwarmPaths, life: Life) -> FileStorage:
     """Where the state of a stage lies."""
-    return FileStorage(swarm.checkpoint if stage == 0 else swarm.folder / f"stage-{stage}")
+    if life.stage == 0:
+        return FileStorage(swarm.checkpoint)
+    later = f"-life-{life.number}" if life.number else ""
+    return FileStorage(swarm.folder / f"stage-{life.stage}{later}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,10 +82,12 @@ class Stage:
     """A stage that was taken."""
 
     recipe: StageRecipe
-    founder: PeerId
+    life: Life
     runtime: Runtime
     roll: Roll
     mail: PipelineMail
+    others: frozenset[int]
+    """Stages to which this machine may move."""
 
 
 class StageStart:
@@ -93,18 +108,27 @@ class StageStart:
         self._signer = signer
         self._swarm = swarm
         self._recipe = recipe
-        self._admission = admission
-        self._refused = refused
         self._roll = Roll(recipe.swarm, manifest.founder, signer.peer_id, manifest.pipeline.stages, HEARTBEAT_S)
         self._mail = PipelineMail(engine, signer, recipe.swarm, pipeline_messages.decode)
-        self._entrance: Entrance | None = None
+        self._outside = Outside(
+            network=engine, mail=self._mail, roll=self._roll, shelf=Shelf(), admission=admission, refused=refused
+        )
+        self._fits: dict[int, tuple[StageRecipe, Runtime]] = {}
+        """Stages that this machine may take: those that it holds, or the one that a person wants."""
 
     def discovered(self, peer: PeerId) -> None:
         """A record or a cache mentions a peer."""
-        if self._entrance is not None:
-            self._entrance.discovered(peer)
-        else:
-            self._roll.discover(peer, asyncio.get_running_loop().time())
+        self._roll.discover(peer, asyncio.get_running_loop().time())
+
+    async def begin(
+        self, taken: Stage, learner: StageLearner, storage: FileStorage, doors: Doors, log: EventLog
+    ) -> bool:
+        """Before there is a peer: begin the stage anew, if that is what we were called for. False: somebody else has been called since."""
+        called = taken.life.number > 0 and taken.life.founder == self._signer.peer_id
+        if not called or storage.load_history():
+            return True
+        renewal = Renewal(self._outside, taken.recipe, taken.life, learner, doors, log)
+        return await renewal.run(self._signer, storage)
 
     def fitting(self, runtime: Runtime, save_memory: str, wanted: int | None) -> dict[int, tuple[StageRecipe, Runtime]]:
         """The stages that this machine can hold, and how. Raises ConfigError when there is none, or not the one that is wanted."""
@@ -135,54 +159,67 @@ class StageStart:
         saved = saved_stage(self._swarm)
         is_founder = self._signer.peer_id == self._recipe.manifest.founder
         if saved is None and is_founder:
-            saved = SavedStage(0, self._signer.peer_id, ())
+            saved = SavedStage(Life(0, 0, self._signer.peer_id), ())
         if saved is not None:
             self._roll.appointments.update({one.stage: one for one in saved.appointments})
-        if saved is not None and wanted in (None, saved.stage):
-            stage, founder = saved.stage, saved.founder
-            recipe, runtime = self.fitting(runtime, save_memory, stage)[stage]
+            self._roll.renewed.update({one.stage: one for one in saved.lives})
+        stays = is_founder or wanted is not None
+        if saved is not None and wanted in (None, saved.life.stage):
+            life = saved.life
+            self._fits = self.fitting(runtime, save_memory, life.stage)
+            self._fits |= {} if stays else self.fitting(runtime, save_memory, None)
         elif is_founder:
             raise ConfigError("the founder's machine serves stage 0, for it began it; leave out --stage")
         else:
-            fits = self.fitting(runtime, save_memory, wanted)
-            say("asking the swarm which stage needs a peer ...")
-            self._entrance = Entrance(
-                network=self._engine,
-                mail=self._mail,
-                roll=self._roll,
-                admission=self._admission,
-                fits=set(fits),
-                refused=self._refused,
-            )
-            stage, founder = await self._entrance.run()
-            self._entrance = None
-            recipe, runtime = fits[stage]
-        taken = Stage(recipe=recipe, founder=founder, runtime=runtime, roll=self._roll, mail=self._mail)
+            self._fits = self.fitting(runtime, save_memory, wanted)
+            return await self.enter(say)
+        return self._taken(life, say)
+
+    async def enter(self, say: Callable[[str], None]) -> Stage:
+        """The neediest of the stages that fit."""
+        say("asking the swarm which stage needs a peer ...")
+        return self._taken(await Entrance(self._outside, set(self._fits)).run(), say)
+
+    def move(self, stage: int, say: Callable[[str], None]) -> Stage:
+        """Take another of those that fit; from now on a restart takes it, too."""
+        life = self._roll.life(stage)
+        assert life is not None, "whoever moves knows where to"
+        return self._taken(life, say)
+
+    def _taken(self, life: Life, say: Callable[[str], None]) -> Stage:
+        recipe, runtime = self._fits[life.stage]
+        others = frozenset(self._fits) - {life.stage}
+        taken = Stage(recipe=recipe, life=life, runtime=runtime, roll=self._roll, mail=self._mail, others=others)
         self._keep(taken)
         layers = recipe.part.layers
         say(
-            f"this node serves stage {stage} of {len(recipe.part.sizes)}: layers {layers.start} to {layers.stop - 1}"
-            f"{', the embedding and the head' if stage == 0 else ''}, {recipe.own.num_parameters / 1e6:,.1f} M parameters"
+            f"this node serves stage {life.stage} of {len(recipe.part.sizes)}: layers {layers.start} to {layers.stop - 1}"
+            f"{', the embedding and the head' if life.stage == 0 else ''}, {recipe.own.num_parameters / 1e6:,.1f} M parameters"
         )
         return taken
 
     def _keep(self, taken: Stage) -> None:
-        appointments = tuple(self._roll.appointments[stage] for stage in sorted(self._roll.appointments))
-        save_stage(self._swarm, SavedStage(taken.recipe.stage, taken.founder, appointments))
+        roll = self._roll
+        appointments = tuple(roll.appointments[stage] for stage in sorted(roll.appointments))
+        lives = tuple(roll.renewed[stage] for stage in sorted(roll.renewed))
+        save_stage(self._swarm, SavedStage(taken.life, appointments, lives))
 
-    def peer(self, taken: Stage, learner: StageLearner, facilities: Facilities) -> StagePeer:
+    def peer(self, taken: Stage, learner: StageLearner, facilities: Facilities, prepare: Prepare) -> StagePeer:
         """The peer; who was appointed begins the chain here."""
         peer = StagePeer(
             taken.recipe,
             facilities,
             learner,
-            founder=taken.founder,
+            life=taken.life,
             roll=taken.roll,
             mail=taken.mail,
+            shelf=self._outside.shelf,
             keep=lambda: self._keep(taken),
             keep_model=partial(save_model, self._swarm),
+            fits=taken.others,
+            prepare=prepare,
         )
         storage = facilities.storage
-        if taken.founder == self._signer.peer_id and not storage.load_history():
+        if taken.life.founder == self._signer.peer_id and not storage.load_history():
             storage.append_commit(None, founded(peer.settings.swarm, self._signer, peer.settings.rules))
         return peer

@@ -79,8 +79,16 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     """Of a pipeline, that this node serves; None where every node holds the whole model."""
     stage_peers: list[int] = []
     """How many serve each stage."""
+    alarm: dict[str, int] = {}
+    """By stage, the replicas of those that have fewer than two: with the last of them a stage is lost."""
     last_step_s: float = 0.0
     """Of the pipeline's last step that went through this node."""
+    shadow_bytes: int = 0
+    """Of copies of other stages that this node has fetched since it started."""
+    shadow_budget_bytes: int = 0
+    """What the manifest allowed for them until the last one."""
+    recovered: str = ""
+    """How the stage that this node began anew came back, and why so; empty where it has begun none."""
     visits_lost: int = 0
     """Microbatches of this node that did not come home, and peers whose work on them did not count."""
 
@@ -120,6 +128,12 @@ class NodeStatus(msgspec.Struct, kw_only=True):
             case "pipeline.step":
                 self.stage_peers, self.last_step_s = event["peers"], event["seconds"]
                 self.visits_lost += event["cut"] + len(event["lost"])
+            case "stage.alarm":
+                self.alarm = event["replicas"]
+            case "shadow":
+                self.shadow_bytes, self.shadow_budget_bytes = event["received_bytes"], event["allowed_bytes"]
+            case "stage.recovery":
+                self.recovered = event["reason"]
             case "outer.eval":
                 self.outer_loss, self.swarm_tokens = event["loss"], event["tokens"]
             case "net":

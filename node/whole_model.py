@@ -4,29 +4,24 @@ A data node asks one holder per stage, or several, for the outer state, as a new
 digest that most of the stage's peers announce. The held-out samples go through the stages as they come, so memory holds one of them at a time; the
 network carries the model once. How often that may be is the applier's business: a share of the time, and once at the end of the run.
 
-All stages must be at the version of our own: rounds of the stages fall into one pause of the pipeline, so they are for most of the time. When they go
-on while we download, nothing is evaluated this time.
+All stages should be at the version of our own: rounds of the stages fall into one pause of the pipeline, so they are for most of the time. One that
+has missed a round is taken as it is. When they go on while we download, nothing is evaluated this time.
 """
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from farflung.node.borrowing import borrow
 from farflung.node.door import Doors
 from farflung.node.network import Network
 from farflung.node.paths import SwarmPaths
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
-from farflung.node.statesync import Download, StateSync
-from farflung.protocol.errors import NetworkError, RemoteError
-from farflung.protocol.limits import CHUNK_BYTES
+from farflung.protocol.errors import RemoteError
 from farflung.protocol.roll import Roll
 from farflung.training.checkpoint import read_state, write_state
-from farflung.training.outer import OuterState
 from farflung.training.stage_replica import pass_through
 
 WAIT_S = 10.0
@@ -34,18 +29,8 @@ WAIT_S = 10.0
 
 LOOK_S = 0.25
 
-ATTEMPTS = 3
-"""To get a stage in one piece."""
-
 KeepModel = Callable[[int, Mapping[int, Tensor]], None]
 """Version, and the outer parameters of each stage, fp32 [n]: to be written to disk. Blocks."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Shelf:
-    """What a borrowed state is put on."""
-
-    outer: OuterState
 
 
 class WholeModel:
@@ -93,38 +78,20 @@ class WholeModel:
         return loss
 
     async def _borrow(self, recipe: StageRecipe, version: int) -> Tensor | None:
-        """The outer parameters of another stage at a version."""
+        """The outer parameters of another stage at a version, or what it has if it is behind for longer."""
         loop = asyncio.get_running_loop()
         until = loop.time() + WAIT_S
         while (held := self._roll.holders(recipe.stage, loop.time())) is None or held[0] < version:
             if loop.time() >= until:
-                return None
+                break
             await asyncio.sleep(LOOK_S)
-        at, digest, holders = held
-        if at != version:
+        if held is None or held[0] > version:
             return None
+        _, digest, holders = held
         numel = recipe.own.num_parameters
-        shelf = _Shelf(OuterState(torch.zeros(numel), chunk_bytes=CHUNK_BYTES))
-        sync = StateSync(self._network, shelf, self._refused)
-        for donor in holders[:ATTEMPTS]:
-            try:
-                listing = await sync.list_chunks(donor, digest)
-            except NetworkError:
-                continue
-            except RemoteError as error:
-                self._refused(error)
-                continue
-            download = Download(shelf.outer.num_chunks)
-
-            async def arrived(index: int, at: int, data: bytes, wanted: tuple[bytes, ...] = listing.digests) -> None:
-                if hashlib.sha256(data).digest() == wanted[index]:
-                    shelf.outer.load_chunk(index, data)
-
-            await sync.fetch(download, holders, arrived)
-            mine = await self._doors.side.run(shelf.outer.chunk_digests)
-            if hashlib.sha256(b"".join(mine)).digest() == digest:
-                return shelf.outer.params
-        return None
+        side, refused = self._doors.side, self._refused
+        outer = await borrow(self._network, holders, digest, numel, side=side, refused=refused)
+        return None if outer is None else outer.params
 
 
 def save_model(swarm: SwarmPaths, version: int, stages: Mapping[int, Tensor]) -> None:

@@ -2,17 +2,13 @@
 
 Two peers that come at the same time must not begin two histories of one stage, so it takes somebody who is asked by both: the founder of the
 swarm signs *one* peer per stage, and writes it down before it says so. That peer founds the stage's chain as the swarm's founder founds that of
-a replica swarm, and of stage 0. An appointment says nothing about later: when all peers of a stage are gone, their chain is on their disks, and
-whoever of them comes back goes on with it.
-
-The chain of a stage is bound to a *group*, the hash of swarm, stage and appointed peer, where a replica swarm's is bound to the manifest's:
-votes and messages of one stage mean nothing in another.
+a replica swarm, and of stage 0. An appointment is for the first life of a stage only; how later ones begin says `lives`.
 """
 
 from msgspec import Struct
 
 from farflung.protocol.errors import BadSignature
-from farflung.protocol.keys import PeerId, Signer, digest, domain, verify
+from farflung.protocol.keys import PeerId, Signer, domain, verify
 from farflung.protocol.types import Count, Key, Signature
 
 _DOMAIN = domain("appointment")
@@ -38,11 +34,6 @@ def check_appointment(appointment: Appointment, swarm: bytes, founder: PeerId, *
         verify(founder, appointment.signature, _statement(swarm, appointment.stage, appointment.founder))
     except BadSignature as error:
         raise BadSignature(f"an appointment for stage {appointment.stage}: {error.reason}", peer=peer) from None
-
-
-def group_of(swarm: bytes, stage: int, founder: PeerId) -> bytes:
-    """What the chain and the messages of a stage are bound to, 32 bytes."""
-    return digest("stage", swarm + stage.to_bytes(4, "big") + founder)
 
 
 def _statement(swarm: bytes, stage: int, peer: PeerId) -> bytes:

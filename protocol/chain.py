@@ -13,7 +13,8 @@ from farflung.protocol.errors import BadSignature, Refused
 from farflung.protocol.keys import PeerId, Signer, verify
 from farflung.protocol.lap import Laps
 from farflung.protocol.ledger import Ledger
-from farflung.protocol.limits import MAX_GROUP_PEERS, MAX_PARTS
+from farflung.protocol.limits import MAX_GROUP_PEERS, MAX_HOPS, MAX_PARTS
+from farflung.protocol.lives import BEGINNING, Counters, Life, renewed
 from farflung.protocol.quorum import is_quorum
 from farflung.protocol.types import Count, Digest, Key, Keys, Offset, OptionalDigest, Signature
 
@@ -38,6 +39,10 @@ class Rules:
     total_steps: int
     """Inner steps of the whole run, as `Commit.steps` counts them."""
     tokens_per_sample: int
+    stages: int = 1
+    """Of the pipeline, in the rules of the chain of stage 0, which may begin the others anew; 1 elsewhere."""
+    since: Counters = BEGINNING
+    """What the first commit counts on from."""
 
     @property
     def numel(self) -> int:
@@ -114,6 +119,8 @@ class Commit(Struct, frozen=True, array_like=True):
     """Members that said goodbye."""
     ledger: Ledger
     round: RoundResult | None = None
+    lives: Annotated[tuple[Life, ...], Meta(max_length=MAX_HOPS)] = ()
+    """Of the other stages of a pipeline, in the chain of stage 0: the newest of each that was begun anew, by stage."""
 
 
 class Vote(Struct, frozen=True, array_like=True):
@@ -144,10 +151,22 @@ def vote_bytes(swarm: bytes, height: int, ballot: int, digest: bytes) -> bytes:
 
 def genesis(founder: PeerId, rules: Rules) -> Commit:
     """Height 0: the founder alone, with its first window of samples."""
-    lap = rules.laps.least
+    lap, since = rules.laps.least, rules.since
     window = rules.ahead * lap
-    ledger = ledgers.advance(Ledger(), trained={}, view=[founder], left=[], window=window, version=0, lease=0)
-    return Commit(height=0, parent=b"", version=0, tokens=0, steps=0, lap=lap, view=(founder,), left=(), ledger=ledger)
+    ledger = ledgers.advance(
+        Ledger(), trained={}, view=[founder], left=[], window=window, version=since.version, lease=0
+    )
+    return Commit(
+        height=0,
+        parent=b"",
+        version=since.version,
+        tokens=since.tokens,
+        steps=since.steps,
+        lap=lap,
+        view=(founder,),
+        left=(),
+        ledger=ledger,
+    )
 
 
 def founded(swarm: bytes, signer: Signer, rules: Rules) -> Certified:
@@ -166,9 +185,10 @@ def successor(
     left: tuple[PeerId, ...],
     result: RoundResult | None,
     lap: int | None = None,
+    begins: Mapping[int, PeerId] | None = None,
 ) -> Commit:
     """The commit after `parent`; ledger, version, tokens and steps follow from the arguments alone. `lap` begins with it, where it
-    carries a round; None: as long as the last.
+    carries a round; None: as long as the last. `begins`: stages that it begins anew, and by whom (`lives`).
 
     Raises ValueError when a contribution claims samples that its peer does not hold.
     """
@@ -196,6 +216,7 @@ def successor(
         left=tuple(sorted(left)),
         ledger=ledger,
         round=result,
+        lives=renewed(parent.lives, begins or {}, Counters(parent.version, parent.steps, parent.tokens)),
     )
 
 
@@ -224,12 +245,22 @@ def check_successor(swarm: bytes, parent: Commit, commit: Commit, rules: Rules, 
         _check_round(parent, commit.round, rules, demand)
         left = rules.total_steps - parent.steps - parent.lap
         demand(rules.laps.allows(commit.lap, left), f"begins a lap of {commit.lap} steps, with {left} steps left")
+    begins = {life.stage: life.founder for life in commit.lives if life not in parent.lives}
+    demand(all(0 < stage < rules.stages for stage in begins), "begins a stage anew that it may not")
     try:
         expected = successor(
-            swarm, parent, rules, view=commit.view, left=commit.left, result=commit.round, lap=commit.lap
+            swarm,
+            parent,
+            rules,
+            view=commit.view,
+            left=commit.left,
+            result=commit.round,
+            lap=commit.lap,
+            begins=begins,
         )
     except ValueError as error:
         raise Refused(f"commit {commit.height}: {error}", peer=peer) from error
+    demand(expected.lives == commit.lives, "has lives of stages that do not follow from the last")
     demand(expected == commit, "has a ledger that does not follow from the last")
 
 

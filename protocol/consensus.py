@@ -7,6 +7,7 @@ is runs a `Proposer`. When nothing comes of a ballot, and `patience` says when, 
 Only who holds the outer state leads or votes (`standing`). Messages are about the next height: whoever is behind is helped along by the `Follower`.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from farflung.protocol import chain, patience
@@ -50,6 +51,8 @@ class Consensus:
     standing: Standing
     tempo: Tempo
     attendance: Attendance
+    begins: Callable[[float], Mapping[int, PeerId]] = lambda now: {}
+    """Stages of a pipeline to begin anew now, and by whom (`lost`); for whoever proposes in the chain of stage 0."""
     acceptor: Acceptor = field(default_factory=Acceptor)
     proposer: Proposer | None = None
     """When it is our turn, and we hold the state."""

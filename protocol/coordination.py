@@ -54,6 +54,8 @@ class Coordinator:
     """See the module. All times are seconds of one monotonic clock."""
 
     roll: Roll
+    may_miss: int = 0
+    """Stages that every route leaves out, by the manifest: so many may have nobody."""
     reason: str = "no step yet"
     """What it waits for: a sentence for people."""
     attempt: Attempt | None = None
@@ -80,7 +82,9 @@ class Coordinator:
             stages.append([p for p in able if now >= self._aside.get(p, 0.0)] or able)
         stages[0] = sorted([*stages[0], roll.me])
         empty = next((stage for stage, peers in enumerate(stages) if not peers), None)
-        if not free or empty is not None:
+        deserted = [stage for stage in range(roll.stages) if not stages[stage] and roll.deserted(stage, now)]
+        around = len(deserted) <= self.may_miss and all(stages[s] or s in deserted for s in range(roll.stages))
+        if not free or (empty is not None and not around):
             self._stands_since = None
             there = len(living[empty]) if empty is not None else 0
             self.reason = (

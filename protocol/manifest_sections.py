@@ -212,6 +212,9 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Codec of activations between stages, as `farflung.compression` reads it; `fp32` is exact."""
     backward_codec: str = "fp32"
     """Codec of their gradients."""
+    shadows: float = 0.02
+    """Bytes for compressed copies of stages with one or two peers at peers of other stages, over those of activations and their gradients; 0: no
+    copies, and a stage whose peers are all gone is made of its neighbours."""
 
     def __post_init__(self) -> None:
         check_range("pipeline.stages", self.stages, 1, MAX_HOPS)
@@ -228,6 +231,7 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         check_range("pipeline.microbatches", self.microbatches, 1, MAX_MICROBATCHES)
         check_range("pipeline.slots", self.slots, 1, 1024)
+        check_range("pipeline.shadows", self.shadows, 0.0, 1.0)
         check_one_of("pipeline.policy", self.policy, ("arrival", "backward"))
         for key, codec in (("forward_codec", self.forward_codec), ("backward_codec", self.backward_codec)):
             if not _CODEC.fullmatch(codec):

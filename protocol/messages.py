@@ -377,6 +377,13 @@ class Settled(Struct, frozen=True, array_like=True, tag=72):
     visits: Count
 
 
+class ShadowRequest(Struct, frozen=True, array_like=True, tag=73):
+    """Bulk stream `shadow`: a compressed copy of a stage's outer parameters. Answer: 8 bytes each for the pipeline's step that it is of, its
+    version, and its length, and the bytes; no bytes from a peer that has none."""
+
+    stage: Annotated[int, Meta(ge=0, lt=MAX_HOPS)]
+
+
 BulkHeader = (
     ContributionHeader
     | MeanHeader
@@ -387,6 +394,7 @@ BulkHeader = (
     | ParcelHeader
     | SettleRequest
     | Settled
+    | ShadowRequest
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -12,6 +12,7 @@ from farflung.protocol import wire
 from farflung.protocol.appointment import Appointment
 from farflung.protocol.keys import PeerId
 from farflung.protocol.limits import MAX_CONTROL_BYTES, MAX_HOPS, MAX_MICROBATCHES, MAX_PIPELINE_PEERS
+from farflung.protocol.lives import Life
 from farflung.protocol.messages import Again, GiveUp, Landed, Passage, PipelineMessage
 from farflung.protocol.route import Legs
 from farflung.protocol.types import Count, Digest, Key, OptionalDigest, Rate, Seconds, Text
@@ -20,13 +21,35 @@ Place = Annotated[int, Meta(ge=0, lt=MAX_PIPELINE_PEERS)]
 """Of a peer in a plan's list of them."""
 
 
+class Load(Struct, frozen=True, array_like=True):
+    """What a peer has had to do in its stage, a step of late (exponential means)."""
+
+    visits: Annotated[float, Meta(ge=0.0, le=float(MAX_MICROBATCHES * MAX_HOPS))]
+    """Microbatches that went through it and back."""
+    computing_s: Seconds
+    """Seconds of its processor for them."""
+    sending_s: Seconds
+    """Seconds of its uplink."""
+
+
+class Copy(Struct, frozen=True, array_like=True):
+    """A compressed copy of another stage's parameters that a peer holds."""
+
+    stage: Annotated[int, Meta(ge=0, lt=MAX_HOPS)]
+    step: Count
+    """Of the pipeline, at the round that made what it is a copy of."""
+    nbytes: Count
+
+
 class Present(Struct, frozen=True, array_like=True, tag=21):
     """To everybody known, every few seconds and when something of it changes: I serve this stage."""
 
     stage: Annotated[int, Meta(ge=-1, lt=MAX_HOPS)]
     """-1: none yet; who says so is told who serves what, and appointed if that is needed."""
+    life: Count
+    """Number of the life of that stage (`lives`)."""
     wants: Annotated[int, Meta(ge=-1, lt=MAX_HOPS)]
-    """Of those without a stage: the one that they are about to take; -1 while they have not chosen."""
+    """The stage that it is about to take, having none yet or leaving its own for it; -1 while there is no such one."""
     trains: bool
     """Is a member of its stage's chain, with its outer state, and not about to leave."""
     free: bool
@@ -51,6 +74,22 @@ class Present(Struct, frozen=True, array_like=True, tag=21):
     """All that this peer knows."""
     peers: Annotated[tuple[Count, ...], Meta(max_length=MAX_HOPS)]
     """How many serve each stage, as far as this peer knows."""
+    lives: Annotated[tuple[Life, ...], Meta(max_length=MAX_HOPS)]
+    """Of the stages that were begun anew, the newest: of data nodes by their chain, of others what they believe."""
+    lost: Annotated[tuple[Place, ...], Meta(max_length=MAX_HOPS)]
+    """Stages of which this peer has heard nobody for long (`lives`)."""
+    step_s: Seconds
+    """What a step of the pipeline takes, of late; 0 while that is not known."""
+    losses_per_hour: Rate
+    """Peers that fell silent, over the hours that all were heard, as far as this peer knows."""
+    grad_norm: Rate
+    """Of this peer's gradient, of late; 0 while there was none."""
+    shadows: Annotated[tuple[Copy, ...], Meta(max_length=MAX_HOPS)]
+    since: Count
+    """The pipeline's step at which it took its stage, or was started anew."""
+    load: Load
+    fits: Annotated[tuple[Annotated[int, Meta(ge=0, lt=MAX_HOPS)], ...], Meta(max_length=MAX_HOPS)]
+    """Other stages than its own that it could serve: its machine holds them, and nobody has tied it to one."""
     reply: bool = False
     """Whether this only answers another one (and wants no answer)."""
 
@@ -94,10 +133,21 @@ class StepGo(Struct, frozen=True, array_like=True, tag=24):
     reason: Text
 
 
-SwarmMessage = Present | StepPlan | StepAnswer | StepGo
+class MoveOrder(Struct, frozen=True, array_like=True, tag=25):
+    """Coordinator to a peer: leave your stage for another that needs you more. Whether it does shows in its `Present`."""
+
+    stage: Annotated[int, Meta(ge=0, lt=MAX_HOPS)]
+    """That it has now."""
+    to: Annotated[int, Meta(ge=0, lt=MAX_HOPS)]
+    urgent: bool
+    """The other stage has one peer only."""
+    reason: Text
+
+
+SwarmMessage = Present | StepPlan | StepAnswer | StepGo | MoveOrder
 
 _decoder: msgspec.msgpack.Decoder[PipelineMessage | SwarmMessage] = msgspec.msgpack.Decoder(
-    Passage | Again | GiveUp | Landed | Present | StepPlan | StepAnswer | StepGo
+    Passage | Again | GiveUp | Landed | Present | StepPlan | StepAnswer | StepGo | MoveOrder
 )
 
 

@@ -80,6 +80,8 @@ class Surroundings(Protocol):
     @property
     def head(self) -> Certified: ...
 
+    def begins(self, now: float) -> Mapping[int, PeerId]: ...
+
 
 @dataclass(slots=True)
 class Proposer:
@@ -165,6 +167,15 @@ class Proposer:
             newest = max(accepted, key=lambda a: a.ballot)
             self.reason = f"finishes what ballot {newest.ballot} began"
             return self._propose(newest.commit, s, now)
+
+        decides = is_quorum(view, s.standing.holders()) and not s.settings.rules.finished(s.head.commit)
+        begins = s.begins(now) if decides else {}
+        if begins:
+            self.reason = f"begins anew: stages {', '.join(map(str, sorted(begins)))}"
+            commit = chain.successor(
+                s.settings.swarm, s.head.commit, s.settings.rules, view=view, left=(), result=None, begins=begins
+            )
+            return self._propose(commit, s, now)
 
         situation = self._situation(s, now)
         decision = decide(situation)

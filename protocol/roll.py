@@ -12,13 +12,17 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from farflung.protocol.appointment import Appointment, check_appointment
-from farflung.protocol.errors import BadSignature
+from farflung.protocol.errors import BadSignature, Refused
 from farflung.protocol.keys import PeerId
 from farflung.protocol.limits import MAX_PIPELINE_PEERS
+from farflung.protocol.lives import LOST_AFTER, STARTING_S, Life
 from farflung.protocol.pipeline_messages import Present
 
 SILENT_AFTER = 5
 """Heartbeats without a word, after which a peer is no longer counted on."""
+
+ONE_LOSS_IN_H = 10.0
+"""Peer-hours for one peer that falls silent, until we have heard of more: 10 % an hour, the middle of CheckFree's rates."""
 
 FORGET_S = 600.0
 """After so long a silent peer is not talked to any more."""
@@ -48,6 +52,18 @@ class Roll:
     entries: dict[PeerId, Entry] = field(default_factory=dict)
     appointments: dict[int, Appointment] = field(default_factory=dict)
     """By stage, those that were shown to us and are genuine."""
+    renewed: dict[int, Life] = field(default_factory=dict)
+    """By stage, the newest life of those that were begun anew, as far as we know."""
+    by_chain: bool = False
+    """Lives come from stage 0's own chain, and nobody's word adds to them."""
+    _listens_since: float | None = None
+    _looked_at: float = 0.0
+    _heard_s: float = 0.0
+    """Seconds for which peers were heard, together."""
+    _fell_silent: int = 0
+    _silent: set[PeerId] = field(default_factory=set)
+    _shown: dict[int, float] = field(default_factory=dict)
+    """By stage, when we last heard of somebody who has the state of its newest life, or makes it; or heard of that life."""
 
     # ---- what comes in -----------------------------------------------------------------------------------------
 
@@ -59,19 +75,27 @@ class Roll:
         return True
 
     def heard(self, peer: PeerId, present: Present, now: float) -> bool:
-        """What an admitted peer says of itself. True when it is news that deserves an answer. Raises BadSignature naming the peer
-        for an appointment that is none, with nothing changed."""
+        """What an admitted peer says of itself. True when it is news that deserves an answer. Raises BadSignature or Refused naming the
+        peer for an appointment that is none or a life that cannot be, with nothing changed."""
         fresh = [one for one in present.appointments if self.appointments.get(one.stage) != one]
         for appointment in fresh:
             check_appointment(appointment, self.swarm, self.founder, peer=peer)
             if not 0 < appointment.stage < self.stages:
                 raise BadSignature(f"an appointment for stage {appointment.stage}, which there is not", peer=peer)
+        if any(not 0 < life.stage < self.stages or life.number < 1 for life in present.lives):
+            raise Refused("a life of a stage that cannot have been begun anew", peer=peer)
         for appointment in fresh:
             self.appointments.setdefault(appointment.stage, appointment)
         before = self.entries.get(peer)
         if before is None and len(self.entries) >= MAX_PIPELINE_PEERS:
             return False
         self.entries[peer] = Entry(now, present)
+        self._believe(present.lives, now)
+        for stage in {present.stage, present.wants}:
+            life = self.life(stage)
+            holds = present.stage == stage and life is not None and present.life == life.number and present.digest
+            if holds or (present.wants == stage and life is not None and life.founder == peer):
+                self._shown[stage] = now
         return before is None or before.present is None or present.stage < 0
 
     def lose(self, peer: PeerId) -> None:
@@ -84,9 +108,35 @@ class Roll:
         self.entries.pop(peer, None)
 
     def tick(self, now: float) -> None:
-        """Forget those that are gone for long."""
+        """Count those that fall silent, and forget those that are gone for long."""
+        if self._listens_since is None:
+            self._listens_since = self._looked_at = now
+        serving = {
+            peer for peer, entry in self.entries.items() if entry.present is not None and entry.present.stage >= 0
+        }
+        silent = {peer for peer in serving if now > self.entries[peer].since + SILENT_AFTER * self.heartbeat_s}
+        self._fell_silent += len(silent - self._silent)
+        self._heard_s += len(serving - silent) * (now - self._looked_at)
+        self._silent, self._looked_at = silent, now
         for peer in [p for p, entry in self.entries.items() if now > entry.since + FORGET_S]:
             del self.entries[peer]
+
+    def renew(self, lives: Iterable[Life], now: float) -> list[Life]:
+        """Lives that are certain, by stage 0's own chain. Those that are newer than what we knew."""
+        newer = [life for life in lives if life.number > self.number(life.stage)]
+        for life in newer:
+            self.renewed[life.stage], self._shown[life.stage] = life, now
+        return newer
+
+    def _believe(self, lives: Iterable[Life], now: float) -> None:
+        """Take up what half of the data nodes say."""
+        if self.by_chain:
+            return
+        said = [present for peer in self.training(0, now) if (present := self.present(peer)) is not None]
+        for life in lives:
+            backers = sum(any(one.stage == life.stage and one.number >= life.number for one in p.lives) for p in said)
+            if said and 2 * backers >= len(said):
+                self.renew([life], now)
 
     # ---- what follows ------------------------------------------------------------------------------------------
 
@@ -108,8 +158,10 @@ class Roll:
         return now <= entry.since + SILENT_AFTER * self.heartbeat_s
 
     def serving(self, stage: int, now: float) -> list[PeerId]:
-        """Others that serve a stage, sorted."""
-        return [p for p in self.known if self.alive(p, now) and (said := self.present(p)) and said.stage == stage]
+        """Others that serve a stage, in its newest life, sorted."""
+        number = self.number(stage)
+        living = (p for p in self.known if self.alive(p, now))
+        return [p for p in living if (said := self.present(p)) and (said.stage, said.life) == (stage, number)]
 
     def training(self, stage: int, now: float) -> list[PeerId]:
         """Those of them that train."""
@@ -129,23 +181,58 @@ class Roll:
         return version, digest, found[version, digest]
 
     def counts(self, now: float, mine: int) -> tuple[int, ...]:
-        """Peers of each stage: those who serve it, those who are about to, and ourselves, who have stage `mine`."""
+        """Peers of each stage: those who serve it and stay, those who are about to, and ourselves, who are of stage `mine`."""
         counts = [0] * self.stages
         counts[mine] += 1
         for peer in self.known:
             said = self.present(peer)
             if said is not None and self.alive(peer, now):
-                stage = said.stage if said.stage >= 0 else said.wants
-                if 0 <= stage < self.stages:
+                stage = said.wants if said.wants >= 0 else said.stage
+                if 0 <= stage < self.stages and (said.wants >= 0 or said.life == self.number(stage)):
                     counts[stage] += 1
         return tuple(counts)
 
-    def founder_of(self, stage: int) -> PeerId | None:
-        """Who began the chain of a stage, if we know."""
+    def life(self, stage: int) -> Life | None:
+        """The newest life of a stage, if we know any."""
         if stage == 0:
-            return self.founder
+            return Life(0, 0, self.founder)
         appointment = self.appointments.get(stage)
-        return None if appointment is None else appointment.founder
+        first = None if appointment is None else Life(stage, 0, appointment.founder)
+        return self.renewed.get(stage, first)
+
+    def number(self, stage: int) -> int:
+        """Of that life; 0 when we know of none."""
+        life = self.life(stage)
+        return 0 if life is None else life.number
+
+    def lost(self, now: float, *, held: int) -> tuple[int, ...]:
+        """Stages that were begun, and of which we have heard nobody who has their state for so long that they are lost, as far as we can tell.
+        `held`: whose state we have ourselves; -1: none."""
+        if self._listens_since is None:
+            return ()
+        usual_s = LOST_AFTER * self.heartbeat_s
+        homes = [said for peer in self.training(0, now) if (said := self.present(peer)) is not None]
+        found = []
+        for stage in range(1, self.stages):
+            if stage in self._shown:
+                at = self._shown[stage] + usual_s
+            else:  # never heard: the data nodes may know better, or all may just be starting
+                known = any(stage in said.lost for said in homes)
+                at = self._listens_since + (usual_s if known else STARTING_S)
+            if stage != held and self.life(stage) is not None and now > at:
+                found.append(stage)
+        return tuple(found)
+
+    def deserted(self, stage: int, now: float) -> bool:
+        """Whether a stage that once had peers has none that we hear: routes need not wait for it."""
+        if self.serving(stage, now) or stage not in self._shown:
+            return False
+        return self.number(stage) > 0 or now > self._shown[stage] + SILENT_AFTER * self.heartbeat_s
+
+    @property
+    def losses_per_hour(self) -> float:
+        """Peers that fell silent, over the hours that peers were heard; at first what is usual."""
+        return (1.0 + self._fell_silent) / (ONE_LOSS_IN_H + self._heard_s / 3600.0)
 
     def newest_step(self, mine: int) -> int:
         """The next step of the pipeline: the highest that anybody knows of who trains."""

@@ -4,6 +4,7 @@ A version is named in every envelope, record and manifest; decoders take it from
 
 * **1**: replica mode, fragments in turn, mean of contributors, dynamic linear voting.
 * **2**: laps: commits say how many inner steps the run has made and how many lie before the next round.
+* **3**: lives: the chain of stage 0 begins lost stages of a pipeline anew.
 """
 
 from collections.abc import Iterable
@@ -11,10 +12,10 @@ from collections.abc import Iterable
 from farflung.protocol.errors import WrongVersion
 from farflung.protocol.keys import PeerId
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """What we write."""
 
-SUPPORTED_VERSIONS: tuple[int, ...] = (2,)
+SUPPORTED_VERSIONS: tuple[int, ...] = (3,)
 """What we can read, ascending."""
 
 

@@ -149,7 +149,7 @@ class MemoryNetwork:
         self._dialled[target.peer_id] = (target, self._hub.now())
 
     def stop_serving(self) -> None:
-        """The process ends: nothing is handled any more."""
+        """See `network.Network`; also for the end of a process."""
         self._on_message = None
         self._handlers.clear()
         own = asyncio.current_task(self._hub.loop)  # a handler may close its own network

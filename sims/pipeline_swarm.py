@@ -11,6 +11,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -18,11 +19,15 @@ import torch
 from farflung.node.door import Doors
 from farflung.node.entrance import Entrance
 from farflung.node.events import Event, EventLog
+from farflung.node.outside import Outside
 from farflung.node.peer import Facilities, Facts
 from farflung.node.recipe import Recipe
+from farflung.node.renewal import Renewal
 from farflung.node.sealed_mail import PipelineMail
+from farflung.node.shadows import Shelf
 from farflung.node.stage_peer import StagePeer
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
+from farflung.node.stage_self import OUTSIDE
 from farflung.node.storage import newest_history
 from farflung.node.terms import Terms
 from farflung.protocol import pipeline_messages
@@ -30,6 +35,7 @@ from farflung.protocol.appointment import Appointment
 from farflung.protocol.chain import founded
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.keys import PeerId, Signer, short
+from farflung.protocol.lives import Life
 from farflung.protocol.roll import Roll
 from farflung.sims import clock
 from farflung.sims.hub import MemoryHub
@@ -48,6 +54,9 @@ LOOK_S = 2.0
 HAND_S = 0.002
 """What takes no time worth modelling."""
 
+BUILD_S = 3.0
+"""What a peer that moves takes to build its learner."""
+
 SECONDS = {"_forward": 0.2, "_backward": 0.5, "_loss": 0.05, "step": 0.1}
 """What computing takes at a peer of speed 1."""
 
@@ -56,13 +65,22 @@ SECONDS = {"_forward": 0.2, "_backward": 0.5, "_loss": 0.05, "step": 0.1}
 class Disk:
     """What outlives a process."""
 
-    storage: MemoryStorage = field(default_factory=MemoryStorage)
-    stage: int | None = None
-    founder: PeerId = b""
-    """Of that stage's chain."""
+    storages: dict[Life, MemoryStorage] = field(default_factory=lambda: defaultdict[Life, MemoryStorage](MemoryStorage))
+    """By life of a stage."""
+    life: Life | None = None
+    """Of its stage."""
     appointments: dict[int, Appointment] = field(default_factory=dict)
+    lives: dict[int, Life] = field(default_factory=dict)
     models: list[tuple[int, dict[int, torch.Tensor]]] = field(default_factory=list)
     """Version, and the outer parameters of all stages, each time that the whole model was evaluated here."""
+
+    @property
+    def stage(self) -> int | None:
+        return None if self.life is None else self.life.stage
+
+    def keep(self, roll: Roll) -> None:
+        self.appointments.update(roll.appointments)
+        self.lives.update(roll.renewed)
 
 
 @dataclass(slots=True)
@@ -92,6 +110,8 @@ class PipelineSwarm:
     founder: int = 0
     wanted: Mapping[int, int] = field(default_factory=dict)
     """By peer, the stage that it is told to take; others take what is needed."""
+    tied: bool = True
+    """Whether those who were told stay there whatever is needed later."""
     peers: dict[int, StagePeer] = field(default_factory=dict)
     disks: list[Disk] = field(init=False)
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
@@ -100,12 +120,12 @@ class PipelineSwarm:
     """Invariants that a judge saw broken, and refusals that honest peers should not make. A peer that crashes ends the simulation."""
     slowness: dict[int, float] = field(default_factory=dict)
     """By peer, how many times as long as usual everything takes for now."""
-    _judges: dict[int, Judge] = field(default_factory=dict)
-    _views: dict[int, StageView] = field(default_factory=dict)
+    _judges: dict[Life, Judge] = field(default_factory=dict)
+    _views: dict[Life, StageView] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.disks = [Disk() for _ in self.signers]
-        self.disks[self.founder].stage, self.disks[self.founder].founder = 0, self.signers[self.founder].peer_id
+        self.disks[self.founder].life = Life(0, 0, self.signers[self.founder].peer_id)
 
     @property
     def ids(self) -> list[PeerId]:
@@ -152,6 +172,7 @@ class PipelineSwarm:
         settings = self.recipe.settings()
         roll = Roll(self.recipe.swarm, manifest.founder, signer.peer_id, manifest.pipeline.stages, settings.heartbeat_s)
         roll.appointments.update(disk.appointments)
+        roll.renewed.update(disk.lives)
 
         def refused(error: RemoteError) -> None:
             if type(error).__name__ not in HONEST_REFUSALS:
@@ -162,13 +183,15 @@ class PipelineSwarm:
         for other in known:
             roll.discover(other, self.hub.now())
         try:
-            if disk.stage is None:
-                told = self.wanted.get(index)
-                fits = range(manifest.pipeline.stages) if told is None else (told,)
-                entrance = Entrance(network=network, mail=mail, roll=roll, admission=b"", fits=fits, refused=refused)
-                disk.stage, disk.founder = await entrance.run()
-                disk.appointments.update(roll.appointments)
-            await self._serve(index, stage_recipe(self.recipe, disk.stage), network, mail, roll, log, known)
+            outside = Outside(network=network, mail=mail, roll=roll, shelf=Shelf(), admission=b"", refused=refused)
+            goes_on = True
+            while goes_on:
+                if disk.life is None:
+                    told = self.wanted.get(index)
+                    fits = range(manifest.pipeline.stages) if told is None else (told,)
+                    disk.life = await Entrance(outside, fits).run()
+                    disk.keep(roll)
+                goes_on = await self._serve(index, disk.life, outside, mail, log)
         finally:
             self.peers.pop(index, None)
             await network.close()
@@ -176,14 +199,15 @@ class PipelineSwarm:
     async def _serve(
         self,
         index: int,
-        recipe: StageRecipe,
-        network: MemoryNetwork,
+        life: Life,
+        outside: Outside,
         mail: PipelineMail,
-        roll: Roll,
         log: EventLog,
-        known: list[PeerId],
-    ) -> None:
+    ) -> bool:
+        """One life; whether another follows it."""
+        recipe, roll = stage_recipe(self.recipe, life.stage), outside.roll
         signer, disk = self.signers[index], self.disks[index]
+        storage = disk.storages[life]
         learner = SimStageLearner(recipe.learner(self.dataset if recipe.stage == 0 else None, Runtime()))
 
         def seconds(name: str) -> float:
@@ -192,11 +216,17 @@ class PipelineSwarm:
         def door() -> VirtualDoor:
             return VirtualDoor(seconds)
 
+        doors = Doors(learner=door(), side=door(), journal=door())
+        if life.number > 0 and life.founder == signer.peer_id and not storage.load_history():
+            renewal = Renewal(outside, recipe, life, learner, doors, log)
+            if not await renewal.run(signer, storage):
+                disk.life = None
+                return True
         facilities = Facilities(
-            network=network,
+            network=outside.network,
             signer=signer,
-            doors=Doors(learner=door(), side=door(), journal=door()),
-            storage=disk.storage,
+            doors=doors,
+            storage=storage,
             log=log,
             facts=Facts(device="simulated", pid=0),
             checkpoint_s=60.0,
@@ -205,43 +235,63 @@ class PipelineSwarm:
             recipe,
             facilities,
             learner,
-            founder=disk.founder,
+            life=life,
             roll=roll,
             mail=mail,
-            keep=lambda: disk.appointments.update(roll.appointments),
+            shelf=outside.shelf,
+            keep=partial(disk.keep, roll),
+            fits=self._other_stages(index, recipe.stage),
+            prepare=self._prepare,
             keep_model=lambda version, stages: disk.models.append((version, dict(stages))),
         )
-        judge, view = self._judge(recipe, disk.founder)
+        judge, view = self._judge(recipe, life)
         learner.witness = lambda samples, gradient: judge.on_gradient(index, samples, gradient)
-        anchor, history = newest_history(disk.storage.load_history())
-        if not history and disk.founder == signer.peer_id:
+        anchor, history = newest_history(storage.load_history())
+        if not history and life.founder == signer.peer_id:
             history = [founded(peer.settings.swarm, signer, peer.settings.rules)]
-            disk.storage.append_commit(None, history[0])
+            storage.append_commit(None, history[0])
         self.peers[index] = view.peers[index] = peer
         view.learners[index] = learner
         try:
-            await peer.run(anchor=anchor, history=history, known=known)
+            await peer.run(anchor=anchor, history=history, known=roll.known)
         finally:
-            if view.peers.get(index) is peer:
-                del view.peers[index]
+            for peers in (self.peers, view.peers):
+                if peers.get(index) is peer:
+                    del peers[index]
+        if peer.moves_to is None:
+            return False
+        disk.life = None if peer.moves_to == OUTSIDE else roll.life(peer.moves_to)
+        outside.network.stop_serving()
+        await asyncio.sleep(BUILD_S)
+        return True
+
+    def _other_stages(self, index: int, stage: int) -> frozenset[int]:
+        """To which a peer may move."""
+        stages = range(self.recipe.manifest.pipeline.stages)
+        tied = index == self.founder or (self.tied and index in self.wanted)  # the founder's machine stays
+        return frozenset() if tied else frozenset(stages) - {stage}
+
+    async def _prepare(self, stage: int) -> None:
+        """Data is opened at once here."""
 
     # ---- judges ------------------------------------------------------------------------------------------------
 
-    def _judge(self, recipe: StageRecipe, founder: PeerId) -> tuple[Judge, StageView]:
-        stage = recipe.stage
-        if stage not in self._judges:
-            outfit = _Outfit(recipe.terms(founder))
-            self._views[stage] = StageView(outfit, self.ids)
-            judge = Judge(broken=lambda which, what: self.broken.append(f"stage {stage}, invariant {which}: {what}"))
-            judge.swarm = cast(Swarm, self._views[stage])
-            self._judges[stage] = judge
-        return self._judges[stage], self._views[stage]
+    def _judge(self, recipe: StageRecipe, life: Life) -> tuple[Judge, StageView]:
+        """Of one life of a stage: a chain of its own."""
+        if life not in self._judges:
+            outfit = _Outfit(recipe.terms(life))
+            self._views[life] = StageView(outfit, self.ids)
+            where = f"stage {life.stage}" + (f", life {life.number}" if life.number else "")
+            judge = Judge(broken=lambda which, what: self.broken.append(f"{where}, invariant {which}: {what}"))
+            judge.swarm = cast(Swarm, self._views[life])
+            self._judges[life] = judge
+        return self._judges[life], self._views[life]
 
     def _on_event(self, index: int, event: Event) -> None:
         self.events.append((self.hub.now() - START_UNIX_S, index, event))
-        stage = self.disks[index].stage
-        if stage in self._judges and index in self._views[stage].learners:
-            self._judges[stage].on_event(index, event)
+        life = self.disks[index].life
+        if life in self._judges and index in self._views[life].learners:
+            self._judges[life].on_event(index, event)
 
     async def watch(self) -> None:
         """Let the judges look, until cancelled."""
@@ -254,8 +304,9 @@ class PipelineSwarm:
             judge.look()
 
     def rounds(self) -> dict[int, int]:
-        """Newest version of the outer state, by stage."""
-        return {stage: judge.rounds for stage, judge in sorted(self._judges.items())}
+        """Newest version of the outer state, by stage, in its newest life."""
+        lives = sorted(self._judges, key=lambda life: (life.stage, life.number))
+        return {life.stage: self._judges[life].rounds for life in lives}
 
     def losses(self) -> list[float]:
         """Of data nodes' microbatches, in order."""
@@ -267,9 +318,9 @@ class PipelineSwarm:
         held = defaultdict[int, set[tuple[int, bytes]]](set)
         for peer in self.peers.values():
             if peer.applier.idle and peer.applier.version >= 0:
-                stage = peer.pipeline.recipe.stage
-                outer = self._views[stage].learners[self.ids.index(peer.member.me)].outer
-                held[stage].add((peer.applier.version, outer.digest()))
+                life = peer.pipeline.life
+                outer = self._views[life].learners[self.ids.index(peer.member.me)].outer
+                held[life.stage].add((peer.applier.version, outer.digest()))
         return dict(held)
 
 

@@ -47,6 +47,12 @@ class StageSlice:
         return [(name, shape) for name, shape in parameter_shapes(config) if self.holds(name)]
 
 
+def layers_of(config: ModelConfig, part: StageSlice, flat: Tensor) -> Tensor:
+    """The elements of a stage's flat vector [n] that are of its layers, in their order: without embedding, last norm and head."""
+    slots = slots_of(part.shapes(config))
+    return torch.cat([flat[slot.start : slot.stop] for slot in slots if _LAYER.match(slot.name)])
+
+
 def assemble(config: ModelConfig, sizes: Sequence[int], flats: Mapping[int, Tensor]) -> Tensor:
     """The flat vector [n] of the whole model from those of its stages. Raises BadPlan when one is missing or has another size."""
     places = slots_of(parameter_shapes(config))

@@ -61,9 +61,10 @@ class StageReplica(ModelState):
         *,
         loss: float,  # for the report; NaN where it is not known
         tokens: int,
+        lr_factor: float = 1.0,  # on the schedule's learning rate
     ) -> StepReport:
         """One inner step on the mean gradient. Raises NonFinite, with nothing changed."""
-        lr = self.inner_config.schedule.at(global_step)
+        lr = self.inner_config.schedule.at(global_step) * lr_factor
         means = mean_gradients([accumulated])
         for name, parameter in self.model.named_parameters():
             mean = means.get(name)

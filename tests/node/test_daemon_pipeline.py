@@ -1,6 +1,7 @@
 """A swarm with a pipeline as people run it: `create --stages 2`, processes that join over loopback, and one that is killed."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from farflung.node.wanted import local_swarm
 from farflung.protocol.appointment import appoint
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.keys import Ed25519Signer
+from farflung.protocol.lives import Life
 
 TEXT = "".join(f"line {i}: the swarm trains on text number {i * i}.\n" for i in range(2000))
 
@@ -83,7 +85,7 @@ def test_a_machine_remembers_its_stage(tmp_path: Path) -> None:
     swarm = SwarmPaths(name="x", hash_hex="00", folder=tmp_path, socket=tmp_path / "s")
     assert saved_stage(swarm) is None
     key = Ed25519Signer(b"k" * 32)
-    saved = SavedStage(1, key.peer_id, (appoint(key, bytes(32), 1, key.peer_id),))
+    saved = SavedStage(Life(1, 0, key.peer_id), (appoint(key, bytes(32), 1, key.peer_id),))
     save_stage(swarm, saved)
     assert saved_stage(swarm) == saved
     (tmp_path / "stage").write_bytes(b"\xc1")
@@ -97,7 +99,7 @@ def test_the_doctor_looks_at_a_stage(tmp_path: Path) -> None:
     findings = examine(options)
     assert findings["model"] == "pipe, stage 0 of 2, the largest" and findings["microbatch"] == 4
     swarm = resolve_paths(tmp_path / "a", {}).find_swarm("pipe")
-    save_stage(swarm, SavedStage(1, bytes.fromhex(made.founder), ()))
+    save_stage(swarm, SavedStage(Life(1, 0, bytes.fromhex(made.founder)), ()))
     again = examine(options)
     assert again["model"] == "pipe, stage 1 of 2, this machine's" and again["parameters"] < findings["parameters"]
 
@@ -182,3 +184,29 @@ def test_three_processes_train_two_stages_and_one_is_killed(tmp_path: Path) -> N
     assert figures["loss"] == pytest.approx(last["loss"], rel=1e-4) and figures["left_out"][0]["perplexity"] > 0.0
     with pytest.raises(ConfigError, match="go to the machine of one, the founder's for example"):
         daemon.export(ExportOptions(swarm="pipe", folder=tmp_path / "other", home=tmp_path / "b"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_only_process_of_a_stage_is_killed_and_another_machine_begins_it_anew(tmp_path: Path) -> None:
+    """From its shadow at the founder's node, which is not started anew, while the old machine's disk is never read."""
+    found(tmp_path)
+    with ExitStack() as stack:
+        a = stack.enter_context(running(Node(tmp_path / "a", "pipe")))
+        a.until(lambda: "farflung join farflung1" in a.log.read_text())
+        invitation = next(word for word in a.log.read_text().split() if word.startswith("farflung1"))
+        b = stack.enter_context(running(Node(tmp_path / "b", invitation)))
+        b.until(lambda: b.rounds() >= 2 and len(a.events("shadow")) >= 1)
+        b.process.kill()
+        b.process.wait()
+        shutil.rmtree(tmp_path / "b")
+        killed_at, before = time.time(), len(a.events("pipeline.step"))
+        c = stack.enter_context(running(Node(tmp_path / "c", invitation, "--stage", "1")))
+        c.until(lambda: c.rounds() >= 1)
+        [made] = c.events("stage.made")
+        assert (made["rung"], made["stage"]) == ("shadow", 1)
+        assert len(a.events("node.start")) == 1 and a.events("stage.anew")[-1]["life"] == 1
+        steps = a.events("pipeline.step")[before:]
+        assert any(step["landed"] for step in steps)
+        served_at = min(step["time"] for step in c.events("pipeline.step"))
+        print(f"{served_at - killed_at:.1f} s from the kill to the end of the first step with it")

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.protocol.test_coordination import says
+from tests.protocol.pipeline_says import says
 from tests.sims.pipeline_cases import recipe, signers
 
 from farflung.node.entrance import neediest

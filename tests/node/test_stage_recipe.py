@@ -9,9 +9,10 @@ import pytest
 
 from farflung.node.recipe import read_recipe
 from farflung.node.stage_recipe import stage_recipe
-from farflung.protocol.appointment import appoint, check_appointment, group_of
+from farflung.protocol.appointment import appoint, check_appointment
 from farflung.protocol.errors import BadSignature, ConfigError
 from farflung.protocol.keys import Ed25519Signer
+from farflung.protocol.lives import Counters, Life, group_of
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import AdmissionSpec, DataSpec, InnerSpec, ModelSpec, PipelineSpec
 from farflung.training.memory import RESERVE, forecast, parse_options
@@ -57,12 +58,15 @@ def test_each_stage_has_a_chain_of_its_own() -> None:
     first, second = (stage_recipe(whole, stage) for stage in range(2))
     groups = {
         whole.swarm,
-        *(one.settings(who.peer_id).swarm for one in (first, second) for who in (FOUNDER, OTHER)),
+        *(one.settings(Life(one.stage, 0, who.peer_id)).swarm for one in (first, second) for who in (FOUNDER, OTHER)),
     }
     assert len(groups) == 5
-    settings = second.settings(OTHER.peer_id)
+    life = Life(1, 2, OTHER.peer_id, Counters(3, 30, 3840))
+    settings = second.settings(life)
     assert settings.founder == OTHER.peer_id and settings.rules.numel == second.own.num_parameters
-    assert settings.swarm == group_of(whole.swarm, 1, OTHER.peer_id)
+    assert settings.swarm == group_of(whole.swarm, life)
+    assert (settings.rules.stages, settings.rules.since) == (1, life.since)
+    assert first.settings(Life(0, 0, FOUNDER.peer_id)).rules.stages == 2  # which may begin the other anew
 
 
 def test_only_the_founder_appoints() -> None:

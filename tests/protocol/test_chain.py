@@ -13,6 +13,7 @@ from farflung.protocol.errors import BadSignature, Refused
 from farflung.protocol.keys import Ed25519Signer
 from farflung.protocol.lap import Laps
 from farflung.protocol.ledger import Ledger, count
+from farflung.protocol.lives import Life
 from farflung.training.streaming import Timetable
 
 WHO = signers(4)
@@ -60,8 +61,8 @@ def test_golden_hashes() -> None:
     )
 
 
-GOLDEN_GENESIS = "9a49120585d729e0056fcb8b3d062ef43c32d92b329dea630962334e59948305"
-GOLDEN_ROUND = "aedf28685ce538d2b95f38f71320c65b8b673ccfa7fce5d35dde372033763fc2"
+GOLDEN_GENESIS = "6ab899478ad20ce0f5acff3dbc7abc6aa1cb49a7d30d84660183604dcf22dfaf"
+GOLDEN_ROUND = "576f6e98bef61f3a75c69ee7093815fbf853183fdd93b03cfefd72113e17389b"
 
 
 def test_every_field_changes_the_hash() -> None:
@@ -69,7 +70,7 @@ def test_every_field_changes_the_hash() -> None:
     others = [
         but(commit, height=9), but(commit, parent=b"q" * 32), but(commit, version=9), but(commit, tokens=9),
         but(commit, steps=9), but(commit, lap=9),
-        but(commit, view=(A,)), but(commit, left=(A,)), but(commit, ledger=Ledger()), but(commit, round=None),
+        but(commit, view=(A,)), but(commit, left=(A,)), but(commit, ledger=Ledger()), but(commit, round=None), but(commit, lives=(Life(1, 1, A),)),
     ]  # fmt: skip
     hashes = {chain.commit_hash(SWARM, c) for c in [commit, *others]} | {chain.commit_hash(b"w" * 32, commit)}
     assert len(hashes) == len(others) + 2

@@ -1,13 +1,13 @@
 """Who plans the steps of a pipeline, with whom, and when a step begins: in the machines' own time."""
 
-from typing import Any
-
 import pytest
+from tests.protocol.pipeline_says import says
 
 from farflung.protocol.appointment import appoint
 from farflung.protocol.coordination import ANSWER_S, ASIDE_S, PAUSE_S, RESEND_S, STRAGGLER_S, Coordinator
 from farflung.protocol.errors import BadSignature
 from farflung.protocol.keys import Ed25519Signer
+from farflung.protocol.lives import Life
 from farflung.protocol.pipeline_messages import PlannedLane, Present, StepAnswer, StepGo, StepPlan
 from farflung.protocol.roll import SILENT_AFTER, Roll, in_order
 from farflung.protocol.route import Leg
@@ -17,15 +17,6 @@ FOUNDER = Ed25519Signer(b"f" * 32)
 A, B, C, D = (bytes([number]) * 32 for number in range(1, 5))
 FIRST, SECOND = in_order(SWARM, [A, B])
 """Data nodes, in their order; C and D serve stage 1."""
-
-
-def says(stage: int, **changes: Any) -> Present:
-    return Present(
-        **{
-            "stage": stage, "wants": -1, "trains": True, "free": True, "step": 0, "window": b"", "finished": False, "version": 0, "digest": b"", "forward_s": 0.0,
-            "up_bytes_per_s": 0.0, "admission": b"", "addresses": (), "appointments": (), "peers": (), **changes,
-        }
-    )  # fmt: skip
 
 
 def roll_of(me: bytes, **others: Present) -> Roll:
@@ -79,7 +70,7 @@ def test_only_genuine_appointments_are_remembered_and_the_first_stays() -> None:
             roll.heard(D, says(1, appointments=(forged,)), 0.0)
     assert roll.known == [C]  # bad input changes nothing
     roll.heard(D, says(1, appointments=(appoint(FOUNDER, SWARM, 1, D),)), 0.0)
-    assert (roll.founder_of(0), roll.founder_of(1)) == (FOUNDER.peer_id, C)
+    assert (roll.life(0), roll.life(1)) == (Life(0, 0, FOUNDER.peer_id), Life(1, 0, C))
 
 
 def test_a_state_is_what_most_of_a_stage_announce() -> None:
@@ -174,3 +165,15 @@ def test_whoever_does_not_answer_is_lost_until_it_is_heard() -> None:
     posts = one.tick(ANSWER_S)
     assert posts and one.attempt is None and "1 of 3 peers did not answer" in one.reason
     assert one.participants(ANSWER_S + PAUSE_S, free=True) == [sorted([A, B]), [C]]
+
+
+def test_routes_go_around_stages_that_are_gone_as_far_as_they_may() -> None:
+    roll = Roll(SWARM, FOUNDER.peer_id, A, stages=3, heartbeat_s=2.0)
+    roll.heard(C, says(1), 0.0)
+    roll.renew([Life(2, 1, D)], 0.0)
+    assert Coordinator(roll).participants(0.0, free=True) is None
+    assert Coordinator(roll, may_miss=1).participants(0.0, free=True) == [[A], [C], []]
+    roll.heard(D, says(2, life=1, free=False), 0.0)
+    assert Coordinator(roll, may_miss=1).participants(0.0, free=True) is None  # it is there, and busy
+    roll.heard(D, says(2, life=0), 0.0)
+    assert Coordinator(roll, may_miss=1).participants(0.0, free=True) == [[A], [C], []]  # of an old life

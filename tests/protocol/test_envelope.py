@@ -21,6 +21,7 @@ from farflung.protocol.errors import (
 from farflung.protocol.keys import Ed25519Signer, domain, short
 from farflung.protocol.limits import MAX_CLOCK_SKEW_S, MAX_CONTROL_BYTES, MAX_MESSAGE_LIFE_S
 from farflung.protocol.replay import ReplayGuard
+from farflung.protocol.versions import PROTOCOL_VERSION
 
 ALICE, BOB = Ed25519Signer(b"a" * 32), Ed25519Signer(b"b" * 32)
 SWARM = bytes(range(32))
@@ -90,11 +91,12 @@ def test_field_too_many_is_malformed() -> None:
 
 
 def test_wrong_version() -> None:
-    assert "version 3" in refuse(resigned(version=3), WrongVersion)
+    later = PROTOCOL_VERSION + 1
+    assert f"version {later}" in refuse(resigned(version=later), WrongVersion)
 
 
 def test_later_version_of_another_shape_is_a_wrong_version() -> None:
-    refuse(msgspec.msgpack.encode([3, "all", {"is": "new"}]) + bytes(64), WrongVersion)
+    refuse(msgspec.msgpack.encode([PROTOCOL_VERSION + 1, "all", {"is": "new"}]) + bytes(64), WrongVersion)
 
 
 def test_wrong_swarm() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from farflung.protocol.errors import BadSignature, IdentityError, WrongVersion
 from farflung.protocol.keys import Ed25519Signer, domain, fingerprint, short, verify
-from farflung.protocol.versions import check_version, negotiate
+from farflung.protocol.versions import PROTOCOL_VERSION, check_version, negotiate
 
 ALICE, BOB = Ed25519Signer(b"a" * 32), Ed25519Signer(b"b" * 32)
 
@@ -56,7 +56,7 @@ def test_names_for_people() -> None:
 
 def test_versions() -> None:
     assert negotiate([3, 1, 2], ours=[1, 2], peer=None) == 2
-    with pytest.raises(WrongVersion, match=r"\[7, 9\], we speak \[2\]") as caught:
+    with pytest.raises(WrongVersion, match=rf"\[7, 9\], we speak \[{PROTOCOL_VERSION}\]") as caught:
         negotiate([9, 7], peer=ALICE.peer_id)
     assert caught.value.peer == ALICE.peer_id
     check_version(2, what="message", peer=None)

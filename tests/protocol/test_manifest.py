@@ -254,8 +254,8 @@ def test_wrong_swarm() -> None:
 
 
 def test_wrong_version_even_of_another_shape() -> None:
-    assert "[3]" in refuse(signed_raw(raw_manifest() | {"protocol_versions": [3]}), WrongVersion)
-    refuse(signed_raw({"protocol_versions": [3, 4], "new": {"shape": 1}}), WrongVersion)
+    assert "[9]" in refuse(signed_raw(raw_manifest() | {"protocol_versions": [9]}), WrongVersion)
+    refuse(signed_raw({"protocol_versions": [9, 10], "new": {"shape": 1}}), WrongVersion)
 
 
 def test_out_of_range_is_refused() -> None:

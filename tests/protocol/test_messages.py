@@ -31,6 +31,7 @@ from farflung.protocol.limits import (
     MAX_PARTS,
     MAX_TEXT,
 )
+from farflung.protocol.lives import Counters, Life
 from farflung.protocol.messages import (
     BulkHeader,
     Message,
@@ -66,6 +67,7 @@ COMMIT = chain.Commit(
     left=(B,),
     ledger=LEDGER,
     round=ROUND,
+    lives=(Life(2, 1, B, Counters(4, 32, 100000)),),
 )
 GENESIS = chain.genesis(
     A,
@@ -117,6 +119,7 @@ HEADERS: dict[str, BulkHeader] = {
     ),
     "settle request": messages.SettleRequest(PLAN, True),
     "settled": messages.Settled(12),
+    "shadow request": messages.ShadowRequest(3),
 }  # fmt: skip
 PIPELINE: dict[str, PipelineMessage] = {
     "passage": messages.Passage(
@@ -156,7 +159,7 @@ def test_the_committed_bytes_are_read_back(name: str) -> None:
 def test_tags_are_unique() -> None:
     """And never change: they are the kinds of envelopes."""
     tags = {messages.tag(s) for s in ALL.values()}
-    assert tags == {*range(1, 21), *range(64, 73)}
+    assert tags == {*range(1, 21), *range(64, 74)}
 
 
 def test_messages_and_headers_are_not_mixed_up() -> None:

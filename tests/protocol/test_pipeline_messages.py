@@ -16,8 +16,12 @@ from farflung.protocol import messages
 from farflung.protocol.appointment import Appointment
 from farflung.protocol.errors import LimitExceeded, Malformed, RemoteError
 from farflung.protocol.limits import MAX_CONTROL_BYTES, MAX_HOPS, MAX_PIPELINE_PEERS
+from farflung.protocol.lives import Counters, Life
 from farflung.protocol.messages import encode, tag
 from farflung.protocol.pipeline_messages import (
+    Copy,
+    Load,
+    MoveOrder,
     PlannedLane,
     Present,
     StepAnswer,
@@ -33,9 +37,12 @@ FROM = b"\7" * 32
 A, B, WINDOW, DIGEST, SIGNATURE = b"a" * 32, b"b" * 32, b"w" * 32, b"d" * 32, b"s" * 64
 
 PRESENT = Present(
-    stage=1, wants=-1, trains=True, free=False, step=160, window=WINDOW, finished=False, version=5, digest=DIGEST,
+    stage=1, life=2, wants=-1, trains=True, free=False, step=160, window=WINDOW, finished=False, version=5, digest=DIGEST,
     forward_s=0.25, up_bytes_per_s=1e6, admission=SIGNATURE, addresses=("/ip4/203.0.113.7/tcp/31337",),
-    appointments=(Appointment(1, B, SIGNATURE),), peers=(2, 1), reply=True,
+    appointments=(Appointment(1, B, SIGNATURE),), peers=(2, 1),
+    lives=(Life(1, 2, B, Counters(5, 40, 1280)),), lost=(3,), step_s=12.5, losses_per_hour=0.25, grad_norm=1.5,
+    shadows=(Copy(3, 120, 4096),),
+    since=90, load=Load(4.0, 1.5, 0.5), fits=(0, 2), reply=True,
 )  # fmt: skip
 PLAN = StepPlan(WINDOW, 160, (A, B), ((0,), (1,)), (PlannedLane((Leg(0, 0), Leg(1, 1)), 4),), 12.5)
 SAMPLES: dict[str, SwarmMessage] = {
@@ -43,6 +50,7 @@ SAMPLES: dict[str, SwarmMessage] = {
     "step plan": PLAN,
     "step answer": StepAnswer(WINDOW, False, "busy"),
     "step go": StepGo(WINDOW, True, "all are ready"),
+    "move": MoveOrder(1, 0, True, "stage 0 has one peer only"),
 }
 
 
@@ -58,7 +66,7 @@ def test_bytes_are_as_committed_and_lead_back(name: str) -> None:
 
 
 def test_tags_follow_on_those_of_messages() -> None:
-    assert {tag(message) for message in SAMPLES.values()} == {21, 22, 23, 24}
+    assert {tag(message) for message in SAMPLES.values()} == {21, 22, 23, 24, 25}
     landed = messages.Landed(WINDOW, (1, 2))
     assert decode(encode(landed), peer=FROM) == landed  # one channel for all of a pipeline
     with pytest.raises(Malformed):
@@ -72,12 +80,20 @@ def test_tags_follow_on_those_of_messages() -> None:
         msgspec.structs.replace(PRESENT, wants=-2),
         msgspec.structs.replace(PRESENT, admission=bytes(65)),
         msgspec.structs.replace(PRESENT, appointments=(Appointment(1, b"short", SIGNATURE),)),
+        msgspec.structs.replace(PRESENT, lives=(Life(1, 2, b"short"),)),
+        msgspec.structs.replace(PRESENT, lost=(1,) * (MAX_HOPS + 1)),
+        msgspec.structs.replace(PRESENT, shadows=(Copy(MAX_HOPS, 120, 4096),)),
+        msgspec.structs.replace(PRESENT, load=Load(-1.0, 0.0, 0.0)),
+        msgspec.structs.replace(PRESENT, load=Load(0.0, float("inf"), 0.0)),
+        msgspec.structs.replace(PRESENT, fits=(MAX_HOPS,)),
+        msgspec.structs.replace(PRESENT, fits=(0,) * (MAX_HOPS + 1)),
         msgspec.structs.replace(PLAN, peers=(A,) * (MAX_PIPELINE_PEERS + 1)),
         msgspec.structs.replace(PLAN, stages=((MAX_PIPELINE_PEERS,),)),
         msgspec.structs.replace(PLAN, lanes=(PlannedLane((), 1),)),
         msgspec.structs.replace(PLAN, leg_s=-1.0),
         StepAnswer(WINDOW, True, "x" * 513),
         StepGo(b"w", True, ""),
+        MoveOrder(0, MAX_HOPS, True, ""),
     ],
 )
 def test_what_is_beyond_limits_is_refused(wrong: SwarmMessage) -> None:

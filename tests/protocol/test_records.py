@@ -34,6 +34,7 @@ from farflung.protocol.records import (
     validate_record,
 )
 from farflung.protocol.replay import first_seq
+from farflung.protocol.versions import PROTOCOL_VERSION
 
 NOW = 1_800_000_000.0
 SEQ = first_seq(NOW)
@@ -155,7 +156,7 @@ def test_signed_records(placed: Placed, owner: Ed25519Signer) -> None:
     max_life_s = MAX_CLAIM_LIFE_S if placed is CLAIM else MAX_RECORD_LIFE_S
     thief = Ed25519Signer(b"x" * 32)
     refuse(at(placed, value=b"\xc1" + placed.value), Malformed, who)
-    refuse(changed(placed, version=3), WrongVersion, who)
+    refuse(changed(placed, version=PROTOCOL_VERSION + 1), WrongVersion, who)
     refuse(at(placed, value=msgspec.msgpack.encode([3, {"new": "shape"}]) + bytes(64)), WrongVersion, who)
     refuse(changed(placed, kind=3 - (1 if placed is CLAIM else 2)), Refused, who)
     refuse(changed(placed, by=thief), BadSignature, who)

@@ -1,0 +1,105 @@
+"""A peer that serves no stage: it says so, hears who serves what, and whoever it asks answers.
+
+What `entrance` and `renewal` have in common: before there is a `pipeline`, somebody has to speak.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from farflung.node.network import Network, PeerId
+from farflung.node.sealed_mail import PipelineMail
+from farflung.node.shadows import Shelf
+from farflung.protocol.envelope import swarm_of
+from farflung.protocol.errors import RemoteError
+from farflung.protocol.limits import MAX_ADDRESSES
+from farflung.protocol.pipeline_messages import Load, Present
+from farflung.protocol.roll import Roll
+
+
+class Outside:
+    """See the module."""
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        mail: PipelineMail,
+        roll: Roll,
+        shelf: Shelf,
+        admission: bytes,
+        refused: Callable[[RemoteError], None],
+    ) -> None:
+        self.network = network
+        self.roll = roll
+        self.shelf = shelf
+        self.refused = refused
+        self.wants = -1
+        """The stage that we are about to take; -1 while we have not chosen."""
+        self.fits: frozenset[int] = frozenset()
+        """The stages that we could take."""
+        self._mail = mail
+        self._admission = admission
+
+    def listen(self, heard: Callable[[Present], None]) -> None:
+        """`heard` is told what was said, once the roll knows it."""
+
+        def receive(sender: PeerId, data: bytes) -> None:
+            try:
+                if swarm_of(data, sender) != self.roll.swarm:
+                    return  # of a chain that we have left, or are not in yet
+                message = self._mail.open(sender, data)
+                if not isinstance(message, Present):
+                    return  # of steps that are none of ours yet
+                self.roll.heard(sender, message, self.now())
+            except RemoteError as error:
+                self.refused(error)
+                return
+            self.network.add_addresses(sender, list(message.addresses))
+            heard(message)
+
+        self.roll.by_chain = False
+        self.network.on_message(receive)
+
+    def discovered(self, peer: PeerId) -> None:
+        """A record or a cache mentions a peer."""
+        if self.roll.discover(peer, self.now()):
+            self._mail.send(peer, self._present())
+
+    def say(self) -> None:
+        """Tell everybody what we want; they answer."""
+        present = self._present()
+        for peer in self.roll.known:
+            self._mail.send(peer, present)
+
+    def now(self) -> float:
+        """Of the roll's clock."""
+        return asyncio.get_running_loop().time()
+
+    def _present(self) -> Present:
+        return Present(
+            stage=-1,
+            life=0,
+            wants=self.wants,
+            trains=False,
+            free=False,
+            step=0,
+            window=b"",
+            finished=False,
+            version=0,
+            digest=b"",
+            forward_s=0.0,
+            up_bytes_per_s=0.0,
+            admission=self._admission,
+            addresses=tuple(self.network.addresses()[:MAX_ADDRESSES]),
+            appointments=(),
+            peers=(),
+            lives=(),
+            lost=(),
+            step_s=0.0,
+            losses_per_hour=self.roll.losses_per_hour,
+            grad_norm=0.0,
+            shadows=self.shelf.copies,
+            since=0,
+            load=Load(0.0, 0.0, 0.0),
+            fits=tuple(sorted(self.fits)),
+        )

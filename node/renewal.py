@@ -1,0 +1,248 @@
+"""A stage begins anew here: what it is made of, and the first commit of its new life.
+
+    called by the data nodes (`protocol/lives.py`) ──▶ who has what ──▶ the ladder: an order of tries ──▶ the first that succeeds
+                                                                        ──▶ on disk ──▶ the chain's first commit ──▶ we serve
+
+What is tried first is `training/recovery_ladder.py`'s decision, by expected cost: with the time of a step and the chance to lose a peer as the data nodes
+have measured them (the median of what they say), and the uplinks of those who would send. Offers are shadows, here or at other peers, and the stages around: the mean of the two neighbours'
+outer parameters, weighted by the norms of their gradients, the nearest stages where neighbours are lost too, and at last new initial weights, which
+everybody can make. Only stages of as many layers count, and of stage 0 only its layers. Moments begin afresh, and where the stage was made of others
+its learning rate is raised for a while (`recovery_checkfree`).
+
+Meanwhile we say that we are at it, so that the stage is not found lost again; and if the data nodes begin yet another life because they did not hear us,
+ours ends before it has begun. No file is read for any of this. What was made is on our disk before anybody can count on it, as after every download.
+"""
+
+import asyncio
+from statistics import median
+
+from torch import Tensor
+
+from farflung.node.borrowing import borrow
+from farflung.node.door import Doors
+from farflung.node.events import EventLog
+from farflung.node.outside import Outside
+from farflung.node.shadows import CODEC, fetch, serve_shelf
+from farflung.node.stage_learner import StageLearner
+from farflung.node.stage_recipe import StageRecipe, stage_recipe
+from farflung.node.storage import Place, Storage
+from farflung.protocol.chain import founded
+from farflung.protocol.errors import NetworkError, RemoteError
+from farflung.protocol.keys import PeerId, Signer, short
+from farflung.protocol.lives import Life
+from farflung.protocol.pipeline_messages import Present
+from farflung.training.outer import BYTES_PER_ELEMENT
+from farflung.training.pipeline_online import RATE_BYTES_PER_S
+from farflung.training.pipeline_slice import layers_of
+from farflung.training.recovery_costs import Rung
+from farflung.training.recovery_ladder import Loss, Offer, Recovery, decide, rebuilt
+from farflung.training.recovery_rules import interpolated, weighted_mean
+
+LISTEN_S = 2.0
+"""Until those who were asked have answered."""
+
+STEP_S = 10.0
+"""Of the pipeline, while nobody has measured one."""
+
+
+class Renewal:
+    """See the module. `run` once, before there is a peer."""
+
+    def __init__(
+        self, outside: Outside, recipe: StageRecipe, life: Life, learner: StageLearner, doors: Doors, log: EventLog
+    ) -> None:
+        self._outside = outside
+        self._roll = outside.roll
+        self._recipe = recipe
+        self._life = life
+        self._learner = learner
+        self._doors = doors
+        self._log = log
+        self._sources: dict[str, PeerId] = {}
+        """Who would send what was offered, by the name in the offer."""
+
+    async def run(self, signer: Signer, storage: Storage) -> bool:
+        """Make the stage, and write its first commit. False: another life of it was begun meanwhile, and nothing was written."""
+        self._outside.wants, self._outside.fits = self._life.stage, frozenset()
+        self._outside.listen(lambda present: None)
+        outside = self._outside
+        serve_shelf(outside.network, outside.shelf, lambda peer: self._roll.present(peer) is not None, outside.refused)
+        async with asyncio.TaskGroup() as group:
+            saying = group.create_task(self._say())
+            await asyncio.sleep(LISTEN_S)
+            rung = await self._make()
+            saying.cancel()
+        if not self._counts():
+            return False
+        if rung.bumps_lr:
+            self._learner.made_of_others_at = self._step()
+        place = Place(0, self._life.since.version, (), 0, b"")
+        await self._doors.learner.run(storage.save_learner, self._learner, {}, place, ())
+        settings = self._recipe.settings(self._life)
+        first = founded(settings.swarm, signer, settings.rules)
+        await self._doors.journal.run(storage.append_commit, None, first)
+        return True
+
+    # ---- making it ---------------------------------------------------------------------------------------------
+
+    async def _make(self) -> Rung:
+        """Try one offer after another; the last one needs nobody."""
+        recovery = self._decide()
+        self._log.emit("stage.recovery", stage=self._life.stage, life=self._life.number, reason=recovery.why)
+        for priced in recovery.order:
+            began = self._outside.now()
+            layers = await self._try(priced.offer)
+            if layers is None and priced.offer.rung is not Rung.RANDOM:
+                self._log.emit("stage.unmade", rung=str(priced.offer.rung), reason="it could not be had in one piece")
+                continue
+            if layers is not None:
+                await self._doors.learner.run(self._learner.begin_with, layers)
+            self._log.emit(
+                "stage.made",
+                stage=self._life.stage,
+                rung=str(priced.offer.rung),
+                holders=list(priced.offer.holders),
+                bytes=priced.offer.nbytes,
+                seconds=round(self._outside.now() - began, 3),
+            )
+            return priced.offer.rung
+        raise AssertionError("the ladder ends with what needs nobody")
+
+    def _decide(self) -> Recovery:
+        said = self._data_nodes()
+        steps = [one.step_s for one in said if one.step_s > 0.0]
+        losses = [one.losses_per_hour for one in said] or [self._roll.losses_per_hour]
+        pipeline = self._recipe.pipeline
+        return decide(
+            Loss(
+                stage=self._life.stage,
+                iteration_s=median(steps) if steps else STEP_S,
+                failures_per_hour=min(0.99, median(losses)),
+                may_skip=pipeline.visits < pipeline.stages,
+            ),
+            [*self._shadows(), *self._offers()],
+        )
+
+    def _shadows(self) -> list[Offer]:
+        """Copies of the stage."""
+        stage, now, step = self._life.stage, self._outside.now(), self._step()
+        found = []
+        mine = self._outside.shelf.shadows.get(stage)
+        if mine is not None:
+            found.append(Offer(rung=Rung.SHADOW, steps_behind=max(0, step - mine.step)))
+        for peer in self._roll.known:
+            said = self._roll.present(peer)
+            for copy in said.shadows if said is not None and self._roll.alive(peer, now) else ():
+                if copy.stage == stage:
+                    self._sources[short(peer)] = peer
+                    found.append(
+                        Offer(
+                            rung=Rung.SHADOW,
+                            holders=(short(peer),),
+                            nbytes=copy.nbytes,
+                            bytes_s=self._rate(peer),
+                            steps_behind=max(0, step - copy.step),
+                        )
+                    )
+        return found
+
+    def _offers(self) -> list[Offer]:
+        now, stages = self._outside.now(), range(self._roll.stages)
+        held = {stage: found for stage in stages if (found := self._roll.holders(stage, now)) is not None}
+        alike = {stage for stage in held if len(self._part(stage).part.layers) == len(self._recipe.part.layers)}
+        ready = {stage for stage in alike if stage != self._life.stage}
+        self._sources |= {short(held[stage][2][0]): held[stage][2][0] for stage in ready}
+        peer_of = [short(held[stage][2][0]) if stage in ready else "" for stage in stages]
+        sizes = [self._part(stage).own.num_parameters for stage in ready]
+        return rebuilt(
+            self._life.stage,
+            self._roll.stages,
+            frozenset(set(stages) - ready),
+            peer_of,
+            weights_nbytes=BYTES_PER_ELEMENT * max(sizes, default=0),
+            bytes_s=min((self._rate(held[stage][2][0]) for stage in ready), default=RATE_BYTES_PER_S),
+            swaps=False,
+        )
+
+    async def _try(self, offer: Offer) -> Tensor | None:
+        """The parameters that an offer gives; None when they cannot be had, and of a random stage, whose parameters we have."""
+        if offer.rung is Rung.RANDOM:
+            return None
+        if offer.rung is Rung.SHADOW:
+            return await self._shadow([self._sources[holder] for holder in offer.holders])
+        stages = [self._stage_of(self._sources[holder]) for holder in offer.holders]
+        found = [layers for stage in stages if (layers := await self._borrowed(stage)) is not None]
+        if len(found) < len(stages):
+            return None
+        if offer.rung is Rung.MEAN:
+            norms = [self._norm(stage) for stage in stages]
+            return weighted_mean(found[0], found[1], norms[0], norms[1])
+        return interpolated(dict(zip(stages, found, strict=True)), self._life.stage)
+
+    async def _shadow(self, holders: list[PeerId]) -> Tensor | None:
+        """Of the stage; our own where no holder is named."""
+        outside, numel = self._outside, self._recipe.own.num_parameters
+        shadow = outside.shelf.shadows.get(self._life.stage)
+        if holders:
+            try:
+                shadow = await fetch(outside.network, holders[0], self._life.stage, numel)
+            except NetworkError:
+                return None
+            except RemoteError as error:
+                outside.refused(error)
+                return None
+        return None if shadow is None else await self._doors.side.run(CODEC.decode, shadow.payload, numel)
+
+    async def _borrowed(self, stage: int) -> Tensor | None:
+        """The outer parameters of another stage's layers."""
+        held = self._roll.holders(stage, self._outside.now())
+        if held is None:
+            return None
+        _, digest, holders = held
+        recipe, outside = self._part(stage), self._outside
+        outer = await borrow(
+            outside.network,
+            holders,
+            digest,
+            recipe.own.num_parameters,
+            side=self._doors.side,
+            refused=outside.refused,
+        )
+        return None if outer is None else layers_of(recipe.whole.model, recipe.part, outer.params)
+
+    # ---- what is known -----------------------------------------------------------------------------------------
+
+    async def _say(self) -> None:
+        """What we are about, until cancelled."""
+        while True:
+            self._outside.say()
+            await asyncio.sleep(self._roll.heartbeat_s)
+
+    def _counts(self) -> bool:
+        """Whether the life that we begin is still the newest."""
+        return self._roll.number(self._life.stage) <= self._life.number
+
+    def _data_nodes(self) -> list[Present]:
+        roll = self._roll
+        return [said for peer in roll.training(0, self._outside.now()) if (said := roll.present(peer)) is not None]
+
+    def _step(self) -> int:
+        """Of the pipeline, the next one."""
+        return max((said.step for said in self._data_nodes()), default=0)
+
+    def _stage_of(self, peer: PeerId) -> int:
+        said = self._roll.present(peer)
+        return -1 if said is None else said.stage
+
+    def _part(self, stage: int) -> StageRecipe:
+        return stage_recipe(self._recipe.whole, stage)
+
+    def _rate(self, peer: PeerId) -> float:
+        said = self._roll.present(peer)
+        return RATE_BYTES_PER_S if said is None or said.up_bytes_per_s == 0.0 else said.up_bytes_per_s
+
+    def _norm(self, stage: int) -> float:
+        """Of a stage's gradient: the median of what its peers say."""
+        now = self._outside.now()
+        norms = [said.grad_norm for peer in self._roll.serving(stage, now) if (said := self._roll.present(peer))]
+        return median(norms) if norms else 0.0

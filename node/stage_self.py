@@ -1,0 +1,63 @@
+"""What a peer's part in the pipeline asks of the peer that it is part of (`stage_peer.StagePeer`)."""
+
+from typing import Protocol
+
+from farflung.node.network import PeerId
+from farflung.protocol.lives import Life
+from farflung.protocol.pipeline_messages import Copy
+
+OUTSIDE = -1
+"""In the place of a stage: none."""
+
+
+class Self(Protocol):
+    """See the module."""
+
+    @property
+    def trains(self) -> bool:
+        """Is a member of its stage's chain, with its outer state, and not about to leave."""
+
+    @property
+    def free(self) -> bool:
+        """Could take part in a step now."""
+
+    @property
+    def in_step(self) -> bool:
+        """Is at a step of the pipeline."""
+
+    @property
+    def unsent(self) -> bool:
+        """Has trained more since its last round than is usual while one is under way."""
+
+    @property
+    def finished(self) -> bool:
+        """The run is complete for its stage."""
+
+    @property
+    def holds(self) -> tuple[int, bytes]:
+        """Version and digest of its outer state; the digest is empty while there is none."""
+
+    @property
+    def up_bytes_per_s(self) -> float:
+        """Of its uplink; 0 while unknown."""
+
+    def wake(self) -> None:
+        """There may be something to do."""
+
+    def met(self, peer: PeerId) -> None:
+        """Another peer of its stage."""
+
+    @property
+    def grad_norm(self) -> float:
+        """Of its gradient, of late; 0 while there was none."""
+
+    @property
+    def copies(self) -> tuple[Copy, ...]:
+        """Shadows of other stages that it holds."""
+
+    @property
+    def lives(self) -> tuple[Life, ...]:
+        """What its chain says of other stages, where that is stage 0's."""
+
+    def go(self, stage: int, reason: str) -> None:
+        """Leave this stage's chain for that of another; OUTSIDE: to come in again as a newcomer."""

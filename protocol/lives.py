@@ -1,0 +1,84 @@
+"""The *lives* of a stage: which of its histories counts, and how a stage whose peers are all gone begins anew.
+
+A stage's chain is on the disks of its peers, and only they vote in it. When all of them are gone their chain stands still for good, and so that the
+stage can go on somebody has to begin another chain for it: the stage's next life. Two lives must never both count, so it takes one decision:
+
+    no peer of stage s is heard ──▶ all say so (`Present.lost`) ──▶ a commit of stage 0 names Life(s, n + 1, founder)
+                                                                       ──▶ the founder builds the state, and begins the chain of that life
+
+**The chain of stage 0 decides.** It is the only history that goes on without stage s, and it has a quorum rule of its own. Each of its commits lists the
+newest life of every stage that was begun anew; the next may only add one to a number. So lives are numbered without gaps, each has one founder, and of
+two sides of a partition at most one can begin any: the one with the quorum of stage 0, whichever side the stage's peers are on.
+
+**When.** The proposer looks around first (`protocol/lost.py`): a quorum of the data nodes and half of all other peers that it hears must say that they
+have heard no holder of the stage's state for `LOST_AFTER` heartbeats (`STARTING_S`, where nobody has heard any since all were started). Voters check only the numbers. They must not withhold their votes by what they
+hear: a commit that one member has voted for has to be voted for by all in the end (Paxos), and stage 0 would stand still for as long as they disagree.
+
+**Who else knows.** Data nodes know from their chain. All others believe what half of the data nodes say that they hear; that is as much as is known of
+anything between stages (`protocol/roll.py`): without stage 0's whole chain nobody can check a certificate. A number never goes back.
+
+**Two lives are never both served.** A chain is bound to its life (`group_of`), so votes and rounds of one mean nothing in another. Peers say of which
+life they are; whoever knows a newer one does not plan with those of an older one, and refuses plans that do. A peer that learns of a newer life of its
+stage than its own ends it, keeps nothing but its key, and comes in again as a newcomer. On the smaller side of a partition an old life may be
+trained with until the sides meet: what its peers did is dropped then, what others did there is local progress as that of any minority (invariant 5).
+
+**If the founder dies** before anybody holds the new life's state, that life is lost like any other, and the next number begins.
+
+What is not covered: stage 0 itself. Without a quorum of its peers nobody decides, and when all of them are gone for good, so is the run: its chain
+counts the run, hands out the samples, and holds the ends of the model. And a founder that began a life, lost its disk and came back before its life was
+found lost begins the same life twice; if others had joined it, they refuse it (as with every member that forgot its promises, `standing`).
+"""
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+
+from farflung.protocol.keys import PeerId, digest
+from farflung.protocol.types import Count, Key
+
+LOST_AFTER = 15
+"""Heartbeats without a word from any holder of a stage's state, after which it is lost: half a minute. A wrong alarm costs a stage's last
+rounds, and all of its moments, so it takes longer than for a peer to be left out of a step, or a view."""
+
+STARTING_S = 600.0
+"""The same for a stage of which a peer has heard nobody since it was started itself, unless a data node says that it is lost: perhaps the whole
+swarm is just being started."""
+
+
+class Counters(Struct, frozen=True, array_like=True):
+    """What a chain counts: where the chain of a later life goes on is where stage 0 was when it was decided."""
+
+    version: Count = 0
+    steps: Count = 0
+    tokens: Count = 0
+
+
+BEGINNING = Counters()
+"""Of a first life."""
+
+
+class Life(Struct, frozen=True, array_like=True):
+    """One history of a stage."""
+
+    stage: Count
+    number: Count
+    """0: by appointment of the swarm's founder; later ones by a commit of stage 0."""
+    founder: Key
+    """Who begins its chain."""
+    since: Counters = BEGINNING
+    """What its first commit counts on from."""
+
+
+def group_of(swarm: bytes, life: Life) -> bytes:
+    """What the chain and the messages of a life are bound to, 32 bytes."""
+    number = life.stage.to_bytes(4, "big") + life.number.to_bytes(4, "big")
+    return digest("stage", swarm + number + life.founder)
+
+
+def renewed(lives: Iterable[Life], begins: Mapping[int, PeerId], since: Counters) -> tuple[Life, ...]:
+    """The newest lives after a commit that begins the stages `begins` anew, each by its founder; sorted by stage."""
+    newest = {life.stage: life for life in lives}
+    for stage, founder in begins.items():
+        number = newest[stage].number + 1 if stage in newest else 1
+        newest[stage] = Life(stage, number, founder, since)
+    return tuple(newest[stage] for stage in sorted(newest))

@@ -1,0 +1,57 @@
+"""What the proposer of stage 0's chain does about lost stages: whether they are lost, and who begins them anew (`lives`).
+
+Lost is what enough peers have not heard: a quorum of the view, for stage 0 must go on with it, and half of all others that we hear, for the data
+nodes may be those with the bad links. Who is silent has no opinion. What peers say is as old as their last heartbeat.
+
+The founder is somebody who waits outside and can hold that stage, else a peer that can hold it and is free to move, of the stage that has most; of several those
+come first that did not begin the stage the last time. A stage that nobody can take waits for a newcomer.
+"""
+
+from collections import Counter
+from collections.abc import Collection
+
+from farflung.protocol.keys import PeerId
+from farflung.protocol.quorum import is_quorum
+from farflung.protocol.roll import Roll, in_order
+
+
+def begins(roll: Roll, view: Collection[PeerId], now: float) -> dict[int, PeerId]:
+    """The stages to begin anew, and by whom; `view` is that of stage 0, we being one of it."""
+    mine = roll.lost(now, held=0)
+    if not mine:
+        return {}
+    living = [peer for peer in roll.known if roll.alive(peer, now)]
+    found: dict[int, PeerId] = {}
+    for stage in mine:
+        agree = {peer for peer in living if (said := roll.present(peer)) is not None and stage in said.lost}
+        asked = [peer for peer in living if (said := roll.present(peer)) is not None and said.stage > 0]
+        others = sum(peer in agree for peer in asked)
+        if not is_quorum(view, {*agree, roll.me}) or 2 * others < len(asked):
+            continue
+        founder = _founder(roll, stage, set(found.values()), now)
+        if founder is not None:
+            found[stage] = founder
+    return found
+
+
+def _founder(roll: Roll, stage: int, taken: Collection[PeerId], now: float) -> PeerId | None:
+    """Who begins a stage anew; None while nobody can."""
+    called = {life.founder for life in roll.renewed.values() if roll.holders(life.stage, now) is None}
+    last = roll.life(stage)
+    if last is not None:  # it may be called again, if there is nobody else
+        called.discard(last.founder)
+    living = [peer for peer in roll.known if roll.alive(peer, now) and peer not in taken and peer not in called]
+    said = {peer: present for peer in living if (present := roll.present(peer)) is not None}
+    candidates = [peer for peer, present in said.items() if present.stage < 0 and stage in present.fits]
+    if not candidates:
+        staying = {peer: present.stage for peer, present in said.items() if present.trains and present.wants < 0}
+        size = Counter(staying.values())
+        size[0] += 1  # we are of stage 0
+        able = [peer for peer in staying if stage in said[peer].fits and size[staying[peer]] > 1]
+        if not able:
+            return None
+        richest = max((size[staying[peer]], staying[peer]) for peer in able)
+        candidates = [peer for peer in able if (size[staying[peer]], staying[peer]) == richest]
+    order = in_order(roll.swarm, candidates)
+    order.sort(key=lambda peer: last is not None and peer == last.founder)
+    return order[0]

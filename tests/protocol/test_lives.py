@@ -1,0 +1,236 @@
+"""Lives of stages: what commits may say of them, who believes what, and when a stage is lost."""
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from tests.protocol.pipeline_says import says
+from tests.protocol.test_coordination import SWARM, A, B, C, D, roll_of
+
+from farflung.protocol import chain
+from farflung.protocol.appointment import Appointment
+from farflung.protocol.chain import Commit, Rules
+from farflung.protocol.errors import Refused
+from farflung.protocol.lap import Laps
+from farflung.protocol.lives import LOST_AFTER, STARTING_S, Counters, Life, group_of, renewed
+from farflung.protocol.lost import begins
+from farflung.protocol.roll import SILENT_AFTER, Roll
+
+RULES = Rules(
+    ahead=4, lease=3, max_group=8, cuts=(0, 100), laps=Laps.fixed(2), total_steps=40, tokens_per_sample=1, stages=3
+)
+LATE = LOST_AFTER * 2.0 + 0.1
+FIRST_LIFE = Life(1, 1, C, Counters(3, 6, 24))
+
+
+def begun(parent: Commit, **begins: bytes) -> Commit:
+    stages = {int(stage.removeprefix("stage")): founder for stage, founder in begins.items()}
+    return chain.successor(SWARM, parent, RULES, view=parent.view, left=(), result=None, begins=stages)
+
+
+# ---- in the chain of stage 0 ---------------------------------------------------------------------------------------
+
+
+def test_a_commit_numbers_the_lives_that_it_begins() -> None:
+    genesis = chain.genesis(A, RULES)
+    first = begun(genesis, stage2=B)
+    second = begun(first, stage1=C, stage2=D)
+    assert first.lives == (Life(2, 1, B),) and second.lives == (Life(1, 1, C), Life(2, 2, D))
+    assert begun(second).lives == second.lives  # they stay
+    for parent, commit in ((genesis, first), (first, second)):
+        chain.check_successor(SWARM, parent, commit, RULES, peer=A)
+
+
+def test_a_life_counts_on_from_where_stage_0_was() -> None:
+    parent = msgspec.structs.replace(chain.genesis(A, RULES), version=3, steps=6, tokens=24)
+    [life] = begun(parent, stage1=C).lives
+    assert life == FIRST_LIFE
+    genesis = chain.genesis(C, replace(RULES, stages=1, since=life.since))
+    assert (genesis.height, genesis.version, genesis.steps, genesis.tokens) == (0, 3, 6, 24)
+
+
+@pytest.mark.parametrize(
+    ("lives", "reason"),
+    [
+        ((Life(1, 2, C),), "lives of stages that do not follow"),
+        ((Life(1, 0, C),), "lives of stages that do not follow"),
+        ((Life(1, 1, C, Counters(1, 1, 1)),), "lives of stages that do not follow"),
+        ((Life(2, 1, C), Life(1, 1, D)), "lives of stages that do not follow"),
+        ((Life(0, 1, C),), "begins a stage anew that it may not"),
+        ((Life(3, 1, C),), "begins a stage anew that it may not"),
+    ],
+)
+def test_other_lives_are_refused(lives: tuple[Life, ...], reason: str) -> None:
+    genesis = chain.genesis(A, RULES)
+    commit = msgspec.structs.replace(begun(genesis), lives=lives)
+    with pytest.raises(Refused, match=reason):
+        chain.check_successor(SWARM, genesis, commit, RULES, peer=A)
+
+
+def test_a_life_cannot_be_taken_back() -> None:
+    first = begun(chain.genesis(A, RULES), stage1=C)
+    for lives in ((), (Life(1, 1, D),)):
+        with pytest.raises(Refused, match="do not follow"):
+            chain.check_successor(SWARM, first, msgspec.structs.replace(begun(first), lives=lives), RULES, peer=A)
+
+
+def test_lives_have_groups_of_their_own() -> None:
+    all_lives = [Life(stage, number, founder) for stage in (1, 2) for number in (0, 1) for founder in (C, D)]
+    assert len({group_of(SWARM, life) for life in all_lives}) == len(all_lives)
+    assert group_of(SWARM, FIRST_LIFE) == group_of(SWARM, Life(1, 1, C))
+    assert renewed((), {}, Counters()) == ()
+
+
+# ---- who believes what ---------------------------------------------------------------------------------------------
+
+
+def test_half_of_the_data_nodes_are_believed_and_others_are_not() -> None:
+    roll = roll_of(D, A=says(0), B=says(0), C=says(1))
+    roll.heard(C, says(1, lives=(FIRST_LIFE,)), 0.0)  # not a data node
+    assert roll.number(1) == 0
+    roll.heard(A, says(0, lives=(FIRST_LIFE,)), 0.0)
+    assert roll.life(1) == FIRST_LIFE
+    assert roll.serving(1, 0.0) == [] and roll.counts(0.0, mine=0) == (3, 0)  # C is of the life before
+    roll.heard(C, says(1, life=1), 0.0)
+    assert roll.serving(1, 0.0) == [C]
+    roll.heard(A, says(0), 0.0)
+    assert roll.number(1) == 1  # a number never goes back
+
+    three = roll_of(D, A=says(0, lives=(FIRST_LIFE,)), B=says(0), C=says(0))
+    assert three.number(1) == 1  # A was the only one at first
+    late = roll_of(D, B=says(0), C=says(0), A=says(0, lives=(FIRST_LIFE,)))
+    assert late.number(1) == 0
+
+
+def test_a_data_node_believes_its_chain_alone() -> None:
+    roll = roll_of(A)
+    roll.by_chain = True
+    roll.heard(B, says(0, lives=(FIRST_LIFE,)), 0.0)
+    assert roll.number(1) == 0
+    assert roll.renew([FIRST_LIFE], 0.0) == [FIRST_LIFE] and roll.renew([FIRST_LIFE], 1.0) == []
+
+
+def test_an_impossible_life_changes_nothing() -> None:
+    for life in (Life(0, 1, C), Life(2, 1, C), Life(1, 0, C)):
+        roll = roll_of(A)
+        with pytest.raises(Refused, match="cannot have been begun"):
+            roll.heard(B, says(0, lives=(life,)), 0.0)
+        assert not roll.known
+
+
+# ---- what is lost --------------------------------------------------------------------------------------------------
+
+
+def of_three(me: bytes = A) -> Roll:
+    """A and B are data nodes; stage 1 was begun by C, and D serves stage 2."""
+    roll = Roll(SWARM, A, me, stages=3, heartbeat_s=2.0)
+    roll.renew([Life(1, 1, C), Life(2, 1, D)], 0.0)
+    roll.tick(0.0)
+    return roll
+
+
+def hear(roll: Roll, now: float, **said: object) -> None:
+    for name, present in said.items():
+        roll.heard({"A": A, "B": B, "C": C, "D": D}[name], present, now)  # type: ignore[arg-type]
+
+
+def test_a_stage_is_lost_when_nobody_who_has_its_state_was_heard_for_long() -> None:
+    roll = of_three()
+    hear(roll, 1.0, C=says(1, life=1, digest=b"c" * 32), D=says(2, life=1, digest=b"d" * 32))
+    assert roll.lost(1.0 + LATE - 0.2, held=0) == () and roll.lost(1.0 + LATE, held=0) == (1, 2)
+    assert roll.lost(1.0 + LATE, held=2) == (1,)
+    hear(roll, LATE, C=says(1, life=0, digest=b"c" * 32))  # an old life
+    hear(roll, LATE, D=says(2, life=1, digest=b""))  # it downloads
+    assert roll.lost(1.0 + LATE, held=0) == (1, 2)
+    hear(roll, LATE, C=says(-1, wants=1))  # its founder is at it
+    assert roll.lost(1.0 + LATE, held=0) == (2,)
+
+
+def test_a_stage_that_nobody_has_heard_yet_may_just_be_starting() -> None:
+    roll = roll_of(A)
+    roll.appointments[1] = Appointment(1, C, bytes(64))
+    roll.tick(0.0)
+    assert roll.lost(STARTING_S, held=0) == () and roll.lost(STARTING_S + 0.1, held=0) == (1,)
+    roll.heard(B, says(0, lost=(1,)), LATE)  # it was here before us
+    assert roll.lost(LATE - 0.2, held=0) == () and roll.lost(LATE, held=0) == (1,)
+
+
+def test_a_stage_that_was_never_begun_is_not_lost() -> None:
+    roll = roll_of(A)
+    roll.tick(0.0)
+    assert roll.lost(1e6, held=0) == () and not roll.deserted(1, 1e6)
+
+
+def test_routes_do_not_wait_for_a_stage_that_is_gone() -> None:
+    roll = roll_of(A, C=says(1, digest=b"c" * 32))
+    roll.appointments[1] = Appointment(1, C, bytes(64))
+    roll.heard(C, says(1, digest=b"c" * 32), 1.0)
+    silent = 1.0 + SILENT_AFTER * 2.0
+    assert not roll.deserted(1, silent) and roll.deserted(1, silent + 0.1)
+    roll.heard(C, says(1, digest=b"c" * 32), silent)
+    roll.renew([Life(1, 1, D)], silent)
+    assert roll.deserted(1, silent)  # until the new life's founder serves it
+    roll.heard(D, says(1, life=1), silent)
+    assert not roll.deserted(1, silent)
+
+
+def test_the_proposer_looks_for_a_quorum_and_for_half_of_the_others() -> None:
+    first, second = sorted((A, B))
+    gone = says(0, lost=(1,))
+    for me, others, view, decides in (
+        (first, {second: says(0)}, (first, second), True),  # half of the view, with its first
+        (second, {first: says(0)}, (first, second), False),
+        (second, {first: gone}, (first, second), True),
+        (first, {second: gone, D: says(2, life=1, digest=b"d" * 32)}, (first, second), False),
+        (first, {second: gone, D: says(2, life=1, digest=b"d" * 32, lost=(1,))}, (first, second), True),
+    ):
+        roll = of_three(me)
+        for peer, said in others.items():
+            roll.heard(peer, said, LATE)
+        newcomer = b"n" * 32
+        roll.heard(newcomer, says(-1, wants=1, fits=(1,)), LATE)
+        if D not in others:
+            roll._shown[2] = LATE
+        assert begins(roll, view, LATE) == ({1: newcomer} if decides else {})
+
+
+def test_who_begins_a_stage_anew() -> None:
+    E, F, G = (bytes([number]) * 32 for number in (5, 6, 7))
+    roll = of_three()
+    data: dict[str, Any] = {"fits": (1,), "lost": (1,)}
+    for peer in (D, E, F):
+        roll.heard(peer, says(2, life=1, digest=b"d" * 32, **data), LATE)
+    [chosen] = begins(roll, (A,), LATE).values()
+    assert chosen in (D, E, F)  # of the stage with most
+    roll.renew([Life(1, 2, chosen)], LATE)
+    later = 2 * LATE + 1
+    for peer in (D, E, F):
+        roll.heard(peer, says(2, life=1, digest=b"d" * 32, **data), later)
+    [next_one] = begins(roll, (A,), later).values()
+    assert next_one in {D, E, F} - {chosen}  # it did not come to it the last time
+    assert begins(roll, (A,), later) == {1: next_one}
+    for peer in {D, E, F} - {chosen}:  # a person has tied these to their stage
+        roll.heard(peer, says(2, life=1, digest=b"d" * 32, lost=(1,)), later)
+    assert begins(roll, (A,), later) == {1: chosen}
+    roll.heard(C, says(-1, wants=2, fits=(1, 2)), later)
+    roll.heard(G, says(-1, wants=2, fits=(2,)), later)
+    assert begins(roll, (A,), later) == {1: C}  # whoever waits outside comes first
+
+
+def test_the_last_peer_of_a_stage_stays() -> None:
+    roll = of_three()
+    roll.heard(D, says(2, life=1, digest=b"d" * 32, lost=(1,), fits=(1,)), LATE)
+    assert begins(roll, (A,), LATE) == {}
+
+
+def test_two_lost_stages_do_not_call_the_same_peer_nor_empty_a_third() -> None:
+    roll = Roll(SWARM, A, A, stages=4, heartbeat_s=2.0)
+    roll.renew([Life(stage, 1, C) for stage in (1, 2, 3)], 0.0)
+    roll.tick(0.0)
+    for peer in (B, D):
+        roll.heard(peer, says(3, life=1, digest=b"d" * 32, lost=(1, 2), fits=(1, 2)), LATE)
+    found = begins(roll, (A,), LATE)
+    assert list(found) == [1] and found[1] in (B, D)
+    roll.renew([Life(1, 2, found[1])], LATE)
+    assert begins(roll, (A,), LATE) == {}  # the other one is the last of stage 3 from now on

@@ -1,0 +1,242 @@
+"""A stage whose peers are all gone, under virtual time: another life of it begins, and the rest of the swarm trains on."""
+
+import asyncio
+from collections.abc import Callable
+
+from tests.sims.pipeline_cases import Counting, recipe, signers
+
+from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
+
+
+async def until(swarm: PipelineSwarm, holds: Callable[[], object], seconds: float = 300.0) -> None:
+    """Look ten times a second. Raises TimeoutError."""
+    async with asyncio.timeout(seconds):
+        while not holds():
+            await asyncio.sleep(0.1)
+
+
+async def until_done(swarm: PipelineSwarm, *peers: int, seconds: float = 600.0) -> None:
+    """Until these have ended their run."""
+    await until(swarm, lambda: all(swarm.tasks[peer].done() for peer in peers), seconds)
+
+
+def members_of(swarm: PipelineSwarm, stage: int) -> list[int]:
+    """Living peers of a stage."""
+    return [peer for peer in sorted(swarm.peers) if swarm.disks[peer].stage == stage]
+
+
+def lives(swarm: PipelineSwarm) -> list[tuple[int, int, int]]:
+    """(stage, number, founder) of each that was begun anew, as data nodes saw it, in order."""
+    said = [(event["stage"], event["life"], event["founder"]) for event in swarm.happened("stage.anew")]
+    keys = [signer.peer_id.hex() for signer in swarm.signers]
+    return [(stage, life, keys.index(founder)) for stage, life, founder in dict.fromkeys(said)]
+
+
+def test_a_stage_of_one_is_lost_and_a_newcomer_begins_it_anew() -> None:
+    async def story(swarm: PipelineSwarm) -> None:
+        swarm.start(0)
+        swarm.start(1)
+        await until(swarm, lambda: swarm.rounds() == {0: 2, 1: 2})
+        swarm.kill(1)
+        await asyncio.sleep(12.0)  # till then newcomers count it
+        swarm.start(2)
+        await until_done(swarm, 0, 2)
+
+    swarm = simulate(recipe(total_steps=16), Counting(), signers(3), story)
+    assert not swarm.broken
+    assert lives(swarm) == [(1, 1, 2)]
+    assert swarm.rounds() == {0: 4, 1: 4}  # the new life counts on
+    assert swarm.losses()[-1] < 0.7 * swarm.losses()[0]
+
+
+def test_a_stage_of_two_is_lost_and_a_peer_of_a_rich_stage_moves() -> None:
+    """Nobody new comes: the stage with most peers gives one, and all others keep their place."""
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(7):
+            swarm.start(peer)
+        await until(swarm, lambda: swarm.rounds() == {0: 1, 1: 1, 2: 1})
+        for peer in members_of(swarm, 1):
+            swarm.kill(peer)
+        await until_done(swarm, 0, 1, 2, 5, 6)
+
+    wanted = {1: 0, 2: 2, 3: 1, 4: 1, 5: 2, 6: 2}
+    swarm = simulate(recipe(stages=3, total_steps=12), Counting(), signers(7), story, wanted=wanted, tied=False)
+    assert not swarm.broken
+    [(stage, number, founder)] = lives(swarm)
+    assert (stage, number) == (1, 1) and founder in (2, 5, 6)
+    assert swarm.rounds()[0] == 3
+    assert [len(swarm.happened("node.start", peer)) for peer in range(7)] == [
+        1 + (peer == founder) for peer in range(7)
+    ]
+
+
+def test_an_old_peer_comes_back_too_late_and_is_a_newcomer() -> None:
+    """Its disk has the old life; it finds out, and votes in that no more."""
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(2):
+            swarm.start(peer)
+        await until(swarm, lambda: swarm.rounds() == {0: 1, 1: 1})
+        swarm.kill(1)
+        swarm.start(2)
+        await until(swarm, lambda: len(members_of(swarm, 1)) == 1 and steps_of(swarm, 2) >= 2)
+        swarm.start(1)
+        await until_done(swarm, 0, 1, 2)
+
+    swarm = simulate(recipe(total_steps=28), Counting(), signers(3), story, wanted={1: 1, 2: 1})
+    assert not swarm.broken and lives(swarm) == [(1, 1, 2)]
+    assert swarm.happened("node.stop", 1)[0]["reason"] == "stage 1 was begun anew while it did not hear us"
+    last = swarm.happened("round.commit", 1)[-1]
+    assert set(last["contributors"]) == {swarm.ids[1].hex(), swarm.ids[2].hex()}
+    assert swarm.rounds()[0] == 7
+
+
+def test_an_old_peer_comes_back_in_time_and_nothing_begins() -> None:
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(2):
+            swarm.start(peer)
+        await until(swarm, lambda: swarm.rounds() == {0: 1, 1: 1})
+        swarm.kill(1)
+        swarm.start(2)
+        await asyncio.sleep(20.0)
+        swarm.start(1)
+        await until_done(swarm, 0, 1, 2)
+
+    swarm = simulate(recipe(total_steps=12), Counting(), signers(3), story, wanted={1: 1, 2: 1})
+    assert not swarm.broken and lives(swarm) == []
+    assert swarm.rounds() == {0: 3, 1: 3}
+
+
+def test_the_new_founder_dies_before_it_has_begun() -> None:
+    """The life that it was to begin is lost like any other: another peer begins the next."""
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(2):
+            swarm.start(peer)
+        await until(swarm, lambda: swarm.rounds() == {0: 1, 1: 1})
+        swarm.kill(1)
+        await asyncio.sleep(12.0)
+        swarm.start(2)
+        await until(swarm, lambda: lives(swarm))
+        swarm.kill(2)
+        await asyncio.sleep(12.0)
+        swarm.start(3)
+        await until_done(swarm, 0, 3)
+
+    swarm = simulate(recipe(total_steps=12), Counting(), signers(4), story)
+    assert not swarm.broken
+    assert lives(swarm) == [(1, 1, 2), (1, 2, 3)]
+    assert swarm.rounds()[0] == 3 and not swarm.happened("round.commit", 2)
+
+
+def test_two_adjacent_stages_are_lost_together() -> None:
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(4):
+            swarm.start(peer)
+        await until(swarm, lambda: swarm.rounds() == dict.fromkeys(range(4), 1))
+        for stage in (1, 2):
+            swarm.kill(members_of(swarm, stage)[0])
+        await asyncio.sleep(12.0)
+        swarm.start(4)
+        swarm.start(5)
+        await until_done(swarm, *swarm.peers)
+
+    swarm = simulate(recipe(stages=4, total_steps=12, pipeline={"shadows": 0.0}), Counting(), signers(6), story)
+    assert not swarm.broken
+    assert [life[:2] for life in lives(swarm)] == [(1, 1), (2, 1)]
+    assert {founder for _, _, founder in lives(swarm)} == {4, 5}
+    assert swarm.rounds()[0] == 3
+    made = swarm.happened("stage.made")
+    assert [event["rung"] for event in made] == ["interpolation", "interpolation"]
+
+
+def test_what_a_minority_does_not_hear_is_not_lost() -> None:
+    """One of three data nodes is cut off with a peer of stage 1: it hears nobody of stage 2, and must do nothing about it."""
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(6):
+            swarm.start(peer)
+        await until(swarm, lambda: swarm.rounds() == {0: 1, 1: 1, 2: 1})
+        alone = [peer for peer in (1, 3)]
+        others = [peer for peer in range(6) if peer not in alone]
+        swarm.hub.partition([[swarm.ids[p] for p in alone], [swarm.ids[p] for p in others]])
+        await asyncio.sleep(60.0)
+        assert swarm.peers[1].pipeline.roll.lost(swarm.hub.now(), held=0) == (2,)
+        swarm.hub.heal()
+        await until_done(swarm, *range(6))
+
+    wanted = {1: 0, 2: 0, 3: 1, 4: 1, 5: 2}
+    swarm = simulate(recipe(stages=3, total_steps=32), Counting(), signers(6), story, wanted=wanted)
+    assert not swarm.broken and lives(swarm) == []
+    assert swarm.rounds()[0] == 8
+
+
+def test_routes_leave_a_lost_stage_out_meanwhile() -> None:
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(3):
+            swarm.start(peer)
+        await until(swarm, lambda: swarm.rounds() == {0: 2, 1: 2, 2: 2})
+        swarm.kill(members_of(swarm, 2)[0])
+        await asyncio.sleep(60.0)
+        before = steps_of(swarm, 0)
+        await asyncio.sleep(30.0)
+        assert steps_of(swarm, 0) > before  # nobody is there who could take it
+        swarm.start(3)
+        await until_done(swarm, *swarm.peers)
+
+    skipping = recipe(stages=3, total_steps=64, pipeline={"skip": 0.33})
+    swarm = simulate(skipping, Counting(), signers(4), story, wanted={1: 1, 2: 2})
+    assert not swarm.broken and lives(swarm) == [(2, 1, 3)]
+    assert swarm.rounds()[0] == 16 and swarm.happened("pipeline.step", 3)
+
+
+def steps_of(swarm: PipelineSwarm, peer: int) -> int:
+    return len(swarm.happened("pipeline.step", peer))
+
+
+def test_a_lost_stage_comes_back_from_its_shadow() -> None:
+    """What the new peer begins with is what the others' copy held: the loss goes on as if nothing had been."""
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(4):
+            swarm.start(peer)
+        await until(swarm, lambda: swarm.rounds().get(2) == 2)
+        held = swarm.happened("shadow")
+        assert {event["stage"] for event in held} == {1, 2, 3}
+        [victim] = members_of(swarm, 2)
+        swarm.kill(victim)
+        await asyncio.sleep(12.0)
+        swarm.start(4)
+        await until_done(swarm, *swarm.peers)
+
+    swarm = simulate(recipe(stages=4, total_steps=16, pipeline={"shadows": 1.0}), Counting(), signers(5), story)
+    assert not swarm.broken and lives(swarm) == [(2, 1, 4)]
+    [made] = swarm.happened("stage.made")
+    assert made["rung"] == "shadow" and made["bytes"] > 0
+    losses = swarm.losses()
+    assert losses[-1] < 0.6 * losses[0]
+
+
+def test_shadows_stay_within_their_budget() -> None:
+    async def story(swarm: PipelineSwarm) -> None:
+        swarm.start(0)
+        swarm.start(1)
+        await until_done(swarm, 0, 1)
+
+    swarm = simulate(recipe(total_steps=16, pipeline={"shadows": 0.1}), Counting(), signers(2), story)
+    assert not swarm.broken
+    held = swarm.happened("shadow", 0)
+    assert len(held) > 2 and not swarm.happened("shadow", 1)  # stage 0 has none
+    first = held[0]["bytes"]  # which nobody else has, and so is over the budget
+    assert all(event["received_bytes"] <= event["allowed_bytes"] + first for event in held)
+
+
+def test_without_a_budget_there_are_no_shadows() -> None:
+    async def story(swarm: PipelineSwarm) -> None:
+        swarm.start(0)
+        swarm.start(1)
+        await until_done(swarm, 0, 1)
+
+    swarm = simulate(recipe(total_steps=4, pipeline={"shadows": 0.0}), Counting(), signers(2), story)
+    assert not swarm.broken and not swarm.happened("shadow")
