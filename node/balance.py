@@ -6,7 +6,8 @@ Whoever is asked and may go
     1. says so (`Present.wants`), and gets ready: for stage 0 it opens the data, which may take minutes;
     2. goes on as before until a round of its stage has counted what it has trained, so that nothing of it is lost, or for so long at most;
     3. takes part in no step any more, and looks once more whether it is allowed to go: others may have gone, died or come back meanwhile;
-    4. leaves its stage's chain as whoever stops does (`peer.stop`). The process goes on, as a newcomer to the other stage.
+    4. leaves its stage's chain as whoever stops does (`peer.stop`), and comes back to it when that has no quorum to let it go;
+       else the process goes on as a newcomer to the other stage.
 
 Until the last of these nothing has changed but what it says, so it may give up at any time, and a kill leaves a peer of the old stage.
 """
@@ -171,7 +172,8 @@ class Balance:
             )
 
     def move(self, to: int, reason: str, within_s: float, forbidden: Callable[[Scene], str]) -> None:
-        """Begin to move. `forbidden` is asked now and until we go, and says why we must not; what we have trained is waited for so long."""
+        """Begin to move. `forbidden` is asked now and until we go, and says why we must not, or nothing; a round that counts what we have
+        trained is waited for so long."""
         if why := self._forbids(to, forbidden):
             self._log.emit("stage.stay", to=to, reason=why)
             return
@@ -227,6 +229,8 @@ class Balance:
         )
 
     def _forbids(self, to: int, forbidden: Callable[[Scene], str]) -> str:
+        if to not in self.fits:
+            return f"this machine cannot serve stage {to}, or was told to serve stage {self._stage}"
         if self._roll.life(to) is None:
             return f"nobody has told us who began the chain of stage {to}"
         return forbidden(self._scene(self._now()))

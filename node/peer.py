@@ -262,6 +262,7 @@ class Peer:
     """Of that stage, first and one past the last."""
     moves_to: int | None = None
     """The stage for which it has left its own."""
+    let_go_s = LET_GO_S
 
     @property
     def stage_peers(self) -> tuple[int, ...]:
@@ -304,7 +305,7 @@ class Peer:
             return True
         others = [p for p in self.member.head.commit.view if p != self.member.me]
         if others:
-            return not membership.live(others) or since_s >= LET_GO_S
+            return not membership.live(others) or since_s >= self.let_go_s
         beats = [membership.heartbeat(p) for p in membership.live(membership.known())]
         joining = any(beat is not None and beat.state == "joining" for beat in beats)
         return not joining or since_s >= HAND_OVER_S

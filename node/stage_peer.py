@@ -12,22 +12,28 @@ from collections.abc import Callable, Collection, Iterator
 
 from farflung.node.balance import Prepare
 from farflung.node.network import PeerId
-from farflung.node.peer import Facilities, Peer
+from farflung.node.peer import LET_GO_S, Facilities, Peer
 from farflung.node.peer_rows import Rows, add_roll
 from farflung.node.pipeline import Pipeline
 from farflung.node.sealed_mail import PipelineMail
 from farflung.node.shadows import Shadows, Shelf, serve_shelf
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe
+from farflung.node.stage_self import OUTSIDE
 from farflung.node.stage_trainer import StageTrainer
 from farflung.node.trainer import Host
 from farflung.node.whole_model import KeepModel, WholeModel
+from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.envelope import swarm_of
 from farflung.protocol.errors import Refused, RemoteError
 from farflung.protocol.lives import Life, group_of
 from farflung.protocol.lost import begins
 from farflung.protocol.pipeline_messages import Copy
 from farflung.protocol.roll import Roll
+
+MOVER_LET_GO_S = 120.0
+"""How long a peer that moves waits to be let go by its chain. Nobody waits for it as for a person's Ctrl-C; and a chain that loses another
+member at the same time may have no quorum without it."""
 
 
 class StagePeer(Peer):
@@ -173,11 +179,18 @@ class StagePeer(Peer):
     def go(self, stage: int, reason: str) -> None:
         self.stop(reason)
         self.moves_to = stage
+        self.let_go_s = LET_GO_S if stage == OUTSIDE else MOVER_LET_GO_S  # whose chain has ended waits for nobody
 
     def stop(self, reason: str) -> None:
         """Leave cleanly, for good: also while it leaves for another stage."""
-        self.moves_to = None
+        self.moves_to, self.let_go_s = None, LET_GO_S
         super().stop(reason)
+
+    async def run(self, *, anchor: Commit | None, history: list[Certified], known: list[PeerId]) -> str:
+        reason = await super().run(anchor=anchor, history=history, known=known)
+        if self.moves_to not in (None, OUTSIDE) and self.member.in_view:
+            self.moves_to = self.stage  # its chain could not let it go, and may need its vote: back to where it was
+        return reason
 
     async def _evaluate(self) -> float | None:
         """By data nodes only: others have no samples."""

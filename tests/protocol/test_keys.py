@@ -59,7 +59,7 @@ def test_versions() -> None:
     with pytest.raises(WrongVersion, match=rf"\[7, 9\], we speak \[{PROTOCOL_VERSION}\]") as caught:
         negotiate([9, 7], peer=ALICE.peer_id)
     assert caught.value.peer == ALICE.peer_id
-    check_version(2, what="message", peer=None)
-    for other in (1, 3):
+    check_version(PROTOCOL_VERSION, what="message", peer=None)
+    for other in (PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1):
         with pytest.raises(WrongVersion):
             check_version(other, what="message", peer=None)

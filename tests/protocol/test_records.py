@@ -157,7 +157,11 @@ def test_signed_records(placed: Placed, owner: Ed25519Signer) -> None:
     thief = Ed25519Signer(b"x" * 32)
     refuse(at(placed, value=b"\xc1" + placed.value), Malformed, who)
     refuse(changed(placed, version=PROTOCOL_VERSION + 1), WrongVersion, who)
-    refuse(at(placed, value=msgspec.msgpack.encode([3, {"new": "shape"}]) + bytes(64)), WrongVersion, who)
+    refuse(
+        at(placed, value=msgspec.msgpack.encode([PROTOCOL_VERSION + 1, {"new": "shape"}]) + bytes(64)),
+        WrongVersion,
+        who,
+    )
     refuse(changed(placed, kind=3 - (1 if placed is CLAIM else 2)), Refused, who)
     refuse(changed(placed, by=thief), BadSignature, who)
     refuse(changed(placed, by=thief, signer=thief.peer_id), Refused, who)
