@@ -38,6 +38,7 @@ KEYS = {
     "utilisation",
     "judged",
     "expected",
+    "pipeline",
 }
 
 
