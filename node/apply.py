@@ -29,6 +29,9 @@ from farflung.protocol.member import Member
 EVALUATION_SHARE = 0.005
 """Part of the time that evaluations may take beyond the time a node waits anyway."""
 
+FAILED_SHARE = 0.1
+"""Of the time that an evaluation took, what counts where nothing came of it: it is tried again sooner."""
+
 FETCH_ATTEMPTS = 4
 """Rounds of asking everybody for a mean before the whole state is downloaded instead."""
 
@@ -324,6 +327,7 @@ class Applier:
         self._evaluated_at = loop.time()
         self._evaluation_s = self._evaluated_at - began
         if loss is None:
+            self._evaluation_s *= FAILED_SHARE
             return
         self.evaluated = (self.version, loss)
         self._log.emit("outer.eval", loss=loss, tokens=commit.tokens, seconds=round(self._evaluation_s, 3))
