@@ -18,10 +18,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from farflung.node.diary import Spent
 from farflung.node.events import EventLog
 from farflung.node.stage_recipe import StageRecipe
 from farflung.node.stage_self import Self
-from farflung.node.stage_step import Spent
 from farflung.protocol.balance import Scene, wrong
 from farflung.protocol.balancer import ALARM_BELOW, Balancer
 from farflung.protocol.errors import ConfigError, Refused

@@ -403,7 +403,7 @@ class Pipeline:
         self.coordinator.over(window)
         if report is None:
             return
-        self.balance.spent(report.spent)
+        self.balance.spent(report.diary.spent)
         job, outcome = report.job, report.outcome
         self._step_s = (report.seconds + (self._step_s or report.seconds)) / 2
         self.begin(job.number + 1)

@@ -23,7 +23,7 @@ from farflung.node.door import Door
 from farflung.node.network import Network, PeerId, Stream
 from farflung.node.pipeline_step import Step
 from farflung.node.sealed_mail import Post
-from farflung.node.stage_step import Listener, OpenStep, Service, Spent
+from farflung.node.stage_step import Listener, OpenStep, Service
 from farflung.node.tether import SETTLE
 from farflung.protocol.desk import Answer, Effect, Forget, Later, Ready, Report, Send
 from farflung.protocol.errors import Malformed, Refused, RemoteError
@@ -120,10 +120,6 @@ class StageServer:
     def diary(self, window: bytes) -> Diary:
         """What we did in a step, which is open."""
         return self._open[window].diary
-
-    def spent(self, window: bytes) -> Spent:
-        """What a step that is open has cost us."""
-        return self._open[window].spent
 
     def close(self, window: bytes) -> None:
         """Forget a step."""
@@ -250,8 +246,7 @@ class StageServer:
             if answer is Answer.TAKEN:
                 if send.peer != open_.me:
                     what = open_.op(Work(send.work.microbatch, send.hop, send.backward))
-                    open_.diary.delivered(what, send.peer, began, self._now())
-                    open_.spent.sent_bytes += header.nbytes
+                    open_.diary.delivered(what, send.peer, began, self._now(), nbytes=header.nbytes)
                 self._do(open_, open_.desk.passed(send))
             elif answer is Answer.BUSY:
                 self._do(open_, open_.desk.busy(send), payload)
@@ -312,7 +307,6 @@ class StageServer:
                 output = await self._learner.run(self._backward, open_.accumulated, stage, x, gradient)
                 effects = open_.desk.finished(work, home)
                 open_.counted(work, x, output, keep=bool(effects))
-                open_.spent.visits += 1
             else:
                 stage = open_.step.routes[work.microbatch][work.hop].stage
                 output = await self._learner.run(self._forward, stage, x)
@@ -320,7 +314,6 @@ class StageServer:
         except (Overflow, CodecError):
             output, effects = b"", open_.desk.failed(work)
         open_.diary.computed(op, began, self._now())
-        open_.spent.computing_s += self._now() - began
         open_.worklist.finish(op)
         self._do(open_, effects, output)
 

@@ -38,16 +38,6 @@ class Service:
 
 
 @dataclass(slots=True)
-class Spent:
-    """What a step has cost this peer so far."""
-
-    visits: int = 0
-    """Microbatches that went through its stage and back."""
-    computing_s: float = 0.0
-    sent_bytes: int = 0
-
-
-@dataclass(slots=True)
 class OpenStep:
     """A step that is going on."""
 
@@ -69,7 +59,6 @@ class OpenStep:
     verdicts: dict[int, bool] = field(default_factory=dict)
     """By data node: whether what we accumulated counts."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
-    spent: Spent = field(default_factory=Spent)
 
     @classmethod
     def begin(cls, step: Step, me: int, service: Service, listener: Listener | None) -> "OpenStep":

@@ -17,7 +17,6 @@ from farflung.node.stage_job import Done, Job
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe
 from farflung.node.stage_server import StageServer
-from farflung.node.stage_step import Spent
 from farflung.protocol.coordination import ANSWER_S
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.roll import Roll
@@ -37,7 +36,6 @@ class Report:
     outcome: Outcome | None
     """Of our own microbatches."""
     seconds: float
-    spent: Spent
     diary: Diary
     """What we did in it."""
 
@@ -142,8 +140,7 @@ class StageWork:
                 self._driver = driver
                 outcome = await driver.run()
             accumulated = await self.server.settled(job.window)
-            spent, diary = self.server.spent(job.window), self.server.diary(job.window)
-            report = Report(job, outcome, self._now() - job.began_at, spent, diary)
+            report = Report(job, outcome, self._now() - job.began_at, self.server.diary(job.window))
         finally:
             self.server.close(job.window)
             self.job = self._driver = None

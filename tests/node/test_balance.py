@@ -9,10 +9,10 @@ from tests.protocol.pipeline_says import says
 from tests.sims.pipeline_cases import recipe, signers
 
 from farflung.node.balance import AGAIN_S, SHARE, URGENT_S, Balance, stage_bytes, stage_weights
+from farflung.node.diary import Spent
 from farflung.node.events import Event, EventLog
 from farflung.node.network import PeerId
 from farflung.node.stage_recipe import stage_recipe
-from farflung.node.stage_step import Spent
 from farflung.protocol.appointment import appoint
 from farflung.protocol.balancer import ALARM_BEATS
 from farflung.protocol.errors import ConfigError, Refused
