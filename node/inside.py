@@ -82,11 +82,11 @@ class NodeInside:
             tokens_per_s=trainer.tokens_per_s,
             up_bytes_per_s=self._peer.exchange.link.bytes_per_s,
             stages=self._peer.layers or (0, self._recipe.model.num_layers),
-            height=max(0, member.applied_height),
-            version=max(0, member.applied_version),
-            state_digest=member.digest,
+            height=max(0, member.standing.applied_height),
+            version=max(0, member.standing.applied_version),
+            state_digest=member.standing.digest,
             agent=AGENT,
-            state=member.state,
+            state=member.membership.state,
             admission_token=self._peer.facts.admission,
         )
 

@@ -286,7 +286,7 @@ class Peer:
 
     async def _leave(self, working: set[asyncio.Task[None]]) -> None:
         """Finish what is being computed, wait to be let go, so that the others are not left short of a vote, and save."""
-        self.member.state = "leaving"
+        self.member.membership.state = "leaving"
         self._do(self.member.withdraw(self._now()))
         self.trainer.finish()
         self._do(self.member.leave(self.stop_reason))
@@ -480,30 +480,31 @@ class Peer:
             device=self.facts.device,
             admission=self.facts.admission,
             addresses=tuple(self.network.addresses()[:MAX_ADDRESSES]),
-            ready_in_s=self.trainer.ready_in_s(round_planned=self.member.part is not None),
+            ready_in_s=self.trainer.ready_in_s(round_planned=self.member.attendance.part is not None),
         )
 
     def _update_state(self) -> None:
         state, reason = self._state()
-        if (state, reason) != (self.member.state, self.state_reason):
-            changed = state != self.member.state
-            self.member.state, self.state_reason = state, reason
+        membership = self.member.membership
+        if (state, reason) != (membership.state, self.state_reason):
+            changed = state != membership.state
+            membership.state, self.state_reason = state, reason
             if changed:
                 self.log.emit("node.state", state=state, reason=reason)
 
     def _state(self) -> tuple[str, str]:
-        member = self.member
+        member, attendance = self.member, self.member.attendance
         if self._stop.is_set():
             return "leaving", self.stop_reason
         if not member.in_view:
             return "joining", member.reason if self.applier.idle else "downloading the outer state"
-        if not member.holds(member.me):
+        if not member.standing.holds(member.me):
             return "joining", member.reason
         if self._is_complete():
             return "finished", "the run is complete"
-        if member.part is not None and member.ready is not None:
-            return "round", f"round {member.part.plan.height}"
-        if member.ready is not None:
+        if attendance.part is not None and attendance.ready is not None:
+            return "round", f"round {attendance.part.plan.height}"
+        if attendance.ready is not None:
             return "ready", member.reason
         if self.applier.idle and self.trainer.out_of_samples:
             return (

@@ -124,7 +124,7 @@ class StagePeer(Peer):
             not self.leaving
             and not self._has_all_rounds()
             and self.member.in_view
-            and self.member.holds(self.member.me)
+            and self.member.standing.holds(self.member.me)
         )
 
     @property
@@ -147,7 +147,7 @@ class StagePeer(Peer):
 
     @property
     def holds(self) -> tuple[int, bytes]:
-        return max(0, self.member.applied_version), self.member.digest
+        return max(0, self.member.standing.applied_version), self.member.standing.digest
 
     @property
     def up_bytes_per_s(self) -> float:

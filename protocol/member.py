@@ -33,7 +33,6 @@ from farflung.protocol.messages import (
     Probe,
     Ready,
 )
-from farflung.protocol.participation import Participation
 from farflung.protocol.settings import RESEND_S, Settings
 from farflung.protocol.standing import Standing
 from farflung.protocol.tempo import Tempo
@@ -95,43 +94,6 @@ class Member:
     def in_view(self) -> bool:
         """Whether that has us as a member."""
         return self.follower.in_view
-
-    @property
-    def state(self) -> str:
-        """What this node says of itself in heartbeats."""
-        return self.membership.state
-
-    @state.setter
-    def state(self, state: str) -> None:
-        self.membership.state = state
-
-    @property
-    def ready(self) -> Ready | None:
-        """What we offer to the next round."""
-        return self.attendance.ready
-
-    @property
-    def part(self) -> Participation | None:
-        """Our part in the plan under way."""
-        return self.attendance.part
-
-    @property
-    def applied_height(self) -> int:
-        """Height up to which the node's outer state really is; -1 while it has none."""
-        return self.standing.applied_height
-
-    @property
-    def applied_version(self) -> int:
-        return self.standing.applied_version
-
-    @property
-    def digest(self) -> bytes:
-        """Digest of the node's outer state; empty while it is being computed or fetched."""
-        return self.standing.digest
-
-    def holds(self, peer: PeerId) -> bool:
-        """Whether a peer has the outer state of our head, or all it takes to get there by itself (`standing`)."""
-        return self.standing.holds(peer)
 
     def is_due(self, step_s: float, now: float) -> bool:
         """Whether we, between two inner steps of `step_s` seconds, should offer what we have (`rhythm`)."""
@@ -362,7 +324,7 @@ class Member:
             ballot=self.consensus.ballot,
             version=max(self.standing.applied_version, 0),
             digest=self.standing.digest,
-            state=self.state,
+            state=self.membership.state,
             reply=reply,
         )
 

@@ -48,7 +48,7 @@ THIRD = next(p for p in IDS if p not in (LEADER, FOLLOWER))
 def member(me: PeerId = FOLLOWER, *, history: list[Certified] | None = None, vote: Any = None) -> Member:
     """A member that has just heard from everybody and stands at `HEAD`."""
     made = new_member(BY_ID[me], RULES)
-    made.state = "training"
+    made.membership.state = "training"
     past = PAST if history is None else history
     if past:
         made.begin(None, past, 0.0, vote=vote)

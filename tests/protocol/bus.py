@@ -179,7 +179,7 @@ class Node:
         self.index = index
         self.signer = bus.signers[index]
         self.member = new_member(self.signer, bus.settings)
-        self.member.state = "training"
+        self.member.membership.state = "training"
         self.effects: list[tuple[float, Effect]] = []
         self.means: dict[tuple[bytes, int], bytes] = {}
         self.plans: dict[bytes, Plan] = {}
@@ -217,9 +217,9 @@ class Node:
     def _trained(self) -> None:
         member = self.member
         held = sum(b - a for a, b in member.head.commit.ledger.window(self.me))
-        if member.ready is None and member.in_view and self.contributes and held >= SAMPLES:
+        if member.attendance.ready is None and member.in_view and self.contributes and held >= SAMPLES:
             self.do(member.set_ready(ready(), self.bus.now))
-        elif member.ready is None:
+        elif member.attendance.ready is None:
             self.train()
 
     def receive(self, sender: int, data: bytes) -> None:
@@ -411,7 +411,7 @@ def settled(bus: Bus) -> Bus:
     """After the first round, with everybody at the same height and training."""
     top = max(bus.commits)
     assert bus.reach(top + 1)
-    assert bus.run(2.0, lambda: all(n.member.part is None for n in bus.nodes.values()))
+    assert bus.run(2.0, lambda: all(n.member.attendance.part is None for n in bus.nodes.values()))
     return bus
 
 
@@ -422,7 +422,7 @@ def until_phase(bus: Bus, phase: Phase) -> int:
         return [
             i
             for i, n in bus.nodes.items()
-            if (made := n.member.consensus.proposer) and made.phase is phase and (n.member.part or phase is Phase.GATHER)
+            if (made := n.member.consensus.proposer) and made.phase is phase and (n.member.attendance.part or phase is Phase.GATHER)
         ]  # fmt: skip
 
     assert bus.run(30.0, lambda: bool(leader()))

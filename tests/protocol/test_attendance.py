@@ -37,7 +37,7 @@ def test_a_round_is_over_with_a_reason() -> None:
             after = follow(HEAD, IDS, result=but(after.round, contributors=less))
         over = of(one.receive(LEADER, messages.Committed(certify(after, INSIDE)), 1.0), RoundOver)
         assert [(o.contributed, o.reason) for o in over] == [(contributes, reason)]
-        assert one.ready is None
+        assert one.attendance.ready is None
 
 
 def test_who_takes_back_what_it_had_sent_hears_that_the_round_missed_it() -> None:
@@ -59,7 +59,7 @@ def test_a_change_of_view_does_not_end_readiness() -> None:
     one = member()
     one.set_ready(ready(), 0.1)
     effects = one.receive(LEADER, messages.Committed(certify(OTHER_VIEW, INSIDE)), 1.0)
-    assert not of(effects, RoundOver) and one.ready is not None
+    assert not of(effects, RoundOver) and one.attendance.ready is not None
 
 
 def test_a_late_copy_of_a_plan_that_was_given_up_does_not_bring_it_back() -> None:
@@ -68,7 +68,7 @@ def test_a_late_copy_of_a_plan_that_was_given_up_does_not_bring_it_back() -> Non
     one.receive(LEADER, plan(attempt=1), 0.2)
     one.receive(LEADER, plan(attempt=2), 0.3)
     one.receive(LEADER, plan(attempt=1), 0.4)
-    assert one.part is not None and one.part.plan.attempt == 2
+    assert one.attendance.part is not None and one.attendance.part.plan.attempt == 2
 
 
 def test_a_cut_with_contributors_who_were_not_planned_is_refused() -> None:
@@ -77,4 +77,4 @@ def test_a_cut_with_contributors_who_were_not_planned_is_refused() -> None:
     one.receive(LEADER, plan(), 0.2)
     with pytest.raises(Refused):
         one.receive(LEADER, messages.Cut(PLAN_ID, (b"x" * 32,)), 0.3)
-    assert one.part is not None and one.part.cut is None
+    assert one.attendance.part is not None and one.attendance.part.cut is None

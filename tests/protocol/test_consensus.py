@@ -161,12 +161,12 @@ def test_a_plan_that_comes_to_nothing_ends() -> None:
     one = member()
     one.set_ready(ready(), 0.1)
     one.receive(LEADER, plan(scatter_s=1.0, gather_s=0.5), 0.2)
-    assert one.part is not None
-    end = one.part.expires_at
+    assert one.attendance.part is not None
+    end = one.attendance.part.expires_at
     pass_time(one, 0.25, end, set())
-    assert one.part is not None
+    assert one.attendance.part is not None
     effects = pass_time(one, end + 0.01, end + 0.5, set())
-    assert one.part is None and one.consensus.ballot == 1 and of(effects, Forget)
+    assert one.attendance.part is None and one.consensus.ballot == 1 and of(effects, Forget)
 
 
 def test_a_proposer_from_which_nothing_comes_is_left() -> None:
@@ -226,4 +226,4 @@ def test_without_a_quorum_a_ready_member_trains_on() -> None:
     assert len(over) == 1 and not over[0].contributed
     assert over[0].reason.startswith("no quorum: 1 of 4 members reachable; ")
     assert over[0].reason.endswith(" must come back, 2 of them")
-    assert one.ready is None
+    assert one.attendance.ready is None

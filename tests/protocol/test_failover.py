@@ -38,7 +38,9 @@ def round_with_victim(bus: Bus, phase: Phase, harm: Callable[[Node], None]) -> t
     top = max(bus.commits)
     harm(bus.nodes[victim])
     rest = [i for i in bus.nodes if i != victim]
-    assert bus.run(60.0, lambda: all(bus.nodes[i].height > top and bus.nodes[i].member.part is None for i in rest))
+    assert bus.run(
+        60.0, lambda: all(bus.nodes[i].height > top and bus.nodes[i].member.attendance.part is None for i in rest)
+    )
     return victim, next(c for c in rounds(bus) if c.height > top)
 
 
@@ -320,7 +322,7 @@ def test_a_graceful_leave_is_let_go_at_once() -> None:
     bus = settled(Bus(3))
     who = next(i for i in bus.nodes if i != bus.turn(0))
     node = bus.nodes[who]
-    node.member.state = "leaving"
+    node.member.membership.state = "leaving"
     node.contributes = False
     node.do(node.member.withdraw(bus.now))
     node.do(node.member.leave("asked to"))
@@ -335,7 +337,7 @@ def test_all_but_one_may_leave_at_once() -> None:
     bus = settled(Bus(4))
     for who in (1, 2, 3):
         node = bus.nodes[who]
-        node.member.state = "leaving"
+        node.member.membership.state = "leaving"
         node.contributes = False
         node.do(node.member.withdraw(bus.now))
         node.do(node.member.leave("asked to"))

@@ -104,7 +104,7 @@ def test_a_long_absence_is_jumped_over() -> None:
     assert one.head == rounds[-1] and one.history.anchor == rounds[-2].commit and len(one.history) == 1
     assert [n.event for n in of(effects, Note)] == ["history.jump"]
     assert [e.certified for e in of(effects, Apply)] == rounds[-1:]
-    assert [o.contributed for o in of(effects, RoundOver)] == [False] and one.ready is None
+    assert [o.contributed for o in of(effects, RoundOver)] == [False] and one.attendance.ready is None
     assert deliver(one, donor, messages.GetCommits(one.head.commit.height), 2.0) == []
 
 

@@ -98,7 +98,7 @@ def test_rule_breakers_are_named_and_change_nothing(name: str, in_round: bool) -
     one.set_ready(ready(), 0.1)
     if in_round:
         one.receive(LEADER, plan(reason="the one we are in"), 0.2)
-        assert one.part is not None
+        assert one.attendance.part is not None
     before = snapshot(one)
     with pytest.raises(kind) as caught:
         one.receive(sender, message, 0.3)
@@ -211,7 +211,7 @@ def test_leaving_tells_everybody() -> None:
     one = member()
     one.receive(THIRD, messages.Goodbye("asked to"), 1.0)
     assert one.membership.leaves(THIRD) and one.membership.alive(THIRD), "it votes until it is let go"
-    one.state = "leaving"
+    one.membership.state = "leaving"
     assert one.membership.leaves(FOLLOWER)
 
 

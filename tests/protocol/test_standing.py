@@ -83,7 +83,7 @@ def test_what_is_older_than_the_history_is_not_believed() -> None:
 def member(me: PeerId, *, version: int | None = 2, others: dict[PeerId, Heartbeat] | None = None) -> Member:
     """A member at HEAD, with the outer state of `version` or none; the others hold the newest unless said otherwise."""
     made = new_member(BY_ID[me], RULES)
-    made.state = "training"
+    made.membership.state = "training"
     made.begin(PAST[0].commit, [PAST[1], FIRST, SECOND, THIRD], 0.0)
     if version is not None:
         made.applied(HEAD.height if version == 2 else version + 1, version, state_digest(version), 0.0)
@@ -125,8 +125,8 @@ def test_who_has_no_state_promises_and_does_not_vote() -> None:
 def test_a_checkpoint_from_before_an_absence_is_no_state() -> None:
     others = {p: HOLDS for p in IDS}
     one = member(IDS[4], version=1, others=others)
-    assert not one.holds(IDS[4])
-    assert one.holds(IDS[0])
+    assert not one.standing.holds(IDS[4])
+    assert one.standing.holds(IDS[0])
 
 
 def test_a_state_that_turns_out_lost_takes_the_vote_with_it() -> None:

@@ -227,7 +227,11 @@ def test_a_kill_between_contribution_and_commit_costs_one_residual(book: Book) -
             members = {index: peer.member for index, peer in swarm.peers.items()}
             # who holds all means has contributed; the round goes on without it unless it is the one who leads it
             killed.extend(
-                [i for i, m in members.items() if m.part and m.part.complete and not m.consensus.proposer][:1]
+                [
+                    i
+                    for i, m in members.items()
+                    if (part := m.attendance.part) and part.complete and not m.consensus.proposer
+                ][:1]
             )
         swarm.hub.kill(swarm.ids[killed[0]])
         swarm.kill(killed[0])
