@@ -98,9 +98,9 @@ class Feedback(ABC):
     ) -> memoryview:
         """The payload of these elements in the current round, a payload of `codec.part(start, start + k)`.
 
-        `x` is taken over: it becomes what is pending, and must be left alone until the round is over. Raises
-        CodecError when it cannot be encoded (then it is spoilt, and nothing is pending of it), ValueError when the
-        slice does not fit the vector or overlaps another one of this round.
+        `x` is taken over: it becomes what is pending, and must be left alone until the round is over. The same part once more takes the
+        place of what was pending of it. Raises CodecError when it cannot be encoded (then it is spoilt, and nothing is pending of it),
+        ValueError when the slice does not fit the vector or overlaps another one of this round.
         """
 
     def commit(
@@ -148,11 +148,12 @@ class Feedback(ABC):
         self._pending = dict(zip(parts, torch.split(state["pending"], lengths), strict=True))
 
     def _open(self, x: Tensor, start: int) -> Slice:
-        """The part that `x` is. Raises ValueError."""
+        """The part that `x` is, of which nothing is pending any more. Raises ValueError."""
         part = start, start + x.numel()
         codecs.check_target(x, x.numel(), "x")
-        if any(start < other_stop and other_start < part[1] for other_start, other_stop in self._pending):
+        if any(start < stop and first < part[1] for first, stop in self._pending if (first, stop) != part):
             raise ValueError(f"part {part} overlaps another part of the same round")
+        self._pending.pop(part, None)
         return part
 
     @abstractmethod
@@ -175,17 +176,19 @@ class ErrorFeedback(Feedback):
         super().__init__(codec)
         self.decay = decay
         self.cap = cap
-        self._wanted = self._left_out = 0.0  # sums of squares of the current round: of x, and of what is pending
+        self._squares: dict[Slice, tuple[float, float]] = {}
+        """Of the current round's parts: norms of x and of what is pending, squared."""
 
     @property
     def left_out(self) -> float:
         """The norm of what is pending, in norms of x: what the current round leaves out; 0 before anything is encoded in it."""
-        return math.sqrt(self._left_out / self._wanted) if self._wanted > 0.0 else 0.0
+        wanted, left_out = (math.fsum(squares) for squares in zip((0.0, 0.0), *self._squares.values(), strict=True))
+        return math.sqrt(left_out / wanted) if wanted > 0.0 else 0.0
 
     def begin(self, round_id: bytes) -> None:
         """See `Feedback.begin`."""
         super().begin(round_id)
-        self._wanted = self._left_out = 0.0
+        self._squares = {}
 
     def encode_(self, x: Tensor, start: int) -> memoryview:
         """See `Feedback.encode_`."""
@@ -200,8 +203,7 @@ class ErrorFeedback(Feedback):
         if norm > limit:
             x.mul_(limit / norm)
         self._pending[part] = x
-        self._wanted += wanted**2
-        self._left_out += min(norm, limit) ** 2
+        self._squares[part] = wanted**2, min(norm, limit) ** 2
         return payload
 
     def age(self, rounds: int) -> None:

@@ -18,8 +18,9 @@ from farflung.compression.aggregate import reduce_part
 from farflung.compression.codec import CodecError, Payload
 from farflung.compression.policy import FlatCodec
 from farflung.node import framing
+from farflung.node.delivery import ACK, KIND, Delivery
 from farflung.node.door import Doors
-from farflung.node.fetching import RETRY_S, TRANSFER_S, Fetcher, FetchNews, check_payload, part_codec, rotated
+from farflung.node.fetching import TRANSFER_S, Fetcher, FetchNews, check_payload, part_codec, rotated
 from farflung.node.learner import Learner
 from farflung.node.means import MeanStore
 from farflung.node.network import Network, PeerId, Stream, StreamHandler
@@ -32,22 +33,19 @@ from farflung.protocol.messages import ContributionHeader, MeanHeader, Part, Pla
 PLAN_WAIT_S = 10.0
 """How long a transfer may be ahead of the message that announces its plan."""
 
-SEND_ATTEMPTS = 4
-"""Tries to deliver one part; the plan's deadline ends them earlier."""
-
 ENCODE_ELEMENTS = 1 << 21
 """Parts are encoded so many elements at a time: a millisecond or two, so that sending begins soon and doors are rarely used."""
 
-MOST_TRIES = 2
-"""Streams at a time for one contribution: one that hangs, and its repetition."""
-
-ACK = b"\1"
+MOST_STREAMS = 4
+"""From one peer at a time: one that hangs and its repetition, of a plan and of the next."""
 
 
 class News(FetchNews, Protocol):
     """Whom the exchange tells."""
 
     def contribution_arrived(self, plan_id: bytes, part: int, peer: PeerId) -> None: ...
+
+    def mean_held(self, plan_id: bytes, part: int, digest: bytes, *, early: bool = False) -> None: ...
 
     def span(self, what: str, round_: int) -> AbstractContextManager[None]:
         """What is done inside took time, for whoever looks where it went."""
@@ -61,8 +59,7 @@ class Round:
     plan: Plan
     contributions: dict[int, dict[PeerId, Payload]] = field(default_factory=dict)
     """Part (of ours) → contributor → payload."""
-    arriving: Counter[tuple[int, PeerId]] = field(default_factory=Counter)
-    """(part, contributor) → streams that bring it at the moment."""
+    deliveries: dict[PeerId, Delivery] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -112,6 +109,8 @@ class Exchange:
         self._heights: dict[bytes, int] = {}
         """Plans not known to be over."""
         self._waiting: dict[bytes, list[asyncio.Future[None]]] = {}
+        self._incoming: Counter[PeerId] = Counter()
+        """Streams that bring transfers at the moment."""
         self._group: asyncio.TaskGroup
         self.fetcher = Fetcher(network, doors.side, means, downlink=downlink, news=news, received=self._count_received)
         self.in_flight = b""
@@ -120,8 +119,7 @@ class Exchange:
 
     def serve(self) -> None:
         """Accept transfers."""
-        self._network.serve("contribution", self._guard(self._serve_contribution))
-        self._network.serve("mean", self._guard(self._serve_mean))
+        self._network.serve(KIND, self._guard(self._serve_transfers))
         self.fetcher.serve()
 
     # ---- what the node asks for --------------------------------------------------------------------------------
@@ -188,10 +186,10 @@ class Exchange:
         first, last = parts[0].start, parts[-1].stop
         delta = await self._doors.side.run(self._learner.offered_gradient, first, last)
         self.in_flight = plan_id
-        mine = next((k for k, p in enumerate(parts) if p.owner == self._network.peer_id), 0)
-        order = [*range(mine + 1, len(parts)), *range(mine + 1)]  # each contributor begins with another owner
         sending: list[asyncio.Task[None]] = []
-        for batch in _batches(order, [part.stop - part.start for part in parts], ENCODE_ELEMENTS):
+        for batch in _batches(
+            _sending_order(parts, self._network.peer_id), [part.stop - part.start for part in parts], ENCODE_ELEMENTS
+        ):
             pieces = [(parts[k].start, delta[parts[k].start - first : parts[k].stop - first]) for k in batch]
             payloads = await self._doors.side.run(self._encode, plan_id, pieces)
             for k, payload in zip(batch, payloads, strict=True):
@@ -202,15 +200,20 @@ class Exchange:
                     self._store_contribution(plan_id, round_, k, part.owner, payload)
                 else:
                     header = ContributionHeader(plan_id, k, len(payload))
-                    sending.append(self._spawn(round_, self._push(round_, part.owner, "contribution", header, payload)))
+                    sending.append(self._spawn(round_, self._send(round_, part.owner, header, payload)))
         round_.owed = self._residuals.owed
         return sending
 
     def _encode(self, plan_id: bytes, pieces: Sequence[tuple[int, torch.Tensor]]) -> list[memoryview]:
         return [self._residuals.encode_contribution(plan_id, piece, start) for start, piece in pieces]
 
-    async def reduce(self, plan_id: bytes, part: int, weights: Sequence[tuple[PeerId, float]]) -> None:
-        """Accumulate one of our parts in the order given, encode the mean, keep it, and send it to every other member."""
+    async def reduce(
+        self, plan_id: bytes, part: int, weights: Sequence[tuple[PeerId, float]], *, early: bool = False
+    ) -> None:
+        """Accumulate one of our parts in the order given, encode the mean, keep it, and send it to every other member.
+
+        After an `early` mean there may be another one, of fewer contributions.
+        """
         round_ = self._rounds.get(plan_id)
         if round_ is None:
             return
@@ -228,13 +231,15 @@ class Exchange:
         except CodecError as error:
             self._news.refused(Malformed(f"a contribution to part {part}: {error}"))
             return
-        round_.contributions.pop(part, None)
+        if not early:
+            round_.contributions.pop(part, None)
         del payloads  # their memory is not needed while the mean is sent
-        header = MeanHeader(plan_id, part, len(payload))
+        header = MeanHeader(plan_id, part, len(payload), early)
         with self._news.span("spread", round_.plan.height):
             others = rotated(round_.plan.members, self._network.peer_id)
-            sending = [self._spawn(round_, self._push(round_, peer, "mean", header, payload)) for peer in others]
-            self._news.mean_held(plan_id, part, await self._means.put(plan_id, part, payload))  # while it is sent
+            sending = [self._spawn(round_, self._send(round_, peer, header, payload)) for peer in others]
+            digest = await self._means.put(plan_id, part, payload, early=early)  # while it is sent
+            self._news.mean_held(plan_id, part, digest, early=early)
             await asyncio.gather(*sending)
 
     async def fetch_due(self, plan_id: bytes, part: int, digest: bytes, holders: Sequence[PeerId]) -> None:
@@ -255,35 +260,41 @@ class Exchange:
 
     # ---- moving bytes ------------------------------------------------------------------------------------------
 
-    async def _push(
-        self,
-        round_: Round,
-        peer: PeerId,
-        kind: str,
-        header: ContributionHeader | MeanHeader,
-        payload: Payload,
+    async def _send(
+        self, round_: Round, peer: PeerId, header: ContributionHeader | MeanHeader, payload: Payload
     ) -> None:
-        for attempt in range(SEND_ATTEMPTS):
-            try:
-                stream = await self._network.open_stream(peer, kind)
-                try:
-                    with self.link.sending(len(payload)):
-                        await framing.write_with_header(stream, header, payload)
-                        await framing.read_exactly(stream, len(ACK))
-                finally:
-                    await stream.close()
-            except NetworkError as error:
-                self._news.unreachable(peer, str(error))
-                if attempt + 1 < SEND_ATTEMPTS:
-                    await asyncio.sleep(RETRY_S)
-                continue
-            round_.sent_bytes += len(payload)
-            return
+        if peer not in round_.deliveries:
+            delivery = round_.deliveries[peer] = Delivery(self._network, peer, self._news.unreachable)
+            self._spawn(round_, delivery.run())
+        try:
+            with self.link.sending(len(payload)):
+                await round_.deliveries[peer].deliver(header, payload)
+        except NetworkError:
+            return  # the cut goes without our contribution; whoever lacks the mean fetches it
+        round_.sent_bytes += len(payload)
 
-    async def _serve_contribution(self, stream: Stream) -> None:
-        header = await framing.read_header(stream, ContributionHeader)
-        round_ = await self._await_round(header.plan, stream.peer)
-        part = self._part(round_, header.part, stream.peer)
+    async def _serve_transfers(self, stream: Stream) -> None:
+        """What a peer sends of one round, until it ends the stream."""
+        if self._incoming[stream.peer] >= MOST_STREAMS:
+            raise Refused(f"more than {MOST_STREAMS} streams of transfers at a time", peer=stream.peer)
+        self._incoming[stream.peer] += 1  # a broken connection may be noticed by its sender first
+        try:
+            while True:
+                header: ContributionHeader | MeanHeader = await framing.read_header(
+                    stream, ContributionHeader, MeanHeader
+                )
+                round_ = await self._await_round(header.plan, stream.peer)
+                part = self._part(round_, header.part, stream.peer)
+                if isinstance(header, ContributionHeader):
+                    await self._take_contribution(stream, header, round_, part)
+                else:
+                    await self._take_mean(stream, header, round_, part)
+        finally:
+            self._incoming[stream.peer] -= 1
+            if not self._incoming[stream.peer]:
+                del self._incoming[stream.peer]
+
+    async def _take_contribution(self, stream: Stream, header: ContributionHeader, round_: Round, part: Part) -> None:
         if part.owner != self._network.peer_id or all(c.peer != stream.peer for c in round_.plan.contributors):
             raise Refused("a contribution that the plan does not send here", peer=stream.peer)
         if header.nbytes > part_codec(self._uplink, part).max_nbytes(part.stop - part.start):
@@ -292,16 +303,6 @@ class Exchange:
             await framing.drain(stream, header.nbytes)
             await stream.write(ACK)
             return
-        arriving = round_.arriving[header.part, stream.peer]
-        if arriving >= MOST_TRIES:
-            raise Refused(f"{arriving + 1} contributions to part {header.part} at a time", peer=stream.peer)
-        round_.arriving[header.part, stream.peer] += 1  # a broken connection may be noticed by its sender first
-        try:
-            await self._take_contribution(stream, header, round_, part)
-        finally:
-            round_.arriving[header.part, stream.peer] -= 1
-
-    async def _take_contribution(self, stream: Stream, header: ContributionHeader, round_: Round, part: Part) -> None:
         payload = await framing.read_payload(stream, header.nbytes)
         try:
             await check_payload(self._doors.side, part_codec(self._uplink, part), payload, part.stop - part.start)
@@ -311,10 +312,7 @@ class Exchange:
         round_.received_bytes += header.nbytes
         self._store_contribution(header.plan, round_, header.part, stream.peer, payload)
 
-    async def _serve_mean(self, stream: Stream) -> None:
-        header = await framing.read_header(stream, MeanHeader)
-        round_ = await self._await_round(header.plan, stream.peer)
-        part = self._part(round_, header.part, stream.peer)
+    async def _take_mean(self, stream: Stream, header: MeanHeader, round_: Round, part: Part) -> None:
         if part.owner != stream.peer:
             raise Refused("a mean from somebody who does not own the part", peer=stream.peer)
         codec, numel = part_codec(self._downlink, part), part.stop - part.start
@@ -323,13 +321,17 @@ class Exchange:
         payload = await framing.read_payload(stream, header.nbytes)
         try:
             digest = await self._means.put(
-                header.plan, header.part, payload, check=lambda payload: codec.check(payload, numel)
+                header.plan,
+                header.part,
+                payload,
+                early=header.early,
+                check=lambda payload: codec.check(payload, numel),
             )
         except CodecError as error:
             raise Malformed(f"a mean of part {header.part}: {error}", peer=stream.peer) from error
         await stream.write(ACK)
         round_.received_bytes += header.nbytes
-        self._news.mean_held(header.plan, header.part, digest)
+        self._news.mean_held(header.plan, header.part, digest, early=header.early)
 
     def _count_received(self, plan_id: bytes, nbytes: int) -> None:
         if plan_id in self._rounds:
@@ -375,6 +377,16 @@ class Exchange:
         round_.tasks.add(task)
         task.add_done_callback(round_.tasks.discard)
         return task
+
+
+def _sending_order(parts: Sequence[Part], me: PeerId) -> list[int]:
+    """The parts, one wave after the other; in each, every contributor begins with another owner, and ends with itself."""
+    waves: Counter[PeerId] = Counter()
+    keys: list[tuple[int, bool, PeerId]] = []
+    for part in parts:
+        keys.append((waves[part.owner], part.owner <= me, part.owner))
+        waves[part.owner] += 1
+    return sorted(range(len(parts)), key=keys.__getitem__)
 
 
 def _batches(order: Iterable[int], sizes: Sequence[int], most: int) -> Iterator[list[int]]:

@@ -34,25 +34,29 @@ async def write_header(stream: Stream, header: BulkHeader) -> None:
     await stream.write(len(data).to_bytes(HEADER_LENGTH_BYTES, "big") + data)
 
 
-async def write_with_header(stream: Stream, header: BulkHeader, payload: Payload) -> None:
-    """Header and payload, in one write where that costs no large copy: one packet and one record instead of two. Raises NetworkError."""
+async def write_with_header(stream: Stream, header: BulkHeader, payload: Payload, *, follows: int = 0) -> None:
+    """Header and payload, in one write where that costs no large copy: one packet and one record instead of two. `follows`: see `Stream.write`.
+    Raises NetworkError.
+    """
     if len(payload) > JOINED_BYTES:
         await write_header(stream, header)
-        await stream.write(payload)
+        await stream.write(payload, follows=follows)
     else:
         data = encode(header)
         await stream.write(b"".join((len(data).to_bytes(HEADER_LENGTH_BYTES, "big"), data, payload)))
 
 
-async def read_header(stream: Stream, kind: type[H]) -> H:
-    """The header a stream begins with. Raises NetworkError; LimitExceeded, Malformed or Refused naming the peer."""
+async def read_header(stream: Stream, *kinds: type[H]) -> H:
+    """The next header, of one of these kinds. Raises NetworkError; LimitExceeded, Malformed or Refused naming the peer."""
     length = int.from_bytes(await read_exactly(stream, HEADER_LENGTH_BYTES), "big")
     if length > MAX_HEADER_BYTES:
         raise LimitExceeded(f"bulk header of {length} bytes, limit {MAX_HEADER_BYTES}", peer=stream.peer)
     header = decode_header(await read_exactly(stream, length), peer=stream.peer)
-    if not isinstance(header, kind):
-        raise Refused(f"a {type(header).__name__} where a {kind.__name__} belongs", peer=stream.peer)
-    return header
+    for kind in kinds:
+        if isinstance(header, kind):
+            return header
+    expected = " or ".join(kind.__name__ for kind in kinds)
+    raise Refused(f"a {type(header).__name__} where a {expected} belongs", peer=stream.peer)
 
 
 async def read_exactly(stream: Stream, num_bytes: int) -> bytes:

@@ -5,6 +5,7 @@ what it voted for. So does everybody else, and a commit can never outlive its by
 commits, for those who catch up; on disk, besides, all since the last checkpoint of the learner.
 """
 
+import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
@@ -27,6 +28,9 @@ class MeanStore:
         self._protected: set[bytes] = set()
         self._digests: dict[tuple[bytes, int], bytes] = {}
         """Of what is in memory, so that nothing is hashed twice."""
+        self._early: set[tuple[bytes, int]] = set()
+        """Of these, means that may be void."""
+        self._writing = asyncio.Lock()
         self._committed: OrderedDict[bytes, dict[int, Payload]] = OrderedDict()
 
     async def put(
@@ -35,6 +39,7 @@ class MeanStore:
         part: int,
         payload: Payload,
         *,
+        early: bool = False,
         replace: bool = False,
         check: Callable[[Payload], None] | None = None,
     ) -> bytes:
@@ -42,16 +47,19 @@ class MeanStore:
 
         What comes from others goes through `check` first, behind the same door; raises what that raises, with nothing changed.
 
-        What is held was reported as held, so another mean of the same part changes nothing, unless the proposer has told us
-        to `replace` it: then the digest of the one that stays is returned.
+        What is held was reported as held, so another mean of the same part changes nothing, and the digest of the one that stays is
+        returned; unless the proposer has told us to `replace` it, or what is held came `early` (`protocol.participation`), and this did not.
         """
-        held = self._digests.get((plan, part))
-        if held is not None and not replace:
-            return held
-        digest = await self._aside(self._save, plan, part, payload, check)
-        self._undecided.setdefault(plan, {})[part] = payload
-        self._digests[plan, part] = digest
-        return digest
+        key = (plan, part)
+        async with self._writing:  # so that the last on disk is the one that is held
+            held = self._digests.get(key)
+            if held is not None and not replace and (early or key not in self._early):
+                return held
+            digest = await self._aside(self._save, plan, part, payload, check)
+            self._undecided.setdefault(plan, {})[part] = payload
+            self._digests[key] = digest
+            (self._early.add if early else self._early.discard)(key)
+            return digest
 
     def _save(self, plan: bytes, part: int, payload: Payload, check: Callable[[Payload], None] | None) -> bytes:
         if check is not None:
@@ -92,6 +100,7 @@ class MeanStore:
     def _forget_digests(self, plan: bytes) -> None:
         for key in [key for key in self._digests if key[0] == plan]:
             del self._digests[key]
+            self._early.discard(key)
 
     def needed(self) -> set[bytes]:
         """Plans whose means must stay on disk after a checkpoint."""

@@ -342,8 +342,8 @@ class Peer:
     def contribution_arrived(self, plan_id: bytes, part: int, peer: PeerId) -> None:
         self._do(self.member.contribution_arrived(plan_id, part, peer, self._now()))
 
-    def mean_held(self, plan_id: bytes, part: int, digest: bytes) -> None:
-        self._do(self.member.mean_held(plan_id, part, digest, self._now()))
+    def mean_held(self, plan_id: bytes, part: int, digest: bytes, *, early: bool = False) -> None:
+        self._do(self.member.mean_held(plan_id, part, digest, self._now(), early=early))
 
     def unreachable(self, peer: PeerId, reason: str) -> None:
         self.log.emit("peer.unreachable", of=peer.hex(), reason=reason)
@@ -430,8 +430,8 @@ class Peer:
             case Contribute(plan_id, plan):
                 self.log.emit("round.scatter", round=plan.height, bytes=self._contribution_bytes(plan))
                 self.exchange.start(plan_id, self.exchange.contribute(plan_id), self._group)
-            case Reduce(plan_id, _, part, weights):
-                self.exchange.start(plan_id, self.exchange.reduce(plan_id, part, weights), self._group)
+            case Reduce(plan_id, _, part, weights, early):
+                self.exchange.start(plan_id, self.exchange.reduce(plan_id, part, weights, early=early), self._group)
             case FetchMean(plan_id, part, digest, holders):
                 self.exchange.start(plan_id, self.exchange.fetch_due(plan_id, part, digest, holders), self._group)
             case Forget(plan_id, final):

@@ -23,14 +23,14 @@ from farflung.node.stripes import Reassembly
 from farflung.node.tls_connection import TlsConnection
 from farflung.protocol.errors import NetworkError
 
-GROW_BYTES = 512 << 10
+GROW_BYTES = 128 << 10
 """A stream that moved this much in either direction gets its further connections."""
 SEGMENT_BYTES = 16 << 10
 """On links with latency: small, so that the last segment on a slow connection does not hold up the end."""
 LEAST_QUEUE_BYTES = 16 << 10
 """A connection with less on its way may have another segment: about what TCP begins with."""
 QUEUE_SHARE = 0.25
-"""Of an equal part of what is left to write: so much more may be on a connection's way."""
+"""Of an equal part of what is left to write, and is known to follow: so much more may be on a connection's way."""
 WINDOWS = 2.0
 """Of a connection's TCP: one on its way, and one to follow."""
 LOOK_S = 0.004
@@ -87,7 +87,7 @@ class StripedStream:
     def peer(self) -> PeerId:
         return self._peer
 
-    async def write(self, data: bytes | bytearray | memoryview) -> None:
+    async def write(self, data: bytes | bytearray | memoryview, *, follows: int = 0) -> None:
         """See `network.Stream.write`. A cancelled write breaks the stream: nobody could tell what was sent."""
         view = memoryview(data).cast("B")
         async with self._writing:
@@ -98,7 +98,7 @@ class StripedStream:
                     size = min(self.segment_bytes, self._up.chunk_bytes, len(view) - start)
                     begun = monotonic()
                     await self._up.take(size)
-                    connection = await self._free_connection(len(view) - start)
+                    connection = await self._free_connection(len(view) - start + follows)
                     connection.write_segment(self._sent, view[start : start + size])
                     self._sent += size
                     start += size
@@ -109,7 +109,7 @@ class StripedStream:
             except asyncio.CancelledError:
                 self.fail("a write was cancelled")
                 raise
-            if len(view) >= GROW_BYTES and self._far:
+            if len(view) >= GROW_BYTES and follows == 0 and self._far:
                 for delay in TAIL_S:
                     asyncio.get_running_loop().call_later(delay, self._write_tail)
 

@@ -23,7 +23,7 @@ BELOW = 0.95
 REMEMBERED = 12
 """Measurements of which the best counts; one in so many goes unpaced."""
 
-PACEABLE_S = 3.0
+PACEABLE_S = 6.0
 """Shorter transfers neither set a pace nor need one: a good part of them is latency, and what they queue is soon gone."""
 
 STRETCH_S = 1.5

@@ -176,7 +176,8 @@ class Consensus:
             case Held() if self.proposer is not None:
                 self.proposer.on_held(sender, message)
             case Cut() if (part := self._part_led_by(sender, message.plan)) is not None:
-                return part.on_cut(sender, message.contributors)
+                effects = part.on_cut(sender, message.contributors)
+                return effects + part.show(self.proposer_now(), now) if part.complete else effects
             case Fetch() if (part := self._part_led_by(sender, message.plan)) is not None:
                 return part.on_fetch(message)
             case Abort() if self._part_led_by(sender, message.plan) is not None:

@@ -51,6 +51,8 @@ class Reduce:
     part: int
     weights: tuple[tuple[PeerId, float], ...]
     """(contributor, share) in the order of keys; shares sum to 1."""
+    early: bool
+    """Of all planned contributors, before the cut."""
 
 
 @dataclass(frozen=True, slots=True)

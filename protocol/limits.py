@@ -12,7 +12,10 @@ MAX_RECORD_BYTES = 16 << 10
 MAX_GROUP_PEERS = 64
 """Peers in one round. A butterfly of 64 keeps a part at 1/64 of the model and control traffic small."""
 
-MAX_PARTS = 4 * MAX_GROUP_PEERS
+MAX_WAVES = 4
+"""Parts of one round that one peer owns."""
+
+MAX_PARTS = MAX_WAVES * MAX_GROUP_PEERS
 """Parts of one round."""
 
 MAX_FRAGMENTS = 64

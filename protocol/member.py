@@ -143,15 +143,15 @@ class Member:
         attended = self.attendance.part_in(plan)
         if attended is None:
             return []
-        attended.arrived(part, peer)
-        return self._settle(attended.report(self.membership, self.consensus.proposer_now(), now), now)
+        effects = attended.arrived(part, peer)
+        return self._settle(effects + attended.report(self.membership, self.consensus.proposer_now(), now), now)
 
-    def mean_held(self, plan: bytes, part: int, digest: bytes, now: float) -> list[Effect]:
-        """The encoded mean of a part is here: made by us, sent by its owner, or fetched."""
+    def mean_held(self, plan: bytes, part: int, digest: bytes, now: float, *, early: bool = False) -> list[Effect]:
+        """The encoded mean of a part is here: made by us, sent by its owner, or fetched. `early`: see `participation`."""
         attended = self.attendance.part_in(plan)
         if attended is None:
             return []
-        attended.hold(part, digest)
+        attended.hold(part, digest, early=early)
         return self._settle(attended.show(self.consensus.proposer_now(), now), now)
 
     def unreachable(self, peer: PeerId, reason: str, now: float) -> list[Effect]:

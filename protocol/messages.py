@@ -135,6 +135,8 @@ class Plan(Struct, frozen=True, array_like=True, tag=6):
     scatter_s: Seconds
     gather_s: Seconds
     reason: Text
+    made_ms: Count = 0
+    """By the proposer's clock: a proposer that is killed and started again may plan the same once more, but it is another plan, with its own cut."""
 
 
 class Collected(Struct, frozen=True, array_like=True, tag=7):
@@ -301,7 +303,8 @@ PipelineMessage = Passage | Again | GiveUp | Landed
 
 
 class ContributionHeader(Struct, frozen=True, array_like=True, tag=64):
-    """Bulk stream `contribution`: a contributor's encoded part, for its owner. Then `nbytes` bytes; the owner answers one byte 1."""
+    """Bulk stream `round`, on which one transfer follows another: a contributor's encoded part, for its owner. Then `nbytes` bytes; the owner
+    answers one byte 1, which the next transfer does not wait for."""
 
     plan: Digest
     part: Count
@@ -309,11 +312,13 @@ class ContributionHeader(Struct, frozen=True, array_like=True, tag=64):
 
 
 class MeanHeader(Struct, frozen=True, array_like=True, tag=65):
-    """Bulk stream `mean`: the encoded mean of a part, from its owner. Then `nbytes` bytes; the receiver answers one byte 1."""
+    """Bulk stream `round`: the encoded mean of a part, from its owner. Then `nbytes` bytes; the receiver answers one byte 1."""
 
     plan: Digest
     part: Count
     nbytes: Count
+    early: bool = False
+    """Made of all planned contributions, before the cut: it holds if the cut leaves nobody out."""
 
 
 class MeanRequest(Struct, frozen=True, array_like=True, tag=66):

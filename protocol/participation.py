@@ -1,5 +1,13 @@
-"""One member's part in one round: contributor, owner, receiver."""
+"""One member's part in one round: contributor, owner, receiver.
 
+An owner that holds everybody's contribution to a part does not wait for the cut: it reduces at once, and sends the mean as an *early* one, which
+holds if the cut leaves nobody out. If it does, early means are void for everybody, and owners reduce again. So early means are not
+reported before the cut is known. With two parts for each owner, one after the other (`partition`), the means of the first
+fill the links while the last contributions to the second are still on their way.
+"""
+
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from farflung.protocol.chain import Commit, check_successor
@@ -7,6 +15,7 @@ from farflung.protocol.effects import Contribute, Effect, FetchMean, Note, Reduc
 from farflung.protocol.errors import Refused
 from farflung.protocol.keys import PeerId
 from farflung.protocol.ledger import count
+from farflung.protocol.limits import MAX_WAVES
 from farflung.protocol.membership import Membership
 from farflung.protocol.messages import Collected, Fetch, Held, Plan, Promise, Ready
 from farflung.protocol.settings import RESEND_S, VOTE_S, Settings
@@ -62,7 +71,8 @@ def check_plan(plan: Plan, head: Commit, settings: Settings, me: PeerId, ready: 
         )
         position = part.stop
     demand(position == end, f"that ends at element {position}, not at {end}")
-    demand(len({p.owner for p in plan.parts}) == len(plan.parts), "with two parts of one owner")
+    most = max(Counter(part.owner for part in plan.parts).values())
+    demand(most <= MAX_WAVES, f"with {most} parts of one owner")
     for contributor in plan.contributors:
         held = count(head.ledger.window(contributor.peer))
         demand(0 < contributor.ready.samples <= held, "with a contributor that does not hold its samples")
@@ -79,7 +89,12 @@ class Participation:
     began_at: float
     contributing: bool
     digests: list[bytes] = field(default_factory=list)
+    """Of the mean that we hold of each part; empty where we hold none."""
     cut: tuple[PeerId, ...] | None = None
+    _early: set[int] = field(default_factory=set)
+    """Parts of which the mean that we hold is an early one."""
+    _reduced: set[int] = field(default_factory=set)
+    """Parts of ours that were reduced early."""
     _collected: dict[int, set[PeerId]] = field(default_factory=dict)
     _reported_at: float = -1e9
     _shown_at: float = -1e9
@@ -103,9 +118,16 @@ class Participation:
         self.contributing = self.contributing and any(c.peer == me for c in self.plan.contributors)
         return [Contribute(self.plan_id, self.plan)] if self.contributing else []
 
-    def arrived(self, part: int, peer: PeerId) -> None:
-        if part in self._collected and any(c.peer == peer for c in self.plan.contributors):
-            self._collected[part].add(peer)
+    def arrived(self, part: int, peer: PeerId) -> list[Effect]:
+        """A contribution to a part of ours is here."""
+        planned = {c.peer for c in self.plan.contributors}
+        if part not in self._collected or peer not in planned:
+            return []
+        self._collected[part].add(peer)
+        if self.cut is not None or part in self._reduced or self._collected[part] != planned:
+            return []
+        self._reduced.add(part)
+        return [self._reduce(part, planned, early=True)]
 
     def report(self, membership: Membership, proposer: PeerId, now: float) -> list[Effect]:
         """Tell the proposer whose contributions we hold, once nobody else's can be expected.
@@ -126,31 +148,51 @@ class Participation:
     def on_cut(self, sender: PeerId, contributors: tuple[PeerId, ...]) -> list[Effect]:
         if self.cut is not None:
             return []
-        tokens = {c.peer: c.ready.tokens for c in self.plan.contributors if c.peer in contributors}
-        if not contributors or list(contributors) != sorted(tokens):
+        planned = {c.peer for c in self.plan.contributors}
+        if not contributors or list(contributors) != sorted(planned & set(contributors)):
             raise Refused(f"a cut of round {self.plan.height} with contributors that were not planned", peer=sender)
         self.cut = contributors
         effects: list[Effect] = [
             Note("round.cut", {"round": self.plan.height, "contributors": [p.hex() for p in contributors]})
         ]
-        total = sum(tokens.values())
+        if self._is_void:
+            for part in self._early:
+                self.digests[part] = b""
+            self._early.clear()
+            self._reduced.clear()
         for part, have in self._collected.items():
-            if have >= set(contributors):
-                weights = tuple((p, tokens[p] / total) for p in sorted(tokens))
-                effects.append(Reduce(self.plan_id, self.plan, part, weights))
+            if have >= set(contributors) and part not in self._reduced:
+                effects.append(self._reduce(part, contributors, early=False))
         return effects
+
+    def _reduce(self, part: int, contributors: Collection[PeerId], *, early: bool) -> Reduce:
+        tokens = {c.peer: c.ready.tokens for c in self.plan.contributors if c.peer in contributors}
+        total = sum(tokens.values())
+        return Reduce(self.plan_id, self.plan, part, tuple((p, tokens[p] / total) for p in sorted(tokens)), early)
 
     def on_fetch(self, message: Fetch) -> list[Effect]:
         if message.part >= len(self.digests) or self.digests[message.part] == message.digest:
             return []
         return [FetchMean(self.plan_id, message.part, message.digest, message.holders)]
 
-    def hold(self, part: int, digest: bytes) -> None:
-        if 0 <= part < len(self.digests):
-            self.digests[part] = digest
+    def hold(self, part: int, digest: bytes, *, early: bool = False) -> None:
+        """The mean of a part is here. An early one never takes the place of one that was made after the cut."""
+        if not 0 <= part < len(self.digests):
+            return
+        if early and (self._is_void or (self.digests[part] and part not in self._early)):
+            return
+        self.digests[part] = digest
+        (self._early.add if early else self._early.discard)(part)
+
+    @property
+    def _is_void(self) -> bool:
+        """Whether early means are."""
+        return self.cut is not None and len(self.cut) < len(self.plan.contributors)
 
     def show(self, proposer: PeerId, now: float) -> list[Effect]:
         """Tell the proposer what we hold: at once when it is everything, else now and then."""
+        if self.cut is None and self._early:
+            return []
         if not self.complete and now < self._shown_at + RESEND_S:
             return []
         self._shown_at = now

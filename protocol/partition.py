@@ -1,8 +1,12 @@
-"""Parts of a round: how much of the vector each owner reduces, so that all links finish together.
+"""Parts of a round: how much of the vector each owner reduces, so that all links finish together, and in how many waves.
 
 In a butterfly all-reduce of a vector of S bytes among n contributors and m receivers, an owner of p bytes uploads
 (S - p) of its own contribution and p to each of the m - 1 other receivers, and downloads (n - 1)·p and (S - p).
 The slowest link decides, so parts are chosen by the smallest time T at which they all fit.
+
+Where that takes long, every owner has two parts, and the contributions to all first ones are sent before those to the second. So links are never
+idle between contributions and means: while the last lost packets of the second wave of contributions are sent again, the means of the first
+are on their way. Short rounds have one wave: a transfer costs a millisecond of Python at both ends.
 """
 
 from collections.abc import Sequence

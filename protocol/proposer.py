@@ -8,6 +8,7 @@
 Pure: `step` is called after every message and on every tick, looks at what has arrived and at the time, and returns messages.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -254,9 +255,16 @@ class Proposer:
             len(decision.members),
             partition.levelled([readies[p].down_bytes_per_s for p in owners]),
         )
-        ranges = partition.cut(*rules.rules.span(s.head.commit), shares, rules.align)
-        parts = tuple(Part(o, a, b) for o, (a, b) in zip(owners, ranges, strict=True) if b > a)
-        estimate = transfer_seconds(rules, parts, readies, len(decision.members))
+        first, last = rules.rules.span(s.head.commit)
+        elements = {o: share * (last - first) for o, share in zip(owners, shares, strict=True)}
+        estimate = transfer_seconds(rules, elements, readies, len(decision.members))
+        waves = 2 if estimate >= rules.waves_from_s else 1
+        parts = tuple(
+            Part(o, a, b)
+            for start, stop in partition.cut(first, last, [1.0 / waves] * waves, rules.align)
+            for o, (a, b) in zip(owners, partition.cut(start, stop, shares, rules.align), strict=True)
+            if b > a
+        )
         usual = deadline.adaptive(s.tempo.rounds_s(), low=rules.min_round_s, high=rules.max_round_s)
         budget = max(usual, 3.0 * estimate)
         # Links may have become slower than any round since then: each plan of this height that fails after the first doubles the time.
@@ -275,6 +283,7 @@ class Proposer:
             scatter_s=budget,
             gather_s=budget,
             reason=decision.reason,
+            made_ms=int(1000 * now),
         )
         self.plan_id = plan_id(rules.swarm, self.plan)
         self.phase, self.phase_at, self.plan_at, self.sent_at = Phase.SCATTER, now, now, now
@@ -290,9 +299,12 @@ class Proposer:
         if waiting and now < self.phase_at + grace:
             self.reason = f"{len(self.collected)} of {len(owners)} owners hold their contributions"
             return self._repeat(plan, now)
+        sizes = Counter[PeerId]()
+        for part in plan.parts:
+            sizes[part.owner] += part.stop - part.start
         self.contributors, self.owners = choose_cut(
             {o: self.collected[o] for o in owners if o in self.collected},
-            {part.owner: part.stop - part.start for part in plan.parts},
+            sizes,
             {c.peer: c.ready.tokens for c in plan.contributors},
         )
         if len(self.contributors) < min(s.settings.min_contributors, len(plan.contributors)):
@@ -436,15 +448,17 @@ class Proposer:
 
 
 def transfer_seconds(
-    rules: Settings, parts: tuple[Part, ...], readies: Mapping[PeerId, Ready], num_members: int
+    rules: Settings,
+    elements: Mapping[PeerId, float],  # that each owner reduces
+    readies: Mapping[PeerId, Ready],
+    num_members: int,
 ) -> float:
     """Seconds the slowest uplink needs for one direction of the butterfly; 0 while no rate is known."""
     slowest = 0.0
-    numel = parts[-1].stop - parts[0].start
-    for part in parts:
-        rate = readies[part.owner].up_bytes_per_s
+    numel = sum(elements.values())
+    for owner, mine in elements.items():
+        rate = readies[owner].up_bytes_per_s
         if rate > 0.0:
-            mine = part.stop - part.start
-            elements = max(numel - mine, mine * (num_members - 1))
-            slowest = max(slowest, elements * rules.bytes_per_element / rate)
+            most = max(numel - mine, mine * (num_members - 1))
+            slowest = max(slowest, most * rules.bytes_per_element / rate)
     return slowest

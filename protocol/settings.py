@@ -31,6 +31,9 @@ MAX_BALLOT_STEP = 64
 HISTORY = 512
 """Certified commits kept for those who catch up; at a round a minute, a night's sleep."""
 
+WAVES_FROM_S = 0.5
+"""Rounds whose contributions take so long to send, a few round trips, have two waves (`partition`)."""
+
 RECENT_ROUNDS = 5
 """Rounds that adaptive deadlines learn from."""
 
@@ -57,6 +60,8 @@ class Settings:
     """Lower bound of adaptive deadlines, seconds; and a round is planned no earlier after the last, unless all are ready."""
     max_round_s: float
     """Upper bound of adaptive deadlines, seconds."""
+    waves_from_s: float = WAVES_FROM_S
+    """Rounds whose contributions take longer to send have two waves."""
     removal_s: float
     """Seconds after which a dead member is removed from the view."""
     heartbeat_s: float

@@ -8,6 +8,7 @@ One seed draws 3 to 24 peers and a schedule of joins, leaves, kills, pauses, par
 
 import argparse
 import hashlib
+import math
 import random
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -98,6 +99,7 @@ def toy_outfit(seed: int, schedule: Schedule, wire: Wire = INT8) -> Outfit:
         min_contributors=wire.min_contributors,
         min_round_s=3.0,
         max_round_s=30.0,
+        waves_from_s=0.0 if seed % 4 in (1, 2) else math.inf,
         removal_s=10.0,
         heartbeat_s=2.0,
         admits=lambda peer, token: True,

@@ -210,7 +210,7 @@ class MemoryStream:
         """True when nothing of our side is on its way any more."""
         return self.failed or (self._closed and (self._out.ended or self._in.ended))
 
-    async def write(self, data: bytes | bytearray | memoryview) -> None:
+    async def write(self, data: bytes | bytearray | memoryview, *, follows: int = 0) -> None:
         """Send all of `data`, at the pace of the uplink and of the reader. Raises NetworkError."""
         view = memoryview(data).cast("B")
         wire, started = self._connection.wire, self._connection.wire.now()

@@ -145,6 +145,21 @@ def test_only_counted_parts_commit(make: Callable[[Codec], Feedback]) -> None:
     assert feedback.memory[:128].eq(0).all() and same_bits(feedback.memory[128:], whole.memory[128:])
 
 
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_part_that_is_encoded_again_takes_the_place_of_what_was_pending(make: Callable[[Codec], Feedback]) -> None:
+    once, again = make(Sign(block=32)), make(Sign(block=32))
+    for feedback in (once, again):
+        feedback.begin(b"round")
+        feedback.encode_(vector(1, 100), 0)
+    again.encode_(vector(2, 100), 100)
+    assert again.encode_(vector(3, 100), 100) == once.encode_(vector(3, 100), 100)
+    for feedback in (once, again):
+        feedback.commit(b"round", [(0, 100), (100, 200)])
+    assert torch.equal(once.memory, again.memory) and once.memory[100:200].any()
+    if isinstance(once, ErrorFeedback) and isinstance(again, ErrorFeedback):
+        assert once.left_out == again.left_out
+
+
 def test_what_a_crash_made_unknown() -> None:
     """The round counted a part whose encoding was not saved: EF14 gives its residual up, EF21 cannot go on."""
     residual = ErrorFeedback(uniform(SIGN, NUMEL))
@@ -164,7 +179,7 @@ def test_wrong_arguments_are_the_callers_fault(make: Callable[[Codec], Feedback]
     feedback = make(Fp32())
     feedback.begin(b"round")
     feedback.encode_(vector(0, 100), 100)
-    for numel, start in ((100, 100), (1, 199), (150, 0), (300, 0)):
+    for numel, start in ((99, 100), (101, 99), (1, 199), (150, 0), (300, 0)):
         with pytest.raises(ValueError, match="overlaps"):
             feedback.encode_(vector(0, numel), start)
     for numel, start in ((101, 200), (1, 300), (0, 5), (10, -10)):

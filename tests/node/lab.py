@@ -93,7 +93,7 @@ class Node:
         self.arrived.append((plan_id, part, peer))
         self.news.set()
 
-    def mean_held(self, plan_id: bytes, part: int, digest: bytes) -> None:
+    def mean_held(self, plan_id: bytes, part: int, digest: bytes, *, early: bool = False) -> None:
         self.held[plan_id, part] = digest
         self.news.set()
 

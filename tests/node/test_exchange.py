@@ -11,7 +11,8 @@ from tests.node.lab import CODEC, NUMEL, PLAN_ID, Lab, in_lab, payload_of, peer,
 from farflung.compression.policy import parse_policy, uniform
 from farflung.compression.registry import codec_of, parse_codec
 from farflung.node import framing
-from farflung.node.exchange import ACK, PLAN_WAIT_S, SEND_ATTEMPTS, Traffic
+from farflung.node.delivery import ACK, KIND, SEND_ATTEMPTS
+from farflung.node.exchange import PLAN_WAIT_S, Traffic
 from farflung.protocol.chain import PartResult, RoundResult
 from farflung.protocol.errors import LimitExceeded, Malformed, Refused, RemoteError
 from farflung.protocol.manifest_sections import FeedbackSpec
@@ -139,7 +140,7 @@ def test_a_transfer_may_overtake_its_plan() -> None:
             b.exchange.expect(PLAN_ID, plan)
 
         lab.group.create_task(late())
-        assert await say(a.network, b.id, "contribution", ContributionHeader(PLAN_ID, 1, len(payload)), payload) == ACK
+        assert await say(a.network, b.id, KIND, ContributionHeader(PLAN_ID, 1, len(payload)), payload) == ACK
         assert b.arrived == [(PLAN_ID, 1, a.id)]
 
     in_lab(2, main)
@@ -153,7 +154,7 @@ def test_a_contribution_counts_once() -> None:
         plan = accept(lab)
         for seed in (1, 2):
             payload = payload_of(numel(plan, 1), seed)
-            await say(a.network, b.id, "contribution", ContributionHeader(PLAN_ID, 1, len(payload)), payload)
+            await say(a.network, b.id, KIND, ContributionHeader(PLAN_ID, 1, len(payload)), payload)
         assert b.arrived == [(PLAN_ID, 1, a.id)]
         assert bytes(b.exchange._rounds[PLAN_ID].contributions[1][a.id]) == payload_of(numel(plan, 1), 1)
         assert all(type(e) is Refused and e.peer == a.id for e in b.errors)
@@ -169,25 +170,25 @@ CORRUPT = bytes([GOOD[0] ^ 0xFF]) + GOOD[1:]
 """Of three nodes, parts 0 and 1 have 192 elements."""
 
 BAD: dict[str, tuple[int, str, Any, bytes, type[RemoteError]]] = {
-    "an unknown plan": (0, "contribution", ContributionHeader(b"?" * 32, 1, len(GOOD)), GOOD, Refused),
-    "an unknown plan's mean": (0, "mean", MeanHeader(b"?" * 32, 0, len(GOOD)), GOOD, Refused),
-    "another owner's part": (0, "contribution", ContributionHeader(PLAN_ID, 0, len(GOOD)), GOOD, Refused),
-    "no such part": (0, "contribution", ContributionHeader(PLAN_ID, 7, len(GOOD)), GOOD, Refused),
-    "no such part's mean": (0, "mean", MeanHeader(PLAN_ID, 7, len(GOOD)), GOOD, Refused),
-    "not a contributor": (2, "contribution", ContributionHeader(PLAN_ID, 1, len(GOOD)), GOOD, Refused),
-    "not the owner": (0, "mean", MeanHeader(PLAN_ID, 2, len(GOOD)), GOOD, Refused),
-    "a mean of the receiver's own part": (0, "mean", MeanHeader(PLAN_ID, 1, len(GOOD)), GOOD, Refused),
-    "too large": (0, "contribution", ContributionHeader(PLAN_ID, 1, CODEC.max_nbytes(192) + 1), GOOD + b"x", Refused),
-    "enormous": (0, "contribution", ContributionHeader(PLAN_ID, 1, 1 << 60), b"", Refused),
-    "an enormous mean": (0, "mean", MeanHeader(PLAN_ID, 0, 1 << 60), b"", Refused),
-    "corrupt": (0, "contribution", ContributionHeader(PLAN_ID, 1, len(GOOD)), CORRUPT, Malformed),
-    "short": (0, "contribution", ContributionHeader(PLAN_ID, 1, len(GOOD) - 1), GOOD[:-1], Malformed),
-    "empty": (0, "contribution", ContributionHeader(PLAN_ID, 1, 0), b"", Malformed),
-    "of another size": (0, "contribution", ContributionHeader(PLAN_ID, 1, len(payload_of(96, 1))), payload_of(96, 1), Malformed),
-    "a corrupt mean": (0, "mean", MeanHeader(PLAN_ID, 0, len(GOOD)), CORRUPT, Malformed),
-    "another header": (0, "contribution", MeanHeader(PLAN_ID, 1, len(GOOD)), GOOD, Refused),
-    "no header": (0, "mean", b"\xc1\xc1", b"", Malformed),
-    "a long header": (0, "mean", bytes(2000), b"", LimitExceeded),
+    "an unknown plan": (0, KIND, ContributionHeader(b"?" * 32, 1, len(GOOD)), GOOD, Refused),
+    "an unknown plan's mean": (0, KIND, MeanHeader(b"?" * 32, 0, len(GOOD)), GOOD, Refused),
+    "another owner's part": (0, KIND, ContributionHeader(PLAN_ID, 0, len(GOOD)), GOOD, Refused),
+    "no such part": (0, KIND, ContributionHeader(PLAN_ID, 7, len(GOOD)), GOOD, Refused),
+    "no such part's mean": (0, KIND, MeanHeader(PLAN_ID, 7, len(GOOD)), GOOD, Refused),
+    "not a contributor": (2, KIND, ContributionHeader(PLAN_ID, 1, len(GOOD)), GOOD, Refused),
+    "not the owner": (0, KIND, MeanHeader(PLAN_ID, 2, len(GOOD)), GOOD, Refused),
+    "a mean of the receiver's own part": (0, KIND, MeanHeader(PLAN_ID, 1, len(GOOD)), GOOD, Refused),
+    "too large": (0, KIND, ContributionHeader(PLAN_ID, 1, CODEC.max_nbytes(192) + 1), GOOD + b"x", Refused),
+    "enormous": (0, KIND, ContributionHeader(PLAN_ID, 1, 1 << 60), b"", Refused),
+    "an enormous mean": (0, KIND, MeanHeader(PLAN_ID, 0, 1 << 60), b"", Refused),
+    "corrupt": (0, KIND, ContributionHeader(PLAN_ID, 1, len(GOOD)), CORRUPT, Malformed),
+    "short": (0, KIND, ContributionHeader(PLAN_ID, 1, len(GOOD) - 1), GOOD[:-1], Malformed),
+    "empty": (0, KIND, ContributionHeader(PLAN_ID, 1, 0), b"", Malformed),
+    "of another size": (0, KIND, ContributionHeader(PLAN_ID, 1, len(payload_of(96, 1))), payload_of(96, 1), Malformed),
+    "a corrupt mean": (0, KIND, MeanHeader(PLAN_ID, 0, len(GOOD)), CORRUPT, Malformed),
+    "another header": (0, KIND, MeanRequest(PLAN_ID, 1, b"d" * 32), GOOD, Refused),
+    "no header": (0, KIND, b"\xc1\xc1", b"", Malformed),
+    "a long header": (0, KIND, bytes(2000), b"", LimitExceeded),
 }  # fmt: skip
 
 
@@ -206,7 +207,7 @@ def test_bad_transfers_are_refused_by_name_and_leave_nothing(name: str) -> None:
         assert receiver.errors[0].peer == peer(who)
         assert not receiver.exchange._waiting, "and nobody waits for it any more"
         good = ContributionHeader(PLAN_ID, 1, len(GOOD))
-        assert await say(lab.nodes[0].network, receiver.id, "contribution", good, GOOD) == ACK, "others go on"
+        assert await say(lab.nodes[0].network, receiver.id, KIND, good, GOOD) == ACK, "others go on"
 
     in_lab(3, main)
 
@@ -218,7 +219,7 @@ def test_a_torn_transfer_leaves_nothing() -> None:
         payload = payload_of(numel(plan, 1), 1)
         before = stored(lab, 1)
         header = ContributionHeader(PLAN_ID, 1, len(payload))
-        stream = await a.network.open_stream(b.id, "contribution")
+        stream = await a.network.open_stream(b.id, KIND)
         await framing.write_header(stream, header)
         await stream.write(payload[: len(payload) // 2])
         await stream.close()
@@ -234,7 +235,7 @@ def test_a_plan_that_is_over_takes_nothing_more() -> None:
         plan = accept(lab)
         b.exchange.forget(PLAN_ID)
         payload = payload_of(numel(plan, 1), 1)
-        assert await say(a.network, b.id, "contribution", ContributionHeader(PLAN_ID, 1, len(payload)), payload) is None
+        assert await say(a.network, b.id, KIND, ContributionHeader(PLAN_ID, 1, len(payload)), payload) is None
         assert [type(e) for e in b.errors] == [Refused] and not b.arrived
 
     in_lab(2, main)

@@ -41,7 +41,7 @@ class Pipe:
     def peer(self) -> bytes:
         return PEER
 
-    async def write(self, data: bytes | bytearray | memoryview) -> None:
+    async def write(self, data: bytes | bytearray | memoryview, *, follows: int = 0) -> None:
         self.written += data
 
     async def readinto(self, buffer: memoryview) -> None:

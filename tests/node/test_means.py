@@ -25,6 +25,14 @@ class InlineDoor:
         pass
 
 
+class SlowDoor(InlineDoor):
+    """The first call takes longest."""
+
+    async def run(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        await asyncio.sleep(0.02 / (1 + len(self.calls)))
+        return await super().run(function, *args, **kwargs)
+
+
 def run(main: Coroutine[Any, Any, None]) -> None:
     asyncio.run(main)
 
@@ -90,5 +98,31 @@ def test_what_is_not_decided_yet_survives_a_checkpoint() -> None:
         means, _ = store()
         await means.put(PLANS[0], 0, b"x")
         assert PLANS[0] in means.needed()
+
+    run(main())
+
+
+def test_an_early_mean_gives_way_to_one_made_after_the_cut_and_never_the_other_way() -> None:
+    async def main() -> None:
+        means, disk = store()
+        assert await means.put(PLANS[0], 0, b"early", early=True) == sha(b"early")
+        assert await means.put(PLANS[0], 0, b"late", early=True) == sha(b"early"), "what came first stays"
+        assert await means.put(PLANS[0], 0, b"final") == sha(b"final") == sha(disk.means[PLANS[0], 0])
+        assert await means.put(PLANS[0], 0, b"early", early=True) == sha(b"final")
+        assert await means.put(PLANS[0], 0, b"other") == sha(b"final")
+        assert await means.get(PLANS[0], 0, sha(b"final")) == b"final" == disk.means[PLANS[0], 0]
+        assert await means.get(PLANS[0], 0, sha(b"early")) is None
+
+    run(main())
+
+
+def test_what_is_held_is_what_is_on_disk_whatever_comes_at_once() -> None:
+    async def main() -> None:
+        for order in (("final", "early"), ("early", "final")):
+            disk = MemoryStorage()
+            means = MeanStore(disk, SlowDoor())
+            puts = [means.put(PLANS[0], 0, which.encode(), early=which == "early") for which in order]
+            await asyncio.gather(*puts)
+            assert await means.get(PLANS[0], 0, sha(b"final")) == b"final" == disk.means[PLANS[0], 0]
 
     run(main())

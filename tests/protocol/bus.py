@@ -243,12 +243,12 @@ class Node:
                     self.plans[plan_id] = plan
                     for k, part in enumerate(plan.parts):
                         self.bus.transfer(self, part.owner, _contribution(plan_id, k, self.me))
-                case Reduce(plan_id, plan, k, weights) if self.reduces:
-                    payload = sha256(repr((plan_id, k, weights)).encode()).digest()
-                    self.hold(plan_id, k, payload)
+                case Reduce(plan_id, plan, k, weights, early) if self.reduces:
+                    payload = mean_of(plan_id, k, weights)
+                    self.hold(plan_id, k, payload, early=early)
                     for peer in plan.members:
                         if peer != self.me:
-                            self.bus.transfer(self, peer, _mean(plan_id, k, payload))
+                            self.bus.transfer(self, peer, _mean(plan_id, k, payload, early))
                 case FetchMean(plan_id, k, digest, holders):
                     for peer in holders:
                         other = self.bus.nodes.get(self.bus.index(peer))
@@ -268,9 +268,11 @@ class Node:
                 case Forget() | Note() | _:
                     pass
 
-    def hold(self, plan_id: bytes, part: int, digest: bytes) -> None:
+    def hold(self, plan_id: bytes, part: int, digest: bytes, *, early: bool = False) -> None:
+        if early:
+            digest = self.means.setdefault((plan_id, part), digest)
         self.means[plan_id, part] = digest
-        self.do(self.member.mean_held(plan_id, part, digest, self.bus.now))
+        self.do(self.member.mean_held(plan_id, part, digest, self.bus.now, early=early))
 
     def _announce(self, now: float) -> None:
         head = self.member.head.commit
@@ -280,12 +282,17 @@ class Node:
         return [e for _, e in self.effects if isinstance(e, Note) and e.event == event]
 
 
+def mean_of(plan_id: bytes, part: int, weights: Sequence[tuple[PeerId, float]]) -> bytes:
+    """What stands for the bytes of a mean, and for their digest."""
+    return sha256(repr((plan_id, part, tuple(weights))).encode()).digest()
+
+
 def _contribution(plan_id: bytes, part: int, peer: PeerId) -> Callable[[Node], None]:
     return lambda node: node.do(node.member.contribution_arrived(plan_id, part, peer, node.bus.now))
 
 
-def _mean(plan_id: bytes, part: int, digest: bytes) -> Callable[[Node], None]:
-    return lambda node: node.hold(plan_id, part, digest)
+def _mean(plan_id: bytes, part: int, digest: bytes, early: bool) -> Callable[[Node], None]:
+    return lambda node: node.hold(plan_id, part, digest, early=early)
 
 
 class Bus:
@@ -390,6 +397,11 @@ class Bus:
         peer = self.ids[index]
         chain.check_successor(SWARM, parent, commit, self.settings.rules, peer=peer)
         chain.check_certificate(SWARM, certified, parent.view, peer=peer)
+        if commit.round is not None:
+            total = sum(c.tokens for c in commit.round.contributors)
+            weights = tuple((c.peer, c.tokens / total) for c in commit.round.contributors)
+            for k, part in enumerate(commit.round.parts):
+                assert part.digest in (b"", mean_of(commit.round.plan, k, weights)), "a mean of others than who counts"
         saved = self.disks[index].history
         if not saved or saved[-1].commit.height < commit.height:
             saved.append(certified)

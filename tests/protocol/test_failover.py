@@ -4,6 +4,7 @@
 its height.
 """
 
+import math
 import random
 from collections.abc import Callable, Sequence
 
@@ -11,7 +12,7 @@ import pytest
 from tests.protocol.bus import LATENCY_S, Bus, Letter, Node, rounds, sent, settled, until_phase
 
 from farflung.protocol.chain import Commit
-from farflung.protocol.effects import SaveVote, Send
+from farflung.protocol.effects import Reduce, SaveVote, Send
 from farflung.protocol.messages import (
     Collected,
     Committed,
@@ -26,6 +27,9 @@ from farflung.protocol.messages import (
     Voted,
 )
 from farflung.protocol.proposer import Phase
+
+TWO_WAVES = 0.0
+"""Seconds that every round takes to send."""
 
 # ---- owners die -----------------------------------------------------------------------------------------------
 
@@ -54,36 +58,39 @@ def test_an_owner_dies_before_the_cut() -> None:
     assert len(commit.view) == 3
 
 
-def test_an_owner_never_serves() -> None:
-    bus = Bus(4)
+@pytest.mark.parametrize("waves", [1, 2])
+def test_an_owner_never_serves(waves: int) -> None:
+    bus = Bus(4, waves_from_s=TWO_WAVES if waves == 2 else math.inf)
 
     def harm(node: Node) -> None:
         node.reduces = False
 
     victim, commit = round_with_victim(bus, Phase.SCATTER, harm)
     assert commit.round is not None
-    assert [p.owner for p in commit.round.parts if not p.digest] == [bus.ids[victim]]
+    assert [p.owner for p in commit.round.parts if not p.digest] == [bus.ids[victim]] * waves
     assert len(commit.view) == 4 and len(commit.round.contributors) == 4, "it costs its part only"
 
 
-def test_an_owner_dies_after_serving_one() -> None:
-    bus = Bus(4)
+@pytest.mark.parametrize("waves", [1, 2])
+def test_an_owner_dies_after_serving_one(waves: int) -> None:
+    bus = Bus(4, waves_from_s=TWO_WAVES if waves == 2 else math.inf)
     transfer = bus.transfer
 
     def harm(node: Node) -> None:
         served: list[bytes] = []
 
         def first_only(source: Node, to: bytes, deliver: Callable[[Node], None]) -> None:
-            if source is node:
-                served.append(to)
-                if len(served) > 1:
+            if source is node and any(isinstance(e, Reduce) for at, e in node.effects if at == bus.now):
+                if served and to != served[0]:
                     return
-                bus.later(0.2, node, lambda: bus.kill(node.index))
+                served.append(to)
+                if len(served) == waves:
+                    bus.later(0.2, node, lambda: bus.kill(node.index))
             transfer(source, to, deliver)
 
         bus.transfer = first_only  # type: ignore[method-assign]
 
-    victim, commit = round_with_victim(bus, Phase.HELD, harm)
+    victim, commit = round_with_victim(bus, Phase.SCATTER, harm)
     assert commit.round is not None
     assert all(part.digest for part in commit.round.parts), "the others fetched it from the one"
     assert bus.ids[victim] in {c.peer for c in commit.round.contributors}, "it contributed before it died"
@@ -233,7 +240,7 @@ def noisy(seed: int, drop: float, double: float, late_s: float) -> Callable[[Let
 
 @pytest.mark.parametrize("seed", range(6))
 def test_lost_doubled_and_overtaken_messages(seed: int) -> None:
-    bus = Bus(3 + seed % 3)
+    bus = Bus(3 + seed % 3, waves_from_s=TWO_WAVES if seed % 2 else math.inf)
     bus.policy = noisy(seed, drop=0.15, double=0.3, late_s=0.4)
     assert bus.reach(8, seconds=240.0)
     assert {type(error).__name__ for *_, error in bus.refused} <= {"Refused"}
@@ -263,7 +270,7 @@ def test_the_first_of_a_kind_is_always_lost(kind: type[Message]) -> None:  # typ
 def test_kills_restarts_and_noise(seed: int) -> None:
     """Members die and come back from their disks in the middle of everything; the judge looks at every commit."""
     rng = random.Random(seed)
-    bus = Bus(3 + seed % 3)
+    bus = Bus(3 + seed % 3, waves_from_s=TWO_WAVES if seed % 2 else math.inf)
     bus.policy = noisy(seed + 100, drop=0.1, double=0.1, late_s=0.2)
     everybody = list(bus.nodes)
     for _ in range(8):

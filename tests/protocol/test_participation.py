@@ -12,6 +12,7 @@ from farflung.protocol.chain import Commit, Contribution, PartResult, RoundResul
 from farflung.protocol.effects import Contribute, FetchMean, Note, Reduce, Send
 from farflung.protocol.errors import Refused
 from farflung.protocol.ledger import Ledger
+from farflung.protocol.limits import MAX_WAVES
 from farflung.protocol.membership import SUSPECT_AFTER, VERDICT_AFTER, Membership
 from farflung.protocol.messages import Collected, Contributor, Fetch, Held, Part, Plan
 from farflung.protocol.participation import Participation, check_plan, check_ready
@@ -77,7 +78,7 @@ def test_a_good_plan() -> None:
         (dict(parts=(Part(A, 0, 320), Part(B, 320, 640))), "ends at element 640, not at 1000"),
         (dict(parts=(Part(A, 0, 1001),)), "ends at element 1001, not at 1000"),
         (dict(parts=()), "ends at element 0, not at 1000"),
-        (dict(parts=(Part(A, 0, 320), Part(A, 320, 1000))), "two parts of one owner"),
+        (dict(parts=(*(Part(A, 16 * i, 16 * (i + 1)) for i in range(MAX_WAVES)), Part(A, 16 * MAX_WAVES, 1000))), f"{MAX_WAVES + 1} parts of one owner"),
     ],
 )  # fmt: skip
 def test_a_plan_that_breaks_the_rules(changes: dict[str, Any], why: str) -> None:
@@ -190,9 +191,37 @@ def test_the_cut_starts_the_reduction_with_weights_that_sum_to_one() -> None:
     for peer in (A, B, C):
         part.arrived(0, peer)
     reduce = [e for e in part.on_cut(A, (A, B)) if isinstance(e, Reduce)]
-    assert [(r.part, r.weights) for r in reduce] == [(0, ((A, 8 / 12), (B, 4 / 12)))]
+    assert [(r.part, r.weights, r.early) for r in reduce] == [(0, ((A, 8 / 12), (B, 4 / 12)), False)]
     assert part.on_cut(A, (A, B, C)) == [], "there is one cut in a round"
     assert part.report(others(), PROPOSER, 999.0) == [], "and after it nothing is collected"
+
+
+def test_an_owner_that_has_everything_reduces_before_the_cut_and_not_again() -> None:
+    part = take_part(parts=(Part(A, 0, 160), Part(B, 160, 320), Part(A, 320, 1000)))
+    thirds = tuple((p, 1 / 3) for p in (A, B, C))
+    assert [part.arrived(2, p) for p in (A, B, C)] == [[], [], [Reduce(PLAN_ID, part.plan, 2, thirds, early=True)]]
+    assert part.arrived(2, C) == [] and part.report(others(), PROPOSER, 101.0) == [], "the other part is not complete"
+    assert [part.arrived(0, p) for p in (A, B, C)] == [[], [], [Reduce(PLAN_ID, part.plan, 0, thirds, early=True)]]
+    assert [type(e) for e in part.on_cut(A, (A, B, C))] == [Note]
+
+
+def test_early_means_are_told_of_when_the_cut_is_known_and_void_if_it_leaves_somebody_out() -> None:
+    for cut, left in (((A, B, C), (DIGEST,) * 3), ((A, B), (b"", DIGEST, b""))):
+        part = take_part()
+        for peer in (A, B, C):
+            part.arrived(0, peer)
+        part.hold(0, DIGEST, early=True)
+        part.hold(1, DIGEST)  # its owner knows the cut already
+        part.hold(2, DIGEST, early=True)
+        part.hold(1, b"e" * 32, early=True)
+        assert part.complete and part.show(PROPOSER, 102.0) == []
+        again = [e.part for e in part.on_cut(A, cut) if isinstance(e, Reduce)]
+        assert again == ([] if cut == (A, B, C) else [0])
+        assert part.show(PROPOSER, 102.0)[0] == Send(PROPOSER, Held(PLAN_ID, left))
+        part.hold(2, b"l" * 32, early=True)
+        assert tuple(part.digests) == (left if cut != (A, B, C) else (DIGEST, DIGEST, b"l" * 32)), "late, as it was"
+        part.hold(0, b"f" * 32)
+        assert part.digests[0] == b"f" * 32
 
 
 def test_an_owner_that_lacks_a_counted_contribution_does_not_reduce() -> None:

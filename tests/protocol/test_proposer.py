@@ -3,7 +3,7 @@
 import pytest
 from tests.protocol.bus import LAP, Bus, rounds, sent, settled, until_phase
 
-from farflung.protocol.effects import Note
+from farflung.protocol.effects import Note, Reduce
 from farflung.protocol.messages import (
     Abort,
     Committed,
@@ -37,6 +37,18 @@ def test_the_order_of_a_round() -> None:
     first = {kind: min(letter.at for letter in sent(bus, kind)) for kind in (Promise, Plan, Propose, Committed)}
     assert first[Promise] <= first[Plan] < first[Propose] < first[Committed]
     assert not sent(bus, Abort)
+
+
+def test_slow_links_have_two_waves() -> None:
+    bus = settled(Bus(4, waves_from_s=0.0))
+    top = max(bus.commits)
+    assert bus.reach(top + 1)
+    result = bus.commits[top + 1].round
+    assert result is not None and [p.owner for p in result.parts] == 2 * sorted(bus.ids)
+    first, second = result.parts[:4], result.parts[4:]
+    assert first[-1].stop == second[0].start and all(part.digest for part in result.parts)
+    reduced = [(at, e) for n in bus.nodes.values() for at, e in n.effects if isinstance(e, Reduce)][-8:]
+    assert all(e.early for _, e in reduced), "nobody waited for the cut"
 
 
 def test_rounds_go_on_and_every_member_leads() -> None:

@@ -5,7 +5,7 @@ Run as a script this module looks for them anew: `python tests/sims/test_broken.
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -68,15 +68,13 @@ def reweighted(
     monkeypatch: pytest.MonkeyPatch,
     weigh: Callable[[Participation, tuple[tuple[bytes, float], ...]], tuple[tuple[bytes, float], ...]],
 ) -> None:
-    on_cut = Participation.on_cut
+    reduce = Participation._reduce
 
-    def wrong(self: Participation, sender: bytes, contributors: tuple[bytes, ...]) -> list[Effect]:
-        effects = on_cut(self, sender, contributors)
-        return [
-            Reduce(e.plan_id, e.plan, e.part, weigh(self, e.weights)) if isinstance(e, Reduce) else e for e in effects
-        ]
+    def wrong(self: Participation, part: int, contributors: Collection[bytes], *, early: bool) -> Reduce:
+        asked = reduce(self, part, contributors, early=early)
+        return replace(asked, weights=weigh(self, asked.weights))
 
-    monkeypatch.setattr(Participation, "on_cut", wrong)
+    monkeypatch.setattr(Participation, "_reduce", wrong)
 
 
 @broken
@@ -105,6 +103,11 @@ def reduces_over_whoever_came(monkeypatch: pytest.MonkeyPatch) -> None:
         return tuple((peer, tokens[peer] / sum(tokens.values())) for peer in sorted(tokens))
 
     reweighted(monkeypatch, weigh)
+
+
+@broken
+def early_means_hold_whatever_the_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Participation, "_is_void", False)
 
 
 @broken
@@ -271,6 +274,7 @@ CAUGHT: dict[str, tuple[int, int]] = {
     "weighs_all_contributors_alike": (0, 4),
     "counts_a_contribution_twice": (0, 4),
     "reduces_over_whoever_came": (11, 4),
+    "early_means_hold_whatever_the_cut": (11, 4),
     "owner_keeps_its_part_unquantised": (0, 1),
     "decides_without_a_quorum": (0, 5),
     "commits_without_votes": (0, 5),

@@ -15,6 +15,7 @@ from farflung.node.exchange import Exchange
 from farflung.node.residuals import Residuals
 from farflung.protocol.chain import RoundResult
 from farflung.protocol.manifest_sections import FeedbackSpec
+from farflung.protocol.messages import MeanHeader
 from farflung.sims.chaos import OUTER, Wire, run_schedule
 from farflung.sims.faults import Fault, Kill, Schedule, Start
 from farflung.sims.simulation import Meddler
@@ -74,11 +75,11 @@ def kept_parts(result: RoundResult, way: str, peer: bytes) -> list[tuple[int, in
 def book(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Book]:
     """Looks over the shoulder of every node, and lets 30 % of the rounds fail."""
     book = Book(request.param)
-    push, encode, settle, load = Exchange._push, Residuals._encode, Residuals.settle, Residuals.load
+    send, encode, settle, load = Exchange._send, Residuals._encode, Residuals.settle, Residuals.load
 
-    async def push_or_not(self: Exchange, round_: Any, peer: bytes, kind: str, header: Any, payload: Any) -> None:
-        if kind == "mean" or not doomed(header.plan):
-            await push(self, round_, peer, kind, header, payload)
+    async def send_or_not(self: Exchange, round_: Any, peer: bytes, header: Any, payload: Any) -> None:
+        if isinstance(header, MeanHeader) or not doomed(header.plan):
+            await send(self, round_, peer, header, payload)
 
     def encode_(self: Residuals, way: str, plan_id: bytes, x: Tensor, start: int) -> memoryview:
         before = x.double()
@@ -103,7 +104,7 @@ def book(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         load(self, state)
         book.loaded.append((state, {name: tensor.clone() for name, tensor in self.state().items()}))
 
-    monkeypatch.setattr(Exchange, "_push", push_or_not)
+    monkeypatch.setattr(Exchange, "_send", send_or_not)
     monkeypatch.setattr(Residuals, "_encode", encode_)
     monkeypatch.setattr(Residuals, "settle", settled)
     monkeypatch.setattr(Residuals, "load", loaded)

@@ -14,6 +14,7 @@ from farflung.node.exchange import Exchange
 from farflung.node.residuals import Residuals
 from farflung.protocol.chain import RoundResult
 from farflung.protocol.manifest_sections import FeedbackSpec
+from farflung.protocol.messages import ContributionHeader
 from farflung.sims.chaos import Wire, run_schedule
 from farflung.sims.faults import Schedule, Start
 from farflung.sims.swarm import START_UNIX_S, Swarm
@@ -34,14 +35,14 @@ def test_all_progress_was_told_or_is_in_the_local_parameters(
     made: dict[int, Tensor] = {}
     told_by: dict[bytes, Tensor] = {}
     rounds = failed = 0
-    push, train, told = Exchange._push, ToyLearner.train, Residuals.told
+    send, train, told = Exchange._send, ToyLearner.train, Residuals.told
 
-    async def push_or_not(self: Exchange, round_: Any, peer: bytes, kind: str, header: Any, payload: Any) -> None:
+    async def send_or_not(self: Exchange, round_: Any, peer: bytes, header: Any, payload: Any) -> None:
         nonlocal failed
-        doomed = kind != "mean" and hashlib.sha256(b"failing" + header.plan).digest()[0] < 77
+        doomed = isinstance(header, ContributionHeader) and hashlib.sha256(b"failing" + header.plan).digest()[0] < 77
         failed += doomed
         if not doomed:
-            await push(self, round_, peer, kind, header, payload)
+            await send(self, round_, peer, header, payload)
 
     def trained(self: ToyLearner, numbers: Sequence[int], global_step: int) -> StepReport:
         before = self.parameters[0].double()
@@ -59,7 +60,7 @@ def test_all_progress_was_told_or_is_in_the_local_parameters(
         rounds += 1
         return parts
 
-    monkeypatch.setattr(Exchange, "_push", push_or_not)
+    monkeypatch.setattr(Exchange, "_send", send_or_not)
     monkeypatch.setattr(ToyLearner, "train", trained)
     monkeypatch.setattr(Residuals, "told", telling)
     looked: list[int] = []

@@ -1,0 +1,139 @@
+"""What one peer is sent of one round: one transfer after another over one stream, contributions before means.
+
+A round ends when its last transfer does. Two transfers to one peer would share the link and end together, and owners could begin to reduce only
+then; one after the other, the first is there in half the time. Nor does the next wait until the last is acknowledged: while its last lost
+packets are sent again, the link is busy with the next.
+
+Means wait for contributions, since they hold up nobody: everybody waits for the last mean, and no mean can be made before its contributions.
+"""
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from farflung.compression.codec import Payload
+from farflung.node import framing
+from farflung.node.network import Network, PeerId, Stream
+from farflung.protocol.errors import NetworkError
+from farflung.protocol.messages import ContributionHeader, MeanHeader
+
+KIND = "round"
+"""Of the streams."""
+
+SEND_ATTEMPTS = 4
+"""Streams in a row on which nothing is acknowledged, until it is given up; the plan's deadline ends them earlier."""
+
+RETRY_S = 1.0
+"""Between two of them."""
+
+ACK = b"\1"
+
+
+@dataclass(order=True, slots=True)
+class _Transfer:
+    rank: tuple[bool, int]
+    """Means later, else in the order in which they came."""
+    header: ContributionHeader | MeanHeader = field(compare=False)
+    payload: Payload = field(compare=False)
+    done: asyncio.Future[None] = field(compare=False)
+
+
+class Delivery:
+    """Transfers to one peer. `run` sends them, until it is cancelled."""
+
+    def __init__(self, network: Network, peer: PeerId, unreachable: Callable[[PeerId, str], None]) -> None:
+        self._network = network
+        self._peer = peer
+        self._unreachable = unreachable
+        self._waiting: list[_Transfer] = []
+        self._more = asyncio.Event()
+        self._unanswered: deque[_Transfer] = deque()
+        self._count = 0
+        self._failures = 0
+
+    async def deliver(self, header: ContributionHeader | MeanHeader, payload: Payload) -> None:
+        """Wait until the peer has taken it. Raises NetworkError when it was given up; `unreachable` has been told why, each time."""
+        rank = isinstance(header, MeanHeader), self._count
+        self._count += 1
+        transfer = _Transfer(rank, header, payload, asyncio.get_running_loop().create_future())
+        heapq.heappush(self._waiting, transfer)
+        self._more.set()
+        await transfer.done
+
+    async def run(self) -> None:
+        while True:
+            await self._more.wait()
+            try:
+                await self._send_all()
+            except NetworkError as error:
+                await self._failed(error)
+
+    async def _send_all(self) -> None:
+        """Over one stream, until nothing is left to send. Raises NetworkError."""
+        stream = await self._network.open_stream(self._peer, KIND)
+        broken: list[NetworkError] = []
+        try:
+            # No error ends the group: before Python 3.13 it would swallow that this task is cancelled at that moment.
+            async with asyncio.TaskGroup() as group:
+                writing = group.create_task(self._write(stream, broken), name="transfers")
+                reading = group.create_task(self._read_answers(stream, broken), name="answers to transfers")
+                # Either ends the other; cancelling a finished task does nothing.
+                writing.add_done_callback(lambda _: reading.cancel())
+                reading.add_done_callback(lambda _: writing.cancel())
+        finally:
+            await stream.close()
+            self._take_back()
+        if broken:
+            raise broken[0]
+
+    async def _write(self, stream: Stream, broken: list[NetworkError]) -> None:
+        """Until the stream breaks."""
+        while True:
+            await self._more.wait()
+            transfer = heapq.heappop(self._waiting)
+            if not self._waiting:
+                self._more.clear()
+            self._unanswered.append(transfer)
+            follows = sum(len(later.payload) for later in self._waiting)
+            try:
+                await framing.write_with_header(stream, transfer.header, transfer.payload, follows=follows)
+            except NetworkError as error:
+                broken.append(error)
+                return
+
+    async def _read_answers(self, stream: Stream, broken: list[NetworkError]) -> None:
+        """Until everything is answered, or the stream breaks."""
+        while self._waiting or self._unanswered:
+            try:
+                await framing.read_exactly(stream, len(ACK))
+            except NetworkError as error:
+                broken.append(error)
+                return
+            self._failures = 0
+            if self._unanswered:  # an answer to nothing changes nothing
+                done = self._unanswered.popleft().done
+                if not done.done():
+                    done.set_result(None)
+
+    def _take_back(self) -> None:
+        """What was not acknowledged goes over the next stream: it may have been lost with this one."""
+        for transfer in self._unanswered:
+            heapq.heappush(self._waiting, transfer)
+        self._unanswered.clear()
+        if self._waiting:
+            self._more.set()
+
+    async def _failed(self, error: NetworkError) -> None:
+        self._unreachable(self._peer, str(error))
+        self._failures += 1
+        if self._failures < SEND_ATTEMPTS:
+            await asyncio.sleep(RETRY_S)
+            return
+        for transfer in self._waiting:
+            if not transfer.done.done():
+                transfer.done.set_exception(error)
+        self._waiting.clear()
+        self._more.clear()
+        self._failures = 0
