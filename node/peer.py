@@ -1,6 +1,6 @@
 """One node of a swarm: events in, decisions by `protocol.member`, effects out, over any engine and any clock.
 
-    messages ─▶ Member ─▶ effects ─▶ pump ─▶ messages, transfers, votes on disk
+    messages ─▶ Member ─▶ effects ─▶ Executor ─▶ messages, transfers, votes on disk
                    ▲                    └─▶ commits ─▶ apply loop ─▶ learner ─▶ training loop ─▶ ready ─┐
                    └──────────────────────────────────────────────────────────────────────────────────┘
 
@@ -19,6 +19,7 @@ from farflung.node.catchup import Catchup
 from farflung.node.door import Doors
 from farflung.node.events import EventLog
 from farflung.node.exchange import Exchange
+from farflung.node.executor import Executor
 from farflung.node.learner import Learner
 from farflung.node.means import MeanStore
 from farflung.node.network import Network
@@ -26,31 +27,18 @@ from farflung.node.peer_rows import Rows, chain_rows
 from farflung.node.residuals import Residuals
 from farflung.node.sealed_mail import SealedMail
 from farflung.node.statesync import Donor, StateSync
-from farflung.node.storage import SavedVote, Storage
+from farflung.node.storage import Storage
 from farflung.node.terms import Terms
 from farflung.node.trainer import Host, Trainer
 from farflung.protocol import messages
 from farflung.protocol.chain import Certified, Commit
-from farflung.protocol.effects import (
-    Apply,
-    Contribute,
-    Effect,
-    Expect,
-    FetchMean,
-    Forget,
-    Note,
-    Reduce,
-    Repair,
-    RoundOver,
-    SaveVote,
-    Send,
-)
+from farflung.protocol.effects import Effect
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.keys import PeerId, Signer
 from farflung.protocol.limits import MAX_ADDRESSES
 from farflung.protocol.member import Member
 from farflung.protocol.membership import Membership
-from farflung.protocol.messages import Heartbeat, Plan, Ready
+from farflung.protocol.messages import Heartbeat, Ready
 
 TICK_S = 0.25
 """Between two looks at deadlines while a round or the like is under way; otherwise heartbeats and suspicions decide, seconds apart."""
@@ -175,15 +163,24 @@ class Peer:
             applied=self._applied,
             lost_state=self._lost_state,
         )
-        self._up_bytes_per_element = terms.uplink.expected_nbytes() / terms.uplink.numel
         self._donor = Donor(network, learner, lambda: self.applier.version, self.applier.steady)
         self.applier.donor = self._donor
         self._journal = doors.journal.run
         self._storage = storage
         self._mail = SealedMail(network, signer, settings.swarm, messages.decode)
         self._exit_when_done = facilities.exit_when_done
-        self._effects: asyncio.Queue[list[Effect]] = asyncio.Queue()
-        self._remembered = -2
+        self._executor = Executor(
+            member=self.member,
+            mail=self._mail,
+            exchange=self.exchange,
+            means=self._means,
+            applier=self.applier,
+            trainer=self.trainer,
+            storage=storage,
+            journal=doors.journal,
+            log=log,
+            uplink=terms.uplink,
+        )
         self._stop = asyncio.Event()
         self._let_go = asyncio.Event()
         self._leaving_at: float | None = None
@@ -208,9 +205,8 @@ class Peer:
         self.log.emit("node.start", pid=self.facts.pid, device=self.facts.device, agent=AGENT, resumed=resumed)
         try:
             async with asyncio.TaskGroup() as group:
-                self._group = group
                 if history:
-                    self._remembered = history[-1].commit.height
+                    self._executor.last_on_disk = history[-1].commit.height
                     saved = await self._journal(self._storage.load_vote)
                     vote = None if saved is None else (saved.height, saved.ballot, saved.accepted)
                     if saved is not None and saved.accepted is not None and saved.accepted.commit.round is not None:
@@ -234,7 +230,7 @@ class Peer:
 
     def _begin(self, group: asyncio.TaskGroup) -> None:
         """What goes on beside applying and training."""
-        group.create_task(self._pump())
+        group.create_task(self._executor.run(group))
         group.create_task(self._tick())
 
     def admitted(self, peer: PeerId) -> bool:
@@ -405,62 +401,11 @@ class Peer:
     def _is_busy(self) -> bool:
         return self.member.busy or self._stop.is_set() or self._is_complete()
 
-    # ---- what goes out -----------------------------------------------------------------------------------------
-
     def _do(self, effects: list[Effect]) -> None:
         if effects:
-            self._effects.put_nowait(effects)
+            self._executor.push(effects)
         if not self._rest.is_set() and self._is_busy():
             self._rest.set()
-
-    async def _pump(self) -> None:
-        """Execute effects in order; what takes long becomes a task of its own."""
-        while True:
-            for effect in await self._effects.get():
-                await self._execute(effect)
-
-    async def _execute(self, effect: Effect) -> None:
-        match effect:
-            case Send(to, message):
-                self._mail.send(to, message)
-            case SaveVote(height, ballot, accepted):
-                await self._journal(self._storage.save_vote, SavedVote(height, ballot, accepted))
-            case Expect(plan_id, plan):
-                self.exchange.expect(plan_id, plan)
-            case Contribute(plan_id, plan):
-                self.log.emit("round.scatter", round=plan.height, bytes=self._contribution_bytes(plan))
-                self.exchange.start(plan_id, self.exchange.contribute(plan_id), self._group)
-            case Reduce(plan_id, _, part, weights, early):
-                self.exchange.start(plan_id, self.exchange.reduce(plan_id, part, weights, early=early), self._group)
-            case FetchMean(plan_id, part, digest, holders):
-                self.exchange.start(plan_id, self.exchange.fetch_due(plan_id, part, digest, holders), self._group)
-            case Forget(plan_id, final):
-                self.exchange.forget(plan_id)
-                if final:
-                    await self._means.discard(plan_id)
-            case Apply(certified):
-                await self._remember(certified)
-                self.applier.push(certified)
-            case Repair():
-                self.applier.push(effect)
-            case RoundOver(plan_id, contributed, reason):
-                if not contributed:
-                    self.log.emit("round.missed", round=self.member.head.commit.height, reason=reason)
-                self.trainer.over()
-            case Note(event, fields):
-                self.log.emit(event, **fields)
-
-    async def _remember(self, certified: Certified) -> None:
-        follows = certified.commit.height == self._remembered + 1
-        anchor = None if follows else self.member.history.parent_of(certified.commit.height)
-        self._remembered = certified.commit.height
-        if certified.commit.round is not None:
-            await self._journal(self._storage.sync_means, certified.commit.round.plan)
-        await self._journal(self._storage.append_commit, anchor, certified)
-
-    def _contribution_bytes(self, plan: Plan) -> int:
-        others = sum(p.stop - p.start for p in plan.parts if p.owner != self.member.me)
-        return int(others * self._up_bytes_per_element)
 
     # ---- what is said of us ------------------------------------------------------------------------------------
 

@@ -1,0 +1,122 @@
+"""Executes what the member decides, in order; what takes long becomes a task of its own.
+
+Order is what makes a vote safe: it is on disk before the message that tells of it leaves, and a commit is before it is applied. So the disk
+is waited for here, by whatever was decided after; transfers end with their round (`exchange`), and commits have a queue (`apply`).
+"""
+
+import asyncio
+
+from farflung.compression.policy import FlatCodec
+from farflung.node.apply import Applier
+from farflung.node.door import Door
+from farflung.node.events import EventLog
+from farflung.node.exchange import Exchange
+from farflung.node.means import MeanStore
+from farflung.node.sealed_mail import SealedMail
+from farflung.node.storage import SavedVote, Storage
+from farflung.node.trainer import Trainer
+from farflung.protocol.chain import Certified
+from farflung.protocol.effects import (
+    Apply,
+    Contribute,
+    Effect,
+    Expect,
+    FetchMean,
+    Forget,
+    Note,
+    Reduce,
+    Repair,
+    RoundOver,
+    SaveVote,
+    Send,
+)
+from farflung.protocol.member import Member
+from farflung.protocol.messages import Message, Plan
+
+
+class Executor:
+    """See the module."""
+
+    def __init__(
+        self,
+        *,
+        member: Member,
+        mail: SealedMail[Message],
+        exchange: Exchange,
+        means: MeanStore,
+        applier: Applier,
+        trainer: Trainer,
+        storage: Storage,
+        journal: Door,
+        log: EventLog,
+        uplink: FlatCodec,  # of contributions
+    ) -> None:
+        self.last_on_disk = -1
+        """Height of the commit that was written last; -1 before there is one."""
+        self._member = member
+        self._mail = mail
+        self._exchange = exchange
+        self._means = means
+        self._applier = applier
+        self._trainer = trainer
+        self._storage = storage
+        self._journal = journal.run
+        self._log = log
+        self._bytes_per_element = uplink.expected_nbytes() / uplink.numel
+        self._queue: asyncio.Queue[list[Effect]] = asyncio.Queue()
+
+    def push(self, effects: list[Effect]) -> None:
+        """Execute these after everything before them."""
+        self._queue.put_nowait(effects)
+
+    async def run(self, group: asyncio.TaskGroup) -> None:
+        """Execute until cancelled; transfers are tasks of `group`."""
+        while True:
+            for effect in await self._queue.get():
+                await self._execute(effect, group)
+
+    async def _execute(self, effect: Effect, group: asyncio.TaskGroup) -> None:
+        exchange = self._exchange
+        match effect:
+            case Send(to, message):
+                self._mail.send(to, message)
+            case SaveVote(height, ballot, accepted):
+                await self._journal(self._storage.save_vote, SavedVote(height, ballot, accepted))
+            case Expect(plan_id, plan):
+                exchange.expect(plan_id, plan)
+            case Contribute(plan_id, plan):
+                self._log.emit("round.scatter", round=plan.height, bytes=self._contribution_bytes(plan))
+                exchange.start(plan_id, exchange.contribute(plan_id), group)
+            case Reduce(plan_id, _, part, weights, early):
+                exchange.start(plan_id, exchange.reduce(plan_id, part, weights, early=early), group)
+            case FetchMean(plan_id, part, digest, holders):
+                exchange.start(plan_id, exchange.fetch_due(plan_id, part, digest, holders), group)
+            case Forget(plan_id, final):
+                exchange.forget(plan_id)
+                if final:
+                    await self._means.discard(plan_id)
+            case Apply(certified):
+                await self._remember(certified)
+                self._applier.push(certified)
+            case Repair():
+                self._applier.push(effect)
+            case RoundOver(_, contributed, reason):
+                if not contributed:
+                    self._log.emit("round.missed", round=self._member.head.commit.height, reason=reason)
+                self._trainer.over()
+            case Note(event, fields):
+                self._log.emit(event, **fields)
+
+    async def _remember(self, certified: Certified) -> None:
+        """Write a commit to disk, after the means of its round: who is in its view has said that it holds them."""
+        height, round_ = certified.commit.height, certified.commit.round
+        anchor = None if height == self.last_on_disk + 1 else self._member.history.parent_of(height)
+        self.last_on_disk = height
+        if round_ is not None:
+            await self._journal(self._storage.sync_means, round_.plan)
+        await self._journal(self._storage.append_commit, anchor, certified)
+
+    def _contribution_bytes(self, plan: Plan) -> int:
+        """What is about to be sent to the others, more or less."""
+        others = sum(p.stop - p.start for p in plan.parts if p.owner != self._member.me)
+        return int(others * self._bytes_per_element)
