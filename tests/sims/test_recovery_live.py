@@ -32,6 +32,14 @@ def lives(swarm: PipelineSwarm) -> list[tuple[int, int, int]]:
     return [(stage, life, keys.index(founder)) for stage, life, founder in dict.fromkeys(said)]
 
 
+async def lose_stage_1(swarm: PipelineSwarm) -> None:
+    """Of two stages with a peer each, after a round."""
+    for peer in range(2):
+        swarm.start(peer)
+    await until(swarm, lambda: swarm.rounds() == {0: 1, 1: 1})
+    swarm.kill(1)
+
+
 def test_a_stage_of_one_is_lost_and_a_newcomer_begins_it_anew() -> None:
     async def story(swarm: PipelineSwarm) -> None:
         swarm.start(0)
@@ -75,10 +83,7 @@ def test_an_old_peer_comes_back_too_late_and_is_a_newcomer() -> None:
     """Its disk has the old life; it finds out, and votes in that no more."""
 
     async def story(swarm: PipelineSwarm) -> None:
-        for peer in range(2):
-            swarm.start(peer)
-        await until(swarm, lambda: swarm.rounds() == {0: 1, 1: 1})
-        swarm.kill(1)
+        await lose_stage_1(swarm)
         swarm.start(2)
         await until(swarm, lambda: len(members_of(swarm, 1)) == 1 and steps_of(swarm, 2) >= 2)
         swarm.start(1)
@@ -94,10 +99,7 @@ def test_an_old_peer_comes_back_too_late_and_is_a_newcomer() -> None:
 
 def test_an_old_peer_comes_back_in_time_and_nothing_begins() -> None:
     async def story(swarm: PipelineSwarm) -> None:
-        for peer in range(2):
-            swarm.start(peer)
-        await until(swarm, lambda: swarm.rounds() == {0: 1, 1: 1})
-        swarm.kill(1)
+        await lose_stage_1(swarm)
         swarm.start(2)
         await asyncio.sleep(20.0)
         swarm.start(1)
@@ -112,10 +114,7 @@ def test_the_new_founder_dies_before_it_has_begun() -> None:
     """The life that it was to begin is lost like any other: another peer begins the next."""
 
     async def story(swarm: PipelineSwarm) -> None:
-        for peer in range(2):
-            swarm.start(peer)
-        await until(swarm, lambda: swarm.rounds() == {0: 1, 1: 1})
-        swarm.kill(1)
+        await lose_stage_1(swarm)
         await asyncio.sleep(12.0)
         swarm.start(2)
         await until(swarm, lambda: lives(swarm))
