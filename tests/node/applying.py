@@ -120,6 +120,15 @@ def change(parent: Commit, *who: int) -> Certified:
     return Certified(chain.successor(SWARM, parent, RULES, view=view, left=(), result=None), 0, ())
 
 
+async def founded(*members: Applying) -> list[Certified]:
+    """A swarm of these, who all hold the fresh state: its history so far."""
+    history = [genesis(), change(genesis().commit, *(one.node.number for one in members))]
+    for one in members:
+        one.member.settings.founder = one.node.id
+        await one.start(history)
+    return history
+
+
 def mean_of(version: int, part: int) -> bytes:
     start, stop = PARTS[part]
     return bytes(CODEC.encode(torch.sin(torch.arange(start, stop) * 0.1 * (version + 1)) * 0.01))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.node.applying import RULES, SWARM, Applying, change, expected, genesis, hold, plan_of, round_after, train
+from tests.node.applying import RULES, SWARM, Applying, change, expected, founded, hold, plan_of, round_after, train
 from tests.node.lab import NUMEL, Lab, in_lab, peer
 
 from farflung.protocol import chain
@@ -13,10 +13,7 @@ from farflung.protocol.effects import Repair
 def test_a_newcomer_downloads_the_state_that_a_quorum_announces() -> None:
     async def main(lab: Lab) -> None:
         one, two, new = (Applying(lab, n) for n in lab.nodes)
-        history = [genesis(), change(genesis().commit, 0, 1)]
-        for old in (one, two):
-            old.member.settings.founder = old.node.id  # both hold the fresh state
-            await old.start(history)
+        history = await founded(one, two)
         history.append(round_after(history[-1].commit))
         for old in (one, two):
             await hold(old.node, 1)
@@ -40,10 +37,7 @@ def test_a_newcomer_downloads_the_state_that_a_quorum_announces() -> None:
 def test_a_member_that_is_too_far_behind_downloads_and_keeps_its_progress() -> None:
     async def main(lab: Lab) -> None:
         one, two, late = (Applying(lab, n) for n in lab.nodes)
-        history = [genesis(), change(genesis().commit, 0, 1, 2)]
-        for node in (one, two, late):
-            node.member.settings.founder = node.node.id
-            await node.start(history)
+        history = await founded(one, two, late)
         window = history[-1].commit.ledger.window(late.node.id)
         train(late, *range(window[0][0], window[0][0] + 4))
         local = late.node.learner.parameters[0] - late.node.learner.outer.params
@@ -78,10 +72,7 @@ def test_a_member_that_is_too_far_behind_downloads_and_keeps_its_progress() -> N
 def test_a_jump_over_a_round_onto_a_change_of_view_downloads_the_state() -> None:
     async def main(lab: Lab) -> None:
         one, two, late = (Applying(lab, n) for n in lab.nodes)
-        history = [genesis(), change(genesis().commit, 0, 1, 2)]
-        for node in (one, two, late):
-            node.member.settings.founder = node.node.id
-            await node.start(history)
+        history = await founded(one, two, late)
         moved = round_after(history[-1].commit)
         smaller = change(moved.commit, 0, 1)
         for node in (one, two):
@@ -99,10 +90,7 @@ def test_a_jump_over_a_round_onto_a_change_of_view_downloads_the_state() -> None
 def test_a_round_that_came_with_a_downloaded_state_is_counted_once() -> None:
     async def main(lab: Lab) -> None:
         one, two, late = (Applying(lab, n) for n in lab.nodes)
-        history = [genesis(), change(genesis().commit, 0, 1, 2)]
-        for node in (one, two, late):
-            node.member.settings.founder = node.node.id
-            await node.start(history)
+        history = await founded(one, two, late)
         first = history[-1].commit.ledger.window(late.node.id)[0][0]
         train(late, *range(first, first + 8))  # half of it is counted, half is progress since
         late.node.learner.offer()
@@ -127,10 +115,7 @@ def test_a_round_that_came_with_a_downloaded_state_is_counted_once() -> None:
 def test_a_minority_repairs_the_chunks_in_which_it_differs() -> None:
     async def main(lab: Lab) -> None:
         one, two, wrong = (Applying(lab, n) for n in lab.nodes)
-        history = [genesis(), change(genesis().commit, 0, 1, 2)]
-        for node in (one, two, wrong):
-            node.member.settings.founder = node.node.id
-            await node.start(history)
+        await founded(one, two, wrong)
         good = wrong.digest
         train(wrong, *range(*wrong.trainer.window[0])[:4])
         local = wrong.node.learner.parameters[0] - wrong.node.learner.outer.params
@@ -151,10 +136,7 @@ def test_a_minority_repairs_the_chunks_in_which_it_differs() -> None:
 def test_a_repair_that_cannot_be_done_changes_nothing(obstacle: str) -> None:
     async def main(lab: Lab) -> None:
         one, wrong = (Applying(lab, n) for n in lab.nodes)
-        history = [genesis(), change(genesis().commit, 0, 1)]
-        for node in (one, wrong):
-            node.member.settings.founder = node.node.id
-            await node.start(history)
+        await founded(one, wrong)
         wrong.node.learner.outer.params[250] += 1.0
         before, said = wrong.digest, list(wrong.said)
         if obstacle == "nobody there":
