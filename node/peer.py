@@ -12,29 +12,25 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterator
-from dataclasses import dataclass
 
 from farflung.node.apply import Applier
 from farflung.node.catchup import Catchup
-from farflung.node.door import Doors
-from farflung.node.events import EventLog
 from farflung.node.exchange import Exchange
 from farflung.node.executor import Executor
+from farflung.node.facilities import Facilities
 from farflung.node.learner import Learner
 from farflung.node.means import MeanStore
-from farflung.node.network import Network
 from farflung.node.peer_rows import Rows, chain_rows
 from farflung.node.residuals import Residuals
 from farflung.node.sealed_mail import SealedMail
 from farflung.node.statesync import Donor, StateSync
-from farflung.node.storage import Storage
 from farflung.node.terms import Terms
 from farflung.node.trainer import Host, Trainer
 from farflung.protocol import messages
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.effects import Effect
 from farflung.protocol.errors import RemoteError
-from farflung.protocol.keys import PeerId, Signer
+from farflung.protocol.keys import PeerId
 from farflung.protocol.limits import MAX_ADDRESSES
 from farflung.protocol.member import Member
 from farflung.protocol.membership import Membership
@@ -63,31 +59,6 @@ TRANSFER_S = 3600.0
 
 AGENT = "farflung/0.1.0"
 """What this software calls itself."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
-    """What this node says of itself in heartbeats and in its log."""
-
-    device: str
-    pid: int
-    """Of its process; 0 where several nodes share one."""
-    admission: bytes = b""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Facilities:
-    """What a node lives on: its network, key, threads, disk and log."""
-
-    network: Network
-    signer: Signer
-    doors: Doors
-    storage: Storage
-    log: EventLog
-    facts: Facts
-    checkpoint_s: float = 300.0
-    """Between two checkpoints."""
-    exit_when_done: bool = True
 
 
 class Peer:

@@ -10,10 +10,11 @@ from farflung.node.discovery import Finder
 from farflung.node.door import Doors
 from farflung.node.engine import Engine
 from farflung.node.events import EventLog
+from farflung.node.facilities import Facilities, Facts
 from farflung.node.machine import describe_device
 from farflung.node.options import JoinOptions
 from farflung.node.paths import SwarmPaths
-from farflung.node.peer import Facilities, Facts, Peer
+from farflung.node.peer import Peer
 from farflung.node.peerbook import PeerBook
 from farflung.node.recipe import Recipe, swarm_dataset, swarm_tokenizer
 from farflung.node.rehearsal import Rehearsal

@@ -2,8 +2,9 @@
 
 from functools import partial
 
+from farflung.node.facilities import Facilities
 from farflung.node.learner import WholeLearner
-from farflung.node.peer import Facilities, Peer
+from farflung.node.peer import Peer
 from farflung.node.replica_trainer import ReplicaTrainer
 from farflung.node.terms import Terms
 

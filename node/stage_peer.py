@@ -11,8 +11,9 @@ import asyncio
 from collections.abc import Callable, Collection, Iterator
 
 from farflung.node.balance import Prepare
+from farflung.node.facilities import Facilities
 from farflung.node.network import PeerId
-from farflung.node.peer import LET_GO_S, Facilities, Peer
+from farflung.node.peer import LET_GO_S, Peer
 from farflung.node.peer_rows import Rows, add_roll
 from farflung.node.pipeline import Pipeline
 from farflung.node.sealed_mail import PipelineMail

@@ -20,10 +20,10 @@ from farflung.node.door import Doors
 from farflung.node.engine import Engine
 from farflung.node.entrance import Entrance
 from farflung.node.events import EventLog
+from farflung.node.facilities import Facilities
 from farflung.node.network import PeerId
 from farflung.node.outside import Outside
 from farflung.node.paths import SwarmPaths
-from farflung.node.peer import Facilities
 from farflung.node.recipe import HEARTBEAT_S, Recipe
 from farflung.node.renewal import Renewal
 from farflung.node.sealed_mail import PipelineMail

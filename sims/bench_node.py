@@ -25,10 +25,11 @@ from farflung.compression.registry import parse_codec
 from farflung.node.door import Doors
 from farflung.node.engine import Engine, EngineConfig
 from farflung.node.events import Event, EventLog
+from farflung.node.facilities import Facilities, Facts
 from farflung.node.identity import Identity
 from farflung.node.learner import Learner, WholeLearner
 from farflung.node.paths import resolve_paths
-from farflung.node.peer import Facilities, Facts, Peer
+from farflung.node.peer import Peer
 from farflung.node.replica_peer import ReplicaPeer
 from farflung.node.runner import freeze_imports
 from farflung.node.storage import FileStorage, Place

@@ -19,8 +19,8 @@ import torch
 from farflung.node.door import Doors
 from farflung.node.entrance import Entrance
 from farflung.node.events import Event, EventLog
+from farflung.node.facilities import Facilities, Facts
 from farflung.node.outside import Outside
-from farflung.node.peer import Facilities, Facts
 from farflung.node.recipe import Recipe
 from farflung.node.renewal import Renewal
 from farflung.node.sealed_mail import PipelineMail

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from farflung.node.door import Doors
 from farflung.node.events import Event, EventLog
+from farflung.node.facilities import Facilities, Facts
 from farflung.node.learner import WholeLearner
-from farflung.node.peer import Facilities, Facts, Peer
+from farflung.node.peer import Peer
 from farflung.node.replica_peer import ReplicaPeer
 from farflung.node.storage import newest_history
 from farflung.node.terms import Terms

@@ -1,0 +1,34 @@
+"""What a node lives on: its network, key, threads, disk and log; and what it says of its machine."""
+
+from dataclasses import dataclass
+
+from farflung.node.door import Doors
+from farflung.node.events import EventLog
+from farflung.node.network import Network
+from farflung.node.storage import Storage
+from farflung.protocol.keys import Signer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What a node says of itself in heartbeats and in its log."""
+
+    device: str
+    pid: int
+    """Of its process; 0 where several nodes share one."""
+    admission: bytes = b""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facilities:
+    """See the module."""
+
+    network: Network
+    signer: Signer
+    doors: Doors
+    storage: Storage
+    log: EventLog
+    facts: Facts
+    checkpoint_s: float = 300.0
+    """Between two checkpoints."""
+    exit_when_done: bool = True
