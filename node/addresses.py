@@ -10,7 +10,9 @@ from farflung.protocol.errors import ConfigError
 
 MAX_ADDRESS_CHARS = 256
 
-_TLS = re.compile(r"tls://(\[[0-9a-fA-F:.%]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})")
+_LABEL = "[A-Za-z0-9-]{1,63}"
+"""Of a host's name. Empty or longer ones are no network error to Python, but a UnicodeError when they are dialled."""
+_TLS = re.compile(rf"tls://(\[[0-9a-fA-F:.%]+\]|{_LABEL}(?:\.{_LABEL})*\.?):([0-9]{{1,5}})")
 _NAMED = re.compile(r"(/.+)/p2p/([^/]+)")
 _IP = re.compile(r"/ip[46]/([^/]+)/")
 

@@ -1,7 +1,7 @@
 """Addresses of peers: what is taken, what is left out."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from farflung.node.addresses import host_of, reach, split_addresses, split_peer, tls_address
@@ -42,6 +42,22 @@ def test_count_is_bounded() -> None:
 @given(st.lists(st.text(max_size=60)))
 def test_nonsense_never_raises(addresses: list[str]) -> None:
     split_addresses(PEER, addresses)
+
+
+@given(st.from_regex(r"tls://[A-Za-z0-9.-]{1,200}:80", fullmatch=True))
+@example("tls://a..b:80")
+@example("tls://.:80")
+@example(f"tls://{'a' * 64}.example:80")
+@example("tls://host.example.:80")
+def test_a_host_can_be_looked_up(address: str) -> None:
+    """What cannot even be asked of a name server is left out; Python raises what is no OSError for it."""
+    named = split_addresses(PEER, [address])[1]
+    try:
+        address.removeprefix("tls://").removesuffix(":80").encode("idna")
+    except UnicodeError:
+        assert not named
+    else:
+        assert len(named) == 1
 
 
 def test_peer_argument() -> None:
