@@ -47,7 +47,8 @@ class _Link:
     received: int = 0
     carrier: str = LIBP2P
     last_used: dict[str, float] = field(default_factory=dict)
-    failures: int = 0
+    pause_s: float = DIAL_RETRY_S
+    """After the next dial that fails."""
     retry_at: float = float("-inf")
 
     def speed(self, carrier: str) -> float:
@@ -118,13 +119,13 @@ class LinkBook:
     def dial_failed(self, peer: PeerId, now: float) -> None:
         """TLS could not be dialled: use libp2p for a while, twice as long after each further failure."""
         link = self._link(peer)
-        link.retry_at = now + min(DIAL_RETRY_MAX_S, DIAL_RETRY_S * 2**link.failures)
-        link.failures += 1
+        link.retry_at = now + link.pause_s
+        link.pause_s = min(DIAL_RETRY_MAX_S, 2 * link.pause_s)
         link.carrier = LIBP2P
 
     def dial_succeeded(self, peer: PeerId) -> None:
         link = self._link(peer)
-        link.failures = 0
+        link.pause_s = DIAL_RETRY_S
         link.retry_at = float("-inf")
 
     def forget_failures(self, peer: PeerId) -> None:

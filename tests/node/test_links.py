@@ -3,6 +3,7 @@
 import pytest
 
 from farflung.node.links import (
+    DIAL_RETRY_MAX_S,
     DIAL_RETRY_S,
     LIBP2P,
     MAX_PEERS,
@@ -36,6 +37,15 @@ def test_failed_dials_are_remembered_for_longer_each_time() -> None:
     assert book.choose(PEER, dialable=True, now=100.0 + DIAL_RETRY_S + 1) == LIBP2P
     book.forget_failures(PEER)
     assert book.choose(PEER, dialable=True, now=100.0 + DIAL_RETRY_S + 1) == TLS
+
+
+def test_a_peer_that_never_answers_is_dialled_for_weeks() -> None:
+    book = LinkBook()
+    for time in range(2000):  # a pause of a power of two would be no number any more
+        book.dial_failed(PEER, time * DIAL_RETRY_MAX_S)
+    last = 1999 * DIAL_RETRY_MAX_S
+    assert book.choose(PEER, dialable=True, now=last + DIAL_RETRY_MAX_S - 1) == LIBP2P
+    assert book.choose(PEER, dialable=True, now=last + DIAL_RETRY_MAX_S + 1) == TLS
 
 
 def test_measurement_decides_and_the_loser_is_tried_again() -> None:
