@@ -37,7 +37,7 @@ from farflung.node.network import PeerId
 from farflung.node.options import CreatedSwarm, CreateOptions, ExportOptions, JoinOptions
 from farflung.node.p2pd import P2pdConfig
 from farflung.node.paths import Paths, SwarmPaths, resolve_paths
-from farflung.node.peer import Peer
+from farflung.node.peer import Left, Peer
 from farflung.node.peer_making import PeerMaking
 from farflung.node.peerbook import PeerBook
 from farflung.node.recipe import Recipe, read_recipe
@@ -289,8 +289,8 @@ class NodeDaemon:
         )
         await announcer.claim_name()
         self._invite(inside)
-        await self._together(engine, swarm, recipe, peer, storage, inside, announcer, finder, list(book.peers()))
-        return peer.moves_to
+        left = await self._together(engine, swarm, recipe, peer, storage, inside, announcer, finder, list(book.peers()))
+        return left.moves_to
 
     async def _together(
         self,
@@ -303,7 +303,7 @@ class NodeDaemon:
         announcer: Announcer,
         finder: Finder,
         known: list[PeerId],
-    ) -> None:
+    ) -> Left:
         anchor, history = newest_history(storage.load_history())
         control = ControlServer(swarm.socket, inside.verbs())
         async with asyncio.TaskGroup() as tasks:
@@ -317,15 +317,16 @@ class NodeDaemon:
             self._peer = peer
             if self._stop_reason:
                 peer.stop(self._stop_reason)
-            reason = await peer.run(anchor=anchor, history=history, known=[p for p in known if p != engine.peer_id])
+            left = await peer.run(anchor=anchor, history=history, known=[p for p in known if p != engine.peer_id])
             self._peer = None
             for task in others:
                 task.cancel()
             finder.save()
-            inside.left(reason)
+            inside.left(left.reason)
             control.stop()
             await asyncio.wait([serving, viewing])
             unsubscribe()
+        return left
 
     # ---- small things ------------------------------------------------------------------------------------------
 

@@ -75,13 +75,13 @@ class NodeInside:
 
     def record(self) -> PeerRecord:
         """What we say of ourselves in the DHT."""
-        member, trainer = self._peer.member, self._peer.trainer
+        member, trainer, serving = self._peer.member, self._peer.trainer, self._peer.serving
         return PeerRecord(
             addresses=tuple(self._engine.addresses()),
             device=self._peer.facts.device,
             tokens_per_s=trainer.tokens_per_s,
             up_bytes_per_s=self._peer.exchange.link.bytes_per_s,
-            stages=self._peer.layers or (0, self._recipe.model.num_layers),
+            stages=(0, self._recipe.model.num_layers) if serving is None else serving.layers,
             height=max(0, member.standing.applied_height),
             version=max(0, member.standing.applied_version),
             state_digest=member.standing.digest,
@@ -99,7 +99,7 @@ class NodeInside:
     def peers(self) -> list[PeerStatus]:
         """One row for each peer we know of, and ourselves."""
         links, view, now = self._engine.links(), self._view(), asyncio.get_running_loop().time()
-        trainer = self._peer.trainer
+        trainer, serving = self._peer.trainer, self._peer.serving
         rows = [
             PeerStatus(
                 peer=self._engine.peer_id.hex(),
@@ -110,8 +110,8 @@ class NodeInside:
                 version=max(0, trainer.version),
                 step=trainer.global_step,
                 addresses=self._engine.addresses(),
-                stage=self._peer.stage,
-                forward_s=self._peer.forward_s,
+                stage=None if serving is None else serving.stage,
+                forward_s=0.0 if serving is None else serving.forward_s,
                 uplink_bytes_per_s=self._peer.exchange.link.bytes_per_s,
             )
         ]
@@ -128,7 +128,8 @@ class NodeInside:
 
     async def _answer_status(self, args: Answer) -> Answer:
         self.status.reason = self._peer.state_reason or self.status.reason
-        self.status.stage, self.status.stage_peers = self._peer.stage, list(self._peer.stage_peers)
+        if (serving := self._peer.serving) is not None:
+            self.status.stage, self.status.stage_peers = serving.stage, list(serving.stage_peers)
         answer: dict[str, Any] = msgspec.to_builtins(self.status)
         return answer
 

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterator
+from dataclasses import dataclass
 
 from farflung.node.apply import Applier
 from farflung.node.catchup import Catchup
@@ -59,6 +60,28 @@ TRANSFER_S = 3600.0
 
 AGENT = "farflung/0.1.0"
 """What this software calls itself."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Serving:
+    """The stage of a pipeline that a peer serves, for others to know."""
+
+    stage: int
+    layers: tuple[int, int]
+    """First, and one past the last."""
+    stage_peers: tuple[int, ...]
+    """How many serve each stage."""
+    forward_s: float
+    """What one microbatch takes forward through it; 0 while unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """How a peer's life ended."""
+
+    reason: str
+    moves_to: int | None = None
+    """The stage for which it has left its own."""
 
 
 class Peer:
@@ -155,6 +178,7 @@ class Peer:
         self._stop = asyncio.Event()
         self._let_go = asyncio.Event()
         self._leaving_at: float | None = None
+        self._let_go_s = LET_GO_S
         self._rest = asyncio.Event()
         """Ends when something is under way again."""
         self._rest.set()
@@ -167,8 +191,8 @@ class Peer:
 
     # ---- life --------------------------------------------------------------------------------------------------
 
-    async def run(self, *, anchor: Commit | None, history: list[Certified], known: list[PeerId]) -> str:
-        """Live in the swarm until it is done or `stop` is called. Returns the reason.
+    async def run(self, *, anchor: Commit | None, history: list[Certified], known: list[PeerId]) -> Left:
+        """Live in the swarm until it is done or `stop` is called.
 
         `history` is the genesis (founder), what was saved (restart), or empty (newcomer); `known` are peers to talk to first.
         """
@@ -197,7 +221,7 @@ class Peer:
         except* _Ended:
             pass
         self.log.emit("node.stop", reason=self.stop_reason)
-        return self.stop_reason
+        return Left(self.stop_reason)
 
     def _begin(self, group: asyncio.TaskGroup) -> None:
         """What goes on beside applying and training."""
@@ -223,23 +247,10 @@ class Peer:
         """Other peers that we hear."""
         return len(self.member.membership.live(self.member.membership.known()))
 
-    stage: int | None = None
-    """Of a pipeline; None where every peer holds the whole model."""
-    layers: tuple[int, int] | None = None
-    """Of that stage, first and one past the last."""
-    moves_to: int | None = None
-    """The stage for which it has left its own."""
-    let_go_s = LET_GO_S
-
     @property
-    def stage_peers(self) -> tuple[int, ...]:
-        """How many serve each stage of a pipeline."""
-        return ()
-
-    @property
-    def forward_s(self) -> float:
-        """What one microbatch takes forward through our stage; 0 while unknown."""
-        return 0.0
+    def serving(self) -> Serving | None:
+        """None where every peer holds the whole model."""
+        return None
 
     @property
     def leaving(self) -> bool:
@@ -272,7 +283,7 @@ class Peer:
             return True
         others = [p for p in self.member.head.commit.view if p != self.member.me]
         if others:
-            return not membership.live(others) or since_s >= self.let_go_s
+            return not membership.live(others) or since_s >= self._let_go_s
         beats = [membership.heartbeat(p) for p in membership.live(membership.known())]
         joining = any(beat is not None and beat.state == "joining" for beat in beats)
         return not joining or since_s >= HAND_OVER_S

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from farflung.node.balance import Prepare
 from farflung.node.facilities import Facilities
 from farflung.node.network import PeerId
-from farflung.node.peer import LET_GO_S, Peer
+from farflung.node.peer import LET_GO_S, Left, Peer, Serving
 from farflung.node.peer_rows import Rows, add_roll
 from farflung.node.pipeline import Pipeline
 from farflung.node.sealed_mail import PipelineMail
@@ -112,9 +112,9 @@ class StagePeer(Peer):
             made_at=lambda: (self.trainer.counted_steps, max(0, self.applier.version)),
             step_bytes=pipeline.microbatches * pipeline.visits * message_bytes,
         )
-        self.stage = recipe.stage
-        self.layers = (recipe.part.layers.start, recipe.part.layers.stop)
-        if self.stage == 0:
+        self.moves_to: int | None = None
+        """The stage for which it leaves its own."""
+        if recipe.stage == 0:
             self.member.consensus.begins = self._begins
 
     # ---- what the pipeline asks (`pipeline.Self`) --------------------------------------------------------------
@@ -180,18 +180,19 @@ class StagePeer(Peer):
     def go(self, stage: int, reason: str) -> None:
         self.stop(reason)
         self.moves_to = stage
-        self.let_go_s = LET_GO_S if stage == OUTSIDE else MOVER_LET_GO_S  # whose chain has ended waits for nobody
+        self._let_go_s = LET_GO_S if stage == OUTSIDE else MOVER_LET_GO_S  # whose chain has ended waits for nobody
 
     def stop(self, reason: str) -> None:
         """Leave cleanly, for good: also while it leaves for another stage."""
-        self.moves_to, self.let_go_s = None, LET_GO_S
+        self.moves_to, self._let_go_s = None, LET_GO_S
         super().stop(reason)
 
-    async def run(self, *, anchor: Commit | None, history: list[Certified], known: list[PeerId]) -> str:
-        reason = await super().run(anchor=anchor, history=history, known=known)
-        if self.moves_to not in (None, OUTSIDE) and self.member.in_view:
-            self.moves_to = self.stage  # its chain could not let it go, and may need its vote: back to where it was
-        return reason
+    async def run(self, *, anchor: Commit | None, history: list[Certified], known: list[PeerId]) -> Left:
+        left = await super().run(anchor=anchor, history=history, known=known)
+        to = self.moves_to
+        if to not in (None, OUTSIDE) and self.member.in_view:  # its chain could not let it go, and may need its vote
+            to = self.pipeline.recipe.stage
+        return Left(left.reason, to)
 
     async def _evaluate(self) -> float | None:
         """By data nodes only: others have no samples."""
@@ -200,16 +201,18 @@ class StagePeer(Peer):
     # ---- what others are told ----------------------------------------------------------------------------------
 
     @property
-    def stage_peers(self) -> tuple[int, ...]:
-        return self.pipeline.counts()
+    def serving(self) -> Serving:
+        layers = self.pipeline.recipe.part.layers
+        return Serving(
+            stage=self.pipeline.recipe.stage,
+            layers=(layers.start, layers.stop),
+            stage_peers=self.pipeline.counts(),
+            forward_s=self.pipeline.forward_s,
+        )
 
     @property
     def num_alive(self) -> int:
-        return sum(self.stage_peers) - 1
-
-    @property
-    def forward_s(self) -> float:
-        return self.pipeline.forward_s
+        return sum(self.pipeline.counts()) - 1
 
     def others(self, view: Collection[PeerId], now: float) -> Rows:
         """Peers of all stages."""
@@ -274,7 +277,7 @@ class StagePeer(Peer):
     def _other_groups(self) -> list[bytes]:
         """What the chains of other stages are bound to: their peers write to those who have left, until they have heard of it."""
         roll = self.pipeline.roll
-        lives = [roll.life(stage) for stage in range(roll.stages) if stage != self.stage]
+        lives = [roll.life(stage) for stage in range(roll.stages) if stage != self.pipeline.recipe.stage]
         return [group_of(roll.swarm, life) for life in lives if life is not None]
 
     def _may_train(self) -> bool:

@@ -253,14 +253,14 @@ class PipelineSwarm:
         self.peers[index] = view.peers[index] = peer
         view.learners[index] = learner
         try:
-            await peer.run(anchor=anchor, history=history, known=roll.known)
+            left = await peer.run(anchor=anchor, history=history, known=roll.known)
         finally:
             for peers in (self.peers, view.peers):
                 if peers.get(index) is peer:
                     del peers[index]
-        if peer.moves_to is None:
+        if left.moves_to is None:
             return False
-        disk.life = None if peer.moves_to == OUTSIDE else roll.life(peer.moves_to)
+        disk.life = None if left.moves_to == OUTSIDE else roll.life(left.moves_to)
         outside.network.stop_serving()
         await asyncio.sleep(BUILD_S)
         return True

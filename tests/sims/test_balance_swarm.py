@@ -17,8 +17,8 @@ FOUR_ONE = {1: 1, 2: 0, 3: 0, 4: 0}
 
 def counts(swarm: PipelineSwarm) -> list[int]:
     """Replicas of each stage: who trains there."""
-    peers = [peer for peer in swarm.peers.values() if peer.trains]
-    return [sum(peer.stage == stage for peer in peers) for stage in range(swarm.recipe.manifest.pipeline.stages)]
+    stages = [peer.serving.stage for peer in swarm.peers.values() if peer.trains]
+    return [stages.count(stage) for stage in range(swarm.recipe.manifest.pipeline.stages)]
 
 
 def moves(swarm: PipelineSwarm) -> list[str]:
@@ -112,7 +112,7 @@ def leaves(peer: StagePeer) -> bool:
 
 
 def downloads(peer: StagePeer) -> bool:
-    return peer.stage == 1 and not peer.trains
+    return peer.serving.stage == 1 and not peer.trains
 
 
 @pytest.mark.parametrize(
