@@ -178,6 +178,8 @@ class StagePeer(Peer):
         super().discovered(peer)
 
     def go(self, stage: int, reason: str) -> None:
+        if self.leaving and self.moves_to is None:
+            return  # for good: its person has asked for it, and nobody may call it back
         self.stop(reason)
         self.moves_to = stage
         self._let_go_s = LET_GO_S if stage == OUTSIDE else MOVER_LET_GO_S  # whose chain has ended waits for nobody

@@ -9,6 +9,7 @@ from tests.sims.pipeline_cases import Counting, recipe, signers
 from tests.sims.test_pipeline_swarm import stage_of, steps_done, until, until_done
 
 from farflung.node.stage_peer import StagePeer
+from farflung.node.stage_self import OUTSIDE
 from farflung.sims.pipeline_swarm import PipelineSwarm, Story, simulate
 
 FOUR_ONE_ONE = {1: 1, 2: 2, 3: 0, 4: 0, 5: 0}
@@ -164,6 +165,22 @@ def test_somebody_who_is_stopped_while_it_leaves_for_another_stage_leaves_for_go
 
     swarm = simulated(story, steps=400, wanted=FOUR_ONE)
     assert not swarm.broken and len(moves(swarm)) == 2
+
+
+def test_nobody_calls_back_whoever_leaves_for_good() -> None:
+    """Its stage is begun anew, or it is called to begin another, after its person has asked it to leave."""
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(3):
+            swarm.start(peer)
+        await until(swarm, lambda: counts(swarm) == [1, 2])
+        for leaver, stage in ((1, 1), (2, OUTSIDE)):
+            swarm.leave(leaver)
+            swarm.peers[leaver].go(stage, "called")
+        await until_done(swarm, 1, 2)
+        assert counts(swarm) == [1, 0]
+
+    assert not simulated(story, steps=400, wanted={1: 1, 2: 1}).broken
 
 
 def test_a_chain_that_cannot_let_its_peer_go_has_it_back() -> None:
