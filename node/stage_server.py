@@ -141,7 +141,7 @@ class StageServer:
             self._do(open_, open_.desk.on_again(order, self._now()))
             return
         tokens, _ = open_.batches[order.microbatch] = batch
-        open_.inputs[order.microbatch, 0] = (tokens.to(self._service.device), self._travelling(open_, batch))
+        open_.inputs[order.microbatch, 0] = (tokens, self._travelling(open_, batch))
         header = ParcelHeader(
             window=order.window,
             microbatch=order.microbatch,
@@ -318,14 +318,15 @@ class StageServer:
         self._do(open_, effects, output)
 
     def _forward(self, stage: int, x: Tensor) -> Payload:
-        return self._service.forward.encode(self._worker.forward(stage, x))
+        # Tokens come from the CPU. On the loop their copy would wait for all that the device has been given to do.
+        return self._service.forward.encode(self._worker.forward(stage, x.to(self._service.device)))
 
     def _loss(self, into: Accumulated, x: Tensor, targets: Tensor) -> tuple[float, Payload]:
         loss, gradient = self._worker.loss(x, targets.to(x.device), into)
         return loss, self._service.backward.encode(gradient)
 
     def _backward(self, into: Accumulated, stage: int, x: Tensor, gradient: Tensor) -> Payload:
-        of_input = self._worker.backward(stage, x, gradient, into)
+        of_input = self._worker.backward(stage, x.to(self._service.device), gradient, into)
         return b"" if of_input is None else self._service.backward.encode(of_input)
 
     # ---- what comes in ---------------------------------------------------------------------------------------------
