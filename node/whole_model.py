@@ -60,7 +60,7 @@ class WholeModel:
     async def evaluate(self) -> float | None:
         """Held-out loss of the whole outer model, nats per token; it is kept, too. None when it cannot be had in one piece."""
         version = self._version()
-        own = self._learner.outer.params.clone()
+        own = await self._doors.learner.run(self._learner.outer.params.clone)
         outputs = await self._doors.learner.run(self._learner.enter)
         stages: dict[int, Tensor] = {0: own}
         for stage in range(1, self._roll.stages):
