@@ -135,6 +135,7 @@ class _Chunk:
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         self.park(step)
+        synchronize(self.parameters[0].device)  # or what was parked arrives after what follows, and stays
         for index, key, room in packed:
             kept = self._parked[index].get(key)
             if isinstance(kept, EightBit):  # the very codes, not codes of what they mean
