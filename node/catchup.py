@@ -112,10 +112,13 @@ class Catchup:
         """A new transfer, with the chunks that an earlier one had already brought."""
         download = Download(self._learner.outer.num_chunks)
         oldest = self._member.head.commit.version - KEPT_ROUNDS  # older ones cannot be rolled forward
-        for index, version, data in await self._aside(self._storage.load_chunks):
+
+        def take(index: int, version: int, data: bytes) -> None:
             if index < download.num_chunks and version >= max(oldest, download.have.get(index, 0)):
                 self._learner.outer.load_chunk(index, data)
                 download.have[index] = version
+
+        await self._aside(self._storage.load_chunks, take)
         return download
 
     async def _arrived(self, index: int, version: int, data: bytes) -> None:

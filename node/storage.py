@@ -14,7 +14,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -32,6 +32,9 @@ from farflung.protocol.types import Intervals
 from farflung.training.checkpoint import read_state, write_state
 
 T = TypeVar("T")
+
+TakeChunk = Callable[[int, int, bytes], None]
+"""Of outer state: its number, its version, and what it is."""
 
 LENGTH_BYTES = 4
 """Prefix of each entry of the history."""
@@ -97,8 +100,8 @@ class Storage(Protocol):
     def save_chunk(self, index: int, version: int, data: bytes) -> None:
         """One verified chunk of a state transfer that is not complete yet."""
 
-    def load_chunks(self) -> list[tuple[int, int, bytes]]:
-        """(index, version, bytes) of a transfer that was broken off."""
+    def load_chunks(self, take: TakeChunk) -> None:
+        """Hand over the chunks of a transfer that was broken off, one at a time: together they are as large as what is downloaded."""
 
     def save_learner(
         self, learner: Learner, residuals: Mapping[str, Tensor], place: Place, keep: Collection[bytes]
@@ -183,13 +186,11 @@ class FileStorage:
     def save_chunk(self, index: int, version: int, data: bytes) -> None:
         write_atomically(self.folder / "chunks" / f"{index}-{version}", data)
 
-    def load_chunks(self) -> list[tuple[int, int, bytes]]:
-        found: list[tuple[int, int, bytes]] = []
+    def load_chunks(self, take: TakeChunk) -> None:
         for path in sorted((self.folder / "chunks").iterdir()):
             index, _, version = path.name.partition("-")
             if version.isdecimal():  # not a half-written file
-                found.append((int(index), int(version), path.read_bytes()))
-        return found
+                take(int(index), int(version), path.read_bytes())
 
     def save_learner(
         self, learner: Learner, residuals: Mapping[str, Tensor], place: Place, keep: Collection[bytes]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from farflung.compression.codec import Payload
 from farflung.node.learner import Learner
-from farflung.node.storage import Link, Place, SavedVote
+from farflung.node.storage import Link, Place, SavedVote, TakeChunk
 from farflung.protocol.chain import Certified, Commit
 from farflung.sims.books import SampleBook
 from farflung.training.coupled import Coupled, Slice, Update
@@ -222,8 +222,9 @@ class MemoryStorage:
     def save_chunk(self, index: int, version: int, data: bytes) -> None:
         self.chunks[index, version] = data
 
-    def load_chunks(self) -> list[tuple[int, int, bytes]]:
-        return [(index, version, data) for (index, version), data in sorted(self.chunks.items())]
+    def load_chunks(self, take: TakeChunk) -> None:
+        for (index, version), data in sorted(self.chunks.items()):
+            take(index, version, data)
 
     def save_learner(
         self, learner: Learner, residuals: Mapping[str, Tensor], place: Place, keep: Collection[bytes]

@@ -73,12 +73,19 @@ def load(storage: FileStorage) -> tuple[int, Place] | None:
     return learner.state, found
 
 
+def chunks(storage: FileStorage) -> list[tuple[int, int, bytes]]:
+    """Number, version and bytes of each."""
+    found: list[tuple[int, int, bytes]] = []
+    storage.load_chunks(lambda *chunk: found.append(chunk))
+    return found
+
+
 # ---- the good case --------------------------------------------------------------------------------------------
 
 
 def test_a_fresh_folder_holds_nothing(tmp_path: Path) -> None:
     storage = FileStorage(tmp_path / "swarm")
-    assert storage.load_vote() is None and storage.load_history() == [] and storage.load_chunks() == []
+    assert storage.load_vote() is None and storage.load_history() == [] and chunks(storage) == []
     assert load(storage) is None and storage.saved_learner() is None
     assert storage.load_mean(PLANS[0], 0) is None
 
@@ -97,7 +104,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     assert again.load_history() == [Link(None, certified(0)), Link(None, certified(1))]
     assert load(again) == (5, place(5))
     assert again.load_mean(PLANS[1], 3) == b"mean" and again.load_mean(PLANS[1], 2) is None
-    assert again.load_chunks() == [(4, 9, b"chunk")]
+    assert chunks(again) == [(4, 9, b"chunk")]
     saved = again.saved_learner()
     assert saved is not None and saved[1] == place(5) and (saved[0] / "outer").exists()
 
@@ -109,7 +116,7 @@ def test_a_checkpoint_drops_what_it_makes_unnecessary(tmp_path: Path) -> None:
     storage.save_chunk(0, 1, b"c")
     save(storage, 1, PLANS[2], PLANS[3])
     assert [storage.load_mean(plan, 0) is not None for plan in PLANS] == [False, False, True, True]
-    assert storage.load_chunks() == []
+    assert chunks(storage) == []
     save(storage, 2)
     assert not any((tmp_path / "means").iterdir())
 
@@ -216,8 +223,22 @@ def test_half_written_files_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "means" / f"{PLANS[0].hex()[:32]}-0.new").write_bytes(b"ha")
     (tmp_path / "vote.msgpack.new").write_bytes(b"\x93")
     again = FileStorage(tmp_path)
-    assert again.load_chunks() == [(1, 2, b"whole")]
+    assert chunks(again) == [(1, 2, b"whole")]
     assert again.load_mean(PLANS[0], 0) is None and again.load_vote() is None
+
+
+def test_chunks_are_read_one_at_a_time(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path)
+    for index in (0, 1):
+        storage.save_chunk(index, 2, b"as it was")
+    found: list[bytes] = []
+
+    def take(index: int, version: int, data: bytes) -> None:
+        found.append(data)
+        storage.save_chunk(1, 2, b"changed since")
+
+    storage.load_chunks(take)
+    assert found == [b"as it was", b"changed since"]
 
 
 # ---- a kill between any two steps -----------------------------------------------------------------------------
@@ -299,7 +320,7 @@ def test_a_kill_at_any_step(
     assert found in ((1, place(1)), (2, place(2)))
     if found == (1, place(1)):
         assert again.load_mean(PLANS[1], 0) == b"old", "means are kept until the checkpoint counts"
-        assert all(data in (b"older", b"newer") for *_, data in again.load_chunks())
+        assert all(data in (b"older", b"newer") for *_, data in chunks(again))
     assert again.load_mean(PLANS[2], 0) in (None, b"new")
     if found == (2, place(2)):
         assert again.load_mean(PLANS[2], 0) == b"new"
