@@ -22,6 +22,7 @@ from farflung.node.facilities import Facilities
 from farflung.node.learner import Learner
 from farflung.node.means import MeanStore
 from farflung.node.peer_rows import Rows, chain_rows
+from farflung.node.refusals import Refusals
 from farflung.node.residuals import Residuals
 from farflung.node.sealed_mail import SealedMail
 from farflung.node.statesync import Donor, StateSync
@@ -103,6 +104,7 @@ class Peer:
         self.log = log
         self.settings = settings
         self.facts = facilities.facts
+        self._refusals = Refusals(log)
         self.member = Member(settings, signer, Membership(signer.peer_id, settings.heartbeat_s), self._vitals)
         self._means = MeanStore(storage, doors.side)
         self.residuals = Residuals(
@@ -333,8 +335,7 @@ class Peer:
 
     def refused(self, error: RemoteError) -> None:
         """A peer broke a rule; nothing of ours has changed."""
-        of = error.peer.hex() if error.peer else ""
-        self.log.emit("refused", error=type(error).__name__, of=of, reason=error.reason)
+        self._refusals(error)
 
     def span(self, what: str, round_: int) -> contextlib.AbstractContextManager[None]:
         return self.log.span(what, round_)

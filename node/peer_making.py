@@ -17,6 +17,7 @@ from farflung.node.paths import SwarmPaths
 from farflung.node.peer import Peer
 from farflung.node.peerbook import PeerBook
 from farflung.node.recipe import Recipe, swarm_dataset, swarm_tokenizer
+from farflung.node.refusals import Refusals
 from farflung.node.rehearsal import Rehearsal
 from farflung.node.replica_peer import ReplicaPeer
 from farflung.node.runner import free_the_last_life
@@ -24,7 +25,7 @@ from farflung.node.stage_self import OUTSIDE
 from farflung.node.stage_start import Stage, StageStart, stage_storage
 from farflung.node.storage import FileStorage
 from farflung.node.swarmfiles import data_file, data_here, save_tokenizer, tokenizer_file
-from farflung.protocol.errors import ConfigError, RemoteError
+from farflung.protocol.errors import ConfigError
 from farflung.protocol.keys import Signer
 from farflung.training.data import Dataset
 from farflung.training.runtime import Runtime
@@ -75,8 +76,9 @@ class PeerMaking:
     async def _of_a_stage(self) -> tuple[Peer, FileStorage]:
         """A peer that holds one stage of the model."""
         manifest = self.recipe.manifest
+        refused = Refusals(self.log)
         start = self._start = StageStart(
-            self.engine, self.signer, self.swarm, self.recipe, admission=self.admission, refused=self._refused
+            self.engine, self.signer, self.swarm, self.recipe, admission=self.admission, refused=refused
         )
         admits = self.recipe.settings().admits
         finder = Finder(
@@ -85,7 +87,7 @@ class PeerMaking:
             self.book,
             admits=lambda who, shown: who == manifest.founder or admits(who, shown),
             discovered=start.discovered,
-            refused=self._refused,
+            refused=refused,
             heard=lambda: (),
         )
         async with asyncio.TaskGroup() as tasks:
@@ -152,7 +154,3 @@ class PeerMaking:
     def _say_saving(self, runtime: Runtime) -> None:
         if (saving := str(runtime.save)) != "none":
             self.say(f"saving memory by: {saving}")
-
-    def _refused(self, error: RemoteError) -> None:
-        of = error.peer.hex() if error.peer else ""
-        self.log.emit("refused", error=type(error).__name__, of=of, reason=error.reason)

@@ -335,4 +335,4 @@ class Member:
 
 def _refusal(error: RemoteError) -> Note:
     of = error.peer.hex() if error.peer else ""
-    return Note("refused", {"error": type(error).__name__, "of": of, "reason": error.reason})
+    return Note("refused", {"error": type(error).__name__, "of": of, "reason": error.reason, "more": 0})
