@@ -42,8 +42,13 @@ class TaskScope:
             return None
         task = self._group.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._group = None  # which cancels the others now, and takes no more
 
     @property
     def failed(self) -> bool:
