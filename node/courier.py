@@ -42,7 +42,7 @@ class Parcel:
 
 
 class Courier:
-    """All parcels in one direction to one peer."""
+    """All parcels in one direction to one peer. Give it one before it runs."""
 
     def __init__(self, network: Network, peer: PeerId, kind: str) -> None:
         self._network = network
@@ -59,9 +59,8 @@ class Courier:
         self._come.set()
 
     async def run(self) -> None:
-        """Carry parcels until cancelled."""
-        while True:
-            await self._come.wait()
+        """Carry parcels until nobody has had any for IDLE_S."""
+        while self._waiting:
             try:
                 async with asyncio.timeout(REACH_S):
                     stream = await self._network.open_stream(self._peer, self._kind)
@@ -88,7 +87,6 @@ class Courier:
         if self._under_way:  # it broke
             self._waiting.extendleft(reversed(self._under_way))
             self._under_way.clear()
-            self._come.set()
             if not heard:
                 self._give_up_first()
 
@@ -146,8 +144,6 @@ class Courier:
     def _give_up_first(self) -> None:
         if self._waiting:
             self._waiting.popleft().done(None)
-        if not self._waiting:
-            self._come.clear()
 
 
 async def _read_answer(stream: Stream) -> Answer:

@@ -260,8 +260,13 @@ class StageServer:
         courier = self._couriers.get((peer, kind))
         if courier is None:
             courier = self._couriers[peer, kind] = Courier(self._network, peer, kind)
-            self._group.create_task(courier.run(), name=f"{kind}s to {peer.hex()[:12]}")
+            self._group.create_task(self._run_courier(peer, kind, courier), name=f"{kind}s to {peer.hex()[:12]}")
         courier.carry(Parcel(header, payload, targets, lambda: open_.desk.wants(send), done))
+
+    async def _run_courier(self, peer: PeerId, kind: str, courier: Courier) -> None:
+        """There is no end to the peers that come and go, so it is forgotten; whoever is needed again gets another one."""
+        await courier.run()
+        del self._couriers[peer, kind]
 
     async def _hand_to_ourselves(
         self,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.node import framing
-from farflung.node.courier import ACTIVATION, Courier, Parcel
+from farflung.node.courier import ACTIVATION, IDLE_S, Courier, Parcel
 from farflung.node.network import Stream
 from farflung.protocol.desk import Answer
 from farflung.protocol.errors import NetworkError
@@ -35,6 +35,8 @@ class Lab:
     told: dict[int, list[Answer | None]] = field(default_factory=dict)
     seen: list[int] = field(default_factory=list)
     took_s: float = 0.0
+    idle_s: float = 0.0
+    """From the last answer until the courier ended by itself."""
 
 
 def header(microbatch: int, *, asks: bool) -> ParcelHeader:
@@ -92,13 +94,13 @@ def carry(count: int, receive: Receive, *, asking: frozenset[int] = frozenset())
             return tell
 
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(courier.run())
+            group.create_task(courier.run())
             for number in range(count):
                 one = header(number, asks=number in asking)
                 courier.carry(Parcel(one, PAYLOAD, b"", lambda: True, done(number)))
             await everybody.wait()
             lab.took_s = loop.time()
-            running.cancel()
+        lab.idle_s = loop.time() - lab.took_s
         return lab
 
     return clock.run(run())
@@ -119,6 +121,10 @@ def test_one_that_asks_is_sent_when_it_is_wanted() -> None:
     lab = carry(5, lambda one: Answer.BUSY if one.microbatch == 3 else Answer.TAKEN, asking=frozenset({1, 3}))
     assert lab.told == {number: [Answer.BUSY if number == 3 else Answer.TAKEN] for number in range(5)}
     assert lab.seen == [0, 1, 2, 4]
+
+
+def test_it_ends_when_nobody_has_needed_it_for_long() -> None:
+    assert abs(carry(3, taken).idle_s - IDLE_S) < 1.0
 
 
 @settings(max_examples=40)
