@@ -311,9 +311,9 @@ class Peer:
     def _on_message(self, sender: PeerId, data: bytes) -> None:
         try:
             message = self._mail.open(sender, data)
+            effects = self.member.receive(sender, message, self._now())
             if isinstance(message, Heartbeat):
                 self.network.add_addresses(sender, list(message.addresses))
-            effects = self.member.receive(sender, message, self._now())
         except RemoteError as error:
             self.refused(error)
         else:
