@@ -15,7 +15,7 @@ from farflung.node.means import MeanStore
 from farflung.node.sealed_mail import SealedMail
 from farflung.node.storage import SavedVote, Storage
 from farflung.node.trainer import Trainer
-from farflung.protocol.chain import Certified
+from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.effects import (
     Apply,
     Contribute,
@@ -51,8 +51,6 @@ class Executor:
         log: EventLog,
         uplink: FlatCodec,  # of contributions
     ) -> None:
-        self.last_on_disk = -1
-        """Height of the commit that was written last; -1 before there is one."""
         self._member = member
         self._mail = mail
         self._exchange = exchange
@@ -95,8 +93,8 @@ class Executor:
                 exchange.forget(plan_id)
                 if final:
                     await self._means.discard(plan_id)
-            case Apply(certified):
-                await self._remember(certified)
+            case Apply(certified, anchor):
+                await self._remember(certified, anchor)
                 self._applier.push(certified)
             case Repair():
                 self._applier.push(effect)
@@ -107,13 +105,10 @@ class Executor:
             case Note(event, fields):
                 self._log.emit(event, **fields)
 
-    async def _remember(self, certified: Certified) -> None:
+    async def _remember(self, certified: Certified, anchor: Commit | None) -> None:
         """Write a commit to disk, after the means of its round: who is in its view has said that it holds them."""
-        height, round_ = certified.commit.height, certified.commit.round
-        anchor = None if height == self.last_on_disk + 1 else self._member.history.parent_of(height)
-        self.last_on_disk = height
-        if round_ is not None:
-            await self._journal(self._storage.sync_means, round_.plan)
+        if certified.commit.round is not None:
+            await self._journal(self._storage.sync_means, certified.commit.round.plan)
         await self._journal(self._storage.append_commit, anchor, certified)
 
     def _contribution_bytes(self, plan: Plan) -> int:

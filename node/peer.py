@@ -203,7 +203,6 @@ class Peer:
         try:
             async with asyncio.TaskGroup() as group:
                 if history:
-                    self._executor.last_on_disk = history[-1].commit.height
                     saved = await self._journal(self._storage.load_vote)
                     vote = None if saved is None else (saved.height, saved.ballot, saved.accepted)
                     if saved is not None and saved.accepted is not None and saved.accepted.commit.round is not None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from farflung.protocol.chain import Certified
+from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.keys import PeerId
 from farflung.protocol.messages import Accepted, Message, Plan
 
@@ -67,9 +67,11 @@ class FetchMean:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """The history moved: apply this commit (after all before it)."""
+    """The history moved: write this commit down, and apply it (after all before it)."""
 
     certified: Certified
+    anchor: Commit | None = None
+    """Its parent, where the history has jumped: then it does not follow the one before it here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,7 +239,7 @@ class Member:
             if jump is None:
                 return []
             begun = self.begin(message.anchor, message.chain, now)
-            return [jump, *begun, *(Apply(c) for c in message.chain)]
+            return [jump, *begun, Apply(message.chain[0], message.anchor), *(Apply(c) for c in message.chain[1:])]
         effects: list[Effect] = []
         for certified in message.chain:
             try:
