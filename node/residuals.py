@@ -155,7 +155,10 @@ class Residuals:
         }
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` gave, with the same bits. Raises DamagedCheckpoint when it is not of this swarm."""
+        """Go on from what `state` gave, with the same bits; from nothing, as a stage does that was made of others. Raises DamagedCheckpoint when it is not
+        of this swarm."""
+        if not state:
+            return
         known = {name.partition(".")[0] for name in state}
         if known != set(self._feedbacks):
             raise DamagedCheckpoint(

@@ -177,6 +177,13 @@ def test_it_comes_back_from_disk_bit_for_bit_in_the_middle_of_a_round(tmp_path: 
         assert torch.equal(tensor, again.state()[name]), name
 
 
+def test_who_has_saved_none_owes_nothing() -> None:
+    """A stage that was made of others has a checkpoint without any (`renewal`)."""
+    fresh = residuals()
+    fresh.load({})
+    assert not memory(fresh, "up").any() and not memory(fresh, "down").any()
+
+
 def test_residuals_of_another_swarm_are_refused() -> None:
     up_only = residuals(FeedbackSpec(uplink="residual"))
     with pytest.raises(DamagedCheckpoint, match=r"residuals of \['down', 'up'\] were saved, the manifest has \['up'\]"):
