@@ -107,6 +107,8 @@ def panel(status: NodeStatus) -> Panel:
         facts.add_row("shadows", f"{status.shadow_bytes / 1e6:,.1f} MB of other stages fetched · {budget}")
     if status.alarm:
         facts.add_row("alarm", Text(_alarm(status.alarm), style="bold red"))
+    if status.lost:
+        facts.add_row("lost", Text(f"{status.lost}, or the data nodes begin the stage anew", style="bold red"))
     if status.owed is not None:
         facts.add_row("feedback", f"{status.owed:.2f} of the last update's norm was kept for later rounds")
     if status.next_sync_s is not None:
@@ -156,6 +158,12 @@ def line(event: dict[str, Any]) -> str | None:
             said = f"round {event['round']} missed: {event['reason']}"
         case "stage.alarm":
             said = f"ALARM: {_alarm(event['replicas'])}" if event["replicas"] else "every stage has two peers or more"
+        case "stage.lost" if event["reason"]:
+            said = (
+                f"stage {event['stage']} is lost: {event['reason']}, or the data nodes begin it anew with what is left"
+            )
+        case "stage.lost":
+            said = f"stage {event['stage']} has a quorum again"
         case "stage.anew":
             said = f"stage {event['stage']} was lost and begins anew, life {event['life']}, by {event['founder'][:12]}"
         case "stage.recovery":

@@ -4,7 +4,7 @@ What `entrance` and `renewal` have in common: before there is a `pipeline`, some
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from farflung.node.network import Network, PeerId
 from farflung.node.sealed_mail import PipelineMail
@@ -37,6 +37,8 @@ class Outside:
         """The stage that we are about to take; -1 while we have not chosen."""
         self.fits: frozenset[int] = frozenset()
         """The stages that we could take."""
+        self.kept: Mapping[int, int] = {}
+        """By stage, the version of what our disk has of it."""
         self._mail = mail
         self._admission = admission
 
@@ -85,7 +87,7 @@ class Outside:
             step=0,
             window=b"",
             finished=False,
-            version=0,
+            version=self.kept.get(self.wants, 0),
             digest=b"",
             forward_s=0.0,
             up_bytes_per_s=0.0,

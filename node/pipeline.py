@@ -14,12 +14,13 @@ from typing import Any
 from farflung.node.balance import Balance, Prepare
 from farflung.node.door import Doors
 from farflung.node.events import EventLog
+from farflung.node.life_watch import LifeWatch
 from farflung.node.network import Network, PeerId
 from farflung.node.sealed_mail import PipelineMail
 from farflung.node.stage_job import Done, Job, accept, as_message, leg_of
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe
-from farflung.node.stage_self import OUTSIDE, Self
+from farflung.node.stage_self import Self
 from farflung.node.stage_work import Report, StageWork
 from farflung.node.timing import TimedDoor
 from farflung.protocol.appointment import appoint
@@ -90,13 +91,12 @@ class Pipeline:
             ready=lambda job: self._answer(job.coordinator, job.window, ""),
             over=self._over,
         )
+        self.watch = LifeWatch(self, roll=roll, life=life, log=log, keep=keep)
         self.balance = Balance(self, roll=roll, recipe=recipe, log=log, fits=fits, prepare=prepare)
         self._planning: asyncio.Task[None] | None = None
         self._plans = first_seq(network.unix_time())
         self._said: tuple[object, ...] = ()
         self._beat_at = -1e9
-        self._known_lives = dict(roll.renewed)
-        self._called_to = -1
         self._ended = False
         """We are on the way out: what still comes in begins nothing any more."""
         self._step_s = 0.0
@@ -138,7 +138,7 @@ class Pipeline:
     @property
     def wants(self) -> int:
         """The stage for which we are about to leave our own; -1: none."""
-        return self.balance.to if self._called_to < 0 else self._called_to
+        return self.balance.to if self.watch.called_to < 0 else self.watch.called_to
 
     @property
     def idle(self) -> bool:
@@ -208,7 +208,7 @@ class Pipeline:
             appointments=tuple(self.roll.appointments[stage] for stage in sorted(self.roll.appointments)),
             peers=self.counts(),
             lives=tuple(self.roll.renewed[stage] for stage in sorted(self.roll.renewed)),
-            lost=self.roll.lost(self._now(), held=self.recipe.stage if self.me.holds[1] else -1),
+            lost=self.watch.lost(self._now()),
             step_s=self._step_s,
             losses_per_hour=self.roll.losses_per_hour,
             grad_norm=self.me.grad_norm,
@@ -222,37 +222,15 @@ class Pipeline:
     def _tick(self) -> None:
         now = self._now()
         self.roll.tick(now)
-        self._follow_lives(now)
+        self.watch.look(now)
+        if self.watch.follow(now):
+            self.announce()
         if now >= self._beat_at + self.roll.heartbeat_s:
             self.announce()
         self._post(self.coordinator.tick(now))
         self.work.watch(now)
         self.balance.look()
         self.changed()
-
-    def _follow_lives(self, now: float) -> None:
-        """Which stages were begun anew; whether that ends our part here."""
-        self.roll.renew(self.me.lives, now)
-        if self.roll.renewed == self._known_lives:
-            return
-        for life in self.roll.renewed.values():
-            if self._known_lives.get(life.stage) != life:
-                self._log.emit("stage.anew", stage=life.stage, life=life.number, founder=life.founder.hex())
-        self._known_lives = dict(self.roll.renewed)
-        self._keep()
-        stage = self.recipe.stage
-        call = next((life for life in self.roll.renewed.values() if self._calls(life, now)), None)
-        if call is not None:
-            self._called_to = call.stage
-            self.me.go(call.stage, f"called to begin stage {call.stage} anew")
-        elif self.roll.number(stage) > self.life.number:
-            self.me.go(OUTSIDE, f"stage {stage} was begun anew while it did not hear us")
-        self.announce()
-
-    def _calls(self, life: Life, now: float) -> bool:
-        """Whether it is us who are to begin this life, and it has not been begun."""
-        ours = (life.stage, life.number) == (self.recipe.stage, self.life.number)
-        return life.founder == self.roll.me and not ours and self.roll.holders(life.stage, now) is None
 
     # ---- what comes in -----------------------------------------------------------------------------------------
 
@@ -297,7 +275,8 @@ class Pipeline:
             self._appoint(said.wants, sender)
         if news and not said.reply:
             self._mail.send(sender, self.present(reply=True))
-        self._follow_lives(now)
+        if self.watch.follow(now):
+            self.announce()
         self._lead()
         self.me.wake()
 

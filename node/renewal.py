@@ -4,13 +4,15 @@
                                                                         ──▶ on disk ──▶ the chain's first commit ──▶ we serve
 
 What is tried first is `training/recovery_ladder.py`'s decision, by expected cost: with the time of a step and the chance to lose a peer as the data nodes
-have measured them (the median of what they say), and the uplinks of those who would send. Offers are shadows, here or at other peers, and the stages around: the mean of the two neighbours'
-outer parameters, weighted by the norms of their gradients, the nearest stages where neighbours are lost too, and at last new initial weights, which
-everybody can make. Only stages of as many layers count, and of stage 0 only its layers. Moments begin afresh, and where the stage was made of others
-its learning rate is raised for a while (`recovery_checkfree`).
+have measured them (the median of what they say), and the uplinks of those who would send. Whoever was a member of an earlier life offers what it has of it
+itself (`remains`): where the stage has only lost its quorum that is all of it, to the bit, and costs nothing. Other offers are shadows, here or at other
+peers, and the stages around: the mean of the two neighbours' outer parameters, weighted by the norms of their gradients, the nearest stages where
+neighbours are lost too, and at last new initial weights, which everybody can make. Only stages of as many layers count, and of stage 0 only its layers.
+Moments begin afresh with these, and where the stage was made of others its learning rate is raised for a while (`recovery_checkfree`).
 
 Meanwhile we say that we are at it, so that the stage is not found lost again; and if the data nodes begin yet another life because they did not hear us,
-ours ends before it has begun. No file is read for any of this. What was made is on our disk before anybody can count on it, as after every download.
+ours ends before it has begun. No file is read for any of this but our own of that earlier life. What was made is on our disk before anybody can count on
+it, as after every download.
 """
 
 import asyncio
@@ -22,6 +24,7 @@ from farflung.node.borrowing import borrow
 from farflung.node.door import Doors
 from farflung.node.events import EventLog
 from farflung.node.outside import Outside
+from farflung.node.remains import Remains
 from farflung.node.shadows import CODEC, fetch, serve_shelf
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
@@ -49,17 +52,27 @@ class Renewal:
     """See the module. `run` once, before there is a peer."""
 
     def __init__(
-        self, outside: Outside, recipe: StageRecipe, life: Life, learner: StageLearner, doors: Doors, log: EventLog
+        self,
+        outside: Outside,
+        recipe: StageRecipe,
+        life: Life,
+        learner: StageLearner,
+        remains: Remains | None,  # of earlier lives, on our disk
+        doors: Doors,
+        log: EventLog,
     ) -> None:
         self._outside = outside
         self._roll = outside.roll
         self._recipe = recipe
         self._life = life
         self._learner = learner
+        self._remains = remains
         self._doors = doors
         self._log = log
         self._sources: dict[str, PeerId] = {}
         """Who would send what was offered, by the name in the offer."""
+        self._owed: dict[str, Tensor] = {}
+        """What the codecs have left unsent of what we have made."""
 
     async def run(self, signer: Signer, storage: Storage) -> bool:
         """Make the stage, and write its first commit. False: another life of it was begun meanwhile, and nothing was written."""
@@ -77,7 +90,7 @@ class Renewal:
         if rung.bumps_lr:
             self._learner.made_of_others_at = self._step()
         place = Place(0, self._life.since.version, (), 0, b"")
-        await self._doors.learner.run(storage.save_learner, self._learner, {}, place, ())
+        await self._doors.learner.run(storage.save_learner, self._learner, self._owed, place, ())
         settings = self._recipe.settings(self._life)
         first = founded(settings.swarm, signer, settings.rules)
         await self._doors.journal.run(storage.append_commit, None, first)
@@ -91,12 +104,9 @@ class Renewal:
         self._log.emit("stage.recovery", stage=self._life.stage, life=self._life.number, reason=recovery.why)
         for priced in recovery.order:
             began = self._outside.now()
-            layers = await self._try(priced.offer)
-            if layers is None and priced.offer.rung is not Rung.RANDOM:
+            if not await self._try(priced.offer):
                 self._log.emit("stage.unmade", rung=str(priced.offer.rung), reason="it could not be had in one piece")
                 continue
-            if layers is not None:
-                await self._doors.learner.run(self._learner.begin_with, layers)
             self._log.emit(
                 "stage.made",
                 stage=self._life.stage,
@@ -120,8 +130,15 @@ class Renewal:
                 failures_per_hour=min(0.99, median(losses)),
                 may_skip=pipeline.visits < pipeline.stages,
             ),
-            [*self._shadows(), *self._offers()],
+            [*self._own(), *self._shadows(), *self._offers()],
         )
+
+    def _own(self) -> list[Offer]:
+        """What we have of an earlier life."""
+        if self._remains is None:
+            return []
+        behind = max(0, self._step() - self._remains.step)
+        return [Offer(rung=Rung.BEHIND if behind else Rung.REPLICA, steps_behind=behind)]
 
     def _shadows(self) -> list[Offer]:
         """Copies of the stage."""
@@ -164,10 +181,29 @@ class Renewal:
             swaps=False,
         )
 
-    async def _try(self, offer: Offer) -> Tensor | None:
-        """The parameters that an offer gives; None when they cannot be had, and of a random stage, whose parameters we have."""
-        if offer.rung is Rung.RANDOM:
-            return None
+    async def _try(self, offer: Offer) -> bool:
+        """Whether the learner has now what an offer gives."""
+        if offer.rung is Rung.RANDOM:  # it has had that from the beginning
+            return True
+        if offer.rung.keeps_moments:
+            await self._go_on()
+            return True
+        layers = await self._layers(offer)
+        if layers is None:
+            return False
+        await self._doors.learner.run(self._learner.begin_with, layers)
+        return True
+
+    async def _go_on(self) -> None:
+        """With what we have of an earlier life."""
+        assert self._remains is not None, "nobody else offers moments"
+        storage, run = self._remains.storage, self._doors.learner.run
+        await run(storage.load_learner, self._learner)
+        self._owed = await run(storage.load_residuals)
+        await run(self._learner.begin_again)
+
+    async def _layers(self, offer: Offer) -> Tensor | None:
+        """The parameters that an offer of somebody else gives; None when they cannot be had."""
         if offer.rung is Rung.SHADOW:
             return await self._shadow([self._sources[holder] for holder in offer.holders])
         stages = [self._stage_of(self._sources[holder]) for holder in offer.holders]

@@ -57,6 +57,10 @@ class StageLearner(LearnerOf[StageReplica]):
         self.outer.momentum.zero_()
         self.replica.discard_progress()
 
+    def begin_again(self) -> None:
+        """What was loaded goes on in another life of the stage: nothing is in flight, and no round has counted what was trained since the last one."""
+        self.replica.sent = self.replica.offered = None
+
     def enter(self) -> list[Tensor]:
         """The held-out samples after stage 0, by its outer parameters; with `leave`, evaluates the whole model (`whole_model`)."""
         assert self._heldout is not None, "only data nodes have samples"

@@ -163,6 +163,17 @@ class StagePeer(Peer):
         return self._shelf.copies
 
     @property
+    def chain(self) -> tuple[tuple[PeerId, ...], list[PeerId]] | None:
+        if not self.member.started:
+            return None
+        view = self.member.head.commit.view
+        return view, self.member.membership.live(view)
+
+    @property
+    def caught_up(self) -> bool:
+        return self.applier.idle or not self.holds[1]
+
+    @property
     def lives(self) -> tuple[Life, ...]:
         return self.member.head.commit.lives if self.member.started else ()
 
@@ -182,7 +193,8 @@ class StagePeer(Peer):
             return  # for good: its person has asked for it, and nobody may call it back
         self.stop(reason)
         self.moves_to = stage
-        self._let_go_s = LET_GO_S if stage == OUTSIDE else MOVER_LET_GO_S  # whose chain has ended waits for nobody
+        ended = stage in (OUTSIDE, self.pipeline.recipe.stage)  # our chain, for which nobody needs to wait
+        self._let_go_s = LET_GO_S if ended else MOVER_LET_GO_S
 
     def stop(self, reason: str) -> None:
         """Leave cleanly, for good: also while it leaves for another stage."""
@@ -227,6 +239,8 @@ class StagePeer(Peer):
         state, reason = super()._state()
         if state == "training" and self.pipeline.leads:
             reason = self.pipeline.coordinator.reason
+        if self.pipeline.watch.stranded:
+            return state, f"{reason}; if that lasts, the data nodes begin the stage anew"
         if state == "training" and self._stage_trainer.idle:
             return "waiting", f"no microbatch came here for as many steps as make a round; {reason}"
         return state, reason

@@ -56,6 +56,14 @@ class Self(Protocol):
         """Shadows of other stages that it holds."""
 
     @property
+    def chain(self) -> tuple[tuple[PeerId, ...], list[PeerId]] | None:
+        """The newest view of its chain, and who of it is heard; None while it knows none."""
+
+    @property
+    def caught_up(self) -> bool:
+        """Its outer state has all the rounds that it knows of, or it has none at all."""
+
+    @property
     def lives(self) -> tuple[Life, ...]:
         """What its chain says of other stages, where that is stage 0's."""
 

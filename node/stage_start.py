@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
@@ -25,6 +26,7 @@ from farflung.node.network import PeerId
 from farflung.node.outside import Outside
 from farflung.node.paths import SwarmPaths
 from farflung.node.recipe import HEARTBEAT_S, Recipe
+from farflung.node.remains import Remains, remains
 from farflung.node.renewal import Renewal
 from farflung.node.sealed_mail import PipelineMail
 from farflung.node.shadows import Shelf
@@ -71,10 +73,14 @@ def save_stage(swarm: SwarmPaths, saved: SavedStage) -> None:
 
 def stage_storage(swarm: SwarmPaths, life: Life) -> FileStorage:
     """Where the state of a stage lies."""
-    if life.stage == 0:
-        return FileStorage(swarm.checkpoint)
-    later = f"-life-{life.number}" if life.number else ""
-    return FileStorage(swarm.folder / f"stage-{life.stage}{later}")
+    return FileStorage(_stage_folder(swarm, life.stage, life.number))
+
+
+def _stage_folder(swarm: SwarmPaths, stage: int, number: int) -> Path:
+    """Of one of its lives."""
+    if stage == 0:
+        return swarm.checkpoint
+    return swarm.folder / (f"stage-{stage}-life-{number}" if number else f"stage-{stage}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,8 +133,14 @@ class StageStart:
         called = taken.life.number > 0 and taken.life.founder == self._signer.peer_id
         if not called or storage.load_history():
             return True
-        renewal = Renewal(self._outside, taken.recipe, taken.life, learner, doors, log)
+        mine = self._remains(taken.life.stage, taken.life.number - 1)
+        renewal = Renewal(self._outside, taken.recipe, taken.life, learner, mine, doors, log)
         return await renewal.run(self._signer, storage)
+
+    def _remains(self, stage: int, newest: int) -> Remains | None:
+        """What is on this machine's disk of a stage, of its lives up to `newest`."""
+        folders = [_stage_folder(self._swarm, stage, number) for number in range(newest, -1, -1)]
+        return remains(FileStorage(folder) for folder in folders if folder.exists())
 
     def fitting(self, runtime: Runtime, save_memory: str, wanted: int | None) -> dict[int, tuple[StageRecipe, Runtime]]:
         """The stages that this machine can hold, and how. Raises ConfigError when there is none, or not the one that is wanted."""
@@ -178,6 +190,8 @@ class StageStart:
     async def enter(self, say: Callable[[str], None]) -> Stage:
         """The neediest of the stages that fit."""
         say("asking the swarm which stage needs a peer ...")
+        found = {stage: self._remains(stage, self._roll.number(stage)) for stage in self._fits}
+        self._outside.kept = {stage: one.place.version for stage, one in found.items() if one is not None}
         return self._taken(await Entrance(self._outside, set(self._fits)).run(), say)
 
     def move(self, stage: int, say: Callable[[str], None]) -> Stage:

@@ -81,6 +81,8 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     """How many serve each stage."""
     alarm: dict[str, int] = {}
     """By stage, the replicas of those that have fewer than two: with the last of them a stage is lost."""
+    lost: str = ""
+    """Why the chain of this node's stage can decide nothing, for long; empty while it can."""
     last_step_s: float = 0.0
     """Of the pipeline's last step that went through this node."""
     shadow_bytes: int = 0
@@ -100,7 +102,7 @@ class NodeStatus(msgspec.Struct, kw_only=True):
         self.step = event.get("step", self.step)
         match event["event"]:
             case "node.start":
-                self.started, self.state, self.reason = self.time, "joining", ""
+                self.started, self.state, self.reason, self.lost = self.time, "joining", "", ""
                 self.pid, self.device, self.agent = event["pid"], event["device"], event["agent"]
                 self.round_step = self.step
             case "node.stop":
@@ -130,6 +132,8 @@ class NodeStatus(msgspec.Struct, kw_only=True):
                 self.visits_lost += event["cut"] + len(event["lost"])
             case "stage.alarm":
                 self.alarm = event["replicas"]
+            case "stage.lost":
+                self.lost = event["reason"]
             case "shadow":
                 self.shadow_bytes, self.shadow_budget_bytes = event["received_bytes"], event["allowed_bytes"]
             case "stage.recovery":

@@ -108,6 +108,9 @@ class Storage(Protocol):
     ) -> None:
         """Checkpoint, all of it or nothing; chunks of a download, and means of plans that are not in `keep`, are dropped."""
 
+    def load_place(self) -> Place | None:
+        """Where the saved learner stands; None when there is no checkpoint."""
+
     def load_learner(self, learner: Learner) -> Place | None:
         """Restore into `learner`; None when there is no checkpoint."""
 
@@ -217,6 +220,10 @@ class FileStorage:
         place = _decode(self.folder / f"learner-{slot}" / "place.msgpack", Place)
         learner.load(self.folder / f"learner-{slot}")
         return place
+
+    def load_place(self) -> Place | None:
+        saved = self.saved_learner()
+        return None if saved is None else saved[1]
 
     def load_residuals(self) -> dict[str, Tensor]:
         slot = self._current()

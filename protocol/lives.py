@@ -1,17 +1,19 @@
-"""The *lives* of a stage: which of its histories counts, and how a stage whose peers are all gone begins anew.
+"""The *lives* of a stage: which of its histories counts, and how a stage begins anew whose peers are all gone, or too many of them for a quorum.
 
-A stage's chain is on the disks of its peers, and only they vote in it. When all of them are gone their chain stands still for good, and so that the
-stage can go on somebody has to begin another chain for it: the stage's next life. Two lives must never both count, so it takes one decision:
+A stage's chain is on the disks of its peers, and only they vote in it. When all of them are gone, or so many that the others are no quorum, their chain
+stands still for good, and so that the stage can go on somebody has to begin another chain for it: the stage's next life. Two lives must never both
+count, so it takes one decision:
 
-    no peer of stage s is heard ──▶ all say so (`Present.lost`) ──▶ a commit of stage 0 names Life(s, n + 1, founder)
-                                                                       ──▶ the founder builds the state, and begins the chain of that life
+    no peer of stage s is heard, or none ──▶ all say so (`Present.lost`) ──▶ a commit of stage 0 names Life(s, n + 1, founder)
+    whose chain has had a quorum lately                                        ──▶ the founder has or makes the state, and begins the chain of that life
 
 **The chain of stage 0 decides.** It is the only history that goes on without stage s, and it has a quorum rule of its own. Each of its commits lists the
 newest life of every stage that was begun anew; the next may only add one to a number. So lives are numbered without gaps, each has one founder, and of
 two sides of a partition at most one can begin any: the one with the quorum of stage 0, whichever side the stage's peers are on.
 
 **When.** The proposer looks around first (`protocol/lost.py`): a quorum of the data nodes and half of all other peers that it hears must say that they
-have heard no holder of the stage's state for `LOST_AFTER` heartbeats (`STARTING_S`, where nobody has heard any since all were started). Voters check only the numbers. They must not withhold their votes by what they
+have heard no holder of the stage's state for `LOST_AFTER` heartbeats (`STARTING_S`, where nobody has heard any since all were started). A holder
+whose chain has had no quorum for `NO_QUORUM_AFTER` (`stranded`) says that its own stage is lost, and does not count as one while it says so. Voters check only the numbers. They must not withhold their votes by what they
 hear: a commit that one member has voted for has to be voted for by all in the end (Paxos), and stage 0 would stand still for as long as they disagree.
 
 **Who else knows.** Data nodes know from their chain. All others believe what half of the data nodes say that they hear; that is as much as is known of
@@ -22,10 +24,18 @@ life they are; whoever knows a newer one does not plan with those of an older on
 stage than its own ends it, keeps nothing but its key, and comes in again as a newcomer. On the smaller side of a partition an old life may be
 trained with until the sides meet: what its peers did is dropped then, what others did there is local progress as that of any minority (invariant 5).
 
+**A stage that has lost its quorum.** Who begins the next life is one that still holds the state (`lost`), and it begins with just that: parameters, momentum,
+moments, and what it has trained by itself since (`node/remains.py`). Two lives do not come of it, for the decision is the same one: a stage's
+survivors decide nothing, and a side of a partition without a quorum of stage 0 begins nothing, whatever it says. If the absent members live there, and
+are a quorum of the stage's old chain, what they commit (in steps that data nodes of that side lead) is of the old life and ends with it when the sides meet:
+they come in again as newcomers, and take the state of the new one. If those without whom the data nodes are no quorum hear one of them, nothing begins. And
+one that comes back to the survivors in time, so that they are a quorum, ends the claim. So a wrong alarm costs the rounds of the old life that only the
+absent members knew: those since the survivors last heard them.
+
 **If the founder dies** before anybody holds the new life's state, that life is lost like any other, and the next number begins.
 
-What is not covered: stage 0 itself. Without a quorum of its peers nobody decides, and when all of them are gone for good, so is the run: its chain
-counts the run, hands out the samples, and holds the ends of the model. And a founder that began a life, lost its disk and came back before its life was
+What is not covered: stage 0 itself. Without a quorum of its peers nobody decides, and if that is for good, be some of them left or none, so it is with the
+run: its chain counts the run, hands out the samples, and holds the ends of the model. And a founder that began a life, lost its disk and came back before its life was
 found lost begins the same life twice; if others had joined it, they refuse it (as with every member that forgot its promises, `standing`).
 """
 
@@ -40,9 +50,14 @@ LOST_AFTER = 15
 """Heartbeats without a word from any holder of a stage's state, after which it is lost: half a minute. A wrong alarm costs a stage's last
 rounds, and all of its moments, so it takes longer than for a peer to be left out of a step, or a view."""
 
+NO_QUORUM_AFTER = 2 * LOST_AFTER
+"""Heartbeats without a quorum of its chain, after which a holder of a stage's state says that the stage is lost: a minute. With `LOST_AFTER`, for which the others
+then listen for a better word, that is three times the silence after which a stage without any holder is lost. Nothing is in danger meanwhile, for the
+state is there; the survivor trains on; and a machine that is started again is back within that time, as a rule."""
+
 STARTING_S = 600.0
-"""The same for a stage of which a peer has heard nobody since it was started itself, unless a data node says that it is lost: perhaps the whole
-swarm is just being started."""
+"""The same two for a stage of which a peer has heard nobody since it was started itself, unless a data node says that it is lost, and for a holder that has had
+no quorum since then: perhaps the whole swarm is just being started."""
 
 
 class Counters(Struct, frozen=True, array_like=True):

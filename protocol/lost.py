@@ -3,8 +3,9 @@
 Lost is what enough peers have not heard: a quorum of the view, for stage 0 must go on with it, and half of all others that we hear, for the data
 nodes may be those with the bad links. Who is silent has no opinion. What peers say is as old as their last heartbeat.
 
-The founder is somebody who waits outside and can hold that stage, else a peer that can hold it and is free to move, of the stage that has most; of several those
-come first that did not begin the stage the last time. A stage that nobody can take waits for a newcomer.
+The founder is whoever still holds the stage's state, if its chain has only lost its quorum: of several the one with the newest version, then the smallest key.
+Else it is somebody who waits outside and can hold that stage, and of these first who has a state of it on its disk, else a peer that can hold it and is free to
+move, of the stage that has most; of several those come first that did not begin the stage the last time. A stage that nobody can take waits for a newcomer.
 """
 
 from collections import Counter
@@ -42,6 +43,10 @@ def _founder(roll: Roll, stage: int, taken: Collection[PeerId], now: float) -> P
         called.discard(last.founder)
     living = [peer for peer in roll.known if roll.alive(peer, now) and peer not in taken and peer not in called]
     said = {peer: present for peer in living if (present := roll.present(peer)) is not None}
+    serving = roll.serving(stage, now)
+    held = {peer: present.version for peer, present in said.items() if peer in serving and present.digest}
+    if held:
+        return min(held, key=lambda peer: (-held[peer], peer))
     candidates = [peer for peer, present in said.items() if present.stage < 0 and stage in present.fits]
     if not candidates:
         staying = {peer: present.stage for peer, present in said.items() if present.trains and present.wants < 0}
@@ -53,5 +58,6 @@ def _founder(roll: Roll, stage: int, taken: Collection[PeerId], now: float) -> P
         richest = max((size[staying[peer]], staying[peer]) for peer in able)
         candidates = [peer for peer in able if (size[staying[peer]], staying[peer]) == richest]
     order = in_order(roll.swarm, candidates)
-    order.sort(key=lambda peer: last is not None and peer == last.founder)
+    kept = {peer: said[peer].version if said[peer].wants == stage else 0 for peer in order if said[peer].stage < 0}
+    order.sort(key=lambda peer: (last is not None and peer == last.founder, -kept.get(peer, 0)))
     return order[0]

@@ -61,7 +61,7 @@ class Present(Struct, frozen=True, array_like=True, tag=21):
     finished: bool
     """The run is complete for its stage."""
     version: Count
-    """Of the outer state of its stage that it holds."""
+    """Of the outer state of its stage that it holds; without a stage, of the one it wants, as its disk has it from an earlier life."""
     digest: OptionalDigest
     """Of that state; empty while there is none."""
     forward_s: Seconds
@@ -77,7 +77,8 @@ class Present(Struct, frozen=True, array_like=True, tag=21):
     lives: Annotated[tuple[Life, ...], Meta(max_length=MAX_HOPS)]
     """Of the stages that were begun anew, the newest: of data nodes by their chain, of others what they believe."""
     lost: Annotated[tuple[Place, ...], Meta(max_length=MAX_HOPS)]
-    """Stages of which this peer has heard nobody for long (`lives`)."""
+    """Stages that cannot go on, as far as this peer knows (`lives`): nobody with their state was heard for long; or, of its own, whose state it holds,
+    no quorum."""
     step_s: Seconds
     """What a step of the pipeline takes, of late; 0 while that is not known."""
     losses_per_hour: Rate

@@ -63,7 +63,7 @@ class Roll:
     _fell_silent: int = 0
     _silent: set[PeerId] = field(default_factory=set)
     _shown: dict[int, float] = field(default_factory=dict)
-    """By stage, when we last heard of somebody who has the state of its newest life, or makes it; or heard of that life."""
+    """By stage, when we last heard of somebody who has the state of its newest life, and does not say that it is lost, or makes it; or heard of that life."""
 
     # ---- what comes in -----------------------------------------------------------------------------------------
 
@@ -94,7 +94,9 @@ class Roll:
         for stage in {present.stage, present.wants}:
             life = self.life(stage)
             holds = present.stage == stage and life is not None and present.life == life.number and present.digest
-            if holds or (present.wants == stage and life is not None and life.founder == peer):
+            if (holds and stage not in present.lost) or (
+                present.wants == stage and life is not None and life.founder == peer
+            ):
                 self._shown[stage] = now
         return before is None or before.present is None or present.stage < 0
 
@@ -206,8 +208,8 @@ class Roll:
         return 0 if life is None else life.number
 
     def lost(self, now: float, *, held: int) -> tuple[int, ...]:
-        """Stages that were begun, and of which we have heard nobody who has their state for so long that they are lost, as far as we can tell.
-        `held`: whose state we have ourselves; -1: none."""
+        """Stages that were begun, and of which we have heard nobody who has their state, in a chain with a quorum, for so long that they are lost, as
+        far as we can tell. `held`: whose state we have ourselves, and say nothing of here; -1: none."""
         if self._listens_since is None:
             return ()
         usual_s = LOST_AFTER * self.heartbeat_s

@@ -92,6 +92,10 @@ class SimStageLearner(BookedLearner[StageReplica], StageLearner):
         self.book_step(numbers)
         return report
 
+    def begin_again(self) -> None:
+        super().begin_again()
+        self.book_dropped()  # which samples it was is known no more; the progress itself stays
+
 
 def freeze_replica(replica: ModelState) -> dict[str, object]:
     """Its whole state, as copies."""

@@ -22,6 +22,7 @@ from farflung.node.events import Event, EventLog
 from farflung.node.facilities import Facilities, Facts
 from farflung.node.outside import Outside
 from farflung.node.recipe import Recipe
+from farflung.node.remains import Remains, remains
 from farflung.node.renewal import Renewal
 from farflung.node.sealed_mail import PipelineMail
 from farflung.node.shadows import Shelf
@@ -77,6 +78,11 @@ class Disk:
     @property
     def stage(self) -> int | None:
         return None if self.life is None else self.life.stage
+
+    def remains(self, stage: int) -> Remains | None:
+        """What is left of a stage's lives; of one that has only just begun that is nothing yet."""
+        held = sorted((life for life in self.storages if life.stage == stage), key=lambda life: -life.number)
+        return remains(self.storages[life] for life in held)
 
     def keep(self, roll: Roll) -> None:
         self.appointments.update(roll.appointments)
@@ -189,6 +195,8 @@ class PipelineSwarm:
                 if disk.life is None:
                     told = self.wanted.get(index)
                     fits = range(manifest.pipeline.stages) if told is None else (told,)
+                    found = {stage: disk.remains(stage) for stage in fits}
+                    outside.kept = {stage: one.place.version for stage, one in found.items() if one is not None}
                     disk.life = await Entrance(outside, fits).run()
                     disk.keep(roll)
                 goes_on = await self._serve(index, disk.life, outside, mail, log)
@@ -218,7 +226,7 @@ class PipelineSwarm:
 
         doors = Doors(learner=door(), side=door(), journal=door())
         if life.number > 0 and life.founder == signer.peer_id and not storage.load_history():
-            renewal = Renewal(outside, recipe, life, learner, doors, log)
+            renewal = Renewal(outside, recipe, life, learner, disk.remains(life.stage), doors, log)
             if not await renewal.run(signer, storage):
                 disk.life = None
                 return True

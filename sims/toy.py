@@ -242,5 +242,8 @@ class MemoryStorage:
         learner.thaw(self.learner[0])
         return self.learner[1]
 
+    def load_place(self) -> Place | None:
+        return None if self.learner is None else self.learner[1]
+
     def load_residuals(self) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in self.residuals.items()}

@@ -141,3 +141,15 @@ def test_numbers_for_people() -> None:
     assert [duration(s) for s in (3.4, 200, 18600)] == ["3 s", "3 min 20 s", "5 h 10 min"]
     assert sparkline([1.0]) == "" and sparkline([1.0, 2.0, 3.0]) == "▁▅█"
     assert len(sparkline([1.0] * 100, 40)) == 40
+
+
+def test_a_stage_without_a_quorum_is_said_in_plain_words() -> None:
+    why = "no quorum: 1 of 2 members reachable; abcdef must come back"
+    lost, found = event(110.0, "stage.lost", stage=1, reason=why), event(120.0, "stage.lost", stage=1, reason="")
+    assert (line(lost) or "").endswith(f"stage 1 is lost: {why}, or the data nodes begin it anew with what is left")
+    assert (line(found) or "").endswith("stage 1 has a quorum again")
+    assert folded([*RUN, lost]).lost == why and not folded([*RUN, lost, found]).lost
+    console = Console(file=io.StringIO(), width=160)
+    console.print(panel(folded([*RUN, lost])))
+    assert isinstance(console.file, io.StringIO) and f"{why}, or the data nodes begin" in console.file.getvalue()
+    assert not folded([*RUN, lost, RUN[0]]).lost  # in its next life

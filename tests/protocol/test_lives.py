@@ -218,6 +218,73 @@ def test_who_begins_a_stage_anew() -> None:
     assert begins(roll, (A,), later) == {1: C}  # whoever waits outside comes first
 
 
+def test_a_holder_without_a_quorum_does_not_count_as_one_while_it_says_so() -> None:
+    held: dict[str, Any] = {"life": 1, "digest": b"c" * 32}
+    roll = of_three()
+    roll._shown[2] = 3 * LATE
+    hear(roll, 1.0, C=says(1, **held))
+    hear(roll, 20.0, C=says(1, lost=(1,), **held))
+    assert roll.lost(1.0 + LATE - 0.2, held=0) == () and roll.lost(1.0 + LATE, held=0) == (1,)
+    assert (
+        roll.serving(1, 20.0) == [C] and roll.holders(1, 20.0) is not None
+    )  # steps, shadows and evaluations go on with it
+    hear(roll, 1.0 + LATE, D=says(1, **held))  # one that is back from the other side, or has one again
+    assert roll.lost(1.0 + LATE, held=0) == ()
+
+
+def test_who_still_has_the_state_begins_the_next_life() -> None:
+    """The newest version, then the smallest key; not one of an older life, nor one that only downloads, and before all who have nothing."""
+    E, F, G = (bytes([number]) * 32 for number in (5, 6, 7))
+    stranded: dict[str, Any] = {"life": 1, "digest": b"c" * 32, "lost": (1,)}
+    roll = of_three()
+    roll._shown[2] = LATE
+    peers = {
+        B: says(-1, wants=1, fits=(1,), version=9),
+        C: says(1, version=9, **stranded | {"life": 0}),
+        D: says(1, version=9, **stranded | {"digest": b""}),
+        E: says(1, version=6, **stranded),
+        F: says(1, version=7, **stranded),
+        G: says(1, version=7, **stranded),
+    }
+    for peer, said in peers.items():
+        roll.heard(peer, said, LATE)
+    assert begins(roll, (A,), LATE) == {1: F}
+    roll.left(F)
+    assert begins(roll, (A,), LATE) == {1: G}
+    roll.left(G)
+    assert begins(roll, (A,), LATE) == {1: E}
+
+
+def test_the_proposer_asks_the_same_of_a_stage_without_a_quorum() -> None:
+    """What its survivors say is no more than the word of others: half of those is needed, and a quorum of the data nodes."""
+    first, second = sorted((A, B))
+    stranded = says(1, life=1, digest=b"c" * 32, lost=(1,))
+    for view, others, decides in (
+        ((first,), {}, True),
+        ((first, second), {second: says(0)}, True),  # half of the view, with its first
+        ((first, second, b"z" * 32), {second: says(0)}, False),
+        ((first, second, b"z" * 32), {second: says(0, lost=(1,))}, True),
+        ((first,), {D: says(2, life=1, digest=b"d" * 32)}, True),  # half: the survivor itself agrees
+        ((first,), {D: says(2, life=1, digest=b"d" * 32), b"e" * 32: says(2, life=1, digest=b"d" * 32)}, False),
+    ):
+        roll = of_three(first)
+        for peer, said in {**others, C: stranded}.items():
+            roll.heard(peer, said, LATE)
+        roll._shown[2] = LATE
+        assert begins(roll, view, LATE) == ({1: C} if decides else {})
+
+
+def test_of_those_who_wait_outside_one_with_an_old_state_comes_first() -> None:
+    E, F = (bytes([number]) * 32 for number in (5, 6))
+    roll = of_three()
+    roll._shown[2] = LATE
+    for peer, version in ((D, 0), (E, 4), (F, 3)):
+        roll.heard(peer, says(-1, wants=1, fits=(1,), version=version), LATE)
+    assert begins(roll, (A,), LATE) == {1: E}
+    roll.heard(E, says(-1, wants=2, fits=(1, 2), version=4), LATE)  # that is of stage 2
+    assert begins(roll, (A,), LATE) == {1: F}
+
+
 def test_the_last_peer_of_a_stage_stays() -> None:
     roll = of_three()
     roll.heard(D, says(2, life=1, digest=b"d" * 32, lost=(1,), fits=(1,)), LATE)

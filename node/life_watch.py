@@ -1,0 +1,89 @@
+"""What a peer of a pipeline does about the lives of stages (`protocol/lives.py`): it says which are lost, hears which were begun anew, and goes where that calls it.
+
+Of other stages it says what it hears (`roll`), of its own, whose state it holds, what it knows of the chain (`stranded`). A life that is newer than its own ends its part
+here: whoever is to begin that one leaves to do so, and all others to come in again, with all rounds of the old one that they have. That is looked at all the
+time and not only when it is news: a machine that was killed on its way out starts in the old life again.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from farflung.node.events import EventLog
+from farflung.node.stage_self import OUTSIDE, Self
+from farflung.protocol.lives import Life
+from farflung.protocol.roll import Roll
+from farflung.protocol.stranded import Stranded
+
+
+class Part(Protocol):
+    """A peer's part in the pipeline."""
+
+    me: Self
+
+
+class LifeWatch:
+    """See the module."""
+
+    def __init__(self, part: Part, *, roll: Roll, life: Life, log: EventLog, keep: Callable[[], None]) -> None:
+        """`life`: of our stage; `keep` writes the lives of the roll to disk."""
+        self._life = life
+        self.called_to = -1
+        """The stage that we are to begin anew; -1: none."""
+        self._part = part
+        self._roll = roll
+        self._log = log
+        self._keep = keep
+        self._known = dict(roll.renewed)
+        self._stranded = Stranded(roll.heartbeat_s)
+        self._said = False
+        """We have said that our own stage is lost."""
+        self._over = False
+        """Our life has ended."""
+
+    @property
+    def stranded(self) -> bool:
+        """Whether we hold the state of our stage, and its chain has had no quorum for long."""
+        return bool(self._stranded.reason and self._part.me.holds[1])
+
+    def lost(self, now: float) -> tuple[int, ...]:
+        """The stages that cannot go on, as far as we know."""
+        stage = self._life.stage
+        lost = self._roll.lost(now, held=stage if self._part.me.holds[1] else -1)
+        return tuple(sorted({*lost, stage})) if self.stranded else lost
+
+    def look(self, now: float) -> None:
+        """Whether our own chain has a quorum; several times a second."""
+        me, stage = self._part.me, self._life.stage
+        if stage == 0 or me.chain is None or me.finished:  # members leave a chain that has done its work
+            return
+        self._stranded.look(*me.chain, now)
+        if self.stranded != self._said:
+            self._said = self.stranded
+            self._log.emit("stage.lost", stage=stage, reason=self._stranded.reason if self._said else "")
+
+    def follow(self, now: float) -> bool:
+        """Which stages were begun anew, and whether that ends our part here. True when others should hear of it."""
+        me, stage = self._part.me, self._life.stage
+        self._roll.renew(me.lives, now)
+        news = [life for life in self._roll.renewed.values() if self._known.get(life.stage) != life]
+        over = self._roll.number(stage) > self._life.number and not self._over and me.caught_up
+        if not news and not over:
+            return False
+        for life in news:
+            self._log.emit("stage.anew", stage=life.stage, life=life.number, founder=life.founder.hex())
+        self._known, self._over = dict(self._roll.renewed), self._over or over
+        self._keep()
+        open_to_us = [life for life in self._roll.renewed.values() if (over if life.stage == stage else life in news)]
+        call = next((life for life in open_to_us if self._calls(life, now)), None)
+        if call is not None:
+            self.called_to = call.stage
+            me.go(call.stage, f"called to begin stage {call.stage} anew")
+        elif over:
+            why = "its chain had no quorum" if self.stranded else "it did not hear us"
+            me.go(OUTSIDE, f"stage {stage} was begun anew while {why}")
+        return True
+
+    def _calls(self, life: Life, now: float) -> bool:
+        """Whether it is us who are to begin this life, and it has not been begun."""
+        ours = (life.stage, life.number) == (self._life.stage, self._life.number)
+        return life.founder == self._roll.me and not ours and self._roll.holders(life.stage, now) is None
