@@ -21,7 +21,7 @@ anything between stages (`protocol/roll.py`): without stage 0's whole chain nobo
 
 **Two lives are never both served.** A chain is bound to its life (`group_of`), so votes and rounds of one mean nothing in another. Peers say of which
 life they are; whoever knows a newer one does not plan with those of an older one, and refuses plans that do. A peer that learns of a newer life of its
-stage than its own ends it, keeps nothing but its key, and comes in again as a newcomer. On the smaller side of a partition an old life may be
+stage than its own ends it, and comes in again as a newcomer: of the old one it keeps what is on its disk, for a founder's use only. On the smaller side of a partition an old life may be
 trained with until the sides meet: what its peers did is dropped then, what others did there is local progress as that of any minority (invariant 5).
 
 **A stage that has lost its quorum.** Who begins the next life is one that still holds the state (`lost`), and it begins with just that: parameters, momentum,
@@ -32,7 +32,8 @@ they come in again as newcomers, and take the state of the new one. If those wit
 one that comes back to the survivors in time, so that they are a quorum, ends the claim. So a wrong alarm costs the rounds of the old life that only the
 absent members knew: those since the survivors last heard them.
 
-**If the founder dies** before anybody holds the new life's state, that life is lost like any other, and the next number begins.
+**If the founder dies** before anybody holds the new life's state, that life is lost like any other, and the next number begins. Whoever waits to come in and has
+the state of an earlier life on its disk is called first, so another survivor's copy is not passed over.
 
 What is not covered: stage 0 itself. Without a quorum of its peers nobody decides, and if that is for good, be some of them left or none, so it is with the
 run: its chain counts the run, hands out the samples, and holds the ends of the model. And a founder that began a life, lost its disk and came back before its life was
@@ -56,8 +57,8 @@ then listen for a better word, that is three times the silence after which a sta
 state is there; the survivor trains on; and a machine that is started again is back within that time, as a rule."""
 
 STARTING_S = 600.0
-"""The same two for a stage of which a peer has heard nobody since it was started itself, unless a data node says that it is lost, and for a holder that has had
-no quorum since then: perhaps the whole swarm is just being started."""
+"""In the place of `LOST_AFTER` for a stage of which a peer has heard nobody since it was started itself, unless a data node says that it is lost, and of
+`NO_QUORUM_AFTER` for a holder that has had no quorum since then: perhaps the whole swarm is just being started."""
 
 
 class Counters(Struct, frozen=True, array_like=True):
