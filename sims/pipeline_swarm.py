@@ -262,6 +262,8 @@ class PipelineSwarm:
         view.learners[index] = learner
         try:
             left = await peer.run(anchor=anchor, history=history, known=roll.known)
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise asyncio.CancelledError  # killed while it ended: a task group that is ending forgets it (until Python 3.13)
         finally:
             for peers in (self.peers, view.peers):
                 if peers.get(index) is peer:
