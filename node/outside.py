@@ -10,7 +10,7 @@ from farflung.node.network import Network, PeerId
 from farflung.node.sealed_mail import PipelineMail
 from farflung.node.shadows import Shelf
 from farflung.protocol.envelope import swarm_of
-from farflung.protocol.errors import RemoteError
+from farflung.protocol.errors import Refused, RemoteError
 from farflung.protocol.limits import MAX_ADDRESSES
 from farflung.protocol.pipeline_messages import Load, Present
 from farflung.protocol.roll import Roll
@@ -27,8 +27,10 @@ class Outside:
         roll: Roll,
         shelf: Shelf,
         admission: bytes,
+        admits: Callable[[PeerId, bytes], bool],
         refused: Callable[[RemoteError], None],
     ) -> None:
+        """`admission`: our own token; `admits`: whether a peer's opens the swarm to it."""
         self.network = network
         self.roll = roll
         self.shelf = shelf
@@ -41,6 +43,7 @@ class Outside:
         """By stage, the version of what our disk has of it."""
         self._mail = mail
         self._admission = admission
+        self._admits = admits
 
     def listen(self, heard: Callable[[Present], None]) -> None:
         """`heard` is told what was said, once the roll knows it."""
@@ -52,6 +55,8 @@ class Outside:
                 message = self._mail.open(sender, data)
                 if not isinstance(message, Present):
                     return  # of steps that are none of ours yet
+                if sender != self.roll.founder and not self._admits(sender, message.admission):
+                    raise Refused("no invitation to this swarm", peer=sender)
                 self.roll.heard(sender, message, self.now())
             except RemoteError as error:
                 self.refused(error)

@@ -117,7 +117,13 @@ class StageStart:
         self._roll = Roll(recipe.swarm, manifest.founder, signer.peer_id, manifest.pipeline.stages, HEARTBEAT_S)
         self._mail = PipelineMail(engine, signer, recipe.swarm, pipeline_messages.decode)
         self._outside = Outside(
-            network=engine, mail=self._mail, roll=self._roll, shelf=Shelf(), admission=admission, refused=refused
+            network=engine,
+            mail=self._mail,
+            roll=self._roll,
+            shelf=Shelf(),
+            admission=admission,
+            admits=recipe.settings().admits,
+            refused=refused,
         )
         self._fits: dict[int, tuple[StageRecipe, Runtime]] = {}
         """Stages that this machine may take: those that it holds, or the one that a person wants."""

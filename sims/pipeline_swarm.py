@@ -189,7 +189,15 @@ class PipelineSwarm:
         for other in known:
             roll.discover(other, self.hub.now())
         try:
-            outside = Outside(network=network, mail=mail, roll=roll, shelf=Shelf(), admission=b"", refused=refused)
+            outside = Outside(
+                network=network,
+                mail=mail,
+                roll=roll,
+                shelf=Shelf(),
+                admission=b"",
+                admits=settings.admits,
+                refused=refused,
+            )
             goes_on = True
             while goes_on:
                 if disk.life is None:

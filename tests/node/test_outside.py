@@ -1,0 +1,50 @@
+"""Peers that are not part of a pipeline yet hear from members only."""
+
+import asyncio
+import random
+
+from tests.protocol.pipeline_says import says
+
+from farflung.node.outside import Outside
+from farflung.node.sealed_mail import PipelineMail
+from farflung.node.shadows import Shelf
+from farflung.protocol import pipeline_messages
+from farflung.protocol.errors import Refused, RemoteError
+from farflung.protocol.keys import Ed25519Signer
+from farflung.protocol.pipeline_messages import Present
+from farflung.protocol.roll import Roll
+from farflung.sims import clock
+from farflung.sims.hub import MemoryHub
+from farflung.sims.links import LinkModel
+from farflung.sims.network import MemoryNetwork
+
+SWARM = b"s" * 32
+NEWCOMER, MEMBER, STRANGER, FOUNDER = (Ed25519Signer(bytes([i]) * 32) for i in range(1, 5))
+
+
+def test_strangers_are_refused_and_known_of_nowhere() -> None:
+    async def main() -> None:
+        hub = MemoryHub(asyncio.get_running_loop(), random.Random(0), LinkModel())
+        networks = {one.peer_id: MemoryNetwork(hub, one.peer_id) for one in (NEWCOMER, MEMBER, STRANGER, FOUNDER)}
+        refused: list[RemoteError] = []
+        heard: list[Present] = []
+        roll = Roll(SWARM, FOUNDER.peer_id, NEWCOMER.peer_id, 2, 2.0)
+        network = networks[NEWCOMER.peer_id]
+        outside = Outside(
+            network=network,
+            mail=PipelineMail(network, NEWCOMER, SWARM, pipeline_messages.decode),
+            roll=roll,
+            shelf=Shelf(),
+            admission=b"",
+            admits=lambda peer, token: token == peer[:8],
+            refused=refused.append,
+        )
+        outside.listen(heard.append)
+        for signer, token in ((MEMBER, MEMBER.peer_id[:8]), (STRANGER, b""), (FOUNDER, b"")):
+            mail = PipelineMail(networks[signer.peer_id], signer, SWARM, pipeline_messages.decode)
+            mail.send(NEWCOMER.peer_id, says(0, admission=token))
+        await asyncio.sleep(5.0)
+        assert sorted(roll.known) == sorted((MEMBER.peer_id, FOUNDER.peer_id)) and len(heard) == 2
+        assert [(type(error), error.peer) for error in refused] == [(Refused, STRANGER.peer_id)]
+
+    clock.run(main())
