@@ -221,7 +221,7 @@ class Renewal:
         shadow = outside.shelf.shadows.get(self._life.stage)
         if holders:
             try:
-                shadow = await fetch(outside.network, holders[0], self._life.stage, numel)
+                shadow = await fetch(outside.network, self._doors.side, holders[0], self._life.stage, numel)
             except NetworkError:
                 return None
             except RemoteError as error:

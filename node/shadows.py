@@ -14,7 +14,7 @@ The budget is a share of what the pipeline's steps send, and each holder has the
 import asyncio
 import ipaddress
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -24,6 +24,7 @@ from farflung.compression.registry import parse_codec
 from farflung.node import framing
 from farflung.node.door import Door
 from farflung.node.events import EventLog
+from farflung.node.fetching import check_payload
 from farflung.node.network import Network, PeerId, Stream
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
@@ -103,7 +104,7 @@ def serve_shelf(
     network.serve("shadow", framing.guarded(serve, refused, within_s=FETCH_S))
 
 
-async def fetch(network: Network, holder: PeerId, stage: int, num_parameters: int) -> Shadow:
+async def fetch(network: Network, side: Door, holder: PeerId, stage: int, num_parameters: int) -> Shadow:
     """A shadow of a stage, from who serves that stage or has one. Raises NetworkError; Refused naming the peer for what is none."""
     try:
         async with asyncio.timeout(FETCH_S):
@@ -120,7 +121,7 @@ async def fetch(network: Network, holder: PeerId, stage: int, num_parameters: in
     if payload is None:
         raise NetworkError(f"{short(holder)} has no shadow of stage {stage}")
     try:
-        CODEC.check(payload, num_parameters)
+        await check_payload(side, CODEC, payload, num_parameters)
     except CodecError as error:
         raise Refused(f"not a shadow of stage {stage}: {error}", peer=holder) from error
     return Shadow(step, version, payload)
@@ -164,8 +165,12 @@ class Shadows:
         self._setbacks = Setbacks()
         self._bucket = 0.0
         self._counted_to = 0
+        self._own: Shadow | None = None
+        self._encoding = asyncio.Lock()
         self._said: dict[int, str] = {}
         """By stage, who we said would hold its shadow, and why."""
+        self._missing: Sequence[str] = ()
+        """Why stages have no shadow, as we last said."""
 
     async def run(self) -> None:
         """Keep what falls to us fresh."""
@@ -179,7 +184,10 @@ class Shadows:
     async def own(self) -> Shadow:
         """Of the stage that we serve."""
         step, version = self._made_at()
-        return Shadow(step, version, await self._side.run(_encoded, self._learner.outer.params))
+        async with self._encoding:  # several ask for the same one at a time
+            if self._own is None or (self._own.step, self._own.version) != (step, version):
+                self._own = Shadow(step, version, await self._side.run(_encoded, self._learner.outer.params))
+            return self._own
 
     # ---- what is due -------------------------------------------------------------------------------------------
 
@@ -232,8 +240,10 @@ class Shadows:
             if self._said.get(int(one.piece)) != one.why:
                 self._said[int(one.piece)] = one.why
                 self._log.emit("shadow.place", stage=int(one.piece), reason=one.why)
-        for why in missing if self._recipe.stage == 0 else ():
-            self._log.emit("shadow.missing", reason=why)
+        if missing != self._missing and self._recipe.stage == 0:
+            for why in missing:
+                self._log.emit("shadow.missing", reason=why)
+        self._missing = missing
         return [int(one.piece) for one in mine]
 
     def _is_old(self, stage: int, now: float) -> bool:
@@ -263,7 +273,7 @@ class Shadows:
         now = asyncio.get_running_loop().time()
         for source in self._roll.training(stage, now):
             try:
-                shadow = await fetch(self._network, source, stage, self._sizes[stage])
+                shadow = await fetch(self._network, self._side, source, stage, self._sizes[stage])
             except NetworkError:
                 continue
             except RemoteError as error:
