@@ -1,5 +1,7 @@
 """The baselines average what they should, and end what they started."""
 
+import contextlib
+import secrets
 from collections.abc import Callable, Iterator
 
 import psutil
@@ -15,19 +17,19 @@ def check(result: BaselineResult, *, nmse: float) -> None:
 
 
 @pytest.fixture(autouse=True)
-def ends_what_it_started() -> Iterator[None]:
-    """No session that a baseline opened outlives it."""
-    before = set(psutil.pids())
+def ends_what_it_started(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No session that a baseline opened outlives it. Other tests may run beside it: its processes have its mark."""
+    mark = secrets.token_hex(8)
+    monkeypatch.setenv("FARFLUNG_TEST", mark)
     yield
-    mine = []
-    for pid in set(psutil.pids()) - before:
-        try:
-            command = " ".join(psutil.Process(pid).cmdline())
-        except psutil.NoSuchProcess:
-            continue
-        if "farflung.sims.baselines" in command or "p2pd" in command:
-            mine.append(command)
-    assert mine == []
+    left = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it ended meanwhile, or is another user's
+            command = " ".join(process.cmdline())
+            ours = "farflung.sims.baselines" in command or "p2pd" in command
+            if ours and process.environ().get("FARFLUNG_TEST") == mark:
+                left.append(command)
+    assert left == []
 
 
 @pytest.mark.slow

@@ -258,7 +258,7 @@ def test_processes_that_hold_stages_are_played_and_drawn(text: str, tmp_path: Pa
     """One step at least needs all of them to have come up and found their stages."""
     file, out = tmp_path / "staged.toml", tmp_path / "out"
     staged = text.replace("[manifest.inner]", "[manifest.pipeline]\nstages = 2\nmicrobatches = 2\n[manifest.inner]")
-    file.write_text(quick(staged, seconds=90.0).replace("at = 25.0", "at = 60.0"))
+    file.write_text(quick(staged, seconds=60.0).replace("at = 25.0", "at = 40.0"))
     with sim_local(file, out) as run:
         said, errors = run.communicate(timeout=350)
     assert run.returncode == 0, said + errors
