@@ -9,9 +9,12 @@ STAMP  := $(VENV)/.installed
 demo: $(STAMP)
 	$(BIN)/farflung demo --out out/demo
 
+# Some hundred processes import the same modules, and pytest rewrites the asserts of 170 files: compiled once, for all of them.
+unexport PYTHONDONTWRITEBYTECODE
+
 test: $(STAMP) lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
-	$(BIN)/python -m pytest -m slow   # real processes, one test at a time
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m slow   # real processes, which mostly wait
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

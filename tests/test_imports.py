@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -18,9 +19,13 @@ MAY_IMPORT = {
 PURE_PROTOCOL_MUST_NOT_IMPORT = {"asyncio", "logging", "random", "secrets", "socket", "time", "torch"}
 
 
-def imports(path: Path) -> set[str]:
+FILES = {f"farflung.{f}.{p.stem}": p for f in MAY_IMPORT for p in sorted((ROOT / f).glob("*.py"))}
+
+
+@cache
+def imports(module: str) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(FILES[module].read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -28,35 +33,32 @@ def imports(path: Path) -> set[str]:
     return names
 
 
-MODULES = {f"farflung.{f}.{p.stem}": imports(p) for f in MAY_IMPORT for p in sorted((ROOT / f).glob("*.py"))}
-
-
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", FILES)
 def test_imports_point_one_way(module: str) -> None:
     folder = module.split(".")[1]
-    used = {name.split(".")[1] for name in MODULES[module] if name.startswith("farflung.")}
+    used = {name.split(".")[1] for name in imports(module) if name.startswith("farflung.")}
     assert used <= MAY_IMPORT[folder] | {folder}
 
 
 def test_no_cycles() -> None:
-    graph = {name: {u for u in used if u in MODULES} for name, used in MODULES.items()}
+    graph = {name: {used for used in imports(name) if used in FILES} for name in FILES}
     TopologicalSorter(graph).prepare()  # raises CycleError with the cycle
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("farflung.protocol.")])
+@pytest.mark.parametrize("module", [name for name in FILES if name.startswith("farflung.protocol.")])
 def test_protocol_decides_and_does_nothing_else(module: str) -> None:
-    assert not {name.split(".")[0] for name in MODULES[module]} & PURE_PROTOCOL_MUST_NOT_IMPORT
+    assert not {name.split(".")[0] for name in imports(module)} & PURE_PROTOCOL_MUST_NOT_IMPORT
 
 
 WITH_TORCH = {f"farflung.training.pipeline_{name}" for name in ("boundary", "execute", "slice", "stages", "worker")}
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("farflung.training.pipeline_")])
+@pytest.mark.parametrize("module", [m for m in FILES if m.startswith("farflung.training.pipeline_")])
 def test_pipelines_are_planned_without_torch(module: str) -> None:
     reached, new = set[str](), {module}
     while new:
         reached |= new
-        new = {name for one in new for name in MODULES.get(one, ())} - reached
+        new = {name for one in new if one in FILES for name in imports(one)} - reached
     assert ("torch" in reached) == (module in WITH_TORCH)
 
 
