@@ -66,6 +66,19 @@ def sim(*words: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+def elsewhere(code: str, *arguments: str) -> str:
+    """What it prints in a process whose strings and bytes have other hashes than here."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, "PYTHONHASHSEED": "0" if sys.flags.hash_randomization else "4242", "OMP_NUM_THREADS": "1"},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    return done.stdout
+
+
 def test_a_real_scenario_runs_and_repeats_itself_to_the_byte(real: Path, tmp_path: Path) -> None:
     code, said = sim("run", real, "--json", "--out", tmp_path / "one")
     result = json.loads(said)
@@ -75,16 +88,9 @@ def test_a_real_scenario_runs_and_repeats_itself_to_the_byte(real: Path, tmp_pat
     events = [json.loads(line) for line in (tmp_path / "one" / "events.jsonl").read_text().splitlines()]
     assert len(events) + 5 == len(log.splitlines()), "faults are no node's events"
     assert [e["time"] for e in events] == sorted(e["time"] for e in events)
-    command = "from farflung.sims.main import main; main()"
-    for hash_seed in ("0", "4242"):
-        subprocess.run(
-            [sys.executable, "-c", command, "sim", "run", str(real), "--json", "--out", str(tmp_path / hash_seed)],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1"},
-            check=True,
-            capture_output=True,
-            timeout=100,
-        )
-        assert (tmp_path / hash_seed / "events.log").read_bytes() == log
+    code = "from farflung.sims.main import main; main()"
+    elsewhere(code, "sim", "run", str(real), "--json", "--out", str(tmp_path / "two"))
+    assert (tmp_path / "two" / "events.log").read_bytes() == log
 
 
 def test_another_seed_is_another_run(real: Path) -> None:
@@ -100,18 +106,7 @@ def test_what_was_expected_decides(real: Path) -> None:
 
 def test_the_log_of_toys_does_not_depend_on_the_hash_seed() -> None:
     code = "from farflung.sims.chaos import fuzz_plan; from farflung.sims.simulation import simulate; print(simulate(fuzz_plan(4)).log_sha256)"
-    logs = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1"},
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=100,
-        ).stdout
-        for hash_seed in ("1", "77")
-    }
-    assert len(logs) == 1 and len(logs.pop().strip()) == 64
+    assert elsewhere(code).strip() == simulate(fuzz_plan(4)).log_sha256 != ""
 
 
 def lose_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
