@@ -116,16 +116,25 @@ class Records:
             return False
         return await self._node.protocol.call_ping(PeerID(libp2p_bytes(peer))) is not None
 
+    async def _find_back(self) -> None:
+        """Join again when nobody is left whom we could ask. hivemind forgets a node for one late answer; a machine under load that
+        so forgot the only other one kept its records to itself till it next joined, and was found by nobody."""
+        table = self._node.protocol.routing_table
+        if self.joined.is_set() and not table.get_nearest_neighbors(self._node.node_id, 1, exclude=self._node.node_id):
+            await self.join_once()
+
     async def put(self, key: str, subkey: str, value: bytes, expires_at: float) -> bool:
         """See `network.Network.put_record`. Raises ValueError for a record of ours above the limits."""
         if len(value) > limits.MAX_RECORD_BYTES or len(subkey) > limits.MAX_TEXT:
             raise ValueError(f"a record has at most {limits.MAX_RECORD_BYTES} bytes, not {len(value)}")
         if not expires_at > time.time():
             return False
+        await self._find_back()
         return bool(await self._node.store(key, value, expires_at, subkey=subkey))
 
     async def get(self, key: str) -> dict[str, bytes]:
         """See `network.Network.get_records`."""
+        await self._find_back()
         try:
             async with asyncio.timeout(SEARCH_S):
                 found = await self._node.get(key, latest=True)

@@ -17,7 +17,7 @@ import pytest
 
 from farflung.node import engine as module
 from farflung.node import p2pd
-from farflung.node.dht import key_digest
+from farflung.node.dht import Records, key_digest
 from farflung.node.engine import Engine, EngineConfig
 from farflung.node.identity import Identity, libp2p_text
 from farflung.node.network import Stream
@@ -270,6 +270,26 @@ def test_dead_seeds_do_not_prevent_the_start(monkeypatch: pytest.MonkeyPatch) ->
             node = await Engine.create(Identity.generate(), EngineConfig.loopback(initial_peers=seeds))
             assert node.joined
             await node.close()
+
+    run(main)
+
+
+def test_records_are_found_though_nodes_forgot_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As hivemind does when an answer comes late."""
+    monkeypatch.setattr(Records, "stay_joined", lambda self: asyncio.sleep(0))  # which comes too late
+
+    async def main() -> None:
+        async with engines(2) as (a, b):
+            for node in (a, b):
+                table = node._records._node.protocol.routing_table
+                for known in list(table.uid_to_peer_id):
+                    del table[known]
+            assert await b.put_record("swarm", "b", b"b", time.time() + 60)
+            c = await Engine.create(Identity.generate(), EngineConfig.loopback(initial_peers=(a.addresses()[0],)))
+            try:
+                assert await c.get_records("swarm") == {"b": b"b"}
+            finally:
+                await c.close()
 
     run(main)
 
