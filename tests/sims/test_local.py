@@ -1,5 +1,6 @@
 """`farflung sim local`: what cannot be played is refused, what is told of a run is what a simulation tells, and processes end with it."""
 
+import contextlib
 import json
 import os
 import signal
@@ -220,6 +221,16 @@ def sim_local(file: Path, out: Path) -> "subprocess.Popen[str]":
     )
 
 
+def nodes_of(run: psutil.Process) -> list[psutil.Process]:
+    """Its node processes; other children, a compiler for example, come and go while one looks."""
+    found = []
+    for child in run.children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "farflung.sims.local_node" in child.cmdline():
+                found.append(child)
+    return found
+
+
 def quick(text: str, *, seconds: float) -> str:
     """A run as short as this machine's start-up allows; what is expected of it is the caller's."""
     return text.replace("duration_s = 60.0", f"duration_s = {seconds}")
@@ -285,7 +296,7 @@ def test_processes_end_with_whoever_started_them(text: str, tmp_path: Path, how:
     file.write_text(text)
     with sim_local(file, tmp_path / "out") as run:
         ours = psutil.Process(run.pid)
-        while len(nodes := [p for p in ours.children() if "farflung.sims.local_node" in p.cmdline()]) < 3:
+        while len(nodes := nodes_of(ours)) < 3:
             assert run.poll() is None, "it ended by itself"
             time.sleep(0.05)
         everything = ours.children(recursive=True)
