@@ -193,6 +193,7 @@ class ErrorFeedback(Feedback):
     def encode_(self, x: Tensor, start: int) -> memoryview:
         """See `Feedback.encode_`."""
         part = self._open(x, start)
+        self._squares.pop(part, None)
         codec = self.codec.part(*part)
         wanted = _norm(x)
         limit = self.cap * wanted

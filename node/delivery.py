@@ -54,7 +54,12 @@ class Delivery:
         self._failures = 0
 
     async def deliver(self, header: ContributionHeader | MeanHeader, payload: Payload) -> None:
-        """Wait until the peer has taken it. Raises NetworkError when it was given up; `unreachable` has been told why, each time."""
+        """Wait until the peer has taken it. A mean that is not early takes the place of an early one of its part that waits here.
+
+        Raises NetworkError when it was given up; `unreachable` has been told why, each time.
+        """
+        if isinstance(header, MeanHeader) and not header.early:
+            self._withdraw(header.part)
         rank = isinstance(header, MeanHeader), self._count
         self._count += 1
         transfer = _Transfer(rank, header, payload, asyncio.get_running_loop().create_future())
@@ -107,15 +112,25 @@ class Delivery:
         """Until everything is answered, or the stream breaks."""
         while self._waiting or self._unanswered:
             try:
-                await framing.read_exactly(stream, len(ACK))
+                answer = await framing.read_exactly(stream, len(ACK))
             except NetworkError as error:
                 broken.append(error)
                 return
-            self._failures = 0
-            if self._unanswered:  # an answer to nothing changes nothing
+            if answer == ACK and self._unanswered:  # anything else changes nothing
+                self._failures = 0
                 done = self._unanswered.popleft().done
                 if not done.done():
                     done.set_result(None)
+
+    def _withdraw(self, part: int) -> None:
+        """The cut left somebody out: early means are void, and would only take the link from those that count."""
+        for transfer in list(self._waiting):
+            header = transfer.header
+            if isinstance(header, MeanHeader) and header.early and header.part == part:
+                self._waiting.remove(transfer)
+                if not transfer.done.done():
+                    transfer.done.set_exception(NetworkError("a void mean is not sent"))
+        heapq.heapify(self._waiting)
 
     def _take_back(self) -> None:
         """What was not acknowledged goes over the next stream: it may have been lost with this one."""

@@ -6,7 +6,7 @@ Everything that a stream may bring is checked against the accepted plan before m
 """
 
 import asyncio
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -36,8 +36,11 @@ PLAN_WAIT_S = 10.0
 ENCODE_ELEMENTS = 1 << 21
 """Parts are encoded so many elements at a time: a millisecond or two, so that sending begins soon and doors are rarely used."""
 
-MOST_STREAMS = 4
-"""From one peer at a time: one that hangs and its repetition, of a plan and of the next."""
+MOST_STREAMS = 8
+"""From one peer at a time: one that hangs and its repetition, of a plan and of some that came to nothing before it."""
+
+KEPT_OVER = 64
+"""Plans that are remembered to be over: what is still on its way for them is refused at once, and does not wait for a plan to come."""
 
 
 class News(FetchNews, Protocol):
@@ -109,6 +112,8 @@ class Exchange:
         self._heights: dict[bytes, int] = {}
         """Plans not known to be over."""
         self._waiting: dict[bytes, list[asyncio.Future[None]]] = {}
+        self._over: OrderedDict[bytes, None] = OrderedDict()
+        """The last plans that were forgotten."""
         self._incoming: Counter[PeerId] = Counter()
         """Streams that bring transfers at the moment."""
         self._group: asyncio.TaskGroup
@@ -127,6 +132,7 @@ class Exchange:
     def expect(self, plan_id: bytes, plan: Plan) -> None:
         """A plan was accepted: transfers that name it are welcome."""
         self._rounds.setdefault(plan_id, Round(plan))
+        self._over.pop(plan_id, None)
         self._heights[plan_id] = plan.height
         for waiter in self._waiting.pop(plan_id, []):
             if not waiter.done():
@@ -151,6 +157,9 @@ class Exchange:
             return Traffic()
         for task in round_.tasks:
             task.cancel()
+        self._over[plan_id] = None
+        if len(self._over) > KEPT_OVER:
+            self._over.popitem(last=False)
         return Traffic(
             sent_bytes=round_.sent_bytes,
             received_bytes=round_.received_bytes,
@@ -218,6 +227,8 @@ class Exchange:
         if round_ is None:
             return
         payloads = round_.contributions.get(part, {})
+        if any(peer not in payloads for peer, _ in weights):
+            return  # the plan was dropped and taken up again: they are not here any more
         bounds = round_.plan.parts[part]
         try:
             with self._news.span("reduce", round_.plan.height):
@@ -241,6 +252,12 @@ class Exchange:
             digest = await self._means.put(plan_id, part, payload, early=early)  # while it is sent
             self._news.mean_held(plan_id, part, digest, early=early)
             await asyncio.gather(*sending)
+
+    async def confirm(self, plan_id: bytes) -> None:
+        """Nothing of this plan is reduced again: contributions that have been are not needed any more."""
+        round_ = self._rounds.get(plan_id)
+        if round_ is not None:
+            round_.contributions.clear()
 
     async def fetch_due(self, plan_id: bytes, part: int, digest: bytes, holders: Sequence[PeerId]) -> None:
         """Fetch a mean that the current round still lacks."""
@@ -319,6 +336,8 @@ class Exchange:
         if header.nbytes > codec.max_nbytes(numel):
             raise Refused(f"a mean of {header.nbytes} bytes for part {header.part}", peer=stream.peer)
         payload = await framing.read_payload(stream, header.nbytes)
+        if header.plan not in self._rounds:
+            raise Refused("a mean for a plan that is over", peer=stream.peer)
         try:
             digest = await self._means.put(
                 header.plan,
@@ -329,9 +348,9 @@ class Exchange:
             )
         except CodecError as error:
             raise Malformed(f"a mean of part {header.part}: {error}", peer=stream.peer) from error
-        await stream.write(ACK)
         round_.received_bytes += header.nbytes
         self._news.mean_held(header.plan, header.part, digest, early=header.early)
+        await stream.write(ACK)
 
     def _count_received(self, plan_id: bytes, nbytes: int) -> None:
         if plan_id in self._rounds:
@@ -349,7 +368,7 @@ class Exchange:
 
     async def _await_round(self, plan_id: bytes, peer: PeerId) -> Round:
         """The round of a plan; a transfer may overtake the message that announces it."""
-        if plan_id not in self._rounds:
+        if plan_id not in self._rounds and plan_id not in self._over:
             waiter = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(plan_id, []).append(waiter)
             try:

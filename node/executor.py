@@ -18,6 +18,7 @@ from farflung.node.trainer import Trainer
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.effects import (
     Apply,
+    Confirm,
     Contribute,
     Effect,
     Expect,
@@ -87,6 +88,9 @@ class Executor:
                 exchange.start(plan_id, exchange.contribute(plan_id), group)
             case Reduce(plan_id, _, part, weights, early):
                 exchange.start(plan_id, exchange.reduce(plan_id, part, weights, early=early), group)
+            case Confirm(plan_id):
+                self._means.confirm(plan_id)
+                exchange.start(plan_id, exchange.confirm(plan_id), group)
             case FetchMean(plan_id, part, digest, holders):
                 exchange.start(plan_id, exchange.fetch_due(plan_id, part, digest, holders), group)
             case Forget(plan_id, final):

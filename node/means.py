@@ -30,6 +30,8 @@ class MeanStore:
         """Of what is in memory, so that nothing is hashed twice."""
         self._early: set[tuple[bytes, int]] = set()
         """Of these, means that may be void."""
+        self._confirmed: set[bytes] = set()
+        """Plans of which no mean is void."""
         self._writing = asyncio.Lock()
         self._committed: OrderedDict[bytes, dict[int, Payload]] = OrderedDict()
 
@@ -53,7 +55,8 @@ class MeanStore:
         key = (plan, part)
         async with self._writing:  # so that the last on disk is the one that is held
             held = self._digests.get(key)
-            if held is not None and not replace and (early or key not in self._early):
+            void = key in self._early and plan not in self._confirmed
+            if held is not None and not replace and (early or not void):
                 return held
             digest = await self._aside(self._save, plan, part, payload, check)
             self._undecided.setdefault(plan, {})[part] = payload
@@ -66,6 +69,10 @@ class MeanStore:
             check(payload)
         self._storage.save_mean(plan, part, payload)
         return _sha256(payload)
+
+    def confirm(self, plan: bytes) -> None:
+        """Early means of the plan, those that are still to come included, are as good as others: they may be reported, and stay."""
+        self._confirmed.add(plan)
 
     async def get(self, plan: bytes, part: int, digest: bytes) -> Payload | None:
         """The mean with this digest, when it is here."""
@@ -82,6 +89,8 @@ class MeanStore:
         """The plan is committed and applied."""
         self._undecided.pop(plan, None)
         self._protected.discard(plan)
+        self._confirmed.discard(plan)
+        self._early -= {(plan, part) for part in means}
         self._committed[plan] = means
         while len(self._committed) > KEPT_ROUNDS:
             self._forget_digests(self._committed.popitem(last=False)[0])
@@ -89,6 +98,7 @@ class MeanStore:
     async def discard(self, plan: bytes) -> None:
         """Nothing can come of the plan any more."""
         self._protected.discard(plan)
+        self._confirmed.discard(plan)
         if self._undecided.pop(plan, None) is not None:
             self._forget_digests(plan)
             await self._aside(self._storage.drop_means, plan)

@@ -17,6 +17,9 @@ The fate of what a plan leaves behind is that of the plan:
 The plan of a commit may be another than the last one that was encoded: the node was killed in between, or the plan had been given up and was voted
 for after all. Then what we owed for these elements has been sent, and what that round left out is lost: one residual at most, each time.
 
+A mean that is void (`protocol.participation`) is encoded again, and what is pending of it with it. Only a node that is killed right after a checkpoint
+that fell between the two goes on with what the void one left out, in one part of one round.
+
 The uplink's residual fades (decay) with every round of the swarm that goes by without our contribution. The downlink's does not: it waits for
 its owner's next turn, and that is no absence.
 

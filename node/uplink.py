@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from farflung.protocol.settings import FAST_BYTES_PER_S
+
 MEASURABLE_BYTES = 1 << 16
 """Smaller transfers say more about latency than about the link's rate."""
 
@@ -29,9 +31,6 @@ two waves is one stretch: paced, one of 4 s takes a tenth longer (16 MB behind 2
 
 STRETCH_S = 1.5
 """Long enough that acknowledgements which come in lumps do not look like a faster link."""
-
-FAST_BYTES_PER_S = 6.25e6
-"""50 Mbit/s: faster uplinks all count the same. There the processor, not the link, decides what is measured."""
 
 
 class Uplink:

@@ -56,6 +56,13 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
+class Confirm:
+    """The cut of this plan leaves nobody out: early means are final, and the contributions that they were made of are not needed any more."""
+
+    plan_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class FetchMean:
     """Get an encoded mean from one of `holders`, checked against `digest`."""
 
@@ -109,4 +116,6 @@ class Note:
     fields: Mapping[str, object] = field(default_factory=dict)
 
 
-Effect = Send | SaveVote | Expect | Contribute | Reduce | FetchMean | Apply | RoundOver | Forget | Repair | Note
+Effect = (
+    Send | SaveVote | Expect | Contribute | Reduce | Confirm | FetchMean | Apply | RoundOver | Forget | Repair | Note
+)

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from farflung.protocol.chain import Commit, check_successor
-from farflung.protocol.effects import Contribute, Effect, FetchMean, Note, Reduce, Send
+from farflung.protocol.effects import Confirm, Contribute, Effect, FetchMean, Note, Reduce, Send
 from farflung.protocol.errors import Refused
 from farflung.protocol.keys import PeerId
 from farflung.protocol.ledger import count
@@ -160,6 +160,8 @@ class Participation:
                 self.digests[part] = b""
             self._early.clear()
             self._reduced.clear()
+        else:
+            effects.append(Confirm(self.plan_id))
         for part, have in self._collected.items():
             if have >= set(contributors) and part not in self._reduced:
                 effects.append(self._reduce(part, contributors, early=False))
@@ -219,6 +221,8 @@ class Participation:
             for c in result.contributors
         ):
             raise Refused(f"commit {commit.height} counts contributions that were not planned", peer=sender)
+        if self.cut is not None and self.cut != tuple(c.peer for c in result.contributors):
+            raise Refused(f"commit {commit.height} counts others than its cut", peer=sender)
         ranges = [(p.owner, p.start, p.stop) for p in self.plan.parts]
         if [(p.owner, p.start, p.stop) for p in result.parts] != ranges:
             raise Refused(f"commit {commit.height} has other parts than its plan", peer=sender)

@@ -40,7 +40,7 @@ from farflung.protocol.messages import (
 from farflung.protocol.planning import ChangeView, Situation, StartRound, agreed, choose_cut, conclude, decide
 from farflung.protocol.quorum import is_quorum
 from farflung.protocol.rhythm import Offer
-from farflung.protocol.settings import HOLD_S, RESEND_S, SETTLE_S, Settings
+from farflung.protocol.settings import FAST_BYTES_PER_S, HOLD_S, RESEND_S, SETTLE_S, Settings
 from farflung.protocol.standing import Standing
 from farflung.protocol.tempo import Tempo
 
@@ -257,8 +257,10 @@ class Proposer:
         )
         first, last = rules.rules.span(s.head.commit)
         elements = {o: share * (last - first) for o, share in zip(owners, shares, strict=True)}
-        estimate = transfer_seconds(rules, elements, readies, len(decision.members))
-        waves = 2 if estimate >= rules.waves_from_s else 1
+        rates = {p: ready.up_bytes_per_s for p, ready in readies.items() if ready.up_bytes_per_s > 0.0}
+        slow = {p: rate for p, rate in rates.items() if rate < FAST_BYTES_PER_S}
+        estimate = transfer_seconds(rules, elements, rates, len(decision.members))
+        waves = 2 if transfer_seconds(rules, elements, slow, len(decision.members)) >= rules.waves_from_s else 1
         parts = tuple(
             Part(o, a, b)
             for start, stop in partition.cut(first, last, [1.0 / waves] * waves, rules.align)
@@ -450,15 +452,14 @@ class Proposer:
 def transfer_seconds(
     rules: Settings,
     elements: Mapping[PeerId, float],  # that each owner reduces
-    readies: Mapping[PeerId, Ready],
+    bytes_per_s: Mapping[PeerId, float],  # of the uplinks that are known
     num_members: int,
 ) -> float:
-    """Seconds the slowest uplink needs for one direction of the butterfly; 0 while no rate is known."""
+    """Seconds the slowest of these uplinks needs for one direction of the butterfly; 0 for none."""
     slowest = 0.0
     numel = sum(elements.values())
-    for owner, mine in elements.items():
-        rate = readies[owner].up_bytes_per_s
-        if rate > 0.0:
-            most = max(numel - mine, mine * (num_members - 1))
-            slowest = max(slowest, most * rules.bytes_per_element / rate)
+    for owner, rate in bytes_per_s.items():
+        mine = elements.get(owner, 0.0)
+        most = max(numel - mine, mine * (num_members - 1))
+        slowest = max(slowest, most * rules.bytes_per_element / rate)
     return slowest

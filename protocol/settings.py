@@ -31,8 +31,11 @@ MAX_BALLOT_STEP = 64
 HISTORY = 512
 """Certified commits kept for those who catch up; at a round a minute, a night's sleep."""
 
+FAST_BYTES_PER_S = 6.25e6
+"""50 Mbit/s: faster uplinks all count the same. There the processor, not the link, decides what is measured."""
+
 WAVES_FROM_S = 0.5
-"""Rounds whose contributions take so long to send, a few round trips, have two waves (`partition`)."""
+"""Rounds whose contributions take a link that is not fast so long, a few round trips, have two waves (`partition`)."""
 
 RECENT_ROUNDS = 5
 """Rounds that adaptive deadlines learn from."""
@@ -61,7 +64,7 @@ class Settings:
     max_round_s: float
     """Upper bound of adaptive deadlines, seconds."""
     waves_from_s: float = WAVES_FROM_S
-    """Rounds whose contributions take longer to send have two waves."""
+    """Rounds whose contributions take a link that is not fast so long have two waves."""
     removal_s: float
     """Seconds after which a dead member is removed from the view."""
     heartbeat_s: float

@@ -65,6 +65,28 @@ def test_contributions_go_before_means_and_each_in_the_order_it_came() -> None:
     in_lab(2, main)
 
 
+def test_void_means_are_not_sent_before_those_that_count() -> None:
+    async def main(lab: Lab) -> None:
+        receiver, to = Receiver(lab), delivery(lab)
+        early = [(MeanHeader(PLAN, k, 9, early=True), b"void mean") for k in range(2)]
+        sending = [lab.group.create_task(_outcome(to.deliver(*transfer))) for transfer in early]
+        await asyncio.sleep(0.0)
+        await to.deliver(*mean(1, b"mean"))
+        await asyncio.gather(*sending)
+        assert [type(task.result()) for task in sending] == [type(None), NetworkError]
+        assert receiver.taken == [early[0], mean(1, b"mean")]
+
+    in_lab(2, main)
+
+
+async def _outcome(work: Awaitable[None]) -> Exception | None:
+    try:
+        await work
+    except NetworkError as error:
+        return error
+    return None
+
+
 def test_the_next_does_not_wait_for_an_answer_to_the_last() -> None:
     async def main(lab: Lab) -> None:
         going = asyncio.Event()

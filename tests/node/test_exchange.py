@@ -12,7 +12,7 @@ from farflung.compression.policy import parse_policy, uniform
 from farflung.compression.registry import codec_of, parse_codec
 from farflung.node import framing
 from farflung.node.delivery import ACK, KIND, SEND_ATTEMPTS
-from farflung.node.exchange import PLAN_WAIT_S, Traffic
+from farflung.node.exchange import MOST_STREAMS, PLAN_WAIT_S, Traffic
 from farflung.protocol.chain import PartResult, RoundResult
 from farflung.protocol.errors import LimitExceeded, Malformed, Refused, RemoteError
 from farflung.protocol.manifest_sections import FeedbackSpec
@@ -125,6 +125,90 @@ def test_each_way_has_its_codec(up: str, down: str, feedback: str) -> None:
         exact = sum(n.learner.outer.params - n.learner.parameters[0] for n in lab.nodes) / 2
         assert float((mean - exact).norm() / exact.norm()) < 0.15
         assert not a.errors and not b.errors
+
+    in_lab(2, main)
+
+
+@pytest.mark.parametrize("feedback", ["none", "residual"])
+def test_a_mean_made_after_the_cut_takes_the_place_of_an_early_one_everywhere(feedback: str) -> None:
+    async def main(lab: Lab) -> None:
+        plan = accept(lab)
+        for node in lab.nodes:
+            flat = uniform(CODEC, NUMEL)
+            node.encode_with(flat, flat, FeedbackSpec(uplink=feedback, downlink=feedback))
+            node.learner.train([node.number + 1], 0)
+            node.learner.offer()
+            node.exchange.start(PLAN_ID, node.exchange.contribute(PLAN_ID), lab.group)
+        for node in lab.nodes:
+            await node.until(lambda n=node: len(n.arrived) == 3)
+        whole = tuple((n.id, 1 / 3) for n in lab.nodes)
+        early: dict[int, bytes] = {}
+        for weights, is_early in ((whole, True), (tuple((n.id, 0.5) for n in lab.nodes[:2]), False)):
+            for node in lab.nodes:
+                work = node.exchange.reduce(PLAN_ID, node.number, weights, early=is_early)
+                node.exchange.start(PLAN_ID, work, lab.group)
+            for node in lab.nodes:
+                await node.until(
+                    lambda n=node, e=early: len(n.held) == 3 and all(n.held[PLAN_ID, k] != e.get(k) for k in range(3))
+                )
+            early = {k: lab.nodes[0].held[PLAN_ID, k] for k in range(3)}
+        assert all(node.held == lab.nodes[0].held for node in lab.nodes)
+        assert all(sha(n.disk.means[key]) == digest for n in lab.nodes for key, digest in n.held.items())
+        pair = (lab.nodes[0], lab.nodes[1])
+        deltas = sum(n.learner.outer.params - n.learner.parameters[0] for n in pair) / 2
+        mean = torch.cat([CODEC.decode(lab.nodes[2].disk.means[PLAN_ID, k], numel(plan, k)) for k in range(3)])
+        torch.testing.assert_close(mean, deltas, atol=2e-3, rtol=0.05)
+        assert not any(node.errors for node in lab.nodes)
+
+    in_lab(3, main)
+
+
+def test_contributions_are_let_go_when_the_cut_leaves_nobody_out() -> None:
+    async def main(lab: Lab) -> None:
+        accept(lab)
+        for node in lab.nodes:
+            node.learner.offer()
+            node.exchange.start(PLAN_ID, node.exchange.contribute(PLAN_ID), lab.group)
+        for node in lab.nodes:
+            await node.until(lambda n=node: len(n.arrived) == 2)
+            weights = tuple((n.id, 0.5) for n in lab.nodes)
+            node.exchange.start(PLAN_ID, node.exchange.reduce(PLAN_ID, node.number, weights, early=True), lab.group)
+            node.exchange.start(PLAN_ID, node.exchange.confirm(PLAN_ID), lab.group)
+        for node in lab.nodes:
+            await node.until(lambda n=node: len(n.held) == 2)
+            assert not node.exchange._rounds[PLAN_ID].contributions
+
+    in_lab(2, main)
+
+
+def test_streams_for_plans_that_are_over_do_not_stand_in_the_way_of_the_next() -> None:
+    async def main(lab: Lab) -> None:
+        a, b = lab.nodes
+        for number in range(2 * MOST_STREAMS):
+            over = bytes([number]) * 32
+            b.exchange.expect(over, lab.plan())
+            b.exchange.forget(over)
+            assert await say(a.network, b.id, KIND, ContributionHeader(over, 1, len(GOOD)), GOOD) is None
+        assert "is over" in b.errors[0].reason
+        plan = accept(lab)
+        payload = payload_of(numel(plan, 1), 1)
+        assert await say(a.network, b.id, KIND, ContributionHeader(PLAN_ID, 1, len(payload)), payload) == ACK
+
+    in_lab(2, main)
+
+
+def test_a_peer_has_so_many_streams_at_a_time() -> None:
+    async def main(lab: Lab) -> None:
+        a, b = lab.nodes
+        accept(lab)
+        streams = [await a.network.open_stream(b.id, KIND) for _ in range(MOST_STREAMS + 1)]
+        await asyncio.sleep(1.0)
+        assert [type(error) for error in b.errors] == [Refused] and f"more than {MOST_STREAMS}" in b.errors[0].reason
+        for stream in streams:
+            await stream.close()
+        await asyncio.sleep(1.0)
+        payload = payload_of(numel(lab.plan(), 1), 1)
+        assert await say(a.network, b.id, KIND, ContributionHeader(PLAN_ID, 1, len(payload)), payload) == ACK
 
     in_lab(2, main)
 

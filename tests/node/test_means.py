@@ -28,8 +28,11 @@ class InlineDoor:
 class SlowDoor(InlineDoor):
     """The first call takes longest."""
 
+    _waits = 0.08
+
     async def run(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        await asyncio.sleep(0.02 / (1 + len(self.calls)))
+        self._waits /= 4
+        await asyncio.sleep(self._waits)
         return await super().run(function, *args, **kwargs)
 
 
@@ -124,5 +127,20 @@ def test_what_is_held_is_what_is_on_disk_whatever_comes_at_once() -> None:
             puts = [means.put(PLANS[0], 0, which.encode(), early=which == "early") for which in order]
             await asyncio.gather(*puts)
             assert await means.get(PLANS[0], 0, sha(b"final")) == b"final" == disk.means[PLANS[0], 0]
+
+    run(main())
+
+
+def test_a_confirmed_mean_stays_though_it_came_early() -> None:
+    async def main() -> None:
+        for decided in (False, True):
+            means, disk = store()
+            await means.put(PLANS[0], 0, b"early", early=True)
+            if decided:
+                means.decide(PLANS[0], {0: b"early"})
+            else:
+                means.confirm(PLANS[0])
+            assert await means.put(PLANS[0], 0, b"other") == sha(b"early") == sha(disk.means[PLANS[0], 0])
+            assert await means.put(PLANS[0], 0, b"asked for", replace=True) == sha(b"asked for")
 
     run(main())

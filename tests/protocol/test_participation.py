@@ -9,7 +9,7 @@ from tests.protocol.bus import beat, follow, ready, rules
 
 from farflung.protocol import chain
 from farflung.protocol.chain import Commit, Contribution, PartResult, RoundResult
-from farflung.protocol.effects import Contribute, FetchMean, Note, Reduce, Send
+from farflung.protocol.effects import Confirm, Contribute, FetchMean, Note, Reduce, Send
 from farflung.protocol.errors import Refused
 from farflung.protocol.ledger import Ledger
 from farflung.protocol.limits import MAX_WAVES
@@ -202,7 +202,7 @@ def test_an_owner_that_has_everything_reduces_before_the_cut_and_not_again() -> 
     assert [part.arrived(2, p) for p in (A, B, C)] == [[], [], [Reduce(PLAN_ID, part.plan, 2, thirds, early=True)]]
     assert part.arrived(2, C) == [] and part.report(others(), PROPOSER, 101.0) == [], "the other part is not complete"
     assert [part.arrived(0, p) for p in (A, B, C)] == [[], [], [Reduce(PLAN_ID, part.plan, 0, thirds, early=True)]]
-    assert [type(e) for e in part.on_cut(A, (A, B, C))] == [Note]
+    assert [type(e) for e in part.on_cut(A, (A, B, C))] == [Note, Confirm]
 
 
 def test_early_means_are_told_of_when_the_cut_is_known_and_void_if_it_leaves_somebody_out() -> None:
@@ -215,8 +215,9 @@ def test_early_means_are_told_of_when_the_cut_is_known_and_void_if_it_leaves_som
         part.hold(2, DIGEST, early=True)
         part.hold(1, b"e" * 32, early=True)
         assert part.complete and part.show(PROPOSER, 102.0) == []
-        again = [e.part for e in part.on_cut(A, cut) if isinstance(e, Reduce)]
-        assert again == ([] if cut == (A, B, C) else [0])
+        effects = part.on_cut(A, cut)
+        assert [e.part for e in effects if isinstance(e, Reduce)] == ([] if cut == (A, B, C) else [0])
+        assert (Confirm(PLAN_ID) in effects) == (cut == (A, B, C))
         assert part.show(PROPOSER, 102.0)[0] == Send(PROPOSER, Held(PLAN_ID, left))
         part.hold(2, b"l" * 32, early=True)
         assert tuple(part.digests) == (left if cut != (A, B, C) else (DIGEST, DIGEST, b"l" * 32)), "late, as it was"

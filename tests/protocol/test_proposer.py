@@ -47,8 +47,10 @@ def test_slow_links_have_two_waves() -> None:
     assert result is not None and [p.owner for p in result.parts] == 2 * sorted(bus.ids)
     first, second = result.parts[:4], result.parts[4:]
     assert first[-1].stop == second[0].start and all(part.digest for part in result.parts)
-    reduced = [(at, e) for n in bus.nodes.values() for at, e in n.effects if isinstance(e, Reduce)][-8:]
-    assert all(e.early for _, e in reduced), "nobody waited for the cut"
+    reduced = [
+        e for n in bus.nodes.values() for _, e in n.effects if isinstance(e, Reduce) and e.plan_id == result.plan
+    ]
+    assert len(reduced) == 8 and all(e.early for e in reduced), "nobody waited for the cut"
 
 
 def test_rounds_go_on_and_every_member_leads() -> None:
