@@ -160,12 +160,10 @@ class Participation:
                 self.digests[part] = b""
             self._early.clear()
             self._reduced.clear()
-        else:
-            effects.append(Confirm(self.plan_id))
         for part, have in self._collected.items():
             if have >= set(contributors) and part not in self._reduced:
                 effects.append(self._reduce(part, contributors, early=False))
-        return effects
+        return effects if self._is_void else [*effects, Confirm(self.plan_id)]
 
     def _reduce(self, part: int, contributors: Collection[PeerId], *, early: bool) -> Reduce:
         tokens = {c.peer: c.ready.tokens for c in self.plan.contributors if c.peer in contributors}
