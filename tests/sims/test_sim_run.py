@@ -111,19 +111,14 @@ def test_the_log_of_toys_does_not_depend_on_the_hash_seed() -> None:
 
 def lose_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds with fewer contributors than members are averaged wrongly."""
-    on_cut = Participation.on_cut
+    reduce = Participation._reduce
 
-    def wrong(self, sender, contributors):  # type: ignore[no-untyped-def]
-        effects = on_cut(self, sender, contributors)
-        fewer = len(contributors) < 4
-        return [
-            dataclasses.replace(e, weights=tuple((p, w / 2) for p, w in e.weights))
-            if fewer and hasattr(e, "weights")
-            else e
-            for e in effects
-        ]
+    def wrong(self, part, contributors, *, early):  # type: ignore[no-untyped-def]
+        asked = reduce(self, part, contributors, early=early)
+        halves = tuple((p, w / 2) for p, w in asked.weights)
+        return dataclasses.replace(asked, weights=halves) if len(halves) < 4 else asked
 
-    monkeypatch.setattr(Participation, "on_cut", wrong)
+    monkeypatch.setattr(Participation, "_reduce", wrong)
 
 
 def quiet_until_100() -> Schedule:
