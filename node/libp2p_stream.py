@@ -65,6 +65,10 @@ class Libp2pStream:
                 begun = monotonic()
                 try:
                     await self._up.take(len(chunk))
+                    if (
+                        self._writer.is_closing()
+                    ):  # the other side reset it meanwhile; uvloop raises RuntimeError for a write then
+                        raise ConnectionResetError("closed by the other side")
                     # Joined, so copied: the transport may keep what it cannot send at once.
                     self._writer.write(b"".join((frames.LENGTH.pack(len(chunk)), chunk)))
                     await self._writer.drain()
@@ -104,7 +108,7 @@ class Libp2pStream:
         if self._closed:
             return
         self._closed = True
-        if self._broken is None:
+        if self._broken is None and not self._writer.is_closing():
             self._writer.write(frames.LENGTH.pack(0))
             task = self._scope.start(self._linger(), "end of a libp2p stream")
             if task is None:

@@ -179,6 +179,8 @@ class Mail:
                     await outbox.filled.wait()
                 self._drop_old(outbox)
                 while outbox.queue:
+                    if writer.is_closing():  # uvloop raises RuntimeError for a write then
+                        raise ConnectionResetError("closed by the other side")
                     _, message = outbox.queue.popleft()
                     outbox.size -= len(message)
                     writer.write(frames.LENGTH.pack(len(message)) + message)
@@ -186,8 +188,9 @@ class Mail:
                     async with asyncio.timeout(WRITE_S):
                         await writer.drain()
                 outbox.filled.clear()
-            writer.write(frames.CONTROL_END)
-            await writer.drain()
+            if not writer.is_closing():
+                writer.write(frames.CONTROL_END)
+                await writer.drain()
             await closed
         except (OSError, TimeoutError):
             pass  # idle, stuck or broken: what is still queued goes over a new stream
