@@ -282,7 +282,7 @@ class NodeDaemon:
             engine,
             recipe.swarm,
             book,
-            admits=lambda who, shown: who == settings.founder or settings.admits(who, shown),
+            admits=settings.admits,
             discovered=peer.discovered,
             refused=peer.refused,
             heard=inside.heard,

@@ -30,7 +30,7 @@ class Outside:
         admits: Callable[[PeerId, bytes], bool],
         refused: Callable[[RemoteError], None],
     ) -> None:
-        """`admission`: our own token; `admits`: whether a peer's opens the swarm to it."""
+        """`admission`: our own token; `admits`: whether a peer that shows this one may be here."""
         self.network = network
         self.roll = roll
         self.shelf = shelf
@@ -55,7 +55,7 @@ class Outside:
                 message = self._mail.open(sender, data)
                 if not isinstance(message, Present):
                     return  # of steps that are none of ours yet
-                if sender != self.roll.founder and not self._admits(sender, message.admission):
+                if not self._admits(sender, message.admission):
                     raise Refused("no invitation to this swarm", peer=sender)
                 self.roll.heard(sender, message, self.now())
             except RemoteError as error:

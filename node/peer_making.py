@@ -75,17 +75,15 @@ class PeerMaking:
 
     async def _of_a_stage(self) -> tuple[Peer, FileStorage]:
         """A peer that holds one stage of the model."""
-        manifest = self.recipe.manifest
         refused = Refusals(self.log)
         start = self._start = StageStart(
             self.engine, self.signer, self.swarm, self.recipe, admission=self.admission, refused=refused
         )
-        admits = self.recipe.settings().admits
         finder = Finder(
             self.engine,
             self.recipe.swarm,
             self.book,
-            admits=lambda who, shown: who == manifest.founder or admits(who, shown),
+            admits=self.recipe.settings().admits,
             discovered=start.discovered,
             refused=refused,
             heard=lambda: (),

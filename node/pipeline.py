@@ -265,7 +265,7 @@ class Pipeline:
                 self.work.server.handle(sender, message)
 
     def _on_present(self, sender: PeerId, said: Present, now: float) -> None:
-        if sender != self.roll.founder and not self._admits(sender, said.admission):
+        if not self._admits(sender, said.admission):
             raise Refused("no invitation to this swarm", peer=sender)
         news = self.roll.heard(sender, said, now)
         self._network.add_addresses(sender, list(said.addresses))

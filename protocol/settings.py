@@ -69,7 +69,7 @@ class Settings:
     """Seconds after which a dead member is removed from the view."""
     heartbeat_s: float
     admits: Callable[[PeerId, bytes], bool]
-    """Whether an admission token opens the swarm to a peer."""
+    """Whether a peer may be here: the founder, and who shows a token that opens the swarm to it."""
 
     def rhythm(self, lap: int) -> Rhythm:
         """That of a lap of so many steps."""

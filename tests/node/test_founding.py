@@ -161,6 +161,7 @@ def test_settings_follow_from_the_manifest(tmp_path: Path, corpus: Path) -> None
     assert (pace.laps, pace.samples_per_step, pace.tokens_per_sample) == (Laps.fixed(60, 5), 4, 32)
     assert settings.rules.laps == pace.laps and settings.step_tokens == pace.step_tokens == 4 * 32
     assert not settings.admits(bytes(32), b"") and not settings.admits(bytes(32), bytes(64))
+    assert settings.admits(settings.founder, b"")
 
 
 def test_a_codec_may_be_a_policy(tmp_path: Path, corpus: Path) -> None:
