@@ -5,6 +5,7 @@ is waited for here, by whatever was decided after; transfers end with their roun
 """
 
 import asyncio
+from collections.abc import Callable
 
 from farflung.compression.policy import FlatCodec
 from farflung.node.apply import Applier
@@ -26,11 +27,13 @@ from farflung.protocol.effects import (
     Forget,
     Note,
     Reduce,
+    Refusal,
     Repair,
     RoundOver,
     SaveVote,
     Send,
 )
+from farflung.protocol.errors import RemoteError
 from farflung.protocol.member import Member
 from farflung.protocol.messages import Message, Plan
 
@@ -50,6 +53,7 @@ class Executor:
         storage: Storage,
         journal: Door,
         log: EventLog,
+        refused: Callable[[RemoteError], None],
         uplink: FlatCodec,  # of contributions
     ) -> None:
         self._member = member
@@ -61,6 +65,7 @@ class Executor:
         self._storage = storage
         self._journal = journal.run
         self._log = log
+        self._refused = refused
         self._bytes_per_element = uplink.expected_nbytes() / uplink.numel
         self._queue: asyncio.Queue[list[Effect]] = asyncio.Queue()
 
@@ -106,6 +111,8 @@ class Executor:
                 if not contributed:
                     self._log.emit("round.missed", round=self._member.head.commit.height, reason=reason)
                 self._trainer.over()
+            case Refusal(error):
+                self._refused(error)
             case Note(event, fields):
                 self._log.emit(event, **fields)
 

@@ -175,6 +175,7 @@ class Peer:
             storage=storage,
             journal=doors.journal,
             log=log,
+            refused=self.refused,
             uplink=terms.uplink,
         )
         self._stop = asyncio.Event()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from farflung.protocol.chain import Certified, Commit
+from farflung.protocol.errors import RemoteError
 from farflung.protocol.keys import PeerId
 from farflung.protocol.messages import Accepted, Message, Plan
 
@@ -109,6 +110,13 @@ class Repair:
 
 
 @dataclass(frozen=True, slots=True)
+class Refusal:
+    """A peer broke a rule in a part of what it said; the rest of that stands."""
+
+    error: RemoteError
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Something for the log, with its reason (docs/events.md)."""
 
@@ -117,5 +125,17 @@ class Note:
 
 
 Effect = (
-    Send | SaveVote | Expect | Contribute | Reduce | Confirm | FetchMean | Apply | RoundOver | Forget | Repair | Note
+    Send
+    | SaveVote
+    | Expect
+    | Contribute
+    | Reduce
+    | Confirm
+    | FetchMean
+    | Apply
+    | RoundOver
+    | Forget
+    | Repair
+    | Refusal
+    | Note
 )

@@ -15,7 +15,7 @@ import msgspec
 from farflung.protocol.attendance import Attendance
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.consensus import Consensus
-from farflung.protocol.effects import Apply, Effect, Note, Send
+from farflung.protocol.effects import Apply, Effect, Note, Refusal, Send
 from farflung.protocol.errors import Refused, RemoteError
 from farflung.protocol.follower import Follower
 from farflung.protocol.history import History
@@ -246,7 +246,7 @@ class Member:
                 if certified.commit.height == self.head.commit.height + 1:
                     effects += self._on_committed(sender, certified, now)
             except RemoteError as error:  # what came before it in the same message stands
-                return [*effects, _refusal(error)]
+                return [*effects, Refusal(error)]
         return effects
 
     def _on_committed(self, sender: PeerId, certified: Certified, now: float) -> list[Effect]:
@@ -297,7 +297,7 @@ class Member:
                 try:
                     answer = self._receive(self.me, effect.message, now)
                 except RemoteError as error:  # what we ask of ourselves may be what a member's promise made us ask
-                    answer = [_refusal(error)]
+                    answer = [Refusal(error)]
                 queue.extendleft(reversed(answer))
             else:
                 out.append(effect)
@@ -331,8 +331,3 @@ class Member:
     def _heartbeats(self) -> list[Effect]:
         beat = self._heartbeat()
         return [Send(p, beat) for p in self.membership.known()]
-
-
-def _refusal(error: RemoteError) -> Note:
-    of = error.peer.hex() if error.peer else ""
-    return Note("refused", {"error": type(error).__name__, "of": of, "reason": error.reason, "more": 0})

@@ -33,7 +33,7 @@ from tests.protocol.bus import (
 
 from farflung.protocol import chain, messages
 from farflung.protocol.chain import Certified
-from farflung.protocol.effects import Apply, Effect, Note, RoundOver
+from farflung.protocol.effects import Apply, Effect, Note, Refusal, RoundOver
 from farflung.protocol.errors import BadSignature, Refused, RemoteError
 from farflung.protocol.history import check_chain
 from farflung.protocol.limits import MAX_COMMITS_PER_REPLY
@@ -146,8 +146,7 @@ def test_what_came_before_a_bad_commit_in_the_same_message_stands() -> None:
     effects = one.receive(THIRD, messages.Commits(HEAD, (good, but(bad, votes=FORGED.votes))), 1.0)
     assert one.head == good
     assert [e.certified for e in of(effects, Apply)] == [good] and len(of(effects, RoundOver)) == 1
-    refusals = [n for n in of(effects, Note) if n.event == "refused"]
-    assert [(n.fields["error"], n.fields["of"]) for n in refusals] == [("BadSignature", THIRD.hex())]
+    assert [(type(r.error), r.error.peer) for r in of(effects, Refusal)] == [(BadSignature, THIRD)]
 
 
 def test_whoever_is_behind_is_helped() -> None:
