@@ -6,10 +6,9 @@ Everything that a stream may bring is checked against the accepted plan before m
 """
 
 import asyncio
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -25,22 +24,17 @@ from farflung.node.learner import Learner
 from farflung.node.means import MeanStore
 from farflung.node.network import Network, PeerId, Stream, StreamHandler
 from farflung.node.residuals import Residuals
+from farflung.node.rounds import Round, Rounds, Traffic
 from farflung.node.uplink import Uplink
 from farflung.protocol.chain import RoundResult
 from farflung.protocol.errors import Malformed, NetworkError, Refused
 from farflung.protocol.messages import ContributionHeader, MeanHeader, Part, Plan
-
-PLAN_WAIT_S = 10.0
-"""How long a transfer may be ahead of the message that announces its plan."""
 
 ENCODE_ELEMENTS = 1 << 21
 """Parts are encoded so many elements at a time: a millisecond or two, so that sending begins soon and doors are rarely used."""
 
 MOST_STREAMS = 8
 """From one peer at a time: one that hangs and its repetition, of a plan and of some that came to nothing before it."""
-
-KEPT_OVER = 64
-"""Plans that are remembered to be over: what is still on its way for them is refused at once, and does not wait for a plan to come."""
 
 
 class News(FetchNews, Protocol):
@@ -53,36 +47,6 @@ class News(FetchNews, Protocol):
     def span(self, what: str, round_: int) -> AbstractContextManager[None]:
         """What is done inside took time, for whoever looks where it went."""
         ...
-
-
-@dataclass(slots=True)
-class Round:
-    """Bytes of one plan."""
-
-    plan: Plan
-    contributions: dict[int, dict[PeerId, Payload]] = field(default_factory=dict)
-    """Part (of ours) → contributor → payload."""
-    deliveries: dict[PeerId, Delivery] = field(default_factory=dict)
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    encoded_bytes: int = 0
-    encoded_numel: int = 0
-    """Elements of our pseudo-gradient that `encoded_bytes` hold."""
-    owed: float | None = None
-    """See `Traffic`."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Traffic:
-    """What one peer moved for one plan."""
-
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    up_bits: float = 0.0
-    """Bits per parameter of our contribution, our own part of it included; 0 when we made none."""
-    owed: float | None = None
-    """Norm of what it left out, in norms of our pseudo-gradient; None without error feedback."""
 
 
 class Exchange:
@@ -108,12 +72,9 @@ class Exchange:
         self._downlink = downlink
         self._residuals = residuals
         self._news = news
-        self._rounds: dict[bytes, Round] = {}
+        self._rounds = Rounds()
         self._heights: dict[bytes, int] = {}
         """Plans not known to be over."""
-        self._waiting: dict[bytes, list[asyncio.Future[None]]] = {}
-        self._over: OrderedDict[bytes, None] = OrderedDict()
-        """The last plans that were forgotten."""
         self._incoming: Counter[PeerId] = Counter()
         """Streams that bring transfers at the moment."""
         self._group: asyncio.TaskGroup
@@ -131,12 +92,8 @@ class Exchange:
 
     def expect(self, plan_id: bytes, plan: Plan) -> None:
         """A plan was accepted: transfers that name it are welcome."""
-        self._rounds.setdefault(plan_id, Round(plan))
-        self._over.pop(plan_id, None)
+        self._rounds.begin(plan_id, plan)
         self._heights[plan_id] = plan.height
-        for waiter in self._waiting.pop(plan_id, []):
-            if not waiter.done():
-                waiter.set_result(None)
 
     def start(self, plan_id: bytes, work: Coroutine[None, None, None], group: asyncio.TaskGroup) -> None:
         """Run a part of a round's work as a task that ends with the round."""
@@ -152,20 +109,7 @@ class Exchange:
 
         Whoever still lacks a mean of a committed plan fetches it.
         """
-        round_ = self._rounds.pop(plan_id, None)
-        if round_ is None:
-            return Traffic()
-        for task in round_.tasks:
-            task.cancel()
-        self._over[plan_id] = None
-        if len(self._over) > KEPT_OVER:
-            self._over.popitem(last=False)
-        return Traffic(
-            sent_bytes=round_.sent_bytes,
-            received_bytes=round_.received_bytes,
-            up_bits=8 * round_.encoded_bytes / max(1, round_.encoded_numel),
-            owed=round_.owed,
-        )
+        return self._rounds.end(plan_id)
 
     async def decided(self, height: int, plan_id: bytes) -> None:
         """Commit `height` is applied; of its plans, `plan_id` (empty: none) was it. What is held of the others is not needed."""
@@ -300,8 +244,8 @@ class Exchange:
                 header: ContributionHeader | MeanHeader = await framing.read_header(
                     stream, ContributionHeader, MeanHeader
                 )
-                round_ = await self._await_round(header.plan, stream.peer)
-                part = self._part(round_, header.part, stream.peer)
+                round_ = await self._rounds.expected(header.plan, stream.peer)
+                part = round_.part(header.part, stream.peer)
                 if isinstance(header, ContributionHeader):
                     await self._take_contribution(stream, header, round_, part)
                 else:
@@ -353,8 +297,8 @@ class Exchange:
         await stream.write(ACK)
 
     def _count_received(self, plan_id: bytes, nbytes: int) -> None:
-        if plan_id in self._rounds:
-            self._rounds[plan_id].received_bytes += nbytes
+        if (round_ := self._rounds.get(plan_id)) is not None:
+            round_.received_bytes += nbytes
 
     def _guard(self, handler: Callable[[Stream], Awaitable[None]]) -> StreamHandler:
         return framing.guarded(handler, self._news.refused, within_s=TRANSFER_S)
@@ -365,31 +309,6 @@ class Exchange:
         if plan_id in self._rounds and peer not in round_.contributions.setdefault(part, {}):
             round_.contributions[part][peer] = payload
             self._news.contribution_arrived(plan_id, part, peer)
-
-    async def _await_round(self, plan_id: bytes, peer: PeerId) -> Round:
-        """The round of a plan; a transfer may overtake the message that announces it."""
-        if plan_id not in self._rounds and plan_id not in self._over:
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(plan_id, []).append(waiter)
-            try:
-                async with asyncio.timeout(PLAN_WAIT_S):
-                    await waiter
-            except TimeoutError as error:
-                raise Refused("a transfer for a plan that we do not know", peer=peer) from error
-            finally:
-                waiters = self._waiting.get(plan_id, [])
-                if waiter in waiters:
-                    waiters.remove(waiter)
-                if not waiters:
-                    self._waiting.pop(plan_id, None)
-        if plan_id not in self._rounds:
-            raise Refused("a transfer for a plan that is over", peer=peer)
-        return self._rounds[plan_id]
-
-    def _part(self, round_: Round, index: int, peer: PeerId) -> Part:
-        if index >= len(round_.plan.parts):
-            raise Refused(f"part {index} of a plan of {len(round_.plan.parts)}", peer=peer)
-        return round_.plan.parts[index]
 
     def _spawn(self, round_: Round, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = self._group.create_task(work)

@@ -12,7 +12,8 @@ from farflung.compression.policy import parse_policy, uniform
 from farflung.compression.registry import codec_of, parse_codec
 from farflung.node import framing
 from farflung.node.delivery import ACK, KIND, SEND_ATTEMPTS
-from farflung.node.exchange import MOST_STREAMS, PLAN_WAIT_S, Traffic
+from farflung.node.exchange import MOST_STREAMS
+from farflung.node.rounds import PLAN_WAIT_S, Traffic
 from farflung.protocol.chain import PartResult, RoundResult
 from farflung.protocol.errors import LimitExceeded, Malformed, Refused, RemoteError
 from farflung.protocol.manifest_sections import FeedbackSpec
@@ -34,7 +35,9 @@ def numel(plan: Plan, part: int) -> int:
 def stored(lab: Lab, number: int) -> Any:
     """What a node keeps of contributions and means."""
     node = lab.nodes[number]
-    rounds = {k: {p: sorted(c) for p, c in r.contributions.items() if c} for k, r in node.exchange._rounds.items()}
+    rounds = {
+        k: {p: sorted(c) for p, c in r.contributions.items() if c} for k, r in node.exchange._rounds._under_way.items()
+    }
     return rounds, dict(node.disk.means), dict(node.held), list(node.arrived)
 
 
@@ -108,7 +111,11 @@ def test_each_way_has_its_codec(up: str, down: str, feedback: str) -> None:
             node.exchange.start(PLAN_ID, node.exchange.contribute(PLAN_ID), lab.group)
         for node in lab.nodes:
             await node.until(lambda n=node: len(n.arrived) == 2)
-        sent = [payload for n in lab.nodes for payload in n.exchange._rounds[PLAN_ID].contributions[n.number].values()]
+        sent = [
+            payload
+            for n in lab.nodes
+            for payload in n.exchange._rounds._under_way[PLAN_ID].contributions[n.number].values()
+        ]
         assert [codec_of(payload).spec for payload in sent] == [up] * 4
         for node in lab.nodes:
             weights = ((a.id, 0.5), (b.id, 0.5))
@@ -176,7 +183,7 @@ def test_contributions_are_let_go_when_the_cut_leaves_nobody_out() -> None:
             node.exchange.start(PLAN_ID, node.exchange.confirm(PLAN_ID), lab.group)
         for node in lab.nodes:
             await node.until(lambda n=node: len(n.held) == 2)
-            assert not node.exchange._rounds[PLAN_ID].contributions
+            assert not node.exchange._rounds._under_way[PLAN_ID].contributions
 
     in_lab(2, main)
 
@@ -240,7 +247,7 @@ def test_a_contribution_counts_once() -> None:
             payload = payload_of(numel(plan, 1), seed)
             await say(a.network, b.id, KIND, ContributionHeader(PLAN_ID, 1, len(payload)), payload)
         assert b.arrived == [(PLAN_ID, 1, a.id)]
-        assert bytes(b.exchange._rounds[PLAN_ID].contributions[1][a.id]) == payload_of(numel(plan, 1), 1)
+        assert bytes(b.exchange._rounds._under_way[PLAN_ID].contributions[1][a.id]) == payload_of(numel(plan, 1), 1)
         assert all(type(e) is Refused and e.peer == a.id for e in b.errors)
 
     in_lab(2, main)
@@ -289,7 +296,7 @@ def test_bad_transfers_are_refused_by_name_and_leave_nothing(name: str) -> None:
         assert stored(lab, 1) == before
         assert [type(e) for e in receiver.errors] == [error]
         assert receiver.errors[0].peer == peer(who)
-        assert not receiver.exchange._waiting, "and nobody waits for it any more"
+        assert not receiver.exchange._rounds._awaited, "and nobody waits for it any more"
         good = ContributionHeader(PLAN_ID, 1, len(GOOD))
         assert await say(lab.nodes[0].network, receiver.id, KIND, good, GOOD) == ACK, "others go on"
 
@@ -350,7 +357,7 @@ def test_forgetting_a_plan_ends_its_transfers() -> None:
         a.learner.offer()
         a.exchange.start(PLAN_ID, a.exchange.contribute(PLAN_ID), lab.group)
         await a.until(lambda: bool(a.arrived))
-        tasks = set(a.exchange._rounds[PLAN_ID].tasks)
+        tasks = set(a.exchange._rounds._under_way[PLAN_ID].tasks)
         assert tasks
         a.exchange.forget(PLAN_ID)
         await asyncio.sleep(0.1)
