@@ -68,6 +68,7 @@ class Delivery:
         await transfer.done
 
     async def run(self) -> None:
+        """Send what is delivered, over one stream after another, until this is cancelled."""
         while True:
             await self._more.wait()
             try:

@@ -61,7 +61,10 @@ class MeanStore:
             digest = await self._aside(self._save, plan, part, payload, check)
             self._undecided.setdefault(plan, {})[part] = payload
             self._digests[key] = digest
-            (self._early.add if early else self._early.discard)(key)
+            if early:
+                self._early.add(key)
+            else:
+                self._early.discard(key)
             return digest
 
     def _save(self, plan: bytes, part: int, payload: Payload, check: Callable[[Payload], None] | None) -> bytes:

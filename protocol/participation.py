@@ -182,7 +182,10 @@ class Participation:
         if early and (self._is_void or (self.digests[part] and part not in self._early)):
             return
         self.digests[part] = digest
-        (self._early.add if early else self._early.discard)(part)
+        if early:
+            self._early.add(part)
+        else:
+            self._early.discard(part)
 
     @property
     def _is_void(self) -> bool:

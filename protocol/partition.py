@@ -9,7 +9,7 @@ idle between contributions and means: while the last lost packets of the second 
 are on their way. Short rounds have one wave: a transfer costs a millisecond of Python at both ends.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 NEARLY_EQUAL = 1.5
 """Rates within this factor of the typical one count as equal."""
@@ -66,6 +66,16 @@ def cut(first: int, last: int, shares: Sequence[float], align: int) -> list[tupl
         ranges.append((start, stop))
         start = stop
     return ranges
+
+
+def in_waves(
+    first: int, last: int, shares: Sequence[float], align: int, waves: int
+) -> Iterator[tuple[int, tuple[int, int]]]:
+    """(owner's index, its range) of all parts that have elements: those of the first wave, in the order of owners, then those of the next."""
+    for start, stop in cut(first, last, [1.0 / waves] * waves, align):
+        for owner, (begin, end) in enumerate(cut(start, stop, shares, align)):
+            if end > begin:
+                yield owner, (begin, end)
 
 
 def levelled(rates: Sequence[float]) -> list[float]:

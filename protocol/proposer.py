@@ -261,12 +261,8 @@ class Proposer:
         slow = {p: rate for p, rate in rates.items() if rate < FAST_BYTES_PER_S}
         estimate = transfer_seconds(rules, elements, rates, len(decision.members))
         waves = 2 if transfer_seconds(rules, elements, slow, len(decision.members)) >= rules.waves_from_s else 1
-        parts = tuple(
-            Part(o, a, b)
-            for start, stop in partition.cut(first, last, [1.0 / waves] * waves, rules.align)
-            for o, (a, b) in zip(owners, partition.cut(start, stop, shares, rules.align), strict=True)
-            if b > a
-        )
+        ranges = partition.in_waves(first, last, shares, rules.align, waves)
+        parts = tuple(Part(owners[o], start, stop) for o, (start, stop) in ranges)
         usual = deadline.adaptive(s.tempo.rounds_s(), low=rules.min_round_s, high=rules.max_round_s)
         budget = max(usual, 3.0 * estimate)
         # Links may have become slower than any round since then: each plan of this height that fails after the first doubles the time.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.protocol.partition import cut, fractions, levelled
+from farflung.protocol.partition import cut, fractions, in_waves, levelled
 
 rates = st.lists(st.sampled_from([0.0, 1e4, 5e4, 1e5, 3e5, 1e6, 1e7, 1e9]), min_size=1, max_size=12)
 
@@ -49,6 +49,29 @@ def test_the_cut_follows_the_shares() -> None:
     assert cut(0, 1000, [0.5, 0.25, 0.25], 10) == [(0, 500), (500, 750), (750, 1000)]
     assert cut(0, 10, [0.5, 0.5], 16) in ([(0, 0), (0, 10)], [(0, 10), (10, 10)])
     assert cut(0, 0, [1.0], 16) == [(0, 0)]
+
+
+@given(st.integers(0, 100), st.integers(0, 5000), rates, st.sampled_from([1, 16, 128]), st.integers(1, 3))
+def test_waves_cover_everything_one_after_the_other(
+    first: int, numel: int, ups: list[float], align: int, waves: int
+) -> None:
+    parts = list(in_waves(first, first + numel, fractions(ups, len(ups)), align, waves))
+    flat = [place for _, (start, stop) in parts for place in (start, stop)]
+    assert all(start < stop for _, (start, stop) in parts)
+    assert flat == [] if numel == 0 else (flat[0], flat[-1]) == (first, first + numel)
+    assert all(stop == start for stop, start in zip(flat[1:-1:2], flat[2::2], strict=True))
+    assert sum(later <= owner for (owner, _), (later, _) in pairwise(parts)) < waves
+
+
+def test_every_owner_has_a_part_in_every_wave() -> None:
+    assert list(in_waves(10, 90, [0.5, 0.25, 0.25], 1, 2)) == [
+        *((0, (10, 30)), (1, (30, 40)), (2, (40, 50))),
+        *((0, (50, 70)), (1, (70, 80)), (2, (80, 90))),
+    ]
+    assert sorted(places for _, places in in_waves(0, 20, [0.5, 0.5], 16, 2)) == [
+        (0, 16),
+        (16, 20),
+    ]  # too short for four
 
 
 def makespan(shares: list[float], ups: list[float], downs: list[float], receivers: int) -> float:

@@ -30,6 +30,13 @@ def together(swarm: PipelineSwarm, *peers: int) -> bool:
     return made and all(set(swarm.peers[peer].member.head.commit.view) == ids for peer in peers)
 
 
+async def begin(swarm: PipelineSwarm, count: int, *stages: tuple[int, ...]) -> None:
+    """Start so many peers, and wait until those of each of these stages are together."""
+    for peer in range(count):
+        swarm.start(peer)
+    await until(swarm, lambda: all(together(swarm, *peers) for peers in stages))
+
+
 def serves(swarm: PipelineSwarm, peer: int, life: int) -> bool:
     """Whether a peer has the state of this life of its stage."""
     serving = swarm.peers.get(peer)
@@ -76,9 +83,7 @@ def test_a_stage_of_two_loses_its_first_and_the_other_begins_with_what_it_has() 
 
     async def story(swarm: PipelineSwarm) -> None:
         first, other = by_key(swarm, 1, 2)
-        for peer in range(3):
-            swarm.start(peer)
-        await until(swarm, lambda: together(swarm, 1, 2))
+        await begin(swarm, 3, (1, 2))
         killed_at = swarm.hub.now()
         swarm.kill(first)
         await until(swarm, lambda: lives(swarm))
@@ -108,9 +113,7 @@ def test_the_lost_member_comes_back_in_time_and_nothing_begins() -> None:
 
     async def story(swarm: PipelineSwarm) -> None:
         first, other = by_key(swarm, 1, 2)
-        for peer in range(3):
-            swarm.start(peer)
-        await until(swarm, lambda: together(swarm, 1, 2))
+        await begin(swarm, 3, (1, 2))
         swarm.kill(first)
         await until(swarm, lambda: swarm.happened("stage.lost"))
         assert swarm.peers[other].pipeline.present().lost == (1,)
@@ -127,9 +130,7 @@ def test_the_lost_member_comes_back_in_time_and_nothing_begins() -> None:
 def test_the_lost_member_comes_back_too_late_and_is_a_newcomer() -> None:
     async def story(swarm: PipelineSwarm) -> None:
         first, other = by_key(swarm, 1, 2)
-        for peer in range(3):
-            swarm.start(peer)
-        await until(swarm, lambda: together(swarm, 1, 2))
+        await begin(swarm, 3, (1, 2))
         swarm.kill(first)
         await until(swarm, lambda: serves(swarm, other, 1))
         swarm.start(first)
@@ -146,9 +147,7 @@ def test_the_lost_member_comes_back_too_late_and_is_a_newcomer() -> None:
 def test_a_stage_of_three_loses_two() -> None:
     async def story(swarm: PipelineSwarm) -> None:
         first, second, _ = by_key(swarm, 1, 2, 3)
-        for peer in range(4):
-            swarm.start(peer)
-        await until(swarm, lambda: together(swarm, 1, 2, 3))
+        await begin(swarm, 4, (1, 2, 3))
         swarm.kill(first)
         swarm.kill(second, reset=False)
         await until_done(swarm, 0, by_key(swarm, 1, 2, 3)[2])
@@ -167,9 +166,7 @@ def test_the_founder_of_the_next_life_dies_in_the_middle_of_it() -> None:
 
     async def story(swarm: PipelineSwarm) -> None:
         first, second, third, fourth = by_key(swarm, 1, 2, 3, 4)
-        for peer in range(5):
-            swarm.start(peer)
-        await until(swarm, lambda: together(swarm, 1, 2, 3, 4))
+        await begin(swarm, 5, (1, 2, 3, 4))
         swarm.kill(first)
         swarm.kill(second)
         await until(swarm, lambda: lives(swarm))
@@ -226,9 +223,7 @@ def test_the_smaller_side_of_a_partition_begins_nothing() -> None:
 
     async def story(swarm: PipelineSwarm) -> None:
         first, other = by_key(swarm, 3, 4)
-        for peer in range(5):
-            swarm.start(peer)
-        await until(swarm, lambda: together(swarm, 0, 1, 2) and together(swarm, 3, 4))
+        await begin(swarm, 5, (0, 1, 2), (3, 4))
         swarm.hub.partition([[swarm.ids[p] for p in (1, other)], [swarm.ids[p] for p in (0, 2, first)]])
         await asyncio.sleep(DETECTED_S + 40.0)
         seen["agree"] = [swarm.peers[peer].pipeline.present().lost for peer in (1, other)]
@@ -248,9 +243,7 @@ def test_an_old_life_on_the_smaller_side_ends_when_the_sides_meet() -> None:
 
     async def story(swarm: PipelineSwarm) -> None:
         first, other = by_key(swarm, 3, 4)
-        for peer in range(5):
-            swarm.start(peer)
-        await until(swarm, lambda: together(swarm, 0, 1, 2) and together(swarm, 3, 4))
+        await begin(swarm, 5, (0, 1, 2), (3, 4))
         swarm.hub.partition([[swarm.ids[p] for p in (1, first)], [swarm.ids[p] for p in (0, 2, other)]])
         await until(swarm, lambda: serves(swarm, other, 1))
         seen["old"] = swarm.peers[first].pipeline.life.number, swarm.peers[first].pipeline.watch.stranded
