@@ -13,9 +13,9 @@ from pathlib import Path
 import structlog
 
 from farflung.node.dht import key_digest
+from farflung.node.durable import write_atomically
 from farflung.node.network import Network, PeerId
 from farflung.node.peerbook import PeerBook
-from farflung.node.storage import write_atomically
 from farflung.protocol.errors import NetworkError, RemoteError
 from farflung.protocol.keys import Signer
 from farflung.protocol.limits import MAX_CLAIM_LIFE_S, MAX_RECORD_LIFE_S

@@ -61,7 +61,7 @@ class EngineConfig:
     tls_announce: tuple[str, ...] = ()
     """`tls://host:port` addresses to announce instead of those found."""
     connections: int | None = None
-    """TLS connections per large stream; None: 2 near by, 8 on links with latency."""
+    """TLS connections per large stream; None: 1 near by, 8 on links with latency."""
     up_bytes_per_s: float | None = None
     """Cap on bulk sent; None: no cap."""
     down_bytes_per_s: float | None = None

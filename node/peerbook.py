@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from farflung.node.addresses import split_peer
+from farflung.node.durable import write_atomically
 from farflung.node.network import PeerId
-from farflung.node.storage import write_atomically
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.limits import MAX_ADDRESSES
 

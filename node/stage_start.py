@@ -18,6 +18,7 @@ import msgspec
 
 from farflung.node.balance import Prepare
 from farflung.node.door import Doors
+from farflung.node.durable import write_atomically
 from farflung.node.engine import Engine
 from farflung.node.entrance import Entrance
 from farflung.node.events import EventLog
@@ -33,7 +34,7 @@ from farflung.node.shadows import Shelf
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_peer import StagePeer
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
-from farflung.node.storage import FileStorage, write_atomically
+from farflung.node.storage import FileStorage
 from farflung.node.whole_model import save_model
 from farflung.protocol import pipeline_messages
 from farflung.protocol.appointment import Appointment

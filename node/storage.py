@@ -1,6 +1,6 @@
 """What a node must not forget, on disk: votes, history, means not yet in a checkpoint, the learner and its place in the data.
 
-    vote.msgpack        what was promised and voted for at the open height; written before the vote leaves
+    vote                what was promised and voted for at the open height; written before the vote leaves
     history.msgpack     certified commits, appended one by one; of 1024 only the newest half is kept, which is all that is ever loaded
     means/PLAN-PART     encoded means of rounds committed since the last checkpoint
     chunks/             outer state of a late join that is not complete yet
@@ -23,9 +23,11 @@ from msgspec import Struct
 from torch import Tensor
 
 from farflung.compression.codec import Payload
+from farflung.node.durable import Slots, sync_folder, write_atomically
 from farflung.node.learner import Learner
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.errors import LocalError
+from farflung.protocol.limits import MAX_CONTROL_BYTES
 from farflung.protocol.messages import Accepted
 from farflung.protocol.settings import HISTORY
 from farflung.protocol.types import Intervals
@@ -35,6 +37,11 @@ T = TypeVar("T")
 
 TakeChunk = Callable[[int, int, bytes], None]
 """Of outer state: its number, its version, and what it is."""
+
+VOTE = "vote"
+
+MAX_VOTE_BYTES = MAX_CONTROL_BYTES
+"""What is voted for came in a message."""
 
 LENGTH_BYTES = 4
 """Prefix of each entry of the history."""
@@ -123,17 +130,18 @@ class FileStorage:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._votes = Slots(folder / VOTE, MAX_VOTE_BYTES)
         self._num_links: int | None = None
         """Entries of the history file; None before the first append has looked at it."""
         for name in ("means", "chunks"):
             (folder / name).mkdir(parents=True, exist_ok=True)
 
     def save_vote(self, vote: SavedVote) -> None:
-        write_atomically(self.folder / "vote.msgpack", msgspec.msgpack.encode(vote))
+        self._votes.save(msgspec.msgpack.encode(vote))
 
     def load_vote(self) -> SavedVote | None:
-        path = self.folder / "vote.msgpack"
-        return _decode(path, SavedVote) if path.exists() else None
+        data = self._votes.load()
+        return None if data is None else _decode_bytes(self.folder / VOTE, data, SavedVote)
 
     def append_commit(self, anchor: Commit | None, certified: Certified) -> None:
         data = msgspec.msgpack.encode(Link(anchor, certified))
@@ -180,7 +188,7 @@ class FileStorage:
                 os.fsync(file.fileno())
                 if sys.platform == "linux":  # read again only after a restart: it need not fill the system's cache
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        _sync_folder(self.folder / "means")
+        sync_folder(self.folder / "means")
 
     def drop_means(self, plan: bytes) -> None:
         for path in self._means_of(plan):
@@ -247,25 +255,6 @@ class FileStorage:
     def _current(self) -> str | None:
         path = self.folder / "current"
         return path.read_text() if path.exists() else None
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file so that a crash leaves the old one or the new one."""
-    temporary = path.with_name(path.name + ".new")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    _sync_folder(path.parent)  # or the rename itself may be lost with the power
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _decode(path: Path, kind: type[T]) -> T:

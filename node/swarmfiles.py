@@ -11,8 +11,8 @@ import os
 import shutil
 from pathlib import Path
 
+from farflung.node.durable import write_atomically
 from farflung.node.paths import SwarmPaths
-from farflung.node.storage import write_atomically
 from farflung.protocol.errors import ConfigError, RemoteError
 from farflung.protocol.keys import SEED_BYTES
 from farflung.protocol.manifest import Manifest, open_manifest

@@ -41,8 +41,7 @@ HANDSHAKE_S = 10.0
 IDLE_S = 120.0
 """How long an unused connection is kept: about the time between two rounds of a fast swarm."""
 NEAR_RTT_S = 0.004
-"""Below this a peer is on our own network, where more connections than two only cost."""
-NEAR_CONNECTIONS = 2
+"""Below this a peer is on our own network, where more connections than one only cost."""
 FAR_CONNECTIONS = 8
 MAX_CONNECTIONS_PER_PEER = 32
 MAX_INCOMING = 1024
@@ -284,7 +283,7 @@ class TlsCarrier:
 
         wanted = self._wanted
         if wanted is None:
-            wanted = NEAR_CONNECTIONS if stream.segment_bytes == frames.MAX_SEGMENT_BYTES else FAR_CONNECTIONS
+            wanted = 1 if stream.segment_bytes == frames.MAX_SEGMENT_BYTES else FAR_CONNECTIONS
         async with asyncio.TaskGroup() as group:
             for _ in range(wanted - 1):
                 group.create_task(add_one())

@@ -97,12 +97,13 @@ class Participation:
     """Parts of ours that were reduced early."""
     _collected: dict[int, set[PeerId]] = field(default_factory=dict)
     _reported_at: float = -1e9
-    _shown_at: float = -1e9
+    _shown_at: float = field(init=False)
     _told: bool = False
     """That everything is here."""
 
     def __post_init__(self) -> None:
         self.digests = [b""] * len(self.plan.parts)
+        self._shown_at = self.began_at  # nobody asks for less than everything so soon
 
     @property
     def expires_at(self) -> float:

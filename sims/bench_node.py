@@ -151,7 +151,11 @@ class Node:
             ids = [Ed25519Signer(seed_of(rank)).peer_id for rank in range(len(addresses))]
             for peer, known in zip(ids, addresses, strict=True):
                 self.engine.add_addresses(peer, known)
-            await self.peer.run(anchor=None, history=self.history, known=[p for p in ids if p != self.engine.peer_id])
+            async with asyncio.TaskGroup() as group:
+                watching = group.create_task(self.engine.wait_failed())  # or a node that has become deaf would go on
+                others = [peer for peer in ids if peer != self.engine.peer_id]
+                await self.peer.run(anchor=None, history=self.history, known=others)
+                watching.cancel()
         finally:
             await self.engine.close()
         return events

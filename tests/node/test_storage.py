@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from farflung.node import storage as storage_module
-from farflung.node.storage import FileStorage, Link, Place, SavedVote, newest_history, write_atomically
+from farflung.node.durable import write_atomically
+from farflung.node.storage import FileStorage, Link, Place, SavedVote, newest_history
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.errors import LocalError
 from farflung.protocol.ledger import Ledger
@@ -203,7 +204,7 @@ def test_a_kill_while_compacting_leaves_the_whole_history(
     assert len(again.load_history()) == kept + 1
 
 
-@pytest.mark.parametrize("name", ["vote.msgpack", "history.msgpack"])
+@pytest.mark.parametrize("name", ["vote", "history.msgpack"])
 def test_damage_that_a_kill_cannot_do_is_said(tmp_path: Path, name: str) -> None:
     storage = FileStorage(tmp_path)
     storage.save_vote(SavedVote(1, 0, None))
@@ -221,7 +222,7 @@ def test_half_written_files_are_not_read(tmp_path: Path) -> None:
     storage.save_chunk(1, 2, b"whole")
     (tmp_path / "chunks" / "3-4.new").write_bytes(b"ha")
     (tmp_path / "means" / f"{PLANS[0].hex()[:32]}-0.new").write_bytes(b"ha")
-    (tmp_path / "vote.msgpack.new").write_bytes(b"\x93")
+    (tmp_path / "vote.new").write_bytes(b"\x93")
     again = FileStorage(tmp_path)
     assert chunks(again) == [(1, 2, b"whole")]
     assert again.load_mean(PLANS[0], 0) is None and again.load_vote() is None
@@ -250,7 +251,7 @@ class Killed(BaseException):
 
 STEPS: list[tuple[Any, str]] = [
     (Path, "open"), (Path, "write_bytes"), (Path, "replace"), (Path, "unlink"), (Path, "mkdir"),
-    (os, "fsync"), (os, "truncate"), (shutil, "rmtree"),
+    (os, "fsync"), (os, "fdatasync"), (os, "truncate"), (shutil, "rmtree"),
 ]  # fmt: skip
 
 

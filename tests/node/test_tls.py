@@ -439,6 +439,20 @@ def test_a_neighbour_counts_as_near_however_slow_its_processor(monkeypatch: pyte
     run(main)
 
 
+def test_a_neighbour_gets_one_connection_however_much_it_is_sent() -> None:
+    if sys.platform != "linux":
+        pytest.skip("only Linux tells TCP's own round trip")
+
+    async def main() -> None:
+        async with end(None) as server, end(None) as client:
+            server.handlers["echo"] = echo
+            data = random.Random(6).randbytes(8 * tls_stream.GROW_BYTES)
+            assert await ask(client, server, data) == data
+            assert len(client.carrier._all) == 1
+
+    run(main)
+
+
 def test_far_peers_get_eight_connections_and_fast_ones_take_more(monkeypatch: pytest.MonkeyPatch) -> None:
     # The far path is a relay on this machine: TCP's own round trip ends there.
     monkeypatch.setattr(TlsConnection, "measured_rtt_s", lambda self: None)
