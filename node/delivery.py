@@ -1,5 +1,7 @@
 """What one peer is sent of one round: one transfer after another over one stream, contributions before means.
 
+The stream stays open until the round is over: opening and ending another for the means took a tenth of a short round.
+
 A round ends when its last transfer does. Two transfers to one peer would share the link and end together, and owners could begin to reduce only
 then; one after the other, the first is there in half the time. Nor does the next wait until the last is acknowledged: while its last lost
 packets are sent again, the link is busy with the next.
@@ -23,7 +25,7 @@ KIND = "round"
 """Of the streams."""
 
 SEND_ATTEMPTS = 4
-"""Streams in a row on which nothing is acknowledged, until it is given up; the plan's deadline ends them earlier."""
+"""Streams in a row on which nothing is acknowledged, until what waits is given up; the plan's deadline ends them earlier."""
 
 RETRY_S = 1.0
 """Between two of them."""
@@ -48,9 +50,11 @@ class Delivery:
         self._peer = peer
         self._unreachable = unreachable
         self._waiting: list[_Transfer] = []
-        self._more = asyncio.Event()
+        self._more = asyncio.Event()  # something waits
+        self._sent = asyncio.Event()  # something is unanswered
         self._unanswered: deque[_Transfer] = deque()
         self._count = 0
+        self._num_answered = 0
         self._failures = 0
 
     async def deliver(self, header: ContributionHeader | MeanHeader, payload: Payload) -> None:
@@ -71,13 +75,16 @@ class Delivery:
         """Send what is delivered, over one stream after another, until this is cancelled."""
         while True:
             await self._more.wait()
+            answered = self._num_answered
             try:
                 await self._send_all()
             except NetworkError as error:
-                await self._failed(error)
+                self._unreachable(self._peer, str(error))
+                if self._num_answered == answered:
+                    await self._failed(error)
 
     async def _send_all(self) -> None:
-        """Over one stream, until nothing is left to send. Raises NetworkError."""
+        """Over one stream, until it breaks. Raises NetworkError then."""
         stream = await self._network.open_stream(self._peer, KIND)
         broken: list[NetworkError] = []
         try:
@@ -91,8 +98,7 @@ class Delivery:
         finally:
             await stream.close()
             self._take_back()
-        if broken:
-            raise broken[0]
+        raise broken[0]
 
     async def _write(self, stream: Stream, broken: list[NetworkError]) -> None:
         """Until the stream breaks."""
@@ -102,6 +108,7 @@ class Delivery:
             if not self._waiting:
                 self._more.clear()
             self._unanswered.append(transfer)
+            self._sent.set()
             follows = sum(len(later.payload) for later in self._waiting)
             try:
                 await framing.write_with_header(stream, transfer.header, transfer.payload, follows=follows)
@@ -110,14 +117,18 @@ class Delivery:
                 return
 
     async def _read_answers(self, stream: Stream, broken: list[NetworkError]) -> None:
-        """Until everything is answered, or the stream breaks."""
-        while self._waiting or self._unanswered:
+        """Until the stream breaks. Nothing is read while no answer is due: a read that is cancelled breaks the stream, and its connections."""
+        while True:
+            while not self._unanswered:
+                self._sent.clear()
+                await self._sent.wait()
             try:
                 answer = await framing.read_exactly(stream, len(ACK))
             except NetworkError as error:
                 broken.append(error)
                 return
             if answer == ACK and self._unanswered:  # anything else changes nothing
+                self._num_answered += 1
                 self._failures = 0
                 done = self._unanswered.popleft().done
                 if not done.done():
@@ -142,7 +153,7 @@ class Delivery:
             self._more.set()
 
     async def _failed(self, error: NetworkError) -> None:
-        self._unreachable(self._peer, str(error))
+        """Nothing was acknowledged on a stream."""
         self._failures += 1
         if self._failures < SEND_ATTEMPTS:
             await asyncio.sleep(RETRY_S)

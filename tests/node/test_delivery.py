@@ -60,7 +60,7 @@ def test_contributions_go_before_means_and_each_in_the_order_it_came() -> None:
         assert receiver.taken == [sent[1], sent[3], sent[0], sent[2]] and receiver.streams == 1
         await asyncio.sleep(60.0)
         await to.deliver(*sent[0])
-        assert receiver.taken[4:] == [sent[0]] and receiver.streams == 2, "an idle stream is not kept"
+        assert receiver.taken[4:] == [sent[0]] and receiver.streams == 1, "the round is not over"
 
     in_lab(2, main)
 
@@ -118,6 +118,27 @@ def test_what_was_not_answered_is_sent_again_over_another_stream() -> None:
         await asyncio.gather(*(to.deliver(*contribution(k, b"x" * 5000)) for k in range(3)))
         assert [header.part for header, _ in receiver.taken] == [0, 1, 1, 2]
         assert len(reasons) == 1 and receiver.streams == 2
+
+    in_lab(2, main)
+
+
+def test_a_stream_that_broke_unnoticed_costs_no_pause() -> None:
+    """The peer was started again between the contributions and the means."""
+
+    async def main(lab: Lab) -> None:
+        async def one_each(self: Receiver, stream: Stream) -> None:
+            await stream.write(ACK)
+            await stream.close()
+
+        reasons: list[str] = []
+        receiver, to = Receiver(lab, one_each), delivery(lab, reasons)
+        loop = asyncio.get_running_loop()
+        for part in range(2 * SEND_ATTEMPTS):
+            await asyncio.sleep(5.0)
+            began = loop.time()
+            await to.deliver(*contribution(part, b"x" * 5000))
+            assert loop.time() - began < RETRY_S
+        assert [header.part for header, _ in receiver.taken] == list(range(2 * SEND_ATTEMPTS)) and receiver.streams > 1
 
     in_lab(2, main)
 

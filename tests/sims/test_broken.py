@@ -274,7 +274,7 @@ CAUGHT: dict[str, tuple[int, int]] = {
     "weighs_all_contributors_alike": (0, 4),
     "counts_a_contribution_twice": (0, 4),
     "reduces_over_whoever_came": (11, 4),
-    "early_means_hold_whatever_the_cut": (11, 4),
+    "early_means_hold_whatever_the_cut": (36, 4),
     "owner_keeps_its_part_unquantised": (0, 1),
     "decides_without_a_quorum": (0, 5),
     "commits_without_votes": (0, 5),
