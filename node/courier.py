@@ -15,7 +15,7 @@ from farflung.compression.codec import Payload
 from farflung.node import framing
 from farflung.node.network import Network, PeerId, Stream
 from farflung.protocol.desk import Answer
-from farflung.protocol.errors import NetworkError, Refused
+from farflung.protocol.errors import Malformed, NetworkError, RemoteError
 from farflung.protocol.messages import ParcelHeader
 
 ACTIVATION = "activation"
@@ -44,10 +44,11 @@ class Parcel:
 class Courier:
     """All parcels in one direction to one peer. Give it one before it runs."""
 
-    def __init__(self, network: Network, peer: PeerId, kind: str) -> None:
+    def __init__(self, network: Network, peer: PeerId, kind: str, refused: Callable[[RemoteError], None]) -> None:
         self._network = network
         self._peer = peer
         self._kind = kind
+        self._refused = refused
         self._waiting: deque[Parcel] = deque()  # bounded by the plan: one of each visit
         self._under_way: deque[Parcel] = deque()
         self._come = asyncio.Event()  # something waits
@@ -95,8 +96,12 @@ class Courier:
             await self._send_all(stream)
 
     async def _hear(self, stream: Stream, heard: list[Answer]) -> None:
-        with suppress(NetworkError, TimeoutError, Refused):
+        try:
             await self._read_all(stream, heard)
+        except (NetworkError, TimeoutError):
+            pass
+        except RemoteError as error:
+            self._refused(error)
 
     async def _send_all(self, stream: Stream) -> None:
         while (parcel := await self._next()) is not None:
@@ -151,4 +156,4 @@ async def _read_answer(stream: Stream) -> Answer:
     try:
         return Answer(byte)
     except ValueError as error:
-        raise Refused(f"{byte} as the answer to a parcel", peer=stream.peer) from error
+        raise Malformed(f"{byte} as the answer to a parcel", peer=stream.peer) from error

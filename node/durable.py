@@ -58,9 +58,10 @@ class Slots:
             write_atomically(self._path, entry)
             os.truncate(self._path, 2 * self._slot_bytes)  # of one length from now on: its journal has nothing to do
         else:
-            with self._path.open("r+b", buffering=0) as file:
+            with self._path.open("r+b") as file:
                 file.seek((number - 1) % 2 * self._slot_bytes)
                 file.write(entry)
+                file.flush()
                 _sync_data(file.fileno())
         self._writes = number
 

@@ -259,7 +259,7 @@ class StageServer:
         peer, kind = open_.step.keys[send.peer], GRADIENT if send.backward else ACTIVATION
         courier = self._couriers.get((peer, kind))
         if courier is None:
-            courier = self._couriers[peer, kind] = Courier(self._network, peer, kind)
+            courier = self._couriers[peer, kind] = Courier(self._network, peer, kind, self._refused)
             self._group.create_task(self._run_courier(peer, kind, courier), name=f"{kind}s to {peer.hex()[:12]}")
         courier.carry(Parcel(header, payload, targets, lambda: open_.desk.wants(send), done))
 

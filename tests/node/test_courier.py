@@ -4,7 +4,9 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from farflung.node import framing
 from farflung.node.courier import ACTIVATION, IDLE_S, Courier, Parcel
 from farflung.node.network import Stream
 from farflung.protocol.desk import Answer
-from farflung.protocol.errors import NetworkError
+from farflung.protocol.errors import Malformed, NetworkError, RemoteError
 from farflung.protocol.messages import ParcelHeader
 from farflung.protocol.route import Leg
 from farflung.sims import clock
@@ -24,7 +26,8 @@ from farflung.sims.network import MemoryNetwork
 US, THEM = b"u" * 32, b"t" * 32
 WAY_S = 0.1
 PAYLOAD = b"x" * 1000
-Receive = Callable[[ParcelHeader], Answer | None]
+NO_ANSWER = 77
+Receive = Callable[[ParcelHeader], int | None]
 """What is answered; None breaks the stream instead."""
 
 
@@ -34,6 +37,7 @@ class Lab:
 
     told: dict[int, list[Answer | None]] = field(default_factory=dict)
     seen: list[int] = field(default_factory=list)
+    refused: list[RemoteError] = field(default_factory=list)
     took_s: float = 0.0
     idle_s: float = 0.0
     """From the last answer until the courier ended by itself."""
@@ -82,7 +86,7 @@ def carry(count: int, receive: Receive, *, asking: frozenset[int] = frozenset())
         )
         ours, theirs = MemoryNetwork(hub, US), MemoryNetwork(hub, THEM)
         theirs.serve(ACTIVATION, framing.guarded(serve, lambda error: None, within_s=600.0))
-        courier = Courier(ours, THEM, ACTIVATION)
+        courier = Courier(ours, THEM, ACTIVATION, lab.refused.append)
         everybody = asyncio.Event()
 
         def done(microbatch: int) -> Callable[[Answer | None], None]:
@@ -149,3 +153,12 @@ def test_what_had_no_answer_is_sent_again(count: int, breaks: set[int]) -> None:
     given_up = {number for number, told in lab.told.items() if told == [None]}
     assert given_up <= ({0} if 1 in breaks else set()), "only where a stream brought no answer at all"
     assert sorted(set(lab.seen)) == [number for number in range(count) if number not in given_up]
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_an_answer_that_is_none_is_told_and_the_parcel_sent_again(asks: bool) -> None:
+    answers = chain([NO_ANSWER], repeat(Answer.TAKEN))
+    lab = carry(3, lambda _: next(answers), asking=frozenset({0}) if asks else frozenset())
+    assert lab.told == {0: [None], 1: [Answer.TAKEN], 2: [Answer.TAKEN]}, "given up, for its stream brought no answer"
+    [error] = lab.refused
+    assert isinstance(error, Malformed) and error.peer == THEM and str(NO_ANSWER) in str(error)
