@@ -115,6 +115,7 @@ class Delivery:
             except NetworkError as error:
                 broken.append(error)
                 return
+            del transfer  # its memory is needed for the next: fresh pages made a round of 64 MB a fifth slower
 
     async def _read_answers(self, stream: Stream, broken: list[NetworkError]) -> None:
         """Until the stream breaks. Nothing is read while no answer is due: a read that is cancelled breaks the stream, and its connections."""
