@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from farflung.compression.codec import Payload
 from farflung.node import framing
 from farflung.node.network import Network, PeerId, Stream
+from farflung.node.race import until_first
 from farflung.protocol.desk import Answer
 from farflung.protocol.errors import Malformed, NetworkError, RemoteError
 from farflung.protocol.messages import ParcelHeader
@@ -76,13 +77,7 @@ class Courier:
         """
         heard: list[Answer] = []
         try:
-            # No error ends the group: before Python 3.13 it would swallow that this task is cancelled at that moment.
-            async with asyncio.TaskGroup() as group:
-                saying = group.create_task(self._say(stream), name="parcels")
-                hearing = group.create_task(self._hear(stream, heard), name="answers to parcels")
-                # Either ends the other; cancelling a finished task does nothing.
-                saying.add_done_callback(lambda _: hearing.cancel())
-                hearing.add_done_callback(lambda _: saying.cancel())
+            await until_first(self._say(stream), self._hear(stream, heard))
         finally:
             await stream.close()
         if self._under_way:  # it broke

@@ -14,10 +14,12 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from farflung.compression.codec import Payload
 from farflung.node import framing
 from farflung.node.network import Network, PeerId, Stream
+from farflung.node.race import until_first
 from farflung.protocol.errors import NetworkError
 from farflung.protocol.messages import ContributionHeader, MeanHeader
 
@@ -54,8 +56,8 @@ class Delivery:
         self._sent = asyncio.Event()  # something is unanswered
         self._unanswered: deque[_Transfer] = deque()
         self._count = 0
-        self._num_answered = 0
         self._failures = 0
+        """Streams in a row on which nothing was acknowledged, the present one included."""
 
     async def deliver(self, header: ContributionHeader | MeanHeader, payload: Payload) -> None:
         """Wait until the peer has taken it. A mean that is not early takes the place of an early one of its part that waits here.
@@ -75,26 +77,20 @@ class Delivery:
         """Send what is delivered, over one stream after another, until this is cancelled."""
         while True:
             await self._more.wait()
-            answered = self._num_answered
+            self._failures += 1  # unless something is acknowledged
             try:
-                await self._send_all()
+                await self._use_stream()
             except NetworkError as error:
                 self._unreachable(self._peer, str(error))
-                if self._num_answered == answered:
-                    await self._failed(error)
+                if self._failures:
+                    await self._pause_or_give_up(error)
 
-    async def _send_all(self) -> None:
-        """Over one stream, until it breaks. Raises NetworkError then."""
+    async def _use_stream(self) -> NoReturn:
+        """Send over one stream until it breaks. Raises NetworkError then."""
         stream = await self._network.open_stream(self._peer, KIND)
         broken: list[NetworkError] = []
         try:
-            # No error ends the group: before Python 3.13 it would swallow that this task is cancelled at that moment.
-            async with asyncio.TaskGroup() as group:
-                writing = group.create_task(self._write(stream, broken), name="transfers")
-                reading = group.create_task(self._read_answers(stream, broken), name="answers to transfers")
-                # Either ends the other; cancelling a finished task does nothing.
-                writing.add_done_callback(lambda _: reading.cancel())
-                reading.add_done_callback(lambda _: writing.cancel())
+            await until_first(self._write(stream, broken), self._read_answers(stream, broken))
         finally:
             await stream.close()
             self._take_back()
@@ -129,7 +125,6 @@ class Delivery:
                 broken.append(error)
                 return
             if answer == ACK and self._unanswered:  # anything else changes nothing
-                self._num_answered += 1
                 self._failures = 0
                 done = self._unanswered.popleft().done
                 if not done.done():
@@ -153,9 +148,7 @@ class Delivery:
         if self._waiting:
             self._more.set()
 
-    async def _failed(self, error: NetworkError) -> None:
-        """Nothing was acknowledged on a stream."""
-        self._failures += 1
+    async def _pause_or_give_up(self, error: NetworkError) -> None:
         if self._failures < SEND_ATTEMPTS:
             await asyncio.sleep(RETRY_S)
             return

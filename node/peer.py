@@ -19,6 +19,7 @@ from farflung.node.catchup import Catchup
 from farflung.node.exchange import Exchange
 from farflung.node.executor import Executor
 from farflung.node.facilities import Facilities
+from farflung.node.fetching import TRANSFER_S
 from farflung.node.learner import Learner
 from farflung.node.means import MeanStore
 from farflung.node.peer_rows import Rows, chain_rows
@@ -55,9 +56,6 @@ HAND_OVER_S = 60.0
 
 STOP_S = 30.0
 """How long a leaving node waits for the step or the commit it is busy with."""
-
-TRANSFER_S = 3600.0
-"""Longest download that a donor serves on one stream."""
 
 AGENT = "farflung/0.1.0"
 """What this software calls itself."""

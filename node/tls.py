@@ -265,9 +265,11 @@ class TlsCarrier:
         addresses = self._addresses.pop(stream, None)
         if addresses is None:
             return  # the dialler adds connections
-        self._scope.start(self._add_connections(stream, addresses), "more TLS connections")
+        more = (self._wanted or (FAR_CONNECTIONS if stream.far else 1)) - 1
+        if more:
+            self._scope.start(self._add_connections(stream, addresses, more), "more TLS connections")
 
-    async def _add_connections(self, stream: StripedStream, addresses: list[tuple[str, int]]) -> None:
+    async def _add_connections(self, stream: StripedStream, addresses: list[tuple[str, int]], more: int) -> None:
         open_frame = stream.stream_id + frames.encode_kind(stream.kind)
 
         async def add_one() -> None:
@@ -281,11 +283,8 @@ class TlsCarrier:
             else:
                 self._release(connection)
 
-        wanted = self._wanted
-        if wanted is None:
-            wanted = 1 if stream.segment_bytes == frames.MAX_SEGMENT_BYTES else FAR_CONNECTIONS
         async with asyncio.TaskGroup() as group:
-            for _ in range(wanted - 1):
+            for _ in range(more):
                 group.create_task(add_one())
 
     async def _dial(self, peer: PeerId, addresses: list[tuple[str, int]]) -> TlsConnection:

@@ -23,8 +23,8 @@ from farflung.node.tls_connection import TlsConnection
 from farflung.protocol.errors import NetworkError
 
 GROW_BYTES = 128 << 10
-"""A stream that moved this much in either direction gets its further connections: about half of a part of a small round (16 MB of fp32
-parameters among 8 peers, int8, is 0.5 MB each), so that they are there when the rest goes; control messages stay far below.
+"""A stream that moved this much in either direction gets its further connections: a quarter of one transfer of a small round (0.5 MB: 16 MB of
+fp32 parameters, int8, four owners, two waves), so that they are there when the rest goes.
 """
 SEGMENT_BYTES = 16 << 10
 """On links with latency: small, so that the last segment on a slow connection does not hold up the end."""
@@ -114,7 +114,7 @@ class StripedStream:
                 raise
             self._unended += len(view)
             if follows == 0:
-                if self._unended >= GROW_BYTES and self._far:
+                if self._unended >= GROW_BYTES and self.far:
                     for delay in TAIL_S:
                         asyncio.get_running_loop().call_later(delay, self._write_tail)
                 self._unended = 0
@@ -148,6 +148,11 @@ class StripedStream:
             self._linger = asyncio.get_running_loop().call_later(LINGER_S, self.fail, "the other side never ended")
 
     # --- the carrier's side ---------------------------------------------------------------------------------------
+
+    @property
+    def far(self) -> bool:
+        """Whether the peer is behind a link with latency."""
+        return self.segment_bytes <= SEGMENT_BYTES
 
     @property
     def active(self) -> bool:
@@ -224,10 +229,6 @@ class StripedStream:
         for connection in self._connections:
             connection.write_tail()
 
-    @property
-    def _far(self) -> bool:
-        return self.segment_bytes <= SEGMENT_BYTES
-
     async def _free_connection(self, left: int) -> TlsConnection:
         """The one to write to next, of `left` bytes."""
         while True:
@@ -239,7 +240,7 @@ class StripedStream:
             if not free:
                 self._writable.clear()
                 await self._writable.wait()
-            elif not self._far:
+            elif not self.far:
                 return min(free, key=lambda connection: connection.queued_bytes)
             else:
                 queued = {c: c.unacknowledged_bytes() for c in free}

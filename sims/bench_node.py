@@ -28,8 +28,10 @@ from farflung.node.events import Event, EventLog
 from farflung.node.facilities import Facilities, Facts
 from farflung.node.identity import Identity
 from farflung.node.learner import Learner, WholeLearner
+from farflung.node.network import PeerId
 from farflung.node.paths import resolve_paths
 from farflung.node.peer import Peer
+from farflung.node.race import until_first
 from farflung.node.replica_peer import ReplicaPeer
 from farflung.node.runner import freeze_imports
 from farflung.node.storage import FileStorage, Place
@@ -137,6 +139,10 @@ class Node:
     log: EventLog
     history: list[Certified]
 
+    async def run(self, known: list[PeerId]) -> None:
+        """Live in the swarm until it is done. Raises what makes the engine fail: a node that has become deaf would go on without it."""
+        await until_first(self.peer.run(anchor=None, history=self.history, known=known), self.engine.wait_failed())
+
     async def take_part(self, watch: Callable[[Event], None], say: Say, hear: Hear, **hello: object) -> list[Event]:
         """Say hello; hear everybody's addresses, by rank; do the rounds, while `watch` sees what happens; close the engine.
 
@@ -151,11 +157,7 @@ class Node:
             ids = [Ed25519Signer(seed_of(rank)).peer_id for rank in range(len(addresses))]
             for peer, known in zip(ids, addresses, strict=True):
                 self.engine.add_addresses(peer, known)
-            async with asyncio.TaskGroup() as group:
-                watching = group.create_task(self.engine.wait_failed())  # or a node that has become deaf would go on
-                others = [peer for peer in ids if peer != self.engine.peer_id]
-                await self.peer.run(anchor=None, history=self.history, known=others)
-                watching.cancel()
+            await self.run([peer for peer in ids if peer != self.engine.peer_id])
         finally:
             await self.engine.close()
         return events

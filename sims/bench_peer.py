@@ -212,7 +212,7 @@ async def run_node(arguments: argparse.Namespace, folder: Path, say: Say, hear: 
     node = await make_node(arguments, folder, doors, learner, tokens_per_sample=replica.model.config.seq_len)
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(node.peer.run(anchor=None, history=node.history, known=[]), name="node")
+            group.create_task(node.run([]), name="node")
             say(**_facts(replica, arguments))
             while await hear() is not None:
                 turns.put(True)

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.node.lab import CODEC, NUMEL, PLAN_ID, Lab, in_lab, payload_of, peer, say, sha
+from tests.node.lab import CODEC, NUMEL, PLAN_ID, Lab, Node, in_lab, payload_of, peer, say, sha
 
 from farflung.compression.policy import parse_policy, uniform
 from farflung.compression.registry import codec_of, parse_codec
 from farflung.node import framing
 from farflung.node.delivery import ACK, KIND, SEND_ATTEMPTS
 from farflung.node.exchange import MOST_STREAMS
-from farflung.node.rounds import PLAN_WAIT_S, Traffic
+from farflung.node.rounds import PLAN_WAIT_S, Round, Traffic
 from farflung.protocol.chain import PartResult, RoundResult
 from farflung.protocol.errors import LimitExceeded, Malformed, Refused, RemoteError
 from farflung.protocol.manifest_sections import FeedbackSpec
@@ -30,6 +30,13 @@ def accept(lab: Lab, plan: Plan | None = None) -> Plan:
 
 def numel(plan: Plan, part: int) -> int:
     return plan.parts[part].stop - plan.parts[part].start
+
+
+def round_of(node: Node) -> Round:
+    """Of the plan that all these tests have."""
+    found = node.exchange._rounds.get(PLAN_ID)
+    assert found is not None
+    return found
 
 
 def stored(lab: Lab, number: int) -> Any:
@@ -111,11 +118,7 @@ def test_each_way_has_its_codec(up: str, down: str, feedback: str) -> None:
             node.exchange.start(PLAN_ID, node.exchange.contribute(PLAN_ID), lab.group)
         for node in lab.nodes:
             await node.until(lambda n=node: len(n.arrived) == 2)
-        sent = [
-            payload
-            for n in lab.nodes
-            for payload in n.exchange._rounds._under_way[PLAN_ID].contributions[n.number].values()
-        ]
+        sent = [payload for n in lab.nodes for payload in round_of(n).contributions[n.number].values()]
         assert [codec_of(payload).spec for payload in sent] == [up] * 4
         for node in lab.nodes:
             weights = ((a.id, 0.5), (b.id, 0.5))
@@ -183,7 +186,7 @@ def test_contributions_are_let_go_when_the_cut_leaves_nobody_out() -> None:
             node.exchange.start(PLAN_ID, node.exchange.confirm(PLAN_ID), lab.group)
         for node in lab.nodes:
             await node.until(lambda n=node: len(n.held) == 2)
-            assert not node.exchange._rounds._under_way[PLAN_ID].contributions
+            assert not round_of(node).contributions
 
     in_lab(2, main)
 
@@ -247,7 +250,7 @@ def test_a_contribution_counts_once() -> None:
             payload = payload_of(numel(plan, 1), seed)
             await say(a.network, b.id, KIND, ContributionHeader(PLAN_ID, 1, len(payload)), payload)
         assert b.arrived == [(PLAN_ID, 1, a.id)]
-        assert bytes(b.exchange._rounds._under_way[PLAN_ID].contributions[1][a.id]) == payload_of(numel(plan, 1), 1)
+        assert bytes(round_of(b).contributions[1][a.id]) == payload_of(numel(plan, 1), 1)
         assert all(type(e) is Refused and e.peer == a.id for e in b.errors)
 
     in_lab(2, main)
@@ -357,7 +360,7 @@ def test_forgetting_a_plan_ends_its_transfers() -> None:
         a.learner.offer()
         a.exchange.start(PLAN_ID, a.exchange.contribute(PLAN_ID), lab.group)
         await a.until(lambda: bool(a.arrived))
-        tasks = set(a.exchange._rounds._under_way[PLAN_ID].tasks)
+        tasks = set(round_of(a).tasks)
         assert tasks
         a.exchange.forget(PLAN_ID)
         await asyncio.sleep(0.1)

@@ -147,6 +147,7 @@ def test_other_bits_are_noticed_and_repaired() -> None:
 
     report = run_schedule(14, quiet(4), flip, BRISK)
     assert report.repairs == 1
+    assert all(v.startswith(("invariant 1", "invariant 2")) for v in report.violations)
     [repair] = [line for line in report.events if " state.repair " in line]
     repaired = json.loads(repair[repair.index("{") :])["version"]
     broken = [int(v) for text in report.violations for v in re.findall(r"version (\d+)", text)]
