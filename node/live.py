@@ -172,6 +172,8 @@ def line(event: dict[str, Any]) -> str | None:
             said = (
                 f"stage {event['stage']} is made: {event['rung']}, {event['bytes']:,} bytes in {event['seconds']:.1f} s"
             )
+            if event["misfit"] is not None:
+                said += f"; its error is {event['misfit']:.2f} of that without it"
         case "stage.move":
             said = f"about to move to stage {event['to']}: {event['reason']}"
         case "stage.stay":

@@ -14,6 +14,7 @@ from typing import Any
 from farflung.node.balance import Balance, Prepare
 from farflung.node.door import Doors
 from farflung.node.events import EventLog
+from farflung.node.imprints import serve_imprints
 from farflung.node.life_watch import LifeWatch
 from farflung.node.network import Network, PeerId
 from farflung.node.sealed_mail import PipelineMail
@@ -153,7 +154,10 @@ class Pipeline:
 
     async def run(self) -> None:
         """Serve our stage, and take part, until cancelled."""
-        self.work.server.serve()
+        work = self.work
+        work.server.serve()
+        imprints, boundary = work.server.imprints, work.service.forward
+        serve_imprints(self._network, imprints, boundary, self._side, self.admitted, self._refused)
         async with asyncio.TaskGroup() as group:
             self._group = group
             group.create_task(self.work.server.run(), name="stage server")

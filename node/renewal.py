@@ -10,6 +10,10 @@ peers, and the stages around: the mean of the two neighbours' outer parameters, 
 neighbours are lost too, and at last new initial weights, which everybody can make. Only stages of as many layers count, and of stage 0 only its layers.
 Moments begin afresh with these, and where the stage was made of others its learning rate is raised for a while (`recovery_checkfree`).
 
+Peers before and after the stage remember what it was given last, and what it made of that (`imprints`). So before anybody computes with a stage that was made,
+it is tried on those activations: where it does worse than none (`MOST_MISFIT`), as when a shadow is none, the next offer's turn comes. And a mean or new
+weights are fitted to them.
+
 Meanwhile we say that we are at it, so that the stage is not found lost again; and if the data nodes begin yet another life because they did not hear us,
 ours ends before it has begun. No file is read for any of this but our own of that earlier life. What was made is on our disk before anybody can count on
 it, as after every download.
@@ -23,6 +27,7 @@ from torch import Tensor
 from farflung.node.borrowing import borrow
 from farflung.node.door import Doors
 from farflung.node.events import EventLog
+from farflung.node.imprints import gather_pairs
 from farflung.node.outside import Outside
 from farflung.node.remains import Remains
 from farflung.node.shadows import CODEC, fetch, serve_shelf
@@ -35,9 +40,10 @@ from farflung.protocol.keys import PeerId, Signer, short
 from farflung.protocol.lives import Life
 from farflung.protocol.pipeline_messages import Present
 from farflung.training.outer import BYTES_PER_ELEMENT
-from farflung.training.pipeline_online import RATE_BYTES_PER_S
+from farflung.training.pipeline_online import RATE_BYTES_PER_S, RECOMPUTED
 from farflung.training.pipeline_slice import layers_of
 from farflung.training.recovery_costs import Rung
+from farflung.training.recovery_fit import MOST_MISFIT, Fit, Pair
 from farflung.training.recovery_ladder import Loss, Offer, Recovery, decide, rebuilt
 from farflung.training.recovery_rules import interpolated, weighted_mean
 
@@ -71,6 +77,10 @@ class Renewal:
         self._log = log
         self._sources: dict[str, PeerId] = {}
         """Who would send what was offered, by the name in the offer."""
+        self._pairs: list[Pair] = []
+        """Of what the lost stage was given, and made of it."""
+        self._initial: Tensor
+        """What the learner has had from the beginning."""
         self._owed: dict[str, Tensor] = {}
         """What the codecs have left unsent of what we have made."""
 
@@ -100,23 +110,45 @@ class Renewal:
 
     async def _make(self) -> Rung:
         """Try one offer after another; the last one needs nobody."""
+        self._initial = await self._doors.learner.run(self._learner.outer.params.clone)
+        self._pairs = await self._remembered()
         recovery = self._decide()
         self._log.emit("stage.recovery", stage=self._life.stage, life=self._life.number, reason=recovery.why)
         for priced in recovery.order:
-            began = self._outside.now()
-            if not await self._try(priced.offer):
-                self._log.emit("stage.unmade", rung=str(priced.offer.rung), reason="it could not be had in one piece")
+            offer, began = priced.offer, self._outside.now()
+            if not await self._try(offer):
+                self._log.emit("stage.unmade", rung=str(offer.rung), reason="it could not be had in one piece")
+                continue
+            misfit = await self._doors.learner.run(self._learner.misfit, self._pairs) if self._pairs else None
+            tried = offer.rung is not Rung.RANDOM and not offer.rung.keeps_moments
+            if tried and misfit is not None and misfit > MOST_MISFIT:
+                why = f"its error is {misfit:.3g} times that of leaving the stage out"
+                self._log.emit("stage.unmade", rung=str(offer.rung), reason=f"{why}: what was sent is no copy of it")
                 continue
             self._log.emit(
                 "stage.made",
                 stage=self._life.stage,
-                rung=str(priced.offer.rung),
-                holders=list(priced.offer.holders),
-                bytes=priced.offer.nbytes,
+                rung=str(offer.rung),
+                holders=list(offer.holders),
+                bytes=offer.nbytes,
                 seconds=round(self._outside.now() - began, 3),
+                misfit=misfit,
             )
-            return priced.offer.rung
+            return offer.rung
         raise AssertionError("the ladder ends with what needs nobody")
+
+    async def _remembered(self) -> list[Pair]:
+        """What the neighbours of the lost stage remember of it."""
+        roll, now = self._roll, self._outside.now()
+        return await gather_pairs(
+            self._outside.network,
+            [peer for peer in roll.known if roll.alive(peer, now) and self._stage_of(peer) >= 0],
+            self._life.stage,
+            self._recipe.service(self._learner).forward,
+            self._recipe.whole.model.seq_len,
+            side=self._doors.side,
+            refused=self._outside.refused,
+        )
 
     def _decide(self) -> Recovery:
         said = self._data_nodes()
@@ -179,19 +211,21 @@ class Renewal:
             weights_nbytes=BYTES_PER_ELEMENT * max(sizes, default=0),
             bytes_s=min((self._rate(held[stage][2][0]) for stage in ready), default=RATE_BYTES_PER_S),
             swaps=False,
+            boundary_nbytes=0 if self._pairs else None,  # they are here already
+            fit_s=self._fit_s(),
         )
 
     async def _try(self, offer: Offer) -> bool:
         """Whether the learner has now what an offer gives."""
-        if offer.rung is Rung.RANDOM:  # it has had that from the beginning
-            return True
         if offer.rung.keeps_moments:
             await self._go_on()
             return True
-        layers = await self._layers(offer)
+        layers = self._initial if offer.rung is Rung.RANDOM else await self._layers(offer)
         if layers is None:
             return False
         await self._doors.learner.run(self._learner.begin_with, layers)
+        if offer.rung is Rung.FITTED or (offer.rung is Rung.RANDOM and self._pairs):
+            await self._doors.learner.run(self._learner.fit, self._pairs)
         return True
 
     async def _go_on(self) -> None:
@@ -210,7 +244,7 @@ class Renewal:
         found = [layers for stage in stages if (layers := await self._borrowed(stage)) is not None]
         if len(found) < len(stages):
             return None
-        if offer.rung is Rung.MEAN:
+        if offer.rung in (Rung.MEAN, Rung.FITTED):
             norms = [self._norm(stage) for stage in stages]
             return weighted_mean(found[0], found[1], norms[0], norms[1])
         return interpolated(dict(zip(stages, found, strict=True)), self._life.stage)
@@ -276,6 +310,13 @@ class Renewal:
     def _rate(self, peer: PeerId) -> float:
         said = self._roll.present(peer)
         return RATE_BYTES_PER_S if said is None or said.up_bytes_per_s == 0.0 else said.up_bytes_per_s
+
+    def _fit_s(self) -> float:
+        """What a fit takes: so many forwards and backwards of the tokens that we have, at the speed that peers of the pipeline know of theirs."""
+        known = [said.forward_s for peer in self._roll.known if (said := self._roll.present(peer)) and said.forward_s]
+        tokens = sum(x.shape[0] * x.shape[1] for x, _ in self._pairs)
+        passes = Fit().steps * (1.0 + RECOMPUTED) * tokens / self._recipe.tokens_per_microbatch
+        return passes * median(known) if known else 0.0
 
     def _norm(self, stage: int) -> float:
         """Of a stage's gradient: the median of what its peers say."""

@@ -15,6 +15,7 @@ from farflung.training.inner import StepReport
 from farflung.training.order import SampleOrder
 from farflung.training.pipeline_worker import Accumulated, Batch, Worker
 from farflung.training.recovery_checkfree import CheckFree, lr_factor
+from farflung.training.recovery_fit import Pair
 from farflung.training.stage_replica import StageReplica
 
 
@@ -56,6 +57,14 @@ class StageLearner(LearnerOf[StageReplica]):
         self.outer.params.copy_(layers)
         self.outer.momentum.zero_()
         self.replica.discard_progress()
+
+    def fit(self, pairs: Sequence[Pair]) -> None:
+        """After `begin_with`: towards what the lost stage has made of its inputs."""
+        self.replica.fit(pairs)
+
+    def misfit(self, pairs: Sequence[Pair]) -> float:
+        """How far the stage is from that: 0 not at all, 1 as far as no stage."""
+        return self.replica.misfit(pairs)
 
     def begin_again(self) -> None:
         """What was loaded goes on in another life of the stage: nothing is in flight, and no round has counted what was trained since the last one."""

@@ -20,6 +20,7 @@ from farflung.node import framing
 from farflung.node.courier import ACTIVATION, GRADIENT, REACH_S, SLOWEST_BYTES_PER_S, Courier, Parcel
 from farflung.node.diary import Diary
 from farflung.node.door import Door
+from farflung.node.imprints import Imprint, Imprints
 from farflung.node.network import Network, PeerId, Stream
 from farflung.node.pipeline_step import Step
 from farflung.node.sealed_mail import Post
@@ -36,6 +37,7 @@ from farflung.protocol.messages import (
     Settled,
     SettleRequest,
 )
+from farflung.protocol.route import preceding
 from farflung.protocol.visit import Work
 from farflung.training.errors import Overflow
 from farflung.training.pipeline_boundary import TARGET_BYTES, Boundary, decode_targets, encode_targets
@@ -77,6 +79,8 @@ class StageServer:
         self._opened = asyncio.Condition()
         self._couriers: dict[tuple[PeerId, str], Courier] = {}
         self._streams = Counter[tuple[PeerId, str]]()
+        self.imprints = Imprints()
+        """Of the stages before and after ours."""
         self._wake = asyncio.Event()
         self._group: asyncio.TaskGroup
 
@@ -225,6 +229,11 @@ class StageServer:
             batch, length = x.shape[:2]
             if its_targets is not None:
                 targets = encode_targets(its_targets)
+            if send.hop < len(send.route):
+                imprint = Imprint(batch, length, payload)
+                self.imprints.keep(
+                    send.route[send.hop].stage, open_.step.window, send.work.microbatch, imprint, output=False
+                )
         header = ParcelHeader(
             window=open_.step.window,
             microbatch=send.work.microbatch,
@@ -385,6 +394,9 @@ class StageServer:
                 open_.gradients[key] = x
             else:
                 open_.inputs[key] = (x, its_targets)
+                before = header.route[preceding(header.route, header.hop)].stage
+                imprint = Imprint(header.batch, header.length, payload)
+                self.imprints.keep(before, header.window, header.microbatch, imprint, output=True)
         self._do(open_, effects)
         return answer
 

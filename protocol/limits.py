@@ -27,6 +27,9 @@ MAX_PARAMETERS = 1 << 40
 MAX_INTERVALS = 4096
 """Sample intervals in one ledger; fragmentation beyond this is a bug or an attack."""
 
+MAX_IMPRINTS = 8
+"""Activations of each side of a stage that a peer keeps for the case that the stage is lost."""
+
 MAX_TEXT = 512
 """Characters of a free text (a reason, a device name) in a message."""
 

@@ -18,6 +18,7 @@ from farflung.protocol.limits import (
     MAX_CONTROL_BYTES,
     MAX_GROUP_PEERS,
     MAX_HOPS,
+    MAX_IMPRINTS,
     MAX_MICROBATCHES,
     MAX_PARTS,
 )
@@ -389,6 +390,45 @@ class ShadowRequest(Struct, frozen=True, array_like=True, tag=73):
     stage: Annotated[int, Meta(ge=0, lt=MAX_HOPS)]
 
 
+class ImprintListRequest(Struct, frozen=True, array_like=True, tag=74):
+    """Bulk stream `imprint`: which activations that went into or came out of a stage the receiver still has. Answer: an ImprintList."""
+
+    stage: Annotated[int, Meta(ge=0, lt=MAX_HOPS)]
+
+
+class ImprintKey(Struct, frozen=True, array_like=True, order=True):
+    """One microbatch of one step."""
+
+    window: Digest
+    microbatch: Microbatch
+
+
+ImprintKeys = Annotated[tuple[ImprintKey, ...], Meta(max_length=MAX_IMPRINTS)]
+
+
+class ImprintList(Struct, frozen=True, array_like=True, tag=75):
+    """Answer to ImprintListRequest."""
+
+    inputs: ImprintKeys
+    outputs: ImprintKeys
+
+
+class ImprintRequest(Struct, frozen=True, array_like=True, tag=76):
+    """Bulk stream `imprint`: the first sequence of one of those. Answer: an Imprinted, and the bytes."""
+
+    stage: Annotated[int, Meta(ge=0, lt=MAX_HOPS)]
+    output: bool
+    """Of the stage; else its input."""
+    key: ImprintKey
+
+
+class Imprinted(Struct, frozen=True, array_like=True, tag=77):
+    """Answer to ImprintRequest: [1, length, width] as the codec of forwards encodes it; a length of 0 when it is not there any more."""
+
+    length: Count
+    nbytes: Count
+
+
 BulkHeader = (
     ContributionHeader
     | MeanHeader
@@ -400,6 +440,10 @@ BulkHeader = (
     | SettleRequest
     | Settled
     | ShadowRequest
+    | ImprintListRequest
+    | ImprintList
+    | ImprintRequest
+    | Imprinted
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -81,7 +81,7 @@ class Worker:
     def forward(self, stage: int, x: Tensor) -> Tensor:
         """`x`: tokens [B, T] for stage 0, [B, T, D] for others. Returns [B, T, D]."""
         with torch.no_grad():
-            return self._run(stage, x)
+            return self.run(stage, x)
 
     def loss(self, x_BTD: Tensor, targets_BT: Tensor, into: Accumulated) -> tuple[float, Tensor]:
         """The loss and the gradient of the last hop's output; the head's own is added. Raises Overflow."""
@@ -96,7 +96,7 @@ class Worker:
         """The gradient of the stage's input, None of tokens; that of its parameters is added. Raises Overflow."""
         if x.is_floating_point():
             x = x.detach().requires_grad_()
-        return self._differentiate(stage, self._run(stage, x), x, gradient, into)
+        return self._differentiate(stage, self.run(stage, x), x, gradient, into)
 
     def input_gradient(self, key: tuple[int, int], stage: int, x: Tensor, gradient: Tensor) -> Tensor | None:
         """As `backward`, but the parameters' part waits for `weight_gradient`."""
@@ -104,14 +104,15 @@ class Worker:
         if not x.is_floating_point():
             return None
         x = x.detach().requires_grad_()
-        return torch.autograd.grad(self._run(stage, x), x, gradient)[0]
+        return torch.autograd.grad(self.run(stage, x), x, gradient)[0]
 
     def weight_gradient(self, key: tuple[int, int], stage: int, into: Accumulated) -> None:
         """Raises Overflow."""
         x, gradient = self._later.pop(key)
-        self._differentiate(stage, self._run(stage, x), None, gradient, into)
+        self._differentiate(stage, self.run(stage, x), None, gradient, into)
 
-    def _run(self, stage: int, x: Tensor) -> Tensor:
+    def run(self, stage: int, x: Tensor) -> Tensor:
+        """As `forward`, to be differentiated."""
         with precision(x.device, self._autocast):
             output: Tensor = self._parts[stage](x)
         return output

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from farflung.training.errors import NonFinite
-from farflung.training.flat import Layout, unflatten
+from farflung.training.flat import Layout, flatten, unflatten
 from farflung.training.inner import InnerConfig, StepReport
 from farflung.training.model import Decoder, ModelConfig
 from farflung.training.model_state import ModelState
 from farflung.training.outer import OuterConfig
 from farflung.training.pipeline_slice import StageSlice
 from farflung.training.pipeline_worker import Accumulated, Worker, mean_gradients
+from farflung.training.recovery_fit import Fit, Pair, fit_, misfit
 from farflung.training.runtime import Runtime
 
 
@@ -76,6 +77,21 @@ class StageReplica(ModelState):
         self.optimizer.step(lr)
         self.optimizer.zero_grad()
         return StepReport(loss=loss, tokens=tokens, grad_norm=norm, lr=lr)
+
+    def misfit(self, pairs: Sequence[Pair]) -> float:
+        """Of a stage that begins anew, to inputs and outputs of the lost one; see `recovery_fit`."""
+        return misfit(self._run, self._here(pairs))
+
+    def fit(self, pairs: Sequence[Pair]) -> None:
+        """Change it so that it does what the lost one did; local and outer parameters stay the same."""
+        fit_(list(self.model.parameters()), self._run, self._here(pairs), Fit())
+        flatten(self.layout, self.parameters, self.outer.params)
+
+    def _run(self, x: Tensor) -> Tensor:
+        return self.worker.run(self.part.stage, x)
+
+    def _here(self, pairs: Sequence[Pair]) -> list[Pair]:
+        return [(x.to(self.device), y.to(self.device)) for x, y in pairs]
 
     def enter(
         self,

@@ -3,8 +3,13 @@
 import asyncio
 from collections.abc import Callable
 
+import pytest
 from tests.sims.pipeline_cases import Counting, recipe, signers
 
+from farflung.node import shadows
+from farflung.node.imprints import Imprints
+from farflung.node.recipe import Recipe
+from farflung.node.shadows import CODEC
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
 
 
@@ -213,8 +218,52 @@ def test_a_lost_stage_comes_back_from_its_shadow() -> None:
     assert not swarm.broken and lives(swarm) == [(2, 1, 4)]
     [made] = swarm.happened("stage.made")
     assert made["rung"] == "shadow" and made["bytes"] > 0
+    assert made["misfit"] < 0.3
     losses = swarm.losses()
     assert losses[-1] < 0.6 * losses[0]
+
+
+def without_shadows() -> Recipe:
+    return recipe(stages=4, total_steps=16, pipeline={"shadows": 0.0})
+
+
+async def lose_stage_2(swarm: PipelineSwarm) -> None:
+    """Of four stages with a peer each, after two rounds; and the first step in which another peer serves it."""
+    for peer in range(4):
+        swarm.start(peer)
+    await until(swarm, lambda: swarm.rounds().get(2) == 2)
+    swarm.kill(members_of(swarm, 2)[0])
+    await asyncio.sleep(12.0)
+    swarm.start(4)
+    await until_done(swarm, *swarm.peers)
+
+
+def test_a_stage_that_is_made_of_its_neighbours_is_fitted_to_what_they_remember() -> None:
+    """And has more of what the lost one did than the mean alone would."""
+    swarm = simulate(without_shadows(), Counting(), signers(5), lose_stage_2)
+    assert not swarm.broken and lives(swarm) == [(2, 1, 4)]
+    [made] = swarm.happened("stage.made")
+    assert made["rung"] == "fitted mean" and len(made["holders"]) == 2
+    assert made["misfit"] < 0.35  # 0.7 without the fit
+
+
+def test_without_memories_nothing_is_tried_nor_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Imprints, "keep", lambda *_, **__: None)
+    swarm = simulate(without_shadows(), Counting(), signers(5), lose_stage_2)
+    [made] = swarm.happened("stage.made")
+    assert made["rung"] == "neighbour mean" and made["misfit"] is None
+
+
+def test_a_shadow_that_is_none_is_found_out_before_anybody_computes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the right size, and other weights."""
+    monkeypatch.setattr(shadows, "_encoded", lambda params: bytes(CODEC.encode(params * -3.0)))
+    honest = recipe(stages=4, total_steps=16, pipeline={"shadows": 1.0})
+    swarm = simulate(honest, Counting(), signers(5), lose_stage_2)
+    assert not swarm.broken and lives(swarm) == [(2, 1, 4)]
+    [refused] = swarm.happened("stage.unmade")
+    assert refused["rung"] == "shadow" and "no copy of it" in refused["reason"]
+    [made] = swarm.happened("stage.made")
+    assert made["rung"] == "fitted mean"
 
 
 def test_shadows_stay_within_their_budget() -> None:

@@ -101,3 +101,19 @@ def test_a_step_that_is_not_finite_changes_nothing() -> None:
     with pytest.raises(NonFinite):
         stage.step(accumulated, 0, loss=1.0, tokens=4)
     assert torch.equal(flat(stage.model), before) and stage.optimizer.steps == 0
+
+
+def test_a_fit_changes_outer_and_local_parameters_alike() -> None:
+    """Nothing of it is progress that a round would count, and no moments are left of it."""
+    lost, new = stage_replica((2, 3), 1), StageReplica(CONFIG, StageSlice((2, 3), 1), INNER, OUTER, seed=4)
+    with torch.no_grad():
+        for parameter in lost.model.parameters():
+            parameter.mul_(1.5)  # so that it does something
+    x = torch.randn(1, 8, 16, generator=torch.Generator().manual_seed(2))
+    pairs = [(x, lost.worker.forward(1, x))]
+    before = new.misfit(pairs)
+    new.fit(pairs)
+    assert lost.misfit(pairs) == pytest.approx(0.0, abs=1e-6)
+    assert new.misfit(pairs) < 0.7 * before
+    assert torch.equal(new.outer.params, flat(new.model)) and new.optimizer.steps == 0
+    assert all(parameter.grad is None for parameter in new.model.parameters())

@@ -1,5 +1,7 @@
 """CheckFree's rules against straight references, and what they refuse."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from farflung.training.errors import Unrecoverable
 from farflung.training.flat import Layout, flatten
 from farflung.training.model import Decoder, ModelConfig
 from farflung.training.recovery_checkfree import CheckFree, Copy, Mean, lr_factor, made, order, rule, smoothed, twin_of
-from farflung.training.recovery_fit import Fit, fit_
+from farflung.training.recovery_fit import Fit, fit_, misfit
 from farflung.training.recovery_rules import NORM_FLOOR, drawn, interpolated, weighted_mean
 
 PLAIN, PLUS = CheckFree(), CheckFree(plus=True)
@@ -153,6 +155,19 @@ def test_the_average_of_norms_stays_among_them(seen: list[float], decay: float) 
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="lr_bump"):
         CheckFree(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_misfit_is_relative_to_leaving_the_stage_out() -> None:
+    torch.manual_seed(0)
+    stage, other = nn.Linear(8, 8), nn.Linear(8, 8)
+    inputs = [torch.randn(1, 16, 8) for _ in range(3)]
+    pairs = [(x, stage(x).detach()) for x in inputs]
+    assert misfit(stage, pairs) == pytest.approx(0.0, abs=1e-6)
+    assert misfit(lambda x: x, pairs) == pytest.approx(1.0)
+    assert misfit(lambda x: 2 * x - stage(x), pairs) == pytest.approx(4.0)  # as far, the other way
+    assert misfit(lambda x: x * torch.nan, pairs) == math.inf
+    pairs[1] = (inputs[1], other(inputs[1]).detach())  # somebody sent what was of another stage
+    assert misfit(stage, pairs) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_fit_brings_a_stage_back_to_what_its_neighbours_saw() -> None:

@@ -1,0 +1,203 @@
+"""Imprints: the last activations that went into a stage and came out of it, as its neighbours remember them.
+
+    ... ──▶ stage before ──x──▶ the stage ──y──▶ stage after ──▶ ...
+             has sent x                           was sent y
+
+When a stage is lost with all its peers, pairs (x, y) of one microbatch are all that is left of what it computed. Whoever makes it anew asks for some
+(`renewal`), to see whether what it has made does any of that, and to fit it (`training/recovery_fit.py`).
+
+A peer keeps the payloads as they crossed the boundary: of the first microbatches of the last steps in which it had any, so that those before and after a
+stage keep the same ones. Nothing is sent for it before somebody asks, and then the first sequence of each: a fit to all of a few microbatches would take
+longer than it gains.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from farflung.compression.codec import CodecError, Payload
+from farflung.node import framing
+from farflung.node.door import Door
+from farflung.node.network import Network, PeerId, Stream
+from farflung.protocol.errors import Malformed, NetworkError, Refused, RemoteError
+from farflung.protocol.limits import MAX_IMPRINTS
+from farflung.protocol.messages import Imprinted, ImprintKey, ImprintList, ImprintListRequest, ImprintRequest
+from farflung.training.pipeline_boundary import Boundary
+from farflung.training.recovery_fit import Pair
+
+T = TypeVar("T")
+
+KIND = "imprint"
+
+STEPS = 2
+"""Of which activations are kept: the one in which a stage is lost may not have brought any whole pair."""
+
+MICROBATCHES = MAX_IMPRINTS // STEPS
+"""The first ones of each step."""
+
+PAIRS = 4
+"""As many as are fetched."""
+
+LIST_S, FETCH_S = 10.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Imprint:
+    """One activation as it crossed a boundary: [batch, length, width], encoded."""
+
+    batch: int
+    length: int
+    payload: Payload
+
+
+@dataclass(slots=True)
+class Imprints:
+    """What a peer remembers of other stages."""
+
+    _kept: dict[tuple[int, bool], dict[bytes, dict[int, Imprint]]] = field(default_factory=dict)
+    """By (stage, whether it is output), step and microbatch; the newest step last."""
+
+    def keep(self, stage: int, window: bytes, microbatch: int, imprint: Imprint, *, output: bool) -> None:
+        """What went into the stage, or has come out of it. Stage 0 has no use for it: it is never made anew."""
+        if stage == 0 or microbatch >= MICROBATCHES:
+            return
+        steps = self._kept.setdefault((stage, output), {})
+        steps.setdefault(window, {})[microbatch] = imprint
+        while len(steps) > STEPS:
+            del steps[next(iter(steps))]
+
+    def keys(self, stage: int, *, output: bool) -> tuple[ImprintKey, ...]:
+        steps = self._kept.get((stage, output), {})
+        return tuple(ImprintKey(window, number) for window, found in steps.items() for number in found)
+
+    def get(self, request: ImprintRequest) -> Imprint | None:
+        steps = self._kept.get((request.stage, request.output), {})
+        return steps.get(request.key.window, {}).get(request.key.microbatch)
+
+
+def serve_imprints(
+    network: Network,
+    imprints: Imprints,
+    boundary: Boundary,  # of forwards
+    side: Door,
+    admitted: Callable[[PeerId], bool],
+    refused: Callable[[RemoteError], None],
+) -> None:
+    """Hand out what we remember."""
+
+    async def serve(stream: Stream) -> None:
+        if not admitted(stream.peer):
+            raise Refused("asks for activations before being admitted to the swarm", peer=stream.peer)
+        request: ImprintListRequest | ImprintRequest = await framing.read_header(
+            stream, ImprintListRequest, ImprintRequest
+        )
+        if isinstance(request, ImprintListRequest):
+            inputs, outputs = (imprints.keys(request.stage, output=output) for output in (False, True))
+            await framing.write_header(stream, ImprintList(inputs, outputs))
+            return
+        found = imprints.get(request)
+        if found is None:
+            await framing.write_header(stream, Imprinted(0, 0))
+        else:
+            payload = await side.run(_first_sequence, found, boundary)
+            await framing.write_with_header(stream, Imprinted(found.length, len(payload)), payload)
+
+    network.serve(KIND, framing.guarded(serve, refused, within_s=FETCH_S))
+
+
+def _first_sequence(imprint: Imprint, boundary: Boundary) -> Payload:
+    whole = boundary.decode(imprint.payload, imprint.batch, imprint.length, device=torch.device("cpu"))
+    return boundary.encode(whole[:1])
+
+
+async def gather_pairs(
+    network: Network,
+    peers: Sequence[PeerId],  # that may remember some
+    stage: int,
+    boundary: Boundary,
+    seq_len: int,  # no sequence is longer
+    *,
+    side: Door,
+    refused: Callable[[RemoteError], None],
+) -> list[Pair]:
+    """Inputs and outputs of a stage, [1, T, D] each, as its neighbours remember them; none where nobody does, or who does cannot be reached."""
+    asking = _Asking(network, stage, boundary, seq_len, side, refused)
+    lists = await asyncio.gather(*(asking.fetch_list(peer) for peer in peers))
+    holders: dict[tuple[bool, ImprintKey], PeerId] = {}
+    for peer, listed in zip(peers, lists, strict=True):
+        if listed is not None:
+            holders |= {(False, key): peer for key in listed.inputs} | {(True, key): peer for key in listed.outputs}
+    both = sorted(key for output, key in holders if output and (False, key) in holders)
+    pairs = await asyncio.gather(
+        *(asking.fetch_pair(key, holders[False, key], holders[True, key]) for key in both[:PAIRS])
+    )
+    return [pair for pair in pairs if pair is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """Requests about one stage."""
+
+    network: Network
+    stage: int
+    boundary: Boundary
+    seq_len: int
+    side: Door
+    refused: Callable[[RemoteError], None]
+
+    async def fetch_list(self, peer: PeerId) -> ImprintList | None:
+        async def read(stream: Stream) -> ImprintList:
+            return await framing.read_header(stream, ImprintList)
+
+        return await self._ask(peer, ImprintListRequest(self.stage), read, within_s=LIST_S)
+
+    async def fetch_pair(self, key: ImprintKey, before: PeerId, after: PeerId) -> Pair | None:
+        """None when one half cannot be had, or they do not belong together."""
+        x, y = await asyncio.gather(self._fetch(key, before, output=False), self._fetch(key, after, output=True))
+        return None if x is None or y is None or x.shape != y.shape else (x, y)
+
+    async def _fetch(self, key: ImprintKey, peer: PeerId, *, output: bool) -> Tensor | None:
+        async def read(stream: Stream) -> Tensor | None:
+            header = await framing.read_header(stream, Imprinted)
+            if header.length == 0:
+                return None
+            if header.length > self.seq_len or header.nbytes > self.boundary.max_nbytes(header.length):
+                raise Refused(f"{header.nbytes} bytes of activations for {header.length} tokens", peer=peer)
+            payload = await framing.read_payload(stream, header.nbytes)
+            try:
+                x = await self.side.run(self.boundary.decode, payload, 1, header.length, device=torch.device("cpu"))
+            except CodecError as error:
+                raise Malformed(f"activations of stage {self.stage}: {error}", peer=peer) from error
+            if not bool(x.isfinite().all()):
+                raise Refused(f"activations of stage {self.stage} that are not finite", peer=peer)
+            return x
+
+        request = ImprintRequest(self.stage, output, key)
+        return await self._ask(peer, request, read, within_s=FETCH_S)
+
+    async def _ask(
+        self,
+        peer: PeerId,
+        request: ImprintListRequest | ImprintRequest,
+        read: Callable[[Stream], Awaitable[T]],
+        *,
+        within_s: float,
+    ) -> T | None:
+        """What `read` makes of the answer; None when there is none, or none that counts."""
+        try:
+            async with asyncio.timeout(within_s):
+                stream = await self.network.open_stream(peer, KIND)
+                try:
+                    await framing.write_header(stream, request)
+                    return await read(stream)
+                finally:
+                    await stream.close()
+        except (NetworkError, TimeoutError):
+            return None
+        except RemoteError as error:
+            self.refused(error)
+            return None
