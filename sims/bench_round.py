@@ -140,7 +140,7 @@ def run_round(
     as_json: bool = False,
     sizes: Sequence[int] = (16, 64, 256),
     peers: int = 8,
-    wan: Sequence[int] = (16, 64),
+    wan: Sequence[int] = (16, 64, 256),
     rounds: int = MEASURED_ROUNDS,
 ) -> list[dict[str, Any]]:
     """Measure, show, and return one row per figure. `sizes` and `wan`: fp32 megabytes on loopback and on the WAN.

@@ -1,6 +1,7 @@
 """One tiny model, one way to make a replica of it, and batches made of integers, the same on all machines."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,12 +34,12 @@ def config() -> ModelConfig:
 
 @pytest.fixture
 def make_replica(config: ModelConfig) -> MakeReplica:
-    def make(*, outer: OuterConfig | None = None, chunk_bytes: int = 4096, microbatch: int = 4) -> Replica:
+    def make(*, outer: OuterConfig | None = None, chunk_bytes: int = 4096, **runtime: Any) -> Replica:
         schedule = Schedule(peak=6e-3, warmup_steps=5, total_steps=100)
         outer = outer or OuterConfig(lr=0.7, momentum=0.5)
-        runtime = Runtime(microbatch=microbatch)
+        chosen = Runtime(**{"microbatch": 4, **runtime})
         inner = InnerConfig(schedule=schedule)
-        return Replica(config, inner, outer, seed=7, runtime=runtime, chunk_bytes=chunk_bytes)
+        return Replica(config, inner, outer, seed=7, runtime=chosen, chunk_bytes=chunk_bytes)
 
     return make
 

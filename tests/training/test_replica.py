@@ -4,6 +4,7 @@ import copy
 import itertools
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +264,13 @@ def test_microbatches_are_one_batch(make_replica: Any, batch: Any) -> None:
         assert first.loss == pytest.approx(second.loss, rel=1e-5)
         assert first.grad_norm == pytest.approx(second.grad_norm, rel=1e-4)
         assert first.tokens == second.tokens == 4 * 24
+
+
+def test_the_model_compiles_as_one_graph(make_replica: Any, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And trains as without: forward and backward are traced as for a GPU, but nothing is generated, which takes a minute."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
+    losses = train(make_replica(compile=True), batch, 0, 3)
+    assert losses == pytest.approx(train(make_replica(), batch, 0, 3), rel=1e-6)
 
 
 def test_going_on_from_disk_gives_the_same_bits(make_replica: Any, batch: Any, tmp_path: Path) -> None:
