@@ -15,7 +15,7 @@ import asyncio
 import ipaddress
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -271,6 +271,8 @@ class Shadows:
     async def _refresh(self, one: Due) -> None:
         stage = int(one.kept.piece)
         now = asyncio.get_running_loop().time()
+        held = self._roll.holders(stage, now)
+        newest = 0 if held is None else held[0]
         for source in self._roll.training(stage, now):
             try:
                 shadow = await fetch(self._network, self._side, source, stage, self._sizes[stage])
@@ -279,6 +281,8 @@ class Shadows:
             except RemoteError as error:
                 self._refused(error)
                 continue
+            # no later than others say that the stage is: one that claims more would never be refreshed
+            shadow = replace(shadow, step=min(shadow.step, self._step()), version=min(shadow.version, newest))
             self._shelf.shadows[stage] = shadow
             self._shelf.received_bytes += len(shadow.payload)
             self._log.emit(

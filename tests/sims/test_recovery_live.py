@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from tests.sims.pipeline_cases import Counting, recipe, signers
@@ -9,7 +10,7 @@ from tests.sims.pipeline_cases import Counting, recipe, signers
 from farflung.node import shadows
 from farflung.node.imprints import Imprints
 from farflung.node.recipe import Recipe
-from farflung.node.shadows import CODEC
+from farflung.node.shadows import CODEC, Shadow, Shadows
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
 
 
@@ -278,6 +279,24 @@ def test_shadows_stay_within_their_budget() -> None:
     assert len(held) > 2 and not swarm.happened("shadow", 1)  # stage 0 has none
     first = held[0]["bytes"]  # which nobody else has, and so is over the budget
     assert all(event["received_bytes"] <= event["allowed_bytes"] + first for event in held)
+
+
+def test_a_shadow_that_claims_to_be_of_later_is_refreshed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Shadows.own
+
+    async def boast(self: Shadows) -> Shadow:
+        return replace(await own(self), step=1 << 60, version=1 << 60)
+
+    async def story(swarm: PipelineSwarm) -> None:
+        swarm.start(0)
+        swarm.start(1)
+        await until_done(swarm, 0, 1)
+
+    monkeypatch.setattr(Shadows, "own", boast)
+    swarm = simulate(recipe(total_steps=16, pipeline={"shadows": 1.0}), Counting(), signers(2), story)
+    assert not swarm.broken
+    held = swarm.happened("shadow", 0)
+    assert len(held) > 2 and all(event["of_step"] <= 16 for event in held)
 
 
 def test_without_a_budget_there_are_no_shadows() -> None:
