@@ -16,7 +16,7 @@ COMMANDS = [line.partition("#")[0].split() for block in BLOCKS for line in block
 
 ELSEWHERE = {
     ("pip", "install", "."),  # tests/test_wheel.py
-    ("farflung", "demo"),  # tests/sims/test_demo.py
+    ("farflung", "demo"),  # tests/test_wheel.py
     ("farflung", "join", "farflung1..."),  # tests/node/test_daemon.py
 }
 

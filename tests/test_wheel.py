@@ -1,5 +1,6 @@
 """The wheel, installed apart from the checkout, works from an empty directory."""
 
+import ast
 import json
 import os
 import subprocess
@@ -7,17 +8,49 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+
+from farflung.sims.facts import load_run
 
 ROOT = Path(__file__).parent.parent
+
+FIGURES = {
+    "outer_loss",
+    "solo_loss",
+    "bytes_sent_per_peer",
+    "bits_per_parameter",
+    "left_out",
+    "ddp_bytes_per_peer",
+    "rounds_committed",
+    "rounds_missed",
+    "digests_equal",
+    "samples_trained_twice",
+    "samples_lost",
+    "peers_killed",
+    "peers_joined",
+    "seconds",
+    "tokens_committed",
+    "tokens_per_s",
+    "median_round_s",
+    "peers",
+    "utilisation",
+    "judged",
+    "expected",
+    "pipeline",
+    "invariants_broken",
+}
+"""Of the demo's JSON."""
 
 pytestmark = pytest.mark.slow
 
 
-def run(*command: object, cwd: Path, **environment: str) -> str:
+def run(*command: object, cwd: Path, timeout_s: float = 110.0, **environment: str) -> str:
     kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "FARFLUNG_HOME")}
     result = subprocess.run(
         [str(word) for word in command],
@@ -25,7 +58,7 @@ def run(*command: object, cwd: Path, **environment: str) -> str:
         env=kept | environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=timeout_s,
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
@@ -61,16 +94,26 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("installed")
     venv.create(folder, with_pip=False)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
-    run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, wheel, cwd=folder)
+    python = folder / "bin" / "python"
+    run(sys.executable, "-m", "pip", "-q", "--python", python, "install", "--no-deps", wheel, cwd=folder)
     # As plain folders: .pth files in there, the checkout's editable install among them, are not followed.
     there = dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
     (site / "others.pth").write_text("\n".join(there) + "\n")
-    return folder / "bin" / "python"
+    return python
 
 
-def farflung(python: Path, cwd: Path, *words: object) -> str:
-    code = "from farflung.sims.main import main; main()"
-    return run(python, "-c", code, *words, cwd=cwd, OMP_NUM_THREADS="1")
+def farflung(python: Path, cwd: Path, *words: object, timeout_s: float = 110.0) -> str:
+    """By the console script."""
+    return run(python.with_name("farflung"), *words, cwd=cwd, timeout_s=timeout_s, OMP_NUM_THREADS="1")
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Top-level modules that a module imports, at its top or later."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name.partition(".")[0] for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module.partition(".")[0]
 
 
 def test_the_wheel_holds_our_folders_and_nothing_else(wheel: Path) -> None:
@@ -88,6 +131,27 @@ def test_the_wheel_holds_our_folders_and_nothing_else(wheel: Path) -> None:
 def test_it_is_imported_from_where_it_is_installed(installed: Path, tmp_path: Path) -> None:
     code = "import farflung.node.daemon as daemon; print(daemon.__file__)"
     assert str(installed.parent.parent) in run(installed, "-c", code, cwd=tmp_path)
+
+
+def test_what_is_declared_is_what_is_imported(installed: Path) -> None:
+    """Installed with `--no-deps` beside everything that the tests have, so no import would fail for want of a dependency."""
+    site = sysconfig.get_path("purelib", vars={"base": str(installed.parents[1])})
+    (wheel,) = metadata.distributions(name="farflung", path=[site])
+    modules = {
+        name
+        for file in wheel.files or ()
+        if file.suffix == ".py"
+        for name in imported(ast.parse(file.read_text(encoding="utf-8")))
+    }
+    providers = metadata.packages_distributions()
+    strangers = modules - sys.stdlib_module_names - {"farflung"}
+    needed = {name: {one.lower() for one in providers[name]} for name in strangers}
+    declared = [Requirement(text) for text in wheel.requires or ()]
+    extra = {one.name.lower() for one in declared if one.marker is not None and "extra ==" in str(one.marker)}
+    always = {one.name.lower() for one in declared} - extra
+    assert extra & {name for names in needed.values() for name in names} == {"datasets"}  # which says so where it lacks
+    assert [name for name, from_ in needed.items() if not from_ & (always | {"datasets"})] == []
+    assert [name for name in always if not any(name in from_ for from_ in needed.values())] == []
 
 
 def test_scenarios_are_found_where_it_is_installed(installed: Path, tmp_path: Path) -> None:
@@ -110,3 +174,24 @@ def test_a_swarm_is_founded_trained_and_exported_from_an_empty_directory(install
     assert "round 2 committed" in shown and "the run is complete" in shown
     facts = say("export", "alone", "model")
     assert facts["rounds"] == 2 and (tmp_path / "model" / "model.safetensors").exists()
+
+
+@pytest.mark.timeout(300)
+def test_the_demo_keeps_its_promises(installed: Path, tmp_path: Path) -> None:
+    """Everything but the loss, which needs more rounds than a test has time for: as short as it goes."""
+    words = ("demo", "--json", "--minutes", "1.5", "--out", "out")
+    figures = json.loads(farflung(installed, tmp_path, *words, timeout_s=290.0))
+    assert set(figures) == FIGURES
+    assert (figures["digests_equal"], figures["samples_trained_twice"], figures["samples_lost"]) == (True, 0, 0)
+    assert (figures["peers_killed"], figures["peers_joined"]) == (1, 2)
+    assert figures["rounds_committed"] >= 5 and figures["invariants_broken"] == []
+    assert all(missed["reason"] for missed in figures["rounds_missed"])
+    assert max(figures["bytes_sent_per_peer"].values()) < figures["ddp_bytes_per_peer"]
+    assert [file.name for file in tmp_path.iterdir()] == ["out"]
+    out = tmp_path / "out"
+    assert "<svg" in (out / "report.html").read_text()
+    assert json.loads((out / "report.json").read_text()) == figures
+    assert (out / "model" / "model.safetensors").exists()
+    facts = load_run(out / "run.json")
+    assert [incident.what for incident in facts.timeline].count("start") == 4
+    assert len(facts.sample_text) > 50 and facts.ledger is not None and facts.ledger.cursor > 0
