@@ -12,11 +12,11 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -24,7 +24,7 @@ from rich.console import Console
 from farflung.compression import kernels
 from farflung.node import exporting, founding
 from farflung.node.control import ControlServer, only_node
-from farflung.node.discovery import Announcer, Finder, check_record, find_claims, find_manifest
+from farflung.node.discovery import Announcer, Finder, check_record
 from farflung.node.door import Doors
 from farflung.node.engine import Engine, EngineConfig
 from farflung.node.enginelog import engine_log
@@ -32,6 +32,7 @@ from farflung.node.events import Event, EventLog
 from farflung.node.identity import Identity
 from farflung.node.inside import NodeInside
 from farflung.node.live import show
+from farflung.node.lookup import look_up_manifest, look_up_name
 from farflung.node.machine import choose_runtime
 from farflung.node.network import PeerId
 from farflung.node.options import CreatedSwarm, CreateOptions, ExportOptions, JoinOptions
@@ -54,20 +55,12 @@ from farflung.node.swarmfiles import (
 )
 from farflung.node.wanted import Wanted, founders_here, local_swarm
 from farflung.protocol.admission import admission_token
-from farflung.protocol.errors import ConfigError, NetworkError
+from farflung.protocol.errors import ConfigError
 from farflung.protocol.keys import short
 from farflung.protocol.manifest import SignedManifest, open_manifest
-from farflung.protocol.naming import resolve
 
 MEGABIT = 1e6 / 8
 """Bytes."""
-
-LOOK_UP_S = 90.0
-"""How long the DHT is asked for a name or a manifest before giving up: members may just be starting."""
-
-RETRY_S = 2.0
-
-T = TypeVar("T")
 
 
 def create(options: CreateOptions) -> CreatedSwarm:
@@ -157,51 +150,17 @@ class NodeDaemon:
             return self._wanted.swarm
         name = self._options.swarm
         self.say(f"looking up the name {name!r} ...")
-
-        async def look() -> SwarmPaths | None:
-            claims = [found.claim for found in await find_claims(engine, name.partition("@")[0])]
-            if not claims:
-                return None
-            claim = resolve(name, claims, founders_here(self._paths))
-            return self._paths.add_swarm(claim.swarm.hex(), claim.name)
-
-        swarm = await self._until_found(look)
-        if swarm is None:
-            raise ConfigError(
-                f"nobody answers for the name {name!r} (asked for {LOOK_UP_S:.0f} s). Check the spelling, give `--peer "
-                "ADDRESS` of a running member, or ask for an invitation: it works without a look-up"
-            )
+        claim = await look_up_name(engine, name, founders_here(self._paths))
+        swarm = self._paths.add_swarm(claim.swarm.hex(), claim.name)
         self._locks.enter_context(only_node(swarm))
         return swarm
 
     async def _find_manifest(self, engine: Engine, swarm: SwarmPaths) -> SignedManifest:
         if load_manifest(swarm) is None:
             self.say(f"fetching the manifest of {swarm.name} ...")
-
-            async def look() -> bytes | None:
-                found = await find_manifest(engine, bytes.fromhex(swarm.hash_hex))
-                return None if found is None else found[1]
-
-            value = await self._until_found(look)
-            if value is None:
-                raise NetworkError(
-                    f"no peer of swarm {swarm.name} could be reached within {LOOK_UP_S:.0f} s: is one running? If its address "
-                    "has changed, give the new one with `--peer ADDRESS`, or ask for a new invitation"
-                )
+            value = await look_up_manifest(engine, bytes.fromhex(swarm.hash_hex), swarm.name)
             save_manifest(swarm, value)
         return msgspec.msgpack.decode(swarm.manifest.read_bytes(), type=SignedManifest)
-
-    async def _until_found(self, look: Callable[[], Awaitable[T | None]]) -> T | None:
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + LOOK_UP_S
-        while True:
-            with contextlib.suppress(NetworkError):  # nobody answers yet; the next attempt may find somebody
-                found = await look()
-                if found is not None:
-                    return found
-            if loop.time() >= give_up_at:
-                return None
-            await asyncio.sleep(RETRY_S)
 
     # ---- life --------------------------------------------------------------------------------------------------
 

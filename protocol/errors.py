@@ -3,6 +3,7 @@
 FarflungError
 ├── LocalError                 we, or our user, asked for something wrong
 │   ├── ConfigError            a flag, file or key is wrong; the message names the remedy
+│   │   └── Unclaimed          nobody who is meant claims a name; a claim may be on its way
 │   ├── IdentityError          the key file is missing, unreadable or not ours
 │   └── NameContested          a bare swarm name that more than one founder claims, or that nobody vouches for
 ├── RemoteError                a peer broke the protocol: `peer` says who; our state is unchanged
@@ -28,6 +29,10 @@ class LocalError(FarflungError):
 
 class ConfigError(LocalError):
     """A flag, a file or a key of a file is wrong."""
+
+
+class Unclaimed(ConfigError):
+    """Nobody who is meant claims a name, as far as is known: a claim may be on its way."""
 
 
 class IdentityError(LocalError):

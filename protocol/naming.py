@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from farflung.protocol.errors import ConfigError, NameContested
+from farflung.protocol.errors import ConfigError, NameContested, Unclaimed
 from farflung.protocol.keys import FINGERPRINT_CHARS, PeerId, fingerprint
 from farflung.protocol.limits import MAX_NAME
 
@@ -68,8 +68,8 @@ def resolve(text: str, claims: Iterable[NameClaim], pinned: Mapping[str, PeerId]
     `pinned` says for a bare name which founder this machine means by it. Of one founder's claims the latest
     counts.
 
-    Raises ConfigError (no such name, or nobody claims it), NameContested (a bare name that is not pinned, or
-    a fingerprint that fits several founders); both say what to type.
+    Raises ConfigError (no such name), Unclaimed (nobody who is meant claims it), NameContested (a bare name that is
+    not pinned, or a fingerprint that fits several founders); all say what to type.
     """
     name, prefix = split_name(text)
     latest = _latest(name, claims)
@@ -87,7 +87,7 @@ def resolve(text: str, claims: Iterable[NameClaim], pinned: Mapping[str, PeerId]
         raise NameContested(_contested(name, {founder: latest[founder] for founder in chosen}))
     if not chosen:
         others = f"; others claim {_list(name, latest)}" if latest else ""
-        raise ConfigError(
+        raise Unclaimed(
             f"no claim to {wanted!r} found{others}. Check the spelling, give `--peer ADDRESS` of a member, "
             "or ask for an invitation: it works without a look-up"
         )

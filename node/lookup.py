@@ -1,0 +1,77 @@
+"""What a node that joins has to learn from the DHT first: whose swarm a name means, and the manifest.
+
+Members may just be starting, and a record needs a while to get around. So what is not there is looked for again, also when there is
+something else in its place: somebody else's claim to the name says nothing about the one that is meant.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
+
+from farflung.node.discovery import find_claims, find_manifest
+from farflung.node.network import Network, PeerId
+from farflung.protocol.errors import ConfigError, NetworkError, Unclaimed
+from farflung.protocol.naming import NameClaim, resolve, split_name
+
+LOOK_UP_S = 90.0
+"""How long the DHT is asked for a name or a manifest before giving up."""
+
+RETRY_S = 2.0
+
+T = TypeVar("T")
+
+
+async def look_up_name(network: Network, text: str, pinned: Mapping[str, PeerId]) -> NameClaim:
+    """The claim that `text` means; see `naming.resolve`.
+
+    Raises NameContested at once, for more claims would not settle what the person has left open; ConfigError when there was none in time.
+    """
+    name, _ = split_name(text)
+    missing = ConfigError(
+        f"nobody answers for the name {text!r} (asked for {LOOK_UP_S:.0f} s). Check the spelling, give `--peer ADDRESS` of a "
+        "running member, or ask for an invitation: it works without a look-up"
+    )
+
+    async def look() -> NameClaim | None:
+        nonlocal missing
+        claims = [found.claim for found in await find_claims(network, name)]
+        try:
+            return resolve(text, claims, pinned)
+        except Unclaimed as error:
+            missing = error
+            return None
+
+    claim = await _until_found(look)
+    if claim is None:
+        raise missing
+    return claim
+
+
+async def look_up_manifest(network: Network, swarm: bytes, name: str) -> bytes:
+    """The signed manifest with this hash. Raises NetworkError when nobody had it in time."""
+
+    async def look() -> bytes | None:
+        found = await find_manifest(network, swarm)
+        return None if found is None else found[1]
+
+    value = await _until_found(look)
+    if value is None:
+        raise NetworkError(
+            f"no peer of swarm {name} could be reached within {LOOK_UP_S:.0f} s: is one running? If its address "
+            "has changed, give the new one with `--peer ADDRESS`, or ask for a new invitation"
+        )
+    return value
+
+
+async def _until_found(look: Callable[[], Awaitable[T | None]]) -> T | None:
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + LOOK_UP_S
+    while True:
+        with contextlib.suppress(NetworkError):  # nobody answers yet; the next attempt may find somebody
+            found = await look()
+            if found is not None:
+                return found
+        if loop.time() >= give_up_at:
+            return None
+        await asyncio.sleep(RETRY_S)

@@ -1,0 +1,79 @@
+"""What a newcomer looks up may not be there yet: over the modelled network and its clock."""
+
+import asyncio
+
+import pytest
+from tests.node.test_discovery import SIGNERS, founded, in_network
+
+from farflung.node import lookup
+from farflung.node.discovery import publish_founding
+from farflung.node.lookup import look_up_manifest, look_up_name
+from farflung.node.network import Network
+from farflung.protocol.errors import ConfigError, NameContested, NetworkError
+from farflung.protocol.naming import full_name
+
+MEANT, OTHER = SIGNERS[0].peer_id, SIGNERS[1].peer_id
+
+
+async def publish(network: Network, number: int, *, after_s: float = 0.0) -> None:
+    await asyncio.sleep(after_s)
+    await publish_founding(network, SIGNERS[number], "alpha", founded(SIGNERS[number])[1])
+
+
+def test_a_claim_that_is_on_its_way_is_waited_for_also_beside_somebody_elses() -> None:
+    """Somebody else's alone was taken as the answer: that the one who is meant claims nothing."""
+
+    async def body(networks: list[Network]) -> None:
+        await publish(networks[1], 1)
+        async with asyncio.TaskGroup() as group:
+            looking = group.create_task(look_up_name(networks[2], full_name("alpha", MEANT), {}))
+            pinned = group.create_task(look_up_name(networks[2], "alpha", {"alpha": MEANT}))
+            group.create_task(publish(networks[0], 0, after_s=lookup.LOOK_UP_S / 2))
+        assert looking.result() == pinned.result() and looking.result().founder == MEANT
+
+    in_network(body)
+
+
+def test_what_nobody_claims_in_time_is_said_with_who_else_claims_it() -> None:
+    async def body(networks: list[Network]) -> None:
+        loop = asyncio.get_running_loop()
+        for claimed in (False, True):
+            began = loop.time()
+            with pytest.raises(ConfigError) as caught:
+                await look_up_name(networks[2], full_name("alpha", MEANT), {})
+            assert lookup.LOOK_UP_S <= loop.time() - began <= lookup.LOOK_UP_S + 2 * lookup.RETRY_S
+            assert f"no claim to '{full_name('alpha', MEANT)}' found" in str(caught.value)
+            assert (f"others claim {full_name('alpha', OTHER)}" in str(caught.value)) == claimed
+            await publish(networks[1], 1)
+        with pytest.raises(NetworkError, match="no peer of swarm alpha could be reached"):
+            await look_up_manifest(networks[2], bytes(32), "alpha")
+
+    in_network(body)
+
+
+def test_a_bare_name_that_somebody_claims_is_contested_at_once() -> None:
+    async def body(networks: list[Network]) -> None:
+        await publish(networks[1], 1)
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(NameContested, match=f"farflung join {full_name('alpha', OTHER)}"):
+            await look_up_name(networks[2], "alpha", {})
+        assert asyncio.get_running_loop().time() - began < lookup.RETRY_S
+
+    in_network(body)
+
+
+def test_a_network_that_does_not_answer_is_asked_again_and_then_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(networks: list[Network]) -> None:
+        asked = 0
+
+        async def silence(key: str) -> dict[str, bytes]:
+            nonlocal asked
+            asked += 1
+            raise NetworkError("no answer")
+
+        monkeypatch.setattr(networks[2], "get_records", silence)
+        with pytest.raises(ConfigError, match="nobody answers for the name 'alpha'"):
+            await look_up_name(networks[2], "alpha", {})
+        assert asked > 10
+
+    in_network(body)
