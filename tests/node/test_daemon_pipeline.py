@@ -1,22 +1,16 @@
 """A swarm with a pipeline as people run it: `create --stages 2`, processes that join over loopback, and two that are killed."""
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.node.processes import nodes
 
 from farflung.node import daemon
 from farflung.node.doctor import examine
 from farflung.node.evaluating import evaluate_swarm
-from farflung.node.events import read_events
 from farflung.node.options import CreatedSwarm, CreateOptions, DoctorOptions, EvalOptions, ExportOptions
 from farflung.node.paths import SwarmPaths, resolve_paths
 from farflung.node.stage_start import SavedStage, save_stage, saved_stage
@@ -50,7 +44,6 @@ inner_steps = 5
 batch_tokens = 512
 min_round_s = 1.0
 """
-PATIENCE_S = 240.0
 
 
 def found(tmp_path: Path, **flags: Any) -> CreatedSwarm:
@@ -104,66 +97,13 @@ def test_the_doctor_looks_at_a_stage(tmp_path: Path) -> None:
     assert again["model"] == "pipe, stage 1 of 2, this machine's" and again["parameters"] < findings["parameters"]
 
 
-class Node:
-    """A process that runs `farflung join`."""
-
-    def __init__(self, home: Path, swarm: str, *options: str) -> None:
-        command = [sys.executable, "-m", "farflung.sims.main", "join", swarm, "--local", "--no-live", "--threads", "1"]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        self.home, self.log = home, home.with_suffix(".log")
-        with self.log.open("w") as output:
-            self.process = subprocess.Popen(
-                [*command, *options, "--home", str(home)], stdout=output, stderr=output, env=environment
-            )
-        self.paths = resolve_paths(home, {})
-
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        known = self.paths.swarms()
-        if not known or not known[0].events.exists():
-            return []
-        return [event for event in read_events(known[0].events) if event["event"] == kind]
-
-    def until(self, holds: Callable[[], object]) -> None:
-        """Wait, while the process lives."""
-        give_up_at = time.monotonic() + PATIENCE_S
-        while not holds():
-            assert self.process.poll() is None and time.monotonic() < give_up_at, self.log.read_text()
-            time.sleep(0.2)
-
-    def rounds(self) -> int:
-        return len(self.events("round.commit"))
-
-
-@contextmanager
-def nodes() -> Iterator[Callable[..., Node]]:
-    """Starts nodes, which are asked to leave in the end: all at once, for each waits a while for the goodbyes of the dead."""
-    started: list[Node] = []
-
-    def start(home: Path, swarm: str, *options: str) -> Node:
-        started.append(Node(home, swarm, *options))
-        return started[-1]
-
-    try:
-        yield start
-    finally:
-        for node in started:
-            node.process.send_signal(signal.SIGTERM)
-        for node in started:
-            try:
-                node.process.wait(30.0)
-            except subprocess.TimeoutExpired:
-                node.process.kill()
-                node.process.wait()
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_processes_train_two_stages_though_one_of_a_stage_is_killed_and_then_its_last(tmp_path: Path) -> None:
     found(tmp_path)
     with nodes() as start:
         a = start(tmp_path / "a", "pipe")
-        a.until(lambda: "farflung join farflung1" in a.log.read_text())
-        invitation = next(word for word in a.log.read_text().split() if word.startswith("farflung1"))
+        invitation = a.word("farflung1")
         b = start(tmp_path / "b", invitation)
         b.until(lambda: b.rounds() >= 1)
         assert "serves stage 1 of 2: layers 2 to 3" in b.log.read_text()  # nobody else did

@@ -1,0 +1,132 @@
+"""How real nodes end: asked to by a signal, twice by an impatient person, or killed; and how they go on from there."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.node.founded import found
+from tests.node.processes import Node, nodes
+
+from farflung.node.storage import FileStorage, Place, newest_history
+from farflung.protocol.chain import Commit
+from farflung.protocol.ledger import count, is_prefix
+from farflung.sims.facts import load_events
+from farflung.sims.summary import committed_samples, digests_equal, length, merge
+
+INNER_STEPS = 200
+"""Some seconds: time to be stopped between two rounds."""
+
+
+def place(node: Node) -> Place:
+    """On its disk."""
+    saved = FileStorage(node.swarm.checkpoint).load_place()
+    assert saved is not None
+    return saved
+
+
+def history(node: Node) -> list[Commit]:
+    """On its disk, oldest first."""
+    return [c.commit for c in newest_history(FileStorage(node.swarm.checkpoint).load_history())[1]]
+
+
+def key(node: Node) -> bytes:
+    """That it says it has, in all its lives."""
+    (peer,) = {event["peer"] for event in node.events("node.start")}
+    return bytes.fromhex(peer)
+
+
+def children(node: Node) -> list[psutil.Process]:
+    return psutil.Process(node.process.pid).children(recursive=True)
+
+
+def contributes(node: Node, *, life: int = 1) -> bool:
+    """Whether a round has counted what it did since it was started for the `life`th time."""
+    begun = [event["time"] for event in node.events("node.start")]
+    commits = node.events("round.commit")
+    return len(begun) == life and any(e["contributed"] and e["time"] >= begun[-1] for e in commits)
+
+
+def steps_of(node: Node, saved: Place) -> int:
+    """Of the run, at that place."""
+    return saved.steps + next(commit.steps for commit in history(node) if commit.height == saved.height)
+
+
+def in_the_middle(node: Node) -> bool:
+    """Whether a commit has just been applied and saved, with steps beyond it: the next round is seconds away."""
+    commits = node.events("round.commit")
+    saved = place(node)
+    return saved.height == commits[-1]["height"] and saved.steps > 0
+
+
+def leaves(node: Node, ask: Callable[[], None], *, told: Node | None = None) -> None:
+    """It ends by itself and has saved what it has. Whoever stays has heard the goodbye, so that nobody need find it dead."""
+    before = len(node.events("node.stop"))
+    height = 0 if told is None else history(told)[-1].height
+    ask()
+    assert node.ended() == 0
+    (stop,) = node.events("node.stop")[before:]
+    assert stop["reason"] == "asked to stop"
+    assert "leaving: finishing the step, saying goodbye, saving" in node.log.read_text()
+    saved = place(node)
+    assert (saved.height, saved.version, steps_of(node, saved)) == (stop["height"], stop["version"], stop["step"])
+    if told is not None:
+        told.until(lambda: any(c.left == (key(node),) for c in history(told) if c.height > height))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_nodes_leave_when_asked_to_and_go_on_where_they_were_when_killed(tmp_path: Path, corpus: Path) -> None:
+    found(tmp_path, corpus, port=0, inner_steps=INNER_STEPS, min_contributors=1)
+    with nodes() as start:
+        a = start(tmp_path / "a", "alpha")
+        invitation = a.word("farflung1")
+        b, c = (start(tmp_path / name, invitation) for name in "bc")
+        for node in (b, c):
+            node.until(lambda node=node: contributes(node))
+
+        # c is killed in training. b is stopped by somebody who does not wait until the others, who cannot answer, let it go.
+        c.until(lambda: in_the_middle(c))
+        for node in (a, b, c):
+            node.process.send_signal(signal.SIGSTOP)
+        saved, who, ours = place(c), key(c), children(b) + children(c)
+        c.process.kill()
+        assert c.ended() == -signal.SIGKILL
+        b.process.send_signal(signal.SIGCONT)
+        b.interrupt()
+        b.says("leaving: finishing the step")
+        b.interrupt()
+        assert b.ended() == 128 + signal.SIGINT
+        assert not b.events("node.stop") and not c.events("node.stop")
+        assert psutil.wait_procs(ours, timeout=30.0)[1] == []
+
+        # Both go on with what they had. Without them the third could decide nothing.
+        before = len(c.events("step"))
+        a.process.send_signal(signal.SIGCONT)
+        b, c = (start(tmp_path / name, "alpha") for name in "bc")
+        for node in (b, c):
+            node.until(lambda node=node: contributes(node, life=2))
+        assert [event["resumed"] for event in c.events("node.start")] == [False, True]
+        assert key(c) == who
+        first = c.events("step")[before]
+        assert first["step"] == steps_of(c, saved) + 1
+        assert not c.events("progress.dropped")
+        later = [e["samples"] for e in c.events("round.commit") if e["height"] > saved.height]
+        sent = next(samples[who.hex()] for samples in later if who.hex() in samples)
+        assert is_prefix(saved.trained, sent) and count(sent) > count(saved.trained)
+
+        leaves(b, b.process.terminate, told=a)
+        leaves(c, c.interrupt, told=a)
+        a.until(lambda: a.events("step")[-1]["step"] > steps_of(a, place(a)))
+        leaves(a, a.interrupt)
+    events = load_events(tmp_path.rglob("events.jsonl"))
+    trained = [interval for intervals in committed_samples(events) for interval in intervals]
+    assert length(trained) == length(merge(trained)) > 0
+    assert digests_equal(events)
+    ledger = history(a)[-1].ledger
+    handed_out = [
+        *ledger.free,
+        *(interval for holding in (*ledger.held, *ledger.suspended) for interval in holding.intervals),
+    ]
+    assert merge([*trained, *handed_out]) == [(0, ledger.cursor)]
