@@ -20,12 +20,33 @@ LOOK_S = 0.05
 """Between two looks at a file: nodes are other processes, so there is nothing to wait on."""
 
 
+WATCHER = """
+import os, sys, time
+
+_log = os.open({log!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+def _opened(event, arguments):
+    if event == "open" and isinstance(arguments[0], str) and arguments[2] & os.O_ACCMODE == os.O_RDONLY:
+        os.write(_log, f"{{time.time()}} {{os.path.abspath(arguments[0])}}\\n".encode())
+
+sys.addaudithook(_opened)
+"""
+"""Python runs it before anything else, when it is called `sitecustomize`. States of models are read by other languages' code, but their hash is taken first."""
+
+
 class Node:
     """A process that runs `farflung join`."""
 
-    def __init__(self, home: Path, swarm: str, *options: str) -> None:
+    def __init__(self, home: Path, swarm: str, *options: str, watched: bool = False) -> None:
+        """`watched`: what it reads is known, see `read_since`."""
         command = [sys.executable, "-m", "farflung.sims.main", "join", swarm, "--local", "--no-live", "--threads", "1"]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        self._read = home.with_suffix(".read")
+        if watched:
+            folder = home.with_suffix(".watcher")
+            folder.mkdir()
+            (folder / "sitecustomize.py").write_text(WATCHER.format(log=str(self._read)))
+            environment["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [environment.get("PYTHONPATH")])])
         self.home, self.log = home, home.with_suffix(".log")
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
@@ -76,6 +97,11 @@ class Node:
     def rounds(self) -> int:
         return len(self.events("round.commit"))
 
+    def read_since(self, unix_s: float) -> list[Path]:
+        """Files that were opened to be read, of a node that is watched."""
+        lines = [line.split(" ", 1) for line in self._read.read_text().splitlines()]
+        return [Path(path) for at, path in lines if float(at) >= unix_s]
+
     def ended(self) -> int:
         """Wait for its end; the status."""
         return self.process.wait(PATIENCE_S)
@@ -90,8 +116,8 @@ def nodes() -> Iterator[Callable[..., Node]]:
     """Starts nodes, which are asked to leave in the end: all at once, for each waits a while for the goodbyes of the dead."""
     started: list[Node] = []
 
-    def start(home: Path, swarm: str, *options: str) -> Node:
-        started.append(Node(home, swarm, *options))
+    def start(home: Path, swarm: str, *options: str, watched: bool = False) -> Node:
+        started.append(Node(home, swarm, *options, watched=watched))
         return started[-1]
 
     try:

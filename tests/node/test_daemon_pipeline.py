@@ -102,7 +102,7 @@ def test_the_doctor_looks_at_a_stage(tmp_path: Path) -> None:
 def test_processes_train_two_stages_though_one_of_a_stage_is_killed_and_then_its_last(tmp_path: Path) -> None:
     found(tmp_path)
     with nodes() as start:
-        a = start(tmp_path / "a", "pipe")
+        a = start(tmp_path / "a", "pipe", watched=True)
         invitation = a.word("farflung1")
         b = start(tmp_path / "b", invitation)
         b.until(lambda: b.rounds() >= 1)
@@ -137,13 +137,17 @@ def test_processes_train_two_stages_though_one_of_a_stage_is_killed_and_then_its
         for home in (tmp_path / "b", tmp_path / "c"):
             shutil.rmtree(home)
         killed_at, before = time.time(), len(a.events("pipeline.step"))
-        d = start(tmp_path / "d", invitation, "--stage", "1")
+        d = start(tmp_path / "d", invitation, "--stage", "1", watched=True)
         d.until(lambda: d.rounds() >= 1)
         [made] = d.events("stage.made")
         assert (made["rung"], made["stage"]) == ("shadow", 1)
         assert len(a.events("node.start")) == 1 and a.events("stage.anew")[-1]["life"] == 1
         assert any(step["landed"] for step in a.events("pipeline.step")[before:])
         served_at = min(step["time"] for step in d.events("pipeline.step"))
+        for node in (a, d):  # no file is read for it but what the new peer itself has written down before it serves
+            read = node.read_since(killed_at)
+            assert read and all(path.is_relative_to(node.home) or not path.is_relative_to(tmp_path) for path in read)
+        assert not [path for path in a.read_since(killed_at) if path.suffix == ".safetensors"]
         print(f"{served_at - killed_at:.1f} s from the kill to the end of the first step with it")
     # The founder's machine has the whole model, as it was last evaluated.
     facts = daemon.export(ExportOptions(swarm="pipe", folder=tmp_path / "model", home=tmp_path / "a"))
