@@ -26,7 +26,7 @@ from farflung.node import exporting, founding
 from farflung.node.control import ControlServer, only_node
 from farflung.node.discovery import Announcer, Finder, check_record
 from farflung.node.door import Doors
-from farflung.node.engine import Engine, EngineConfig
+from farflung.node.engine import Engine, EngineConfig, told_to_the_log
 from farflung.node.enginelog import engine_log
 from farflung.node.events import Event, EventLog
 from farflung.node.identity import Identity
@@ -55,7 +55,7 @@ from farflung.node.swarmfiles import (
 )
 from farflung.node.wanted import Wanted, founders_here, local_swarm
 from farflung.protocol.admission import admission_token
-from farflung.protocol.errors import ConfigError
+from farflung.protocol.errors import ConfigError, RemoteError
 from farflung.protocol.keys import short
 from farflung.protocol.manifest import SignedManifest, open_manifest
 
@@ -128,7 +128,11 @@ class NodeDaemon:
         """The whole life of the node. To end it before its time use `stop`; cancelling is for the time before it is up."""
         async with AsyncExitStack() as stack:
             engine = await Engine.create(
-                self._identity, self._engine_config(), check_record=check_record, admit=self._admit
+                self._identity,
+                self._engine_config(),
+                check_record=check_record,
+                admit=self._admit,
+                refused=self._refused,
             )
             stack.push_async_callback(engine.close)
             where = next((a for a in engine.addresses() if a.startswith("/")), "no address yet")
@@ -308,6 +312,11 @@ class NodeDaemon:
     def _admit(self, who: PeerId) -> bool:
         """Who may open bulk streams to us."""
         return self._peer is not None and self._peer.admitted(who)
+
+    def _refused(self, error: RemoteError) -> None:
+        """Bytes that are not even frames."""
+        tell = told_to_the_log if self._peer is None else self._peer.refused
+        tell(error)
 
     def _log(self, engine: Engine, swarm: SwarmPaths) -> EventLog:
         return EventLog(swarm.events, swarm=swarm.name, peer=engine.peer_id.hex())

@@ -104,13 +104,25 @@ def any_record(key: bytes, subkey: str, value: bytes, expires_at: float) -> bool
     return True
 
 
+def told_to_the_log(error: RemoteError) -> None:
+    """The default of `refused`, and where there is no node yet that could be told: developers read it."""
+    _log.info("refused", error=str(error))
+
+
 class Engine:
     """Implements `network.Network`. Made by `Engine.create`, ended by `close`."""
 
-    def __init__(self, identity: Identity, config: EngineConfig, admit: Callable[[PeerId], bool]) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        config: EngineConfig,
+        admit: Callable[[PeerId], bool],
+        refused: Callable[[RemoteError], None],
+    ) -> None:
         self._identity = identity
         self._config = config
         self._admit = admit
+        self._refused = refused
         self._scope = TaskScope()
         self._links = LinkBook()
         self._cap = config.up_bytes_per_s
@@ -138,14 +150,16 @@ class Engine:
         *,
         check_record: Callable[[bytes, str, bytes, float], bool] = any_record,
         admit: Callable[[PeerId], bool] = everyone,
+        refused: Callable[[RemoteError], None] = told_to_the_log,
     ) -> "Engine":
         """Start a network. It is usable at once, also while seeds do not answer (`joined` says when one did).
 
         `check_record(key digest (dht.key_digest), subkey, value, expires_at)` decides which records our DHT node stores
-        and believes; `admit` who may open bulk streams to us. Neither may raise. Raises NetworkError, ConfigError.
+        and believes; `admit` who may open bulk streams to us; `refused` is told of bytes that are no frames of ours. None
+        of them may raise. Raises NetworkError, ConfigError.
         """
         config = EngineConfig() if config is None else config
-        self = cls(identity, config, admit)
+        self = cls(identity, config, admit, refused)
         async with AsyncExitStack() as undo:
             await self._scope.open()
             undo.push_async_callback(self._scope.close)
@@ -162,7 +176,7 @@ class Engine:
         self._libp2p = await Libp2p.start(self._identity, libp2p, self._scope, self._multiaddrs)
         undo.push_async_callback(self._libp2p.close)
         self._scope.start(self._libp2p.watch(), "p2pd")
-        self._mail = Mail(self._scope, lambda peer: self._libp2p.open(peer, frames.CONTROL_PROTOCOL))
+        self._mail = Mail(self._scope, lambda peer: self._libp2p.open(peer, frames.CONTROL_PROTOCOL), self._refused)
         self._send = self._mail.send
         link = None if config.distances is None else FarLink(config.distances)
         if link is not None:
@@ -180,6 +194,7 @@ class Engine:
                 admit=self._admit,
                 served=lambda kind: kind in self._handlers,
                 opened=lambda stream: self._handle(stream, stream.kind),
+                refused=self._refused,
                 link=link,
             )
             undo.push_async_callback(self._tls.close)
@@ -322,8 +337,12 @@ class Engine:
                 kind = frames.decode_kind(await reader.readexactly(size), peer)
             if kind not in self._handlers or not self._admit(peer):
                 raise NetworkError(f"{kind!r} is not served to {peer.hex()[:12]}")
-        except (OSError, asyncio.IncompleteReadError, TimeoutError, RemoteError, NetworkError) as error:
-            _log.info("bulk stream refused", peer=peer.hex()[:12], error=str(error))
+        except RemoteError as error:
+            self._refused(error)
+            writer.close()
+            return
+        except (OSError, asyncio.IncompleteReadError, TimeoutError, NetworkError) as error:
+            _log.info("no bulk stream", peer=peer.hex()[:12], error=str(error))
             writer.close()
             return
         await self._handle(self._libp2p_stream(peer, reader, writer), kind)
@@ -335,7 +354,9 @@ class Engine:
         try:
             if kind in self._handlers:  # it was when the stream came
                 await self._handlers[kind](stream)
-        except (NetworkError, RemoteError) as error:
+        except RemoteError as error:
+            self._refused(error)
+        except NetworkError as error:
             _log.info("bulk stream failed", kind=kind, peer=stream.peer.hex()[:12], error=str(error))
         finally:
             self._serving.discard(task)
@@ -351,6 +372,7 @@ class Engine:
             meter=self._links.meter(peer, LIBP2P),
             scope=self._scope,
             lingering=self._lingering,
+            refused=self._refused,
         )
 
     async def _watch_addresses(self) -> None:

@@ -5,6 +5,7 @@ closes its socket: an end has to be said and heard before the stream may be let 
 """
 
 import asyncio
+from collections.abc import Callable
 from time import monotonic
 
 from farflung.node import frames
@@ -35,6 +36,7 @@ class Libp2pStream:
         meter: Meter,
         scope: TaskScope,
         lingering: set[asyncio.Task[None]],
+        refused: Callable[[RemoteError], None],
     ) -> None:
         self._peer = peer
         self._reader = reader
@@ -44,6 +46,7 @@ class Libp2pStream:
         self._meter = meter
         self._scope = scope
         self._lingering = lingering
+        self._refused = refused
         self._writing = asyncio.Lock()
         self._left = 0  # bytes of the current chunk still to read
         self._ended = False
@@ -95,6 +98,7 @@ class Libp2pStream:
                 self._check()
                 raise AssertionError from error  # _check raised
             except RemoteError as error:
+                self._refused(error)
                 self._break(error.reason)
                 raise NetworkError(str(error)) from error
             except asyncio.CancelledError:

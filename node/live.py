@@ -116,6 +116,8 @@ def panel(status: NodeStatus) -> Panel:
     if status.last_missed is not None:
         missed = f"{status.rounds_missed:,} · last: round {status.last_missed.round}: {status.last_missed.reason}"
         facts.add_row("missed", Text(missed, style="yellow"))
+    if status.refused:
+        facts.add_row("refused", Text(f"{status.refused:,} · last: {status.last_refused}", style="yellow"))
     if status.synced_chunks < status.chunks:
         facts.add_row("state", f"{status.synced_chunks:,} of {status.chunks:,} chunks received")
     facts.add_row(

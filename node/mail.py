@@ -68,9 +68,10 @@ class _Outbox:
 class Mail:
     """All control messages of a node, out and in."""
 
-    def __init__(self, scope: TaskScope, open_stream: OpenStream) -> None:
+    def __init__(self, scope: TaskScope, open_stream: OpenStream, refused: Callable[[RemoteError], None]) -> None:
         self._scope = scope
         self._open = open_stream
+        self._refused = refused
         self._handler: MessageHandler | None = None
         self._outboxes: dict[PeerId, _Outbox] = {}
         self._incoming: Counter[PeerId] = Counter()
@@ -127,7 +128,7 @@ class Mail:
                 if self._handler is not None:
                     self._handler(peer, message)
         except RemoteError as error:
-            _log.warning("control stream cut", error=str(error))
+            self._refused(error)
         except (OSError, asyncio.IncompleteReadError):
             pass  # the peer left; its heartbeats tell the rest
         finally:

@@ -91,6 +91,10 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     """What the manifest allowed for them until the last one."""
     recovered: str = ""
     """How the stage that this node began anew came back, and why so; empty where it has begun none."""
+    refused: int = 0
+    """Bad messages, streams and records of others."""
+    last_refused: str = ""
+    """Why, and the first digits of whose key."""
     visits_lost: int = 0
     """Microbatches of this node that did not come home, and peers whose work on them did not count."""
 
@@ -143,6 +147,9 @@ class NodeStatus(msgspec.Struct, kw_only=True):
             case "net":
                 self.sent_bytes, self.received_bytes = event["sent_bytes"], event["received_bytes"]
                 self.peers = event["peers"]
+            case "refused":
+                self.refused += 1 + event["more"]
+                self.last_refused = f"{event['reason']} ({event['of'][:12] or 'nobody knows whose'})"
             case "state.sync":
                 self.synced_chunks, self.chunks = event["chunks_done"], event["chunks"]
 

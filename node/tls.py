@@ -71,6 +71,7 @@ class TlsCarrier:
         admit: Callable[[PeerId], bool],
         served: Callable[[str], bool],
         opened: Opened,
+        refused: Callable[[RemoteError], None],
         link: FarLink | None = None,
     ) -> None:
         self._server_context = make_context(identity, server=True)
@@ -83,6 +84,7 @@ class TlsCarrier:
         self._admit = admit
         self._served = served
         self._opened = opened
+        self._refused = refused
         self._link = link
         self._servers: list[asyncio.Server] = []
         self._all: set[TlsConnection] = set()
@@ -196,7 +198,7 @@ class TlsCarrier:
         return transport if self._link is None else LateTransport(transport, self._link, peer)
 
     def misbehaved(self, error: RemoteError) -> None:
-        _log.warning("TLS connection cut", error=str(error))
+        self._refused(error)
 
     def gone(self, connection: TlsConnection) -> None:
         if connection in self._all:

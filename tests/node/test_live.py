@@ -122,6 +122,18 @@ def test_feedback_is_shown_where_there_is_any() -> None:
         assert ("0.59 of the last update's norm" in console.file.getvalue()) == there
 
 
+def test_what_was_refused_is_counted_and_the_last_of_it_shown() -> None:
+    first = event(110.0, "refused", error="LimitExceeded", of="cd" * 32, reason="a control message of 9 bytes", more=0)
+    many = event(111.0, "refused", error="Stale", of="", reason="expired [late]", more=40)
+    status = folded([*RUN, first])
+    assert (status.refused, status.last_refused) == (1, "a control message of 9 bytes (cdcdcdcdcdcd)")
+    status.apply(many)
+    console = Console(file=io.StringIO(), width=120)
+    console.print(panel(status))
+    assert isinstance(console.file, io.StringIO)
+    assert "42 · last: expired [late] (nobody knows whose)" in console.file.getvalue()
+
+
 def test_panel_of_a_node_that_has_done_nothing_yet() -> None:
     console = Console(file=io.StringIO(), width=80)
     console.print(panel(NodeStatus(swarm="alpha", peer=PEER)))

@@ -9,7 +9,7 @@ from farflung.node import frames, mail
 from farflung.node.mail import Mail
 from farflung.node.scope import TaskScope
 from farflung.protocol import limits
-from farflung.protocol.errors import NetworkError
+from farflung.protocol.errors import LimitExceeded, NetworkError, RemoteError
 
 PEER = b"p" * 32
 
@@ -20,6 +20,7 @@ class Wire:
     def __init__(self) -> None:
         self.reachable = True
         self.dials = 0
+        self.refused: list[RemoteError] = []
         self.accepted: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
         self.port = 0
 
@@ -37,7 +38,7 @@ def run(body: Callable[[Mail, Wire], Awaitable[None]]) -> None:
         wire.port = server.sockets[0].getsockname()[1]
         await scope.open()
         async with asyncio.timeout(20):
-            await body(Mail(scope, wire.open), wire)
+            await body(Mail(scope, wire.open, wire.refused.append), wire)
         await scope.close()
         while not wire.accepted.empty():
             wire.accepted.get_nowait()[1].close()
@@ -144,6 +145,8 @@ def test_incoming_limits() -> None:
         ours.write(frames.LENGTH.pack(2) + b"ok" + frames.LENGTH.pack(limits.MAX_CONTROL_BYTES + 1))
         await box.accept(PEER, reader, writer)  # returns: the stream was cut
         assert received == [(PEER, b"ok")] and not box._incoming
+        [error] = wire.refused
+        assert isinstance(error, LimitExceeded) and error.peer == PEER
         ours.close()
 
     run(body)

@@ -273,7 +273,8 @@ def test_nonsense_is_cut(frame: bytes) -> None:
                 await read(stream, 1)
 
             server.handlers["x"] = handler
-            context = make_context(Identity.generate(), server=False)
+            stranger = Identity.generate()
+            context = make_context(stranger, server=False)
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=context)
             assert await reader.readexactly(frames.HEADER.size) == frames.HEADER.pack(frames.READY, 0, 0)
             writer.write(frame)
@@ -284,6 +285,7 @@ def test_nonsense_is_cut(frame: bytes) -> None:
             assert rest in (b"", frames.HEADER.pack(frames.FIN, 0, 0))
             writer.close()
             await until(lambda: not server.carrier._all)
+            assert [error.peer for error in server.broken_rules] == [stranger.public_key]
 
     run(main)
 

@@ -12,7 +12,7 @@ from farflung.node.pacing import Pacer
 from farflung.node.scope import TaskScope
 from farflung.node.tls import TlsCarrier
 from farflung.node.tls_stream import StripedStream
-from farflung.protocol.errors import NetworkError
+from farflung.protocol.errors import NetworkError, RemoteError
 
 Handler = Callable[[StripedStream], Awaitable[None]]
 
@@ -26,6 +26,7 @@ class End:
     handlers: dict[str, Handler] = field(default_factory=dict)
     refused: set[bytes] = field(default_factory=set)
     problems: list[NetworkError] = field(default_factory=list)
+    broken_rules: list[RemoteError] = field(default_factory=list)
 
     @property
     def address(self) -> list[tuple[str, int]]:
@@ -59,6 +60,7 @@ async def end(connections: int | None = 2) -> AsyncIterator[End]:
         admit=lambda peer: peer not in made.refused,
         served=lambda kind: kind in made.handlers,
         opened=opened,
+        refused=lambda error: made.broken_rules.append(error),
     )
     made = End(identity, scope, carrier)
     made.port = await carrier.listen(["127.0.0.1"], 0)
