@@ -8,10 +8,12 @@ what goes out anew, as the attacker's own key may, and now and then adds a messa
     oversize     more bytes than a control message may have
     stale        the message, long expired, with a good signature
     garble       bytes that are no message, signed and numbered as if they were
+    swarm        the message, sealed for another swarm
+    version      the message, in an envelope of a protocol version that is yet to come
     equivocate   another vote at the same height and ballot, and a promise that forgets the vote
     noise        its pseudo-gradient back to front: of the right size, and of no use
 
-What stands against them: signatures, numbers and expiry (`protocol/envelope.py`), limits before memory (`protocol/wire.py`), one vote of a member per certificate (`protocol/chain.py`).
+What stands against them: signatures, numbers, expiry, and what an envelope is bound to (`protocol/envelope.py`), limits before memory (`protocol/wire.py`), one vote of a member per certificate (`protocol/chain.py`).
 Against `noise` nothing but its weight: the mean is weighted by tokens, and nobody looks at what a member contributes. Nor is anything here about a *proposer* that lies: consensus is Paxos, which bears
 members that die or fall silent, not ones that propose two values.
 """
@@ -24,14 +26,15 @@ import msgspec
 
 from farflung.protocol import chain, messages
 from farflung.protocol.envelope import Envelope, seal
-from farflung.protocol.keys import SIGNATURE_BYTES, PeerId, Signer
+from farflung.protocol.keys import SIGNATURE_BYTES, PeerId, Signer, domain
 from farflung.protocol.limits import MAX_CONTROL_BYTES
 from farflung.protocol.messages import Promise, Voted
+from farflung.protocol.versions import SUPPORTED_VERSIONS
 from farflung.sims.hub import MemoryHub
 from farflung.sims.network import MemoryNetwork
 from farflung.training.flat import unflatten
 
-Attack = Literal["forge", "replay", "oversize", "stale", "garble", "equivocate", "noise"]
+Attack = Literal["forge", "replay", "oversize", "stale", "garble", "swarm", "version", "equivocate", "noise"]
 
 EVERY = 8
 """Messages between two of the attacker's own making."""
@@ -81,9 +84,9 @@ class AttackingNetwork(MemoryNetwork):
         self._others.append(message)
         super().deliver(sender, message)
 
-    def _seal(self, kind: int, body: bytes, life_s: float = LIFE_S) -> bytes:
+    def _seal(self, kind: int, body: bytes, life_s: float = LIFE_S, *, swarm: bytes | None = None) -> bytes:
         self._seq += 1
-        return seal(self._signer, self._swarm, kind, self._seq, self.unix_time() + life_s, body)
+        return seal(self._signer, swarm or self._swarm, kind, self._seq, self.unix_time() + life_s, body)
 
     def _make(self, attack: Attack, envelope: Envelope, sealed: bytes) -> list[bytes]:
         match attack:
@@ -97,6 +100,10 @@ class AttackingNetwork(MemoryNetwork):
                 return [self._seal(envelope.kind, envelope.body, -LATE_S)]
             case "garble":
                 return [self._seal(envelope.kind, self._rng.randbytes(len(envelope.body)))]
+            case "swarm":
+                return [self._seal(envelope.kind, envelope.body, swarm=self._rng.randbytes(len(self._swarm)))]
+            case "version":
+                return [of_another_version(self._signer, sealed)]
             case _:
                 raise AssertionError(f"{attack} is not a message")
 
@@ -108,6 +115,13 @@ class AttackingNetwork(MemoryNetwork):
             Voted(voted.height, voted.ballot, other, self._signer.sign(signed)),
             Promise(voted.height, voted.ballot, other, None, None),
         ]
+
+
+def of_another_version(signer: Signer, sealed: bytes) -> bytes:
+    """The same message by somebody who speaks the next version of the protocol, well signed."""
+    envelope = _envelopes.decode(sealed[:-SIGNATURE_BYTES])
+    signed = msgspec.msgpack.encode(msgspec.structs.replace(envelope, version=max(SUPPORTED_VERSIONS) + 1))
+    return signed + signer.sign(domain("envelope") + signed)
 
 
 class Backwards:

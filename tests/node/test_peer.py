@@ -1,12 +1,16 @@
-"""What a peer takes from others before they have shown that they may be here: nothing."""
+"""What a peer takes from others: nothing before they have shown that they may be here, and nothing bad afterwards."""
 
 import asyncio
+import copy
 import random
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
+import pytest
 from tests.node.applying import PACE
 from tests.node.lab import CODEC, NUMEL, OUTER, doors
-from tests.protocol.bus import beat, rules
+from tests.protocol.bus import beat, rules, snapshot
 
 from farflung.compression.policy import uniform
 from farflung.node.events import EventLog
@@ -15,30 +19,37 @@ from farflung.node.replica_peer import ReplicaPeer
 from farflung.node.sealed_mail import SealedMail
 from farflung.node.terms import Terms
 from farflung.protocol import messages
-from farflung.protocol.keys import Ed25519Signer
+from farflung.protocol.chain import founded
+from farflung.protocol.envelope import Envelope
+from farflung.protocol.keys import SIGNATURE_BYTES, Ed25519Signer
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.sims import clock
+from farflung.sims.attacks import Attack, AttackingNetwork
 from farflung.sims.hub import MemoryHub
 from farflung.sims.links import LinkModel
 from farflung.sims.network import MemoryNetwork
+from farflung.sims.swarm import START_UNIX_S
 from farflung.sims.toy import MemoryStorage, ToyLearner
 
 ADDRESSES = ("tls://192.0.2.1:443",)
+US, OTHER = Ed25519Signer(b"u" * 32), Ed25519Signer(b"s" * 32)
+SETTINGS = rules(US.peer_id)
+
+Body = Callable[[MemoryHub, MemoryNetwork, ReplicaPeer], Awaitable[None]]
 
 
-def test_the_addresses_of_whoever_is_not_invited_are_not_remembered() -> None:
-    """There is room for so many, and those of members would have to give way."""
-    us, stranger = Ed25519Signer(b"u" * 32), Ed25519Signer(b"s" * 32)
+def refusals(body: Body) -> list[dict[str, Any]]:
+    """Of a peer that has founded a swarm, when something happens to it."""
     events: list[dict[str, Any]] = []
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, clock.VirtualLoop)
         hub = MemoryHub(loop, random.Random(0), LinkModel(latency_s=0.01, jitter_s=0.0, up_bytes_per_s=1e9))
-        ours, theirs = (MemoryNetwork(hub, signer.peer_id) for signer in (us, stranger))
+        network = MemoryNetwork(hub, US.peer_id)
         flat = uniform(CODEC, NUMEL)
         terms = Terms(
-            settings=rules(us.peer_id),
+            settings=SETTINGS,
             pace=PACE,
             uplink=flat,
             downlink=flat,
@@ -48,19 +59,67 @@ def test_the_addresses_of_whoever_is_not_invited_are_not_remembered() -> None:
         log = EventLog(None, swarm="test", peer="us", clock=lambda: 0.0)
         log.subscribe(events.append)
         facilities = Facilities(
-            network=ours,
-            signer=us,
+            network=network,
+            signer=US,
             doors=doors(),
             storage=MemoryStorage(),
             log=log,
             facts=Facts(device="toy", pid=0),
         )
-        ours.on_message(ReplicaPeer(terms, facilities, ToyLearner(NUMEL, OUTER))._on_message)
-        mail = SealedMail(theirs, stranger, terms.settings.swarm, messages.decode)
-        for admission, known in ((b"uninvited", {}), (b"invited", {stranger.peer_id: list(ADDRESSES)})):
-            mail.send(us.peer_id, beat(admission=admission, addresses=ADDRESSES))
-            await asyncio.sleep(1.0)
-            assert ours._addresses == known
+        peer = ReplicaPeer(terms, facilities, ToyLearner(NUMEL, OUTER))
+        peer.member.begin(None, [founded(SETTINGS.swarm, US, SETTINGS.rules)], loop.time())
+        network.on_message(peer._on_message)
+        await body(hub, network, peer)
 
-    clock.run(main())
-    assert [event["reason"] for event in events if event["event"] == "refused"] == ["no invitation to this swarm"]
+    clock.run(main(), start=START_UNIX_S)
+    return [event for event in events if event["event"] == "refused"]
+
+
+def test_the_addresses_of_whoever_is_not_invited_are_not_remembered() -> None:
+    """There is room for so many, and those of members would have to give way."""
+
+    async def body(hub: MemoryHub, network: MemoryNetwork, peer: ReplicaPeer) -> None:
+        mail = SealedMail(MemoryNetwork(hub, OTHER.peer_id), OTHER, SETTINGS.swarm, messages.decode)
+        for admission, known in ((b"uninvited", {}), (b"invited", {OTHER.peer_id: list(ADDRESSES)})):
+            mail.send(US.peer_id, beat(admission=admission, addresses=ADDRESSES))
+            await asyncio.sleep(1.0)
+            assert network._addresses == known
+
+    assert [event["reason"] for event in refusals(body)] == ["no invitation to this swarm"]
+
+
+@pytest.mark.parametrize(
+    ("attack", "error"),
+    [
+        ("forge", "BadSignature"),
+        ("replay", "Replayed"),
+        ("oversize", "LimitExceeded"),
+        ("stale", "Stale"),
+        ("garble", "Malformed"),
+        ("swarm", "WrongSwarm"),
+        ("version", "WrongVersion"),
+    ],
+)
+def test_a_bad_message_of_somebody_admitted_changes_nothing(attack: Attack, error: str) -> None:
+    async def body(hub: MemoryHub, network: MemoryNetwork, peer: ReplicaPeer) -> None:
+        attacker = AttackingNetwork(hub, OTHER, SETTINGS.swarm, (attack,), "seed")
+        mail = SealedMail(attacker, OTHER, SETTINGS.swarm, messages.decode)
+
+        def state() -> object:
+            held = peer.trainer.progress, peer.applier.height, peer.applier.version, network._addresses
+            return snapshot(peer.member), copy.deepcopy((peer.member.membership, *held))
+
+        mail.send(US.peer_id, beat(addresses=ADDRESSES))
+        await asyncio.sleep(1.0)
+        assert peer.member.membership.heartbeat(OTHER.peer_id) is not None
+        before = state()
+        [sealed] = attacker._own
+        [bad] = attacker._make(attack, msgspec.msgpack.decode(sealed[:-SIGNATURE_BYTES], type=Envelope), sealed)
+        network.deliver(OTHER.peer_id, bad)
+        assert state() == before
+        mail.send(US.peer_id, beat(step=1, addresses=ADDRESSES))
+        await asyncio.sleep(1.0)
+        assert state() != before  # it is heard again at once
+
+    [event] = refusals(body)
+    assert (event["error"], event["of"]) == (error, OTHER.peer_id.hex())

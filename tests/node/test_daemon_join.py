@@ -1,0 +1,143 @@
+"""Names in a real DHT, and strangers at a real node: one node, whom everybody reaches over loopback, knows what there is to know."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.node.founded import TEXT, found
+from tests.node.processes import Node, nodes
+
+from farflung.node import daemon, frames
+from farflung.node.control import request
+from farflung.node.engine import Engine, EngineConfig
+from farflung.node.identity import Identity
+from farflung.node.options import JoinOptions
+from farflung.node.paths import resolve_paths
+from farflung.node.signer import IdentitySigner
+from farflung.protocol import messages
+from farflung.protocol.envelope import seal
+from farflung.protocol.errors import NameContested
+from farflung.protocol.keys import PeerId
+from farflung.protocol.limits import MAX_CONTROL_BYTES
+from farflung.protocol.messages import Probe
+from farflung.protocol.naming import full_name
+from farflung.protocol.replay import first_seq
+from farflung.sims.attacks import of_another_version
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Seed:
+    """A node that is alone in its swarm, and so stands soon: it has made a lap, and no round comes about."""
+
+    node: Node
+    address: str
+    swarm: bytes
+
+    @property
+    def peer(self) -> PeerId:
+        return bytes.fromhex(self.node.events("node.start")[0]["peer"])
+
+    def status(self) -> dict[str, Any]:
+        return asyncio.run(request(self.node.swarm, "status"))
+
+
+@pytest.fixture(scope="module")
+def seed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seed]:
+    folder = tmp_path_factory.mktemp("seed")
+    corpus = folder / "corpus.txt"
+    corpus.write_text(TEXT)
+    made, _ = found(folder, corpus, port=0)
+    with nodes() as start:
+        node = start(folder / "a", "alpha")
+        node.until(lambda: node.events("step"))
+        yield Seed(node, node.word("/ip4/"), bytes.fromhex(made.hash_hex))
+
+
+def join(home: Path, name: str, address: str) -> None:
+    daemon.run_join(JoinOptions(swarm=name, peers=(address,), home=home, local=True, live=False, device="cpu"))
+
+
+def test_a_swarm_is_founded_and_joined_by_its_name_alone(seed: Seed, tmp_path: Path, corpus: Path) -> None:
+    made, manifest = found(
+        tmp_path, corpus, name="beta", home=tmp_path / "founder", open=True, port=0, peers=(seed.address,)
+    )
+    full = full_name("beta", manifest.founder)
+    with nodes() as start:
+        founder = start(tmp_path / "founder", "beta")
+        other = start(tmp_path / "other", full, "--peer", seed.address)
+
+        # Meanwhile the name is taken, for those who ask before they found as for those who only ask when they start.
+        with pytest.raises(NameContested, match=f"'beta' is claimed already by {full}; choose another name"):
+            found(tmp_path, corpus, name="beta", home=tmp_path / "late", open=True, port=0, peers=(seed.address,))
+        assert resolve_paths(tmp_path / "late", {}).swarms() == []
+        found(tmp_path, corpus, name="beta", home=tmp_path / "apart", open=True, port=0, seed=1)
+        with pytest.raises(NameContested, match=f"'beta' is claimed already by {full}; choose another name"):
+            join(tmp_path / "apart", "beta", seed.address)
+        with pytest.raises(NameContested, match=f"Type the full name .* `farflung join {full}`"):
+            join(tmp_path / "anybody", "beta", seed.address)
+
+        for node in (founder, other):
+            node.until(lambda node=node: any(event["contributed"] for event in node.events("round.commit")))
+        assert f"looking up the name '{full}' ..." in other.log.read_text()
+        assert (other.swarm.hash_hex, other.swarm.name) == (made.hash_hex, "beta")
+
+
+def test_what_a_stranger_sends_is_refused_shown_and_changes_nothing(seed: Seed) -> None:
+    stranger = Identity.generate()
+    signer = IdentitySigner(stranger)
+
+    async def cut(engine: Engine, protocol: str, data: bytes) -> None:
+        """Write, and wait until the other side closes the stream."""
+        reader, writer = await engine._libp2p.open(seed.peer, protocol)
+        writer.write(data)
+        assert await reader.read() == b""
+        writer.close()
+
+    async def main() -> None:
+        engine = await Engine.create(stranger, EngineConfig.loopback(initial_peers=(seed.address,)))
+        try:
+            async with asyncio.timeout(60):
+                await cut(engine, frames.CONTROL_PROTOCOL, frames.LENGTH.pack(MAX_CONTROL_BYTES + 1))
+                await cut(engine, frames.BULK_PROTOCOL, b"\x01\xff")
+                now = engine.unix_time()
+                probe = Probe(seed.peer)
+                what = (messages.tag(probe), first_seq(now), now + 60.0, messages.encode(probe))
+                engine.send(seed.peer, seal(signer, bytes(32), *what))
+                engine.send(seed.peer, of_another_version(signer, seal(signer, seed.swarm, *what)))
+                engine.send(seed.peer, seal(signer, seed.swarm, *what))  # which only a stranger may not
+        finally:
+            await engine.close()
+
+    def refusals() -> list[dict[str, Any]]:
+        return [event for event in seed.node.events("refused") if event["of"] == stranger.public_key.hex()]
+
+    seed.node.until(lambda: seed.node.events("node.state")[-1]["reason"].startswith("1 of at least 2 contributors"))
+    before = seed.status()
+    asyncio.run(main())
+    wanted = ["LimitExceeded", "Malformed", "WrongSwarm", "WrongVersion", "Refused"]
+    seed.node.until(lambda: len(refusals()) >= len(wanted))
+    refused = refusals()
+    assert [event["error"] for event in refused] == wanted
+    assert [event["reason"] for event in refused[:2]] == [
+        f"a control message of {MAX_CONTROL_BYTES + 1} bytes",
+        "the kind of a stream is not UTF-8",
+    ]
+    after = seed.status()
+    moving = {"time", "refused", "last_refused", "sent_bytes", "received_bytes"}
+    assert {key: after[key] for key in after.keys() - moving} == {key: before[key] for key in before.keys() - moving}
+    assert after["refused"] == before["refused"] + len(wanted)
+    assert after["last_refused"] == f"{refused[-1]['reason']} ({stranger.public_key.hex()[:12]})"
