@@ -123,7 +123,12 @@ def create(
         bool, typer.Option("--open", help="Let anybody join who finds the name, wreckers included.")
     ] = False,
     peer: Annotated[list[str] | None, typer.Option(help="Address of a peer to publish through; repeatable.")] = None,
-    port: Annotated[int, typer.Option(help="Port this machine's node will listen on; 0: any.")] = 0,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port this machine's node will listen on; 0: any, each time. Default: a free one, which is kept."
+        ),
+    ] = None,
     local: Annotated[bool, typer.Option("--local", help="For nodes on this machine only.")] = False,
     home: Home = None,
     as_json: Json = False,
@@ -163,18 +168,22 @@ def create(
     made = daemon.create(options)
     if as_json:
         facts = {"name": made.name, "hash": made.hash_hex, "founder": made.founder, "open": open_}
-        print_json(facts | {"invitation": made.invitation, "manifest": str(made.manifest)})
+        where = {"addresses": list(made.addresses), "port": made.port, "published": made.published}
+        print_json(facts | {"invitation": made.invitation, "manifest": str(made.manifest)} | where)
         return
     typer.echo(f"swarm {made.name} founded ({made.hash_hex[:12]})")
     if open_:
         typer.echo("anybody who finds the name may join and send it anything; founded with --open")
-    typer.echo(f"\nstart this machine's node:   farflung join {made.name}")
-    if made.reachable:
-        typer.echo(f"others join with:            farflung join {made.invitation}")
+    if made.published:
+        typer.echo(f"published in the DHT, under its name and its hash, through {', '.join(options.peers)}")
     else:
-        typer.echo(
-            "others join with:            the invitation that it prints then (`farflung invite` prints it again)"
-        )
+        typer.echo("published when this machine's node starts: it puts it into the DHT, under its name and its hash")
+    typer.echo(f"\nstart this machine's node:   farflung join {made.name}")
+    typer.echo(f"others join with:            farflung join {made.invitation}")
+    if not made.addresses:
+        typer.echo("it names no address yet, because of --port 0: wait for what that node prints, or `farflung invite`")
+    elif not made.published:
+        typer.echo(f"it is good as soon as that node runs, on port {made.port} as it says")
 
 
 @app.command()
@@ -201,7 +210,9 @@ def join(
     threads: Annotated[int | None, typer.Option(help="CPU threads for training.")] = None,
     up_mbps: Annotated[float | None, typer.Option(help="Most megabits per second to send.")] = None,
     down_mbps: Annotated[float | None, typer.Option(help="Most megabits per second to receive.")] = None,
-    port: Annotated[int, typer.Option(help="Port to listen on; 0: any.")] = 0,
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on; 0: any. Default: the one kept by `create`, else any.")
+    ] = None,
     local: Annotated[
         bool, typer.Option("--local", help="Listen on 127.0.0.1 only: for nodes on this machine.")
     ] = False,

@@ -31,6 +31,7 @@ from farflung.node.enginelog import engine_log
 from farflung.node.events import Event, EventLog
 from farflung.node.identity import Identity
 from farflung.node.inside import NodeInside
+from farflung.node.listening import tls_port, until_free
 from farflung.node.live import show
 from farflung.node.lookup import look_up_manifest, look_up_name
 from farflung.node.machine import choose_runtime
@@ -50,6 +51,7 @@ from farflung.node.storage import FileStorage, newest_history
 from farflung.node.swarmfiles import (
     claim_file,
     load_manifest,
+    load_port,
     load_secret,
     save_manifest,
 )
@@ -126,10 +128,11 @@ class NodeDaemon:
 
     async def run(self) -> None:
         """The whole life of the node. To end it before its time use `stop`; cancelling is for the time before it is up."""
+        port = await self._free_port()
         async with AsyncExitStack() as stack:
             engine = await Engine.create(
                 self._identity,
-                self._engine_config(),
+                self._engine_config(port),
                 check_record=check_record,
                 admit=self._admit,
                 refused=self._refused,
@@ -293,21 +296,35 @@ class NodeDaemon:
 
     # ---- small things ------------------------------------------------------------------------------------------
 
-    def _engine_config(self) -> EngineConfig:
+    async def _free_port(self) -> int:
+        """Where to listen: as told, else where the invitation made at the founding says, else 0, anywhere. Raises ConfigError when taken."""
+        swarm, told = self._wanted.swarm, self._options.port
+        kept = 0 if swarm is None else load_port(swarm)
+        port = kept if told is None else told
+        if port and not await until_free(port, local=self._options.local):
+            taken = f"port {port} or the one above it, for TLS, is taken by another program"
+            if told is not None:
+                raise ConfigError(f"{taken}: give another one with --port, or 0 for any")
+            raise ConfigError(
+                f"{taken}, and the invitation of {self._options.swarm} names it: end that program, or give another port with "
+                "`--port` (0: any) and hand out the invitation that is printed then"
+            )
+        return port
+
+    def _engine_config(self, port: int) -> EngineConfig:
         options = self._options
         seeds = tuple(dict.fromkeys([*options.peers, *self._wanted.seeds(self._identity.public_key)]))
         up = options.up_mbps * MEGABIT if options.up_mbps else None
         down = options.down_mbps * MEGABIT if options.down_mbps else None
-        tls_port = options.port + 1 if 0 < options.port < 65535 else 0
         if options.local:
             config = EngineConfig.loopback(initial_peers=seeds)
-            only_here = (f"/ip4/127.0.0.1/tcp/{options.port}",)
+            only_here = (f"/ip4/127.0.0.1/tcp/{port}",)
             config = replace(config, libp2p=replace(config.libp2p, listen=only_here))
         else:
-            anywhere = (f"/ip4/0.0.0.0/tcp/{options.port}", f"/ip6/::/tcp/{options.port}")
+            anywhere = (f"/ip4/0.0.0.0/tcp/{port}", f"/ip6/::/tcp/{port}")
             config = EngineConfig(libp2p=P2pdConfig(listen=anywhere), initial_peers=seeds)
         distances = None if self._rehearsal is None else self._rehearsal.distances
-        return replace(config, tls_port=tls_port, up_bytes_per_s=up, down_bytes_per_s=down, distances=distances)
+        return replace(config, tls_port=tls_port(port), up_bytes_per_s=up, down_bytes_per_s=down, distances=distances)
 
     def _admit(self, who: PeerId) -> bool:
         """Who may open bulk streams to us."""

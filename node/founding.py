@@ -6,19 +6,18 @@ lost its folder joins its own swarm as anybody does, and cannot begin a second h
 """
 
 import dataclasses
-import ipaddress
 import secrets
 import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from farflung.compression.policy import parse_policy
 from farflung.node.discovery import find_claims, publish_founding
 from farflung.node.engine import Engine, EngineConfig
-from farflung.node.identity import Identity, libp2p_text
+from farflung.node.identity import Identity
+from farflung.node.listening import PORTS, free_ports, own_addresses
 from farflung.node.options import CreatedSwarm, CreateOptions
 from farflung.node.p2pd import P2pdConfig
 from farflung.node.paths import Paths, SwarmPaths, resolve_paths
@@ -28,7 +27,7 @@ from farflung.node.runner import run_loop
 from farflung.node.signer import IdentitySigner
 from farflung.node.stage_recipe import stage_recipe
 from farflung.node.storage import FileStorage
-from farflung.node.swarmfiles import save_manifest, save_secret, save_tokenizer
+from farflung.node.swarmfiles import save_manifest, save_port, save_secret, save_tokenizer
 from farflung.protocol.admission import invite_key
 from farflung.protocol.chain import founded
 from farflung.protocol.checks import nearest
@@ -97,6 +96,7 @@ def found_swarm(options: CreateOptions) -> CreatedSwarm:
             f"the data has {dataset.num_samples:,} samples of {manifest.model.seq_len} tokens, fewer than one step takes "
             f"({manifest.samples_per_step:,}): give more data, or a smaller --batch-tokens"
         )
+    port = _port(options)
     if options.peers:
         run_loop(_publish(options, identity, sign_manifest(signer, manifest)))
 
@@ -105,44 +105,40 @@ def found_swarm(options: CreateOptions) -> CreatedSwarm:
         save_secret(swarm, seed)
     if tokenizer_file is not None:
         save_tokenizer(swarm, tokenizer_file)
+    if port:
+        save_port(swarm, port)
     book = PeerBook(swarm.peers)
     book.note_multiaddrs(options.peers)
     book.save()
-    addresses = [*own_addresses(identity, options.port, local=options.local), *options.peers]
+    addresses = (*own_addresses(identity, port, local=options.local), *options.peers)[:MAX_ADDRESSES]
     invitation = Invitation(
         name=manifest.name,
         swarm=recipe.swarm,
         founder=identity.public_key,
         invite_seed=seed,
-        addresses=tuple(addresses[:MAX_ADDRESSES]),
+        addresses=addresses,
     )
     return CreatedSwarm(
         name=manifest.name,
         hash_hex=swarm.hash_hex,
         invitation=encode_invitation(invitation),
-        reachable=bool(addresses),
+        addresses=addresses,
+        port=port,
+        published=bool(options.peers),
         founder=identity.public_key.hex(),
         manifest=swarm.manifest,
     )
 
 
-def own_addresses(identity: Identity, port: int, *, local: bool) -> list[str]:
-    """Multiaddrs at which a node on `port` will be found, as far as this machine's interfaces tell; none for port 0."""
-    if port == 0:
-        return []
-    hosts: list[ipaddress.IPv4Address | ipaddress.IPv6Address] = []
-    for interface in psutil.net_if_addrs().values():
-        for entry in interface:
-            try:
-                host = ipaddress.ip_address(entry.address.partition("%")[0])
-            except ValueError:
-                continue  # an Ethernet address
-            if host.is_loopback == local and not host.is_link_local:
-                hosts.append(host)
-    if local:
-        hosts = [ipaddress.IPv4Address("127.0.0.1")]
-    ranked = sorted(set(hosts), key=lambda host: (not host.is_global, host.version, int(host)))
-    return [f"/ip{host.version}/{host}/tcp/{port}/p2p/{libp2p_text(identity.public_key)}" for host in ranked[:4]]
+def _port(options: CreateOptions) -> int:
+    """Where the founder's node will listen; 0 when a person wants that left open. Raises ConfigError."""
+    if options.port is not None:
+        return options.port
+    for port in free_ports(1, local=options.local):
+        return port
+    raise ConfigError(
+        f"no two neighbouring ports from {PORTS[0]} to {PORTS[-1] + 1} are free here; give one with --port"
+    )
 
 
 # ---- the manifest's sections ---------------------------------------------------------------------------------------

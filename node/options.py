@@ -60,11 +60,12 @@ class CreateOptions:
     seed: int | None = None
     """Seed of the first parameters and of the order of the samples."""
     peers: tuple[str, ...] = ()
-    """Addresses of peers through which the manifest is published at once; without any, it is published at the
-    first `join`.
+    """Addresses of peers through which manifest and name are published at once; without any, this machine's node is the first of
+    the DHT and publishes them itself.
     """
-    port: int = 0
-    """Port this machine's node will listen on, for the addresses in the invitation; 0 lets the system choose.
+    port: int | None = None
+    """Port this machine's node will listen on, for the addresses in the invitation. None: a free one is chosen now and kept; 0: any, each
+    time it starts, so the invitation cannot name it.
     """
     local: bool = False
     """The swarm stays on this machine: the invitation names 127.0.0.1."""
@@ -94,8 +95,12 @@ class CreatedSwarm:
     """Hash of the manifest: the swarm's id."""
     invitation: str
     """The short string to give to others."""
-    reachable: bool
-    """Whether the invitation says where anybody is to be found; only then is it of use to others."""
+    addresses: tuple[str, ...]
+    """Where the invitation says that somebody is to be found; without any it is of no use to others."""
+    port: int
+    """Where this machine's node will listen, unless told otherwise; 0: anywhere."""
+    published: bool
+    """Whether manifest and name are in the DHT by now; otherwise this machine's node puts them there when it starts."""
     founder: str
     """Public key of the founder in hex."""
     manifest: Path
@@ -128,8 +133,8 @@ class JoinOptions:
     """Most megabits per second this node may send."""
     down_mbps: float | None = None
     """Most megabits per second this node may receive in bulk."""
-    port: int = 0
-    """Port to listen on, TLS on the one above; 0 lets the system choose."""
+    port: int | None = None
+    """Port to listen on, TLS on the one above; 0 lets the system choose. None: the one chosen when this machine founded the swarm, else any."""
     local: bool = False
     """Listen on 127.0.0.1 only, and ask no router for anything."""
     data: str | None = None
@@ -239,6 +244,6 @@ def _save_memory(text: str) -> None:
         raise ConfigError(f"--save-memory must be auto, none, or any of checkpoint, offload and 8bit, not {text!r}")
 
 
-def _port(port: int) -> None:
-    if not 0 <= port <= 65535:
+def _port(port: int | None) -> None:
+    if port is not None and not 0 <= port <= 65535:
         raise ConfigError(f"--port must be between 0 and 65535, not {port}")

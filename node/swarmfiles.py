@@ -1,7 +1,8 @@
-"""Files of one swarm's folder that are written once: manifest, invitation secret, tokenizer, where its data lies here.
+"""Files of one swarm's folder that are written once: manifest, invitation secret, port, tokenizer, where its data lies here.
 
 manifest         the signed manifest, as received
 invite           the invitation's secret in hex, mode 0600; whoever has it can invite further
+port             where the founder's node listens unless told otherwise, for the invitation made at the founding names it
 tokenizer.json   the swarm's tokenizer file, when it has one
 data             spec of the data on this machine, when it lies elsewhere than the manifest says
 claim            the founder's claim to the name, as it stands in the DHT
@@ -60,6 +61,22 @@ def load_secret(swarm: SwarmPaths) -> bytes:
     return seed
 
 
+def save_port(swarm: SwarmPaths, port: int) -> None:
+    """Keep the port that an invitation names."""
+    write_atomically(_port(swarm), f"{port}\n".encode())
+
+
+def load_port(swarm: SwarmPaths) -> int:
+    """The port to listen on when nothing else is said; 0, any, when none is kept. Raises ConfigError when the file is damaged."""
+    path = _port(swarm)
+    if not path.exists():
+        return 0
+    text = path.read_text(encoding="utf-8", errors="replace").strip()
+    if not (text.isdecimal() and text.isascii() and 0 < int(text) < 65536):
+        raise ConfigError(f"{path} is damaged; write a port into it, or remove it: then this node listens on any port")
+    return int(text)
+
+
 def tokenizer_file(swarm: SwarmPaths) -> Path:
     """Where the swarm's tokenizer file lies; it need not exist."""
     return swarm.folder / "tokenizer.json"
@@ -89,6 +106,10 @@ def data_here(swarm: SwarmPaths) -> str | None:
 def claim_file(swarm: SwarmPaths) -> Path:
     """The founder's claim as last seen; it need not exist."""
     return swarm.folder / "claim"
+
+
+def _port(swarm: SwarmPaths) -> Path:
+    return swarm.folder / "port"
 
 
 def _secret(swarm: SwarmPaths) -> Path:

@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -29,14 +28,11 @@ from rich.live import Live
 
 from farflung.node import daemon
 from farflung.node.events import Event, read_events
-from farflung.node.identity import Identity, libp2p_text
 from farflung.node.options import CreatedSwarm, CreateOptions, ExportOptions
-from farflung.node.paths import resolve_paths
 from farflung.node.recipe import Recipe, read_recipe
 from farflung.node.runner import run_loop
 from farflung.node.storage import FileStorage
 from farflung.protocol.errors import ConfigError
-from farflung.protocol.invitation import Invitation, decode_invitation, encode_invitation
 from farflung.protocol.manifest import open_manifest
 from farflung.sims.demonodes import DemoNode, NodeFailed, last_ledger, now
 from farflung.sims.demoview import DemoView
@@ -216,7 +212,8 @@ async def _play(out: Path, minutes: float, story: Story) -> None:
     story.rounds = budget.rounds
     story.tell(f"a training step takes {1000 * budget.step_s:.0f} ms on one core: {budget.rounds} rounds planned")
     home = out / "nodes" / "node-1"
-    made, words, invitation = await asyncio.to_thread(_found, out, home, budget.rounds)
+    made = await asyncio.to_thread(_found, out, home, budget.rounds)
+    invitation = made.invitation
     recipe = read_recipe(open_manifest(made.manifest.read_bytes(), swarm=None, peer=None))
     for number in range(1, FIRST_NODES + 1):
         _add_node(story, out, made, number, "founder" if number == 1 else "from the start")
@@ -225,7 +222,8 @@ async def _play(out: Path, minutes: float, story: Story) -> None:
         running = []
         for node in story.nodes:
             story.happened("start", node)
-            running.append(tasks.create_task(node.run(words if node.role == "founder" else [invitation, *_flags()])))
+            swarm = made.name if node.role == "founder" else invitation
+            running.append(tasks.create_task(node.run([swarm, *_flags()])))
         await _until(story, lambda: sum(n.status.state != "starting" and n.status.step > 0 for n in story.nodes) >= 3)
         # Beside the swarm, for its nodes leave the cores idle while they wait for each other's bytes.
         every = SOLO_LOOKS * INNER_STEPS
@@ -369,42 +367,23 @@ def _plan(began: float, minutes: float) -> Budget:
     return Budget(rounds=rounds, training_until=latest, step_s=step_s)
 
 
-def _found(out: Path, home: Path, rounds: int) -> tuple[CreatedSwarm, list[str], str]:
-    """Found the swarm in node 1's folder: what was made, the words for its `farflung join`, and an invitation."""
+def _found(out: Path, home: Path, rounds: int) -> CreatedSwarm:
+    """Found the swarm in node 1's folder."""
     (out / "demo.toml").write_text(TOML, encoding="utf-8")
-    port = _free_port()
-    made = daemon.create(
+    return daemon.create(
         CreateOptions(
             name=NAME,
             config=out / "demo.toml",
             method="default",
             steps=rounds * INNER_STEPS,
-            port=port,
             local=True,
             home=home,
         )
     )
-    identity = Identity.load(resolve_paths(home).identity)
-    invited = decode_invitation(made.invitation)
-    address = f"/ip4/127.0.0.1/tcp/{port}/p2p/{libp2p_text(identity.public_key)}"
-    invitation = Invitation(
-        name=invited.name,
-        swarm=invited.swarm,
-        founder=invited.founder,
-        invite_seed=invited.invite_seed,
-        addresses=(address,),
-    )
-    return made, [made.name, "--port", str(port), *_flags()], encode_invitation(invitation)
 
 
 def _flags() -> list[str]:
     return ["--local", "--device", "cpu", "--threads", "1", "--no-live", "--up-mbps", str(UP_MBPS)]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 # ---- after ---------------------------------------------------------------------------------------------------------

@@ -1,14 +1,10 @@
 """A swarm of node processes on this machine, and its schedule played in real time: started, killed, stopped, continued and asked to leave.
 
-A peer keeps its key, its ports and its folder over all its lives, as a machine does. Ports lie below those that the system gives to outgoing
-connections, so nobody has taken them when it comes back. Whoever starts is told the addresses of those that run, as an invitation made at that moment
+A peer keeps its key, its ports and its folder over all its lives, as a machine does. Whoever starts is told the addresses of those that run, as an invitation made at that moment
 would. All processes end with `play`, however it ends.
 """
 
 import asyncio
-import contextlib
-import random
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +14,7 @@ import msgspec
 from farflung.node.events import Event
 from farflung.node.founding import keep_founded
 from farflung.node.identity import Identity, libp2p_text
+from farflung.node.listening import free_ports
 from farflung.node.paths import resolve_paths
 from farflung.node.recipe import Recipe
 from farflung.node.signer import IdentitySigner
@@ -28,13 +25,6 @@ from farflung.sims.faults import Fault, Kill, Leave, Pause, Resume, Schedule, St
 from farflung.sims.local_node import ORDERS
 from farflung.sims.local_plan import orders_for
 from farflung.sims.scenario import Scenario
-
-PORTS = range(20_000, 32_000, 2)
-"""Of libp2p; TLS is on the one above."""
-
-PORT_POLL_S = 0.1
-PORT_S = 10.0
-"""How long a node's last process may hold its port."""
 
 
 @dataclass(slots=True)
@@ -66,7 +56,7 @@ class LocalSwarm:
     _ports: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._ports = free_ports(len(self.identities))
+        self._ports = free_ports(len(self.identities), local=True)
         for peer, identity in enumerate(self.identities):
             paths = resolve_paths(self.home(peer))
             identity.save(paths.identity)
@@ -143,7 +133,6 @@ class LocalSwarm:
         if former is not None and last is not None:
             await former.end()
             await asyncio.wait([last])
-            await _until_free(self._ports[peer])
         addresses = [self._address(other) for other in self.alive if other != peer]
         invitation = Invitation(
             name=self.scenario.name,
@@ -179,30 +168,3 @@ class LocalSwarm:
         async with asyncio.TaskGroup() as goodbyes:
             for node in self.lives:
                 goodbyes.create_task(node.end())
-
-
-def free_ports(count: int) -> list[int]:
-    """As many ports of which the next one is free as well, on the loopback."""
-    found: list[int] = []
-    for port in random.sample(PORTS, len(PORTS)):
-        if len(found) == count:
-            break
-        if _is_free(port) and _is_free(port + 1):
-            found.append(port)
-    return found
-
-
-def _is_free(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("127.0.0.1", port))
-        return True
-    return False
-
-
-async def _until_free(port: int) -> None:
-    """Until a killed node's libp2p has ended too; after a while the next one says itself that it cannot listen."""
-    for _ in range(round(PORT_S / PORT_POLL_S)):
-        if _is_free(port) and _is_free(port + 1):
-            return
-        await asyncio.sleep(PORT_POLL_S)

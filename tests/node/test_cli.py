@@ -197,20 +197,36 @@ def test_create_hands_its_flags_on_and_prints_the_invitation(monkeypatch: pytest
             name="x",
             hash_hex=SWARM,
             invitation="farflung1abc",
-            reachable=bool(wanted.peers),
+            addresses=("there",) if wanted.port != 0 else (),
+            port=4242 if wanted.port is None else wanted.port,
+            published=bool(wanted.peers),
             founder=PEER,
             manifest=Path("m"),
         )
 
     fake_daemon(monkeypatch, create=create)
-    result = run("create", "x", "--preset", "micro", "--steps", 40, "--peer", "a", "--peer", "b", "--open")
-    assert "farflung join farflung1abc" in result.stdout and "anybody" in result.stdout
-    made = json.loads(run("create", "x", "--json").stdout)
-    assert made["invitation"] == "farflung1abc" and made["hash"] == SWARM
-    nowhere = run("create", "x").stdout  # its invitation has no address: nobody could join with it
-    assert "farflung1" not in nowhere and "farflung invite" in nowhere
+    there = run("create", "x", "--preset", "micro", "--steps", 40, "--peer", "a", "--peer", "b", "--open").stdout
+    assert "farflung join farflung1abc" in there and "anybody" in there
+    assert "published in the DHT, under its name and its hash, through a, b\n" in there and "as soon as" not in there
+    later = run("create", "x").stdout
+    assert "farflung join farflung1abc" in later and "published when this machine's node starts" in later
+    assert "as soon as that node runs, on port 4242" in later
+    nowhere = run("create", "x", "--port", 0).stdout
+    assert "farflung join farflung1abc\nit names no address yet, because of --port 0" in nowhere
     first = options.CreateOptions(name="x", preset="micro", steps=40, peers=("a", "b"), open=True)
-    assert asked == [first, options.CreateOptions(name="x"), options.CreateOptions(name="x")]
+    assert asked == [first, options.CreateOptions(name="x"), options.CreateOptions(name="x", port=0)]
+    made = json.loads(run("create", "x", "--json").stdout)
+    assert made == {
+        "name": "x",
+        "hash": SWARM,
+        "founder": PEER,
+        "open": False,
+        "invitation": "farflung1abc",
+        "manifest": "m",
+        "addresses": ["there"],
+        "port": 4242,
+        "published": False,
+    }
 
 
 def test_join_and_export_hand_their_flags_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
@@ -12,14 +13,14 @@ import torch
 from rich.console import Console
 from tests.node.founded import found
 
-from farflung.node import daemon, wanted
+from farflung.node import daemon, listening, wanted
 from farflung.node.control import only_node, request, stream
 from farflung.node.events import read_events
 from farflung.node.identity import Identity
-from farflung.node.options import ExportOptions, JoinOptions
+from farflung.node.options import CreateOptions, ExportOptions, JoinOptions
 from farflung.node.paths import resolve_paths
 from farflung.node.peerbook import PeerBook
-from farflung.protocol.errors import ConfigError, FarflungError, LocalError
+from farflung.protocol.errors import ConfigError, FarflungError, LocalError, NameContested
 from farflung.protocol.invitation import decode_invitation
 from farflung.protocol.naming import full_name
 
@@ -52,9 +53,9 @@ def test_what_join_means_here(tmp_path: Path, corpus: Path) -> None:
 
 
 def test_an_invitation_without_addresses_is_refused_at_once(tmp_path: Path, corpus: Path) -> None:
-    made, _ = found(tmp_path, corpus)
+    made, _ = found(tmp_path, corpus, port=0)
     here, there = resolve_paths(tmp_path / "a", {}), resolve_paths(tmp_path / "b", {})
-    assert not made.reachable
+    assert not made.addresses
     with pytest.raises(ConfigError, match="farflung invite"):
         wanted.local_swarm(there, made.invitation, ())
     assert there.swarms() == []
@@ -85,6 +86,18 @@ def test_a_stranger_without_invitation_is_told(tmp_path: Path, corpus: Path) -> 
     (made.manifest.parent / "invite").unlink()
     with pytest.raises(FarflungError, match="by invitation only"):
         daemon.run_join(JoinOptions(swarm="alpha", home=tmp_path / "a", local=True, live=False))
+
+
+@pytest.mark.parametrize(("told", "remedy"), [(None, "invitation of alpha names it"), ("same", "give another one")])
+def test_a_port_that_is_taken_is_named_with_the_remedy(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, told: str | None, remedy: str
+) -> None:
+    monkeypatch.setattr(listening, "PORT_S", 0.0)
+    made, _ = found(tmp_path, corpus, local=True)
+    port = None if told is None else made.port
+    with socket.create_server(("127.0.0.1", made.port)), pytest.raises(ConfigError) as caught:
+        daemon.run_join(JoinOptions(swarm="alpha", home=tmp_path / "a", local=True, live=False, port=port))
+    assert f"port {made.port} or the one above it" in str(caught.value) and remedy in str(caught.value)
 
 
 # ---- real nodes ----------------------------------------------------------------------------------------------------
@@ -156,7 +169,7 @@ async def running(node: Node) -> AsyncIterator[Node]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_three_real_nodes_join_late_leave_restart_and_outlive_the_first(tmp_path: Path, corpus: Path) -> None:
-    made, manifest = found(tmp_path, corpus, port=0, optimizer="muon")
+    made, manifest = found(tmp_path, corpus, local=True, optimizer="muon")
 
     async def main() -> None:
         async with asyncio.timeout(100), AsyncExitStack() as stack:
@@ -165,11 +178,19 @@ def test_three_real_nodes_join_late_leave_restart_and_outlive_the_first(tmp_path
             invitation = (await request(a.swarm, "invitation"))["invitation"]
             assert f"farflung join {invitation}" in a.output.getvalue()
 
-            b = await stack.enter_async_context(running(Node(tmp_path / "b", invitation)))
+            # With the invitation that was printed before any node ran.
+            b = await stack.enter_async_context(running(Node(tmp_path / "b", made.invitation)))
             first = await b.contributed()
             assert set(first["contributors"]) <= {a.peer, b.peer}
             status = await request(b.swarm, "status")
             assert status["swarm"] == "alpha" and status["total_steps"] == 6000
+
+            # Somebody founds another swarm through them, and the same name is refused to the next.
+            told = dict(data=str(corpus), steps=30, peers=decode_invitation(invitation).addresses)
+            other = await asyncio.to_thread(daemon.create, CreateOptions(name="beta", home=tmp_path / "d", **told))
+            assert other.published and set(told["peers"]) < set(other.addresses)
+            with pytest.raises(NameContested, match="claimed already by beta@"):
+                await asyncio.to_thread(daemon.create, CreateOptions(name="beta", home=tmp_path / "e", **told))
 
             # A third joins while the others go on, and leaves when asked to.
             async with running(Node(tmp_path / "c", invitation)) as c:

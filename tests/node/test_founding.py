@@ -10,12 +10,14 @@ import pytest
 import torch
 from tests.node.founded import TEXT, TOML, found
 
-from farflung.node import daemon, machine
+from farflung.node import daemon, founding, machine
+from farflung.node.listening import PORTS
 from farflung.node.machine import choose_runtime, fit_memory
 from farflung.node.options import CreateOptions
 from farflung.node.paths import resolve_paths
 from farflung.node.recipe import read_recipe, swarm_dataset, swarm_tokenizer
 from farflung.node.storage import FileStorage, newest_history
+from farflung.node.swarmfiles import load_port
 from farflung.protocol.chain import genesis
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.invitation import decode_invitation
@@ -50,9 +52,33 @@ def test_create_writes_manifest_secret_and_genesis(tmp_path: Path, corpus: Path)
     secret = swarm.folder / "invite"
     assert bytes.fromhex(secret.read_text()) == invitation.invite_seed
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    assert (made.port, load_port(swarm), made.addresses) == (4242, 4242, invitation.addresses) and not made.published
     anchor, history = newest_history(FileStorage(swarm.checkpoint).load_history())
     assert anchor is None
     assert [c.commit for c in history] == [genesis(manifest.founder, read_recipe(manifest).rules)]
+
+
+def test_the_invitation_says_where_the_founder_will_be(tmp_path: Path, corpus: Path) -> None:
+    made, _ = found(tmp_path, corpus)
+    swarm = resolve_paths(tmp_path / "a", {}).find_swarm("alpha")
+    assert made.port in PORTS and load_port(swarm) == made.port
+    addresses = decode_invitation(made.invitation).addresses
+    assert made.addresses == addresses and f"/ip4/127.0.0.1/tcp/{made.port}" in [a.split("/p2p/")[0] for a in addresses]
+    other, _ = found(tmp_path, corpus, name="beta", port=0)
+    swarm = resolve_paths(tmp_path / "a", {}).find_swarm("beta")
+    assert (other.port, load_port(swarm), decode_invitation(other.invitation).addresses) == (0, 0, ())
+    (swarm.folder / "port").write_text("many")
+    with pytest.raises(ConfigError, match="port is damaged"):
+        load_port(swarm)
+
+
+def test_a_machine_without_free_ports_is_told_what_to_do(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(founding, "free_ports", lambda count, *, local: [])
+    with pytest.raises(ConfigError, match="from 20000 to 31999 are free here; give one with --port"):
+        found(tmp_path, corpus)
+    assert resolve_paths(tmp_path / "a", {}).swarms() == []
 
 
 def test_defaults_need_nothing_but_a_name_and_fit_together(tmp_path: Path, corpus: Path) -> None:

@@ -24,7 +24,6 @@ from farflung.sims.links import path_between
 from farflung.sims.local_plan import NODE_BYTES, check_playable, check_speed, orders_for
 from farflung.sims.local_run import shortened, start_seconds
 from farflung.sims.local_stage import StagePace
-from farflung.sims.local_swarm import PORTS, free_ports
 from farflung.sims.pipeline_log import logged_steps
 from farflung.sims.scenario import SHIPPED, Scenario, load_scenario, parse_scenario
 from farflung.sims.scenario_plan import key_seeds, prepare, read_scenario
@@ -150,12 +149,6 @@ def test_a_shorter_run_is_the_same_without_what_would_come_later(small: Scenario
     short = shortened(small, 0.4)
     assert (short.duration_s, short.happenings) == (24.0, ())
     assert shortened(small, 0.5).happenings == small.happenings
-
-
-def test_ports_come_in_pairs_and_are_nobody_elses() -> None:
-    found = free_ports(20)
-    assert len(set(found)) == 20 and set(found) <= set(PORTS)
-    assert all(port % 2 == 0 and port < 32_768 for port in found), "outgoing connections take those above"
 
 
 # ---- what is told of a run -----------------------------------------------------------------------------------------
