@@ -341,6 +341,28 @@ def peers(name: Swarm = None, home: Home = None, as_json: Json = False) -> None:
 
 
 @app.command()
+def ledger(
+    name: Swarm = None,
+    sample: Annotated[
+        int | None, typer.Option(min=0, help="Also tell who has or had the sample of this number.")
+    ] = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Say which samples of the data are trained, and which are with whom."""
+    from farflung.node.query import asked_ledger, ledger_lines, sample_lines
+
+    told = asyncio.run(asked_ledger(name, home, sample))
+    if as_json:
+        import msgspec
+
+        print_json(msgspec.to_builtins(told))
+        return
+    for line in (*ledger_lines(told), *sample_lines(told)):
+        typer.echo(line)
+
+
+@app.command()
 def invite(name: Swarm = None, home: Home = None, as_json: Json = False) -> None:
     """Print a fresh invitation, with the addresses at which this machine's node and others are found now."""
     from farflung.node.query import fresh_invitation

@@ -8,6 +8,7 @@ import msgspec
 
 from farflung.node.control import Answer, Handler
 from farflung.node.engine import Engine
+from farflung.node.ledger_rows import ledger_status
 from farflung.node.network import PeerId
 from farflung.node.peer import AGENT, Peer
 from farflung.node.recipe import Recipe
@@ -15,9 +16,14 @@ from farflung.node.status import NodeStatus, PeerStatus
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.invitation import Invitation, encode_invitation
 from farflung.protocol.peer_record import PeerRecord
+from farflung.protocol.types import Count
 
 INVITATION_ADDRESSES = 4
 """Addresses of this node in an invitation, and of other members: enough to survive any one of them."""
+
+
+class _AboutSamples(msgspec.Struct, forbid_unknown_fields=True):
+    sample: Count | None = None
 
 
 class NodeInside:
@@ -45,6 +51,7 @@ class NodeInside:
         return {
             "status": self._answer_status,
             "peers": self._answer_peers,
+            "ledger": self._answer_ledger,
             "leave": self._answer_leave,
             "events": self._answer_events,
             "invitation": self._answer_invitation,
@@ -135,6 +142,28 @@ class NodeInside:
 
     async def _answer_peers(self, args: Answer) -> Answer:
         return {"peers": msgspec.to_builtins(self.peers())}
+
+    async def _answer_ledger(self, args: Answer) -> Answer:
+        try:
+            asked = msgspec.convert(args, _AboutSamples)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"not a question about samples: {error}") from error
+        member, serving = self._peer.member, self._peer.serving
+        if serving is not None and serving.stage != 0:
+            raise ConfigError(
+                f"this node serves stage {serving.stage}, and only the peers of stage 0 know about samples: ask on the machine of one"
+            )
+        if not member.started:
+            raise ConfigError("this node is on its way in and has not heard of any commit yet; ask again in a while")
+        told = ledger_status(
+            member.history,
+            swarm=self._name,
+            num_samples=self._recipe.manifest.data.num_samples,
+            lease=self._peer.settings.rules.lease,
+            sample=asked.sample,
+        )
+        answer: dict[str, Any] = msgspec.to_builtins(told)
+        return answer
 
     async def _answer_leave(self, args: Answer) -> Answer:
         self._peer.stop("asked to leave")

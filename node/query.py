@@ -11,7 +11,7 @@ from rich.text import Text
 from farflung.node.control import NoNode, request, stream
 from farflung.node.live import duration, show, size
 from farflung.node.paths import SwarmPaths, resolve_paths
-from farflung.node.status import NodeStatus, PeerStatus
+from farflung.node.status import LedgerStatus, NodeStatus, PeerStatus, SampleStop
 
 PEER_STYLES = {"self": "bold", "alive": "green", "suspect": "yellow", "dead": "red", "left": "dim"}
 
@@ -31,6 +31,11 @@ async def known_peers(name: str | None, home: Path | None) -> list[PeerStatus]:
     """All peers that a node knows, itself included. Raises as `running_statuses` does."""
     reply = await request(the_running(name, home), "peers")
     return msgspec.convert(reply["peers"], list[PeerStatus])
+
+
+async def asked_ledger(name: str | None, home: Path | None, sample: int | None) -> LedgerStatus:
+    """Which sample belongs to whom, as a node knows it. Raises as `running_statuses` does, and ControlError when it cannot know."""
+    return msgspec.convert(await request(the_running(name, home), "ledger", sample=sample), LedgerStatus)
 
 
 async def fresh_invitation(name: str | None, home: Path | None) -> str:
@@ -104,6 +109,56 @@ def peer_table(peers: list[PeerStatus]) -> Table:
         ]
         table.add_row(*cells)
     return table
+
+
+def ledger_lines(told: LedgerStatus) -> list[str]:
+    """The ledger in words: the epoch, and where the samples are that it has handed out."""
+    lines = [
+        f"swarm {told.swarm}, commit {told.height}: epoch {told.epoch}, {told.epoch_handed_out:,} of {told.num_samples:,} samples "
+        f"handed out, {told.epoch_trained:,} trained"
+    ]
+    if told.earlier_left:
+        lines.append(f"of earlier epochs {told.earlier_left:,} are not trained yet")
+    lines += [f"{one.peer[:12]} holds {one.samples:,}: {_numbers(one.intervals)}" for one in told.held if one.samples]
+    lines += [
+        f"{one.peer[:12]} is gone, its {one.samples:,} are kept for it until version {one.until_version}: {_numbers(one.intervals)}"
+        for one in told.suspended
+    ]
+    if told.free:
+        lines.append(f"free, to be handed out next: {_numbers(told.free)}")
+    since = f"trained since commit {told.since_height}, the oldest kept here: "
+    lines.append(since + (", ".join(f"{num:,} by {who[:12]}" for who, num in told.trained_by.items()) or "none"))
+    return lines
+
+
+def sample_lines(told: LedgerStatus) -> list[str]:
+    """Where the sample has been that was asked about; nothing when none was."""
+    if told.sample is None:
+        return []
+    first = told.sample.stops[0].height
+    return [
+        f"sample {told.sample.number:,}, of epoch {told.sample.epoch}",
+        *(
+            f"  {'by' if one.height == first else 'since'} commit {one.height}: {_stop(one)}"
+            for one in told.sample.stops
+        ),
+    ]
+
+
+def _stop(one: SampleStop) -> str:
+    who = "somebody: who, is not known here any more" if one.peer is None else one.peer[:12]
+    said = {
+        "ahead": "not handed out",
+        "held": f"held by {who}",
+        "suspended": f"kept for {who}, which is gone",
+        "free": "free, to be handed out again",
+        "trained": f"trained by {who}",
+    }
+    return said[one.state]
+
+
+def _numbers(intervals: list[tuple[int, int]]) -> str:
+    return ", ".join(f"{start:,} to {stop - 1:,}" for start, stop in intervals)
 
 
 def _speed(one: PeerStatus) -> str:

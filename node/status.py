@@ -195,3 +195,66 @@ class PeerStatus(msgspec.Struct, kw_only=True):
     sent_bytes: int = 0
     received_bytes: int = 0
     addresses: list[str] = []
+
+
+class SamplesOf(msgspec.Struct, kw_only=True):
+    """The samples of one peer, by the ledger."""
+
+    peer: str
+    """Public key in hex."""
+    samples: int
+    intervals: list[tuple[int, int]]
+    """Numbers, [start, stop), in the order in which it trains them."""
+    until_version: int | None = None
+    """It is gone, and they are kept for it until the outer state has this version; None for a member."""
+
+
+class SampleStop(msgspec.Struct, kw_only=True):
+    """Where a sample was for a while."""
+
+    height: int
+    """Of the commit since which it was there; of the first stop that is told of: by which."""
+    state: str
+    """`ahead` (not handed out yet), `held`, `suspended` (its holder is gone), `free` (to be handed out again), or `trained`."""
+    peer: str | None = None
+    """Who holds it, for whom it is kept, or who trained it; None for nobody, or where nobody here knows any more."""
+
+
+class SampleStatus(msgspec.Struct, kw_only=True):
+    """One sample, as far as the commits tell that this node keeps."""
+
+    number: int
+    epoch: int
+    stops: list[SampleStop]
+    """Oldest first; the last one is where it is."""
+
+
+class LedgerStatus(msgspec.Struct, kw_only=True):
+    """Which sample belongs to whom: the answer of `farflung ledger`. Samples are numbered on from epoch to epoch."""
+
+    swarm: str
+    height: int
+    version: int
+    num_samples: int
+    """Of one epoch."""
+    epoch: int
+    """To which the next sample belongs that is handed out for the first time."""
+    cursor: int
+    """Samples handed out so far, of all epochs: all numbers below it."""
+    trained: int
+    """Of these, those that rounds have counted."""
+    epoch_handed_out: int
+    epoch_trained: int
+    """The same of this epoch alone."""
+    earlier_left: int
+    """Of earlier epochs, those that no round has counted yet."""
+    held: list[SamplesOf]
+    free: list[tuple[int, int]]
+    """To be handed out again: their holders have left, or stayed away for too long."""
+    suspended: list[SamplesOf]
+    since_height: int
+    """Of the oldest commit that this node keeps."""
+    trained_by: dict[str, int]
+    """Samples of each peer that rounds have counted since then."""
+    sample: SampleStatus | None = None
+    """The one that was asked about."""

@@ -9,6 +9,7 @@ from farflung.protocol import chain
 from farflung.protocol.chain import Certified, Commit, RoundResult
 from farflung.protocol.errors import Refused
 from farflung.protocol.keys import PeerId
+from farflung.protocol.ledger import Page
 from farflung.protocol.limits import MAX_COMMITS_PER_REPLY, MAX_CONTROL_BYTES
 from farflung.protocol.messages import Commits
 from farflung.protocol.settings import HISTORY, RECENT_ROUNDS, Settings
@@ -80,6 +81,16 @@ class History:
                 if len(rounds) == RECENT_ROUNDS:
                     break
         return rounds
+
+    def pages(self) -> list[Page]:
+        """What the commits that are kept say of samples, oldest first."""
+        commits = [certified.commit for certified in self._links]
+        if self.anchor is not None:
+            commits.insert(0, self.anchor)
+        return [
+            Page(c.height, c.ledger, {one.peer: one.samples for one in c.round.contributors} if c.round else {})
+            for c in commits
+        ]
 
     def answer(self, after: int) -> Commits | None:
         """What a peer that knows the chain up to `after` lacks, in one message; the newest alone when that is too much

@@ -4,9 +4,14 @@ Samples are numbered on without end: number s is sample perm(epoch)(s mod N) of 
 "each number once". A number below `cursor` is held by a member, free to be handed out again, suspended (its holder
 vanished and keeps it during a lease), or done. Everything here is a pure function of the ledger before, so that every
 voter computes the same ledger after.
+
+A ledger says where each sample is, not who trained it: that was whoever held it before, as the ledgers of earlier commits tell while they are kept (`trace`).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from msgspec import Struct
 
@@ -129,3 +134,75 @@ def advance(
             cursor += fresh
     holdings = tuple(Holding(peer, held[peer]) for peer in sorted(held))
     return Ledger(cursor, holdings, free, tuple(sorted(suspended, key=lambda s: s.peer)))
+
+
+# ---- questions -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one sample is, by one ledger."""
+
+    state: Literal["ahead", "held", "suspended", "free", "trained"]
+    """`ahead`: not handed out yet; `trained`: a round has counted it."""
+    peer: PeerId | None = None
+    """Who holds it, for whom it is kept, or whose contribution counted it; None for nobody, and where no ledger tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The ledger after one commit, and what made it of the one before."""
+
+    height: int
+    ledger: Ledger
+    trained: Mapping[PeerId, int]
+    """Samples, from the front of their windows before, that the commit's contributors have trained."""
+
+
+def num_trained(ledger: Ledger, start: int, stop: int) -> int:
+    """Samples from `start` to `stop` that rounds have counted: those handed out that nobody has in hand."""
+    stop = min(stop, ledger.cursor)
+    parts = [*(h.intervals for h in ledger.held), ledger.free, *(s.intervals for s in ledger.suspended)]
+    waiting = sum(max(0, min(stop, end) - max(start, begin)) for part in parts for begin, end in part)
+    return max(0, stop - start) - waiting
+
+
+def trained_by(pages: Sequence[Page]) -> Counter[PeerId]:
+    """Samples of each peer that the rounds of these commits have counted."""
+    total: Counter[PeerId] = Counter()
+    for page in pages:
+        total.update(page.trained)
+    return total
+
+
+def place_of(ledger: Ledger, sample: int) -> Place:
+    """Where a sample is. Who trained it, a ledger alone does not tell."""
+    if sample >= ledger.cursor:
+        return Place("ahead")
+    for holding in ledger.held:
+        if _holds(holding.intervals, sample):
+            return Place("held", holding.peer)
+    for entry in ledger.suspended:
+        if _holds(entry.intervals, sample):
+            return Place("suspended", entry.peer)
+    return Place("free" if _holds(ledger.free, sample) else "trained")
+
+
+def trace(pages: Sequence[Page], sample: int) -> tuple[tuple[int, Place], ...]:
+    """Where a sample has been, oldest first, each with the height of the commit since which it was there; the first may be older.
+
+    `pages` follow one another. A sample that was trained before the first of them was trained by nobody knows whom.
+    """
+    found: list[tuple[int, Place]] = []
+    for page in pages:
+        place = place_of(page.ledger, sample)
+        if place.state == "trained":  # by whoever held it until then, and for good
+            found.append((page.height, Place("trained", found[-1][1].peer if found else None)))
+            break
+        if not found or place != found[-1][1]:
+            found.append((page.height, place))
+    return tuple(found)
+
+
+def _holds(intervals: Iterable[tuple[int, int]], sample: int) -> bool:
+    return any(start <= sample < stop for start, stop in intervals)

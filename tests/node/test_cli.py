@@ -22,7 +22,7 @@ from farflung.node.cli import app
 from farflung.node.control import ControlServer
 from farflung.node.paths import resolve_paths
 from farflung.node.query import peer_table
-from farflung.node.status import NodeStatus, PeerStatus
+from farflung.node.status import LedgerStatus, NodeStatus, PeerStatus, SampleStatus, SampleStop
 from farflung.protocol.errors import NetworkError
 
 SWARM = "ab" * 32
@@ -32,6 +32,13 @@ EVENTS: list[dict[str, Any]] = [
     {"time": 50.0, "event": "node.state", "state": "training", "reason": ""},
     {"time": 51.0, "event": "round.missed", "round": 4, "reason": "two seconds late"},
 ]
+
+
+LEDGER: dict[str, Any] = {
+    **{"swarm": "alpha", "height": 3, "version": 2, "num_samples": 900, "epoch": 0, "cursor": 50, "trained": 30},
+    **{"epoch_handed_out": 50, "epoch_trained": 30, "earlier_left": 0, "held": [], "free": [(20, 40)], "suspended": []},
+    **{"since_height": 0, "trained_by": {PEER: 30}},
+}
 
 
 def run(*words: object) -> Any:
@@ -61,6 +68,12 @@ def running_node(home: Path) -> Iterator[None]:
         async def known(args: dict[str, Any]) -> dict[str, Any]:
             return {"peers": msgspec.to_builtins(peers)}
 
+        async def ledger(args: dict[str, Any]) -> dict[str, Any]:
+            number = args["sample"]
+            stops = [SampleStop(height=2, state="trained", peer=PEER)]
+            sample = None if number is None else SampleStatus(number=number, epoch=0, stops=stops)
+            return dict(msgspec.to_builtins(LedgerStatus(**LEDGER, sample=sample)))
+
         async def leave(args: dict[str, Any]) -> dict[str, Any]:
             return {"reason": "asked to"}
 
@@ -71,7 +84,14 @@ def running_node(home: Path) -> Iterator[None]:
             for event in EVENTS:
                 yield event
 
-        handlers = {"status": status, "peers": known, "leave": leave, "events": events, "invitation": invitation}
+        handlers = {
+            "status": status,
+            "peers": known,
+            "leave": leave,
+            "events": events,
+            "invitation": invitation,
+            "ledger": ledger,
+        }
         server = ControlServer(resolve_paths(home, {}).find_swarm().socket, handlers)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(server.run())
@@ -93,7 +113,20 @@ def running_node(home: Path) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     "command",
-    ["create", "join", "status", "peers", "invite", "leave", "export", "eval", "id show", "id backup", "id restore"],
+    [
+        "create",
+        "join",
+        "status",
+        "peers",
+        "ledger",
+        "invite",
+        "leave",
+        "export",
+        "eval",
+        "id show",
+        "id backup",
+        "id restore",
+    ],
 )
 def test_every_command_has_help(command: str) -> None:
     result = run(*command.split(), "--help")
@@ -123,6 +156,15 @@ def test_status_and_peers_of_a_running_node(home: Path) -> None:
         assert table.index(PEER[:12]) < table.index("343434343434")
         peers = json.loads(run("peers", "alpha", "--home", home, "--json").stdout)["peers"]
         assert [peer["state"] for peer in peers] == ["suspect", "self"]
+        plain = run("ledger", "--home", home).stdout
+        assert "50 of 900 samples handed out, 30 trained" in plain and "free, to be handed out next: 20 to 39" in plain
+        traced = run("ledger", "alpha", "--sample", 41, "--home", home).stdout
+        assert traced == f"{plain}sample 41, of epoch 0\n  by commit 2: trained by {PEER[:12]}\n"
+        shown = json.loads(run("ledger", "--sample", 41, "--home", home, "--json").stdout)
+        assert shown["sample"]["stops"] == [{"height": 2, "state": "trained", "peer": PEER}] and shown["free"] == [
+            [20, 40]
+        ]
+        assert run("ledger", "--sample", -1, "--home", home).exit_code == 2
         assert run("invite", "--home", home).stdout == "farflung join farflung1abc\n"
         invited = json.loads(run("invite", "alpha", "--home", home, "--json").stdout)
         assert invited == {"invitation": "farflung1abc"}
@@ -148,7 +190,7 @@ def test_peers_of_all_stages_are_a_table() -> None:
     assert "stage" not in [column.header for column in peer_table([PeerStatus(peer=PEER, state="self")]).columns]
 
 
-@pytest.mark.parametrize("command", ["status", "peers", "invite", "leave"])
+@pytest.mark.parametrize("command", ["status", "peers", "ledger", "invite", "leave"])
 def test_no_node_is_one_line_and_exit_code_2(home: Path, command: str) -> None:
     result = run(command, "--home", home)
     assert result.exit_code == 2

@@ -8,18 +8,20 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from rich.console import Console
 from tests.node.founded import found
 
 from farflung.node import daemon, listening, wanted
-from farflung.node.control import only_node, request, stream
+from farflung.node.control import ControlError, only_node, request, stream
 from farflung.node.events import read_events
 from farflung.node.identity import Identity
 from farflung.node.options import CreateOptions, ExportOptions, JoinOptions
 from farflung.node.paths import resolve_paths
 from farflung.node.peerbook import PeerBook
+from farflung.node.status import LedgerStatus
 from farflung.protocol.errors import ConfigError, FarflungError, LocalError, NameContested
 from farflung.protocol.invitation import decode_invitation
 from farflung.protocol.naming import full_name
@@ -185,12 +187,28 @@ def test_three_real_nodes_join_late_leave_restart_and_outlive_the_first(tmp_path
             status = await request(b.swarm, "status")
             assert status["swarm"] == "alpha" and status["total_steps"] == 6000
 
+            # Which sample is with whom: what a round has counted, and what nobody has yet.
+            assert (await request(b.swarm, "ledger"))["sample"] is None
+            (start, _), *_ = first["samples"][b.peer]
+            told = msgspec.convert(await request(b.swarm, "ledger", sample=start), LedgerStatus)
+            assert told.sample is not None and told.sample.stops[-1].state == "trained"
+            assert {told.sample.stops[-1].peer, told.sample.stops[-2].peer} == {b.peer}
+            assert told.trained == sum(told.trained_by.values()) > 0 and {one.peer for one in told.held} <= {
+                a.peer,
+                b.peer,
+            }
+            ahead = (await request(b.swarm, "ledger", sample=1 << 62))["sample"]
+            assert [stop["state"] for stop in ahead["stops"]] == ["ahead"]
+            for wrong in (-1, 1 << 63, "all"):
+                with pytest.raises(ControlError, match="not a question about samples"):
+                    await request(b.swarm, "ledger", sample=wrong)
+
             # Somebody founds another swarm through them, and the same name is refused to the next.
-            told = dict(data=str(corpus), steps=30, peers=decode_invitation(invitation).addresses)
-            other = await asyncio.to_thread(daemon.create, CreateOptions(name="beta", home=tmp_path / "d", **told))
-            assert other.published and set(told["peers"]) < set(other.addresses)
+            flags = dict(data=str(corpus), steps=30, peers=decode_invitation(invitation).addresses)
+            other = await asyncio.to_thread(daemon.create, CreateOptions(name="beta", home=tmp_path / "d", **flags))
+            assert other.published and set(flags["peers"]) < set(other.addresses)
             with pytest.raises(NameContested, match="claimed already by beta@"):
-                await asyncio.to_thread(daemon.create, CreateOptions(name="beta", home=tmp_path / "e", **told))
+                await asyncio.to_thread(daemon.create, CreateOptions(name="beta", home=tmp_path / "e", **flags))
 
             # A third joins while the others go on, and leaves when asked to.
             async with running(Node(tmp_path / "c", invitation)) as c:

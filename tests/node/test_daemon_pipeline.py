@@ -1,5 +1,6 @@
 """A swarm with a pipeline as people run it: `create --stages 2`, processes that join over loopback, and two that are killed."""
 
+import asyncio
 import shutil
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from tests.node.processes import nodes
 
 from farflung.node import daemon
+from farflung.node.control import ControlError, request
 from farflung.node.doctor import examine
 from farflung.node.evaluating import evaluate_swarm
 from farflung.node.options import CreatedSwarm, CreateOptions, DoctorOptions, EvalOptions, ExportOptions
@@ -125,6 +127,11 @@ def test_processes_train_two_stages_though_one_of_a_stage_is_killed_and_then_its
         assert all(len(same) == 1 for same in digests.values()) and len(digests) >= 4
         assert local_swarm(a.paths, "pipe", ()).swarm is not None
         assert a.events("pipeline.step")[-1]["peers"] == [1, 1]
+        # Samples are with the data nodes: the others have tickets only, and say so.
+        told = asyncio.run(request(a.paths.find_swarm("pipe"), "ledger", sample=0))
+        assert told["sample"]["stops"][0]["peer"] == told["held"][0]["peer"] and told["cursor"] > 0
+        with pytest.raises(ControlError, match="this node serves stage 1"):
+            asyncio.run(request(first.paths.find_swarm("pipe"), "ledger"))
         a.until(lambda: a.events("outer.eval"))  # comes to nothing where a round ends meanwhile
         with pytest.raises(ConfigError, match="go to the machine of one, the founder's for example"):
             daemon.export(ExportOptions(swarm="pipe", folder=tmp_path / "other", home=first.home))

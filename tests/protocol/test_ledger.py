@@ -1,13 +1,28 @@
 """Whatever the swarm goes through, the ledger loses no sample and hands none out twice."""
 
+from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from farflung.protocol.ledger import Ledger, advance, count, is_prefix, join, split
+from farflung.protocol.ledger import (
+    Ledger,
+    Page,
+    Place,
+    advance,
+    count,
+    is_prefix,
+    join,
+    num_trained,
+    place_of,
+    split,
+    trace,
+    trained_by,
+)
 
 A, B, C = b"a" * 32, b"b" * 32, b"c" * 32
 PEERS = [bytes([i]) * 32 for i in range(6)]
@@ -47,12 +62,16 @@ class Swarm(RuleBasedStateMachine):
         self.done: list[int] = []
         self.kept: dict[bytes, tuple[int, list[int]]] = {}
         self.ledger = Ledger()
+        self.pages: list[Page] = []
+        self.trainers: dict[int, bytes] = {}
         self.step({}, self.view, set())
 
     def step(self, trained: dict[bytes, int], view: set[bytes], left: set[bytes]) -> None:
         before = self.ledger
         for peer, num in trained.items():
-            self.done += numbers(split(before.window(peer), num)[0])
+            counted = numbers(split(before.window(peer), num)[0])
+            self.done += counted
+            self.trainers |= dict.fromkeys(counted, peer)
         self.ledger = advance(
             before,
             trained=trained,
@@ -62,6 +81,7 @@ class Swarm(RuleBasedStateMachine):
             version=self.version,
             lease=LEASE,
         )
+        self.pages.append(Page(len(self.pages), self.ledger, trained))
         for peer in self.view - view - left:
             rest = numbers(split(before.window(peer), trained.get(peer, 0))[1])
             self.kept[peer] = (self.version, rest)
@@ -112,6 +132,37 @@ class Swarm(RuleBasedStateMachine):
         parts = [h.intervals for h in ledger.held] + [ledger.free] + [s.intervals for s in ledger.suspended]
         everywhere = sorted(self.done + [n for part in parts for n in numbers(part)])
         assert everywhere == list(range(ledger.cursor))
+
+    @invariant()
+    def each_sample_is_found_where_it_is(self) -> None:
+        ledger = self.ledger
+        where = {n: Place("trained") for n in self.done}
+        where |= {n: Place("free") for n in numbers(ledger.free)}
+        where |= {n: Place("held", h.peer) for h in ledger.held for n in numbers(h.intervals)}
+        where |= {n: Place("suspended", s.peer) for s in ledger.suspended for n in numbers(s.intervals)}
+        assert {n: place_of(ledger, n) for n in range(ledger.cursor)} == where
+        assert place_of(ledger, ledger.cursor) == Place("ahead")
+        half = ledger.cursor // 2
+        for start, stop in ((0, half), (half, ledger.cursor + 5)):
+            assert num_trained(ledger, start, stop) == len([n for n in self.done if start <= n < stop])
+
+    @rule(data=st.data())
+    def look_back(self, data: st.DataObject) -> None:
+        """The ways of any sample end where it is, pass through no place twice in a row, and tell who trained it."""
+        sample = data.draw(st.integers(0, self.ledger.cursor))
+        since = data.draw(st.integers(0, len(self.pages) - 1))
+        ways = trace(self.pages[since:], sample)
+        assert ways[0] == (since, place_of(self.pages[since].ledger, sample))
+        assert [height for height, _ in ways] == sorted({height for height, _ in ways})
+        for (_, one), (_, other) in pairwise(ways):
+            assert one != other and one.state != "trained"
+        last = ways[-1][1]
+        assert last.state == place_of(self.ledger, sample).state
+        if last.state != "trained":
+            assert last == place_of(self.ledger, sample)
+        else:
+            assert last.peer == (self.trainers[sample] if len(ways) > 1 else None)
+        assert trained_by(self.pages) == Counter(self.trainers.values())
 
     @invariant()
     def it_is_in_order(self) -> None:
@@ -176,3 +227,22 @@ def test_goodbye_of_a_suspended_peer_ends_its_lease() -> None:
 def test_claims_above_the_window_are_refused(trained: dict[bytes, int]) -> None:
     with pytest.raises(ValueError, match="claims"):
         ledger([A, B], ledger([A, B]), 1, trained=trained)
+
+
+def test_the_ways_of_a_sample() -> None:
+    pages = [Page(4, ledger([A, B]), {})]
+    for height, (view, trained) in enumerate([([A], {B: 3}), ([A], {A: 10}), ([A], {A: 10}), ([A], {A: 4})], start=5):
+        pages.append(Page(height, ledger(view, pages[-1].ledger, height, trained=trained), trained))
+    assert trace(pages, 12) == ((4, Place("held", B)), (5, Place("trained", B))), "before it went"
+    assert trace(pages, 13) == (
+        (4, Place("held", B)),
+        (5, Place("suspended", B)),
+        (7, Place("held", A)),
+        (8, Place("trained", A)),
+    )
+    assert trace(pages, 25) == ((4, Place("ahead")), (6, Place("held", A)), (7, Place("trained", A)))
+    assert trace(pages, 99) == ((4, Place("ahead")),)
+    assert trace(pages[2:], 12) == ((6, Place("trained")),), "by whom was told earlier"
+    assert trained_by(pages) == {A: 24, B: 3} and trained_by(pages[-1:]) == {A: 4}
+    assert num_trained(pages[-1].ledger, 0, 1000) == 27 and num_trained(pages[-1].ledger, 10, 20) == 7
+    assert num_trained(pages[-1].ledger, 1000, 2000) == 0
