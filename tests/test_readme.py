@@ -1,36 +1,97 @@
-"""Every command of the README runs, as it stands there."""
+"""Every command of the README runs, in a block or in the middle of a sentence.
 
+What takes seconds runs here as it stands, with real words for the placeholders. For the rest `ELSEWHERE` names tests: the first of each gives the same
+command to the program, where that takes minutes with fewer seeds, smaller sizes, or flags that end it before the work; then the second does that work in
+small. `pip install .` is only done as the wheel's test does it. What `make` does is only read here: `make test` runs this test, and `make demo` in a fresh
+checkout is tried by people.
+"""
+
+import ast
 import os
 import re
 import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-BLOCKS = re.findall(r"^```\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
-COMMANDS = [line.partition("#")[0].split() for block in BLOCKS for line in block.splitlines()]
-
-ELSEWHERE = {
-    ("pip", "install", "."),  # tests/test_wheel.py
-    ("farflung", "demo"),  # tests/test_wheel.py
-    ("farflung", "join", "farflung1..."),  # tests/node/test_daemon.py
+README = (ROOT / "README.md").read_text()
+FENCE = re.compile(r"^```\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
+IN_BLOCKS = [" ".join(line.partition("#")[0].split()) for block in FENCE.findall(README) for line in block.splitlines()]
+IN_SENTENCES = {
+    " ".join(command.split()) for command in re.findall(r"`((?:farflung|make)\s[^`]+)`", FENCE.sub("", README))
 }
 
+SWARM = [
+    "farflung create my-swarm --preset 1m --data python --steps 400 --inner-steps 50",
+    "farflung doctor my-swarm",
+    "farflung join my-swarm",
+    "farflung status",
+    "farflung peers",
+    "farflung ledger",
+    "farflung invite",
+    "farflung join farflung1...",
+    "farflung join INVITATION --home second --local",
+    "farflung leave",
+    "farflung export my-swarm model",
+    "farflung eval my-swarm",
+]
+"""One after another, with the node that the third starts."""
 
-def farflung(folder: Path, words: list[str]) -> list[str]:
-    assert words[0] == "farflung"
-    return [sys.executable, "-P", "-m", "farflung.sims.main", *words[1:]]
+ALONE = {
+    "farflung create NAME --stages 4 --batch-tokens 65536 --microbatches 8": "swarm name founded",
+    "farflung doctor --model 1b": "973.7 M parameters",
+    "farflung sim run straggler": "rounds >= 25",
+}
+"""What each says, whether or not a model of a billion parameters fits this machine."""
+
+ELSEWHERE = {
+    "pip install .": ["test_wheel.py::test_it_is_imported_from_where_it_is_installed"],
+    "farflung demo": ["test_wheel.py::test_the_demo_keeps_its_promises"],
+    "farflung bench overhead": [
+        "sims/test_main.py::test_benchmarks_are_called",
+        "sims/test_bench.py::test_a_node_beside_a_loop",
+    ],
+    "farflung bench round": [
+        "sims/test_main.py::test_benchmarks_are_called",
+        "sims/test_bench.py::test_rounds_of_real_peers",
+    ],
+    "farflung bench quality": [
+        "sims/test_main.py::test_a_bench_of_what_does_not_exist_says_what_does",
+        "sims/test_quality.py::test_the_whole_command_and_its_second_time",
+    ],
+    "farflung bench pipeline": [
+        "sims/test_bench_pipeline.py::test_a_page_has_both_parts",
+        "sims/test_bench_pipeline.py::test_processes_learn_what_one_process_learns",
+    ],
+    "farflung sim list": ["sims/test_sim_run.py::test_shipped_scenarios_are_listed"],
+    "farflung sim bandwidth": ["sims/test_bandwidth.py::test_the_command"],
+    "farflung sim fuzz": ["sims/test_sim_run.py::test_fuzz_finds_and_shortens_what_is_broken"],
+    "farflung sim replay": ["sims/test_sim_run.py::test_a_failure_is_made_small_written_and_played_again"],
+    "farflung sim local": ["sims/test_local.py::test_three_processes_train_one_is_killed_and_all_of_it_is_told"],
+    "farflung sim report FOLDER...": ["sims/test_report.py::test_several_runs_side_by_side"],
+    "farflung sim plan": ["sims/test_plan.py::test_the_command_says_the_agreed_keys"],
+}
+MAKE = {"make demo": "farflung demo --out", "make test": "-m pytest"}
+"""What each would run."""
 
 
-def run(folder: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
+def farflung(command: str) -> list[str]:
+    program, *words = shlex.split(command)
+    assert program == "farflung"
+    return [sys.executable, "-P", "-m", "farflung.sims.main", *words]
+
+
+def run(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        farflung(folder, words),
+        farflung(command),
         cwd=folder,
-        env=os.environ | {"FARFLUNG_HOME": str(folder / "home")},
+        env=os.environ | {"FARFLUNG_HOME": str(folder / "home"), "COLUMNS": "160"},
         capture_output=True,
         text=True,
         timeout=100,
@@ -39,43 +100,107 @@ def run(folder: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def test_links_lead_somewhere() -> None:
-    text = (ROOT / "README.md").read_text()
-    for target in re.findall(r"\]\(([^)]+)\)", text):
+    for target in re.findall(r"\]\(([^)]+)\)", README):
         assert (ROOT / target).exists(), target
-    for folder in re.findall(r"^\| `(\w+)/` \|", text, flags=re.MULTILINE):
+    for folder in re.findall(r"^\| `(\w+)/` \|", README, flags=re.MULTILINE):
         assert (ROOT / folder).is_dir()
 
 
+def test_the_first_screen_is_picture_figures_three_commands_and_the_tree() -> None:
+    first = [line for line in README.splitlines() if line.startswith(("![", "|---", "```", "## "))][:6]
+    assert [line[:2] for line in first] == ["![", "|-", "``", "``", "##", "|-"] and first[4] == "## The tree"
+    assert IN_BLOCKS[:3] == ["pip install .", "farflung demo", "farflung join farflung1..."]
+
+
+def test_every_command_has_a_test() -> None:
+    assert {*IN_BLOCKS, *IN_SENTENCES} == {*SWARM, *ALONE, *ELSEWHERE, *MAKE}
+    assert IN_BLOCKS[3:] == [command for command in SWARM if command in IN_BLOCKS[3:]], "in the order of the block"
+
+
+def words_of(file: str, name: str) -> set[str]:
+    """The strings in a test and in the functions of its file that it calls."""
+    functions = {
+        node.name: node
+        for node in ast.parse((ROOT / "tests" / file).read_text()).body
+        if isinstance(node, ast.FunctionDef)
+    }
+    nodes = list(ast.walk(functions[name]))
+    for node in tuple(nodes):
+        if isinstance(node, ast.Name) and node.id in functions and node.id != name:
+            nodes += ast.walk(functions[node.id])
+    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+@pytest.mark.parametrize("command", ELSEWHERE)
+def test_what_is_tested_elsewhere_is_there(command: str) -> None:
+    found = [words_of(*test.split("::")) for test in ELSEWHERE[command]]
+    wanted = {word for word in command.split()[1:] if word.isalpha() and word.islower()}
+    assert wanted <= {word for text in found[0] for word in text.split()}
+
+
+@pytest.mark.parametrize("command", MAKE)
+def test_make_runs_what_it_is_said_to_run(command: str) -> None:
+    shown = subprocess.run([*command.split(), "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert MAKE[command] in shown.stdout
+
+
 @pytest.mark.slow
-def test_every_command_of_the_readme(tmp_path: Path) -> None:
-    todo = [words for words in COMMANDS if tuple(words) not in ELSEWHERE]
-    wanted = ["create", "doctor", "join", "status", "peers", "invite", "leave", "export", "eval"]
-    assert [words[1] for words in todo] == wanted
-    made = run(tmp_path, todo[0])
-    assert made.returncode == 0, made.stderr
-    examined = run(tmp_path, todo[1])
-    assert examined.returncode == 0 and "train with: " in examined.stdout, examined.stderr
+@pytest.mark.parametrize("command", ALONE)
+def test_a_command_runs_alone(tmp_path: Path, command: str) -> None:
+    done = run(tmp_path, command.replace("NAME", "name"))
+    refused = done.returncode == 2 and "usable are" in done.stderr
+    assert done.returncode == 0 or (refused and "doctor" in command), done.stderr
+    assert ALONE[command] in done.stdout + done.stderr
+
+
+@contextmanager
+def node(folder: Path, command: str, output: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that `farflung join` starts; killed in the end if it still runs."""
     # `--local`, so that a test asks no router for anything.
-    words = [*farflung(tmp_path, todo[2]), "--local", "--device", "cpu", "--threads", "1", "--no-live"]
-    environment = os.environ | {"FARFLUNG_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
-    output = tmp_path / "output.txt"
+    words = [*farflung(command), "--local", "--device", "cpu", "--threads", "1", "--no-live"]
+    environment = os.environ | {"FARFLUNG_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
     with output.open("w") as file:
-        node = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=file, stderr=file, start_new_session=True)
+        process = subprocess.Popen(words, cwd=folder, env=environment, stdout=file, stderr=file, start_new_session=True)
     try:
-        give_up_at = time.monotonic() + 80
-        while "step 1 " not in output.read_text():
-            assert node.poll() is None and time.monotonic() < give_up_at, output.read_text()
-            time.sleep(0.1)  # the node is another process: there is nothing to wait on but its output
-        for words in todo[3:6]:
-            assert run(tmp_path, words).returncode == 0, shlex.join(words)
-        left = run(tmp_path, todo[6])
-        assert left.stdout == "left: asked to leave\n", left.stderr
-        assert node.wait(30) == 0, output.read_text()
+        yield process
     finally:
-        node.kill()
-        node.wait()
-    exported = run(tmp_path, todo[7])
+        process.kill()
+        process.wait()
+
+
+def until_said(process: subprocess.Popen[bytes], output: Path, words: str) -> None:
+    give_up_at = time.monotonic() + 80
+    while words not in output.read_text():
+        assert process.poll() is None and time.monotonic() < give_up_at, output.read_text()
+        time.sleep(0.1)  # the node is another process: there is nothing to wait on but its output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_swarm_of_ones_own(tmp_path: Path) -> None:
+    create, doctor, join, *asked, invited, second, leave, export, evaluate = SWARM
+    made = run(tmp_path, create)
+    assert made.returncode == 0, made.stderr
+    (invitation,) = re.findall(r"farflung1[a-z2-7]{64,}", made.stdout)
+    examined = run(tmp_path, doctor)
+    assert examined.returncode == 0 and "train with: " in examined.stdout, examined.stderr
+    output = tmp_path / "output.txt"
+    with node(tmp_path, join, output) as founder:
+        until_said(founder, output, "step 1 ")
+        for command in asked:
+            assert run(tmp_path, command).returncode == 0, command
+        # Another machine finds the founder with the invitation that was printed before any node ran.
+        assert second.replace("INVITATION", "farflung1...") == f"{invited} --home second --local"
+        there = tmp_path / "second.txt"
+        with node(tmp_path, second.replace("INVITATION", invitation), there) as other:
+            until_said(other, there, "swarm my-swarm (")
+            other.terminate()
+            assert other.wait(60) == 0, there.read_text()
+        left = run(tmp_path, leave)
+        assert left.stdout == "left: asked to leave\n", left.stderr
+        assert founder.wait(30) == 0, output.read_text()
+    exported = run(tmp_path, export)
     assert exported.returncode == 0, exported.stderr
     assert (tmp_path / "model" / "config.json").exists()
-    judged = run(tmp_path, todo[8])
+    judged = run(tmp_path, evaluate)
     assert judged.returncode == 0 and "perplexity" in judged.stdout, judged.stderr
