@@ -9,6 +9,7 @@ import msgspec
 from farflung.node.control import Answer, Handler
 from farflung.node.engine import Engine
 from farflung.node.ledger_rows import ledger_status
+from farflung.node.listening import INVITATION_ADDRESSES
 from farflung.node.network import PeerId
 from farflung.node.peer import AGENT, Peer
 from farflung.node.recipe import Recipe
@@ -17,9 +18,6 @@ from farflung.protocol.errors import ConfigError
 from farflung.protocol.invitation import Invitation, encode_invitation
 from farflung.protocol.peer_record import PeerRecord
 from farflung.protocol.types import Count
-
-INVITATION_ADDRESSES = 4
-"""Addresses of this node in an invitation, and of other members: enough to survive any one of them."""
 
 
 class _AboutSamples(msgspec.Struct, forbid_unknown_fields=True):

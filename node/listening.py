@@ -22,8 +22,8 @@ PORT_POLL_S = 0.1
 PORT_S = 10.0
 """How long the last process of a node may hold its ports: libp2p's daemon ends a few seconds after a node that was killed."""
 
-MOST_OWN_ADDRESSES = 4
-"""In an invitation: machines with many networks have more, and one that is reached is enough."""
+INVITATION_ADDRESSES = 4
+"""Addresses of this node in an invitation, and of other members: enough to survive any one of them."""
 
 
 def tls_port(port: int) -> int:
@@ -73,7 +73,7 @@ def own_addresses(identity: Identity, port: int, *, local: bool) -> list[str]:
                 hosts.add(host)
     ranked = sorted(hosts, key=lambda host: (reach(str(host)), host.version, int(host)))
     name = libp2p_text(identity.public_key)
-    return [f"/ip{host.version}/{host}/tcp/{port}/p2p/{name}" for host in ranked[:MOST_OWN_ADDRESSES]]
+    return [f"/ip{host.version}/{host}/tcp/{port}/p2p/{name}" for host in ranked[:INVITATION_ADDRESSES]]
 
 
 def _can_bind(family: socket.AddressFamily, host: str, port: int) -> bool:
