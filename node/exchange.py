@@ -19,6 +19,7 @@ from farflung.compression.policy import FlatCodec
 from farflung.node import framing
 from farflung.node.delivery import ACK, KIND, Delivery
 from farflung.node.door import Doors
+from farflung.node.downlink import Downlink
 from farflung.node.fetching import TRANSFER_S, Fetcher, FetchNews, check_payload, part_codec, rotated
 from farflung.node.learner import Learner
 from farflung.node.means import MeanStore
@@ -81,7 +82,8 @@ class Exchange:
         self.fetcher = Fetcher(network, doors.side, means, downlink=downlink, news=news, received=self._count_received)
         self.in_flight = b""
         """Plan to which the learner's last pseudo-gradient went."""
-        self.link = Uplink()
+        self.sending = Uplink(network.delivered_bytes)
+        self.receiving = Downlink(lambda: sum(link.received_bytes for link in network.links().values()))
 
     def serve(self) -> None:
         """Accept transfers."""
@@ -228,7 +230,7 @@ class Exchange:
             delivery = round_.deliveries[peer] = Delivery(self._network, peer, self._news.unreachable)
             self._spawn(round_, delivery.run())
         try:
-            with self.link.sending(len(payload)):
+            with self.sending.transfer(len(payload)):
                 await round_.deliveries[peer].deliver(header, payload)
         except NetworkError:
             return  # the cut goes without our contribution; whoever lacks the mean fetches it
@@ -264,7 +266,8 @@ class Exchange:
             await framing.drain(stream, header.nbytes)
             await stream.write(ACK)
             return
-        payload = await framing.read_payload(stream, header.nbytes)
+        with self.receiving.transfer(header.nbytes):
+            payload = await framing.read_payload(stream, header.nbytes)
         try:
             await check_payload(self._doors.side, part_codec(self._uplink, part), payload, part.stop - part.start)
         except CodecError as error:
@@ -279,7 +282,8 @@ class Exchange:
         codec, numel = part_codec(self._downlink, part), part.stop - part.start
         if header.nbytes > codec.max_nbytes(numel):
             raise Refused(f"a mean of {header.nbytes} bytes for part {header.part}", peer=stream.peer)
-        payload = await framing.read_payload(stream, header.nbytes)
+        with self.receiving.transfer(header.nbytes):
+            payload = await framing.read_payload(stream, header.nbytes)
         if header.plan not in self._rounds:
             raise Refused("a mean for a plan that is over", peer=stream.peer)
         try:

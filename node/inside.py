@@ -85,7 +85,8 @@ class NodeInside:
             addresses=tuple(self._engine.addresses()),
             device=self._peer.facts.device,
             tokens_per_s=trainer.tokens_per_s,
-            up_bytes_per_s=self._peer.exchange.link.bytes_per_s,
+            up_bytes_per_s=self._peer.exchange.sending.bytes_per_s,
+            down_bytes_per_s=self._peer.exchange.receiving.bytes_per_s,
             stages=(0, self._recipe.model.num_layers) if serving is None else serving.layers,
             height=max(0, member.standing.applied_height),
             version=max(0, member.standing.applied_version),
@@ -117,7 +118,8 @@ class NodeInside:
                 addresses=self._engine.addresses(),
                 stage=None if serving is None else serving.stage,
                 forward_s=0.0 if serving is None else serving.forward_s,
-                uplink_bytes_per_s=self._peer.exchange.link.bytes_per_s,
+                uplink_bytes_per_s=self._peer.exchange.sending.bytes_per_s,
+                downlink_bytes_per_s=self._peer.exchange.receiving.bytes_per_s,
             )
         ]
         for who, row in sorted(self._peer.others(view, now).items()):

@@ -128,7 +128,8 @@ class Peer:
                 is_due=lambda step_s: self.member.is_due(step_s, self._now()),
                 set_ready=self._ready,
                 withdraw=lambda: self._do(self.member.withdraw(self._now())),
-                up_bytes_per_s=lambda: self.exchange.link.bytes_per_s,
+                up_bytes_per_s=lambda: self.exchange.sending.bytes_per_s,
+                down_bytes_per_s=lambda: self.exchange.receiving.bytes_per_s,
             )
         )
         self.applier = Applier(
@@ -357,8 +358,9 @@ class Peer:
         while True:
             self._do(self.member.tick(self._now()))
             self._update_state()
-            self.exchange.link.sample(loop.time(), self.network.delivered_bytes())
-            self.network.pace(self.exchange.link.pace_bytes_per_s)
+            self.exchange.sending.sample(loop.time())
+            self.exchange.receiving.sample(loop.time())
+            self.network.pace(self.exchange.sending.pace_bytes_per_s)
             if self._leaving_at is not None and self._may_go(self._now() - self._leaving_at):
                 self._let_go.set()
             self._watch_end(self._now())
@@ -400,8 +402,8 @@ class Peer:
             state="",
             step=self.trainer.global_step,
             tokens_per_s=self.trainer.tokens_per_s,
-            up_bytes_per_s=self.exchange.link.bytes_per_s,
-            down_bytes_per_s=0.0,
+            up_bytes_per_s=self.exchange.sending.bytes_per_s,
+            down_bytes_per_s=self.exchange.receiving.bytes_per_s,
             loss=loss if math.isfinite(loss) else 0.0,
             device=self.facts.device,
             admission=self.facts.admission,

@@ -24,7 +24,7 @@ def chain_rows(membership: Membership, view: Collection[PeerId], now: float) -> 
         if (beat := entry.heartbeat) is not None:
             row.device, row.tokens_per_s = beat.device, beat.tokens_per_s
             row.version, row.step, row.addresses = beat.version, beat.step, list(beat.addresses)
-            row.uplink_bytes_per_s = beat.up_bytes_per_s
+            row.uplink_bytes_per_s, row.downlink_bytes_per_s = beat.up_bytes_per_s, beat.down_bytes_per_s
     return rows
 
 

@@ -173,6 +173,8 @@ def _link(one: PeerStatus) -> str:
         said.append(f"up {size(one.up_bytes_per_s)}/s, down {size(one.down_bytes_per_s)}/s")
     if one.uplink_bytes_per_s:
         said.append(f"its uplink {size(one.uplink_bytes_per_s)}/s")
+    if one.downlink_bytes_per_s:
+        said.append(f"its downlink at least {size(one.downlink_bytes_per_s)}/s")
     return ", ".join(said)
 
 

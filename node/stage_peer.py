@@ -152,7 +152,7 @@ class StagePeer(Peer):
 
     @property
     def up_bytes_per_s(self) -> float:
-        return self.exchange.link.bytes_per_s
+        return self.exchange.sending.bytes_per_s
 
     @property
     def grad_norm(self) -> float:

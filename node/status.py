@@ -182,6 +182,8 @@ class PeerStatus(msgspec.Struct, kw_only=True):
     """Of a pipeline: seconds that one microbatch takes forward through its stage; 0 while unknown."""
     uplink_bytes_per_s: float = 0.0
     """That it has measured of its own uplink; 0 while unknown."""
+    downlink_bytes_per_s: float = 0.0
+    """The most that it has lately received at: its downlink gives at least that. 0 while unknown, and for peers of other stages."""
     version: int = 0
     """Of the outer state that it holds: of its stage."""
     step: int = 0

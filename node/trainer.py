@@ -64,6 +64,7 @@ class Host:
     withdraw: Callable[[], None]
     """What we were ready with is no longer there."""
     up_bytes_per_s: Callable[[], float]
+    down_bytes_per_s: Callable[[], float]
 
 
 class Trainer(ABC):
@@ -200,7 +201,7 @@ class Trainer(ABC):
                 tokens=samples * self.pace.tokens_per_sample,
                 samples=samples,
                 up_bytes_per_s=self._host.up_bytes_per_s(),
-                down_bytes_per_s=0.0,
+                down_bytes_per_s=self._host.down_bytes_per_s(),
                 ready_ms=int(1000 * (self._offered_at - self.progress.began_at)),
             )
         )

@@ -9,10 +9,15 @@ idle between contributions and means: while the last lost packets of the second 
 are on their way. Short rounds have one wave: a transfer costs a millisecond of Python at both ends.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
 NEARLY_EQUAL = 1.5
 """Rates within this factor of the typical one count as equal."""
+
+OFFERED = 2.0
+"""A downlink is narrow when others offer so many times what it takes. Rates are off by tens of per cent, and few downlinks are
+narrower than uplinks: to miss one costs what it always did, to see one that is none would take parts from a good link."""
 
 BISECTION_STEPS = 60
 """Halvings of T: beyond double precision's 52 bits nothing changes."""
@@ -21,15 +26,15 @@ BISECTION_STEPS = 60
 def fractions(uplinks: Sequence[float], num_receivers: int, downlinks: Sequence[float] | None = None) -> list[float]:
     """Share of the vector for each owner; sums to 1.
 
-    `uplinks`, `downlinks`: bytes/s of each contributor, 0 or less meaning unknown (then taken as the median of the known).
+    `uplinks`: bytes/s of each contributor, 0 or less meaning unknown (then taken as the median of the known).
     `num_receivers`: peers that get the mean, owners included.
+    `downlinks`: bytes/s of each contributor, 0 or less meaning that it is no bound (`narrow`).
     """
     num = len(uplinks)
     if num == 1:
         return [1.0]
     ups = _known(uplinks)
-    # A typical downlink can be guessed only from known ones: any guess out of thin air would outweigh the uplinks.
-    downs = _known(downlinks) if downlinks is not None and max(downlinks) > 0.0 else [float("inf")] * num
+    downs = [down if down > 0.0 else math.inf for down in downlinks or [0.0] * num]
     copies = max(num_receivers - 1, 1)
 
     def largest(time: float, up: float, down: float) -> float:
@@ -52,6 +57,19 @@ def fractions(uplinks: Sequence[float], num_receivers: int, downlinks: Sequence[
     shares = [largest(high, u, d) for u, d in zip(ups, downs, strict=True)]
     total = sum(shares)
     return [s / total for s in shares]
+
+
+def narrow(downlinks: Sequence[float], uplinks: Sequence[float], num_receivers: int) -> list[float]:
+    """The downlinks (bytes/s) that bound what their owner can receive, and 0 for all others.
+
+    What a peer has been seen to receive at is a lower bound of its link: mostly its senders are slower. It says how fast the link is only where they
+    offer clearly more than it takes. All others send to it at a time, each by turns to all of `num_receivers`: so they offer the sum of their
+    uplinks over the number of peers that each of them sends to, whatever the size of the parts. So no peer that is wrongly taken for a narrow
+    one stays so for having had a small part. A link that takes no more than equal parts bring is not told from a better one.
+    """
+    total = sum(uplinks)
+    offered = [(total - up) / max(num_receivers - 1, 1) for up in uplinks]
+    return [down if OFFERED * down < rate else 0.0 for down, rate in zip(downlinks, offered, strict=True)]
 
 
 def cut(first: int, last: int, shares: Sequence[float], align: int) -> list[tuple[int, int]]:

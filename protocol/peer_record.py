@@ -25,7 +25,9 @@ class PeerRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True, for
     tokens_per_s: float = 0.0
     """Training speed; 0 when unknown."""
     up_bytes_per_s: float = 0.0
+    """Of its uplink, as it has measured; 0 when unknown, as below."""
     down_bytes_per_s: float = 0.0
+    """The most that it has lately received at: a lower bound of its downlink."""
     stages: tuple[int, int]
     """Layers it holds, first and one past the last; all of them in replica mode."""
     height: int = 0

@@ -250,17 +250,18 @@ class Proposer:
     ) -> list[Effect]:
         rules = s.settings
         owners = list(decision.contributors)
-        shares = partition.fractions(
-            partition.levelled([readies[p].up_bytes_per_s for p in owners]),
-            len(decision.members),
-            partition.levelled([readies[p].down_bytes_per_s for p in owners]),
-        )
+        ups = partition.levelled([readies[p].up_bytes_per_s for p in owners])
+        downs = partition.narrow([readies[p].down_bytes_per_s for p in owners], ups, len(decision.members))
+        shares = partition.fractions(ups, len(decision.members), downs)
         first, last = rules.rules.span(s.head.commit)
         elements = {o: share * (last - first) for o, share in zip(owners, shares, strict=True)}
         rates = {p: ready.up_bytes_per_s for p, ready in readies.items() if ready.up_bytes_per_s > 0.0}
         slow = {p: rate for p, rate in rates.items() if rate < FAST_BYTES_PER_S}
-        estimate = transfer_seconds(rules, elements, rates, len(decision.members))
-        waves = 2 if transfer_seconds(rules, elements, slow, len(decision.members)) >= rules.waves_from_s else 1
+        narrow = {p: rate for p, rate in zip(owners, downs, strict=True) if rate > 0.0}
+        into_s = transfer_seconds(rules, elements, narrow, len(owners))
+        estimate = max(into_s, transfer_seconds(rules, elements, rates, len(decision.members)))
+        slow_s = max(into_s, transfer_seconds(rules, elements, slow, len(decision.members)))
+        waves = 2 if slow_s >= rules.waves_from_s else 1
         ranges = partition.in_waves(first, last, shares, rules.align, waves)
         parts = tuple(Part(owners[o], start, stop) for o, (start, stop) in ranges)
         usual = deadline.adaptive(s.tempo.rounds_s(), low=rules.min_round_s, high=rules.max_round_s)
@@ -448,14 +449,14 @@ class Proposer:
 def transfer_seconds(
     rules: Settings,
     elements: Mapping[PeerId, float],  # that each owner reduces
-    bytes_per_s: Mapping[PeerId, float],  # of the uplinks that are known
-    num_members: int,
+    bytes_per_s: Mapping[PeerId, float],  # of the links that are known
+    num_others: int,  # with whom an owner shares its part, itself included: who gets its means, or sends it contributions
 ) -> float:
-    """Seconds the slowest of these uplinks needs for one direction of the butterfly; 0 for none."""
+    """Seconds the slowest of these uplinks, or of these downlinks, needs for one half of the butterfly; 0 for none."""
     slowest = 0.0
     numel = sum(elements.values())
     for owner, rate in bytes_per_s.items():
         mine = elements.get(owner, 0.0)
-        most = max(numel - mine, mine * (num_members - 1))
+        most = max(numel - mine, mine * (num_others - 1))
         slowest = max(slowest, most * rules.bytes_per_element / rate)
     return slowest

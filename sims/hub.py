@@ -104,6 +104,8 @@ class MemoryHub:
         self.on_message = on_message
         """Sees every control message as it is sent, and its sender."""
         self.counts: Counter[tuple[str, str]] = Counter()
+        self.delivered_bytes: Counter[PeerId] = Counter()
+        """Bulk of each sender that has arrived."""
         self.records = RecordStore(rng, self.cut)
         self.on_event = on_event
         self._backbone = backbone
@@ -312,6 +314,8 @@ class MemoryHub:
     def record(self, what: str, sender: PeerId, receiver: PeerId, num_bytes: int, detail: str) -> None:
         """Count and log one event."""
         self.counts[what, detail] += 1
+        if what == "chunk":
+            self.delivered_bytes[sender] += num_bytes
         if self.on_event is not None:
             self.on_event(NetEvent(self.now(), what, sender, receiver, num_bytes, detail))
 

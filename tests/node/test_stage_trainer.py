@@ -75,6 +75,7 @@ class Lab:
                 set_ready=self.ready.append,
                 withdraw=lambda: None,
                 up_bytes_per_s=lambda: 5.0,
+                down_bytes_per_s=lambda: 7.0,
             ),
             self.script,
         )

@@ -45,6 +45,7 @@ class Lab:
                 set_ready=self.ready.append,
                 withdraw=self._withdraw,
                 up_bytes_per_s=lambda: 5.0,
+                down_bytes_per_s=lambda: 7.0,
             ),
         )
         self.trainer.window = ((0, window),) if window else ()
@@ -87,7 +88,7 @@ def test_after_h_steps_it_stands_and_says_what_it_has() -> None:
         await asyncio.sleep(10.0)
         assert lab.learner.trained == list(range(6))
         (ready,) = lab.ready
-        assert (ready.samples, ready.tokens, ready.up_bytes_per_s) == (6, 60, 5.0)
+        assert (ready.samples, ready.tokens, ready.up_bytes_per_s, ready.down_bytes_per_s) == (6, 60, 5.0, 7.0)
         assert ready.ready_ms == 3000
         assert lab.trainer.progress.trained == ((0, 6),) and lab.trainer.progress.steps == 3
 

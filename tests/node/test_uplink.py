@@ -9,7 +9,7 @@ from farflung.sims import clock
 
 
 def test_bulk_goes_a_little_below_the_best_rate_seen_and_now_and_then_unpaced() -> None:
-    link = Uplink()
+    link = Uplink(lambda: 0)
     assert link.pace_bytes_per_s is None, "nothing is known yet"
     paces = []
     for rate in [2.0e6, 1.0e6] * REMEMBERED:
@@ -20,7 +20,7 @@ def test_bulk_goes_a_little_below_the_best_rate_seen_and_now_and_then_unpaced() 
 
 
 def test_short_transfers_and_fast_links_set_no_pace() -> None:
-    link = Uplink()
+    link = Uplink(lambda: 0)
     link.observe(1.0e6, 0.5)
     assert link.pace_bytes_per_s is None and link.bytes_per_s == 1.0e6
     link.observe(1.0e6, 10.0)
@@ -32,10 +32,10 @@ def test_short_transfers_and_fast_links_set_no_pace() -> None:
 
 
 def test_transfers_that_run_together_share_the_link() -> None:
-    link = Uplink()
+    link = Uplink(lambda: 0)
 
     async def send(seconds: float) -> None:
-        with link.sending(1_000_000):
+        with link.transfer(1_000_000):
             await asyncio.sleep(seconds)
 
     async def both() -> None:
@@ -48,10 +48,10 @@ def test_transfers_that_run_together_share_the_link() -> None:
 
 
 def test_a_transfer_that_fails_does_not_count() -> None:
-    link = Uplink()
+    link = Uplink(lambda: 0)
 
     async def fail() -> None:
-        with pytest.raises(ValueError), link.sending(1_000_000):
+        with pytest.raises(ValueError), link.transfer(1_000_000):
             raise ValueError
 
     clock.run(fail())
@@ -59,16 +59,17 @@ def test_a_transfer_that_fails_does_not_count() -> None:
 
 
 def test_the_best_stretch_counts_and_not_the_slow_start_and_the_wait_at_the_end() -> None:
-    link = Uplink()
+    delivered = 7_000_000  # earlier transfers
+    link = Uplink(lambda: delivered)
 
     async def send() -> None:
+        nonlocal delivered
         loop = asyncio.get_running_loop()
-        delivered = 7_000_000  # earlier transfers
-        with link.sending(8_000_000):
+        with link.transfer(8_000_000):
             for rate in [0.0] * 8 + [1_000_000.0] * 32 + [0.0] * 8:  # 2 s of nothing, 8 s at full speed, 2 s of nothing
                 await asyncio.sleep(0.25)
                 delivered += int(rate / 4)
-                link.sample(loop.time(), delivered)
+                link.sample(loop.time())
 
     clock.run(send())
     assert link.bytes_per_s == pytest.approx(1_000_000.0)
@@ -76,12 +77,14 @@ def test_the_best_stretch_counts_and_not_the_slow_start_and_the_wait_at_the_end(
 
 
 def test_samples_between_transfers_count_for_nothing() -> None:
-    link = Uplink()
-    link.sample(0.0, 0)
-    link.sample(10.0, 10_000_000_000)
+    delivered = 0
+    link = Uplink(lambda: delivered)
+    link.sample(0.0)
+    delivered = 10_000_000_000
+    link.sample(10.0)
 
     async def send() -> None:
-        with link.sending(1_000_000):
+        with link.transfer(1_000_000):
             await asyncio.sleep(4.0)
 
     clock.run(send())

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.protocol.partition import cut, fractions, in_waves, levelled
+from farflung.protocol.partition import cut, fractions, in_waves, levelled, narrow
 
 rates = st.lists(st.sampled_from([0.0, 1e4, 5e4, 1e5, 3e5, 1e6, 1e7, 1e9]), min_size=1, max_size=12)
 
@@ -117,11 +117,34 @@ def test_unknown_links_count_as_typical_ones() -> None:
     assert slow[2] == pytest.approx(slow[0]) and slow[3] < slow[0]
 
 
-def test_unknown_downlinks_leave_the_uplinks_to_decide() -> None:
-    """No node measures its downlink yet: `Ready.down_bytes_per_s` is 0 everywhere."""
+def test_downlinks_that_are_no_bound_leave_the_uplinks_to_decide() -> None:
     ups = [1e6, 6e5, 1e6]
     assert fractions(ups, 3, [0.0] * 3) == fractions(ups, 3)
     assert fractions(ups, 3, [0.0] * 3)[1] < 1 / 3
+    known = fractions([1e6] * 4, 4, [0.0, 3e5, 0.0, 0.0])
+    assert known[1] < known[0] / 2 and known[0] == known[2] == known[3], "one narrow link says nothing of the others"
+
+
+def offered_to(peer: int, ups: list[float], receivers: int) -> float:
+    """What it receives at when everybody else sends to all others by turns, and its link takes it all."""
+    return sum(up / (receivers - 1) for other, up in enumerate(ups) if other != peer)
+
+
+@given(st.lists(st.sampled_from([1e4, 5e4, 1e5, 3e5, 1e6, 6e6]), min_size=2, max_size=12), st.integers(0, 5))
+def test_who_takes_all_that_others_offer_is_never_taken_for_narrow(ups: list[float], more: int) -> None:
+    receivers = len(ups) + more
+    seen = [offered_to(peer, ups, receivers) for peer in range(len(ups))]
+    assert narrow(seen, ups, receivers) == [0.0] * len(ups), "what is seen is a bound of the senders, not of the link"
+    assert narrow([rate / 1.5 for rate in seen], ups, receivers) == [0.0] * len(ups), "nor is noise"
+    assert narrow([0.0] * len(ups), ups, receivers) == [0.0] * len(ups), "nor that nothing was measured"
+    assert fractions(ups, receivers, narrow(seen, ups, receivers)) == fractions(ups, receivers)
+
+
+def test_a_link_that_takes_clearly_less_than_it_is_offered_is_narrow() -> None:
+    ups = [1e6, 1e6, 5e6, 1e6]
+    assert narrow([2.3e6, 0.4e6, 1e6, 2.3e6], ups, 4) == [0.0, 0.4e6, 0.0, 0.0], (
+        "the third sends much and is sent little: that says nothing of what it could receive"
+    )
 
 
 def test_one_owner_takes_all() -> None:
