@@ -12,9 +12,10 @@ from collections.abc import Awaitable, Callable
 from farflung.compression.codec import Payload
 from farflung.node.catchup import Catchup
 from farflung.node.door import Doors
+from farflung.node.evaluation import Budget, Evaluation, Extent, evaluator
 from farflung.node.events import EventLog
 from farflung.node.exchange import Exchange
-from farflung.node.learner import Learner
+from farflung.node.learner import FEW_SAMPLES, HELDOUT_SAMPLES, Learner
 from farflung.node.means import MeanStore
 from farflung.node.residuals import Residuals
 from farflung.node.statesync import Donor
@@ -26,14 +27,11 @@ from farflung.protocol.keys import short
 from farflung.protocol.ledger import split
 from farflung.protocol.member import Member
 
-EVALUATION_SHARE = 0.005
-"""Part of the time that evaluations may take beyond the time a node waits anyway."""
-
-FAILED_SHARE = 0.1
-"""Of the time that an evaluation took, what counts where nothing came of it: it is tried again sooner."""
-
 FETCH_ATTEMPTS = 4
 """Rounds of asking everybody for a mean before the whole state is downloaded instead."""
+
+Evaluate = Callable[[Extent], Awaitable[Evaluation | None]]
+"""Evaluates the outer parameters; None where it cannot be told."""
 
 
 class Applier:
@@ -55,7 +53,8 @@ class Applier:
         storage: Storage,
         log: EventLog,
         checkpoint_s: float,
-        evaluate: Callable[[], Awaitable[float | None]],
+        evaluate: Evaluate,
+        evaluates_few: bool,  # whether a few samples cost less than all
         all_evaluate_last: bool,
         applied: Callable[[int, int, bytes], None],
         lost_state: Callable[[], None],
@@ -64,8 +63,6 @@ class Applier:
         """Height of the last commit applied here."""
         self.version = -1
         """Version of the outer state in the learner; -1 before there is one."""
-        self.evaluated: tuple[int, float] | None = None
-        """Version and held-out loss of the last evaluation made here."""
         self._member = member
         self._exchange = exchange
         self._means_kept = means
@@ -79,11 +76,9 @@ class Applier:
         self._log = log
         self._checkpoint_s = checkpoint_s
         self._evaluate_outer = evaluate
-        """Held-out loss of the outer parameters; None where it cannot be told."""
+        self._budget = Budget(has_few=evaluates_few)
         self._all_evaluate_last = all_evaluate_last
         self._checkpoint_at = 0.0
-        self._evaluated_at = 0.0
-        self._evaluation_s = 0.0
         self._applied = applied
         self._lost_state = lost_state
         self._queue: asyncio.Queue[Certified | Repair | None] = asyncio.Queue()
@@ -304,33 +299,35 @@ class Applier:
     # ---- now and then ------------------------------------------------------------------------------------------
 
     async def _evaluate(self, commit: Commit) -> None:
-        """Held-out loss of the outer parameters once all fragments have moved, by the contributor that was ready soonest, for as
-        long as it stood since then.
-
-        Where nobody stands, and for a lone node always, it may cost a two-hundredth of the time.
-        """
+        """Held-out loss of the outer parameters once all fragments have moved, by whoever was chosen, as far as its time allows (`evaluation`);
+        whole at the end."""
         if commit.version % self._member.settings.rules.num_fragments and not self._finished():
             return
         stood_s, self._trainer.stood_s = self._trainer.stood_s, 0.0
         if commit.round is None or commit.version != self.version:
             return
-        waits = {c.peer: c.ready_ms for c in commit.round.contributors}
-        chosen = min(waits, key=lambda p: (waits[p], p))
+        contributors = commit.round.contributors
+        chosen = evaluator(contributors, self._member.membership.alive)
         if chosen != self._member.me and not (self._all_evaluate_last and self._finished()):
             return
-        loop = asyncio.get_running_loop()
-        allowance_s = stood_s + EVALUATION_SHARE * (loop.time() - self._evaluated_at)
-        if self._evaluation_s > allowance_s and not self._finished():
+        began = asyncio.get_running_loop().time()
+        extent = self._budget.extent(began, stood_s, alone=len(contributors) == 1)
+        if self._finished():
+            extent = Extent.WHOLE
+        if extent is Extent.NOTHING:
             return
-        began = loop.time()
-        loss = await self._evaluate_outer()
-        self._evaluated_at = loop.time()
-        self._evaluation_s = self._evaluated_at - began
-        if loss is None:
-            self._evaluation_s *= FAILED_SHARE
-            return
-        self.evaluated = (self.version, loss)
-        self._log.emit("outer.eval", loss=loss, tokens=commit.tokens, seconds=round(self._evaluation_s, 3))
+        evaluation = await self._evaluate_outer(extent)
+        ended = asyncio.get_running_loop().time()
+        self._budget.spent(extent, ended - began, ended, failed=evaluation is None)
+        if evaluation is not None:
+            self._log.emit(
+                "outer.eval",
+                loss=evaluation.loss,
+                few_loss=evaluation.few_loss,
+                samples=HELDOUT_SAMPLES if extent is Extent.WHOLE else FEW_SAMPLES,
+                tokens=commit.tokens,
+                seconds=round(ended - began, 3),
+            )
 
     async def _checkpoint_when_due(self) -> None:
         due_at = self._checkpoint_at + self._checkpoint_s

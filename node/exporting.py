@@ -48,7 +48,7 @@ def _facts(swarm: SwarmPaths, recipe: Recipe, commits: list[Commit], at_version:
     # The history is cut now and then; the log tells of all rounds that this node saw.
     contributors |= {bytes.fromhex(p) for e in events if e["event"] == "round.commit" for p in e["contributors"]}
     tokens = max((c.tokens for c in commits if c.version <= at_version), default=0)
-    losses = [e for e in events if e["event"] == "outer.eval" and e["version"] <= at_version]
+    losses = [e for e in events if e["event"] == "outer.eval" and e["loss"] is not None and e["version"] <= at_version]
     facts: dict[str, Any] = {
         "swarm": manifest.name,
         "manifest hash": swarm.hash_hex,

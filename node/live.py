@@ -89,6 +89,8 @@ def panel(status: NodeStatus) -> Panel:
     loss = f"seen by stage 0, this is stage {status.stage}" if unseen else _number(status.loss, ".3f")
     if status.outer_loss is not None:
         loss += f" · outer, held-out {status.outer_loss:.3f}"
+    elif status.outer_few_loss is not None:
+        loss += f" · outer, of a few held-out samples {status.outer_few_loss:.3f}"
     facts.add_row("loss", Text.assemble(loss, "  ", (sparkline(status.recent_losses), "green")))
     facts.add_row("speed", f"{status.tokens_per_s:,.0f} tokens/s · {status.tokens:,} tokens trained here")
     rounds = f"{status.rounds_contributed:,} of {status.rounds_done:,} rounds carry this node's work"
@@ -181,7 +183,8 @@ def line(event: dict[str, Any]) -> str | None:
         case "stage.stay":
             said = f"does not move to stage {event['to']}: {event['reason']}"
         case "outer.eval":
-            said = f"outer held-out loss {_number(event['loss'], '.4f')} after {event['tokens']:,} tokens"
+            loss = event["few_loss"] if event["loss"] is None else event["loss"]
+            said = f"outer loss of {event['samples']} held-out samples {_number(loss, '.4f')} after {event['tokens']:,} tokens"
         case "peer.suspect" | "peer.dead" | "peer.left":
             said = f"peer {event['of'][:12]} {event['event'].removeprefix('peer.')}: {event['reason']}"
         case "state.sync":

@@ -11,10 +11,10 @@ stops, goodbye goes out, the place is saved, transfers are cancelled, the networ
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from farflung.node.apply import Applier
+from farflung.node.apply import Applier, Evaluate
 from farflung.node.catchup import Catchup
 from farflung.node.exchange import Exchange
 from farflung.node.executor import Executor
@@ -93,7 +93,8 @@ class Peer:
         learner: Learner,
         *,
         make_trainer: Callable[[Host], Trainer],
-        evaluate: Callable[[], Awaitable[float | None]],  # see `Applier`
+        evaluate: Evaluate,
+        evaluates_few: bool = True,  # see `Applier`
         all_evaluate_last: bool = False,
     ) -> None:
         network, signer, doors = facilities.network, facilities.signer, facilities.doors
@@ -154,6 +155,7 @@ class Peer:
             log=log,
             checkpoint_s=facilities.checkpoint_s,
             evaluate=evaluate,
+            evaluates_few=evaluates_few,
             all_evaluate_last=all_evaluate_last,
             applied=self._applied,
             lost_state=self._lost_state,

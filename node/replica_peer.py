@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from farflung.node.evaluation import Evaluation, Extent
 from farflung.node.facilities import Facilities
 from farflung.node.learner import WholeLearner
 from farflung.node.peer import Peer
@@ -15,6 +16,10 @@ class ReplicaPeer(Peer):
     def __init__(self, terms: Terms, facilities: Facilities, learner: WholeLearner) -> None:
         door = facilities.doors.learner
         make_trainer = partial(ReplicaTrainer, facilities.signer.peer_id, learner, door, facilities.log, terms.pace)
-        super().__init__(
-            terms, facilities, learner, make_trainer=make_trainer, evaluate=lambda: door.run(learner.evaluate)
-        )
+
+        async def evaluate(extent: Extent) -> Evaluation:
+            few_loss = await door.run(learner.evaluate_few)
+            loss = await door.run(learner.evaluate) if extent is Extent.WHOLE else None
+            return Evaluation(loss, few_loss)
+
+        super().__init__(terms, facilities, learner, make_trainer=make_trainer, evaluate=evaluate)

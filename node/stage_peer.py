@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterator
 
 from farflung.node.balance import Prepare
+from farflung.node.evaluation import Evaluation, Extent
 from farflung.node.facilities import Facilities
 from farflung.node.network import PeerId
 from farflung.node.peer import LET_GO_S, Left, Peer, Serving
@@ -81,7 +82,13 @@ class StagePeer(Peer):
             return self._stage_trainer
 
         super().__init__(
-            terms, facilities, learner, make_trainer=make_trainer, evaluate=self._evaluate, all_evaluate_last=True
+            terms,
+            facilities,
+            learner,
+            make_trainer=make_trainer,
+            evaluate=self._evaluate,
+            evaluates_few=False,  # what it costs is to get the other stages
+            all_evaluate_last=True,
         )
         self._whole = WholeModel(
             network=network,
@@ -208,9 +215,10 @@ class StagePeer(Peer):
             to = self.pipeline.recipe.stage
         return Left(left.reason, to)
 
-    async def _evaluate(self) -> float | None:
+    async def _evaluate(self, extent: Extent) -> Evaluation | None:
         """By data nodes only: others have no samples."""
-        return await self._whole.evaluate() if self.pipeline.recipe.stage == 0 else None
+        loss = await self._whole.evaluate() if self.pipeline.recipe.stage == 0 else None
+        return None if loss is None else Evaluation(loss, None)
 
     # ---- what others are told ----------------------------------------------------------------------------------
 

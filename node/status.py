@@ -47,6 +47,8 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     loss: float | None = None
     outer_loss: float | None = None
     """Last held-out loss of the outer parameters."""
+    outer_few_loss: float | None = None
+    """That of a few held-out samples, as of the last evaluation; None in pipelines."""
     tokens_per_s: float = 0.0
     tokens: int = 0
     """Trained by this node since it started."""
@@ -143,7 +145,9 @@ class NodeStatus(msgspec.Struct, kw_only=True):
             case "stage.recovery":
                 self.recovered = event["reason"]
             case "outer.eval":
-                self.outer_loss, self.swarm_tokens = event["loss"], event["tokens"]
+                self.swarm_tokens, self.outer_few_loss = event["tokens"], event["few_loss"]
+                if event["loss"] is not None:
+                    self.outer_loss = event["loss"]
             case "net":
                 self.sent_bytes, self.received_bytes = event["sent_bytes"], event["received_bytes"]
                 self.peers = event["peers"]

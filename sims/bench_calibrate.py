@@ -57,7 +57,7 @@ BUSY = 1.0 / 3.0
 
 PINGS = 300
 
-NOT_IN_ROUNDS = frozenset({"", "train", "evaluate", "prepare", "_open_data", "learner"})
+NOT_IN_ROUNDS = frozenset({"", "train", "evaluate", "evaluate_few", "prepare", "_open_data", "learner"})
 """Calls of a node's start, and those whose times a scenario gives."""
 
 PAIR = """

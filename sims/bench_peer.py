@@ -116,6 +116,9 @@ class VectorLearner:
     def evaluate(self) -> float:
         return 0.0
 
+    def evaluate_few(self) -> float:
+        return 0.0
+
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True)
 

@@ -22,7 +22,7 @@ import msgspec
 from farflung.node import daemon
 from farflung.node.distance import Distances
 from farflung.node.door import Door, Doors
-from farflung.node.learner import SwarmLearner
+from farflung.node.learner import FEW_SAMPLES, HELDOUT_SAMPLES, SwarmLearner
 from farflung.node.options import JoinOptions
 from farflung.node.rehearsal import Rehearsal
 from farflung.protocol.errors import FarflungError
@@ -76,6 +76,12 @@ class PacedLearner(SwarmLearner):
         began = time.monotonic()
         loss = super().evaluate()
         self._rest(began + self._orders.evaluate_s)
+        return loss
+
+    def evaluate_few(self) -> float:
+        began = time.monotonic()
+        loss = super().evaluate_few()
+        self._rest(began + self._orders.evaluate_s * FEW_SAMPLES / HELDOUT_SAMPLES)
         return loss
 
     def _rest(self, until: float) -> float:

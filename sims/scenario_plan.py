@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from farflung.compression.int8 import Int8
 from farflung.compression.policy import uniform
-from farflung.node.learner import HELDOUT_SAMPLES
+from farflung.node.learner import FEW_SAMPLES, HELDOUT_SAMPLES
 from farflung.node.recipe import Recipe, read_recipe
 from farflung.node.terms import Terms
 from farflung.node.tls import IDLE_S
@@ -115,6 +115,7 @@ def training_seconds(manifest: Manifest, tokens_per_s: float) -> dict[str, float
         "train": manifest.batch_tokens / tokens_per_s,
         # A forward pass is a third of a step.
         "evaluate": HELDOUT_SAMPLES * manifest.model.seq_len / (3.0 * tokens_per_s),
+        "evaluate_few": FEW_SAMPLES * manifest.model.seq_len / (3.0 * tokens_per_s),
     }
 
 

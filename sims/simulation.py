@@ -114,7 +114,7 @@ class Report:
                 self.repairs += 1
             case "progress.dropped":
                 self.dropped_steps += int(event["steps"])
-            case "outer.eval":
+            case "outer.eval" if event["loss"] is not None:
                 self.losses.append((at, int(event["tokens"]), float(event["loss"])))
 
 

@@ -55,6 +55,9 @@ class PacedLearner(SwarmLearner):
     def evaluate(self) -> float:
         return 0.0
 
+    def evaluate_few(self) -> float:
+        return 0.0
+
     def losses_of(self, states: Sequence[Tensor]) -> list[float]:
         """Held-out losses of outer parameters [n] each; leaves the last in place."""
         losses = []

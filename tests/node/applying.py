@@ -11,6 +11,7 @@ from tests.protocol.bus import beat
 
 from farflung.node.apply import Applier
 from farflung.node.catchup import Catchup
+from farflung.node.evaluation import Evaluation, Extent
 from farflung.node.events import EventLog
 from farflung.node.replica_trainer import ReplicaTrainer
 from farflung.node.statesync import Donor, StateSync
@@ -58,6 +59,10 @@ class Applying:
         self.said: list[tuple[int, int, bytes]] = []
         self.lost: list[int] = []
         """Versions from which a download began."""
+        self.sample_s = 0.0
+        """What an evaluation takes for each sample."""
+        self.extents: list[tuple[int, Extent]] = []
+        """Evaluations: of which version, and how much of the held-out samples."""
         self.member = Member(node.id, Settings(peer(0)), Membership(node.id, 1.0))
         log = EventLog(None, swarm="test", peer=str(node.number), clock=lambda: 0.0)
         log.subscribe(self.events.append)
@@ -70,7 +75,7 @@ class Applying:
         )  # fmt: skip
         self.applier = Applier(
             member=member, exchange=node.exchange, means=node.means, residuals=node.residuals, catchup=catchup, trainer=self.trainer,
-            learner=node.learner, doors=node.doors, storage=node.disk, log=log, checkpoint_s=checkpoint_s, evaluate=lambda: node.doors.learner.run(node.learner.evaluate),
+            learner=node.learner, doors=node.doors, storage=node.disk, log=log, checkpoint_s=checkpoint_s, evaluate=self._evaluate, evaluates_few=True,
             all_evaluate_last=False,
             applied=lambda *where: self.said.append(where),
             lost_state=lambda: self.lost.append(self.applier.version),
@@ -78,6 +83,13 @@ class Applying:
         self.applier.donor = Donor(node.network, node.learner, lambda: self.applier.version, self.applier.steady)
         self.applier.donor.serve(node.refused, lambda peer: True, within_s=600.0)
         self.task = lab.group.create_task(self.applier.run())
+
+    async def _evaluate(self, extent: Extent) -> Evaluation | None:
+        """As long as the test says that each sample takes."""
+        self.extents.append((self.applier.version, extent))
+        await asyncio.sleep(self.sample_s * extent.value)
+        few_loss = self.node.learner.evaluate_few()
+        return Evaluation(self.node.learner.evaluate() if extent is Extent.WHOLE else None, few_loss)
 
     async def start(self, history: Sequence[Certified]) -> None:
         await self.applier.restore(list(history))

@@ -27,7 +27,7 @@ RUN = [
     event(105.5, "net", step=22, sent_bytes=1_500_000, received_bytes=20, peers=3),
     event(106.0, "round.plan", step=22, round=4),
     event(107.0, "round.missed", step=22, round=4, reason="[late] by 2 s"),
-    event(108.0, "outer.eval", step=22, loss=3.25, tokens=5000),
+    event(108.0, "outer.eval", step=22, loss=3.25, few_loss=3.5, samples=64, tokens=5000),
     event(109.0, "of.tomorrow", step=23),
 ]
 
@@ -56,6 +56,8 @@ def test_fold() -> None:
     assert (status.state, status.step, status.height, status.time) == ("training", 23, 3, 109.0)
     assert status.loss is None and status.recent_losses == [3.5]
     assert status.outer_loss == 3.25 and status.tokens == 200
+    status.apply(event(110.0, "outer.eval", step=23, loss=None, few_loss=3.75, samples=8, tokens=6000))
+    assert (status.outer_loss, status.outer_few_loss, status.swarm_tokens) == (3.25, 3.75, 6000), "two kinds, kept apart"
     assert status.last_missed is not None and status.last_missed.round == 4
     assert status.rounds_missed == 1 and status.phase == ""
     assert status.next_sync_s == 8 * 100 / 50  # 8 of 10 steps left, at two seconds each
