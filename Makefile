@@ -21,8 +21,8 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-soak: $(STAMP)                    # 500 seeded schedules of churn under virtual time
-	$(BIN)/python -m farflung.sims.chaos --seeds 500
+soak: $(STAMP)                    # 500 seeded schedules of churn under virtual time, every tenth twice: same seed, same log
+	$(BIN)/python -m farflung.sims.chaos --seeds 500 --repeat-every 10
 
 bench: $(STAMP)
 	$(BIN)/farflung bench overhead

@@ -57,7 +57,9 @@ def test_fold() -> None:
     assert status.loss is None and status.recent_losses == [3.5]
     assert status.outer_loss == 3.25 and status.tokens == 200
     status.apply(event(110.0, "outer.eval", step=23, loss=None, few_loss=3.75, samples=8, tokens=6000))
-    assert (status.outer_loss, status.outer_few_loss, status.swarm_tokens) == (3.25, 3.75, 6000), "two kinds, kept apart"
+    assert (status.outer_loss, status.outer_few_loss, status.swarm_tokens) == (3.25, 3.75, 6000), (
+        "two kinds, kept apart"
+    )
     assert status.last_missed is not None and status.last_missed.round == 4
     assert status.rounds_missed == 1 and status.phase == ""
     assert status.next_sync_s == 8 * 100 / 50  # 8 of 10 steps left, at two seconds each

@@ -9,8 +9,9 @@ from multiprocessing import get_context
 
 import pytest
 
-from farflung.sims.chaos import Wire, run_schedule, run_seed
+from farflung.sims.chaos import Wire, run_schedule, run_seed, run_seeds, toy_plan
 from farflung.sims.faults import Delay, Heal, Kill, Leave, Partition, Schedule, Start
+from farflung.sims.simulation import Report, simulate
 from farflung.sims.swarm import Swarm
 
 BRISK = Wire(step_s=(0.7, 1.0, 1.3, 1.6, 0.9, 1.2, 0.8, 1.5))
@@ -34,6 +35,22 @@ def test_seeded_misfortune_breaks_no_invariant_and_repeats_itself() -> None:
         assert report.rounds > 20
     first, again = reports[1], reports[-1]
     assert first.events == again.events, "same seed, same log"
+
+
+def short_run(seed: int) -> Report:
+    """A minute of three peers; in that of seed 3 something follows the order of a set of strings."""
+    schedule = quiet(3, Kill(at=20.0, peer=1), Start(at=30.0, peer=1), duration_s=60.0)
+    report = simulate(toy_plan(seed, schedule, BRISK, calm_s=0.0))
+    report.log_sha256 += str(hash("another in each process")) if seed == 3 else ""
+    return report
+
+
+@pytest.mark.slow
+def test_seeds_run_twice_give_the_same_log_and_one_that_does_not_is_named() -> None:
+    runs = list(run_seeds([1, 2, 3], jobs=1, repeat_every=2, run=short_run))
+    assert [(report.seed, twice) for report, twice in runs] == [(1, True), (2, False), (3, True)]
+    assert [report.violations for report, _ in runs[:2]] == [[], []]
+    assert [said[:32] for said in runs[2][0].violations] == ["seed 3 run twice gave two logs: "]
 
 
 def test_a_calm_swarm_trains_in_one_view() -> None:
