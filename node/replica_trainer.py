@@ -56,5 +56,5 @@ class ReplicaTrainer(Trainer):
         self._step_at = None
         self.progress.trained = join(self.progress.trained, batch)
         self.progress.steps += 1
-        self._note(report, began, count(batch) * self.pace.tokens_per_sample)
+        self._note(report, began, count(batch) * self.pace.tokens_per_sample, numbers)
         return True

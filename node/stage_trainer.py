@@ -128,7 +128,8 @@ class StageTrainer(Trainer):
         again, self._missed = self._missed[: job.own_samples], self._missed[job.own_samples :]
         # a place for each that was missed is still in the window
         untouched = split(fresh, len(again) + len(self._missed))[1]
-        done = await self._steps.carry_out(job, again + _numbers(split(untouched, job.own_samples - len(again))[0]))
+        given = again + _numbers(split(untouched, job.own_samples - len(again))[0])
+        done = await self._steps.carry_out(job, given)
         self._missed += again if done is None else done.missed
         if done is None or not done.samples:
             return
@@ -144,7 +145,10 @@ class StageTrainer(Trainer):
         self.progress.steps += 1
         self._sizes.append(done.samples)
         self._next_after = job.number + 1
-        self._note(report, began, self.pace.step_tokens)  # of the pipeline: all its peers take equally long
+        home = [number for number in given if number not in done.missed]
+        self._note(
+            report, began, self.pace.step_tokens, home
+        )  # tokens of the pipeline: all its peers take equally long
 
     def settle(self, commit: Commit, version: int, contributed_samples: int) -> bool:
         stays = super().settle(commit, version, contributed_samples)

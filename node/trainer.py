@@ -11,7 +11,7 @@ trained meanwhile stays whole (`training.coupled`) and is not mixed away. With 0
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from farflung.node.door import Door
@@ -20,7 +20,7 @@ from farflung.node.learner import Learner
 from farflung.protocol.chain import Commit
 from farflung.protocol.keys import PeerId
 from farflung.protocol.lap import Laps
-from farflung.protocol.ledger import count, is_prefix, split
+from farflung.protocol.ledger import count, is_prefix, join, split
 from farflung.protocol.messages import Ready
 from farflung.protocol.types import LONGEST_S, Intervals
 from farflung.training.inner import StepReport
@@ -171,8 +171,12 @@ class Trainer(ABC):
     def _stands(self) -> bool:
         return self._offering and self.progress.steps >= self._offered_steps + self.pace.laps.delay_of(self.lap)
 
-    def _note(self, report: StepReport, began: float, tokens: int) -> None:
-        """A step that began then has ended; `tokens`: all that were trained on meanwhile, here or elsewhere."""
+    def _note(self, report: StepReport, began: float, tokens: int, numbers: Sequence[int]) -> None:
+        """A step that began then has ended.
+
+        `tokens`: all that were trained on meanwhile, here or elsewhere; `numbers`: the samples that went through the model from here,
+        as the learner was given them, whatever the window says.
+        """
         seconds = max(asyncio.get_running_loop().time() - began, 1e-9)
         known = not math.isnan(report.loss)
         if known:
@@ -184,6 +188,7 @@ class Trainer(ABC):
             "step",
             loss=report.loss if known else None,
             tokens=report.tokens,
+            samples=join([(number, number + 1) for number in numbers]),
             tokens_per_s=tokens_per_s,
             grad_norm=report.grad_norm,
             lr=report.lr,

@@ -106,9 +106,15 @@ def test_a_round_is_due_when_the_pipeline_has_made_its_steps_whoever_missed_some
 
 def test_samples_that_did_not_come_home_come_first_in_the_next_step() -> None:
     lab = Lab((8, 4, (0, 1, 4, 5)), (6, 6, ()), (0, 0, ()))
+    events: list[dict[str, Any]] = []
+    lab.trainer._log.subscribe(events.append)
 
     async def main() -> None:
         await asyncio.sleep(30.0)
+        assert [e["samples"] for e in events if e["event"] == "step"] == [
+            ((2, 4), (6, 8)),
+            ((0, 2), (4, 6), (8, 10)),
+        ], "those that came home"
         assert lab.script.seen == [list(range(8)), [0, 1, 4, 5, 8, 9], []]
         assert lab.trainer.progress.trained == ((0, 10),)  # what is offered is what was trained
         assert lab.ready[0].samples == 10

@@ -364,3 +364,17 @@ def test_the_log_has_every_step() -> None:
     run(main)
     assert [e["event"] for e in events] == ["step"] * 3
     assert [e["step"] for e in events] == [1, 2, 3] and all(e["tokens"] == 2 for e in events)
+    assert [e["samples"] for e in events] == [((0, 2),), ((2, 4),), ((4, 6),)]
+
+
+def test_the_log_has_what_the_learner_was_given_whatever_is_accounted_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[dict[str, Any]] = []
+    monkeypatch.setattr(ReplicaTrainer, "_next_batch", lambda self: ((7, 8), (7, 8)))
+
+    async def main(lab: Lab) -> None:
+        lab.trainer._log.subscribe(events.append)
+        await asyncio.sleep(1.5)
+        assert lab.learner.trained[:2] == [7, 7]
+
+    run(main)
+    assert events[0]["samples"] == ((7, 8), (7, 8)), "a sample twice is there twice"
