@@ -11,9 +11,13 @@ from rich.text import Text
 
 from farflung.node.live import STATE_STYLES, duration, size, sparkline
 from farflung.sims.demonodes import DemoNode
+from farflung.sims.summary import checked, violations
 
 NEWS = 6
 """Lines of news under the table."""
+
+BETTER = {True: " (the swarm's is lower)", False: " (the swarm's is NOT lower)", None: ""}
+"""By `outer_better`."""
 
 PLAIN_S = 10.0
 """Between two lines of progress where there is no terminal."""
@@ -117,23 +121,26 @@ class DemoView:
         times = f" ({figures['ddp_bytes_per_peer'] / most:,.0f} times as much)" if most else ""
         rows = [
             ("held-out loss of the swarm", f"{figures['outer_loss']:.4f}"),
-            ("of the best worker alone", f"{figures['solo_loss']:.4f}"),
+            ("of the best worker alone", f"{figures['solo_loss']:.4f}{BETTER[figures['outer_better']]}"),
             ("sent by the busiest peer", size(most)),
             ("data-parallel training would send", size(figures["ddp_bytes_per_peer"]) + times),
             ("rounds committed", str(figures["rounds_committed"])),
             ("times a peer missed a round", str(len(figures["rounds_missed"]))),
             ("model's bits equal on all peers", "yes" if figures["digests_equal"] else "NO"),
             (
-                "samples trained twice, lost",
-                f"{figures['samples_trained_twice']}, {figures['samples_lost']}",
+                "samples trained twice, lost, miscounted",
+                f"{figures['samples_trained_twice']}, {figures['samples_lost']}, {figures['samples_miscounted']}",
             ),
             ("peers killed, joined on the way", f"{figures['peers_killed']}, {figures['peers_joined']}"),
+            ("messages refused, not just late", str(sum(one["times"] for one in figures["refused"]))),
+            ("invariants found broken", str(len(violations(figures)))),
             ("took", duration(figures["seconds"])),
         ]
         for what, value in rows:
             table.add_row(what, value)
         self._console.print()
         self._console.print(table)
+        self._print(f"\n{checked(figures)}")
         self._console.print(f"\n[dim]the model writes:[/dim]\n{_plain(sample)}", highlight=False)
         self._print(f"\nreport: {report}\nmodel:  {model}")
 

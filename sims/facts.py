@@ -97,6 +97,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What data-parallel training would have sent for the same steps, per peer; 0 when nobody worked it out."""
     ledger: LedgerFacts | None = None
     """None when nobody kept it: then lost samples cannot be counted."""
+    exits: dict[str, int] = {}
+    """Status with which processes ended that nobody killed, by public key in hex; empty where nobody watched them."""
     violations: list[str] = []
     """What a judge beside the nodes found broken, a sentence each."""
     expected: list[Expectation] = []

@@ -7,9 +7,10 @@ import msgspec
 
 from farflung.node.events import Event
 from farflung.sims.faults import Fault, describe
+from farflung.sims.logs import Events
 from farflung.sims.sim_folder import EVENTS
 from farflung.sims.simulation import HEADING, Report, log_line
-from farflung.sims.summary import Events, commits_by_round
+from farflung.sims.summary import commits_by_round
 from farflung.sims.swarm import Labour
 
 

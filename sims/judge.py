@@ -31,11 +31,9 @@ from farflung.protocol.envelope import Envelope
 from farflung.protocol.errors import BadSignature
 from farflung.protocol.keys import SIGNATURE_BYTES, PeerId, verify
 from farflung.protocol.messages import Promise, Voted
+from farflung.sims.audit import HONEST_REFUSALS
 from farflung.sims.swarm import Swarm
 from farflung.training.outer import OuterState
-
-HONEST_REFUSALS = ("Refused", "Replayed", "Stale")
-"""Errors with which honest nodes may refuse each other: what came too late, twice, or before its time."""
 
 KEPT_GRADIENTS = 8
 """Pseudo-gradients remembered of each peer: a plan may be decided some plans later."""

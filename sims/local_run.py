@@ -39,14 +39,15 @@ from farflung.sims.from_events import fill_report, write_logs
 from farflung.sims.local_node import LATE
 from farflung.sims.local_plan import check_playable, check_speed
 from farflung.sims.local_swarm import LocalSwarm
+from farflung.sims.logs import Events
 from farflung.sims.report import report_folder
 from farflung.sims.scenario import Scenario, find_scenario, load_scenario
 from farflung.sims.scenario_plan import key_seeds, read_scenario, training_seconds
 from farflung.sims.sim_folder import RUN, run_facts
 from farflung.sims.sim_result import Result, show, summarise
 from farflung.sims.simulation import Report
-from farflung.sims.summary import Events, violations
 from farflung.sims.summary import summarise as figures_of
+from farflung.sims.summary import violations
 from farflung.training.replica import Replica
 
 MEASURING_S = 2.0

@@ -39,8 +39,9 @@ from farflung.protocol.keys import PeerId, Signer, short
 from farflung.protocol.lives import Life
 from farflung.protocol.roll import Roll
 from farflung.sims import clock
+from farflung.sims.audit import HONEST_REFUSALS
 from farflung.sims.hub import MemoryHub
-from farflung.sims.judge import HONEST_REFUSALS, Judge
+from farflung.sims.judge import Judge
 from farflung.sims.learners import SimStageLearner
 from farflung.sims.links import LinkModel
 from farflung.sims.network import MemoryNetwork

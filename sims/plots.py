@@ -5,6 +5,7 @@ Pictures of when (membership, where time went) are in `plots_time`.
 
 from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -13,8 +14,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from farflung.sims.markup import Markup
-from farflung.sims.scene import Scene, smooth, swarm_tokens
-from farflung.sims.summary import commits_by_round, total_bytes
+from farflung.sims.scene import Scene
+from farflung.sims.series import Columns, bytes_by_peer, outer_curve, solo_curve, training_curves
+from farflung.sims.summary import commits_by_round
 from farflung.sims.svg import BAD, INK, MUTED, SERIES, STATES, STYLE, to_svg
 
 WIDTH_IN = 11.0
@@ -29,12 +31,6 @@ LOSS_SPAN = 1.6
 LOSS_MARGIN = 0.1
 """Nats below it."""
 
-POINTS = 400
-"""Of a curve, at most: more cannot be seen."""
-
-MOST_ROWS = 16
-"""Peers that are shown one by one."""
-
 LABELLED_ROUNDS = 45
 """Up to so many, their contributors are counted in the picture."""
 
@@ -44,20 +40,25 @@ def plot_losses(scenes: Sequence[Scene]) -> dict[str, Markup]:
     longest = max(scene.seconds for scene in scenes)
     divisor, unit = time_unit(longest)
     panels = {
-        "against time": f"{unit} since the start",
-        "against tokens": "tokens, all workers together",
-        "against bytes": "bytes sent, all peers together",
+        "against time": ("seconds", f"{unit} since the start"),
+        "against tokens": ("tokens", "tokens, all workers together"),
+        "against bytes": ("bytes", "bytes sent, all peers together"),
     }
     slug = scenes[0].slug if len(scenes) == 1 else "runs-compared"
     shown: dict[str, Markup] = {}
     with matplotlib.rc_context(STYLE):
-        for number, (caption, label) in enumerate(panels.items()):
+        for number, (caption, (key, label)) in enumerate(panels.items()):
             figure = Figure(figsize=PANEL_IN, layout="constrained")
             axis = figure.subplots()
+            scale = divisor if key == "seconds" else 1.0
             if len(scenes) == 1:
-                _training(axis, scenes[0], caption, divisor)
+                for peer, curve in training_curves(scenes[0]).items():
+                    _draw(axis, curve, key, scale, color=scenes[0].colours[peer], linewidth=0.9, alpha=0.75)
             for scene, colour in zip(scenes, run_colours(len(scenes)), strict=True):
-                _held_out(axis, scene, caption, divisor, colour)
+                outer, solo = outer_curve(scene), solo_curve(scene)
+                marker = "o" if len(scene.outer) <= LABELLED_ROUNDS else ""
+                _draw(axis, solo, key, scale, color=colour, linewidth=1.5, linestyle=(0, (4, 2)), zorder=4)
+                _draw(axis, outer, key, scale, color=colour, linewidth=2.2, marker=marker, markersize=3.5, zorder=5)
             axis.set_xlabel(label)
             axis.set_ylabel("loss, nats per token")
             axis.set_xlim(left=0)
@@ -84,47 +85,10 @@ def _told(scenes: Sequence[Scene]) -> str:
     return "; ".join(said)
 
 
-def _training(axis: Axes, scene: Scene, caption: str, divisor: float) -> None:
-    """Each peer's training loss, while there are few enough to tell apart."""
-    if caption == "against bytes" or len(scene.peers) > len(SERIES):
-        return
-    tokens_at = swarm_tokens(scene) if caption == "against tokens" else {}
-    for peer in scene.peers:
-        steps = [event for event in scene.of(peer, "step") if event["loss"] is not None]
-        losses = smooth([event["loss"] for event in steps])
-        if caption == "against time":
-            x = [(event["time"] - scene.run.started) / divisor for event in steps]
-        else:
-            x = [tokens_at[peer][event["time"]] for event in steps]
-        axis.plot(_thinned(x), _thinned(losses), color=scene.colours[peer], linewidth=0.9, alpha=0.75)
-
-
-def _held_out(axis: Axes, scene: Scene, caption: str, divisor: float, colour: str) -> None:
-    outer, solo = scene.outer, scene.run.solo_loss
-    x: Sequence[float]
-    if caption == "against time":
-        x = [(event["time"] - scene.run.started) / divisor for event in outer]
-        _alone(axis, [p.seconds / divisor for p in solo], scene, colour)
-    elif caption == "against tokens":
-        x = [event["tokens"] for event in outer]
-        _alone(axis, [p.tokens for p in solo], scene, colour)
-    else:
-        x = scene.bytes_at([event["time"] for event in outer])
-    marker = "o" if len(outer) <= LABELLED_ROUNDS else ""
-    losses = _thinned([event["loss"] for event in outer])
-    axis.plot(_thinned(x), losses, color=colour, linewidth=2.2, marker=marker, markersize=3.5, zorder=5)
-
-
-def _thinned(values: Sequence[float]) -> list[float]:
-    """About POINTS of them at most, the first and the last among them."""
-    every = max(1, len(values) // POINTS)
-    last = len(values) - 1
-    return [value for number, value in enumerate(values) if number % every == 0 or number == last]
-
-
-def _alone(axis: Axes, x: Sequence[float], scene: Scene, colour: str) -> None:
-    losses = [point.loss for point in scene.run.solo_loss]
-    axis.plot(x, losses, color=colour, linewidth=1.5, linestyle=(0, (4, 2)), zorder=4)
+def _draw(axis: Axes, curve: Columns, key: str, scale: float, **look: Any) -> None:
+    """A curve's losses against one of its columns, if it has that."""
+    if key in curve:
+        axis.plot([value / scale for value in curve[key]], curve["loss"], **look)
 
 
 def run_colours(number: int) -> list[str]:
@@ -133,12 +97,10 @@ def run_colours(number: int) -> list[str]:
 
 
 def plot_bytes(scene: Scene) -> Markup:
-    """Bytes that each peer sent, the busiest MOST_ROWS of them, beside what data-parallel training would have sent, on a
+    """Bytes that each peer sent, the busiest of them, beside what data-parallel training would have sent, on a
     logarithmic axis.
     """
-    sent = {peer: total_bytes(scene.events.get(peer, ()), "sent_bytes") for peer in scene.peers}
-    if len(sent) > MOST_ROWS:
-        sent = dict(sorted(sent.items(), key=lambda one: -one[1])[:MOST_ROWS])
+    sent = bytes_by_peer(scene, "sent_bytes")
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH_IN, 0.9 + 0.36 * (len(sent) + 1)), layout="constrained")
         axis = figure.subplots()

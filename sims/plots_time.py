@@ -11,8 +11,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from farflung.sims.markup import Markup
-from farflung.sims.plots import MOST_ROWS, WIDTH_IN, time_unit
+from farflung.sims.plots import WIDTH_IN, time_unit
 from farflung.sims.scene import Scene
+from farflung.sims.series import BINS, FINEST, MOST_ROWS, state_counts, state_spans_of
 from farflung.sims.spans import PHASES, Span, compute_spans, merged_spans, phase_spans
 from farflung.sims.summary import commits_by_round
 from farflung.sims.svg import BAD, CARD, GOOD, GRID, INK, MUTED, STATES, STYLE, WORK, to_svg
@@ -25,17 +26,11 @@ STATE_LABELS = {
     "finished": "finished",
 }
 
-BINS = 240
-"""Points in time at which many peers are counted."""
-
 WINDOW_ROUNDS = 3.2
 """Rounds that the window of the Gantt chart shows."""
 
 WINDOW_PEERS = 10
 """Peers that it shows at most."""
-
-FINEST = 1 / 700
-"""Of the window: what is shorter is drawn as one with its neighbour."""
 
 
 def plot_membership(scene: Scene) -> Markup:
@@ -61,7 +56,7 @@ def plot_membership(scene: Scene) -> Markup:
 def _rows(axis: Axes, scene: Scene, divisor: float) -> None:
     start = scene.run.started
     for row, peer in enumerate(scene.peers):
-        for span in merged_spans(scene.states(peer), scene.seconds * FINEST):
+        for span in state_spans_of(scene, peer):
             left = (span.start - start) / divisor
             axis.barh(row, span.seconds / divisor, left=left, height=0.62, color=STATES[span.what])
     _incidents(axis, scene, scene.peers, divisor, start)
@@ -69,15 +64,9 @@ def _rows(axis: Axes, scene: Scene, divisor: float) -> None:
 
 
 def _counts(axis: Axes, scene: Scene, divisor: float) -> None:
-    start, width = scene.run.started, scene.seconds / BINS
-    counts = {state: [0] * BINS for state in STATES}
-    for peer in scene.peers:
-        for span in scene.states(peer):
-            first = max(0, int((span.start - start) / width + 0.5))
-            for number in range(first, min(BINS, int((span.end - start) / width + 0.5))):
-                counts[span.what][number] += 1
-    times = [(number + 0.5) * width / divisor for number in range(BINS)]
-    axis.stackplot(times, *counts.values(), colors=list(STATES.values()))
+    times = [(number + 0.5) * scene.seconds / BINS / divisor for number in range(BINS)]
+    counts = state_counts(scene)
+    axis.stackplot(times, *counts.values(), colors=[STATES[state] for state in counts])
     axis.set_ylabel("peers")
     axis.yaxis.set_major_locator(MaxNLocator(5, integer=True))
 

@@ -1,4 +1,4 @@
-"""Reports of runs: `report.html`, one page that fetches nothing, and `report.json` with the figures.
+"""Reports of runs: `report.html`, one page that fetches nothing, and `report.json` with the same: the figures, and the series that are plotted.
 
 Made from run folders (`facts.load_folder`) at any time after the run, by `farflung sim report` and by whoever ran the
 nodes. Several runs are compared first, then each is told as it would be alone.
@@ -15,6 +15,7 @@ from farflung.sims.facts import load_folder
 from farflung.sims.report_compare import comparison
 from farflung.sims.report_run import run_sections, run_summary
 from farflung.sims.scene import Scene
+from farflung.sims.series import series_of
 
 
 def load_scenes(folders: Sequence[Path]) -> list[Scene]:
@@ -42,12 +43,18 @@ def report_folder(folder: Path) -> dict[str, Any]:
 
 
 def write_report(scenes: Sequence[Scene], out: Path) -> dict[str, Any]:
-    """Write the page `out` and its figures as JSON beside it; returns them: of one run, or {label: figures}. Raises OSError."""
-    figures = figures_of(scenes)
+    """Write the page `out`, and its figures and series as JSON beside it; returns the figures: of one run, or {label: figures}. Raises OSError."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(figures)))
+    told = {scene.label: scene.figures | {"series": series_of(scene)} for scene in scenes}
+    out.with_suffix(".json").write_bytes(_lines(told[scenes[0].label] if len(scenes) == 1 else told))
     out.write_text(render(scenes), encoding="utf-8")
-    return figures
+    return figures_of(scenes)
+
+
+def _lines(told: dict[str, Any]) -> bytes:
+    """As JSON, a key a line: series are long, and nobody reads them number by number."""
+    pairs = (msgspec.json.encode(key) + b": " + msgspec.json.encode(value) for key, value in told.items())
+    return b"{\n" + b",\n".join(pairs) + b"\n}\n"
 
 
 def figures_of(scenes: Sequence[Scene]) -> dict[str, Any]:

@@ -5,13 +5,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from farflung.sims import markup
+from farflung.sims.audit import counted
 from farflung.sims.markup import Markup, text
 from farflung.sims.plots import human_bytes, plot_bytes, plot_losses, plot_rounds, short_number
 from farflung.sims.plots_time import plot_gantt, plot_membership
 from farflung.sims.report_pipeline import pipeline_sections, pipeline_tiles
 from farflung.sims.scene import Scene
 from farflung.sims.spans import USES
-from farflung.sims.summary import commits_by_round, total_bytes, violations
+from farflung.sims.summary import checked, commits_by_round, not_better, total_bytes, violations
 from farflung.sims.svg import SERIES
 
 USE_LABELS = {
@@ -36,12 +37,17 @@ WORK_LABELS = (
 MOST_MISSED = 40
 """Missed rounds that are listed one by one; all are counted by reason."""
 
+CHECKED_NOTE = (
+    "What the nodes' logs were compared for. The mean itself (4), the votes (5), microbatches (7) and limits (8) leave no trace in "
+    "them: what is not listed here is not claimed. Simulations judge those."
+)
+
 MOST_PEERS = 60
 """Rows of the table of peers: those that trained most."""
 
 
 def run_summary(scene: Scene) -> Markup:
-    """The verdict and the figures."""
+    """The verdict, what it rests on, and the figures."""
     return Markup(_verdict(scene) + markup.tiles(_tiles(scene.figures)))
 
 
@@ -80,6 +86,7 @@ def run_sections(scene: Scene) -> list[Markup]:
         ),
         markup.section("Bytes", _bytes_note(scene), markup.wide(plot_bytes(scene))),
         markup.section("Peers", "", _peers_table(scene)),
+        markup.section("Invariants", CHECKED_NOTE, _checks_table(figures), _refused_table(figures["refused"])),
     ]
     if scene.run.sample_text:
         said = Markup(f"<pre>{text(scene.run.sample_text)}</pre>")
@@ -90,7 +97,7 @@ def run_sections(scene: Scene) -> list[Markup]:
 def _verdict(scene: Scene) -> Markup:
     figures = scene.figures
     broken = violations(figures)
-    headline = f"{counted(len(broken), 'invariant')} broken." if broken else "All invariants held."
+    headline = f"Invariants broken: {len(broken)}." if broken else "No invariant that was checked is broken."
     if not figures["rounds_committed"]:
         headline = f"No round was committed. {headline}"
     unmet = unmet_of(figures)
@@ -112,8 +119,41 @@ def _verdict(scene: Scene) -> Markup:
             else "No peer missed a round."
         )
         + unknown
+        + f" {sentence(checked(figures))}"
     )
-    return markup.verdict(headline, said, [*broken, *unmet])
+    found = [said for said in (not_better(figures),) if said]
+    return markup.verdict(headline, said, [*broken, *unmet, *found])
+
+
+def sentence(said: str) -> str:
+    """With a capital letter and a full stop."""
+    return f"{said[0].upper()}{said[1:]}."
+
+
+def _checks_table(figures: Mapping[str, Any]) -> Markup:
+    """What was compared, and what came of it."""
+    found = Counter(broken["which"] for broken in figures["invariants_broken"])
+    rows = [
+        [
+            text(str(one["which"])),
+            text(one["name"]),
+            text(one["what"]),
+            text("BROKEN" if found[one["which"]] else "held"),
+        ]
+        for one in sorted(figures["checked"], key=lambda one: int(one["which"]))
+    ]
+    return markup.table(["", "invariant", "compared", ""], rows, numbers=frozenset({0}))
+
+
+def _refused_table(refused: list[dict[str, Any]]) -> Markup:
+    if not refused:
+        return markup.note("Nobody refused a message but for being late or repeated.")
+    rows = [
+        [text(one["peer"]), text(one["of"]), text(f"{one['times']:,}"), text(f"{one['error']}: {one['reason']}")]
+        for one in refused[:MOST_MISSED]
+    ]
+    shown = f"Refused, other than for being late or repeated{'' if len(rows) == len(refused) else f': the first {MOST_MISSED} of {len(refused)} kinds'}."
+    return Markup(markup.note(shown) + markup.table(["by", "of", "times", "because"], rows, numbers=frozenset({2})))
 
 
 def unmet_of(figures: Mapping[str, Any]) -> list[str]:
@@ -285,11 +325,6 @@ def _peers_table(scene: Scene) -> Markup:
     if len(shown) < len(scene.peers):
         return Markup(markup.note(f"The {len(shown)} of {len(scene.peers)} that trained most.") + listed)
     return listed
-
-
-def counted(number: int, what: str) -> str:
-    """`1 peer`, `1,200 peers`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:

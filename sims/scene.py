@@ -9,9 +9,10 @@ from typing import Any
 
 from farflung.node.events import Event
 from farflung.sims.facts import RunFacts
+from farflung.sims.logs import Events
 from farflung.sims.pipeline_log import LoggedStep, logged_steps
 from farflung.sims.spans import Span, kill_time, state_spans
-from farflung.sims.summary import Events, outer_losses, summarise
+from farflung.sims.summary import outer_losses, summarise
 from farflung.sims.svg import MUTED, SERIES
 
 

@@ -3,78 +3,86 @@ of itself.
 """
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import structs
 
 from farflung.node.events import Event
-from farflung.sims.facts import Interval, LedgerFacts, RunFacts
+from farflung.sims.audit import CHECKS, INVARIANTS, refusals
+from farflung.sims.audit_samples import account, check_samples
+from farflung.sims.facts import RunFacts
+from farflung.sims.logs import Events, Logs, all_of, stage_of
 from farflung.sims.pipeline_log import pipeline_figures
 from farflung.sims.spans import USES, kill_time, seconds_by_use
-
-Events = Mapping[str, Sequence[Event]]
-"""Events by public key in hex, each peer's in the order of time."""
 
 
 def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
     """The figures that `farflung demo --json` and `farflung sim report --json` print.
 
     * `outer_loss`: the last held-out loss of the outer parameters (None without one); `solo_loss`: that of
-    the run alone. * `bytes_sent_per_peer`: {name: bytes} over all lives of a node; `ddp_bytes_per_peer`: what
+    the run alone; `outer_better`: whether the first is lower, None when one is missing. * `bytes_sent_per_peer`: {name: bytes} over all lives of a node; `ddp_bytes_per_peer`: what
     data-parallel would send. * `rounds_committed`: distinct heights; `rounds_missed`: [{peer, round,
     reason}]. * `digests_equal`: all commits of one version have one digest over all peers. *
-    `samples_trained_twice`: how often a sample was committed beyond its first time, each commit counted once
-    however many peers saw it; two different commits of one height count as two, so a fork shows here as well.
-    * `samples_lost`: numbers below the ledger's cursor that are in no commit and in nobody's hands; None when
-    nobody kept the ledger. * `invariants_broken`: [{peer, which, detail}]. * `tokens_committed`, and
-    `tokens_per_s` of the whole run. * `median_round_s`, plan to commit, at the slowest peer of each round. *
-    `peers`: how many there were. * `utilisation`: {group: {peers, hours, and the share of their presence that
-    went into each of `spans.USES`}}. * `pipeline`: see `pipeline_log.pipeline_figures`; rounds, tokens and samples are
-    those of stage 0, for those of the others count the same again. * `judged`: what a judge beside the nodes found broken, and `expected`:
-    [{what, got, met}], both as the facts have them.
+    `samples_trained_twice`, `samples_lost` and `samples_miscounted`: see `audit_samples.Samples`; two different
+    commits of one height count twice, so a fork shows here as well. * `checked`: [{which, name, what}], the
+    invariants of the design for which logs had something to compare, and `invariants_broken`: [{which, detail}],
+    what the comparison found (`audit`) and what nodes said themselves; `refused`: see `audit.refusals`. *
+    `tokens_committed`, and `tokens_per_s` of the whole run. * `median_round_s`, plan to commit, at the slowest
+    peer of each round. * `peers`: how many there were. * `utilisation`: {group: {peers, hours, and the share of
+    their presence that went into each of `spans.USES`}}. * `pipeline`: see `pipeline_log.pipeline_figures`;
+    rounds, tokens and samples are those of stage 0, for those of the others count the same again. * `judged`:
+    what a judge beside the nodes found broken, and `expected`: [{what, got, met}], both as the facts have them.
     """
-    names = {facts.peer: facts.name for facts in run.peers}
-    commits = committed_samples(events_by_peer)
+    logs = Logs(events=events_by_peer, run=run)
+    samples = account(logs)
+    checks = [*(check(logs) for check in CHECKS), *check_samples(logs, samples)]
     outer = outer_losses(events_by_peer)
-    trained = [interval for intervals in commits for interval in intervals]
+    outer_loss = outer[-1]["loss"] if outer else None
+    solo_loss = run.solo_loss[-1].loss if run.solo_loss else None
     by_round = commits_by_round(events_by_peer).values()
     tokens = sum(sum(event["contributors"].values()) for event in by_round)
     seconds = run.ended - run.started
     return {
-        "outer_loss": outer[-1]["loss"] if outer else None,
-        "solo_loss": run.solo_loss[-1].loss if run.solo_loss else None,
+        "outer_loss": outer_loss,
+        "solo_loss": solo_loss,
+        "outer_better": None if outer_loss is None or solo_loss is None else outer_loss < solo_loss,
         "bytes_sent_per_peer": {
-            names.get(peer, peer[:12]): total_bytes(events, "sent_bytes") for peer, events in events_by_peer.items()
+            logs.name(peer): total_bytes(events, "sent_bytes") for peer, events in events_by_peer.items()
         },
         "bits_per_parameter": {
             way: round(statistics.median(bits), 3)
             for way in ("up", "down")
-            if (bits := [e[f"{way}_bits"] for e in _all(events_by_peer, "round.commit") if e[f"{way}_bits"]])
+            if (bits := [e[f"{way}_bits"] for e in logs.all("round.commit") if e[f"{way}_bits"]])
         },
         "left_out": round(statistics.median(owed), 3)
-        if (owed := [e["owed"] for e in _all(events_by_peer, "round.commit") if e["owed"] is not None])
+        if (owed := [e["owed"] for e in logs.all("round.commit") if e["owed"] is not None])
         else None,
         "ddp_bytes_per_peer": run.ddp_bytes_per_peer,
         "rounds_committed": len(by_round),
         "rounds_missed": [
-            {"peer": names.get(e["peer"], e["peer"][:12]), "round": e["round"], "reason": e["reason"]}
-            for e in _all(events_by_peer, "round.missed")
+            {"peer": logs.name(e["peer"]), "round": e["round"], "reason": e["reason"]} for e in logs.all("round.missed")
         ],
-        "digests_equal": digests_equal(events_by_peer),
-        "samples_trained_twice": length(trained) - length(merge(trained)),
-        "samples_lost": None if run.ledger is None else _lost(run.ledger, trained),
+        "digests_equal": not any(check.which == 1 and check.broken for check in checks),
+        "samples_trained_twice": samples.twice,
+        "samples_lost": samples.lost,
+        "samples_miscounted": samples.miscounted,
         "peers_killed": sum(incident.what == "kill" for incident in run.timeline),
         "peers_joined": sum(incident.what == "join" for incident in run.timeline),
         "seconds": round(run.ended - run.started, 1),
+        "checked": [{"which": c.which, "name": INVARIANTS[c.which], "what": c.what} for c in checks if c.count],
         "invariants_broken": [
-            {"peer": names.get(e["peer"], e["peer"][:12]), "which": e["which"], "detail": e["detail"]}
-            for e in _all(events_by_peer, "invariant.broken")
+            *({"which": check.which, "detail": said} for check in checks for said in check.broken),
+            *(
+                {"which": e["which"], "detail": f"{logs.name(e['peer'])} reports: {e['detail']}"}
+                for e in logs.all("invariant.broken")
+            ),
         ],
+        "refused": refusals(logs),
         "tokens_committed": tokens,
         "tokens_per_s": round(tokens / seconds, 1) if seconds > 0 else 0.0,
         "median_round_s": round(statistics.median(e["seconds"] for e in by_round), 3) if by_round else None,
-        "peers": len({*names, *events_by_peer}),
+        "peers": len(logs.names),
         "utilisation": utilisation(events_by_peer, run),
         "pipeline": pipeline_figures(events_by_peer),
         "judged": run.violations,
@@ -110,52 +118,42 @@ def groups_of(events_by_peer: Events, run: RunFacts) -> dict[str, str]:
 
 
 def violations(figures: Mapping[str, Any]) -> list[str]:
-    """What in the figures breaks an invariant of the design, one sentence each; empty for a sound run."""
-    said = [f"{b['peer']} reports invariant {b['which']} broken: {b['detail']}" for b in figures["invariants_broken"]]
-    said += figures["judged"]
-    if not figures["digests_equal"]:
-        said.append("peers held different bits at the same version")
-    if figures["samples_trained_twice"]:
-        said.append(f"{figures['samples_trained_twice']} samples were trained twice")
-    if figures["samples_lost"]:  # None: nobody kept the ledger
-        said.append(f"{figures['samples_lost']} samples were lost")
-    return said
+    """What broke an invariant of the design, one sentence each; empty for a run in which nothing was found that did."""
+    said = [f"invariant {b['which']}, {INVARIANTS[b['which']]}: {b['detail']}" for b in figures["invariants_broken"]]
+    return said + list(figures["judged"])
+
+
+def checked(figures: Mapping[str, Any]) -> str:
+    """What was looked at in the nodes' logs, in one sentence: nothing else is claimed."""
+    if not figures["checked"]:
+        return "checked: nothing, for the logs left nothing to compare"
+    return "checked: " + "; ".join(f"{one['what']} ({one['which']})" for one in figures["checked"])
+
+
+def not_better(figures: Mapping[str, Any]) -> str:
+    """What is to be said where the swarm has learnt no more than one worker alone; empty where it has, or nobody can tell."""
+    if figures["outer_better"] is not False:
+        return ""
+    return (
+        f"The swarm's held-out loss, {figures['outer_loss']:.4f}, is NOT lower than that of the best worker alone, "
+        f"{figures['solo_loss']:.4f}."
+    )
 
 
 def outer_losses(events_by_peer: Events) -> list[Event]:
     """`outer.eval` events with a finite loss, one per version (the latest), in the order of versions."""
     by_version: dict[int, Event] = {}
-    for event in _all(events_by_peer, "outer.eval"):
+    for event in all_of(events_by_peer, "outer.eval"):
         if event["loss"] is not None:
             by_version[event["version"]] = event
     return [by_version[version] for version in sorted(by_version)]
 
 
-def digests_equal(events_by_peer: Events) -> bool:
-    """Whether all `round.commit` events of equal version, and of a pipeline of one stage, carry one digest."""
-    digest_of: dict[tuple[int, int], str] = {}
-    return all(
-        digest_of.setdefault((event.get("stage", 0), event["version"]), event["digest"]) == event["digest"]
-        for event in _all(events_by_peer, "round.commit")
-    )
-
-
-def committed_samples(events_by_peer: Events) -> list[list[Interval]]:
-    """Sample intervals of each distinct commit, of all its contributors together."""
-    commits: dict[tuple[int, tuple[Interval, ...]], list[Interval]] = {}
-    for event in _all(events_by_peer, "round.commit"):
-        if event.get("stage", 0) != 0:
-            continue  # what other stages count are tickets
-        intervals = sorted((start, stop) for own in event["samples"].values() for start, stop in own)
-        commits[event["round"], tuple(intervals)] = intervals
-    return list(commits.values())
-
-
 def commits_by_round(events_by_peer: Events) -> dict[int, Event]:
     """One `round.commit` event per round height, the slowest peer's, in the order of heights; of a pipeline those of stage 0."""
     found: dict[int, Event] = {}
-    for event in _all(events_by_peer, "round.commit"):
-        if event.get("stage", 0) != 0:
+    for event in all_of(events_by_peer, "round.commit"):
+        if stage_of(event) != 0:
             continue
         known = found.get(event["round"])
         if known is None or event["seconds"] > known["seconds"]:
@@ -172,37 +170,3 @@ def total_bytes(events: Sequence[Event], key: str) -> int:
         elif event["event"] == "net":
             current = event[key]
     return total + current
-
-
-def merge(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same numbers as disjoint intervals, ascending."""
-    merged: list[Interval] = []
-    for start, stop in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], stop))
-        elif start < stop:
-            merged.append((start, stop))
-    return merged
-
-
-def length(intervals: Iterable[Interval]) -> int:
-    """Numbers in the intervals, counted as often as they occur."""
-    return sum(stop - start for start, stop in intervals)
-
-
-def _lost(ledger: LedgerFacts, trained: Iterable[Interval]) -> int:
-    kept = [
-        *ledger.free,
-        *(interval for intervals in ledger.held.values() for interval in intervals),
-        *(interval for intervals in ledger.suspended.values() for interval in intervals),
-    ]
-    return ledger.cursor - length(_clip(merge([*trained, *kept]), ledger.cursor))
-
-
-def _clip(intervals: Iterable[Interval], below: int) -> Iterator[Interval]:
-    return ((start, min(stop, below)) for start, stop in intervals if start < below)
-
-
-def _all(events_by_peer: Events, kind: str) -> list[Event]:
-    found = [event for events in events_by_peer.values() for event in events if event["event"] == kind]
-    return sorted(found, key=lambda event: float(event["time"]))

@@ -11,13 +11,14 @@ from typer.testing import CliRunner
 import farflung.sims
 from farflung.sims.main import app
 
-SOUND = {
+SOUND: dict[str, Any] = {
     "invariants_broken": [],
-    "digests_equal": True,
-    "samples_trained_twice": 0,
-    "samples_lost": 0,
     "judged": [],
+    "outer_loss": 1.5,
+    "solo_loss": 1.75,
+    "outer_better": True,
 }
+LOST = {"which": 6, "detail": "3 samples lost"}
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Any) -> None:
@@ -39,15 +40,27 @@ def test_a_bench_of_what_does_not_exist_says_what_does() -> None:
     assert result.exit_code == 2 and "no method is called adam" in result.output
 
 
-@pytest.mark.parametrize(("changed", "code"), [({}, 0), ({"samples_lost": 3}, 1), ({"digests_equal": False}, 1)])
-def test_demo_exits_nonzero_when_an_invariant_broke(
-    monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], code: int
+@pytest.mark.parametrize(
+    ("changed", "code", "said"),
+    [
+        ({}, 0, ""),
+        ({"invariants_broken": [LOST]}, 1, "BROKEN: invariant 6, each sample once: 3 samples lost"),
+        ({"judged": ["node 2 ended with status 1"]}, 1, "BROKEN: node 2 ended with status 1"),
+        (
+            {"solo_loss": 1.25, "outer_better": False},
+            0,
+            "1.5000, is NOT lower than that of the best worker alone, 1.2500",
+        ),
+    ],
+)
+def test_demo_exits_nonzero_when_an_invariant_broke_and_says_when_one_worker_learnt_as_much(
+    monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], code: int, said: str
 ) -> None:
     fake(monkeypatch, "demo", run_demo=lambda out, minutes, quiet: SOUND | changed)
     result = CliRunner().invoke(app, ["demo", "--json", "--minutes", "1"])
     assert result.exit_code == code, result.output
     assert json.loads(result.stdout) == SOUND | changed
-    assert ("INVARIANT BROKEN" in result.stderr) == bool(code)
+    assert said in result.stderr and bool(said) == bool(result.stderr)
 
 
 def test_benchmarks_are_called(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from tests.sims.pipeline_cases import Counting, recipe, signers
 from tests.sims.test_pipeline_swarm import stage_of, steps_done, until, until_done
 
+from farflung.sims.audit import Check, check_digests
 from farflung.sims.facts import Incident, PeerFacts, RunFacts
+from farflung.sims.logs import Logs
 from farflung.sims.map_places import DOT_IN, Point, label_places, spread
 from farflung.sims.pipeline_log import logged_steps, pipeline_figures
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
@@ -23,7 +25,6 @@ from farflung.sims.report import render
 from farflung.sims.report_pipeline import takeovers_told, trouble_letters
 from farflung.sims.scene import Scene
 from farflung.sims.spans import compute_spans
-from farflung.sims.summary import digests_equal
 from farflung.sims.swarm import START_UNIX_S
 from farflung.sims.trace import COMPUTING, SENDING, trace_events
 from farflung.sims.world import PLACES, coasts
@@ -135,10 +136,29 @@ def test_what_peers_of_a_pipeline_compute_is_what_they_train() -> None:
 
 
 def test_digests_are_compared_within_a_stage() -> None:
-    commit = {"event": "round.commit", "time": START, "version": 1, "digest": "aa"}
-    others = {HOME: [commit | {"stage": 0}], LEFT: [commit | {"stage": 1, "digest": "bb"}]}
-    assert digests_equal(others)
-    assert not digests_equal(others | {RIGHT: [commit | {"stage": 1, "digest": "cc"}]})
+    commit = {"event": "round.commit", "time": START, "round": 1, "version": 1}
+
+    def check(*digests: tuple[str, int, str]) -> Check:
+        """Of peers of stages that name digests."""
+        events = {peer: [commit | {"peer": peer, "stage": stage, "digest": said}] for peer, stage, said in digests}
+        return check_digests(Logs(events=events, run=RunFacts(name="s", started=START, ended=START, peers=[])))
+
+    assert check((HOME, 0, "aa"), (LEFT, 1, "bb")).broken == []
+    apart = check((HOME, 0, "aa"), (LEFT, 1, "bb"), (RIGHT, 1, "cc"))
+    assert len(apart.broken) == 1 and "at version 1 of stage 1" in apart.broken[0]
+
+
+def test_a_stage_that_was_begun_anew_has_two_histories() -> None:
+    """Heights and versions of its two lives are the same numbers."""
+    commit = {"event": "round.commit", "time": START, "round": 1, "version": 1, "stage": 1}
+    anew = {"event": "stage.anew", "time": START, "peer": HOME, "stage": 1, "life": 1, "founder": LEFT}
+    events = {
+        HOME: [anew],
+        LEFT: [commit | {"peer": LEFT, "digest": "bb"}],
+        RIGHT: [commit | {"peer": RIGHT, "digest": "cc"}],
+    }
+    check = check_digests(Logs(events=events, run=RunFacts(name="s", started=START, ended=START, peers=[])))
+    assert (check.count, check.broken) == (0, [])
 
 
 def test_the_trace_is_that_of_a_simulated_step() -> None:

@@ -30,13 +30,16 @@ from farflung.sims.plots_time import window
 from farflung.sims.report import load_scenes, render, report_folder
 from farflung.sims.report_run import reason_letters
 from farflung.sims.scene import Scene, smooth
-from farflung.sims.spans import USES
+from farflung.sims.series import MOST_ROWS, POINTS, series_of
+from farflung.sims.spans import STATES, USES
+from farflung.sims.summary import violations
 from farflung.sims.trace import trace_events
 
 START = 1_700_000_000.0
 STEP_TOKENS = 2048
+STEP_SAMPLES = 4
 INNER_STEPS = 20
-ROUND_S = 9.0
+ROUND_S = 12.0
 ROUNDS = 20
 KEYS = [bytes([17 * number] * 32).hex() for number in range(1, 7)]
 REASON = "the plan's deadline passed 1.8 s before the last part arrived at node 3"
@@ -73,6 +76,7 @@ def write_run(folder: Path) -> RunFacts:
             for done in (3, 9):
                 writer(at + done / 3, "state.sync", chunks_done=done, chunks=9, donors=2, bytes=done << 20)
     cursor, sent = 0, [0] * 6
+    kept: dict[int, list[list[int]]] = {n: [] for n in range(6)}  # trained, and not counted yet
     for height in range(1, ROUNDS + 1):
         begin = (height - 1) * ROUND_S + 3
         alive = [
@@ -81,12 +85,13 @@ def write_run(folder: Path) -> RunFacts:
         dead_now = {killed} if height == kill_round else set()
         missing = {3} if height in (7, 15) else set()
         contributors = [n for n in alive if n not in missing | dead_now]
-        samples, tokens = {}, {}
-        for n in contributors:
-            width = INNER_STEPS * 4
-            samples[KEYS[n]] = [[cursor, cursor + width]]
-            tokens[KEYS[n]] = INNER_STEPS * STEP_TOKENS
-            cursor += width
+        fresh = {n: cursor + place * INNER_STEPS * STEP_SAMPLES for place, n in enumerate(alive)}
+        cursor += len(alive) * INNER_STEPS * STEP_SAMPLES
+        for n in alive:
+            kept[n].append([fresh[n], fresh[n] + INNER_STEPS * STEP_SAMPLES])
+        samples = {KEYS[n]: kept[n] for n in contributors}
+        tokens = {KEYS[n]: len(kept[n]) * INNER_STEPS * STEP_TOKENS for n in contributors}
+        kept |= {n: [] for n in contributors}
         took = 1.6 + rng.random() * 0.7 + (2.4 if dead_now else 0) + (0.9 if missing else 0)
         for n in alive:
             writer, pace = writers[n], 1.0 + 0.1 * n
@@ -100,6 +105,7 @@ def write_run(folder: Path) -> RunFacts:
                     "step",
                     loss=loss,
                     tokens=STEP_TOKENS,
+                    samples=[[fresh[n] + step * STEP_SAMPLES, fresh[n] + (step + 1) * STEP_SAMPLES]],
                     tokens_per_s=10240 / pace,
                     grad_norm=0.8,
                     lr=1e-3,
@@ -107,7 +113,7 @@ def write_run(folder: Path) -> RunFacts:
                 )
             ready = begin + 4.0 * pace
             plan = begin + 6.0
-            writer(plan, "round.plan", round=height)
+            writer(plan, "round.plan", round=height, members=[KEYS[m] for m in alive])
             writer(ready, "node.state", state="ready", reason="")
             if n not in missing:
                 writer(plan, "node.state", state="round", reason="")
@@ -176,7 +182,10 @@ def write_run(folder: Path) -> RunFacts:
         ],
         ddp_bytes_per_peer=int(ROUNDS * INNER_STEPS * 2 * 4.2e6),
         ledger=LedgerFacts(
-            cursor=cursor + 160, held={KEYS[0]: [(cursor, cursor + 80)]}, free=[(cursor + 80, cursor + 160)]
+            cursor=cursor + 160,
+            held={KEYS[0]: [(cursor, cursor + 80)]},
+            free=[(cursor + 80, cursor + 160)],
+            suspended={KEYS[killed]: [(start, stop) for start, stop in kept[killed]]},
         ),
         description="micro preset (1.05 M parameters), bytes, text of the Python installation; 2 CPU cores",
         sample_text='def parse(self, value):\n    """Return the value as a string <str>."""\n    return self._read(value)',
@@ -200,7 +209,63 @@ def test_figures_on_disk(folder: Path) -> None:
     assert figures["digests_equal"] is True
     assert (figures["samples_trained_twice"], figures["samples_lost"]) == (0, 0)
     assert (figures["peers_killed"], figures["peers_joined"]) == (1, 2)
-    assert figures["outer_loss"] < figures["solo_loss"]
+    assert figures["outer_loss"] < figures["solo_loss"] and figures["outer_better"] is True
+    assert figures["samples_miscounted"] == 0 and violations(figures) == []
+    assert {one["which"] for one in figures["checked"]} == {1, 2, 3, 4, 5, 6, 9}
+
+
+def test_series_on_disk_are_what_the_page_plots(folder: Path) -> None:
+    figures = json.loads((folder / "report.json").read_text())
+    series = figures["series"]
+    outer, solo, one = series["loss"]["outer"], series["loss"]["solo"], series["loss"]["training"]["node 2"]
+    assert {len(column) for column in outer.values()} == {ROUNDS} and outer["loss"][-1] == figures["outer_loss"]
+    assert all(before <= after for key in ("seconds", "tokens", "bytes") for before, after in pairwise(outer[key]))
+    assert solo["loss"][-1] == figures["solo_loss"] and len(solo["tokens"]) == len(solo["loss"])
+    assert len(one["loss"]) == len(one["seconds"]) == len(one["tokens"]) == 10 * INNER_STEPS, (
+        "it was killed in the tenth"
+    )
+    assert series["bytes"]["sent"] == figures["bytes_sent_per_peer"]
+    assert series["bytes"]["data_parallel"] == figures["ddp_bytes_per_peer"]
+    spans = series["membership"]["states"]["node 5"]
+    assert spans[0][:2] == ["joining", join_at(5)] and all(a[2] <= b[1] for a, b in pairwise(spans))
+    assert [one[1:] for one in series["membership"]["incidents"] if one[1] != "start"] == [
+        ["join", "node 5"],
+        ["kill", "node 2"],
+        ["join", "node 6"],
+    ]
+    rounds = series["rounds"]
+    assert rounds["round"] == list(range(1, ROUNDS + 1)) and rounds["contributors"][9] == 4
+    assert (
+        [why for why in rounds["missed"] if why] == [{REASON: 1}] * 2 and rounds["missed"][6] and all(rounds["seconds"])
+    )
+
+
+def test_series_of_many_peers_and_steps_stay_small(folder: Path) -> None:
+    (scene,) = load_scenes([folder])
+    keys = [f"{n:012x}".ljust(64, "0") for n in range(100)]
+    events = {key: [{**e, "peer": key} for e in scene.events[KEYS[n % 6]]] for n, key in enumerate(keys)}
+    told = series_of(Scene(events=events, run=structs.replace(scene.run, peers=[])))
+    assert told["loss"]["training"] == {} and len(told["bytes"]["sent"]) == MOST_ROWS
+    assert set(told["membership"]["states"]) == set(STATES) and max(told["membership"]["states"]["training"]) > 50
+    one = KEYS[0]
+    steps = [{**scene.of(one, "step")[0], "time": START + n} for n in range(5000)]
+    curve = series_of(Scene(events={one: steps}, run=scene.run))["loss"]["training"]["node 1"]
+    assert POINTS <= len(curve["loss"]) <= 2 * POINTS and curve["seconds"][-1] == 4999.0
+
+
+def test_the_page_says_what_was_checked_and_what_was_found(folder: Path, tmp_path: Path) -> None:
+    page = (folder / "report.html").read_text()
+    assert "No invariant that was checked is broken." in page and "Checked: the bits of 20 versions (1); " in page
+    assert "All invariants" not in page and "is NOT lower" not in page
+    run = write_run(tmp_path)
+    better = [structs.replace(point, loss=1.0) for point in run.solo_loss]
+    save_run(tmp_path / "run.json", structs.replace(run, solo_loss=better))
+    file = tmp_path / "node-3" / "events.jsonl"
+    file.write_text(file.read_text().replace(f"{5:064x}", f"{6:064x}"))
+    figures = report_folder(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert figures["outer_better"] is False and "is NOT lower than that of the best worker alone, 1.0000" in page
+    assert "Invariants broken: 1." in page and "node 4 held other bits at version 5" in page
 
 
 def test_page_fetches_nothing_and_is_well_formed(folder: Path) -> None:
@@ -306,7 +371,8 @@ def test_several_runs_side_by_side(folder: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
-    assert told == json.loads((tmp_path / "both.json").read_text()) and len(told) == 2
+    written = json.loads((tmp_path / "both.json").read_text())
+    assert all(one.pop("series") for one in written.values()) and told == written and len(told) == 2
     page = (tmp_path / "both.html").read_text()
     assert all(label in page for label in told) and "2 runs compared" in page
     ids = re.findall(r'\bid="([^"]*)"', page)

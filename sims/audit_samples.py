@@ -1,0 +1,192 @@
+"""Samples by three accounts: what commits count, what steps trained, and what the ledger says is left (invariant 6).
+
+A commit says which samples of each contributor it counts, worked out from the ledger before it: nobody's steps come into that. A step says what the
+learner was given. The two are held against each other. A peer's local progress is a queue: what it trains comes last, and what a round counts is
+taken from the front; all of it goes when the progress is dropped, and some when the node ends. So between two of those, in one *stretch*:
+
+    trained    a a a a b b b b c c c c        (a, b, c: steps)
+    counted    └── round 7 ──┘
+               what lies before the last counted sample has been counted, and in that order: it went into the pseudo-gradient of a round
+
+A sample there that no commit counts for this peer was trained in another's place or twice; one that a commit counts and no step has trained was not.
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from farflung.node.events import Event
+from farflung.sims.audit import Check, counted
+from farflung.sims.facts import Interval, LedgerFacts
+from farflung.sims.intervals import clip, length, merge, repeats
+from farflung.sims.logs import Logs, samples_of
+
+BREAKS = ("node.start", "progress.dropped")
+"""Where a stretch of a peer's training ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a commit counts of one peer."""
+
+    time: float
+    """When the first peer wrote of it, unix seconds: the samples were trained before."""
+    intervals: Sequence[Interval]
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Of one peer's steps with what commits count of it; its samples with gaps and repetitions as they are."""
+
+    counted: list[Interval] = field(default_factory=list)
+    """Trained, and in the contribution of a round that was committed."""
+    missing: list[Interval] = field(default_factory=list)
+    """A commit counts them, and no step trained them."""
+    foreign: list[Interval] = field(default_factory=list)
+    """Among `counted`, and no commit counts them, or not so often."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Samples:
+    """What became of all samples of a run."""
+
+    committed: int
+    """That commits count."""
+    twice: int
+    """How often a sample was counted beyond its first time: by commits, or by the steps that were in them, whichever is more."""
+    lost: int | None
+    """Numbers below the ledger's cursor that are in no commit and in nobody's hands; None when nobody kept the ledger."""
+    peers: dict[str, Comparison]
+    """By public key: of those whose steps say what they trained."""
+
+    @property
+    def miscounted(self) -> int | None:
+        """Samples that a commit counts and its peer did not train, or the other way round; None where steps do not tell."""
+        if not self.peers:
+            return None
+        return sum(length(one.missing) + length(one.foreign) for one in self.peers.values())
+
+
+def account(logs: Logs) -> Samples:
+    """Follow the samples."""
+    commits = committed_samples(logs)
+    by_commits = [interval for claims in commits for intervals in claims.values() for interval in intervals]
+    peers = _compare_all(logs)
+    by_steps = [interval for one in peers.values() for interval in one.counted]
+    ledger = logs.run.ledger
+    return Samples(
+        committed=length(merge(by_commits)),
+        twice=max(repeats(by_commits), repeats(by_steps)),
+        lost=None if ledger is None else _lost(ledger, by_commits),
+        peers=peers,
+    )
+
+
+def check_samples(logs: Logs, samples: Samples) -> list[Check]:
+    """6: by the commits alone, by the ledger, and by the steps."""
+    committed = Check(
+        which=6, what=f"{counted(samples.committed, 'sample')} that rounds count", count=samples.committed
+    )
+    if samples.twice:
+        committed.broken.append(f"{counted(samples.twice, 'sample')} trained twice")
+    if samples.lost:
+        committed.broken.append(f"{counted(samples.lost, 'sample')} lost")
+    trained = sum(length(one.counted) for one in samples.peers.values())
+    steps = Check(which=6, what=f"{counted(trained, 'sample')} that steps trained for them", count=trained)
+    for peer, one in samples.peers.items():
+        if one.missing:
+            said = (
+                f"{counted(length(one.missing), 'sample')} that rounds count and it did not train: {_told(one.missing)}"
+            )
+            steps.broken.append(f"{logs.name(peer)} has {said}")
+        if one.foreign:
+            said = f"{counted(length(one.foreign), 'sample')} for a round that counts others: {_told(one.foreign)}"
+            steps.broken.append(f"{logs.name(peer)} trained {said}")
+    return [committed, steps]
+
+
+def committed_samples(logs: Logs) -> list[dict[str, list[Interval]]]:
+    """What each distinct commit of stage 0 counts, by contributor; the samples of other stages are tickets."""
+    found: dict[tuple[int, str], dict[str, list[Interval]]] = {}
+    for event in _told_samples(logs):
+        found[event["round"], repr(sorted(event["samples"].items()))] = samples_of(event)
+    return list(found.values())
+
+
+def _told_samples(logs: Logs) -> list[Event]:
+    """Commits of stage 0 by peers that still had the commit before; the others cannot tell whose samples these are."""
+    return [event for (stage, _), told in logs.rounds.items() if stage == 0 for event in told if event["samples"]]
+
+
+def _lost(ledger: LedgerFacts, committed: Iterable[Interval]) -> int:
+    kept = [
+        *ledger.free,
+        *(interval for intervals in ledger.held.values() for interval in intervals),
+        *(interval for intervals in ledger.suspended.values() for interval in intervals),
+    ]
+    return ledger.cursor - length(clip(merge([*committed, *kept]), ledger.cursor))
+
+
+# ---- steps against commits -----------------------------------------------------------------------------------------
+
+
+def _compare_all(logs: Logs) -> dict[str, Comparison]:
+    """Of all peers with a log. Not of a pipeline, where what a step of it loses on the way is made good in the next."""
+    if any("stage" in event for events in logs.events.values() for event in events):
+        return {}
+    claims: dict[str, dict[int, Claim]] = defaultdict(dict)
+    for event in _told_samples(logs):  # the first of each height is the earliest
+        for peer, intervals in samples_of(event).items():
+            claims[peer].setdefault(event["round"], Claim(event["time"], intervals))
+    return {peer: compare(events, list(claims[peer].values())) for peer, events in logs.events.items()}
+
+
+def compare(events: Sequence[Event], claims: Sequence[Claim]) -> Comparison:
+    """One peer's steps with what commits count of it."""
+    steps = [event for event in events if event["event"] in ("step", *BREAKS)]
+    edges = _edges(steps, claims)
+    trained: dict[int, list[int]] = defaultdict(list)  # by piece of the numbers, the places in `order`
+    order: list[tuple[int, int]] = []  # (stretch, piece) in the order of training
+    times: list[float] = []
+    stretch = 0
+    for event in steps:
+        if event["event"] in BREAKS:
+            stretch += 1
+            continue
+        for start, stop in event["samples"]:
+            for piece in range(bisect_left(edges, start), bisect_left(edges, stop)):
+                trained[piece].append(len(order))
+                order.append((stretch, piece))
+                times.append(event["time"])
+    found = Comparison()
+    claimed: set[int] = set()  # places in `order`
+    for claim in claims:
+        for start, stop in claim.intervals:
+            for piece in range(bisect_left(edges, start), bisect_left(edges, stop)):
+                places = trained.get(piece)
+                if places is None:
+                    found.missing.append((edges[piece], edges[piece + 1]))
+                else:  # the last time before the commit; by other clocks it may seem to have been later
+                    claimed.add(next((place for place in reversed(places) if times[place] <= claim.time), places[0]))
+    last = {order[place][0]: place for place in sorted(claimed)}  # by stretch
+    for place, (of, piece) in enumerate(order):
+        if place <= last.get(of, -1):
+            found.counted.append((edges[piece], edges[piece + 1]))
+            if place not in claimed:
+                found.foreign.append((edges[piece], edges[piece + 1]))
+    return found
+
+
+def _edges(steps: Iterable[Event], claims: Iterable[Claim]) -> list[int]:
+    """Where an interval of either begins or ends, ascending: between two neighbours all samples have the same history."""
+    intervals = [interval for event in steps if event["event"] == "step" for interval in event["samples"]]
+    intervals += [interval for claim in claims for interval in claim.intervals]
+    return sorted({edge for interval in intervals for edge in interval})
+
+
+def _told(intervals: Iterable[Interval]) -> str:
+    """The first of them, for people."""
+    merged = merge(intervals)
+    said = ", ".join(f"{start} to {stop - 1}" if stop - start > 1 else f"{start}" for start, stop in merged[:3])
+    return f"{said}{', …' if len(merged) > 3 else ''}"

@@ -1,0 +1,84 @@
+"""The events of all nodes of a run, as checks and figures ask for them."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from farflung.node.events import Event
+from farflung.sims.facts import Interval, RunFacts
+
+Events = Mapping[str, Sequence[Event]]
+"""Events by public key in hex, each peer's in the order of time."""
+
+Place = tuple[int, int]
+"""A stage of the pipeline, 0 without one, and a height of its chain."""
+
+
+def all_of(events_by_peer: Events, *kinds: str) -> list[Event]:
+    """Events of these kinds by all peers, in the order of time."""
+    found = [event for events in events_by_peer.values() for event in events if event["event"] in kinds]
+    return sorted(found, key=lambda event: float(event["time"]))
+
+
+def stage_of(event: Event) -> int:
+    """That of the chain which the event is about; 0 without a pipeline."""
+    return int(event.get("stage", 0))
+
+
+def samples_of(commit: Event) -> dict[str, list[Interval]]:
+    """By contributor. Empty where the peer no longer had the commit before, and so cannot tell."""
+    return {peer: [(start, stop) for start, stop in own] for peer, own in commit["samples"].items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logs:
+    """See the module."""
+
+    events: Events
+    run: RunFacts
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """For people, of every peer."""
+        given = {facts.peer: facts.name for facts in self.run.peers}
+        return {peer: given.get(peer, peer[:12]) for peer in [*given, *self.events]}
+
+    def name(self, peer: str) -> str:
+        """For people, of anybody."""
+        return self.names.get(peer, peer[:12])
+
+    def all(self, *kinds: str) -> list[Event]:
+        """See `all_of`."""
+        return all_of(self.events, *kinds)
+
+    @cached_property
+    def lives(self) -> list[tuple[str, list[Event]]]:
+        """(peer, events from one start to the next) of every life of every peer."""
+        found: list[tuple[str, list[Event]]] = []
+        for peer, events in self.events.items():
+            starts = [n for n, event in enumerate(events) if event["event"] == "node.start"]
+            bounds = [0, *starts[1:], len(events)]
+            found += [(peer, list(events[a:b])) for a, b in pairwise(bounds)]
+        return found
+
+    @cached_property
+    def begun_anew(self) -> set[int]:
+        """Stages that got another chain on the way: heights and versions of two chains cannot be told apart in logs."""
+        return {event["stage"] for event in self.all("stage.anew", "stage.recovery")}
+
+    @cached_property
+    def commits(self) -> dict[Place, list[Event]]:
+        """All that peers wrote of one commit, with a round or without, in the order of heights; but of stages that were begun anew."""
+        found: dict[Place, list[Event]] = defaultdict(list)
+        for event in self.all("round.commit", "view.commit"):
+            if stage_of(event) not in self.begun_anew:
+                found[stage_of(event), event["round" if event["event"] == "round.commit" else "height"]].append(event)
+        return dict(sorted(found.items()))
+
+    @cached_property
+    def rounds(self) -> dict[Place, list[Event]]:
+        """Those of `commits` that moved the outer state."""
+        only = {place: [e for e in told if e["event"] == "round.commit"] for place, told in self.commits.items()}
+        return {place: told for place, told in only.items() if told}
