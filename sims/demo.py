@@ -32,7 +32,7 @@ from farflung.node.options import CreatedSwarm, CreateOptions, ExportOptions
 from farflung.node.recipe import Recipe, read_recipe
 from farflung.node.runner import run_loop
 from farflung.node.storage import FileStorage
-from farflung.protocol.errors import ConfigError
+from farflung.protocol.errors import ConfigError, LocalError
 from farflung.protocol.manifest import open_manifest
 from farflung.sims.demonodes import DemoNode, NodeFailed, last_ledger, now
 from farflung.sims.demoview import DemoView
@@ -75,8 +75,17 @@ START_S = 25.0
 END_S = 40.0
 """For goodbyes, the end of the solo runs, report and export."""
 
+UP_S = 120.0
+"""From the start of the processes until three nodes train, at most: many times what it takes."""
+
 FINISH_S = 10.0
 """How long nodes may take to end by themselves when the run is complete; one that was still joining never would."""
+
+GONE_S = 10.0
+"""From the end of the last process until all of them are accounted for."""
+
+SOLO_S = 60.0
+"""How long the workers that train alone may take when the nodes are gone: they have the processors to themselves then, and little left to do."""
 
 LEAST_TRAINING_S = 60.0
 """Whatever `--minutes` says: the story needs this long."""
@@ -126,6 +135,10 @@ max_round_s = 60.0
 PROMPT = "def "
 
 
+class DemoStuck(LocalError):
+    """Something that the demo waits for did not come in its time; the message says what."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
     """When what must be over; unix seconds."""
@@ -173,7 +186,8 @@ class Story:
 def run_demo(out: Path, *, minutes: float, quiet: bool) -> dict[str, Any]:
     """Run the whole demo into the folder `out`; returns the figures of `summary.summarise`. Blocks.
 
-    Raises ConfigError (the folder holds something else), NodeFailed (a node ended that should not).
+    Raises ConfigError (the folder holds something else), NodeFailed (a node ended that should not), SoloFailed (a worker that trains alone
+    did), DemoStuck (something took far longer than it may).
     """
     _clear(out)
     story = Story()
@@ -224,25 +238,27 @@ async def _play(out: Path, minutes: float, story: Story) -> None:
             story.happened("start", node)
             swarm = made.name if node.role == "founder" else invitation
             running.append(tasks.create_task(node.run([swarm, *_flags()])))
-        await _until(story, lambda: sum(n.status.state != "starting" and n.status.step > 0 for n in story.nodes) >= 3)
+        if not await _until(story, lambda: sum(n.status.step > 0 for n in story.nodes) >= 3, by=now() + UP_S):
+            raise DemoStuck(f"three nodes do not train {UP_S:g} s after they were started: {_states(story)}")
         # Beside the swarm, for its nodes leave the cores idle while they wait for each other's bytes.
         every = SOLO_LOOKS * INNER_STEPS
-        alone = tasks.create_task(train_alone(made.manifest, recipe, every, lambda: story.steps_done))
+        solo: list[list[SoloPoint]] = [[], []]
+        alone = tasks.create_task(train_alone(made.manifest, recipe, every, lambda: story.steps_done, into=solo))
         story.phase = "training"
         began = now()
         span = max(1.0, budget.training_until - began)
 
         def reached(share: float) -> bool:
-            done = story.version >= share * budget.rounds or now() >= began + share * span
-            return done or _over(story, budget)
+            return story.version >= share * budget.rounds or now() >= began + share * span or _finished(story)
 
-        await _until(story, lambda: reached(LATE_JOIN_AT))
+        # What the clock does not bring about by then does not happen; `_check_kill` says so.
+        await _until(story, lambda: reached(LATE_JOIN_AT), by=budget.training_until)
         running.append(tasks.create_task(_join(story, _add_node(story, out, made, 5, "joined late"), invitation)))
-        await _until(story, lambda: reached(KILL_AT) and story.nodes[2].status.version > 1)
+        await _until(story, lambda: reached(KILL_AT) and story.nodes[2].status.version > 1, by=budget.training_until)
         story.victim = story.nodes[2]
-        await _until(story, lambda: story.killed_in > 0 or _over(story, budget))
+        await _until(story, lambda: story.killed_in > 0 or _finished(story), by=budget.training_until)
         running.append(tasks.create_task(_join(story, _add_node(story, out, made, 6, "replacement"), invitation)))
-        await _until(story, lambda: _over(story, budget))
+        await _until(story, lambda: _finished(story), by=budget.training_until)
         story.phase = "the nodes say goodbye"
         if _finished(story):
             await asyncio.wait(running, timeout=FINISH_S)
@@ -251,17 +267,33 @@ async def _play(out: Path, minutes: float, story: Story) -> None:
         async with asyncio.TaskGroup() as goodbyes:
             for node in story.nodes:
                 goodbyes.create_task(node.end())
-        await asyncio.wait(running)
+        _, left = await asyncio.wait(running, timeout=GONE_S)
+        if left:
+            raise DemoStuck(f"{GONE_S:g} s after the last node was ended some are still followed: {_states(story)}")
         story.steps_done = story.version * INNER_STEPS
         story.phase = "two workers that train alone, for comparison, finish"
+        _, left = await asyncio.wait([alone], timeout=SOLO_S)
+        if left:
+            raise DemoStuck(
+                f"the workers that train alone do not come to their end in {SOLO_S:g} s: {_solo_told(story, solo)}"
+            )
     _check_kill(story)
     story.phase = "writing report and model"
-    solo = best_run(alone.result(), story.steps_done)
-    await asyncio.to_thread(_conclude, out, story, recipe, made, solo)
+    await asyncio.to_thread(_conclude, out, story, recipe, made, best_run(solo, story.steps_done))
 
 
-def _over(story: Story, budget: Budget) -> bool:
-    return _finished(story) or now() >= budget.training_until
+def _states(story: Story) -> str:
+    """What every node is at, for an error."""
+    said = []
+    for node in story.nodes:
+        gone = "killed" if node.killed else "ended" if node.ended else node.status.state
+        said.append(f"{node.name} {gone}, step {node.status.step}")
+    return "; ".join(said)
+
+
+def _solo_told(story: Story, solo: list[list[SoloPoint]]) -> str:
+    steps = ", ".join(str(points[-1].step if points else 0) for points in solo)
+    return f"they are at steps {steps} of {story.steps_done}"
 
 
 def _finished(story: Story) -> bool:
@@ -313,13 +345,16 @@ def _check_kill(story: Story) -> None:
         raise NodeFailed(f"{story.victim.name} was not in the middle of round {story.killed_in} when it was killed")
 
 
-async def _until(story: Story, condition: Callable[[], bool]) -> None:
-    """Wait for something that an event or the clock brings about."""
+async def _until(story: Story, condition: Callable[[], bool], *, by: float) -> bool:
+    """Wait for something that an event or the clock brings about, until `by` (unix seconds) at most; whether it came."""
     while not condition():
+        if now() >= by:
+            return False
         story.changed.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAW_S):
                 await story.changed.wait()
+    return True
 
 
 # ---- before --------------------------------------------------------------------------------------------------------
@@ -406,6 +441,7 @@ def _conclude(out: Path, story: Story, recipe: Recipe, made: CreatedSwarm, solo:
         timeline=story.timeline,
         solo_loss=solo,
         ddp_bytes_per_peer=int(2 * (FIRST_NODES - 1) / FIRST_NODES * 4 * numel * story.steps_done),
+        exits={node.peer: node.exit_status for node in survivors if node.exit_status is not None},
         ledger=last_ledger(survivors, load_events((out / "nodes").rglob("events.jsonl"))),
         description=(
             f"{numel / 1e6:.1f} M parameters on the text of Python's standard library, {BATCH} x {SEQ_LEN} tokens a step and "

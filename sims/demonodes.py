@@ -103,6 +103,11 @@ class DemoNode:
         if status != 0 and not self.killed and not self.dismissed:
             raise NodeFailed(f"{self.name} ended with status {status}; its last words:\n{self.last_words()}")
 
+    @property
+    def exit_status(self) -> int | None:
+        """With which its process ended; None before."""
+        return None if self.process is None else self.process.returncode
+
     def kill(self) -> None:
         """SIGKILL, now."""
         if self.process is not None and self.process.returncode is None:

@@ -10,7 +10,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -43,7 +43,11 @@ def evaluate_local(learner: SwarmLearner) -> float:
 
 
 class SoloFailed(LocalError):
-    """A worker that trained alone ended early."""
+    """A worker that trained alone ended early, or is stuck."""
+
+
+SILENT_S = 180.0
+"""Between two evaluations of a worker: beside a busy swarm they take some ten seconds."""
 
 
 async def train_alone(
@@ -51,16 +55,18 @@ async def train_alone(
     recipe: Recipe,
     evaluate_every: int,  # steps
     enough: Callable[[], int],  # steps after which a worker may end early; 0 while that is not known
-) -> list[list[SoloPoint]]:
-    """Two workers in processes of their own, each on samples of its own, through the manifest's schedule.
+    *,
+    into: list[list[SoloPoint]],  # a list for each worker, which grows as it goes
+) -> None:
+    """Workers in processes of their own, each on samples of its own, through the manifest's schedule.
 
     Raises SoloFailed.
     """
     steps = recipe.manifest.total_steps
     span = steps * recipe.manifest.samples_per_step
     async with asyncio.TaskGroup() as tasks:
-        runs = [tasks.create_task(_worker(manifest, first, steps, evaluate_every, enough)) for first in (0, span)]
-    return [run.result() for run in runs]
+        for number, points in enumerate(into):
+            tasks.create_task(_worker(manifest, number * span, steps, evaluate_every, enough, points))
 
 
 def best_run(runs: list[list[SoloPoint]], steps: int) -> list[SoloPoint]:
@@ -71,8 +77,8 @@ def best_run(runs: list[list[SoloPoint]], steps: int) -> list[SoloPoint]:
 
 
 async def _worker(
-    manifest: Path, first: int, steps: int, evaluate_every: int, enough: Callable[[], int]
-) -> list[SoloPoint]:
+    manifest: Path, first: int, steps: int, evaluate_every: int, enough: Callable[[], int], points: list[SoloPoint]
+) -> None:
     words = ["--first", str(first), "--steps", str(steps), "--evaluate-every", str(evaluate_every)]
     process = await asyncio.create_subprocess_exec(
         *[sys.executable, "-P", "-m", "farflung.sims.solo", str(manifest), *words],
@@ -80,13 +86,11 @@ async def _worker(
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         start_new_session=True,
     )
-    assert process.stdout is not None
-    points: list[SoloPoint] = []
     try:
-        while line := await process.stdout.readline():
+        while line := await _line(process, points):
             points.append(msgspec.json.decode(line, type=SoloPoint))
             if 0 < enough() <= points[-1].step:
-                return points
+                return
         status = await process.wait()
     finally:
         if process.returncode is None:
@@ -94,7 +98,19 @@ async def _worker(
             await process.wait()
     if status != 0:
         raise SoloFailed(f"a worker that trained alone ended with status {status}")
-    return points
+
+
+async def _line(process: asyncio.subprocess.Process, points: Sequence[SoloPoint]) -> bytes:
+    """What a worker says next; empty at its end."""
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(SILENT_S):
+            return await process.stdout.readline()
+    except TimeoutError as error:
+        step = points[-1].step if points else 0
+        raise SoloFailed(
+            f"a worker that trains alone has said nothing for {SILENT_S:g} s, since step {step}"
+        ) from error
 
 
 def main() -> None:

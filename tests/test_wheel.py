@@ -32,6 +32,10 @@ FIGURES = {
     "digests_equal",
     "samples_trained_twice",
     "samples_lost",
+    "samples_miscounted",
+    "outer_better",
+    "checked",
+    "refused",
     "peers_killed",
     "peers_joined",
     "seconds",
@@ -184,13 +188,16 @@ def test_the_demo_keeps_its_promises(installed: Path, tmp_path: Path) -> None:
     assert set(figures) == FIGURES
     assert (figures["digests_equal"], figures["samples_trained_twice"], figures["samples_lost"]) == (True, 0, 0)
     assert (figures["peers_killed"], figures["peers_joined"]) == (1, 2)
-    assert figures["rounds_committed"] >= 5 and figures["invariants_broken"] == []
+    assert figures["rounds_committed"] >= 5
+    assert figures["invariants_broken"] == [] and figures["samples_miscounted"] == 0
+    assert {one["which"] for one in figures["checked"]} == {1, 2, 3, 4, 5, 6, 8, 9}, "what logs can show"
     assert all(missed["reason"] for missed in figures["rounds_missed"])
     assert max(figures["bytes_sent_per_peer"].values()) < figures["ddp_bytes_per_peer"]
     assert [file.name for file in tmp_path.iterdir()] == ["out"]
     out = tmp_path / "out"
     assert "<svg" in (out / "report.html").read_text()
-    assert json.loads((out / "report.json").read_text()) == figures
+    written = json.loads((out / "report.json").read_text())
+    assert set(written.pop("series")) == {"loss", "bytes", "membership", "rounds"} and written == figures
     assert (out / "model" / "model.safetensors").exists()
     facts = load_run(out / "run.json")
     assert [incident.what for incident in facts.timeline].count("start") == 4

@@ -1,17 +1,21 @@
 """The demo's own logic: its plan, its bookkeeping, what it refuses. The whole of it runs in tests/test_wheel.py."""
 
+import asyncio
 import json
+import signal
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from farflung.protocol.errors import ConfigError
-from farflung.sims import demo
+from farflung.sims import demo, solo
 from farflung.sims.demo import Story
 from farflung.sims.demonodes import DemoNode, NodeFailed
 from farflung.sims.facts import SoloPoint
-from farflung.sims.solo import best_run
+from farflung.sims.solo import SoloFailed, best_run
 
 
 def points(*losses: float) -> list[SoloPoint]:
@@ -71,3 +75,37 @@ def test_a_kill_counts_only_in_the_middle_of_a_round(tmp_path: Path) -> None:
     story.victim = node(tmp_path, 2, [scatter, {"event": "round.commit", "round": 7}])
     with pytest.raises(NodeFailed, match="not in the middle of round 7"):
         demo._check_kill(story)
+
+
+def test_no_wait_is_without_end(tmp_path: Path) -> None:
+    """What comes counts; what does not come ends the wait."""
+    story = Story()
+    story.nodes.append(node(tmp_path, 1, []))
+
+    async def main() -> None:
+        at = demo.now()
+        assert await demo._until(story, lambda: True, by=at - 1.0), "what is so needs no time"
+        assert not await demo._until(story, lambda: False, by=at - 1.0)
+        assert not await demo._until(story, lambda: False, by=at + 0.01)
+
+    asyncio.run(main())
+    assert demo._states(story) == "node 1 starting, step 0"
+
+
+def test_a_worker_alone_that_falls_silent_is_an_error_and_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(solo, "SILENT_S", 0.05)
+    hangs = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    started: list[asyncio.subprocess.Process] = []
+    really = asyncio.create_subprocess_exec
+
+    async def start(*command: str, **more: Any) -> asyncio.subprocess.Process:
+        started.append(await really(*hangs, stdin=asyncio.subprocess.PIPE, **more))
+        return started[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    known = points(3.0)
+    with pytest.raises(SoloFailed, match=r"said nothing for 0\.05 s, since step 30"):
+        asyncio.run(solo._worker(tmp_path, 0, 100, 10, lambda: 0, known))
+    assert started[0].returncode == -signal.SIGKILL
