@@ -30,8 +30,9 @@ class Document:
     """One text."""
 
     name: str
-    """Decides whether it is held out: a relative path, with the block's number for a single file."""
+    """A relative path, with the block's number for a single file."""
     text: str
+    """Decides whether it is held out: copies under other names go the same way."""
 
 
 def python_documents() -> list[Document]:
@@ -54,9 +55,11 @@ def text_documents(path: Path) -> list[Document]:
     elif path.is_file():
         text = path.read_text(encoding="utf-8", errors="replace")
         size = max(1, min(BLOCK_CHARACTERS, len(text) // (2 * HELD_OUT_ONE_IN)))
+        count = len(text) // size
         documents = [
-            Document(name=f"{path.name}#{start // size}", text=text[start : start + size])
-            for start in range(0, len(text), size)
+            # The last one takes the rest: alone it could be too short for a sample, and all that is held out.
+            Document(name=f"{path.name}#{k}", text=text[k * size : (k + 1) * size if k < count - 1 else None])
+            for k in range(count)
         ]
     else:
         raise DataError(f"text:{path}: there is no such file or folder")
@@ -65,24 +68,30 @@ def text_documents(path: Path) -> list[Document]:
     return documents
 
 
-def is_held_out(name: str) -> bool:
-    """One name in twenty, by its hash: the same on all machines, whatever else there is."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % HELD_OUT_ONE_IN == 0
+def is_held_out(key: bytes) -> bool:
+    """One key in twenty, by its hash: the same on all machines, whatever else there is."""
+    return _chance(hashlib.sha256(key).digest())
 
 
-Named = TypeVar("Named")
+Keyed = TypeVar("Keyed")
 
 
-def split(items: Sequence[Named], names: Sequence[str]) -> tuple[list[Named], list[Named]]:
-    """(training, held out), in the given order and neither empty. Raises DataError for less than two items."""
-    if len(items) < 2:
-        raise DataError("the data is too small to hold a part of it out")
-    flags = [is_held_out(name) for name in names]
+def split(items: Sequence[Keyed], keys: Sequence[bytes]) -> tuple[list[Keyed], list[Keyed]]:
+    """(training, held out), in the given order and neither empty; items of the same key are on the same side. Raises DataError for less than two
+    keys.
+    """
+    digests = [hashlib.sha256(key).digest() for key in keys]
+    if len(set(digests)) < 2:
+        raise DataError("the data is too small to hold a part of it out, or the same text over and over")
+    flags = [_chance(digest) for digest in digests]
     if all(flags) or not any(flags):  # few items: hold out the one with the least hash
-        least = min(range(len(names)), key=lambda i: hashlib.sha256(names[i].encode()).digest())
-        flags = [i == least for i in range(len(names))]
+        flags = [digest == min(digests) for digest in digests]
     training = [item for item, held in zip(items, flags, strict=True) if not held]
     return training, [item for item, held in zip(items, flags, strict=True) if held]
+
+
+def _chance(digest: bytes) -> bool:
+    return int.from_bytes(digest[:8], "big") % HELD_OUT_ONE_IN == 0
 
 
 def _folder_documents(root: Path, pattern: str, skipped: frozenset[str]) -> list[Document]:

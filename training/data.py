@@ -87,7 +87,7 @@ def text_dataset(documents: Sequence[Document], tokenizer: Tokenizer, seq_len: i
 
     Raises DataError when they are too few."""
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
-    parts = split(documents, [document.name for document in documents])
+    parts = split(documents, [document.text.encode() for document in documents])
     training, heldout = (
         _join([tokenizer.encode(d.text) for d in part], tokenizer.end_of_text, dtype) for part in parts
     )

@@ -43,8 +43,8 @@ def open_shards(path: Path, tokenizer: Tokenizer, seq_len: int) -> TokenWindows:
     for name, tokens in shards.items():
         for number, start in enumerate(range(0, tokens.size - seq_len, run_tokens)):
             runs.append(tokens[start : start + run_tokens + 1])
-            names.append(f"{name}#{number}")
-    training, heldout = split(runs, names)
+            names.append(f"{name}#{number}".encode())
+    training, heldout = split(runs, names)  # by name, since what is in them may be terabytes
 
     def hash_content() -> str:
         digest = hashlib.sha256(f"{tokenizer.content_hash} {seq_len}".encode())

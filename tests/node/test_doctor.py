@@ -40,7 +40,7 @@ def test_less_memory_wants_more_options() -> None:
 
 def test_a_swarm_is_examined_by_its_manifest(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.txt"
-    corpus.write_text("some text to train on. " * 2000)
+    corpus.write_text("".join(f"some text to train on, number {n}. " for n in range(2000)))
     daemon.create(CreateOptions(name="s", preset="tiny", data=str(corpus), steps=10, optimizer="muon", home=tmp_path))
     findings = examine(DoctorOptions(swarm="s", device="cpu", home=tmp_path))
     assert (findings["model"], findings["optimizer"]) == ("s", "muon")

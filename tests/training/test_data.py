@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farflung.training.corpus import Document, is_held_out, python_documents, split
+from farflung.training.corpus import Document, is_held_out, python_documents, split, text_documents
 from farflung.training.data import Dataset, text_dataset
 from farflung.training.errors import DataError
 from farflung.training.sources import open_dataset
@@ -50,9 +50,9 @@ def test_the_embedded_corpus_is_this_python() -> None:
     assert names == sorted(names)
     assert {"argparse.py", "json/decoder.py"} <= set(names)
     assert not [name for name in names if name.startswith(("site-packages", "test/", "encodings", "_sysconfigdata"))]
-    # every platform's Python has a few hundred files; a few are held out by name, whatever else there is
+    # every platform's Python has a few hundred files; a few are held out, whatever else there is
     assert 200 < len(names) < 2000
-    assert 0.02 < np.mean([is_held_out(name) for name in names]) < 0.09
+    assert 0.02 < np.mean([is_held_out(document.text.encode()) for document in documents]) < 0.09
 
 
 def test_the_embedded_corpus_as_a_data_set() -> None:
@@ -69,7 +69,7 @@ def test_samples_overlap_by_one_token_and_miss_none(folder: Path) -> None:
     samples = [dataset.tokens(index) for index in range(dataset.num_samples)]
     assert all(a[-1] == b[0] for a, b in itertools.pairwise(samples))
     run = np.concatenate([sample[:-1] for sample in samples])
-    kept = [p for p in sorted(folder.rglob("*.txt")) if not is_held_out(p.relative_to(folder).as_posix())]
+    kept = [p for p in sorted(folder.rglob("*.txt")) if not is_held_out(p.read_bytes())]
     whole = b"".join(p.read_bytes() + b"\0" for p in kept)
     ends = np.where(run == BYTES.end_of_text, 0, run)
     assert ends.astype(np.uint8).tobytes() == whole[: run.size]
@@ -79,7 +79,7 @@ def test_held_out_text_is_never_trained_on(folder: Path) -> None:
     dataset = open_dataset(f"text:{folder}", BYTES, 32)
     trained = BYTES.decode(np.concatenate([dataset.tokens(i) for i in range(dataset.num_samples)]))
     for path in folder.rglob("*.txt"):
-        if is_held_out(path.relative_to(folder).as_posix()):
+        if is_held_out(path.read_bytes()):
             assert path.read_text()[:24] not in trained
 
 
@@ -89,6 +89,8 @@ def test_a_single_file_is_cut_into_blocks(tmp_path: Path) -> None:
     dataset = open_dataset(f"text:{path}", BYTES, 64)
     check(dataset, 64)
     assert dataset.heldout(10**6).shape[0] * 64 < 0.3 * path.stat().st_size
+    blocks = [document.text for document in text_documents(path)]
+    assert "".join(blocks) == path.read_text() and max(map(len, blocks)) < 2 * min(map(len, blocks))
 
 
 def test_the_hash_tells_texts_and_lengths_apart(folder: Path) -> None:
@@ -101,11 +103,22 @@ def test_the_hash_tells_texts_and_lengths_apart(folder: Path) -> None:
 
 
 def test_few_items_still_hold_one_out() -> None:
-    items = ["a", "b", "c"]
+    items = [b"a", b"b", b"c"]
     training, heldout = split(items, items)
     assert sorted(training + heldout) == items and len(heldout) == 1
     with pytest.raises(DataError):
-        split(["a"], ["a"])
+        split([b"a"], [b"a"])
+
+
+@pytest.mark.parametrize("others", [1, 200])
+def test_copies_under_other_names_are_on_one_side(others: int) -> None:
+    texts = [f"text {number} of {others}" for number in range(others + 1)]
+    documents = [Document(name=f"{copy}/{text}", text=text) for copy in "abc" for text in texts]
+    parts = split(documents, [document.text.encode() for document in documents])
+    training, heldout = ({document.text for document in part} for part in parts)
+    assert training and heldout and not training & heldout and training | heldout == set(texts)
+    with pytest.raises(DataError):
+        split("ab", [b"the same", b"the same"])
 
 
 def test_too_little_text_says_so() -> None:
