@@ -68,19 +68,21 @@ def counted(number: int, what: str) -> str:
 
 
 def check_digests(logs: Logs) -> Check:
-    """1: one digest at each version that more than one peer names."""
-    at: dict[Place, dict[str, str]] = defaultdict(dict)  # by stage and version, digest by peer
+    """1: one digest at each version that is named more than once, be it by one peer in two lives."""
+    at: dict[Place, list[tuple[str, str]]] = defaultdict(list)  # by stage and version, (peer, digest)
     for (stage, _), told in logs.rounds.items():
         for event in told:
-            at[stage, event["version"]][event["peer"]] = event["digest"]
-    compared = {place: digests for place, digests in at.items() if len(digests) > 1}
+            at[stage, event["version"]].append((event["peer"], event["digest"]))
+    compared = {place: said for place, said in at.items() if len(said) > 1}
     broken = []
-    for (stage, version), digests in compared.items():
-        held = list(digests.values())
-        usual = max(held, key=held.count)
-        odd = [logs.name(peer) for peer, digest in digests.items() if digest != usual]
+    for (stage, version), said in compared.items():
+        digests = [digest for _, digest in said]
+        usual = max(digests, key=digests.count)
+        odd = dict.fromkeys(logs.name(peer) for peer, digest in said if digest != usual)
         if odd:
-            broken.append(f"{', '.join(odd)} held other bits at version {version}{_of(stage)} than the others")
+            broken.append(
+                f"{', '.join(odd)} held other bits at version {version}{_of(stage)} than were held before or elsewhere"
+            )
     return Check(which=1, what=f"the bits of {counted(len(compared), 'version')}", count=len(compared), broken=broken)
 
 
@@ -188,7 +190,7 @@ def check_history(logs: Logs) -> Check:
     """5: all peers write the same of one height, and none comes back to a height."""
     compared, broken = 0, []
     for (stage, height), told in logs.commits.items():
-        compared += len({event["peer"] for event in told}) > 1
+        compared += len(told) > 1
         for key in SAME_FOR_ALL:
             known = [(event["peer"], event[key]) for event in told if key in event and event[key] != {}]
             other = next((peer for peer, said in known if said != known[0][1]), None)

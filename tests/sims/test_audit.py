@@ -1,15 +1,21 @@
 """Each check of the logs, against a sound log of three peers and the same log with one thing wrong in it."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
 
 from farflung.node.events import Event
+from farflung.node.trainer import Trainer
 from farflung.sims.audit_samples import Claim, compare
+from farflung.sims.chaos import Wire, toy_plan
 from farflung.sims.facts import Incident, Interval, LedgerFacts, PeerFacts, RunFacts
+from farflung.sims.faults import Kill, Schedule, Start
+from farflung.sims.simulation import simulate
 from farflung.sims.summary import checked, not_better, summarise, violations
+from farflung.sims.toy import ToyLearner
+from farflung.training.inner import StepReport
 
 A, B, C = ("aa" * 32, "bb" * 32, "cc" * 32)
 PEERS = {A: "node 1", B: "node 2", C: "node 3"}
@@ -199,6 +205,19 @@ def test_one_thing_wrong_is_found(which: int, said: str, damage: Damage) -> None
     assert {one["which"] for one in found} <= {which, 6}, "samples may come with it"
 
 
+def test_one_peer_holds_the_same_bits_in_all_its_lives() -> None:
+    (commit_again,) = (event for event in sound()[A] if event["event"] == "round.commit" and event["round"] == 3)
+    logs = {
+        A: [
+            *sound()[A],
+            sound()[A][0] | {"time": 61.0, "resumed": True},
+            commit_again | {"digest": "other", "time": 62.0},
+        ]
+    }
+    (found,) = figures(logs, ledger=None)["invariants_broken"]
+    assert found == {"which": 1, "detail": "node 1 held other bits at version 3 than were held before or elsewhere"}
+
+
 def test_parts_may_be_left_out_where_a_member_was_lost_or_lacked_them() -> None:
     left_out = in_all("round.commit", 1, parts_left_out=1)
     lost = with_lost(left_out, event="peer.suspect", of=B, reason="silent")
@@ -342,3 +361,50 @@ def test_a_swarm_that_learns_no_more_than_one_worker_is_told_and_breaks_nothing(
         == "The swarm's held-out loss, 3.5000, is NOT lower than that of the best worker alone, 3.2500."
     )
     assert not_better(known | {"outer_better": True}) == not_better(known | {"outer_better": None}) == ""
+
+
+# ---- nodes ---------------------------------------------------------------------------------------------------------
+
+
+def played() -> dict[str, Any]:
+    """The figures of three simulated nodes, one of which is killed and comes back."""
+    faults = [*(Start(at=0.5 * peer, peer=peer) for peer in range(3)), Kill(at=40.0, peer=1), Start(at=52.0, peer=1)]
+    plan = toy_plan(
+        3, Schedule(num_peers=3, duration_s=90.0, faults=tuple(faults)), Wire(step_s=(0.7, 1.0, 1.3)), calm_s=0.0
+    )
+    keys = [signer.peer_id.hex() for signer in plan.outfit.signers]
+    logs: Logs = {key: [] for key in keys}
+
+    def take(line: str, event: Event) -> None:
+        if "peer" in event:
+            logs[keys[event["peer"]]].append(event | {"peer": keys[event["peer"]]})
+
+    simulate(plan, sink=take)
+    return summarise(logs, RunFacts(name="s", started=0.0, ended=90.0, peers=[]))
+
+
+def test_honest_nodes_break_nothing() -> None:
+    result = played()
+    assert violations(result) == [] and result["samples_miscounted"] == 0 and result["rounds_committed"] > 5
+    assert {one["which"] for one in result["checked"]} == {1, 2, 3, 4, 5, 6, 9}
+
+
+def test_a_node_whose_trainer_takes_others_samples_shows_though_the_ledger_is_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Behind the accounts' back: what the learner is given is not the batch."""
+    given: list[int] = []
+
+    def note(self: Trainer, report: StepReport, began: float, tokens: int, numbers: Sequence[int]) -> None:
+        really(self, report, began, tokens, given)
+
+    def train(self: ToyLearner, numbers: Sequence[int], global_step: int) -> StepReport:
+        given[:] = [numbers[0]] * len(numbers) if global_step == 5 else numbers
+        return trains(self, given, global_step)
+
+    really, trains = Trainer._note, ToyLearner.train
+    monkeypatch.setattr(Trainer, "_note", note)
+    monkeypatch.setattr(ToyLearner, "train", train)  # its virtual seconds go by its name
+    result = played()
+    assert result["samples_trained_twice"] > 0 and result["samples_miscounted"] > 0
+    assert {one["which"] for one in result["invariants_broken"]} == {6}
