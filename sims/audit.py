@@ -112,20 +112,22 @@ def _by_stage(logs: Logs, events: list[Event]) -> dict[int, list[Event]]:
 
 
 def _moves(events: list[Event]) -> Iterator[tuple[int, int, bool]]:
-    """(version before, after, whether the log says why) of each change in a life.
+    """(version before, after, whether that may be) of each change in a life but the first.
 
-    A node says `round.commit` some moments after its version has moved. Nothing is asked of the last version, for it may have ended in between, nor
-    of a beginning with what is on the disk.
+    A life begins with what the process said before, and comes from there to what is on its disk. A node writes `round.commit` some moments after its
+    version has moved, so nothing is asked of the last one either: the life may have ended in between.
     """
     committed = {event["version"] for event in events if event["event"] == "round.commit"}
-    last = max((event["version"] for event in events), default=0)
-    version = 0
-    explained = any(event["event"] == "node.start" and event["resumed"] for event in events)
+    version, last = events[0]["version"], events[-1]["version"]
+    began, downloaded = False, False
     for event in events:
-        explained |= event["event"] == "span" and event["what"] == "download"
-        if event["version"] != version:
-            yield version, event["version"], explained or event["version"] in committed or event["version"] == last
-            version, explained = event["version"], False
+        downloaded |= event["event"] == "span" and event["what"] == "download"
+        after = event["version"]
+        if after == version:
+            continue
+        if began:
+            yield version, after, downloaded or after in committed or after == last
+        version, began, downloaded = after, True, False
 
 
 def check_parts(logs: Logs) -> Check:

@@ -55,11 +55,11 @@ class Logs:
 
     @cached_property
     def lives(self) -> list[tuple[str, list[Event]]]:
-        """(peer, events from one start to the next) of every life of every peer."""
+        """(peer, events) of every life of every peer: from a start to the next, and what a process says before it starts, by itself."""
         found: list[tuple[str, list[Event]]] = []
         for peer, events in self.events.items():
-            starts = [n for n, event in enumerate(events) if event["event"] == "node.start"]
-            bounds = [0, *starts[1:], len(events)]
+            starts = [n for n, event in enumerate(events) if event["event"] in ("kernels", "node.start")]
+            bounds = sorted({0, *starts, len(events)})
             found += [(peer, list(events[a:b])) for a, b in pairwise(bounds)]
         return found
 

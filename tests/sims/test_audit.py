@@ -87,6 +87,7 @@ def sound() -> Logs:
     again(40.0, "step", loss=1.0, tokens=40, samples=[[cursor, cursor + STEP]], seconds=1.0)
     again(41.0, "round.scatter", round=4, bytes=9)
     again.context = {"height": 0, "version": 0, "step": 0}
+    again(49.0, "kernels", native=True, reason="")
     again(50.0, "node.start", pid=2, device="cpu", agent="a", resumed=True)
     again.context = {"height": 3, "version": 3, "step": 6}
     again(51.0, "step", loss=1.0, tokens=40, samples=[[cursor, cursor + STEP]], seconds=1.0)
@@ -123,7 +124,7 @@ def test_a_sound_run_breaks_nothing_and_says_what_was_compared() -> None:
     result = figures(sound())
     assert violations(result) == []
     assert checked(result) == (
-        "checked: the bits of 3 versions (1); 10 moves from version to version (2); what 3 rounds left out (3); the weights of 8 "
+        "checked: the bits of 3 versions (1); 6 moves from version to version (2); what 3 rounds left out (3); the weights of 8 "
         "contributions (4); what peers know of 3 commits (5); how 3 processes ended (8); the reasons of 1 round missed or given up, and "
         "the ends of 10 contributions (9); 72 samples that rounds count (6); 72 samples that steps trained for them (6)"
     )
