@@ -19,7 +19,7 @@ from farflung.node.learner import FEW_SAMPLES, HELDOUT_SAMPLES, Learner
 from farflung.node.means import MeanStore
 from farflung.node.residuals import Residuals
 from farflung.node.statesync import Donor
-from farflung.node.storage import Place, Storage
+from farflung.node.storage import PLAN_BYTES, Place, Storage
 from farflung.node.trainer import Progress, Trainer
 from farflung.protocol.chain import Certified, Commit, RoundResult
 from farflung.protocol.effects import Repair
@@ -346,12 +346,15 @@ class Applier:
         if self.version < 0:
             return
         async with self._trainer.busy:
+            # By the door through which means are written: the plans of all that are there are known by then.
+            on_disk = await self._aside(self._storage.plans_with_means)
             progress = self._trainer.progress
             place = Place(self.height, self.version, progress.trained, progress.steps, self._exchange.in_flight)
             ahead = [c.commit for c in self._member.history if c.commit.height > self.height]
-            keep = self._means_kept.needed() | {c.round.plan for c in ahead if c.round is not None}
+            needed = self._means_kept.needed() | {c.round.plan for c in ahead if c.round is not None}
+            drop = on_disk - {plan[:PLAN_BYTES] for plan in needed}
             owed = await self._aside(self._residuals.state)
-            await self._learn(self._storage.save_learner, self._learner, owed, place, keep)
+            await self._learn(self._storage.save_learner, self._learner, owed, place, drop)
 
 
 def _view_change(commit: Commit) -> str:

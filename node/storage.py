@@ -52,8 +52,8 @@ RESIDUALS = "residuals"
 MOST_LINKS = 2 * HISTORY
 """Entries of the history file at which it is written anew: the protocol remembers HISTORY, and one file in so many commits costs little."""
 
-PLAN_CHARS = 32
-"""Hex characters of a plan's hash in file names: 128 bits."""
+PLAN_BYTES = 16
+"""Of a plan's hash that are in file names: 128 bits."""
 
 
 class SavedVote(Struct, frozen=True, array_like=True):
@@ -110,10 +110,16 @@ class Storage(Protocol):
     def load_chunks(self, take: TakeChunk) -> None:
         """Hand over the chunks of a transfer that was broken off, one at a time: together they are as large as what is downloaded."""
 
+    def plans_with_means(self) -> set[bytes]:
+        """The first PLAN_BYTES of each plan of which a mean is here."""
+
     def save_learner(
-        self, learner: Learner, residuals: Mapping[str, Tensor], place: Place, keep: Collection[bytes]
+        self, learner: Learner, residuals: Mapping[str, Tensor], place: Place, drop: Collection[bytes]
     ) -> None:
-        """Checkpoint, all of it or nothing; chunks of a download, and means of plans that are not in `keep`, are dropped."""
+        """Checkpoint, all of it or nothing; chunks of a download, and means of the plans `drop`, of those that were here, are dropped.
+
+        Saving takes long, and meanwhile means of other plans arrive: what is dropped has to be known before.
+        """
 
     def load_place(self) -> Place | None:
         """Where the saved learner stands; None when there is no checkpoint."""
@@ -203,8 +209,11 @@ class FileStorage:
             if version.isdecimal():  # not a half-written file
                 take(int(index), int(version), path.read_bytes())
 
+    def plans_with_means(self) -> set[bytes]:
+        return {_plan_of(path) for path in (self.folder / "means").iterdir()}
+
     def save_learner(
-        self, learner: Learner, residuals: Mapping[str, Tensor], place: Place, keep: Collection[bytes]
+        self, learner: Learner, residuals: Mapping[str, Tensor], place: Place, drop: Collection[bytes]
     ) -> None:
         # Two folders in turn, and one small file that says which counts: the switch is one atomic rename.
         slot = "a" if self._current() != "a" else "b"
@@ -214,9 +223,8 @@ class FileStorage:
             write_state(self.folder / f"learner-{slot}" / RESIDUALS, residuals, {})
         write_atomically(self.folder / f"learner-{slot}" / "place.msgpack", msgspec.msgpack.encode(place))
         write_atomically(self.folder / "current", slot.encode())
-        kept = tuple(plan.hex()[:PLAN_CHARS] for plan in keep)
         for path in (self.folder / "means").iterdir():
-            if not path.name.startswith(kept):
+            if _plan_of(path) in drop:
                 path.unlink()
         for path in (self.folder / "chunks").iterdir():
             path.unlink()
@@ -247,14 +255,19 @@ class FileStorage:
         return folder, _decode(folder / "place.msgpack", Place)
 
     def _means_of(self, plan: bytes) -> list[Path]:
-        return sorted((self.folder / "means").glob(f"{plan.hex()[:PLAN_CHARS]}-*"))
+        return sorted((self.folder / "means").glob(f"{plan[:PLAN_BYTES].hex()}-*"))
 
     def _mean(self, plan: bytes, part: int) -> Path:
-        return self.folder / "means" / f"{plan.hex()[:PLAN_CHARS]}-{part}"
+        return self.folder / "means" / f"{plan[:PLAN_BYTES].hex()}-{part}"
 
     def _current(self) -> str | None:
         path = self.folder / "current"
         return path.read_text() if path.exists() else None
+
+
+def _plan_of(path: Path) -> bytes:
+    """The beginning of its hash, by the name of a mean's file."""
+    return bytes.fromhex(path.name.partition("-")[0])
 
 
 def _decode(path: Path, kind: type[T]) -> T:

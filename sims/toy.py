@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from farflung.compression.codec import Payload
 from farflung.node.learner import Learner
-from farflung.node.storage import Link, Place, SavedVote, TakeChunk
+from farflung.node.storage import PLAN_BYTES, Link, Place, SavedVote, TakeChunk
 from farflung.protocol.chain import Certified, Commit
 from farflung.sims.books import SampleBook
 from farflung.training.coupled import Coupled, Slice, Update
@@ -229,13 +229,16 @@ class MemoryStorage:
         for (index, version), data in sorted(self.chunks.items()):
             take(index, version, data)
 
+    def plans_with_means(self) -> set[bytes]:
+        return {plan[:PLAN_BYTES] for plan, _ in self.means}
+
     def save_learner(
-        self, learner: Learner, residuals: Mapping[str, Tensor], place: Place, keep: Collection[bytes]
+        self, learner: Learner, residuals: Mapping[str, Tensor], place: Place, drop: Collection[bytes]
     ) -> None:
         assert isinstance(learner, Freezable)
         self.residuals = {name: tensor.clone() for name, tensor in residuals.items()}
         self.learner = (learner.freeze(), place)
-        self.means = {(plan, part): p for (plan, part), p in self.means.items() if plan in keep}
+        self.means = {(plan, part): p for (plan, part), p in self.means.items() if plan[:PLAN_BYTES] not in drop}
         self.chunks.clear()
 
     def load_learner(self, learner: Learner) -> Place | None:

@@ -1,6 +1,7 @@
 """Commits enter the learner one after another: from means that are held, fetched or on disk."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from tests.node.applying import (
@@ -180,6 +181,26 @@ def test_a_restart_replays_from_its_own_disk() -> None:
         await again.start(history)
         assert again.applier.version == 3 and again.digest == one.digest == expected(3)
         assert [v for _, v, _ in again.said] == [1, 2, 3]
+
+    in_lab(1, main)
+
+
+def test_means_that_arrive_while_a_checkpoint_is_written_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may have been voted for by then; until now they were dropped as those of plans that are over."""
+
+    async def main(lab: Lab) -> None:
+        one = Applying(lab, lab.nodes[0])
+        await one.start([genesis()])
+        disk, save = one.node.disk, one.node.disk.save_learner
+        disk.save_mean(plan_of(7), 0, b"of a plan that is over")
+
+        def saving(*arguments: Any) -> None:
+            disk.save_mean(plan_of(1), 0, b"of the next round")
+            save(*arguments)
+
+        monkeypatch.setattr(disk, "save_learner", saving)
+        await one.applier.save_place()
+        assert list(disk.means) == [(plan_of(1), 0)]
 
     in_lab(1, main)
 
