@@ -345,9 +345,9 @@ class Applier:
         """Checkpoint the learner and where it stands."""
         if self.version < 0:
             return
+        # By the door through which means are written: the plans of all that are there are known by then.
+        on_disk = await self._aside(self._storage.plans_with_means)
         async with self._trainer.busy:
-            # By the door through which means are written: the plans of all that are there are known by then.
-            on_disk = await self._aside(self._storage.plans_with_means)
             progress = self._trainer.progress
             place = Place(self.height, self.version, progress.trained, progress.steps, self._exchange.in_flight)
             ahead = [c.commit for c in self._member.history if c.commit.height > self.height]

@@ -12,8 +12,11 @@ from tests.node.processes import Node, nodes
 from farflung.node.storage import FileStorage, Place, newest_history
 from farflung.protocol.chain import Commit
 from farflung.protocol.ledger import count, is_prefix
-from farflung.sims.facts import load_events
-from farflung.sims.summary import committed_samples, digests_equal, length, merge
+from farflung.sims.audit import check_digests
+from farflung.sims.audit_samples import committed_samples
+from farflung.sims.facts import RunFacts, load_events
+from farflung.sims.intervals import length, merge
+from farflung.sims.logs import Logs
 
 INNER_STEPS = 200
 """Some seconds: time to be stopped between two rounds."""
@@ -125,9 +128,12 @@ def test_nodes_leave_when_asked_to_and_go_on_where_they_were_when_killed(tmp_pat
         a.until(lambda: a.events("step")[-1]["step"] > steps_of(a, place(a)))
         leaves(a, a.interrupt)
     events = load_events(tmp_path.rglob("events.jsonl"))
-    trained = [interval for intervals in committed_samples(events) for interval in intervals]
+    logs = Logs(events=events, run=RunFacts(name="alpha", started=0.0, ended=0.0, peers=[]))
+    counted = [by_peer.values() for by_peer in committed_samples(logs)]
+    trained = [interval for samples in counted for intervals in samples for interval in intervals]
     assert length(trained) == length(merge(trained)) > 0
-    assert digests_equal(events)
+    digests = check_digests(logs)
+    assert digests.count > 0 and not digests.broken
     ledger = history(a)[-1].ledger
     handed_out = [
         *ledger.free,
