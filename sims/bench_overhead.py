@@ -53,7 +53,7 @@ def measure_overhead(
     preset: str = "1m",
     batch: int = 16,
     steps: int = 100,
-    pairs: int = 5,
+    pairs: int = 9,
     threads: int = 0,
     progress: Progress | None = None,
 ) -> OverheadFigures:
