@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 from farflung.compression.codec import Payload
 from farflung.node.catchup import Catchup
 from farflung.node.door import Doors
-from farflung.node.evaluation import Budget, Evaluation, Extent, evaluator
+from farflung.node.evaluator import Budget, Extent, evaluator
 from farflung.node.events import EventLog
 from farflung.node.exchange import Exchange
-from farflung.node.learner import FEW_SAMPLES, HELDOUT_SAMPLES, Learner
+from farflung.node.learner import Learner
 from farflung.node.means import MeanStore
 from farflung.node.residuals import Residuals
 from farflung.node.statesync import Donor
@@ -30,8 +30,8 @@ from farflung.protocol.member import Member
 FETCH_ATTEMPTS = 4
 """Rounds of asking everybody for a mean before the whole state is downloaded instead."""
 
-Evaluate = Callable[[Extent], Awaitable[Evaluation | None]]
-"""Evaluates the outer parameters; None where it cannot be told."""
+Evaluate = Callable[[Extent], Awaitable[float | None]]
+"""Held-out loss of the outer parameters, by so many samples; None where it cannot be told."""
 
 
 class Applier:
@@ -316,15 +316,15 @@ class Applier:
             extent = Extent.WHOLE
         if extent is Extent.NOTHING:
             return
-        evaluation = await self._evaluate_outer(extent)
+        loss = await self._evaluate_outer(extent)
         ended = asyncio.get_running_loop().time()
-        self._budget.spent(extent, ended - began, ended, failed=evaluation is None)
-        if evaluation is not None:
+        self._budget.spent(extent, ended - began, ended, failed=loss is None)
+        if loss is not None:
             self._log.emit(
                 "outer.eval",
-                loss=evaluation.loss,
-                few_loss=evaluation.few_loss,
-                samples=HELDOUT_SAMPLES if extent is Extent.WHOLE else FEW_SAMPLES,
+                loss=loss if extent is Extent.WHOLE else None,
+                few_loss=loss if extent is Extent.FEW else None,
+                samples=extent.value,
                 tokens=commit.tokens,
                 seconds=round(ended - began, 3),
             )

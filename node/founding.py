@@ -134,11 +134,12 @@ def _port(options: CreateOptions) -> int:
     """Where the founder's node will listen; 0 when a person wants that left open. Raises ConfigError."""
     if options.port is not None:
         return options.port
-    for port in free_ports(1, local=options.local):
-        return port
-    raise ConfigError(
-        f"no two neighbouring ports from {PORTS[0]} to {PORTS[-1] + 1} are free here; give one with --port"
-    )
+    found = free_ports(1, local=options.local)
+    if not found:
+        raise ConfigError(
+            f"no two neighbouring ports from {PORTS[0]} to {PORTS[-1] + 1} are free here; give one with --port"
+        )
+    return found[0]
 
 
 # ---- the manifest's sections ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ neighbours are lost too, and at last new initial weights, which everybody can ma
 Moments begin afresh with these, and where the stage was made of others its learning rate is raised for a while (`recovery_checkfree`).
 
 Peers before and after the stage remember what it was given last, and what it made of that (`imprints`). So before anybody computes with a stage that was made,
-it is tried on those activations: where it does worse than none (`MOST_MISFIT`), as when a shadow is none, the next offer's turn comes. And a mean or new
+it is tried on those activations: where it does far worse than none (`MOST_MISFIT`), as when a shadow is none, the next offer's turn comes. And a mean or new
 weights are fitted to them.
 
 Meanwhile we say that we are at it, so that the stage is not found lost again; and if the data nodes begin yet another life because they did not hear us,
@@ -120,10 +120,10 @@ class Renewal:
                 self._log.emit("stage.unmade", rung=str(offer.rung), reason="it could not be had in one piece")
                 continue
             misfit = await self._doors.learner.run(self._learner.misfit, self._pairs) if self._pairs else None
-            tried = offer.rung is not Rung.RANDOM and not offer.rung.keeps_moments
-            if tried and misfit is not None and misfit > MOST_MISFIT:
-                why = f"its error is {misfit:.3g} times that of leaving the stage out"
-                self._log.emit("stage.unmade", rung=str(offer.rung), reason=f"{why}: what was sent is no copy of it")
+            needs_others = offer.rung is not Rung.RANDOM and not offer.rung.keeps_moments
+            if needs_others and misfit is not None and misfit > MOST_MISFIT:
+                why = f"on what its neighbours remember its error is {misfit:.3g} times that of leaving the stage out"
+                self._log.emit("stage.unmade", rung=str(offer.rung), reason=why)
                 continue
             self._log.emit(
                 "stage.made",

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from farflung.node.evaluation import Evaluation, Extent
+from farflung.node.evaluator import Extent
 from farflung.node.facilities import Facilities
 from farflung.node.learner import WholeLearner
 from farflung.node.peer import Peer
@@ -17,9 +17,7 @@ class ReplicaPeer(Peer):
         door = facilities.doors.learner
         make_trainer = partial(ReplicaTrainer, facilities.signer.peer_id, learner, door, facilities.log, terms.pace)
 
-        async def evaluate(extent: Extent) -> Evaluation:
-            few_loss = await door.run(learner.evaluate_few)
-            loss = await door.run(learner.evaluate) if extent is Extent.WHOLE else None
-            return Evaluation(loss, few_loss)
+        async def evaluate(extent: Extent) -> float:
+            return await door.run(learner.evaluate if extent is Extent.WHOLE else learner.evaluate_few)
 
         super().__init__(terms, facilities, learner, make_trainer=make_trainer, evaluate=evaluate)

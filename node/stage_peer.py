@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterator
 
 from farflung.node.balance import Prepare
-from farflung.node.evaluation import Evaluation, Extent
+from farflung.node.evaluator import Extent
 from farflung.node.facilities import Facilities
 from farflung.node.network import PeerId
 from farflung.node.peer import LET_GO_S, Left, Peer, Serving
@@ -215,10 +215,9 @@ class StagePeer(Peer):
             to = self.pipeline.recipe.stage
         return Left(left.reason, to)
 
-    async def _evaluate(self, extent: Extent) -> Evaluation | None:
+    async def _evaluate(self, extent: Extent) -> float | None:
         """By data nodes only: others have no samples."""
-        loss = await self._whole.evaluate() if self.pipeline.recipe.stage == 0 else None
-        return None if loss is None else Evaluation(loss, None)
+        return await self._whole.evaluate() if self.pipeline.recipe.stage == 0 else None
 
     # ---- what others are told ----------------------------------------------------------------------------------
 

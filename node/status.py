@@ -145,8 +145,10 @@ class NodeStatus(msgspec.Struct, kw_only=True):
             case "stage.recovery":
                 self.recovered = event["reason"]
             case "outer.eval":
-                self.swarm_tokens, self.outer_few_loss = event["tokens"], event["few_loss"]
-                if event["loss"] is not None:
+                self.swarm_tokens = event["tokens"]
+                if event["loss"] is None:
+                    self.outer_few_loss = event["few_loss"]
+                else:
                     self.outer_loss = event["loss"]
             case "net":
                 self.sent_bytes, self.received_bytes = event["sent_bytes"], event["received_bytes"]

@@ -215,7 +215,7 @@ def check_ends(logs: Logs) -> Check:
     ups = {event["peer"] for event in logs.all("node.start")}
     exits = {peer: status for peer, status in logs.run.exits.items() if peer in ups}
     broken = [f"{logs.name(peer)} ended with status {status}" for peer, status in exits.items() if status]
-    return Check(which=8, what=f"how {counted(len(exits), 'process')[:-1]}es ended", count=len(exits), broken=broken)
+    return Check(which=8, what=f"how {counted(len(exits), 'node')} ended", count=len(exits), broken=broken)
 
 
 def check_misses(logs: Logs) -> Check:

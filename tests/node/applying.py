@@ -11,7 +11,7 @@ from tests.protocol.bus import beat
 
 from farflung.node.apply import Applier
 from farflung.node.catchup import Catchup
-from farflung.node.evaluation import Evaluation, Extent
+from farflung.node.evaluator import Extent
 from farflung.node.events import EventLog
 from farflung.node.replica_trainer import ReplicaTrainer
 from farflung.node.statesync import Donor, StateSync
@@ -84,12 +84,11 @@ class Applying:
         self.applier.donor.serve(node.refused, lambda peer: True, within_s=600.0)
         self.task = lab.group.create_task(self.applier.run())
 
-    async def _evaluate(self, extent: Extent) -> Evaluation | None:
+    async def _evaluate(self, extent: Extent) -> float:
         """As long as the test says that each sample takes."""
         self.extents.append((self.applier.version, extent))
         await asyncio.sleep(self.sample_s * extent.value)
-        few_loss = self.node.learner.evaluate_few()
-        return Evaluation(self.node.learner.evaluate() if extent is Extent.WHOLE else None, few_loss)
+        return self.node.learner.evaluate()
 
     async def start(self, history: Sequence[Certified]) -> None:
         await self.applier.restore(list(history))

@@ -27,7 +27,7 @@ RUN = [
     event(105.5, "net", step=22, sent_bytes=1_500_000, received_bytes=20, peers=3),
     event(106.0, "round.plan", step=22, round=4),
     event(107.0, "round.missed", step=22, round=4, reason="[late] by 2 s"),
-    event(108.0, "outer.eval", step=22, loss=3.25, few_loss=3.5, samples=64, tokens=5000),
+    event(108.0, "outer.eval", step=22, loss=3.25, few_loss=None, samples=64, tokens=5000),
     event(109.0, "of.tomorrow", step=23),
 ]
 

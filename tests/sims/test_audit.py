@@ -125,7 +125,7 @@ def test_a_sound_run_breaks_nothing_and_says_what_was_compared() -> None:
     assert violations(result) == []
     assert checked(result) == (
         "checked: the bits of 3 versions (1); 6 moves from version to version (2); what 3 rounds left out (3); the weights of 8 "
-        "contributions (4); what peers know of 3 commits (5); how 3 processes ended (8); the reasons of 1 round missed or given up, and "
+        "contributions (4); what peers know of 3 commits (5); how 3 nodes ended (8); the reasons of 1 round missed or given up, and "
         "the ends of 10 contributions (9); 72 samples that rounds count (6); 72 samples that steps trained for them (6)"
     )
     assert (result["samples_trained_twice"], result["samples_lost"], result["samples_miscounted"]) == (0, 0, 0)

@@ -262,7 +262,7 @@ def test_a_shadow_that_is_none_is_found_out_before_anybody_computes_with_it(monk
     swarm = simulate(honest, Counting(), signers(5), lose_stage_2)
     assert not swarm.broken and lives(swarm) == [(2, 1, 4)]
     [refused] = swarm.happened("stage.unmade")
-    assert refused["rung"] == "shadow" and "no copy of it" in refused["reason"]
+    assert refused["rung"] == "shadow" and "times that of leaving the stage out" in refused["reason"]
     [made] = swarm.happened("stage.made")
     assert made["rung"] == "fitted mean"
 

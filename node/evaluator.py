@@ -1,14 +1,13 @@
 """Who evaluates the outer parameters after a full cycle of fragments, and how much of the held-out samples it may read.
 
 Every cycle is evaluated by one peer, the contributor that was ready soonest: it stands longest. While it stands that costs nobody anything, and a
-two-hundredth of its time beside that is not noticed. Where this is too little for all held-out samples, a peer of several reads a few of them all the
-same, so that a cycle without an evaluation is the exception. These few are always the same and every evaluation reads them, so `few_loss` can be
-compared from one to the next; it is a noisier word on the model than `loss`, and off by what these few are easier or harder than the rest: the two are
-told apart, and never make one curve.
+two-hundredth of its time beside that is not noticed. Where this is too little for all held-out samples yet, a peer of several reads a few of them
+meanwhile, so that a cycle without an evaluation is the exception; what that costs is not taken from what is saved up for the whole. The few are always
+the same, so their losses can be compared from one to the next; but they are a noisier word on the model, and off by what these few are easier or harder
+than the rest: the two losses are told apart, and never make one curve.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import Enum
 
 from farflung.node.learner import FEW_SAMPLES, HELDOUT_SAMPLES
@@ -31,18 +30,7 @@ class Extent(Enum):
 
     NOTHING = 0
     FEW = FEW_SAMPLES
-    WHOLE = FEW_SAMPLES + HELDOUT_SAMPLES
-    """The few once more: what is read with them is not kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Held-out losses of the outer parameters, nats per token."""
-
-    loss: float | None
-    """None where only a few samples were read."""
-    few_loss: float | None
-    """None where evaluations are of the whole only."""
+    WHOLE = HELDOUT_SAMPLES
 
 
 def evaluator(contributors: Iterable[Contribution], alive: Callable[[PeerId], bool]) -> PeerId | None:
@@ -62,20 +50,24 @@ class Budget:
         """Whether an evaluation of a few samples costs less."""
         self._sample_s = 0.0
         self._last_at = 0.0
+        """When the last one ended."""
+        self._whole_at = 0.0
+        """When the last whole one did."""
 
     def extent(self, now: float, stood_s: float, *, alone: bool) -> Extent:
         """How much to read now; `stood_s`: what this node has stood since the last cycle. The first time everything: its cost is not known yet."""
-        since = now - self._last_at
-        allowance_s = stood_s + SHARE * since
-        if self._cost_s(Extent.WHOLE) <= allowance_s:
+        if self._cost_s(Extent.WHOLE) <= stood_s + SHARE * (now - self._whole_at):
             return Extent.WHOLE
-        if self._has_few and self._cost_s(Extent.FEW) <= max(allowance_s, 0.0 if alone else FEW_SHARE * since):
+        few_share = 0.0 if alone else FEW_SHARE
+        if self._has_few and self._cost_s(Extent.FEW) <= stood_s + few_share * (now - self._last_at):
             return Extent.FEW
         return Extent.NOTHING
 
     def spent(self, extent: Extent, seconds: float, now: float, *, failed: bool) -> None:
         """An evaluation took so long, until now."""
         self._last_at = now
+        if extent is Extent.WHOLE:
+            self._whole_at = now
         self._sample_s = seconds / extent.value * (FAILED_SHARE if failed else 1.0)
 
     def _cost_s(self, extent: Extent) -> float:

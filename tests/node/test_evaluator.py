@@ -8,7 +8,7 @@ from tests.node.applying import PACE, Applying, change, founded, genesis, hold, 
 from tests.node.lab import Lab, in_lab, peer
 from tests.protocol.bus import beat
 
-from farflung.node.evaluation import FAILED_SHARE, FEW_SHARE, SHARE, Budget, Extent, evaluator
+from farflung.node.evaluator import FAILED_SHARE, FEW_SHARE, SHARE, Budget, Extent, evaluator
 from farflung.protocol.chain import Contribution
 
 CYCLE_S = 100.0
@@ -38,13 +38,23 @@ def test_all_samples_where_standing_pays_for_them() -> None:
 
 def test_a_few_where_there_is_little_time_and_nothing_where_that_would_be_felt() -> None:
     budget = Budget(has_few=True)
-    budget.spent(Extent.WHOLE, 9.0, 0.0, failed=False)  # an eighth of a second each: the few take one second
-    few_s = 9.0 * Extent.FEW.value / Extent.WHOLE.value
+    budget.spent(Extent.WHOLE, 8.0, 0.0, failed=False)  # an eighth of a second each: the few take one second
+    few_s = 8.0 * Extent.FEW.value / Extent.WHOLE.value
     assert budget.extent(few_s / FEW_SHARE, 0.0, alone=False) is Extent.FEW, "no time to stand, but others train on"
     assert budget.extent(0.9 * few_s / FEW_SHARE, 0.0, alone=False) is Extent.NOTHING
-    assert budget.extent(few_s / FEW_SHARE, 0.0, alone=True) is Extent.NOTHING, "alone it keeps its bound"
-    assert budget.extent(few_s / SHARE, 0.0, alone=True) is Extent.FEW
+    assert budget.extent(few_s / SHARE, 0.0, alone=True) is Extent.NOTHING, "alone it saves up for the whole"
     assert budget.extent(0.0, few_s, alone=True) is Extent.FEW, "what it stood counts whole"
+
+
+def test_a_few_now_and_then_do_not_put_off_the_whole() -> None:
+    budget, now = Budget(has_few=True), 1000.0
+    read: list[Extent] = []
+    for _ in range(100):
+        now += CYCLE_S
+        read.append(budget.extent(now, 0.0, alone=False))
+        budget.spent(read[-1], 0.1 * read[-1].value, now, failed=False)
+    assert read[0] is Extent.WHOLE and Extent.NOTHING not in read
+    assert read.count(Extent.WHOLE) == 1 + 99 // 13, "6.4 s are saved up in 1,280"
 
 
 def test_a_lone_node_spends_no_more_than_its_share() -> None:
@@ -82,7 +92,7 @@ async def cycles(one: Applying, first: int, last: int) -> None:
 def test_every_cycle_has_an_evaluation_also_by_who_never_stands() -> None:
     async def main(lab: Lab) -> None:
         one = Applying(lab, lab.nodes[0])
-        one.sample_s = 0.05  # a few take 0.4 s of the 100, all of them 3.6
+        one.sample_s = 0.05  # a few take 0.4 s of the 100, all of them 3.2
         await founded(one)
         one.member.membership.heard(peer(1), 0.0, beat())
         await one.take(change(one.member.head.commit, 0, 1))
@@ -92,7 +102,7 @@ def test_every_cycle_has_an_evaluation_also_by_who_never_stands() -> None:
         said = one.named("outer.eval")
         assert [e["samples"] for e in said] == [64] + [8] * 5
         assert [e["loss"] is None for e in said] == [False] + [True] * 5
-        assert all(e["few_loss"] is not None for e in said)
+        assert all((e["few_loss"] is None) == (e["samples"] == 64) for e in said)
         one.trainer.stood_s = 3.7
         await cycles(one, 7, 7)
         assert one.extents[-1] == (7, Extent.WHOLE) and one.trainer.stood_s == 0.0
