@@ -2,10 +2,12 @@
 
 import os
 import platform
+import shutil
 from dataclasses import replace
 
 import torch
 
+from farflung.compression import kernels
 from farflung.protocol.errors import ConfigError
 from farflung.training.errors import NotEnoughMemory
 from farflung.training.inner import InnerConfig
@@ -31,6 +33,12 @@ def choose_runtime(device: str, dtype: str, *, compiled: bool, memory_gb: float 
         )
     if kind == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("--device mps: torch finds no Apple GPU here; give --device cpu")
+    compiler = os.environ.get("CXX", "g++") if kind == "cpu" else kernels.find_compiler() or "cc"
+    if compiled and shutil.which(compiler) is None:
+        raise ConfigError(
+            f"--compile needs a compiler for what torch generates, and there is no {compiler} here; "
+            "install gcc and g++ (Debian: `apt install g++`), or join without --compile"
+        )
     best = Runtime.best(device)
     autocast = {"auto": best.autocast, "bf16": torch.bfloat16, "fp32": None}[dtype]
     memory_bytes = None if memory_gb is None else int(memory_gb * 1e9)

@@ -301,3 +301,6 @@ def test_memory_and_devices_are_checked_before_anything_is_allocated(monkeypatch
     with pytest.raises(ConfigError, match="CUDA devices"):
         choose_runtime("cuda:63", "auto", compiled=False)
     assert choose_runtime("cpu", "bf16", compiled=False).autocast is torch.bfloat16
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ConfigError, match=r"no no-such-compiler here; install gcc and g\+\+"):
+        choose_runtime("cpu", "auto", compiled=True)

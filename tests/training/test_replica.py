@@ -4,6 +4,7 @@ import copy
 import itertools
 import json
 import os
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -267,10 +268,25 @@ def test_microbatches_are_one_batch(make_replica: Any, batch: Any) -> None:
 
 
 def test_the_model_compiles_as_one_graph(make_replica: Any, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And trains as without: forward and backward are traced as for a GPU, but nothing is generated, which takes a minute."""
+    """And trains as without: forward and backward are traced as for a GPU, but nothing is generated, which takes long."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
     losses = train(make_replica(compile=True), batch, 0, 3)
     assert losses == pytest.approx(train(make_replica(), batch, 0, 3), rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    shutil.which("g++") is None, reason="no C++ compiler, with which torch builds what it generates for a CPU"
+)
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own use of it
+def test_generated_code_trains_as_the_model_does(
+    make_replica: Any, batch: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)  # more are processes that outlive the test
+    losses = train(make_replica(compile=True), batch, 0, 3)
+    assert any(tmp_path.rglob("*.so")), "something was generated"
+    assert losses == pytest.approx(train(make_replica(), batch, 0, 3), rel=1e-5)
 
 
 def test_going_on_from_disk_gives_the_same_bits(make_replica: Any, batch: Any, tmp_path: Path) -> None:
