@@ -176,7 +176,9 @@ class Engine:
         self._libp2p = await Libp2p.start(self._identity, libp2p, self._scope, self._multiaddrs)
         undo.push_async_callback(self._libp2p.close)
         self._scope.start(self._libp2p.watch(), "p2pd")
-        self._mail = Mail(self._scope, lambda peer: self._libp2p.open(peer, frames.CONTROL_PROTOCOL), self._refused)
+        self._mail = Mail(
+            self._scope, lambda peer: self._libp2p.open(peer, frames.CONTROL_PROTOCOL), self._links, self._refused
+        )
         self._send = self._mail.send
         link = None if config.distances is None else FarLink(config.distances)
         if link is not None:

@@ -116,6 +116,14 @@ class LinkBook:
         link.last_used[chosen] = now
         return chosen
 
+    def told(self, peer: PeerId, size: int) -> None:
+        """A control message was handed over; these tell nothing of the rate."""
+        self._link(peer).sent += size
+
+    def heard(self, peer: PeerId, size: int) -> None:
+        """A control message came."""
+        self._link(peer).received += size
+
     def dial_failed(self, peer: PeerId, now: float) -> None:
         """TLS could not be dialled: use libp2p for a while, twice as long after each further failure."""
         link = self._link(peer)

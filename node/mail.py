@@ -18,6 +18,7 @@ from time import monotonic
 import structlog
 
 from farflung.node import frames
+from farflung.node.links import LinkBook
 from farflung.node.network import MessageHandler, PeerId
 from farflung.node.scope import TaskScope
 from farflung.protocol import limits
@@ -68,9 +69,12 @@ class _Outbox:
 class Mail:
     """All control messages of a node, out and in."""
 
-    def __init__(self, scope: TaskScope, open_stream: OpenStream, refused: Callable[[RemoteError], None]) -> None:
+    def __init__(
+        self, scope: TaskScope, open_stream: OpenStream, links: LinkBook, refused: Callable[[RemoteError], None]
+    ) -> None:
         self._scope = scope
         self._open = open_stream
+        self._links = links
         self._refused = refused
         self._handler: MessageHandler | None = None
         self._outboxes: dict[PeerId, _Outbox] = {}
@@ -125,6 +129,7 @@ class Mail:
                     break  # closing the stream says that all was read
                 message = await reader.readexactly(length)
                 self.stats.received += 1
+                self._links.heard(peer, length)
                 if self._handler is not None:
                     self._handler(peer, message)
         except RemoteError as error:
@@ -150,7 +155,7 @@ class Mail:
                     self._drop_old(outbox)
                     continue
                 begun = monotonic()
-                await self._use_stream(outbox, reader, writer)
+                await self._use_stream(peer, outbox, reader, writer)
                 if monotonic() - begun > MAX_PAUSE_S:
                     pause = FIRST_PAUSE_S
                 elif outbox.queue:  # a peer that takes streams only to cut them
@@ -161,19 +166,23 @@ class Mail:
             if not outbox.queue:
                 self._outboxes.pop(peer, None)
 
-    async def _use_stream(self, outbox: _Outbox, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _use_stream(
+        self, peer: PeerId, outbox: _Outbox, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """Send over one stream until it is idle, stuck or closed."""
         try:
             async with asyncio.TaskGroup() as group:
                 closed = group.create_task(self._until_closed(reader))
-                writing = group.create_task(self._write(outbox, writer, closed))
+                writing = group.create_task(self._write(peer, outbox, writer, closed))
                 # Either ends the other; cancelling a finished task does nothing.
                 closed.add_done_callback(lambda _: writing.cancel())
                 writing.add_done_callback(lambda _: closed.cancel())
         finally:
             writer.close()
 
-    async def _write(self, outbox: _Outbox, writer: asyncio.StreamWriter, closed: asyncio.Task[None]) -> None:
+    async def _write(
+        self, peer: PeerId, outbox: _Outbox, writer: asyncio.StreamWriter, closed: asyncio.Task[None]
+    ) -> None:
         try:
             while outbox.queue or not outbox.ending:
                 async with asyncio.timeout(IDLE_S):
@@ -186,6 +195,7 @@ class Mail:
                     outbox.size -= len(message)
                     writer.write(frames.LENGTH.pack(len(message)) + message)
                     self.stats.sent += 1
+                    self._links.told(peer, len(message))
                     async with asyncio.timeout(WRITE_S):
                         await writer.drain()
                 outbox.filled.clear()

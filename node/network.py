@@ -46,7 +46,7 @@ class Stream(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkStats:
-    """What was measured about bulk to one peer."""
+    """What was measured about the way to one peer."""
 
     carrier: str
     """`tls` or `libp2p` (`memory` in simulations): what the next stream to this peer will use."""
@@ -55,6 +55,7 @@ class LinkStats:
     down_bytes_per_s: float
     """Smoothed rate of bulk received from this peer; 0 before the first measurement."""
     sent_bytes: int
+    """Bulk and control messages; without what encryption and the layers below it add, and without the DHT's own questions and answers."""
     received_bytes: int
 
 

@@ -79,7 +79,7 @@ class Process(Protocol):
         """A stream to that process was opened now."""
 
     def meter(self, peer: PeerId) -> Meter:
-        """The meter of bulk with one peer."""
+        """The meter of what goes to and comes from one peer."""
 
     def stop_serving(self) -> None:
         """The process has ended."""

@@ -192,7 +192,7 @@ class Rates:
 
 
 class Meter:
-    """What one peer measured about bulk with another."""
+    """What one peer measured about the way to another."""
 
     def __init__(self) -> None:
         self._up = self._down = 0.0

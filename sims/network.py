@@ -48,6 +48,7 @@ class MemoryNetwork:
         """Send one control message, best effort. Raises ValueError when it is above the limit."""
         if len(message) > MAX_CONTROL_BYTES:
             raise ValueError(f"a control message of {len(message)} bytes; the limit is {MAX_CONTROL_BYTES}")
+        self.meter(peer).sent(len(message))
         self._hub.post(self, peer, bytes(message))
 
     def serve(self, kind: str, handler: StreamHandler) -> None:
@@ -80,7 +81,7 @@ class MemoryNetwork:
         return found
 
     def links(self) -> Mapping[PeerId, LinkStats]:
-        """What was measured of each peer's bulk."""
+        """What was measured of the way to each peer."""
         return {peer: meter.stats() for peer, meter in self._meters.items()}
 
     def delivered_bytes(self) -> int:
@@ -108,6 +109,7 @@ class MemoryNetwork:
             self._hub.record("drop", sender, self._peer_id, len(message), "no handler")
         else:
             self._hub.record("deliver", sender, self._peer_id, len(message), "")
+            self.meter(sender).received(len(message))
             self._context.run(self._on_message, sender, message)
 
     def serves(self, kind: str) -> bool:
@@ -158,7 +160,7 @@ class MemoryNetwork:
                 task.cancel()
 
     def meter(self, peer: PeerId) -> Meter:
-        """The meter of bulk with one peer."""
+        """The meter of what goes to and comes from one peer."""
         return self._meters.setdefault(peer, Meter())
 
     def _check_running(self) -> None:

@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from farflung.sims.markup import Markup
 from farflung.sims.scene import Scene
-from farflung.sims.series import Columns, bytes_by_peer, outer_curve, solo_curve, training_curves
+from farflung.sims.series import Columns, bytes_by_peer, few_curve, outer_curve, solo_curve, training_curves
 from farflung.sims.summary import commits_by_round
 from farflung.sims.svg import BAD, INK, MUTED, SERIES, STATES, STYLE, to_svg
 
@@ -30,6 +30,15 @@ LOSS_SPAN = 1.6
 
 LOSS_MARGIN = 0.1
 """Nats below it."""
+
+RINGS: dict[str, Any] = {
+    "linestyle": "",
+    "marker": "o",
+    "markersize": 3.5,
+    "markerfacecolor": "none",
+    "markeredgewidth": 0.8,
+}
+"""Losses of a few samples: no line joins them, for they are no curve of the model's loss."""
 
 LABELLED_ROUNDS = 45
 """Up to so many, their contributors are counted in the picture."""
@@ -54,6 +63,7 @@ def plot_losses(scenes: Sequence[Scene]) -> dict[str, Markup]:
             if len(scenes) == 1:
                 for peer, curve in training_curves(scenes[0]).items():
                     _draw(axis, curve, key, scale, color=scenes[0].colours[peer], linewidth=0.9, alpha=0.75)
+                _draw(axis, few_curve(scenes[0]), key, scale, color=INK, zorder=4, **RINGS)
             for scene, colour in zip(scenes, run_colours(len(scenes)), strict=True):
                 outer, solo = outer_curve(scene), solo_curve(scene)
                 marker = "o" if len(scene.outer) <= LABELLED_ROUNDS else ""

@@ -239,6 +239,9 @@ def _loss_note(scene: Scene) -> str:
 
 def _loss_legend(scene: Scene) -> Markup:
     entries = [("--ink", "swarm, held out")]
+    if scene.outer_few:
+        few = max(event["samples"] for event in scene.outer_few)
+        entries.append(("--ink", f"swarm, {few} of the held-out samples, always the same (rings)"))
     if scene.run.solo_loss:
         entries.append(("--ink", "one worker alone, held out (dashed)"))
     if len(scene.peers) <= len(SERIES):
@@ -247,7 +250,7 @@ def _loss_legend(scene: Scene) -> Markup:
 
 
 def _bytes_note(scene: Scene) -> str:
-    note = "What each peer sent in the whole run: contributions, means, and state for newcomers (heartbeats and votes are not counted)"
+    note = "What each peer sent in the whole run: contributions, means, state for newcomers, heartbeats and votes (not what the DHT and encryption add)"
     if scene.run.ddp_bytes_per_peer:
         note += ", beside what data-parallel training with the same number of steps sends per worker"
     return note + "."

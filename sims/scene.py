@@ -62,6 +62,11 @@ class Scene:
         return outer_losses(self.events)
 
     @cached_property
+    def outer_few(self) -> list[Event]:
+        """The same of evaluations that read a few samples only."""
+        return outer_losses(self.events, "few_loss")
+
+    @cached_property
     def steps(self) -> list[LoggedStep]:
         """Of a pipeline; empty without one."""
         return logged_steps(self.events)

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from farflung.node.events import Event
 from farflung.sims.scene import Scene, smooth, swarm_tokens
 from farflung.sims.spans import STATES, Span, merged_spans
 from farflung.sims.summary import commits_by_round, total_bytes
@@ -34,6 +35,7 @@ def series_of(scene: Scene) -> dict[str, Any]:
     return {
         "loss": {
             "outer": outer_curve(scene),
+            "few": few_curve(scene),
             "solo": solo_curve(scene),
             "training": {scene.names[peer]: curve for peer, curve in training_curves(scene).items()},
         },
@@ -55,15 +57,12 @@ def series_of(scene: Scene) -> dict[str, Any]:
 
 def outer_curve(scene: Scene) -> Columns:
     """Held-out losses of the outer parameters."""
-    times = [float(event["time"]) for event in scene.outer]
-    return _thinned(
-        {
-            "seconds": [round(time - scene.run.started, 2) for time in times],
-            "tokens": [event["tokens"] for event in scene.outer],
-            "bytes": list(scene.bytes_at(times)),
-            "loss": [event["loss"] for event in scene.outer],
-        }
-    )
+    return _evaluations(scene, scene.outer, "loss")
+
+
+def few_curve(scene: Scene) -> Columns:
+    """The same of a few held-out samples, always the same ones: to be compared among themselves only."""
+    return _evaluations(scene, scene.outer_few, "few_loss")
 
 
 def solo_curve(scene: Scene) -> Columns:
@@ -138,6 +137,18 @@ def _rounds(scene: Scene) -> dict[str, Any]:
         "contributors": [len(commits[height]["contributors"]) if height in commits else 0 for height in heights],
         "missed": [missed[height] if height in missed else {} for height in heights],
     }
+
+
+def _evaluations(scene: Scene, events: Sequence[Event], which: str) -> Columns:
+    times = [float(event["time"]) for event in events]
+    return _thinned(
+        {
+            "seconds": [round(time - scene.run.started, 2) for time in times],
+            "tokens": [event["tokens"] for event in events],
+            "bytes": list(scene.bytes_at(times)),
+            "loss": [event[which] for event in events],
+        }
+    )
 
 
 def _thinned(columns: Columns) -> Columns:

@@ -140,11 +140,14 @@ def not_better(figures: Mapping[str, Any]) -> str:
     )
 
 
-def outer_losses(events_by_peer: Events) -> list[Event]:
-    """`outer.eval` events with a finite loss, one per version (the latest), in the order of versions."""
+def outer_losses(events_by_peer: Events, which: str = "loss") -> list[Event]:
+    """`outer.eval` events with a finite loss, one per version (the latest), in the order of versions.
+
+    `which`: `loss`, or `few_loss` of those that read a few samples only.
+    """
     by_version: dict[int, Event] = {}
     for event in all_of(events_by_peer, "outer.eval"):
-        if event["loss"] is not None:
+        if event[which] is not None:
             by_version[event["version"]] = event
     return [by_version[version] for version in sorted(by_version)]
 

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from farflung.node import frames, mail
+from farflung.node.links import LinkBook
 from farflung.node.mail import Mail
 from farflung.node.scope import TaskScope
 from farflung.protocol import limits
@@ -21,6 +22,7 @@ class Wire:
         self.reachable = True
         self.dials = 0
         self.refused: list[RemoteError] = []
+        self.links = LinkBook()
         self.accepted: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
         self.port = 0
 
@@ -38,7 +40,7 @@ def run(body: Callable[[Mail, Wire], Awaitable[None]]) -> None:
         wire.port = server.sockets[0].getsockname()[1]
         await scope.open()
         async with asyncio.timeout(20):
-            await body(Mail(scope, wire.open, wire.refused.append), wire)
+            await body(Mail(scope, wire.open, wire.links, wire.refused.append), wire)
         await scope.close()
         while not wire.accepted.empty():
             wire.accepted.get_nowait()[1].close()
@@ -61,6 +63,9 @@ def test_one_stream_in_order() -> None:
         box.send(PEER, b"later")
         assert await read(reader) == b"later"
         assert wire.dials == 1 and box.stats.sent == 51
+        assert (
+            wire.links.stats()[PEER].sent_bytes == 10 * 1 + 40 * 2 + 5 and not wire.links.stats()[PEER].up_bytes_per_s
+        )
         writer.close()
 
     run(body)
@@ -145,6 +150,7 @@ def test_incoming_limits() -> None:
         ours.write(frames.LENGTH.pack(2) + b"ok" + frames.LENGTH.pack(limits.MAX_CONTROL_BYTES + 1))
         await box.accept(PEER, reader, writer)  # returns: the stream was cut
         assert received == [(PEER, b"ok")] and not box._incoming
+        assert wire.links.stats()[PEER].received_bytes == len(b"ok"), "what was refused was not read"
         [error] = wire.refused
         assert isinstance(error, LimitExceeded) and error.peer == PEER
         ours.close()

@@ -73,6 +73,7 @@ def test_a_message_takes_the_latency_and_arrives_in_order() -> None:
         await asyncio.sleep(1.0)
         assert lab.inbox[1] == [(0.05, peer(0), bytes([n])) for n in range(10)]
         assert lab.hub.counts["deliver", ""] == 10
+        assert lab.networks[0].links()[peer(1)].sent_bytes == lab.networks[1].links()[peer(0)].received_bytes == 10
         assert [(e.what, e.sender, e.receiver, e.num_bytes) for e in lab.events[:1]] == [
             ("deliver", peer(0), peer(1), 1)
         ]

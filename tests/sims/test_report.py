@@ -151,7 +151,11 @@ def write_run(folder: Path) -> RunFacts:
             writer(plan + took, "net", sent_bytes=sent[n], received_bytes=sent[n], peers=len(alive) - 1)
             if n == contributors[-1]:
                 outer = 1.95 + 3.5 * math.exp(-height * INNER_STEPS / 80)
-                writer(plan + took + 0.3, "outer.eval", loss=outer, tokens=cursor * 512, seconds=0.25)
+                heard = {"samples": 64, "tokens": cursor * 512, "seconds": 0.25}
+                writer(plan + took + 0.3, "outer.eval", loss=outer, few_loss=None, **heard)
+            elif n == contributors[0] and height % 4 == 0:
+                heard = {"samples": 8, "tokens": cursor * 512, "seconds": 0.03}
+                writer(plan + took + 0.1, "outer.eval", loss=None, few_loss=2.5 - height / 100, **heard)
     end = (ROUNDS * ROUND_S) + 4
     for n, writer in enumerate(writers):
         if n != killed:
@@ -220,6 +224,7 @@ def test_series_on_disk_are_what_the_page_plots(folder: Path) -> None:
     outer, solo, one = series["loss"]["outer"], series["loss"]["solo"], series["loss"]["training"]["node 2"]
     assert {len(column) for column in outer.values()} == {ROUNDS} and outer["loss"][-1] == figures["outer_loss"]
     assert all(before <= after for key in ("seconds", "tokens", "bytes") for before, after in pairwise(outer[key]))
+    assert series["loss"]["few"]["loss"] == [2.5 - height / 100 for height in range(4, ROUNDS + 1, 4)]
     assert solo["loss"][-1] == figures["solo_loss"] and len(solo["tokens"]) == len(solo["loss"])
     assert len(one["loss"]) == len(one["seconds"]) == len(one["tokens"]) == 10 * INNER_STEPS, (
         "it was killed in the tenth"

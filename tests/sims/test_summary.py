@@ -56,9 +56,9 @@ def figures(*events: Event, run: RunFacts | None = None) -> dict[str, Any]:
 
 def test_losses_are_the_last_ones() -> None:
     result = figures(
-        event(A, 130.0, "outer.eval", seconds=0.5, loss=3.0, tokens=200, version=2),
-        event(B, 125.0, "outer.eval", seconds=0.5, loss=4.0, tokens=100, version=1),
-        event(B, 131.0, "outer.eval", seconds=0.5, loss=None, tokens=300, version=3),
+        event(A, 130.0, "outer.eval", seconds=0.5, loss=3.0, few_loss=None, tokens=200, version=2),
+        event(B, 125.0, "outer.eval", seconds=0.5, loss=4.0, few_loss=None, tokens=100, version=1),
+        event(B, 131.0, "outer.eval", seconds=0.5, loss=None, few_loss=2.0, tokens=300, version=3),
     )
     assert result["outer_loss"] == 3.0
     assert result["solo_loss"] == 3.25 and result["outer_better"] is True
