@@ -187,7 +187,7 @@ class StagePeer(Peer):
     def _begins(self, now: float) -> dict[int, PeerId]:
         """Stages to begin anew, for whoever proposes in the chain of stage 0."""
         self.pipeline.roll.renew(self.lives, now)  # what was just decided is not proposed again
-        return begins(self.pipeline.roll, self.member.head.commit.view, now)
+        return begins(self.pipeline.roll, self.member.head.commit.view, self.pipeline.present(), now)
 
     def wake(self) -> None:
         self.trainer.wake()

@@ -5,19 +5,20 @@ nodes may be those with the bad links. Who is silent has no opinion. What peers 
 
 The founder is whoever still holds the stage's state, if its chain has only lost its quorum: of several the one with the newest version, then the smallest key.
 Else it is somebody who waits outside and can hold that stage, and of these first who has a state of it on its disk, else a peer that can hold it and is free to
-move, of the stage that has most; of several those come first that did not begin the stage the last time. A stage that nobody can take waits for a newcomer.
+move, of the stage that has most, the proposer itself like any other; of several those come first that did not begin the stage the last time. A stage that nobody can take waits for a newcomer.
 """
 
 from collections import Counter
 from collections.abc import Collection
 
 from farflung.protocol.keys import PeerId
+from farflung.protocol.pipeline_messages import Present
 from farflung.protocol.quorum import is_quorum
 from farflung.protocol.roll import Roll, in_order
 
 
-def begins(roll: Roll, view: Collection[PeerId], now: float) -> dict[int, PeerId]:
-    """The stages to begin anew, and by whom; `view` is that of stage 0, we being one of it."""
+def begins(roll: Roll, view: Collection[PeerId], own: Present, now: float) -> dict[int, PeerId]:
+    """The stages to begin anew, and by whom; `view` is that of stage 0, we being one of it, and `own` what we say of ourselves."""
     mine = roll.lost(now, held=0)
     if not mine:
         return {}
@@ -29,20 +30,20 @@ def begins(roll: Roll, view: Collection[PeerId], now: float) -> dict[int, PeerId
         others = sum(peer in agree for peer in asked)
         if not is_quorum(view, {*agree, roll.me}) or 2 * others < len(asked):
             continue
-        founder = _founder(roll, stage, set(found.values()), now)
+        founder = _founder(roll, stage, set(found.values()), own, now)
         if founder is not None:
             found[stage] = founder
     return found
 
 
-def _founder(roll: Roll, stage: int, taken: Collection[PeerId], now: float) -> PeerId | None:
+def _founder(roll: Roll, stage: int, taken: Collection[PeerId], own: Present, now: float) -> PeerId | None:
     """Who begins a stage anew; None while nobody can."""
     called = {life.founder for life in roll.renewed.values() if roll.holders(life.stage, now) is None}
     last = roll.life(stage)
     if last is not None:  # it may be called again, if there is nobody else
         called.discard(last.founder)
-    living = [peer for peer in roll.known if roll.alive(peer, now) and peer not in taken and peer not in called]
-    said = {peer: present for peer in living if (present := roll.present(peer)) is not None}
+    heard = {peer: one for peer in roll.known if roll.alive(peer, now) and (one := roll.present(peer)) is not None}
+    said = {peer: one for peer, one in {**heard, roll.me: own}.items() if peer not in taken and peer not in called}
     serving = roll.serving(stage, now)
     held = {peer: present.version for peer, present in said.items() if peer in serving and present.digest}
     if held:
@@ -51,7 +52,6 @@ def _founder(roll: Roll, stage: int, taken: Collection[PeerId], now: float) -> P
     if not candidates:
         staying = {peer: present.stage for peer, present in said.items() if present.trains and present.wants < 0}
         size = Counter(staying.values())
-        size[0] += 1  # we are of stage 0
         able = [peer for peer in staying if stage in said[peer].fits and size[staying[peer]] > 1]
         if not able:
             return None

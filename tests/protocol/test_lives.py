@@ -21,6 +21,8 @@ RULES = Rules(
     ahead=4, lease=3, max_group=8, cuts=(0, 100), laps=Laps.fixed(2), total_steps=40, tokens_per_sample=1, stages=3
 )
 LATE = LOST_AFTER * 2.0 + 0.1
+TIED = says(0)
+"""Of a proposer whose machine stays where it is."""
 FIRST_LIFE = Life(1, 1, C, Counters(3, 6, 24))
 
 
@@ -192,7 +194,7 @@ def test_the_proposer_looks_for_a_quorum_and_for_half_of_the_others() -> None:
         roll.heard(newcomer, says(-1, wants=1, fits=(1,)), LATE)
         if D not in others:
             roll._shown[2] = LATE
-        assert begins(roll, view, LATE) == ({1: newcomer} if decides else {})
+        assert begins(roll, view, TIED, LATE) == ({1: newcomer} if decides else {})
 
 
 def test_who_begins_a_stage_anew() -> None:
@@ -201,21 +203,21 @@ def test_who_begins_a_stage_anew() -> None:
     data: dict[str, Any] = {"fits": (1,), "lost": (1,)}
     for peer in (D, E, F):
         roll.heard(peer, says(2, life=1, digest=b"d" * 32, **data), LATE)
-    [chosen] = begins(roll, (A,), LATE).values()
+    [chosen] = begins(roll, (A,), TIED, LATE).values()
     assert chosen in (D, E, F)  # of the stage with most
     roll.renew([Life(1, 2, chosen)], LATE)
     later = 2 * LATE + 1
     for peer in (D, E, F):
         roll.heard(peer, says(2, life=1, digest=b"d" * 32, **data), later)
-    [next_one] = begins(roll, (A,), later).values()
+    [next_one] = begins(roll, (A,), TIED, later).values()
     assert next_one in {D, E, F} - {chosen}  # it did not come to it the last time
-    assert begins(roll, (A,), later) == {1: next_one}
+    assert begins(roll, (A,), TIED, later) == {1: next_one}
     for peer in {D, E, F} - {chosen}:  # a person has tied these to their stage
         roll.heard(peer, says(2, life=1, digest=b"d" * 32, lost=(1,)), later)
-    assert begins(roll, (A,), later) == {1: chosen}
+    assert begins(roll, (A,), TIED, later) == {1: chosen}
     roll.heard(C, says(-1, wants=2, fits=(1, 2)), later)
     roll.heard(G, says(-1, wants=2, fits=(2,)), later)
-    assert begins(roll, (A,), later) == {1: C}  # whoever waits outside comes first
+    assert begins(roll, (A,), TIED, later) == {1: C}  # whoever waits outside comes first
 
 
 def test_a_holder_without_a_quorum_does_not_count_as_one_while_it_says_so() -> None:
@@ -248,11 +250,11 @@ def test_who_still_has_the_state_begins_the_next_life() -> None:
     }
     for peer, said in peers.items():
         roll.heard(peer, said, LATE)
-    assert begins(roll, (A,), LATE) == {1: F}
+    assert begins(roll, (A,), TIED, LATE) == {1: F}
     roll.left(F)
-    assert begins(roll, (A,), LATE) == {1: G}
+    assert begins(roll, (A,), TIED, LATE) == {1: G}
     roll.left(G)
-    assert begins(roll, (A,), LATE) == {1: E}
+    assert begins(roll, (A,), TIED, LATE) == {1: E}
 
 
 def test_the_proposer_asks_the_same_of_a_stage_without_a_quorum() -> None:
@@ -271,7 +273,7 @@ def test_the_proposer_asks_the_same_of_a_stage_without_a_quorum() -> None:
         for peer, said in {**others, C: stranded}.items():
             roll.heard(peer, said, LATE)
         roll._shown[2] = LATE
-        assert begins(roll, view, LATE) == ({1: C} if decides else {})
+        assert begins(roll, view, TIED, LATE) == ({1: C} if decides else {})
 
 
 def test_of_those_who_wait_outside_one_with_an_old_state_comes_first() -> None:
@@ -280,15 +282,31 @@ def test_of_those_who_wait_outside_one_with_an_old_state_comes_first() -> None:
     roll._shown[2] = LATE
     for peer, version in ((D, 0), (E, 4), (F, 3)):
         roll.heard(peer, says(-1, wants=1, fits=(1,), version=version), LATE)
-    assert begins(roll, (A,), LATE) == {1: E}
+    assert begins(roll, (A,), TIED, LATE) == {1: E}
     roll.heard(E, says(-1, wants=2, fits=(1, 2), version=4), LATE)  # that is of stage 2
-    assert begins(roll, (A,), LATE) == {1: F}
+    assert begins(roll, (A,), TIED, LATE) == {1: F}
 
 
 def test_the_last_peer_of_a_stage_stays() -> None:
     roll = of_three()
     roll.heard(D, says(2, life=1, digest=b"d" * 32, lost=(1,), fits=(1,)), LATE)
-    assert begins(roll, (A,), LATE) == {}
+    assert begins(roll, (A,), TIED, LATE) == {}
+
+
+def test_the_proposer_begins_the_stage_itself_where_only_it_can() -> None:
+    """It was never asked, and a swarm whose one spare peer proposed stood for good."""
+    free = says(0, fits=(1,), lost=(1,))
+    roll = of_three()
+    roll.heard(B, says(0, lost=(1,)), LATE)
+    roll.heard(D, says(2, life=1, digest=b"d" * 32, lost=(1,)), LATE)
+    assert begins(roll, (A, B), free, LATE) == {1: A}
+    assert begins(roll, (A, B), TIED, LATE) == {}
+    assert begins(roll, (A,), free, LATE + 1) == {1: A}, "B is a data node as well"
+    roll.left(B)
+    assert begins(roll, (A,), free, LATE + 1) == {}, "it is the last one"
+    newcomer = b"n" * 32
+    roll.heard(newcomer, says(-1, wants=1, fits=(1,)), LATE + 1)
+    assert begins(roll, (A,), free, LATE + 1) == {1: newcomer}, "whoever waits outside comes first"
 
 
 def test_two_lost_stages_do_not_call_the_same_peer_nor_empty_a_third() -> None:
@@ -297,7 +315,7 @@ def test_two_lost_stages_do_not_call_the_same_peer_nor_empty_a_third() -> None:
     roll.tick(0.0)
     for peer in (B, D):
         roll.heard(peer, says(3, life=1, digest=b"d" * 32, lost=(1, 2), fits=(1, 2)), LATE)
-    found = begins(roll, (A,), LATE)
+    found = begins(roll, (A,), TIED, LATE)
     assert list(found) == [1] and found[1] in (B, D)
     roll.renew([Life(1, 2, found[1])], LATE)
-    assert begins(roll, (A,), LATE) == {}  # the other one is the last of stage 3 from now on
+    assert begins(roll, (A,), TIED, LATE) == {}  # the other one is the last of stage 3 from now on
