@@ -128,6 +128,7 @@ class Renewal:
             self._log.emit(
                 "stage.made",
                 stage=self._life.stage,
+                life=self._life.number,
                 rung=str(offer.rung),
                 holders=list(offer.holders),
                 bytes=offer.nbytes,

@@ -8,6 +8,8 @@ import msgspec
 from farflung.node.events import Event
 from farflung.sims.faults import Fault, describe
 from farflung.sims.logs import Events
+from farflung.sims.pipeline_log import logged_steps
+from farflung.sims.pipeline_recoveries import recoveries
 from farflung.sims.sim_folder import EVENTS
 from farflung.sims.simulation import HEADING, Report, log_line
 from farflung.sims.summary import commits_by_round
@@ -39,6 +41,7 @@ def fill_report(
         labour_of(events.get(key, ()), kills.get(key, ()), ended, step_s)
         for key, step_s in zip(keys, steps_s, strict=True)
     ]
+    report.recoveries = recoveries(events, logged_steps(events), kills)
 
 
 def labour_of(events: Sequence[Event], kills: Sequence[float], ended: float, step_s: float) -> Labour:

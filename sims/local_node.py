@@ -49,6 +49,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What a step takes at least."""
     token_s: float
     """Of a pipeline: seconds for each token that the machine would train with the whole model; see `local_stage`."""
+    stage: int | None = None
+    """Of a pipeline: the one to take; None: one that needs it."""
     evaluate_s: float
     one_way_s: dict[str, float]
     """By public key in hex: how far away a peer is."""
@@ -131,6 +133,7 @@ def run(home: Path) -> None:
         swarm=orders.invitation,
         device="cpu",
         threads=1,
+        stage=orders.stage,
         up_mbps=orders.up_mbit,
         down_mbps=orders.down_mbit,
         port=orders.port,

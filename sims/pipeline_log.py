@@ -127,13 +127,12 @@ def _step(number: int, its: Mapping[str, Event], names: Mapping[str, str]) -> Lo
     )
 
 
-def pipeline_figures(events_by_peer: Mapping[str, Sequence[Event]]) -> dict[str, Any] | None:
+def pipeline_figures(steps: Sequence[LoggedStep]) -> dict[str, Any] | None:
     """For `summary.summarise`; None of a swarm without a pipeline.
 
     * `steps`, and `median_step_s`; `microbatches` that came home, and those `cut` short; how often a peer was `lost` for a step, and a microbatch
     `rerouted` around one; the shares of the steps' time that peers of each stage `computed`.
     """
-    steps = logged_steps(events_by_peer)
     if not steps:
         return None
     whats = Counter(one.what for step in steps for one in step.takeovers)

@@ -110,7 +110,14 @@ def simulate_pipeline(
             hub.set_nat(signer.peer_id, peer_class.nat)
         async with asyncio.TaskGroup() as group:
             swarm = PipelineSwarm(
-                recipe, dataset, signers, hub, group, seconds=_seconds(scenario), founder=schedule.founder
+                recipe,
+                dataset,
+                signers,
+                hub,
+                group,
+                seconds=_seconds(scenario),
+                founder=schedule.founder,
+                wanted={peer: own.stage for peer, (own, _, _) in enumerate(scenario.roster()) if own.stage is not None},
             )
             watching = group.create_task(swarm.watch())
             await play(schedule, hub, swarm.ids, swarm)

@@ -69,6 +69,8 @@ def plot_losses(scenes: Sequence[Scene]) -> dict[str, Markup]:
                 marker = "o" if len(scene.outer) <= LABELLED_ROUNDS else ""
                 _draw(axis, solo, key, scale, color=colour, linewidth=1.5, linestyle=(0, (4, 2)), zorder=4)
                 _draw(axis, outer, key, scale, color=colour, linewidth=2.2, marker=marker, markersize=3.5, zorder=5)
+            if key == "seconds":
+                _shade_losses(axis, scenes, scale)
             axis.set_xlabel(label)
             axis.set_ylabel("loss, nats per token")
             axis.set_xlim(left=0)
@@ -93,6 +95,16 @@ def _told(scenes: Sequence[Scene]) -> str:
         else:
             said.append(f"{name} was not evaluated")
     return "; ".join(said)
+
+
+def _shade_losses(axis: Axes, scenes: Sequence[Scene], scale: float) -> None:
+    """While a stage of a pipeline had nobody."""
+    for scene in scenes:
+        for one in scene.recoveries:
+            if one.lost is not None:
+                until = scene.run.ended if one.serving is None else one.serving
+                span = [(time - scene.run.started) / scale for time in (one.lost, until)]
+                axis.axvspan(*span, color=BAD, alpha=0.15, linewidth=0)
 
 
 def _draw(axis: Axes, curve: Columns, key: str, scale: float, **look: Any) -> None:

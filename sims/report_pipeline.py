@@ -7,6 +7,8 @@ from typing import Any
 from farflung.sims import markup
 from farflung.sims.markup import Markup, text
 from farflung.sims.pipeline_log import LoggedStep
+from farflung.sims.pipeline_recoveries import Recovered
+from farflung.sims.plots import human_bytes
 from farflung.sims.plots_pipeline import plot_stages, plot_step_seconds, plot_steps
 from farflung.sims.plots_routes import MOST_ROUTES, plot_routes, shown_step
 from farflung.sims.scene import Scene
@@ -49,6 +51,7 @@ def pipeline_sections(scene: Scene) -> list[Markup]:
             markup.wide(plot_step_seconds(scene, letters)),
             _trouble(scene, letters),
         ),
+        *_begun_anew(scene),
     ]
 
 
@@ -64,6 +67,39 @@ def pipeline_tiles(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         (f"{min(shares):.0f} to {max(shares):.0f} %", "of a step its peers computed, by stage", ""),
         (f"{found['microbatches']:,}", f"microbatches came home; {lost}", "" if not found["cut"] else "bad"),
     ]
+
+
+def _begun_anew(scene: Scene) -> list[Markup]:
+    """How lost stages came back; nothing where none was lost."""
+    if not scene.recoveries:
+        return []
+    headings = ["stage", "lost at", "agreed after", "made of", "bytes", "fetched in", "computes again after", "steps"]
+    rows = [_recovery_row(one, scene.run.started) for one in scene.recoveries]
+    return [
+        markup.section(
+            "Stages that were lost",
+            "All peers of a stage were gone, and somebody began it anew. Steps are those of the pipeline as they were before, without the time that fetching took.",
+            markup.table(headings, rows, numbers=frozenset({0, 1, 2, 4, 5, 6, 7})),
+        )
+    ]
+
+
+def _recovery_row(one: Recovered, started: float) -> list[Markup]:
+    lost_at, agreed_after = (None, None) if one.lost is None else (one.lost - started, one.anew - one.lost)
+    return [
+        text(str(one.stage)),
+        text(_seconds(lost_at)),
+        text(_seconds(agreed_after)),
+        text(one.rung),
+        text(human_bytes(one.nbytes)),
+        text(_seconds(one.transfer_s)),
+        text(_seconds(one.seconds)),
+        text("" if one.iterations is None else f"{one.iterations:.1f}"),
+    ]
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f} s"
 
 
 def trouble_letters(steps: list[LoggedStep]) -> dict[str, str]:

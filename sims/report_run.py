@@ -234,6 +234,8 @@ def _loss_note(scene: Scene) -> str:
     if scene.run.solo_loss:
         note += ", beside one worker that trained alone, on the same text"
     few = len(scene.peers) <= len(SERIES)
+    if scene.recoveries:
+        note += "; red, against time: a stage had nobody"
     return note + "." + (" Thin lines: training loss of each peer, smoothed." if few else "")
 
 

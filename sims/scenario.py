@@ -56,6 +56,8 @@ class PeerClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The router in front of each; see `farflung.sims.nat`."""
     attacks: tuple[Attack, ...] = ()
     """What they do beside what honest nodes do; see `farflung.sims.attacks`."""
+    stage: int | None = None
+    """Of a pipeline, the stage that they take and stay in; None: one that needs them. The founder holds the first in any case."""
     regions: tuple[str, ...] = ("Belgium",)
     """The peers of the class are spread over these by turns."""
     join_s: tuple[float, float] = (0.0, 0.0)
@@ -159,6 +161,8 @@ class Expect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """From plan to commit."""
     max_loss: float = 1e9
     """The last held-out loss; needs mode = "real"."""
+    max_recovery_iterations: float = 1e9
+    """Of a pipeline: steps from the loss of a stage until it computes again, without what fetching it took; some stage must have been lost, and come back."""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -187,6 +191,16 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         names = [c.name for c in self.peers]
         if len(set(names)) != len(names):
             raise ConfigError(f"two classes of peers have the same name: {', '.join(names)}")
+        stages = self.manifest.get("pipeline", {}).get("stages", 1)
+        for peer_class in self.peers:
+            if (
+                peer_class.stage is not None
+                and isinstance(stages, int)
+                and not 0 <= peer_class.stage < stages * (stages > 1)
+            ):
+                raise ConfigError(
+                    f"peers {peer_class.name!r}: stage = {peer_class.stage}, and manifest.pipeline.stages = {stages}; count from 0"
+                )
         for number, happening in enumerate(self.happenings):
             if happening.at > self.duration_s:
                 raise ConfigError(

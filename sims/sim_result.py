@@ -1,11 +1,13 @@
 """What came of a scenario, played under virtual time or by processes: its figures, and whether they are what was expected."""
 
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from farflung.sims.pipeline_recoveries import Recovered
 from farflung.sims.scenario import Scenario
 from farflung.sims.simulation import Report
 
@@ -33,6 +35,7 @@ def summarise(scenario: Scenario, report: Report, *, bytes_factor: float = 1.0) 
         "missed_share": round(report.missed / max(1, report.missed + report.contributed), 4),
         "training_share": round(sum(one.training_s for one in report.labour) / max(running_s, 1e-9), 4),
         "median_round_s": round(median(report.round_seconds), 3) if report.round_seconds else None,
+        "recovery_iterations": slowest_recovery(report.recoveries),
         "loss": round(report.losses[-1][2], 4) if report.losses and scenario.mode == "real" else None,
     }
     wanted = [
@@ -42,6 +45,7 @@ def summarise(scenario: Scenario, report: Report, *, bytes_factor: float = 1.0) 
         ("missed_share", "<=", scenario.expect.max_missed_share, 1.0),
         ("median_round_s", "<=", scenario.expect.max_median_round_s, None),
         ("loss", "<=", scenario.expect.max_loss, None),
+        ("recovery_iterations", "<=", scenario.expect.max_recovery_iterations, None),
     ]
     defaults = {field: getattr(type(scenario.expect)(), field) for field in scenario.expect.__struct_fields__}
     given = {field for field in defaults if getattr(scenario.expect, field) != defaults[field]}
@@ -75,6 +79,13 @@ def summarise(scenario: Scenario, report: Report, *, bytes_factor: float = 1.0) 
     }
 
 
+def slowest_recovery(recoveries: Sequence[Recovered]) -> float | None:
+    """Most iterations that a stage was away; None where none was lost, or one did not come back."""
+    took = [one.iterations for one in recoveries]
+    known = [one for one in took if one is not None]
+    return round(max(known), 3) if known and len(known) == len(took) else None
+
+
 def show(result: Result) -> None:
     """The result for people."""
     console = Console()
@@ -96,6 +107,10 @@ def show(result: Result) -> None:
     for name, one in result["classes"].items():
         facts.add_row(
             name, f"{one['peers']} peers, {one['running_h']:.2f} h, trained {one['training_share']:.0%} of it"
+        )
+    if result["recovery_iterations"] is not None:
+        facts.add_row(
+            "lost stages", f"served again after {result['recovery_iterations']:.2f} steps, and what fetching took"
         )
     for one in result["expected"]:
         facts.add_row("expected" if one["met"] else "[red]NOT MET[/]", f"{one['what']}: {one['got']}")

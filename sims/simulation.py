@@ -28,6 +28,7 @@ from farflung.sims.hub import Backbone, MemoryHub
 from farflung.sims.judge import Judge
 from farflung.sims.links import LinkModel
 from farflung.sims.nat import Nat
+from farflung.sims.pipeline_recoveries import Recovered
 from farflung.sims.swarm import START_UNIX_S, Labour, Outfit, Swarm
 
 CRASH_LINES = 4
@@ -93,6 +94,8 @@ class Report:
     """From plan to commit, by round."""
     labour: list[Labour] = field(default_factory=list)
     """By peer."""
+    recoveries: list[Recovered] = field(default_factory=list)
+    """Of stages of a pipeline that were begun anew."""
     violations: list[str] = field(default_factory=list)
     broken_at: float | None = None
     """Seconds from the beginning to the first violation."""

@@ -173,6 +173,15 @@ def merged_spans(spans: Iterable[Span], gap_s: float) -> list[Span]:
     return found
 
 
+def kills(timeline: Iterable[Incident]) -> dict[str, list[float]]:
+    """When each peer was killed, in unix seconds, by public key."""
+    found: dict[str, list[float]] = {}
+    for incident in timeline:
+        if incident.what == "kill":
+            found.setdefault(incident.peer, []).append(incident.time)
+    return found
+
+
 def kill_time(timeline: Iterable[Incident], peer: str) -> float | None:
     """When the peer's last life was ended from outside; None when it was not."""
     last = None

@@ -13,8 +13,9 @@ from farflung.sims.audit import CHECKS, INVARIANTS, refusals
 from farflung.sims.audit_samples import account, check_samples
 from farflung.sims.facts import RunFacts
 from farflung.sims.logs import Events, Logs, all_of, stage_of
-from farflung.sims.pipeline_log import pipeline_figures
-from farflung.sims.spans import USES, kill_time, seconds_by_use
+from farflung.sims.pipeline_log import logged_steps, pipeline_figures
+from farflung.sims.pipeline_recoveries import recoveries, told
+from farflung.sims.spans import USES, kill_time, kills, seconds_by_use
 
 
 def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
@@ -31,7 +32,8 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
     `tokens_committed`, and `tokens_per_s` of the whole run. * `median_round_s`, plan to commit, at the slowest
     peer of each round. * `peers`: how many there were. * `utilisation`: {group: {peers, hours, and the share of
     their presence that went into each of `spans.USES`}}. * `pipeline`: see `pipeline_log.pipeline_figures`;
-    rounds, tokens and samples are those of stage 0, for those of the others count the same again. * `judged`:
+    rounds, tokens and samples are those of stage 0, for those of the others count the same again. * `recoveries`: of stages that were
+    begun anew, see `pipeline_recoveries.told`. * `judged`:
     what a judge beside the nodes found broken, and `expected`: [{what, got, met}], both as the facts have them.
     """
     logs = Logs(events=events_by_peer, run=run)
@@ -43,6 +45,7 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
     by_round = commits_by_round(events_by_peer).values()
     tokens = sum(sum(event["contributors"].values()) for event in by_round)
     seconds = run.ended - run.started
+    steps = logged_steps(events_by_peer)
     return {
         "outer_loss": outer_loss,
         "solo_loss": solo_loss,
@@ -84,7 +87,8 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
         "median_round_s": round(statistics.median(e["seconds"] for e in by_round), 3) if by_round else None,
         "peers": len(logs.names),
         "utilisation": utilisation(events_by_peer, run),
-        "pipeline": pipeline_figures(events_by_peer),
+        "pipeline": pipeline_figures(steps),
+        "recoveries": [told(one, run.started) for one in recoveries(events_by_peer, steps, kills(run.timeline))],
         "judged": run.violations,
         "expected": [structs.asdict(one) for one in run.expected],
     }

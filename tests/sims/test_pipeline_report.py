@@ -3,6 +3,7 @@
 import asyncio
 import math
 import re
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from farflung.sims.plots_routes import plot_routes
 from farflung.sims.report import render
 from farflung.sims.report_pipeline import takeovers_told, trouble_letters
 from farflung.sims.scene import Scene
+from farflung.sims.sim_result import slowest_recovery
 from farflung.sims.spans import compute_spans
 from farflung.sims.swarm import START_UNIX_S
 from farflung.sims.trace import COMPUTING, SENDING, trace_events
@@ -33,7 +35,7 @@ from farflung.training.pipeline_plan import Kind
 DOCS = Path(__file__).parents[2] / "docs" / "events.md"
 HEADING = {"time", "event", "swarm", "peer", "height", "version", "step", "stage"}
 START = 1_700_000_000.0
-HOME, LEFT, RIGHT = (bytes([17 * number] * 32).hex() for number in (1, 2, 3))
+HOME, LEFT, RIGHT, SPARE = (bytes([17 * number] * 32).hex() for number in (1, 2, 3, 4))
 
 
 def step(peer: str, stage: int, at: float, **fields: Any) -> dict[str, Any]:
@@ -113,7 +115,7 @@ def test_steps_are_put_together_from_all_logs() -> None:
         "far/1 was lost: no stream to it: connection refused; far/0 took over microbatch 0; "
         "microbatch 1 cut short: nobody is left for hop 1, stage 1"
     )
-    figures = pipeline_figures(by_hand())
+    figures = pipeline_figures(logged_steps(by_hand()))
     assert figures is not None
     assert {key: figures[key] for key in ("steps", "microbatches", "cut", "lost", "rerouted")} == {
         "steps": 2,
@@ -123,7 +125,7 @@ def test_steps_are_put_together_from_all_logs() -> None:
         "rerouted": 1,
     }
     assert figures["computed"][0] == pytest.approx((0.55 / 2.0 + 0.1 / 3.0) / 2, abs=1e-4)
-    assert pipeline_figures({HOME: []}) is None
+    assert pipeline_figures(logged_steps({HOME: []})) is None
 
 
 def test_what_peers_of_a_pipeline_compute_is_what_they_train() -> None:
@@ -159,6 +161,52 @@ def test_a_stage_that_was_begun_anew_has_two_histories() -> None:
     }
     check = check_digests(Logs(events=events, run=RunFacts(name="s", started=START, ended=START, peers=[])))
     assert (check.count, check.broken) == (0, [])
+
+
+def after_a_loss() -> dict[str, list[dict[str, Any]]]:
+    """Of the two peers of stage 1 one is gone at 6.5 s, and the other, killed as well, at 7; a third begins the stage anew."""
+    common = {"swarm": "s", "height": 0, "version": 0, "step": 0, "stage": 1, "life": 1}
+    events = by_hand()
+    events[HOME].append(common | {"time": START + 9.0, "event": "stage.anew", "peer": HOME, "founder": SPARE})
+    loss = {"loss": 3.0, "few_loss": None, "samples": 64, "tokens": 10, "seconds": 0.1}
+    events[HOME].append(common | {"time": START + 5.0, "event": "outer.eval", "peer": HOME, **loss})
+    made = {"rung": "shadow", "holders": ["a"], "bytes": 500, "seconds": 0.75, "misfit": None}
+    events[SPARE] = [
+        common | {"time": START + 9.25, "event": "stage.anew", "peer": SPARE, "founder": SPARE},
+        common | {"time": START + 10.0, "event": "stage.made", "peer": SPARE, **made},
+        step(SPARE, 1, 16.0, number=2, seconds=5.0, ops=[["F", 1, 1, 900, 1000], ["F", 0, 1, 500, 900]]),
+    ]
+    return events
+
+
+def killed(at: Mapping[str, float]) -> RunFacts:
+    timeline = [Incident(time=START + seconds, what="kill", peer=peer) for peer, seconds in at.items()]
+    return RunFacts(name="s", started=START, ended=START + 20.0, peers=[], timeline=timeline)
+
+
+def test_how_a_lost_stage_came_back() -> None:
+    scene = Scene(events=after_a_loss(), run=killed({RIGHT: 6.5, LEFT: 7.0, HOME: 8.0}))
+    [one] = scene.recoveries
+    assert (one.stage, one.life, one.rung, one.lost, one.anew) == (1, 1, "shadow", START + 7.0, START + 9.0)
+    assert one.serving == START + 11.5 and one.step_s == 2.5, "the median of 2 s and 3 s"
+    assert one.seconds == 4.5 and one.iterations == pytest.approx((4.5 - 0.75) / 2.5)
+    assert slowest_recovery([one]) == 1.5
+    page = render([scene])
+    assert "Stages that were lost" in page and "red, against time: a stage had nobody" in page
+    assert scene.figures["recoveries"][0] == {
+        "stage": 1, "life": 1, "rung": "shadow", "bytes": 500, "lost_s": 7.0, "anew_s": 9.0, "made_s": 10.0, "serving_s": 11.5,
+        "seconds": 4.5, "transfer_s": 0.75, "step_s": 2.5, "iterations": 1.5,
+    }  # fmt: skip
+
+
+def test_a_stage_that_was_lost_without_a_kill_or_never_served_has_no_figure() -> None:
+    events = after_a_loss()
+    [one] = Scene(events=events, run=killed({HOME: 6.0, LEFT: 9.5})).recoveries
+    assert one.lost is None and one.iterations is None and slowest_recovery([one]) is None, "the kill came later"
+    events[SPARE].pop()
+    [one] = Scene(events=events, run=killed({LEFT: 7.0})).recoveries
+    assert one.serving is None and one.seconds is None and slowest_recovery([one]) is None
+    assert slowest_recovery([]) is None and "Stages that were lost" not in render([scene_of(by_hand())])
 
 
 def test_the_trace_is_that_of_a_simulated_step() -> None:

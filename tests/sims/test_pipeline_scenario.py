@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 from typer.testing import CliRunner
 
 from farflung.node.recipe import Recipe
@@ -128,6 +129,33 @@ def test_the_shipped_scenario_can_be_played_both_ways() -> None:
     check_playable(scenario, free_bytes=10e9)
 
 
+@pytest.mark.parametrize("name", ["stage-lost-6x1", "stage-lost-6x2"])
+def test_peers_are_told_their_stage(name: str) -> None:
+    scenario = load_scenario(SHIPPED / f"{name}.toml")
+    check_playable(scenario, free_bytes=10e9)
+    roster = scenario.roster()
+    recipe, _ = read_scenario(scenario, bytes(32))
+    keys = [str(number) for number in range(len(roster))]
+    told = [
+        orders_for(scenario, recipe.manifest, keys, peer, invitation="", port=1, meter=False).stage
+        for peer in range(len(roster))
+    ]
+    assert {own.name: stage for (own, _, _), stage in zip(roster, told, strict=True)}["three"] == 3
+    assert told.count(None) == {"stage-lost-6x1": 2, "stage-lost-6x2": 6}[name]
+    with pytest.raises(ConfigError, match=r"peers 'x': stage = 6, and manifest.pipeline.stages = 6; count from 0"):
+        structs.replace(scenario, peers=(structs.replace(scenario.peers[0], name="x", stage=6),))
+
+
+@pytest.mark.slow  # half a minute
+def test_the_one_free_peer_takes_over_a_lost_stage(tmp_path: Path) -> None:
+    """It is a data node, and proposes the new life itself."""
+    scenario = load_scenario(SHIPPED / "stage-lost-6x1.toml")
+    result = run_pipeline(scenario, 0, make_schedule(scenario, 0, SHIPPED), out=tmp_path, quiet=True)
+    assert result["passed"], result
+    [one] = json.loads((tmp_path / "report.json").read_text())["recoveries"]
+    assert one["stage"] == 3 and one["iterations"] == pytest.approx(result["recovery_iterations"], abs=0.01)
+
+
 def test_a_stage_takes_its_share_of_the_time_of_a_step(small: Scenario, recipe: Recipe) -> None:
     """All stages together, forward and backward without recomputing, and the head take as long as the tokens do."""
     sizes = recipe.manifest.pipeline.sizes(recipe.model.num_layers)
@@ -137,7 +165,7 @@ def test_a_stage_takes_its_share_of_the_time_of_a_step(small: Scenario, recipe: 
     assert paces[1].layers == pytest.approx(2 * paces[0].layers)  # two layers, and one
     keys = [Ed25519Signer(bytes([number]) * 32).peer_id.hex() for number in range(3)]
     orders = orders_for(small, recipe.manifest, keys, 1, invitation="", port=1, meter=False)
-    assert orders.token_s == 1.0 / 48.0
+    assert orders.token_s == 1.0 / 48.0 and orders.stage is None
 
 
 def test_a_paced_stage_computes_the_same_and_takes_longer(recipe: Recipe, tmp_path: Path) -> None:

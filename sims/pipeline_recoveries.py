@@ -1,0 +1,141 @@
+"""How a pipeline got a lost stage back: when its last peer went, when the others had agreed on that, what it was made of, and when it computed again.
+
+Worked out from the nodes' events and from who was killed when. What a recovery is measured in is steps of the pipeline as they were before, without the time
+that it took to fetch what the stage was made of: that is what CheckFree's followers count (reference/pipeline.md, section 2).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from farflung.sims.logs import Events
+from farflung.sims.pipeline_log import LoggedStep
+
+STEPS_BEFORE = 10
+"""Steps before the loss, whose median is what a step takes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recovered:
+    """A stage that was begun anew. Times are unix seconds."""
+
+    stage: int
+    life: int
+    """Number of the new life."""
+    lost: float | None
+    """When the last of its peers was killed; None where none was, as when a chain has lost its quorum to goodbyes."""
+    anew: float
+    """When the first peer heard that the chain of stage 0 begins it anew."""
+    made: float
+    """When its founder had its state."""
+    rung: str
+    nbytes: int
+    transfer_s: float
+    """Until what it was made of was here."""
+    serving: float | None
+    """When the founder first computed for the pipeline; None where it never did."""
+    step_s: float | None
+    """Of the pipeline before the loss; None where it had not made a step."""
+
+    @property
+    def seconds(self) -> float | None:
+        """From the loss until the stage computed again."""
+        return None if self.lost is None or self.serving is None else self.serving - self.lost
+
+    @property
+    def iterations(self) -> float | None:
+        """The same in steps, without the transfer."""
+        if self.seconds is None or not self.step_s:
+            return None
+        return (self.seconds - self.transfer_s) / self.step_s
+
+
+def recoveries(
+    events_by_peer: Events, steps: Sequence[LoggedStep], kills: Mapping[str, Sequence[float]]
+) -> list[Recovered]:
+    """All of them, in the order in which stages were made; `kills`: by key, unix seconds."""
+    found = []
+    for peer, events in events_by_peer.items():
+        for event in events:
+            if event["event"] == "stage.made":
+                found.append(_recovered(peer, event, events_by_peer, steps, kills))
+    return sorted(found, key=lambda one: one.made)
+
+
+def told(recovered: Recovered, started: float) -> dict[str, Any]:
+    """As `report.json` has it; times are seconds from the run's start."""
+
+    def since_start(time: float | None) -> float | None:
+        return None if time is None else round(time - started, 2)
+
+    def rounded(value: float | None) -> float | None:
+        return None if value is None else round(value, 2)
+
+    return {
+        "stage": recovered.stage,
+        "life": recovered.life,
+        "rung": recovered.rung,
+        "bytes": recovered.nbytes,
+        "lost_s": since_start(recovered.lost),
+        "anew_s": since_start(recovered.anew),
+        "made_s": since_start(recovered.made),
+        "serving_s": since_start(recovered.serving),
+        "seconds": rounded(recovered.seconds),
+        "transfer_s": rounded(recovered.transfer_s),
+        "step_s": rounded(recovered.step_s),
+        "iterations": rounded(recovered.iterations),
+    }
+
+
+def _recovered(
+    founder: str,
+    made: Mapping[str, Any],  # its `stage.made`
+    events_by_peer: Events,
+    steps: Sequence[LoggedStep],
+    kills: Mapping[str, Sequence[float]],
+) -> Recovered:
+    stage, life = made["stage"], made["life"]
+    heard = [
+        event["time"]
+        for events in events_by_peer.values()
+        for event in events
+        if event["event"] == "stage.anew" and (event["stage"], event["life"]) == (stage, life)
+    ]
+    anew = min(heard, default=made["time"])
+    deaths = [
+        at
+        for peer, times in kills.items()
+        for at in times
+        if at <= anew and _stage_at(events_by_peer.get(peer, ()), at) == stage
+    ]
+    lost = max(deaths, default=None)
+    before = [step.seconds for step in steps if lost is not None and step.end <= lost][-STEPS_BEFORE:]
+    return Recovered(
+        stage=stage,
+        life=life,
+        lost=lost,
+        anew=anew,
+        made=made["time"],
+        rung=made["rung"],
+        nbytes=made["bytes"],
+        transfer_s=made["seconds"],
+        serving=_first_operation(events_by_peer[founder], stage, made["time"]),
+        step_s=median(before) if before else None,
+    )
+
+
+def _stage_at(events: Sequence[Mapping[str, Any]], time: float) -> int | None:
+    """The stage that a peer computed last before then."""
+    stages = [event["stage"] for event in events if event["event"] == "pipeline.step" and event["time"] <= time]
+    return stages[-1] if stages else None
+
+
+def _first_operation(events: Sequence[Mapping[str, Any]], stage: int, since: float) -> float | None:
+    begun = [
+        event["time"] - event["seconds"] + began / 1000.0
+        for event in events
+        if event["event"] == "pipeline.step" and event["stage"] == stage
+        for _, _, _, began, _ in event["ops"]
+    ]
+    return min((at for at in begun if at >= since), default=None)
