@@ -116,7 +116,8 @@ class Renewal:
         self._log.emit("stage.recovery", stage=self._life.stage, life=self._life.number, reason=recovery.why)
         for priced in recovery.order:
             offer, began = priced.offer, self._outside.now()
-            if not await self._try(offer):
+            fetch_s = await self._try(offer)
+            if fetch_s is None:
                 self._log.emit("stage.unmade", rung=str(offer.rung), reason="it could not be had in one piece")
                 continue
             misfit = await self._doors.learner.run(self._learner.misfit, self._pairs) if self._pairs else None
@@ -132,6 +133,7 @@ class Renewal:
                 rung=str(offer.rung),
                 holders=list(offer.holders),
                 bytes=offer.nbytes,
+                fetch_s=round(fetch_s, 3),
                 seconds=round(self._outside.now() - began, 3),
                 misfit=misfit,
             )
@@ -216,18 +218,20 @@ class Renewal:
             fit_s=self._fit_s(),
         )
 
-    async def _try(self, offer: Offer) -> bool:
-        """Whether the learner has now what an offer gives."""
+    async def _try(self, offer: Offer) -> float | None:
+        """Give the learner what an offer has. Seconds that fetching took; None where it could not be had."""
         if offer.rung.keeps_moments:
             await self._go_on()
-            return True
+            return 0.0
+        began = self._outside.now()
         layers = self._initial if offer.rung is Rung.RANDOM else await self._layers(offer)
         if layers is None:
-            return False
+            return None
+        fetch_s = self._outside.now() - began
         await self._doors.learner.run(self._learner.begin_with, layers)
         if offer.rung is Rung.FITTED or (offer.rung is Rung.RANDOM and self._pairs):
             await self._doors.learner.run(self._learner.fit, self._pairs)
-        return True
+        return fetch_s
 
     async def _go_on(self) -> None:
         """With what we have of an earlier life."""

@@ -119,7 +119,7 @@ def _recovered(
         made=made["time"],
         rung=made["rung"],
         nbytes=made["bytes"],
-        transfer_s=made["seconds"],
+        transfer_s=made["fetch_s"],
         serving=_first_operation(events_by_peer[founder], stage, made["time"]),
         step_s=median(before) if before else None,
     )

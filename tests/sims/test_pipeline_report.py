@@ -170,7 +170,7 @@ def after_a_loss() -> dict[str, list[dict[str, Any]]]:
     events[HOME].append(common | {"time": START + 9.0, "event": "stage.anew", "peer": HOME, "founder": SPARE})
     loss = {"loss": 3.0, "few_loss": None, "samples": 64, "tokens": 10, "seconds": 0.1}
     events[HOME].append(common | {"time": START + 5.0, "event": "outer.eval", "peer": HOME, **loss})
-    made = {"rung": "shadow", "holders": ["a"], "bytes": 500, "seconds": 0.75, "misfit": None}
+    made = {"rung": "shadow", "holders": ["a"], "bytes": 500, "fetch_s": 0.75, "seconds": 1.5, "misfit": None}
     events[SPARE] = [
         common | {"time": START + 9.25, "event": "stage.anew", "peer": SPARE, "founder": SPARE},
         common | {"time": START + 10.0, "event": "stage.made", "peer": SPARE, **made},
