@@ -157,7 +157,7 @@ class Applier:
             if taken is not None and means is not None:
                 self.steady.clear()
                 with self._log.span("apply", commit.height):
-                    await self._take_round(taken, means)
+                    await self._take_round(commit.height, taken, means)
                 self.version = commit.version
             await self._settle(commit, taken)  # rounds that came with a downloaded state have been counted with it
             self.height = commit.height  # training may go on: digests, reports and the like need not be waited for
@@ -174,11 +174,12 @@ class Applier:
         await self._evaluate(commit)
         await self._checkpoint_when_due()
 
-    async def _take_round(self, result: RoundResult, means: dict[int, Payload]) -> None:
+    async def _take_round(self, height: int, result: RoundResult, means: dict[int, Payload]) -> None:
         """The outer step, and what it does to our progress."""
         counted = self._counted(result)
         contributed = counted > 0 and self._exchange.in_flight == result.plan
-        updates = await self._aside(self._exchange.decode, result, means)
+        with self._log.span("decode", height):
+            updates = await self._aside(self._exchange.decode, result, means)
         told = await self._aside(self._residuals.told, result) if contributed else None
         await self._learn(self._learner.apply, updates, contributed=contributed, told=told)
         await self._aside(self._residuals.settle, result)

@@ -161,6 +161,8 @@ def _rounds(events: Sequence[Event], committed: dict[int, float]) -> list[dict[s
                 rounds[event["round"]] = {"planned": event["time"]}
             case "round.cut" if event["round"] in rounds:
                 rounds[event["round"]]["cut"] = event["time"]
+            case "span" if event["what"] == "decode" and event["round"] in rounds:
+                rounds[event["round"]]["averaged"] = event["time"]
             case "round.commit" if event["round"] in rounds:
                 rounds[event["round"]] |= {
                     "held_s": event["seconds"],

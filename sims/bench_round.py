@@ -1,9 +1,8 @@
 """`farflung bench round`: seconds of one round of real peers, beside hivemind's averager and gloo.
 
 Every peer is a process with a real engine and a real `Peer` (`bench_peer vector`). It holds one vector and
-contributes again as soon as it has reported a round. A round is timed from its plan to the moment the last peer has
-the certified commit; from then on everybody holds the mean's bytes, agreed on. What follows is not part of it and
-reported apart: bytes to disk, decoding, outer step and digest of the state (`applied`).
+contributes again as soon as it has reported a round. A round is timed from its plan to the moment the last peer has the mean in a tensor, agreed on and decoded:
+that is what the baselines do, too. What follows is reported apart, for they have nothing like it: outer step, digest of the state (`apply_s`), all means on disk.
 
 The baselines run with the same number of peers, one torch thread each, in the same minutes. They neither sign,
 agree on a membership, survive a death, nor (gloo) encrypt. Behind the emulated WAN there are no baselines: there the
@@ -54,7 +53,7 @@ class RoundFigures:
     mb: float
     """fp32 megabytes (1e6 bytes) of each peer's vector."""
     seconds: float
-    """From the plan to the last peer that has the certified commit."""
+    """From the plan to the last peer that has the agreed mean in a tensor."""
     mb_per_s: float
     """fp32 megabytes averaged per second by each peer."""
     scatter_s: float
@@ -63,8 +62,10 @@ class RoundFigures:
     """From the cut until everybody holds every mean: reducing and sending means."""
     commit_s: float
     """From then on: votes, certificate."""
+    decode_s: float
+    """From then on: decoding the means, at the slowest peer."""
     apply_s: float
-    """After that, not in `seconds`: means to disk, decoding, outer step, digest; the slowest peer."""
+    """After that, not in `seconds`: outer step, digest; the slowest peer."""
     sent_mb: float
     """Encoded megabytes that a peer sent in one round; the most of any peer."""
     nmse: float
@@ -113,11 +114,11 @@ def _figures(num_bytes: int, codec: str, results: Sequence[dict[str, Any]]) -> R
         planned = min(r["planned"] for r in seen)
         cut = min(r["cut"] for r in seen)
         held = planned + seen[0]["held_s"]
-        committed = max(r["committed"] for r in seen)
-        applied = max(r["applied"] for r in seen)
+        committed, averaged, applied = (max(r[when] for r in seen) for when in ("committed", "averaged", "applied"))
         sent = max(r["sent_bytes"] for r in seen) / MB
-        rows.append((committed - planned, cut - planned, held - cut, committed - held, applied - committed, sent))
-    seconds, scatter, gather, commit, apply, sent = (statistics.median(c) for c in zip(*rows[1:], strict=True))
+        phases = cut - planned, held - cut, committed - held, averaged - committed, applied - averaged
+        rows.append((averaged - planned, *phases, sent))
+    seconds, scatter, gather, commit, decode, apply, sent = (statistics.median(c) for c in zip(*rows[1:], strict=True))
     return RoundFigures(
         method="farflung",
         codec=codec,
@@ -128,6 +129,7 @@ def _figures(num_bytes: int, codec: str, results: Sequence[dict[str, Any]]) -> R
         scatter_s=scatter,
         gather_s=gather,
         commit_s=commit,
+        decode_s=decode,
         apply_s=apply,
         sent_mb=sent,
         nmse=max(result["nmse"] for result in results),
@@ -224,7 +226,7 @@ def _show(rows: Sequence[dict[str, Any]], console: Console) -> None:
         "codec",
         "seconds",
         "MB/s",
-        "scatter / gather / commit",
+        "scatter / gather / commit / decode",
         "then apply",
         "NMSE",
     ):
@@ -234,7 +236,7 @@ def _show(rows: Sequence[dict[str, Any]], console: Console) -> None:
         title=f"One round of {WAN_PEERS} peers at {WAN_LINK.rate_bit_s / 1e6:.0f} Mbit/s, 100 ms, 1 % loss",
         title_justify="left",
     )
-    for name in ("fp32 MB", "seconds", "scatter / gather / commit", "MB sent", "bytes/rate", "ratio"):
+    for name in ("fp32 MB", "seconds", "scatter / gather / commit / decode", "MB sent", "bytes/rate", "ratio"):
         far.add_column(name, justify="right")
     notes: list[str] = []
     for row in rows:
@@ -243,7 +245,7 @@ def _show(rows: Sequence[dict[str, Any]], console: Console) -> None:
             continue
         phases = ""
         if "scatter_s" in row:
-            phases = f"{row['scatter_s']:.2f} / {row['gather_s']:.2f} / {row['commit_s']:.2f}"
+            phases = " / ".join(f"{row[f'{phase}_s']:.2f}" for phase in ("scatter", "gather", "commit", "decode"))
         if row["where"] == "wan":
             far.add_row(
                 f"{row['mb']:.0f}",

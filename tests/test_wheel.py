@@ -47,6 +47,7 @@ FIGURES = {
     "judged",
     "expected",
     "pipeline",
+    "recoveries",
     "invariants_broken",
 }
 """Of the demo's JSON."""

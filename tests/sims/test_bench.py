@@ -32,7 +32,7 @@ def test_rounds_of_real_peers() -> None:
     figures = measure_rounds(MB, peers=3, rounds=2, within_s=90, progress=said.append)
     assert (figures.peers, figures.mb, figures.codec, len(figures.rounds)) == (3, 1.0, "int8(block=128)", 2)
     assert 0 < figures.seconds < 30 and figures.mb_per_s == pytest.approx(1.0 / figures.seconds)
-    assert figures.scatter_s + figures.gather_s + figures.commit_s > 0 and figures.apply_s > 0
+    assert figures.scatter_s + figures.gather_s + figures.commit_s + figures.decode_s > 0 and figures.apply_s > 0
     # two thirds of the vector to the owners, one third to both others, at 8.125 bits an element; more for a larger part
     assert 4 / 3 * 0.253 < figures.sent_mb < 2.0 * 0.255
     assert 1e-5 < figures.nmse < 1e-3
@@ -110,6 +110,7 @@ def seen(**changed: Any) -> dict[str, Any]:
         "cut": 10.5,
         "held_s": 0.9,
         "committed": 11.0,
+        "averaged": 11.1,
         "applied": 11.5,
         "sent_bytes": 3 * MB,
         "digest": "ab",
@@ -127,11 +128,14 @@ def answers(first: dict[str, Any], second: dict[str, Any]) -> list[dict[str, Any
 
 
 def test_the_slowest_peer_counts_and_the_warm_up_does_not() -> None:
-    results = answers(seen(), seen(planned=10.1, cut=10.6, committed=11.2, applied=12.0, sent_bytes=4 * MB))
+    results = answers(
+        seen(), seen(planned=10.1, cut=10.6, committed=11.2, averaged=11.4, applied=12.0, sent_bytes=4 * MB)
+    )
     figures = bench_round._figures(16 * MB, "int8", results)
-    assert figures.seconds == pytest.approx(1.2) and figures.mb_per_s == pytest.approx(16 / 1.2)
+    assert figures.seconds == pytest.approx(1.4) and figures.mb_per_s == pytest.approx(16 / 1.4)
     assert (figures.scatter_s, figures.gather_s) == (pytest.approx(0.5), pytest.approx(0.4))
-    assert (figures.commit_s, figures.apply_s) == (pytest.approx(0.3), pytest.approx(0.8))
+    assert (figures.commit_s, figures.decode_s) == (pytest.approx(0.3), pytest.approx(0.2))
+    assert figures.apply_s == pytest.approx(0.6)
     assert figures.sent_mb == 4.0 and figures.nmse == 2e-4
 
 
@@ -165,6 +169,7 @@ FIGURES = RoundFigures(
     scatter_s=0.2,
     gather_s=0.2,
     commit_s=0.1,
+    decode_s=0.0,
     apply_s=0.5,
     sent_mb=2.0,
     nmse=1e-4,
