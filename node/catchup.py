@@ -5,6 +5,7 @@ announces. What an earlier process had already fetched is taken up again. A repa
 """
 
 import asyncio
+import contextlib
 import hashlib
 
 from torch import Tensor
@@ -29,6 +30,9 @@ RETRY_S = 1.0
 
 REPORT_CHUNKS = 16
 """Chunks between two lines of progress."""
+
+FOLLOWED_ROUNDS = KEPT_ROUNDS // 2
+"""Versions that chunks may fall behind the history while others are still on their way: the means must still be there, and take a while to come."""
 
 VERSIONS_AHEAD = 2
 """Versions by which a donor may be ahead of the history we know: a commit or two that have not reached us yet."""
@@ -67,18 +71,41 @@ class Catchup:
         """
         download = self._download = self._download or await self._begin()
         while True:
-            await self._sync.fetch(download, self._donors(download), self._arrived)
+            await self._fetch(download)
             view = self._member.head.commit.view
             newest = max([at_least, *download.have.values()])
             agreed = standing.agreed(self._member.membership, view, self._member.me, newest)
             if agreed is not None and download.complete and agreed[0] <= self._member.head.commit.version:
                 version, digest, holders = agreed
                 await self._roll_forward(download, version)
+                download.have = dict.fromkeys(download.at(version), version)
                 if download.complete and await self._verified(download, digest, holders):
                     self._download = None
                     self._report(download)
                     return version
             await asyncio.sleep(RETRY_S)
+
+    async def _fetch(self, download: Download) -> None:
+        """Get what is missing, and meanwhile keep what is here within reach of the swarm, which may move on for longer than means are kept."""
+        fetched = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow(download, fetched))
+            await self._sync.fetch(download, self._donors(download), self._arrived)
+            fetched.set()
+
+    async def _follow(self, download: Download, fetched: asyncio.Event) -> None:
+        """Means come before chunks: on a link that is not much faster than the rounds these would leave them no room. Not cancelled at the end, for a
+        chunk that has been stepped counts as what it is now.
+        """
+        while not fetched.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_S):
+                    await fetched.wait()
+            version = self._member.head.commit.version
+            if min(download.have.values(), default=version) <= version - FOLLOWED_ROUNDS:
+                download.asking.clear()
+                await self._roll_forward(download, version)
+                download.asking.set()
 
     async def _verified(self, download: Download, digest: bytes, holders: tuple[PeerId, ...]) -> bool:
         """Whether the state is the one announced. If not, a list tells which chunks are wrong, while there is somebody at that version."""
@@ -141,7 +168,7 @@ class Catchup:
         )
 
     async def _roll_forward(self, download: Download, version: int) -> None:
-        """Bring older chunks to `version` by the means of the rounds between; drop those for which that is not possible."""
+        """Bring older chunks to `version` by the means of the rounds between, as far as these can be had."""
         oldest = min(download.have.values(), default=version)
         rounds = {c.commit.version: c.commit for c in self._member.history if c.commit.round is not None}
         for target in range(max(oldest, version - KEPT_ROUNDS) + 1, version + 1):
@@ -152,9 +179,9 @@ class Catchup:
             means = await self._exchange.fetcher.collect(commit.round, holders)
             if means is not None:
                 updates = await self._aside(self._exchange.decode, commit.round, means)
-                await self._learn(self._sync.roll, download, target, updates, self._outer_step)
-        for index in [i for i, at in download.have.items() if at != version]:
-            del download.have[index]
+                chunks = download.at(target - 1)  # more may come meanwhile; but nobody else changes these
+                await self._learn(self._sync.roll, chunks, updates, self._outer_step)
+                download.have |= dict.fromkeys(chunks, target)
 
     def _outer_step(self, start: int, stop: int, mean: Tensor) -> None:
         self._learner.outer.step_(start, stop, mean, self._outer.lr, self._outer.momentum)

@@ -27,6 +27,12 @@ from farflung.training.outer import BYTES_PER_ELEMENT, OuterState
 STREAMS_PER_DONOR = 2
 """Requests in flight at one donor: one is on the wire while the next is being read."""
 
+FIRST_STREAMS = 4
+"""Streams until chunks have shown how quick the link is: with more, a slow one is shared by so many that none comes in time."""
+
+QUICK_S = 10.0
+"""A chunk that was here sooner has room for another one beside it."""
+
 SERVED_AT_ONCE = 4
 """Chunks a donor sends at the same time; more wait their turn, so that newcomers do not take the uplink from rounds."""
 
@@ -57,10 +63,19 @@ class Download:
     distrusted: set[PeerId] = field(default_factory=set)
     """Donors whose chunks turned out wrong."""
     received_bytes: int = 0
+    asking: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while chunks may be asked for; not while something else needs the link."""
+
+    def __post_init__(self) -> None:
+        self.asking.set()
 
     @property
     def complete(self) -> bool:
         return len(self.have) == self.num_chunks
+
+    def at(self, version: int) -> list[int]:
+        """The chunks that are here at that version."""
+        return [index for index, at in self.have.items() if at == version]
 
 
 class _Work:
@@ -189,11 +204,12 @@ class StateSync:
         Returns when nothing is missing or no donor can give more; the caller looks at `download.have` and goes on.
         """
         work = _Work(download)
+        room = asyncio.Semaphore(FIRST_STREAMS)
         async with asyncio.TaskGroup() as group:
             streams = [
-                group.create_task(self._drain(donor, work, download, arrived))
-                for donor in donors
+                group.create_task(self._drain(donor, room, work, download, arrived))
                 for _ in range(STREAMS_PER_DONOR)
+                for donor in donors
             ]
 
             def end_all(_: asyncio.Task[None]) -> None:
@@ -210,13 +226,25 @@ class StateSync:
     async def _drain(
         self,
         donor: PeerId,
+        room: asyncio.Semaphore,
         work: _Work,
         download: Download,
         arrived: Callable[[int, int, bytes], Awaitable[None]],
     ) -> None:
-        """One stream to one donor: take chunks off the common list until none is missing, or the donor fails."""
-        if work.complete:
-            return
+        """One stream to one donor, when there is room for it: take chunks off the common list until none is missing, or the donor fails."""
+        async with room:
+            if not work.complete:
+                await self._use_stream(donor, room, work, download, arrived)
+
+    async def _use_stream(
+        self,
+        donor: PeerId,
+        room: asyncio.Semaphore,
+        work: _Work,
+        download: Download,
+        arrived: Callable[[int, int, bytes], Awaitable[None]],
+    ) -> None:
+        loop = asyncio.get_running_loop()
         index = work.take()
         try:
             async with asyncio.timeout(DIAL_S):
@@ -226,12 +254,16 @@ class StateSync:
             return
         try:
             while True:
+                await download.asking.wait()
+                asked_at = loop.time()
                 async with asyncio.timeout(CHUNK_S):
                     await framing.write_header(stream, ChunkRequest(index))
                     version = int.from_bytes(await framing.read_exactly(stream, VERSION_BYTES), "big")
                     data = await framing.read_blob(stream, CHUNK_BYTES)
                 if data is None or len(data) != self._chunk_bytes(index):
                     raise Refused(f"not a chunk {index}", peer=donor)
+                if loop.time() - asked_at < QUICK_S:
+                    room.release()  # for one more
                 if index not in download.have:  # near the end, two donors may be asked for the same chunk
                     download.have[index], download.source[index] = version, donor  # before any await: ours counts
                     try:
@@ -282,22 +314,18 @@ class StateSync:
 
     def roll(
         self,
-        download: Download,
-        version: int,
+        chunks: Sequence[int],
         updates: Sequence[tuple[int, int, torch.Tensor]],
         step: Callable[[int, int, torch.Tensor], None],
     ) -> None:
-        """Bring chunks that are at `version` - 1 to `version`. `step(start, stop, mean)` is one outer step of a slice. Blocks."""
+        """Bring chunks from the version before a round to that after it. `step(start, stop, mean)` is one outer step of a slice. Blocks."""
         outer = self._learner.outer
-        for index, at in sorted(download.have.items()):
-            if at != version - 1:
-                continue
+        for index in sorted(chunks):
             low, high = outer.chunk_range(index)
             for start, stop, mean in updates:
                 a, b = max(low, start), min(high, stop)
                 if a < b:
                     step(a, b, mean[a - start : b - start])
-            download.have[index] = version
 
 
 def decode_list(data: bytes, donor: PeerId) -> ChunkList:

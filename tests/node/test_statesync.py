@@ -13,6 +13,7 @@ from farflung.node.network import Stream
 from farflung.node.statesync import CHUNK_S, SERVED_AT_ONCE, Donor, Download, StateSync, decode_list
 from farflung.protocol.errors import LimitExceeded, NetworkError, Refused, RemoteError
 from farflung.protocol.messages import ChunkList, ChunkListRequest, ChunkRequest, encode
+from farflung.sims.links import LinkModel
 
 
 class Serving:
@@ -154,7 +155,9 @@ def test_older_chunks_are_rolled_forward_to_the_same_bits() -> None:
         for version in (6, 7):
             mean = update(version - 1)
             parts = [(0, 208, mean[:208]), (208, NUMEL, mean[208:])]
-            sync.roll(download, version, parts, own)
+            rolled = download.at(version - 1)
+            sync.roll(rolled, parts, own)
+            download.have |= dict.fromkeys(rolled, version)
         assert set(download.have.values()) == {7}
         assert me.learner.outer.digest() == donor.digest
 
@@ -170,10 +173,9 @@ def test_a_part_that_was_left_out_does_not_move() -> None:
         mean = update(1)[:208]
         other.learner.outer.step_(0, 208, mean, OUTER.lr, OUTER.momentum)
         own = lambda a, b, m: me.learner.outer.step_(a, b, m, OUTER.lr, OUTER.momentum)  # noqa: E731
-        sync.roll(download, 6, [(0, 208, mean)], own)
-        assert me.learner.outer.digest() == donor.digest and set(download.have.values()) == {6}
-        sync.roll(download, 8, [(0, 208, mean)], own)
-        assert set(download.have.values()) == {6}, "a version is not skipped"
+        assert download.at(4) == [] and len(download.at(5)) == download.num_chunks
+        sync.roll(download.at(5), [(0, 208, mean)], own)
+        assert me.learner.outer.digest() == donor.digest
 
     in_lab(2, main)
 
@@ -272,6 +274,22 @@ def test_a_stalled_donor_does_not_stall_the_download() -> None:
         assert me.learner.outer.digest() == donor.digest and len(arrived) == download.num_chunks
 
     in_lab(3, main)
+
+
+def test_many_donors_do_not_share_a_slow_link_so_that_nothing_comes_in_time() -> None:
+    """All chunks at once, and each of them twice, would take longer than any of them may."""
+
+    async def main(lab: Lab) -> None:
+        me, *others = lab.nodes
+        lab.hub.set_link(me.id, LinkModel(down_bytes_per_s=90.0))
+        for n in others:
+            Serving(n)
+        sync, download, _, note = newcomer(me)
+        assert 2 * 8 * NUMEL / 90.0 > CHUNK_S
+        await sync.fetch(download, [n.id for n in others], note)
+        assert download.complete and me.learner.outer.digest() == others[0].learner.outer.digest()
+
+    in_lab(8, main)
 
 
 def test_a_donor_that_dies_is_replaced() -> None:

@@ -1,11 +1,15 @@
-"""Parts of rounds follow what downlinks were seen to take, by whole nodes under virtual time."""
+"""Narrow downlinks, by whole nodes under virtual time: parts of rounds follow what they were seen to take, and newcomers behind them come in."""
 
 import asyncio
+import json
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from farflung.compression.int4 import Int4
+from farflung.node.means import KEPT_ROUNDS
 from farflung.sims import streams
 from farflung.sims.chaos import OUTER, Wire, toy_plan
 from farflung.sims.faults import Schedule, Start
@@ -67,3 +71,24 @@ def test_a_peer_that_sends_much_and_is_sent_little_gets_a_larger_part() -> None:
     """What it receives in the first rounds is a fifth of its link: nobody sends faster."""
     *others, strong = last_shares(STRONG)
     assert strong > 0.5 and max(others) < 0.2, (others, strong)
+
+
+def test_a_newcomer_whose_link_is_twice_what_the_rounds_need_joins() -> None:
+    """Its download takes far longer than means are kept, and no byte of the state comes twice."""
+    numel, joins_at, narrow = 12_000, 40.0, LinkModel(down_bytes_per_s=1000.0)
+    starts = (*(Start(at=0.5 * peer, peer=peer) for peer in range(3)), Start(at=joins_at, peer=3))
+    schedule = Schedule(num_peers=4, duration_s=400.0, faults=starts)
+    plan = toy_plan(7, schedule, Wire(step_s=(1.0,) * 4, numel=numel, codec=Int4(), fragments=3), calm_s=0.0)
+    plan = replace(plan, exact_means=False, links=lambda peer: narrow if peer == 3 else LinkModel())
+    report = simulate(plan, keep=True)
+    assert report.violations == [] and report.members == 4
+
+    def told(what: str, peer: int) -> list[tuple[float, dict[str, Any]]]:
+        lines = [line.split(maxsplit=3) for line in report.events]
+        return [(float(at), json.loads(said)) for at, who, event, said in lines if (who, event) == (str(peer), what)]
+
+    done_at, done = told("state.sync", 3)[-1]
+    assert (done["chunks_done"], done["bytes"]) == (done["chunks"], 8 * numel)
+    meanwhile = [at for at, _ in told("round.commit", 0) if joins_at < at < done_at]
+    assert len(meanwhile) > 4 * KEPT_ROUNDS, "or this tests nothing"
+    assert any(one["contributed"] for _, one in told("round.commit", 3))
