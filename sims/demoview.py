@@ -19,6 +19,9 @@ NEWS = 6
 BETTER = {True: " (the swarm's is lower)", False: " (the swarm's is NOT lower)", None: ""}
 """By `outer_better`."""
 
+EQUAL = {True: "yes", False: "NO", None: "there was nothing to compare"}
+"""By `digests_equal`."""
+
 PLAIN_S = 10.0
 """Between two lines of progress where there is no terminal."""
 
@@ -126,7 +129,7 @@ class DemoView:
             ("data-parallel training would send", size(figures["ddp_bytes_per_peer"]) + times),
             ("rounds committed", str(figures["rounds_committed"])),
             ("times a peer missed a round", str(len(figures["rounds_missed"]))),
-            ("model's bits equal on all peers", "yes" if figures["digests_equal"] else "NO"),
+            ("model's bits equal on all peers", EQUAL[figures["digests_equal"]]),
             (
                 "samples trained twice, lost, miscounted",
                 f"{figures['samples_trained_twice']}, {figures['samples_lost']}, {figures['samples_miscounted']}",

@@ -42,6 +42,8 @@ CHECKED_NOTE = (
     "them: what is not listed here is not claimed. Simulations judge those."
 )
 
+BITS = {True: "equal", False: "DIFFERENT", None: "not compared"}
+
 MOST_PEERS = 60
 """Rows of the table of peers: those that trained most."""
 
@@ -190,11 +192,7 @@ def _tiles(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         cells.append((f"{figures['median_round_s']:.1f} s", "median round, from the plan to the commit", ""))
     equal, twice, lost = figures["digests_equal"], figures["samples_trained_twice"], figures["samples_lost"]
     cells += [
-        (
-            "equal" if equal else "DIFFERENT",
-            "bits of the model on all peers, at each version",
-            "good" if equal else "bad",
-        ),
+        (BITS[equal], "bits of the model on all peers, at each version", {True: "good", False: "bad", None: ""}[equal]),
         (
             f"{twice:,} / {'?' if lost is None else f'{lost:,}'}",
             "samples trained twice / lost",

@@ -24,7 +24,7 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
     * `outer_loss`: the last held-out loss of the outer parameters (None without one); `solo_loss`: that of
     the run alone; `outer_better`: whether the first is lower, None when one is missing. * `bytes_sent_per_peer`: {name: bytes} over all lives of a node; `ddp_bytes_per_peer`: what
     data-parallel would send. * `rounds_committed`: distinct heights; `rounds_missed`: [{peer, round,
-    reason}]. * `digests_equal`: all commits of one version have one digest over all peers. *
+    reason}]. * `digests_equal`: all commits of one version have one digest over all peers; None where no two could be compared. *
     `samples_trained_twice`, `samples_lost` and `samples_miscounted`: see `audit_samples.Samples`; two different
     commits of one height count twice, so a fork shows here as well. * `checked`: [{which, name, what}], the
     invariants of the design for which logs had something to compare, and `invariants_broken`: [{which, detail}],
@@ -39,6 +39,7 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
     logs = Logs(events=events_by_peer, run=run)
     samples = account(logs)
     checks = [*(check(logs) for check in CHECKS), *check_samples(logs, samples)]
+    of_bits = [check for check in checks if check.which == 1 and check.count]
     outer = outer_losses(events_by_peer)
     outer_loss = outer[-1]["loss"] if outer else None
     solo_loss = run.solo_loss[-1].loss if run.solo_loss else None
@@ -66,7 +67,7 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
         "rounds_missed": [
             {"peer": logs.name(e["peer"]), "round": e["round"], "reason": e["reason"]} for e in logs.all("round.missed")
         ],
-        "digests_equal": not any(check.which == 1 and check.broken for check in checks),
+        "digests_equal": not any(check.broken for check in of_bits) if of_bits else None,
         "samples_trained_twice": samples.twice,
         "samples_lost": samples.lost,
         "samples_miscounted": samples.miscounted,

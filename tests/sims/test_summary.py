@@ -98,6 +98,7 @@ def test_digests_of_one_version_are_compared_over_peers(digest: str, equal: bool
     result = figures(commit(A, 1, {A: [(0, 4)]}), commit(B, 1, {A: [(0, 4)]}, digest=digest))
     assert result["digests_equal"] is equal
     assert any("held other bits" in said for said in violations(result)) is not equal
+    assert figures(commit(A, 1, {A: [(0, 4)]}))["digests_equal"] is None, "nobody to compare it with"
 
 
 def test_samples_in_two_commits_count_as_trained_twice() -> None:
