@@ -60,8 +60,9 @@ def plot_losses(scenes: Sequence[Scene]) -> dict[str, Markup]:
             figure = Figure(figsize=PANEL_IN, layout="constrained")
             axis = figure.subplots()
             scale = divisor if key == "seconds" else 1.0
+            training = training_curves(scenes[0]) if len(scenes) == 1 else {}
             if len(scenes) == 1:
-                for peer, curve in training_curves(scenes[0]).items():
+                for peer, curve in training.items():
                     _draw(axis, curve, key, scale, color=scenes[0].colours[peer], linewidth=0.9, alpha=0.75)
                 _draw(axis, few_curve(scenes[0]), key, scale, color=INK, zorder=4, **RINGS)
             for scene, colour in zip(scenes, run_colours(len(scenes)), strict=True):
@@ -80,7 +81,8 @@ def plot_losses(scenes: Sequence[Scene]) -> dict[str, Markup]:
             best = [e["loss"] for scene in scenes for e in scene.outer]
             best += [p.loss for scene in scenes for p in scene.run.solo_loss]
             if len(best) > 1:  # the first steps fall from far above; what is compared lies near the end
-                axis.set_ylim(min(best) - LOSS_MARGIN, min(max(best) + LOSS_MARGIN, min(best) + LOSS_SPAN))
+                lowest = min([*best, *(loss for curve in training.values() for loss in curve["loss"])])
+                axis.set_ylim(lowest - LOSS_MARGIN, min(max(best) + LOSS_MARGIN, min(best) + LOSS_SPAN))
             shown[caption] = Markup(to_svg(figure, f"loss-{number}-{slug}", f"Loss {caption}: {_told(scenes)}"))
     return shown
 

@@ -231,10 +231,9 @@ def _loss_note(scene: Scene) -> str:
     note = "The swarm's outer parameters on text held out from training"
     if scene.run.solo_loss:
         note += ", beside one worker that trained alone, on the same text"
-    few = len(scene.peers) <= len(SERIES)
     if scene.recoveries:
         note += "; red, against time: a stage had nobody"
-    return note + "." + (" Thin lines: training loss of each peer, smoothed." if few else "")
+    return note + "." + (" Thin lines: training loss of each peer that sees it, smoothed." if scene.seers else "")
 
 
 def _loss_legend(scene: Scene) -> Markup:
@@ -244,9 +243,13 @@ def _loss_legend(scene: Scene) -> Markup:
         entries.append(("--ink", f"swarm, {few} of the held-out samples, always the same (rings)"))
     if scene.run.solo_loss:
         entries.append(("--ink", "one worker alone, held out (dashed)"))
-    if len(scene.peers) <= len(SERIES):
-        entries += [(f"--series-{number}", scene.names[peer]) for number, peer in enumerate(scene.peers, start=1)]
+    entries += [(_colour(scene.peers.index(peer) + 1), scene.names[peer]) for peer in scene.seers]
     return markup.legend(entries, mark="line")
+
+
+def _colour(number: int) -> str:
+    """Of a peer, by its number from 1: as `Scene.colours`."""
+    return f"--series-{number}" if number <= len(SERIES) else "--muted"
 
 
 def _bytes_note(scene: Scene) -> str:
@@ -321,7 +324,7 @@ def _peers_table(scene: Scene) -> Markup:
             human_bytes(total_bytes(events, "sent_bytes")),
             human_bytes(total_bytes(events, "received_bytes")),
         ]
-        name = markup.dotted(f"--series-{number}" if number <= len(SERIES) else "--muted", scene.names[peer])
+        name = markup.dotted(_colour(number), scene.names[peer])
         rows.append([name, *map(text, cells)])
     headings = ["peer", "role", "key", "steps", "tokens", "rounds contributed", "missed", "sent", "received"]
     listed = markup.table(headings, rows, numbers=frozenset(range(3, 9)))

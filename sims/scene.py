@@ -87,6 +87,12 @@ class Scene:
         """Whether anything was learnt: where only costs are simulated there is no loss."""
         return bool(self.outer) or any(e["loss"] is not None for peer in self.peers for e in self.of(peer, "step"))
 
+    @cached_property
+    def seers(self) -> list[str]:
+        """Peers that see a loss when they train, of a pipeline the data nodes; while there are few enough to tell apart."""
+        found = [peer for peer in self.peers if any(event["loss"] is not None for event in self.of(peer, "step"))]
+        return found if len(found) <= len(SERIES) else []
+
     def of(self, peer: str, *kinds: str) -> list[Event]:
         """Events of these kinds by one peer."""
         return [event for event in self.events.get(peer, ()) if event["event"] in kinds]

@@ -11,7 +11,6 @@ from farflung.node.events import Event
 from farflung.sims.scene import Scene, smooth, swarm_tokens
 from farflung.sims.spans import STATES, Span, merged_spans
 from farflung.sims.summary import commits_by_round, total_bytes
-from farflung.sims.svg import SERIES
 
 Columns = dict[str, list[float]]
 """By name, of one curve."""
@@ -76,12 +75,10 @@ def solo_curve(scene: Scene) -> Columns:
 
 
 def training_curves(scene: Scene) -> dict[str, Columns]:
-    """By public key, each peer's training loss, smoothed; while there are few enough to tell apart."""
-    if len(scene.peers) > len(SERIES):
-        return {}
+    """By public key, the training loss, smoothed, of each of the `Scene.seers`."""
     tokens_at = swarm_tokens(scene)
     curves = {}
-    for peer in scene.peers:
+    for peer in scene.seers:
         steps = [event for event in scene.of(peer, "step") if event["loss"] is not None]
         curves[peer] = _thinned(
             {
