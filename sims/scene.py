@@ -9,7 +9,7 @@ from typing import Any
 
 from farflung.node.events import Event
 from farflung.sims.facts import RunFacts
-from farflung.sims.logs import Events
+from farflung.sims.logs import Events, stage_of
 from farflung.sims.pipeline_log import LoggedStep, logged_steps
 from farflung.sims.pipeline_recoveries import Recovered, recoveries
 from farflung.sims.spans import Span, kill_time, kills, state_spans
@@ -130,8 +130,14 @@ def smooth(values: Sequence[float], weight: float = 0.85) -> list[float]:
 
 
 def swarm_tokens(scene: Scene) -> dict[str, dict[float, int]]:
-    """For every peer, tokens that all workers together had trained at the times of its steps."""
-    steps = sorted((event["time"], event["tokens"], peer) for peer in scene.peers for event in scene.of(peer, "step"))
+    """For every peer, tokens that all workers together had trained at the times of its steps; of a pipeline the data nodes, for the other stages
+    compute the same tokens."""
+    steps = sorted(
+        (event["time"], event["tokens"], peer)
+        for peer in scene.peers
+        for event in scene.of(peer, "step")
+        if stage_of(event) == 0
+    )
     total = 0
     at: dict[str, dict[float, int]] = {peer: {} for peer in scene.peers}
     for time, tokens, peer in steps:

@@ -25,6 +25,7 @@ from farflung.sims.plots_routes import plot_routes
 from farflung.sims.report import render
 from farflung.sims.report_pipeline import takeovers_told, trouble_letters
 from farflung.sims.scene import Scene
+from farflung.sims.series import training_curves
 from farflung.sims.sim_result import slowest_recovery
 from farflung.sims.spans import compute_spans
 from farflung.sims.swarm import START_UNIX_S
@@ -161,6 +162,16 @@ def test_a_stage_that_was_begun_anew_has_two_histories() -> None:
     }
     check = check_digests(Logs(events=events, run=RunFacts(name="s", started=START, ended=START, peers=[])))
     assert (check.count, check.broken) == (0, [])
+
+
+def test_all_stages_train_the_same_tokens_and_data_nodes_see_the_loss() -> None:
+    took: dict[str, Any] = {"event": "step", "tokens": 8, "seconds": 1.0}
+    events: dict[str, list[dict[str, Any]]] = {
+        LEFT: [took | {"peer": LEFT, "stage": 1, "time": START + 3.0, "loss": None}],
+        HOME: [took | {"peer": HOME, "stage": 0, "time": START + 4.0, "loss": 2.0}],
+    }
+    curves = training_curves(scene_of(events))
+    assert curves == {HOME: {"seconds": [4.0], "tokens": [8], "loss": [2.0]}}
 
 
 def after_a_loss() -> dict[str, list[dict[str, Any]]]:
