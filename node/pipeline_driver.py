@@ -16,7 +16,7 @@ from farflung.node.stage_server import StageServer
 from farflung.node.tether import Tether
 from farflung.protocol.errors import Refused, RemoteError
 from farflung.protocol.flight import Patience
-from farflung.protocol.flights import Droppable, Effect, Flights, Note, Start, Tell
+from farflung.protocol.flights import Effect, Flights, Note, Start, Tell
 from farflung.protocol.messages import Passage
 from farflung.protocol.route import Route
 from farflung.training.pipeline_worker import Batch
@@ -56,7 +56,6 @@ class Driver:
         batches: Mapping[int, Batch],  # of our microbatches
         patience: Patience,
         refused: Callable[[RemoteError], None],
-        droppable: Droppable | None = None,
     ) -> None:
         lanes: dict[int, list[tuple[int, Route]]] = {}
         for microbatch, (lane, route) in enumerate(zip(step.lanes, step.routes, strict=True)):
@@ -76,7 +75,7 @@ class Driver:
             lanes=list(lanes.values()),
             loss_at_home=step.plan.loss_at_home,
             patience=patience,
-            droppable=droppable,
+            droppable=step.droppable,
         )
         self._heard: asyncio.Queue[tuple[int, Passage | str]] = asyncio.Queue()
         self._notes: list[Note] = []

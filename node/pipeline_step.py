@@ -1,9 +1,10 @@
 """One step of a pipeline as all its peers know it: the plan, who its peers are, and what a parcel of it may be."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from farflung.node.network import PeerId
+from farflung.protocol.droppable import Droppable
 from farflung.protocol.errors import Refused
 from farflung.protocol.messages import Again, GiveUp, ParcelHeader
 from farflung.protocol.route import OPEN, Leg, Route, following, peer_of, preceding
@@ -21,6 +22,8 @@ class Step:
     """Peers are named by their public keys in hex."""
     most_tokens: int
     """Of a microbatch, and of a sequence of it."""
+    droppable: Droppable = field(default_factory=Droppable)
+    """What its routes may lose on their way."""
 
     def __post_init__(self) -> None:
         validate(self.plan)
@@ -92,6 +95,8 @@ class Step:
             return "its route is not that of the plan"
         if any(leg.peer >= 0 and leg.peer not in self.plan.stages[leg.stage] for leg in route):
             return "its route goes to a peer for a stage that it does not hold"
+        if not self.droppable.allows(route, loss_at_home=self.plan.loss_at_home):
+            return "its route leaves out a hop that must not be left out"
         if hop > len(route) or self.peer_at(route, hop) != me:
             return "it does not go here"
         return ""

@@ -181,4 +181,9 @@ def _step(message: StepPlan, recipe: StageRecipe) -> Step:
         policy=Policy(pipeline.policy),
     )
     validate(plan, recipe.rules())
-    return Step(window=message.window, plan=plan, most_tokens=recipe.tokens_per_microbatch)
+    return Step(
+        window=message.window,
+        plan=plan,
+        most_tokens=recipe.tokens_per_microbatch,
+        droppable=recipe.droppable(),
+    )

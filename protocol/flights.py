@@ -11,7 +11,7 @@ what follows (the digest's table, 5.4):
     no answer to that          the peer is lost, for the whole step: nothing that it has accumulated will count
 
     lost before its forward    the last peer before it that lives computes its output again and sends it to the replacement; without one
-                               the hop is dropped, if enough hops remain
+                               that has not given it up the hop is dropped, if the route may lose it (`droppable.py`)
     lost before its backward   the same, only to be kept, and the next peer after it sends its gradient again: the replacement
                                computes forward and backward. Hops in between that are lost too are done again in the same way
     lost after its backward    what it had accumulated is lost with it: fewer visits of that stage, which keeps their mean unbiased
@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from farflung.protocol.droppable import Droppable
 from farflung.protocol.errors import Refused
 from farflung.protocol.flight import Flight, Patience
 from farflung.protocol.messages import Again, GiveUp, Landed, Passage, Said
@@ -35,16 +36,6 @@ MOST_QUESTIONS = 2
 """Times that it is asked."""
 MOST_VERSIONS = 16
 """Of one route; a flight that fails more often is cut short."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Droppable:
-    """Which hops a route may lose. By default none."""
-
-    fewest: int = 1 << 16
-    """Hops that must remain, the data node's included."""
-    max_jump: int = 4
-    """Stages between a hop and the highest one before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +77,7 @@ class Flights:
         lanes: Sequence[Sequence[tuple[int, Route]]],  # (microbatch, route), one after another, of each lane of ours
         loss_at_home: bool,
         patience: Patience,
-        droppable: Droppable | None = None,
+        droppable: Droppable,
     ) -> None:
         """Raises ValueError for routes with open legs whose last peer would compute the loss."""
         self._window = window
@@ -100,7 +91,7 @@ class Flights:
         self._lane = {microbatch: number for number, lane in enumerate(lanes) for microbatch, _ in lane}
         self._loss_at_home = loss_at_home
         self._patience = patience
-        self._droppable = droppable if droppable is not None else Droppable()
+        self._droppable = droppable
         self._flights: dict[int, Flight] = {}
         self._heard_at: dict[int, float] = {}
         self.lost: set[int] = set()
@@ -138,6 +129,8 @@ class Flights:
             raise Refused(f"word of hop {passage.hop} of another route than that of microbatch {passage.microbatch}")
         if any(leg.peer >= 0 and leg.peer not in self._stages[leg.stage] for leg in passage.route):
             raise Refused(f"word of a route of microbatch {passage.microbatch} to a peer that does not hold the stage")
+        if not self._droppable.allows(passage.route, loss_at_home=self._loss_at_home):
+            raise Refused(f"word of a route of microbatch {passage.microbatch} without a hop that must not be left out")
         if peer in self.lost:
             return []
         self._heard_at[peer] = now
@@ -377,14 +370,7 @@ class Flights:
         return [Note("cut", holder, flight.microbatch, why), *self._land(flight, now, cut=why)]
 
     def _may_drop(self, route: Route, hop: int, may_drop: bool) -> bool:
-        live = live_hops(route)
-        if not may_drop or hop == 0 or len(live) <= self._droppable.fewest:
-            return False
-        if hop == live[-1]:
-            return self._loss_at_home
-        highest = max(route[one].stage for one in live if one < hop)
-        then = route[live[live.index(hop) + 1]].stage
-        return abs(then - highest) <= self._droppable.max_jump
+        return may_drop and self._droppable.allows(with_peer(route, hop, DROPPED), loss_at_home=self._loss_at_home)
 
     def _load(self) -> Mapping[int, int]:
         return Counter(leg.peer for flight in self._flights.values() for leg in flight.route)

@@ -201,7 +201,8 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     layers: tuple[int, ...] = ()
     """Layers of each stage; empty: as even as can be."""
     skip: float = 0.0
-    """Share of the stages that a microbatch leaves out on its way, never stage 0 (SkipPipe, arXiv 2502.19913)."""
+    """Share of the stages that a microbatch leaves out on its way, never stage 0 (SkipPipe, arXiv 2502.19913). With any, one more may go when all of its
+    peers die in the middle of a step."""
     microbatches: int = 4
     """Of one step of the pipeline; they divide `swarm.batch_tokens` evenly."""
     slots: int = 3

@@ -16,9 +16,9 @@ from farflung.node.sealed_mail import PipelineMail
 from farflung.node.stage_server import StageServer
 from farflung.node.stage_step import Service
 from farflung.protocol import pipeline_messages
+from farflung.protocol.droppable import Droppable
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.flight import Patience
-from farflung.protocol.flights import Droppable
 from farflung.protocol.keys import Ed25519Signer
 from farflung.sims import clock
 from farflung.sims.hub import MemoryHub
@@ -51,6 +51,8 @@ PATIENCE = Patience(leg_s=20.0, answer_s=5.0, hard_s=300.0)
 SECONDS = {"_forward": 1.0, "_backward": 2.0, "_loss": 0.3}
 """What computing takes; the rest a millisecond."""
 
+NOTHING = Droppable()
+
 Happens = Callable[["StageLab", int, Op, str], None]
 
 
@@ -68,8 +70,8 @@ def batches(count: int) -> list[Batch]:
     return [(one[:, :-1], one[:, 1:]) for one in tokens]
 
 
-def step_of(plan: Plan) -> Step:
-    return Step(window=WINDOW, plan=plan, most_tokens=16)
+def step_of(plan: Plan, droppable: Droppable) -> Step:
+    return Step(window=WINDOW, plan=plan, most_tokens=16, droppable=droppable)
 
 
 def expected(
@@ -127,14 +129,14 @@ class StageLab:
         happens: Happens | None = None,
         codec: str = "fp32",
         service: Mapping[str, Any] | None = None,
-        droppable: Droppable | None = None,
+        droppable: Droppable = NOTHING,
         **link: Any,
     ) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, clock.VirtualLoop)
         self.hub = MemoryHub(loop, random.Random(seed), LinkModel(**link))
         self.model = Decoder(CONFIG, seed=3)
-        self.step = step_of(plan)
+        self.step = step_of(plan, droppable)
         self.happens = happens if happens is not None else lambda *_: None
         self.dead: set[int] = set()
         self.errors: list[RemoteError] = []
@@ -180,7 +182,6 @@ class StageLab:
                     batches=dict(enumerate(self.data)),
                     patience=PATIENCE,
                     refused=self.errors.append,
-                    droppable=droppable,
                 )
 
     async def _live(self, server: StageServer) -> None:

@@ -11,6 +11,7 @@ from tests.sims.pipeline_cases import recipe, signers
 from farflung.node.entrance import neediest
 from farflung.node.stage_job import MAX_LEG_S, Job, accept, as_message, leg_of
 from farflung.node.stage_recipe import stage_recipe
+from farflung.protocol.droppable import Droppable
 from farflung.protocol.errors import Refused
 from farflung.protocol.pipeline_messages import PlannedLane, StepPlan
 from farflung.protocol.roll import Roll
@@ -61,6 +62,24 @@ def test_a_plan_is_understood_as_it_was_meant() -> None:
         now=0.0,
     )
     assert at_home.own and at_home.own_samples == 2 * len(at_home.own)
+
+
+def test_what_routes_may_lose_follows_from_the_manifest() -> None:
+    assert taken(good()).step.droppable == Droppable()
+    skipping = stage_recipe(recipe(stages=4, pipeline={"skip": 0.25}), 1)
+    peers = {0: IDS[:1], 1: IDS[2:3], 2: IDS[3:4], 3: IDS[4:]}
+    one = Roll(skipping.whole.swarm, HOME, ME, stages=4, heartbeat_s=2.0)
+    for stage, (peer,) in peers.items():
+        if peer != ME:
+            one.heard(peer, says(stage), 0.0)
+    servers = [Server(peer.hex(), stage, 0.0, 0.0) for stage, (peer,) in peers.items()]
+    options: dict[str, Any] = {
+        "microbatches": 4, "slots": 3, "nbytes": 1000, "policy": Policy.BACKWARD, "seed": 1,
+    }  # fmt: skip
+    plan = plan_step(servers, 4, skipping.rules(), **options).plan
+    message = as_message(plan, window=b"w" * 32, number=7, leg_s=MAX_LEG_S)
+    job = accept(message, HOME, roll=one, recipe=skipping, now=0.0)
+    assert job.step.droppable == skipping.droppable() == Droppable(fewest=2, max_jump=4)
 
 
 def swapped(message: StepPlan) -> StepPlan:

@@ -15,6 +15,7 @@ from farflung.protocol.keys import Ed25519Signer
 from farflung.protocol.lives import Counters, Life, group_of
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import AdmissionSpec, DataSpec, InnerSpec, ModelSpec, PipelineSpec
+from farflung.protocol.route import DROPPED, Leg
 from farflung.training.memory import RESERVE, forecast, parse_options
 from farflung.training.model import ModelConfig
 from farflung.training.optimizers import parse_optimizer
@@ -67,6 +68,19 @@ def test_each_stage_has_a_chain_of_its_own() -> None:
     assert settings.swarm == group_of(whole.swarm, life)
     assert (settings.rules.stages, settings.rules.since) == (1, life.since)
     assert first.settings(Life(0, 0, FOUNDER.peer_id)).rules.stages == 2  # which may begin the other anew
+
+
+@pytest.mark.parametrize(
+    ("stages", "skip", "fewest"),
+    [(5, 0.4, 2), (5, 0.2, 3), (5, 0.6, 2), (5, 0.0, 6), (2, 0.0, 3)],
+)
+def test_a_route_may_lose_one_hop_where_routes_skip(stages: int, skip: float, fewest: int) -> None:
+    """`fewest`: of the hops of a route; more than those of any route where none may go."""
+    one = stage_recipe(read_recipe(manifest(pipeline=PipelineSpec(stages=stages, skip=skip, microbatches=4))), 1)
+    for live in range(1, stages):
+        way = tuple(Leg(stage, stage if stage < live else DROPPED) for stage in range(stages))
+        assert one.droppable().allows(way, loss_at_home=True) == (live >= fewest)
+    assert one.droppable().max_jump >= one.rules().max_jump or one.rules().visits == stages
 
 
 def test_only_the_founder_appoints() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import math
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -13,10 +14,10 @@ from tests.node.stage_lab import LAYERS, StageLab, expected, in_stages, names
 from farflung.node import framing
 from farflung.node.pipeline_driver import Outcome
 from farflung.node.pipeline_step import Step
+from farflung.protocol.droppable import Droppable
 from farflung.protocol.errors import NetworkError, Refused
-from farflung.protocol.flights import Droppable
 from farflung.protocol.messages import Again, ParcelHeader, Passage, Said
-from farflung.protocol.route import DROPPED, Leg, live_hops
+from farflung.protocol.route import DROPPED, Leg, live_hops, with_peer
 from farflung.training.pipeline_boundary import Boundary
 from farflung.training.pipeline_plan import BadPlan, Hop, Kind, Lane, Op, Plan, Policy
 from farflung.training.pipeline_schedules import dynamic, gpipe, interleaved, one_f_one_b, zero_bubble_h1
@@ -248,6 +249,33 @@ def test_the_last_peer_of_a_stage_dies() -> None:
     in_stages(cut, home, happens=happens)
 
 
+def test_a_skipping_route_loses_a_hop() -> None:
+    """The only peer of stage 2 dies before its first forward: gradients are those of the routes without it, and each stage's mean is over its own visits."""
+    ways = [(0, 1, 2), (0, 2, 3), (0, 1, 3)]
+    plan = Plan(
+        peers=tuple(names(4)),
+        stages=((0,), (1,), (2,), (3,)),
+        lanes=tuple(Lane(route=tuple(Hop(stage, stage) for stage in way), microbatches=2) for way in ways),
+        slots=(8,) * 4,
+    )
+
+    def happens(lab: StageLab, _: int, op: Op, now: str) -> None:
+        if (op, now) == (Op(Kind.F, 0, 0), "started"):
+            lab.kill(2)
+
+    async def main(lab: StageLab) -> None:
+        outcome = await whole(lab)
+        assert len(outcome.losses) == 6 and not outcome.cut and outcome.lost == {2} and not lab.errors
+        assert sum(note.what == "dropped" for note in outcome.notes) == 4
+        for microbatch, route in outcome.routes.items():
+            planned = lab.step.routes[microbatch]
+            assert [route[hop] for hop in live_hops(route)] == [leg for leg in planned if leg.stage != 2]
+        found = await lab.contributions(outcome)
+        assert sum((one.visits for one in found), Counter[int]()) == {0: 6, 1: 4, 3: 4, HEAD: 6}
+
+    in_stages(main, plan, happens=happens, droppable=Droppable(fewest=2))
+
+
 def test_the_data_node_dies() -> None:
     """Its microbatches are void: leases free what is kept for them, or whoever watches the peers says so."""
 
@@ -294,6 +322,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "not that of the plan": {"route": (Leg(0, 0), Leg(1, 1), Leg(2, 3), Leg(2, 3))},
     "another data node": {"route": (Leg(0, 1), Leg(1, 1), Leg(2, 3), Leg(3, 5))},
     "does not hold": {"route": (Leg(0, 0), Leg(1, 1), Leg(2, 5), Leg(3, 5))},
+    "must not be left out": {"route": (Leg(0, 0), Leg(1, 1), Leg(2, 3), Leg(3, DROPPED))},
     "does not go here": {"route": (Leg(0, 0), Leg(1, 1), Leg(2, 4), Leg(3, 5))},
     "does not come from there": {"route": (Leg(0, 0), Leg(1, 2), Leg(2, 3), Leg(3, 5))},
     "tokens are agreed": {"batch": 3},
@@ -339,6 +368,7 @@ def test_orders_of_others_are_refused() -> None:
             ({"hop": 2}, "does not go here"),
             ({"microbatch": 9}, "another data node"),
             ({"route": lab.step.routes[0][:3]}, "not that of the plan"),
+            ({"route": with_peer(lab.step.routes[0], 2, DROPPED)}, "must not be left out"),
         ):
             order = msgspec.structs.replace(again, **wrong)
             with pytest.raises(Refused, match=match):

@@ -10,9 +10,10 @@ from itertools import count
 
 from farflung.protocol.desk import Answer, Desk, Forget, Later, Ready, Report, Send
 from farflung.protocol.desk import Effect as DeskEffect
+from farflung.protocol.droppable import Droppable
 from farflung.protocol.flight import Patience
-from farflung.protocol.flights import Droppable, Flights, Note, Start, Tell
 from farflung.protocol.flights import Effect as FlightEffect
+from farflung.protocol.flights import Flights, Note, Start, Tell
 from farflung.protocol.messages import Again, GiveUp, Landed, ParcelHeader, Passage, encode
 from farflung.protocol.pipeline_messages import decode as decode_pipeline
 from farflung.protocol.route import Route
@@ -20,6 +21,7 @@ from farflung.protocol.visit import Work
 
 WINDOW = b"w" * 32
 PATIENCE = Patience(leg_s=12.0, answer_s=4.0, hard_s=200.0)
+NOTHING = Droppable()
 Happens = Callable[["PipelineLab", int, Work, str], None]
 
 
@@ -33,7 +35,7 @@ class PipelineLab:
         lanes: Sequence[Sequence[tuple[int, Route]]],
         *,
         loss_at_home: bool = True,
-        droppable: Droppable | None = None,
+        droppable: Droppable = NOTHING,
         loss: float = 0.0,
         most_waiting: int = 64,
         happens: Happens | None = None,
@@ -41,6 +43,8 @@ class PipelineLab:
         self.rng = random.Random(seed)
         self.now = 0.0
         self.loss = loss
+        self.loss_at_home = loss_at_home
+        self.droppable = droppable
         self.dead: set[int] = set()
         self.notes: list[Note] = []
         self.happens = happens

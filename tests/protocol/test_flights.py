@@ -7,8 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.protocol.pipeline_lab import WINDOW, PipelineLab
 
+from farflung.protocol.droppable import Droppable
 from farflung.protocol.errors import Refused
-from farflung.protocol.flights import Droppable
 from farflung.protocol.messages import Passage, Said
 from farflung.protocol.route import DROPPED, OPEN, Leg, Route, following, live_hops, place, position, preceding
 from farflung.protocol.visit import Work
@@ -31,6 +31,7 @@ def check(lab: PipelineLab) -> None:
     assert max(map(len, counted.values()), default=0) <= 1, "counted by two peers that count"
     gone = lab.dead | flights.lost
     assert lab.loss or flights.lost <= lab.dead, "a living peer was given up for lost"
+    assert all(lab.droppable.allows(taken, loss_at_home=lab.loss_at_home) for taken in flights.routes.values())
     for microbatch in flights.losses:
         taken = flights.routes[microbatch]
         hops = [*live_hops(taken), len(taken)]
@@ -112,6 +113,30 @@ def test_the_last_peer_of_a_stage_is_dropped_from_the_route_or_ends_the_flight()
     assert sorted(lab.flights.cut) == [0, 1, 2] and "nobody is left" in lab.flights.cut[0]
 
 
+def test_a_route_loses_no_more_hops_than_it_may() -> None:
+    """All peers of stages 1 and 2 die: with one hop less the flights go on, with two they are cut short."""
+    stages = ((0,), (1,), (2,), (3,))
+    lanes = [
+        [(0, (Leg(0, 0), Leg(1, 1), Leg(3, 3)))],
+        [(1, (Leg(0, 0), Leg(2, 2), Leg(3, 3)))],
+        [(2, (Leg(0, 0), Leg(1, 1), Leg(2, 2)))],
+    ]
+
+    def kill_both(lab: PipelineLab, peer: int, work: Work, now: str) -> None:
+        for victim in (1, 2):
+            lab.kill(victim)
+
+    lab = PipelineLab(3, stages, lanes, happens=kill_both, droppable=Droppable(fewest=2))
+    lab.run()
+    check(lab)
+    assert sorted(lab.flights.losses) == [0, 1] and lab.flights.cut.keys() == {2}
+    assert sorted(note.microbatch for note in lab.notes if note.what == "dropped") == [0, 1, 2]
+    lab = PipelineLab(3, stages, lanes, happens=kill_both, droppable=Droppable(fewest=2, max_jump=2))
+    lab.run()
+    check(lab)
+    assert not lab.flights.losses  # from stage 0 to stage 3 is too far
+
+
 def test_a_slow_peer_is_asked_and_not_replaced_while_it_holds_the_flight() -> None:
     lab = PipelineLab(5, STAGES, columns(2))
     lab.slow[3] = 60.0  # five times the patience
@@ -125,6 +150,17 @@ def test_a_slow_peer_is_asked_and_not_replaced_while_it_holds_the_flight() -> No
     check(lab)
     assert lab.flights.losses.keys() == {0, 1}
     assert lab.counted()[0, 2] == [4]
+
+
+def test_a_hop_is_dropped_when_the_only_peer_that_could_do_it_gives_it_up() -> None:
+    lanes = [[(number, route(0, 1, 2, 3))] for number in range(2)]
+    lab = PipelineLab(5, ((0,), (1,), (2,), (3,)), lanes, droppable=Droppable(fewest=3))
+    lab.slow[2] = 10_000.0
+    lab.run()
+    check(lab)
+    assert lab.flights.losses.keys() == {0, 1} and not lab.flights.lost
+    assert all(taken[2].peer == DROPPED for taken in lab.flights.routes.values())
+    assert not any(hop == 2 for _, hop in lab.counted())
 
 
 def test_open_legs_go_where_least_was_given() -> None:
@@ -159,9 +195,11 @@ def test_whatever_happens(seed: int, loss: float, deaths: int, loss_at_home: boo
     for _ in range(rng.randint(1, 5)):
         lane = []
         for _ in range(rng.randint(1, 3)):
-            lane.append(
-                (number, route(0, *(OPEN if dynamic and loss_at_home else rng.choice(stage) for stage in stages[1:])))
-            )
+            way = list(range(1, len(stages)))
+            if drop:  # as where routes skip
+                way = sorted(rng.sample(way, rng.randint(1, len(way))))
+            legs = (Leg(stage, OPEN if dynamic and loss_at_home else rng.choice(stages[stage])) for stage in way)
+            lane.append((number, (Leg(0, 0), *legs)))
             number += 1
         lanes.append(lane)
     moments = sorted(rng.sample(range(1, 40 * number), min(deaths, 40 * number - 1)))
@@ -182,14 +220,14 @@ def test_whatever_happens(seed: int, loss: float, deaths: int, loss_at_home: boo
         loss_at_home=loss_at_home,
         loss=loss,
         most_waiting=rng.choice((1, 2, 64)),
-        droppable=Droppable(fewest=2) if drop else None,
+        droppable=Droppable(fewest=2) if drop else Droppable(),
         happens=happens,
     )
     lab.run()
     check(lab)
     assert len(lab.flights.losses) + len(lab.flights.cut) == number
     if not lab.dead and not loss:
-        assert not lab.notes and len(lab.counted()) == number * (len(stages) + 1)
+        assert not lab.notes and len(lab.counted()) == sum(len(way) + 1 for lane in lanes for _, way in lane)
 
 
 def test_words_of_what_cannot_be_are_refused() -> None:
@@ -202,6 +240,8 @@ def test_words_of_what_cannot_be_are_refused() -> None:
         lab.flights.heard(1, Passage(WINDOW, 0, 2, False, Said.PASSED, 0, taken[:2], 0.0), 1.0)
     with pytest.raises(Refused, match="does not hold"):
         lab.flights.heard(1, Passage(WINDOW, 0, 1, False, Said.PASSED, 0, route(0, 1, 5, 5), 0.0), 1.0)
+    with pytest.raises(Refused, match="must not be left out"):
+        lab.flights.heard(1, Passage(WINDOW, 0, 1, False, Said.PASSED, 0, route(0, 1, DROPPED, 5), 0.0), 1.0)
 
 
 def test_positions() -> None:

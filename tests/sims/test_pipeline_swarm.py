@@ -171,6 +171,39 @@ def test_a_stage_peer_dies_in_a_step(after_s: float, reset: bool) -> None:
     assert sum(losses[-2:]) < 0.6 * sum(losses[:2])
 
 
+@pytest.mark.parametrize(("skip", "reset"), [(0.25, True), (0.25, False), (0.0, True)])
+def test_the_only_peer_of_a_stage_dies_before_its_forward(skip: float, reset: bool) -> None:
+    """Where routes skip they lose a hop, and every microbatch comes home; else all of them are cut short."""
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(4):
+            swarm.start(peer)
+        await until(swarm, lambda: steps_done(swarm) >= 2)
+        work = swarm.peers[2].pipeline.work
+        await until(swarm, lambda: work.job is not None and work.job.goes)
+        assert work.job is not None
+        number = work.job.number
+        swarm.kill(2, reset=reset)
+        await until(swarm, lambda: swarm.happened("pipeline.step", 0)[-1]["number"] == number)
+        await asyncio.sleep(1.0)  # what it has brought is trained on
+
+    some = recipe(stages=4, pipeline={"skip": skip})
+    swarm = simulate(some, Counting(), signers(4), story, wanted={1: 1, 2: 2, 3: 3})
+    assert not swarm.broken
+    hit = swarm.happened("pipeline.step", 0)[-1]
+    assert hit["lost"] == [swarm.ids[2].hex()]
+    dropped, cut = ([note[1] for note in hit["notes"] if note[0] == what] for what in ("dropped", "cut"))
+    if not skip:
+        assert hit["cut"] == len(cut) == 4 and not hit["landed"] and not dropped
+        return
+    assert not hit["cut"] and not cut and hit["landed"] == 4
+    assert dropped and len(set(dropped)) == len(dropped)
+    assert hit["visits"] == 4 * 4 - len(dropped)  # of three stages and the head
+    before, last = swarm.happened("step", 0)[-2:]
+    assert last["step"] == hit["number"] + 1 and last["samples"] == ((16, 24),)  # all of its batch
+    assert last["loss"] == pytest.approx(before["loss"], rel=0.1)
+
+
 @pytest.mark.parametrize("moment", ["before the word", "in the step"])
 def test_the_coordinator_dies(moment: str) -> None:
     """Another data node takes over; of three, two are still a quorum of their chain."""
