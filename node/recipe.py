@@ -184,7 +184,7 @@ class Recipe:
         order = SampleOrder(
             num_samples=self.manifest.data.num_samples,
             seed=self.manifest.data.order_seed,
-            block=dataset.block,
+            in_order=dataset.in_order,
         )
         return SwarmLearner(replica, dataset, order)
 

@@ -115,7 +115,9 @@ class StageRecipe:
         )
         if dataset is None:
             return StageLearner(replica, None)
-        order = SampleOrder(num_samples=manifest.data.num_samples, seed=manifest.data.order_seed, block=dataset.block)
+        order = SampleOrder(
+            num_samples=manifest.data.num_samples, seed=manifest.data.order_seed, in_order=dataset.in_order
+        )
         return StageLearner(replica, (dataset, order))
 
     def service(self, learner: StageLearner) -> Service:

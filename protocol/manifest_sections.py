@@ -95,7 +95,7 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     train.
     """
     order_seed: int = 0
-    """Seed of the permutation of the samples of each epoch."""
+    """Seed of the permutation of the samples of each epoch; streamed data has none."""
     num_samples: int
     """Samples of `seq_len` tokens in one epoch."""
 

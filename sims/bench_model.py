@@ -29,7 +29,7 @@ def make_training(
     dataset = text_dataset(python_documents(), tokenizer, config.seq_len)
     inner = InnerConfig(schedule=schedule)
     replica = Replica(config, inner, OUTER, seed=0)
-    return replica, dataset, SampleOrder(num_samples=dataset.num_samples, seed=0, block=dataset.block)
+    return replica, dataset, SampleOrder(num_samples=dataset.num_samples, seed=0, in_order=dataset.in_order)
 
 
 class BareLoop:

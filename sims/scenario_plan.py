@@ -219,7 +219,7 @@ def _outfit(
 
 def _real(recipe: Recipe, dataset: Dataset, scenario: Scenario, signers: list[Ed25519Signer]) -> Outfit:
     manifest = recipe.manifest
-    order = SampleOrder(num_samples=dataset.num_samples, seed=manifest.data.order_seed, block=dataset.block)
+    order = SampleOrder(num_samples=dataset.num_samples, seed=manifest.data.order_seed, in_order=dataset.in_order)
 
     def learner(index: int) -> SimLearner:
         runtime = Runtime(device="cpu", microbatch=manifest.samples_per_step)

@@ -28,8 +28,8 @@ class Dataset(Protocol):
         """Training samples in one epoch, at least 1."""
 
     @property
-    def block(self) -> int:
-        """Consecutive samples best read together (`order.SampleOrder.block`); 1 for random access."""
+    def in_order(self) -> bool:
+        """Whether it can only be read forward (`order.SampleOrder.in_order`)."""
 
     @property
     def content_hash(self) -> str:
@@ -45,7 +45,7 @@ class Dataset(Protocol):
 class TokenWindows:
     """Consecutive windows of arrays of tokens, some of them held out. The arrays may be memory-mapped."""
 
-    block = 1
+    in_order = False
 
     def __init__(
         self,

@@ -5,13 +5,16 @@ to seq_len + 1 tokens, or filled up with end-of-text. So every sample number mea
 machine, and nothing but a count of rows is shared. What is beyond the crop is never trained on: choose
 `rows` near the sequence length.
 
-The first rows of the stream are the held-out part. A stream skips to a row at the cost of reading over
-those before it in its file; consecutive samples continue where the last one ended, so samples are ordered
-in blocks.
+The first rows of the stream are the held-out part. Samples are numbered in the stream's own order, in every epoch
+alike: a stream can only be read forward (`stream_rows`), so a permutation would read it anew for every few
+samples, and the library's shuffle buffer cannot be opened in the middle with the same rows in it. Every peer
+reads over the samples of the others, and one that starts anew over all that come before its own. So use data that was
+shuffled when it was published, or shuffle it once and publish it; text in the order of its sources trains badly. What is
+too large for that is better made into token shards (`shards`).
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,6 +23,7 @@ import numpy as np
 
 from farflung.training.data import Tokens
 from farflung.training.errors import DataError
+from farflung.training.stream_rows import StreamRows, read_errors
 from farflung.training.tokenizer import Tokenizer
 
 HELD_OUT_SAMPLES = 256
@@ -65,19 +69,17 @@ class StreamSpec:
 
 
 class StreamedDataset:
-    """Samples made of rows of a stream. Not for several threads at once: it holds one open stream."""
+    """Samples made of rows of a stream. Not for several threads at once, as `StreamRows`."""
 
-    block = 64
+    in_order = True
 
-    def __init__(self, stream: Any, spec: StreamSpec, num_rows: int, tokenizer: Tokenizer, seq_len: int) -> None:
+    def __init__(self, rows: StreamRows, spec: StreamSpec, num_rows: int, tokenizer: Tokenizer, seq_len: int) -> None:
         total = num_rows // spec.rows if spec.samples is None else min(spec.samples, num_rows // spec.rows)
         self._num_heldout = max(1, min(HELD_OUT_SAMPLES, total // 20))
         self.num_samples = total - self._num_heldout
         if self.num_samples < 1:
             raise DataError(f"hf:{spec.dataset}: {num_rows} rows are too few for samples of {spec.rows} rows")
-        self._stream, self._spec, self._tokenizer, self._seq_len = stream, spec, tokenizer, seq_len
-        self._rows: Iterator[Mapping[str, Any]] = iter(())
-        self._next_row = -1  # of self._rows; -1 before the first
+        self._rows, self._spec, self._tokenizer, self._seq_len = rows, spec, tokenizer, seq_len
 
     def tokens(self, index: int) -> Tokens:
         if not 0 <= index < self.num_samples:
@@ -90,8 +92,8 @@ class StreamedDataset:
 
     @cached_property
     def content_hash(self) -> str:
-        """Of the spec and the held-out samples; a stream cannot be hashed whole. Pin `revision` for certainty."""
-        about = f"{self._spec} {self.num_samples} {self._seq_len} {self._tokenizer.content_hash}"
+        """Of the spec, the order and the held-out samples; a stream cannot be hashed whole. Pin `revision` for certainty."""
+        about = f"in order {self._spec} {self.num_samples} {self._seq_len} {self._tokenizer.content_hash}"
         return hashlib.sha256(about.encode() + np.stack(self._head).astype("<i8").tobytes()).hexdigest()
 
     @cached_property
@@ -101,29 +103,11 @@ class StreamedDataset:
     def _sample(self, number: int) -> Tokens:
         run = np.full(self._seq_len + 1, self._tokenizer.end_of_text, dtype=np.int64)
         place = 0
-        for text in self._texts(number * self._spec.rows, self._spec.rows):
+        for text in self._rows.texts(number * self._spec.rows, self._spec.rows):
             ids = self._tokenizer.encode(text)[: max(0, run.size - place)]
             run[place : place + ids.size] = ids
             place += ids.size + 1
         return run
-
-    def _texts(self, first_row: int, num_rows: int) -> list[str]:
-        if first_row != self._next_row:
-            self._rows = iter(self._stream.skip(first_row))
-        self._next_row = -1  # until all of them have come
-        texts = []
-        for row_number in range(first_row, first_row + num_rows):
-            row = next(self._rows, None)
-            if row is None:
-                raise DataError(f"hf:{self._spec.dataset} has no row {row_number}: give a smaller samples=N")
-            text = row.get(self._spec.column)
-            if not isinstance(text, str):
-                raise DataError(
-                    f"hf:{self._spec.dataset}: column {self._spec.column!r} is no text; it has {sorted(row)}"
-                )
-            texts.append(text)
-        self._next_row = first_row + num_rows
-        return texts
 
 
 def open_stream(spec: StreamSpec, tokenizer: Tokenizer, seq_len: int) -> StreamedDataset:
@@ -141,7 +125,7 @@ def open_stream(spec: StreamSpec, tokenizer: Tokenizer, seq_len: int) -> Streame
             data_files=spec.files,
             streaming=True,
         )
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    except read_errors() as error:
         raise DataError(f"hf:{spec.dataset}: {error}") from error
     splits = stream.info.splits or {}
     num_rows = splits[spec.split].num_examples if spec.split in splits else 0
@@ -149,4 +133,5 @@ def open_stream(spec: StreamSpec, tokenizer: Tokenizer, seq_len: int) -> Streame
         if spec.samples is None:
             raise DataError(f"hf:{spec.dataset} does not say how many rows it has: add ?samples=N")
         num_rows = spec.samples * spec.rows
-    return StreamedDataset(stream, spec, num_rows, tokenizer, seq_len)
+    rows = StreamRows(stream, name=spec.dataset, column=spec.column)
+    return StreamedDataset(rows, spec, num_rows, tokenizer, seq_len)

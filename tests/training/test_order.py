@@ -15,9 +15,9 @@ def test_a_permutation_hits_everything_once(size: int, key: int) -> None:
     assert sorted(permute(index, size, key) for index in range(size)) == list(range(size))
 
 
-@given(size=SIZES, seed=SEEDS, block=st.integers(1, 50), epoch=st.integers(0, 10**6))
-def test_every_epoch_has_every_sample_once(size: int, seed: int, block: int, epoch: int) -> None:
-    order = SampleOrder(num_samples=size, seed=seed, block=block)
+@given(size=SIZES, seed=SEEDS, in_order=st.booleans(), epoch=st.integers(0, 10**6))
+def test_every_epoch_has_every_sample_once(size: int, seed: int, in_order: bool, epoch: int) -> None:
+    order = SampleOrder(num_samples=size, seed=seed, in_order=in_order)
     numbers = range(epoch * size, (epoch + 1) * size)
     assert sorted(order.index(number) for number in numbers) == list(range(size))
     assert {order.epoch(number) for number in numbers} == {epoch}
@@ -28,11 +28,9 @@ def test_large_sets_stay_inside(size: int, index: int, key: int) -> None:
     assert 0 <= permute(index, size, key) < size
 
 
-def test_blocks_stay_together() -> None:
-    order = SampleOrder(num_samples=100, seed=3, block=10)
-    for first in range(0, 100, 10):
-        start = order.index(first)
-        assert [order.index(first + i) for i in range(10)] == list(range(start, start + 10))
+def test_a_stream_is_read_in_its_own_order_in_every_epoch() -> None:
+    order = SampleOrder(num_samples=100, seed=3, in_order=True)
+    assert [order.index(number) for number in range(300)] == 3 * list(range(100))
 
 
 def test_the_order_is_fixed_for_ever() -> None:

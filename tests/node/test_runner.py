@@ -1,0 +1,27 @@
+"""What a command ends with when something in its task groups fails."""
+
+import asyncio
+
+import pytest
+
+from farflung.node.runner import run_loop
+from farflung.protocol.errors import LocalError
+from farflung.training.errors import DataError
+
+
+async def _in_a_group(error: Exception) -> None:
+    async def read() -> None:
+        raise error
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(read())
+
+
+def test_data_that_cannot_be_read_ends_a_node_with_what_to_do() -> None:
+    with pytest.raises(LocalError, match=r"^hf:some/set cannot be read; check the network$"):
+        run_loop(_in_a_group(DataError("hf:some/set cannot be read; check the network")))
+
+
+def test_a_bug_stays_a_group_with_its_traceback() -> None:
+    with pytest.raises(ExceptionGroup):
+        run_loop(_in_a_group(ZeroDivisionError()))
