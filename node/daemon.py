@@ -331,7 +331,7 @@ class NodeDaemon:
         return self._peer is not None and self._peer.admitted(who)
 
     def _refused(self, error: RemoteError) -> None:
-        """Bytes that are not even frames."""
+        """Bytes that are not even frames, and bad records."""
         tell = told_to_the_log if self._peer is None else self._peer.refused
         tell(error)
 

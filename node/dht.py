@@ -17,7 +17,7 @@ import structlog
 from farflung.node.identity import libp2p_bytes
 from farflung.node.network import PeerId
 from farflung.protocol import limits
-from farflung.protocol.errors import NetworkError
+from farflung.protocol.errors import NetworkError, RemoteError
 
 if TYPE_CHECKING:
     from hivemind.dht.node import DHTNode
@@ -53,8 +53,14 @@ class Records:
         self.joined = asyncio.Event()
 
     @classmethod
-    async def start(cls, p2p: "P2P", check: "RecordCheck", connect: Callable[[PeerId], Awaitable[None]]) -> "Records":
-        """`connect` makes libp2p dial a peer by its known addresses; raises NetworkError."""
+    async def start(
+        cls,
+        p2p: "P2P",
+        check: "RecordCheck",
+        refused: Callable[[RemoteError], None],
+        connect: Callable[[PeerId], Awaitable[None]],
+    ) -> "Records":
+        """`refused` is told what `check` finds; `connect` makes libp2p dial a peer by its known addresses, raises NetworkError."""
         from hivemind.dht.node import DHTNode
 
         from farflung.node import dht_guard
@@ -68,7 +74,7 @@ class Records:
             cache_on_store=False,
             cache_nearest=0,
             cache_refresh_before_expiry=0,
-            record_validator=dht_guard.CheckedRecords(check),
+            record_validator=dht_guard.CheckedRecords(check, refused),
         )
         dht_guard.install(node)
         return cls(node, connect)

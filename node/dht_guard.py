@@ -7,9 +7,11 @@ dictionaries travel over the wire with whatever size and expirations the sender 
 
 The guard refuses stale, non-finite and too distant expirations before they reach the storage, and bounds what is stored.
 `tests/node/test_dht_guard.py` shows the fault without it. Drop this module when upstream is fixed.
+Records themselves are checked by whoever knows what they mean; what is refused is told, each record once.
 Imports hivemind (and so torch): import it only where a DHT node is made.
 """
 
+import hashlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -22,9 +24,10 @@ from hivemind.utils import timed_storage
 from hivemind.utils.serializer import MSGPackSerializer
 
 from farflung.protocol import limits
+from farflung.protocol.errors import LimitExceeded, Malformed, RemoteError, Stale
 
-RecordCheck = Callable[[bytes, str, bytes, float], bool]
-"""(key as `dht.key_digest` gives it, subkey, value, expires_at in unix seconds) -> accept? Must not raise."""
+RecordCheck = Callable[[bytes, str, bytes, float], None]
+"""(key as `dht.key_digest` gives it, subkey, value, expires_at in unix seconds). Raises RemoteError for a record to refuse."""
 
 MAX_STORED_KEYS = 4096
 """Keys one node stores; beyond this those that expire first give way."""
@@ -32,6 +35,11 @@ MAX_SUBKEYS = 1024
 """Entries under one key: far above the peers of a swarm's group, far below what would hurt a node."""
 MAX_LIFE_S = limits.MAX_RECORD_LIFE_S + 2 * limits.MAX_CLOCK_SKEW_S
 """Longest life of a stored record, with room for clocks that differ."""
+ID_BYTES = 20
+"""Of a record's key, hashed: `dht.key_digest`."""
+
+MAX_TOLD = 1024
+"""Refused records remembered, so that one that is put again, or found in every search, is told of once."""
 
 _DICTIONARY_EXT_CODE = 0x50  # the code under which hivemind registers DictionaryDHTValue
 
@@ -102,20 +110,49 @@ class GuardedStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is unty
 class CheckedRecords(RecordValidatorBase):  # type: ignore[misc]  # hivemind is untyped
     """Applies our own check to every record that a DHT node is asked to store or is given in answer to a search."""
 
-    def __init__(self, check: RecordCheck) -> None:
+    def __init__(self, check: RecordCheck, refused: Callable[[RemoteError], None]) -> None:
+        """`refused` is told of each bad record once; it must not raise."""
         self._check = check
+        self._refused = refused
+        self._told: dict[bytes, None] = {}
+        """Digests of those that were told of, the oldest first."""
 
     def validate(self, record: DHTRecord) -> bool:
-        if len(record.value) > limits.MAX_RECORD_BYTES + 8 or not math.isfinite(record.expiration_time):
+        try:
+            self._open(record)
+        except RemoteError as error:
+            self._tell(record, error)
             return False
+        return True
+
+    def _open(self, record: DHTRecord) -> None:
+        if len(record.key) != ID_BYTES:
+            raise Malformed(f"record at an id of {len(record.key)} bytes")
+        at = f"record at id {record.key.hex()}"
+        if len(record.value) > limits.MAX_RECORD_BYTES + 8:  # MessagePack's head included
+            raise LimitExceeded(f"{at}: {len(record.value)} bytes, limit {limits.MAX_RECORD_BYTES}")
+        if not math.isfinite(record.expiration_time):
+            raise Stale(f"{at}: to be held until {record.expiration_time}")
         try:
             subkey = msgspec.msgpack.decode(record.subkey, type=str, strict=True)
             value = msgspec.msgpack.decode(record.value, type=bytes, strict=True)
-        except msgspec.DecodeError:
-            return False
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Malformed(f"{at}: no text for a subkey with bytes for a value: {error}") from error
         if len(subkey) > limits.MAX_TEXT or len(value) > limits.MAX_RECORD_BYTES:
-            return False
-        return self._check(record.key, subkey, value, record.expiration_time)
+            raise LimitExceeded(
+                f"{at}: a subkey of {len(subkey)} characters and {len(value)} bytes, "
+                f"limits {limits.MAX_TEXT} and {limits.MAX_RECORD_BYTES}"
+            )
+        self._check(record.key, subkey, value, record.expiration_time)
+
+    def _tell(self, record: DHTRecord, error: RemoteError) -> None:
+        digest = hashlib.sha256(record.key + record.subkey + record.value).digest()
+        if digest in self._told:
+            return
+        if len(self._told) >= MAX_TOLD:
+            del self._told[next(iter(self._told))]
+        self._told[digest] = None
+        self._refused(error)
 
 
 def register() -> None:

@@ -16,7 +16,7 @@ from farflung.node.dht import key_digest
 from farflung.node.durable import write_atomically
 from farflung.node.network import Network, PeerId
 from farflung.node.peerbook import PeerBook
-from farflung.protocol.errors import NetworkError, RemoteError
+from farflung.protocol.errors import NetworkError, Refused, RemoteError
 from farflung.protocol.keys import Signer
 from farflung.protocol.limits import MAX_CLAIM_LIFE_S, MAX_RECORD_LIFE_S
 from farflung.protocol.manifest import Manifest, SignedManifest
@@ -25,6 +25,7 @@ from farflung.protocol.peer_record import PeerRecord
 from farflung.protocol.records import (
     MANIFEST_SUBKEY,
     Placed,
+    called,
     manifest_key,
     name_key,
     open_claim,
@@ -55,6 +56,9 @@ FIRST_LOOKS_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 LOOK_S = 60.0
 """Between later looks; members learn of each other from commits much sooner."""
 
+MAX_NAMED = 64
+"""Characters of somebody's subkey in an error: a key in hex."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -66,16 +70,26 @@ class FoundClaim:
     placed: Placed
 
 
-def check_record(key: bytes, subkey: str, value: bytes, expires_at: float) -> bool:
-    """For `Engine.create`: whether our DHT node stores and believes a record. `key` is `dht.key_digest` of its key."""
+def check_record(key: bytes, subkey: str, value: bytes, expires_at: float) -> None:
+    """For `Engine.create`: what our DHT node stores and believes. `key` is `dht.key_digest` of the record's key.
+
+    Raises the RemoteError that fits. It says what the record is, by its own account, and whose; it names no offender, for who
+    sent the record is not known here, and who is said to have made one that is refused need not have.
+    """
+    at = f"id {key.hex()} / {subkey[:MAX_NAMED]!r}"
     try:
         place, belongs_to = place_of(value)
-        if key_digest(place) != key or belongs_to != subkey:
-            return False
+    except RemoteError as error:
+        raise type(error)(f"record at {at}: {error.reason}") from error
+    what = f"{called(place)} {place} / {belongs_to}"
+    if belongs_to != MANIFEST_SUBKEY:
+        what = f"{what}, said to be of {belongs_to[:12]}"
+    if key_digest(place) != key or belongs_to != subkey:
+        raise Refused(f"{what}: put at {at}")
+    try:
         validate_record(place, subkey, value, expires_at, time.time())
-    except RemoteError:
-        return False
-    return True
+    except RemoteError as error:
+        raise type(error)(f"{what}: {error.reason}") from error
 
 
 async def find_claims(network: Network, name: str) -> list[FoundClaim]:

@@ -99,9 +99,8 @@ def everyone(peer: PeerId) -> bool:
     return True
 
 
-def any_record(key: bytes, subkey: str, value: bytes, expires_at: float) -> bool:
+def any_record(key: bytes, subkey: str, value: bytes, expires_at: float) -> None:
     """A check of records that accepts all within the limits, for tests and tools that only read."""
-    return True
 
 
 def told_to_the_log(error: RemoteError) -> None:
@@ -148,15 +147,16 @@ class Engine:
         identity: Identity,
         config: EngineConfig | None = None,
         *,
-        check_record: Callable[[bytes, str, bytes, float], bool] = any_record,
+        check_record: Callable[[bytes, str, bytes, float], None] = any_record,
         admit: Callable[[PeerId], bool] = everyone,
         refused: Callable[[RemoteError], None] = told_to_the_log,
     ) -> "Engine":
         """Start a network. It is usable at once, also while seeds do not answer (`joined` says when one did).
 
-        `check_record(key digest (dht.key_digest), subkey, value, expires_at)` decides which records our DHT node stores
-        and believes; `admit` who may open bulk streams to us; `refused` is told of bytes that are no frames of ours. None
-        of them may raise. Raises NetworkError, ConfigError.
+        `check_record(key digest (dht.key_digest), subkey, value, expires_at)` raises RemoteError for records that our DHT
+        node shall neither store nor believe; `admit` says who may open bulk streams to us; `refused` is told of such
+        records, each once, and of bytes that are no frames of ours. The latter two may not raise. Raises NetworkError,
+        ConfigError.
         """
         config = EngineConfig() if config is None else config
         self = cls(identity, config, admit, refused)
@@ -167,7 +167,7 @@ class Engine:
             undo.pop_all()
         return self
 
-    async def _start(self, check_record: Callable[[bytes, str, bytes, float], bool], undo: AsyncExitStack) -> None:
+    async def _start(self, check_record: Callable[[bytes, str, bytes, float], None], undo: AsyncExitStack) -> None:
         config = self._config
         seeds = [split_peer(address) for address in config.initial_peers]
         libp2p = config.libp2p
@@ -202,7 +202,7 @@ class Engine:
             undo.push_async_callback(self._tls.close)
             self._tls_port = await self._tls.listen(list(config.tls_hosts), config.tls_port)
         await self._refresh_addresses()
-        self._records = await Records.start(self._libp2p.p2p, check_record, self._libp2p.connect)
+        self._records = await Records.start(self._libp2p.p2p, check_record, self._refused, self._libp2p.connect)
         for peer, multiaddr in seeds:
             self._multiaddrs.setdefault(peer, []).append(multiaddr)
             self._records.add_seed(peer)

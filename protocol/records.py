@@ -53,6 +53,9 @@ MANIFEST_SUBKEY = "manifest"
 CLAIM_KIND = 1
 PEER_KIND = 2
 
+_CALLED = {"name": "claim to a name", "manifest": "manifest", "peers": "peer record"}
+"""What is kept under our keys, by their first part."""
+
 _DOMAIN = domain("record")
 _HEX32 = re.compile(r"[0-9a-f]{64}")
 
@@ -122,6 +125,11 @@ def manifest_key(swarm: bytes) -> str:
 def peers_key(swarm: bytes) -> str:
     """Key of all peers of a swarm; the subkey is the peer's key in hex."""
     return f"{PREFIX}peers/{swarm.hex()}"
+
+
+def called(key: str) -> str:
+    """What is kept under a key that one of these three gave, for people."""
+    return _CALLED[key.removeprefix(PREFIX).partition("/")[0]]
 
 
 def place_claim(signer: Signer, name: str, swarm: bytes, *, seq: int, now: float, life_s: float) -> Placed:

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from farflung.protocol.errors import LimitExceeded, Malformed, Refused, RemoteError, Stale
+
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 
 KEY = 7
@@ -114,32 +116,66 @@ def test_damaged_dictionaries_are_value_errors(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("subkey", "value", "expires", "accepted"),
+    ("key", "subkey", "value", "expires", "error"),
     [
-        (b"\xa1s", b"\xc4\x01v", 5.0, True),
-        (b"\xa1s", b"\xc4\x01w", 5.0, False),  # the check says no
-        (b"\xa1s", b"\xc4\x01v", math.nan, False),
-        (b"\xc0", b"\xc4\x01v", 5.0, False),  # no subkey
-        (b"\xa1s", b"\xa1v", 5.0, False),  # text instead of bytes
-        (b"\xa1s", b"", 5.0, False),
-        (b"\xa1s", b"\xc5\xff\xff" + bytes(0xFFFF), 5.0, False),  # too long
+        (b"k" * 20, b"\xa1s", b"\xc4\x01v", 5.0, None),
+        (b"k" * 20, b"\xa1s", b"\xc4\x01w", 5.0, Refused),  # the check says no
+        (b"k" * 20, b"\xa1s", b"\xc4\x01v", math.nan, Stale),
+        (b"k" * 20, b"\xc0", b"\xc4\x01v", 5.0, Malformed),  # no subkey
+        (b"k" * 20, b"\xa1\xff", b"\xc4\x01v", 5.0, Malformed),  # no text
+        (b"k" * 20, b"\xa1s", b"\xa1v", 5.0, Malformed),  # text instead of bytes
+        (b"k" * 20, b"\xa1s", b"", 5.0, Malformed),
+        (b"k" * 20, b"\xa1s", b"\xc5\xff\xff" + bytes(0xFFFF), 5.0, LimitExceeded),
+        (b"k" * 20, b"\xda\x02\x01" + b"s" * 513, b"\xc4\x01v", 5.0, LimitExceeded),
+        (bytes(1000) + b"k" * 20, b"\xa1s", b"\xc4\x01v", 5.0, Malformed),  # hivemind reads the same id from it
     ],
 )
-def test_records_are_checked(subkey: bytes, value: bytes, expires: float, accepted: bool) -> None:
+def test_records_are_checked_and_what_is_refused_is_told(
+    key: bytes, subkey: bytes, value: bytes, expires: float, error: type[RemoteError] | None
+) -> None:
     from hivemind.dht.validation import DHTRecord
 
     from farflung.node.dht_guard import CheckedRecords
 
     seen: list[tuple[bytes, str, bytes, float]] = []
+    told: list[RemoteError] = []
 
-    def check(key: bytes, name: str, content: bytes, expires_at: float) -> bool:
+    def check(key: bytes, name: str, content: bytes, expires_at: float) -> None:
         seen.append((key, name, content, expires_at))
-        return content == b"v"
+        if content != b"v":
+            raise Refused("not v")
 
-    checked = CheckedRecords(check)
-    assert checked.validate(DHTRecord(b"k" * 20, subkey, value, expires)) == accepted
-    if accepted:
+    checked = CheckedRecords(check, told.append)
+    assert checked.validate(DHTRecord(key, subkey, value, expires)) == (error is None)
+    assert [type(each) for each in told] == ([] if error is None else [error])
+    assert all(len(str(each)) < 200 for each in told)
+    if error is None:
         assert seen == [(b"k" * 20, "s", b"v", 5.0)]
+
+
+def test_a_bad_record_is_told_of_once_and_a_flood_is_not_remembered() -> None:
+    from hivemind.dht.validation import DHTRecord
+
+    from farflung.node.dht_guard import MAX_TOLD, CheckedRecords
+
+    told: list[RemoteError] = []
+
+    def check(key: bytes, name: str, content: bytes, expires_at: float) -> None:
+        raise Refused(content.hex())
+
+    checked = CheckedRecords(check, told.append)
+
+    def put(number: int, expires: float) -> None:
+        value = b"\xc4\x02" + number.to_bytes(2, "big")
+        assert not checked.validate(DHTRecord(b"k" * 20, b"\xa1s", value, expires))
+
+    for expires in (5.0, 6.0):  # again, to be held for longer
+        put(0, expires)
+        put(1, expires)
+    assert [error.reason for error in told] == ["0000", "0001"]
+    for number in range(2, MAX_TOLD + 3):
+        put(number, 5.0)
+    assert len(checked._told) == MAX_TOLD and len(told) == MAX_TOLD + 3
 
 
 def test_key_digest_is_hiveminds() -> None:

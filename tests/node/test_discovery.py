@@ -20,7 +20,7 @@ from farflung.node.discovery import (
 )
 from farflung.node.network import Network, PeerId
 from farflung.node.peerbook import PeerBook
-from farflung.protocol.errors import NameContested, RemoteError
+from farflung.protocol.errors import BadSignature, Malformed, NameContested, Refused, RemoteError, Stale
 from farflung.protocol.keys import Ed25519Signer
 from farflung.protocol.manifest import Manifest, SignedManifest, sign_manifest
 from farflung.protocol.manifest_sections import AdmissionSpec, DataSpec, ModelSpec
@@ -146,9 +146,33 @@ def test_our_dht_node_stores_only_what_belongs_where_it_is_put() -> None:
     now = time.time()
     good = place_manifest(signed, now=now)
     at = key_digest(good.key)
-    assert check_record(at, good.subkey, good.value, good.expires_at)
-    assert not check_record(key_digest(good.key + "x"), good.subkey, good.value, good.expires_at)
-    assert not check_record(at, "other", good.value, good.expires_at)
-    assert not check_record(at, good.subkey, good.value[:-1] + bytes([good.value[-1] ^ 1]), good.expires_at)
-    assert not check_record(at, good.subkey, b"", good.expires_at)
-    assert not check_record(at, good.subkey, good.value, now + 1e6)
+    damaged = good.value[:-1] + bytes([good.value[-1] ^ 1])
+    check_record(at, good.subkey, good.value, good.expires_at)
+    for key, subkey, value, expires_at, error in (
+        (key_digest(good.key + "x"), good.subkey, good.value, good.expires_at, Refused),
+        (at, "other", good.value, good.expires_at, Refused),
+        (at, good.subkey, damaged, good.expires_at, BadSignature),
+        (at, good.subkey, b"", good.expires_at, Malformed),
+        (at, good.subkey, good.value, now + 1e6, Stale),
+    ):
+        with pytest.raises(error):
+            check_record(key, subkey, value, expires_at)
+
+
+def test_a_refused_record_is_named_with_whose_it_is_said_to_be() -> None:
+    _, signed = founded(SIGNERS[0])
+    now, record = time.time(), PeerRecord(addresses=(ADDRESS,), stages=(0, 1))
+    good = place_peer(SIGNERS[1], signed.swarm, record, seq=first_seq(now), now=now, life_s=60.0)
+    author = SIGNERS[1].peer_id.hex()
+    forged = good.value[:-1] + bytes([good.value[-1] ^ 1])
+    with pytest.raises(BadSignature) as caught:
+        check_record(key_digest(good.key), good.subkey, forged, good.expires_at)
+    named = f"peer record {good.key} / {author}, said to be of {author[:12]}: "
+    assert caught.value.reason.startswith(named)
+    assert caught.value.peer is None and "unknown peer" in str(caught.value)  # who sent it cannot be told
+    with pytest.raises(Refused) as caught_elsewhere:
+        check_record(bytes(20), "\n" * 500, good.value, good.expires_at)
+    assert caught_elsewhere.value.reason.startswith(f"{named}put at id {'00' * 20} / ")
+    assert "\n" not in caught_elsewhere.value.reason and len(caught_elsewhere.value.reason) < 500
+    with pytest.raises(Malformed, match="record at id 0000"):
+        check_record(bytes(20), author, b"nonsense", good.expires_at)

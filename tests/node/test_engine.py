@@ -18,11 +18,16 @@ import pytest
 from farflung.node import engine as module
 from farflung.node import p2pd
 from farflung.node.dht import Records, key_digest
+from farflung.node.discovery import check_record
 from farflung.node.engine import Engine, EngineConfig
 from farflung.node.identity import Identity, libp2p_text
 from farflung.node.network import Stream
 from farflung.protocol import limits
-from farflung.protocol.errors import ConfigError, NetworkError
+from farflung.protocol.errors import BadSignature, ConfigError, NetworkError, Refused, RemoteError
+from farflung.protocol.keys import Ed25519Signer
+from farflung.protocol.peer_record import PeerRecord
+from farflung.protocol.records import place_peer
+from farflung.protocol.replay import first_seq
 
 pytestmark = [
     pytest.mark.slow,
@@ -227,8 +232,9 @@ def test_records() -> None:
     async def main() -> None:
         async with AsyncExitStack() as stack:
 
-            def check(key: bytes, subkey: str, value: bytes, expires_at: float) -> bool:
-                return key == key_digest("swarm") and value.startswith(b"good")
+            def check(key: bytes, subkey: str, value: bytes, expires_at: float) -> None:
+                if key != key_digest("swarm") or not value.startswith(b"good"):
+                    raise Refused("not good")
 
             made: list[Engine] = []
             for _ in range(3):
@@ -255,6 +261,34 @@ def test_records() -> None:
                 await a.put_record("swarm", "a", bytes(limits.MAX_RECORD_BYTES + 1), soon)
             assert await a.put_record("swarm", "a", b"good" + bytes(limits.MAX_RECORD_BYTES - 4), soon + 2)
             assert len((await c.get_records("swarm"))["a"]) == limits.MAX_RECORD_BYTES
+
+    run(main)
+
+
+def test_a_wrongly_signed_record_is_refused_told_of_once_and_changes_nothing() -> None:
+    async def main() -> None:
+        told: list[RemoteError] = []
+        async with engines(1) as (careless,), AsyncExitStack() as stack:
+            seeds = (careless.addresses()[0],)
+            config = EngineConfig.loopback(initial_peers=seeds)
+            careful = await Engine.create(Identity.generate(), config, check_record=check_record, refused=told.append)
+            stack.push_async_callback(careful.close)
+            swarm, author, now = b"s" * 32, Ed25519Signer(b"a" * 32), time.time()
+            good = place_peer(author, swarm, PeerRecord(stages=(0, 1)), seq=first_seq(now), now=now, life_s=60.0)
+            newer = place_peer(author, swarm, PeerRecord(stages=(0, 1)), seq=first_seq(now) + 1, now=now, life_s=120.0)
+            forged = newer.value[:-1] + bytes([newer.value[-1] ^ 1])
+            assert await careful.put_record(good.key, good.subkey, good.value, good.expires_at)
+            assert not told
+            for later in (0.0, 1.0):
+                await careless.put_record(good.key, good.subkey, forged, newer.expires_at + later)
+                # The one that took it answers with it: that is the same record once more.
+                assert await careless.get_records(good.key) == {good.subkey: forged}
+                assert await careful.get_records(good.key) == {good.subkey: good.value}
+            [error] = told
+            assert type(error) is BadSignature and f"said to be of {good.subkey[:12]}" in error.reason
+            await careful.put_record(newer.key, newer.subkey, newer.value, newer.expires_at + 0.5)
+            assert await careful.get_records(good.key) == {good.subkey: newer.value}
+            assert len(told) == 1
 
     run(main)
 
