@@ -14,6 +14,7 @@ _LABEL = "[A-Za-z0-9-]{1,63}"
 """Of a host's name. Empty or longer ones are no network error to Python, but a UnicodeError when they are dialled."""
 _TLS = re.compile(rf"tls://(\[[0-9a-fA-F:.%]+\]|{_LABEL}(?:\.{_LABEL})*\.?):([0-9]{{1,5}})")
 _NAMED = re.compile(r"(/.+)/p2p/([^/]+)")
+_TCP = re.compile(rf"/(?:ip([46])/([^/%]+)|dns[46]?/{_LABEL}(?:\.{_LABEL})*\.?)/tcp/([0-9]{{1,5}})")
 _IP = re.compile(r"/ip[46]/([^/]+)/")
 
 
@@ -63,6 +64,17 @@ def host_of(multiaddr: str) -> str | None:
         return str(ipaddress.ip_address(match[1]))
     except ValueError:
         return None
+
+
+def is_direct(multiaddr: str) -> bool:
+    """Whether it is a TCP port of a host and nothing else, and so one that any libp2p can read."""
+    match = _TCP.fullmatch(multiaddr)
+    if match is None or int(match[3]) >= 65536:
+        return False
+    try:
+        return match[1] is None or ipaddress.ip_address(match[2]).version == int(match[1])
+    except ValueError:
+        return False
 
 
 def tls_address(host: str, port: int) -> str:

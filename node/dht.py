@@ -1,8 +1,9 @@
 """Records in hivemind's Kademlia DHT, in our own event loop, with the guard (`dht_guard.py`).
 
 Searches always ask for the latest over all replicas; hivemind's caches are switched off, since a cached heartbeat is a
-wrong one. Seeds that do not answer at the start are tried again until one does, and all of them now and then, because
-two halves that started apart stay apart otherwise (hivemind issue 624).
+wrong one. Seeds are asked some at a time, until one answers: a machine remembers more peers than can be dialled at once, and all
+but one may be gone. When none does all are tried again, and once we are in the first ones now and then, because two halves that
+started apart stay apart otherwise (hivemind issue 624).
 """
 
 import asyncio
@@ -27,10 +28,13 @@ if TYPE_CHECKING:
 
 REPLICAS = 5
 RPC_S = 3.0
+SEEDS_AT_ONCE = 16
+"""Seeds asked at a time; one that answers is enough."""
 RETRY_S = 2.0
+"""Pause after all seeds were asked in vain, doubled from time to time."""
 RETRY_MAX_S = 60.0
 REJOIN_S = 600.0
-"""How often the seeds are asked again once we are in."""
+"""How often seeds are asked again once we are in."""
 SEARCH_S = 30.0
 CLOSE_S = 3.0
 
@@ -48,7 +52,10 @@ class Records:
     def __init__(self, node: "DHTNode", connect: Callable[[PeerId], Awaitable[None]]) -> None:
         self._node = node
         self._connect = connect
-        self._seeds: dict[PeerId, None] = {}
+        self._seeds: list[PeerId] = []
+        """Those to ask first come first."""
+        self._in_vain = 0
+        """How many of them were asked without an answer since one was given, or since all were asked."""
         self._wake = asyncio.Event()
         self.joined = asyncio.Event()
 
@@ -80,9 +87,9 @@ class Records:
         return cls(node, connect)
 
     def add_seed(self, peer: PeerId) -> None:
-        """A peer through which the DHT can be joined."""
-        if peer not in self._seeds and len(self._seeds) < limits.MAX_ADDRESSES:
-            self._seeds[peer] = None
+        """A peer through which the DHT can be joined: one that our user or our own disk knows. The best come first."""
+        if peer not in self._seeds:
+            self._seeds.append(peer)
             self._wake.set()
 
     async def stay_joined(self) -> None:
@@ -90,7 +97,8 @@ class Records:
         retry = RETRY_S
         while True:
             self._wake.clear()
-            await self.join_once()
+            if not await self.join_once() and self._in_vain:
+                continue  # there are seeds that have not been asked
             if self.joined.is_set() or not self._seeds:
                 pause, retry = REJOIN_S, RETRY_S
             else:
@@ -102,12 +110,17 @@ class Records:
                 pass
 
     async def join_once(self) -> bool:
-        """Ask all seeds once; True when one answered."""
-        seeds = list(self._seeds)
+        """Ask the next seeds; True when one answered. Those that answer are the first to be asked from then on."""
+        first = self._in_vain
+        batch = self._seeds[first : first + SEEDS_AT_ONCE]
         async with asyncio.TaskGroup() as group:
-            answers = [group.create_task(self._ping(seed)) for seed in seeds]
-        if not any(task.result() for task in answers):
+            asked = {seed: group.create_task(self._ping(seed)) for seed in batch}
+        answered = [seed for seed, task in asked.items() if task.result()]
+        if not answered:
+            self._in_vain = 0 if first + len(batch) >= len(self._seeds) else first + len(batch)
             return False
+        self._in_vain = 0
+        self._seeds = [*answered, *(seed for seed in self._seeds if seed not in answered)]
         await self._node.find_nearest_nodes([self._node.node_id])
         self.joined.set()
         return True

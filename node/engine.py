@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from farflung.node import frames
-from farflung.node.addresses import host_of, reach, split_addresses, split_peer, tls_address
-from farflung.node.dht import Records
+from farflung.node.addresses import host_of, is_direct, reach, split_addresses, split_peer, tls_address
+from farflung.node.dht import SEEDS_AT_ONCE, Records
 from farflung.node.distance import Distances, FarLink, LateMail
 from farflung.node.identity import Identity, libp2p_text
 from farflung.node.libp2p import Libp2p
@@ -51,7 +51,8 @@ class EngineConfig:
     libp2p: P2pdConfig = field(default_factory=P2pdConfig)
     """How libp2p listens and gets through NATs."""
     initial_peers: tuple[str, ...] = ()
-    """Multiaddrs with /p2p/ of peers to join through; those that do not answer are tried again."""
+    """Multiaddrs with /p2p/ of peers to join through, some at a time, the first of them first; those that do not answer are tried
+    again."""
     tls: bool = True
     """Offer and use direct TLS for bulk."""
     tls_hosts: tuple[str, ...] = ("0.0.0.0", "::")
@@ -172,7 +173,7 @@ class Engine:
         seeds = [split_peer(address) for address in config.initial_peers]
         libp2p = config.libp2p
         if libp2p.use_relay and not libp2p.trusted_relays:
-            libp2p = replace(libp2p, trusted_relays=config.initial_peers)  # as hivemind and libp2p do
+            libp2p = replace(libp2p, trusted_relays=_relays(seeds))  # as hivemind and libp2p do
         self._libp2p = await Libp2p.start(self._identity, libp2p, self._scope, self._multiaddrs)
         undo.push_async_callback(self._libp2p.close)
         self._scope.start(self._libp2p.watch(), "p2pd")
@@ -398,3 +399,11 @@ class Engine:
         self._own_addresses = [*multiaddrs[: max(room, limits.MAX_ADDRESSES - len(direct))], *direct][
             : limits.MAX_ADDRESSES
         ]
+
+
+def _relays(seeds: list[tuple[PeerId, str]]) -> tuple[str, ...]:
+    """The seeds that are asked first, as relays. p2pd ends at an address that it cannot read, and peers may announce anything."""
+    first = list(dict.fromkeys(peer for peer, _ in seeds))[:SEEDS_AT_ONCE]
+    return tuple(
+        f"{multiaddr}/p2p/{libp2p_text(peer)}" for peer, multiaddr in seeds if peer in first and is_direct(multiaddr)
+    )

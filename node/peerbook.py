@@ -9,17 +9,15 @@ from pathlib import Path
 
 import msgspec
 
-from farflung.node.addresses import split_peer
+from farflung.node.addresses import MAX_ADDRESS_CHARS, split_addresses, split_peer
 from farflung.node.durable import write_atomically
+from farflung.node.identity import libp2p_text
 from farflung.node.network import PeerId
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.limits import MAX_ADDRESSES
 
 MAX_PEERS = 256
 """Peers remembered; those heard from longest ago go first. Four full groups."""
-
-MAX_SEEDS = 8
-"""Peers asked at a start: the most recent ones; one that answers is enough."""
 
 
 class KnownPeer(msgspec.Struct, kw_only=True):
@@ -72,10 +70,14 @@ class PeerBook:
         return {bytes.fromhex(peer): known.addresses for peer, known in ranked}
 
     def seeds(self, me: PeerId) -> list[str]:
-        """Multiaddrs (with /p2p/ID) of the peers to ask first, ourselves left out."""
-        others = [addresses for peer, addresses in self.peers().items() if peer != me]
-        dialable = [[a for a in listed if a.startswith("/") and "/p2p/" in a] for listed in others]
-        return [address for listed in [d for d in dialable if d][:MAX_SEEDS] for address in listed]
+        """Multiaddrs (with /p2p/ID) of everybody but us, the most recently heard first. What is no address of its peer is left out."""
+        named = (
+            f"{multiaddr}/p2p/{libp2p_text(peer)}"
+            for peer, addresses in self.peers().items()
+            if peer != me
+            for multiaddr in split_addresses(peer, addresses)[0]
+        )
+        return [address for address in named if len(address) <= MAX_ADDRESS_CHARS]
 
     def save(self) -> None:
         """Replace the file. Raises OSError."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from farflung.node.addresses import host_of, reach, split_addresses, split_peer, tls_address
+from farflung.node.addresses import host_of, is_direct, reach, split_addresses, split_peer, tls_address
 from farflung.node.identity import libp2p_text
 from farflung.protocol import limits
 from farflung.protocol.errors import ConfigError
@@ -34,6 +34,27 @@ def test_split() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("multiaddr", "direct"),
+    [
+        ("/ip4/1.2.3.4/tcp/5", True),
+        ("/ip6/2001:db8::1/tcp/65535", True),
+        ("/dns4/host.example/tcp/5", True),
+        ("/dns/a..b/tcp/5", False),
+        ("/ip4/300.0.0.1/tcp/5", False),
+        ("/ip4/2001:db8::1/tcp/5", False),
+        ("/ip6/fe80::1%eth0/tcp/5", False),
+        ("/ip4/1.2.3.4/tcp/65536", False),
+        ("/ip4/1.2.3.4/tcp/5,/ip4/1.2.3.4/tcp/5", False),
+        ("/ip4/1.2.3.4/tcp/5/ws", False),
+        ("/unix/tmp/x", False),
+        ("/nonsense", False),
+    ],
+)
+def test_what_any_libp2p_can_read(multiaddr: str, direct: bool) -> None:
+    assert is_direct(multiaddr) == direct
+
+
 def test_count_is_bounded() -> None:
     many = [f"tls://host:{port}" for port in range(1, 1000)]
     assert len(split_addresses(PEER, many)[1]) == limits.MAX_ADDRESSES
@@ -42,6 +63,8 @@ def test_count_is_bounded() -> None:
 @given(st.lists(st.text(max_size=60)))
 def test_nonsense_never_raises(addresses: list[str]) -> None:
     split_addresses(PEER, addresses)
+    for address in addresses:
+        is_direct(address)
 
 
 @given(st.from_regex(r"tls://[A-Za-z0-9.-]{1,200}:80", fullmatch=True))

@@ -17,11 +17,12 @@ import pytest
 
 from farflung.node import engine as module
 from farflung.node import p2pd
-from farflung.node.dht import Records, key_digest
+from farflung.node.dht import SEEDS_AT_ONCE, Records, key_digest
 from farflung.node.discovery import check_record
 from farflung.node.engine import Engine, EngineConfig
 from farflung.node.identity import Identity, libp2p_text
 from farflung.node.network import Stream
+from farflung.node.peerbook import PeerBook
 from farflung.protocol import limits
 from farflung.protocol.errors import BadSignature, ConfigError, NetworkError, Refused, RemoteError
 from farflung.protocol.keys import Ed25519Signer
@@ -306,6 +307,33 @@ def test_dead_seeds_do_not_prevent_the_start(monkeypatch: pytest.MonkeyPatch) ->
             await node.close()
 
     run(main)
+
+
+def test_the_last_of_forty_known_peers_leads_into_the_dht(tmp_path: Path) -> None:
+    """Also where one of them announced what p2pd could not read as a relay's address."""
+
+    async def main() -> None:
+        async with engines(1) as (a,):
+            book = PeerBook(tmp_path / "peers.json")
+            for age in range(39):
+                book.note(Identity.generate().public_key, ["/ip4/127.0.0.1/tcp/1", "/nonsense"], 1e9 - age)
+            book.note(a.peer_id, a.addresses(), 0.0)
+            config = EngineConfig.loopback(initial_peers=tuple(book.seeds(b"")))
+            config = replace(config, libp2p=replace(config.libp2p, use_relay=True, auto_relay=True))
+            node = await Engine.create(Identity.generate(), config)
+            try:
+                await until(lambda: node.joined)
+            finally:
+                await node.close()
+
+    run(main)
+
+
+def test_only_the_first_known_peers_are_asked_to_relay() -> None:
+    """p2pd is told of them by its command line, which has an end."""
+    seeds = [(bytes([number]) * 32, f"/ip4/10.0.0.1/tcp/{port}") for number in range(40) for port in (1, 2)]
+    relays = module._relays(seeds)
+    assert len(relays) == 2 * SEEDS_AT_ONCE and relays[1].startswith("/ip4/10.0.0.1/tcp/2/p2p/12D3Koo")
 
 
 def test_records_are_found_though_nodes_forgot_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

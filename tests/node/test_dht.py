@@ -1,0 +1,85 @@
+"""Joining the DHT through seeds of which most are gone; a node of nobody's, virtual time."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from farflung.node.dht import REJOIN_S, RETRY_S, SEEDS_AT_ONCE, Records
+from farflung.node.network import PeerId
+from farflung.protocol.errors import NetworkError
+from farflung.sims import clock
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
+DIAL_S = 15.0
+SEEDS = [bytes([number]) * 32 for number in range(40)]
+
+
+class Lab:
+    """Hivemind's node as far as joining goes, and the peers that can be reached."""
+
+    def __init__(self, alive: set[PeerId]) -> None:
+        self.alive = alive
+        self.asked: list[tuple[float, PeerId]] = []
+        self.searches = 0
+        self.node_id = 0
+        self.protocol = self
+        self.records = Records(self, self.connect)  # type: ignore[arg-type]
+        for seed in SEEDS:
+            self.records.add_seed(seed)
+
+    async def connect(self, peer: PeerId) -> None:
+        self.asked.append((asyncio.get_running_loop().time(), peer))
+        if peer not in self.alive:
+            await asyncio.sleep(DIAL_S)
+            raise NetworkError("nobody there")
+
+    async def call_ping(self, peer: Any) -> int:
+        return 1
+
+    async def find_nearest_nodes(self, ids: list[int]) -> None:
+        self.searches += 1
+
+    def batches(self) -> list[list[PeerId]]:
+        """Who was asked together, in the order of time."""
+        times = dict.fromkeys(at for at, _ in self.asked)
+        return [[peer for at, peer in self.asked if at == time] for time in times]
+
+
+IN_BATCHES = [SEEDS[first : first + SEEDS_AT_ONCE] for first in range(0, len(SEEDS), SEEDS_AT_ONCE)]
+
+
+def test_the_last_of_forty_is_found_and_is_the_first_to_be_asked_from_then_on() -> None:
+    lab = Lab({SEEDS[-1]})
+
+    async def main() -> None:
+        assert not await lab.records.join_once()  # an engine that starts waits no longer than this
+        async with asyncio.TaskGroup() as tasks:
+            staying = tasks.create_task(lab.records.stay_joined())
+            await asyncio.wait_for(lab.records.joined.wait(), 10 * DIAL_S)
+            assert lab.batches() == IN_BATCHES
+            await asyncio.sleep(REJOIN_S + 2 * DIAL_S)
+            staying.cancel()
+
+    clock.run(main())
+    assert lab.batches()[3:] == [[SEEDS[-1], *SEEDS[: SEEDS_AT_ONCE - 1]]]
+    assert lab.searches == 2
+
+
+def test_all_are_asked_again_after_a_pause_when_none_answers() -> None:
+    lab = Lab(set())
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            staying = tasks.create_task(lab.records.stay_joined())
+            await asyncio.sleep(3 * DIAL_S + RETRY_S / 2)
+            assert lab.batches() == IN_BATCHES
+            lab.alive = {SEEDS[20]}
+            await asyncio.wait_for(lab.records.joined.wait(), 10 * DIAL_S)
+            staying.cancel()
+
+    clock.run(main())
+    assert lab.batches() == [*IN_BATCHES, *IN_BATCHES[:2]]
+    times = list(dict.fromkeys(at for at, _ in lab.asked))
+    assert times[3] - times[0] == pytest.approx(3 * DIAL_S + RETRY_S)
