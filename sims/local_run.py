@@ -18,7 +18,6 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
-import psutil
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rich.console import Console
@@ -48,6 +47,7 @@ from farflung.sims.sim_result import Result, show, summarise
 from farflung.sims.simulation import Report
 from farflung.sims.summary import summarise as figures_of
 from farflung.sims.summary import violations
+from farflung.training.host_memory import available_bytes
 from farflung.training.replica import Replica
 
 MEASURING_S = 2.0
@@ -64,7 +64,7 @@ def run_local(name: str, *, seed: int | None, out: Path | None, minutes: float |
         raise ConfigError(
             "processes cannot be stopped and continued on Windows; use `farflung sim run`, or WSL for `sim local`"
         )
-    check_playable(scenario, free_bytes=psutil.virtual_memory().available)
+    check_playable(scenario, free_bytes=available_bytes())
     seed = scenario.seed if seed is None else seed
     schedule = make_schedule(scenario, seed, path.parent)
     began = time.perf_counter()

@@ -27,6 +27,7 @@ import torch
 
 from farflung.training import eight_bit, inner_optimizer
 from farflung.training.errors import NotEnoughMemory
+from farflung.training.host_memory import available_bytes
 from farflung.training.inner_optimizer import ON_DEVICE, StateHome
 from farflung.training.model import ModelConfig, parameter_shapes
 from farflung.training.optimizers import TABLES, OptimizerSpec
@@ -283,12 +284,12 @@ def free_bytes(
     device: torch.device,
     limit: int | None = None,  # most that this process may use of it
 ) -> int:
-    """Memory that this process can still take on the device; for anything but CUDA, of the host."""
+    """Memory that this process can still take on the device; for anything but CUDA, of the host or of its container there."""
     if device.type == "cuda":
         free, _total = torch.cuda.mem_get_info(device)
         used = torch.cuda.memory_allocated(device)
         available = int(free) + int(torch.cuda.memory_reserved(device)) - used
     else:
         used = psutil.Process().memory_info().rss
-        available = int(psutil.virtual_memory().available)
+        available = available_bytes()
     return available if limit is None else min(available, max(0, limit - used))
