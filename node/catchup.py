@@ -32,7 +32,7 @@ REPORT_CHUNKS = 16
 """Chunks between two lines of progress."""
 
 FOLLOWED_ROUNDS = KEPT_ROUNDS // 2
-"""Versions that chunks may fall behind the history while others are still on their way: the means must still be there, and take a while to come."""
+"""Versions after which chunks are brought up to the history while others are still on their way: the means must still be there, and take a while to come."""
 
 VERSIONS_AHEAD = 2
 """Versions by which a donor may be ahead of the history we know: a commit or two that have not reached us yet."""
@@ -97,15 +97,19 @@ class Catchup:
         """Means come before chunks: on a link that is not much faster than the rounds these would leave them no room. Not cancelled at the end, for a
         chunk that has been stepped counts as what it is now.
         """
+        followed = min(download.have.values(), default=self._member.head.commit.version)
         while not fetched.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_S):
                     await fetched.wait()
             version = self._member.head.commit.version
-            if min(download.have.values(), default=version) <= version - FOLLOWED_ROUNDS:
+            if (
+                version - followed >= FOLLOWED_ROUNDS
+            ):  # once for each version: what cannot be had now is not waited for again
                 download.asking.clear()
                 await self._roll_forward(download, version)
                 download.asking.set()
+                followed = version
 
     async def _verified(self, download: Download, digest: bytes, holders: tuple[PeerId, ...]) -> bool:
         """Whether the state is the one announced. If not, a list tells which chunks are wrong, while there is somebody at that version."""

@@ -1,10 +1,14 @@
 """The whole outer state by download: newcomers, who was away for too long, jumps of the history, and repairs."""
 
+import asyncio
+
 import pytest
 import torch
 from tests.node.applying import RULES, SWARM, Applying, change, expected, founded, hold, plan_of, round_after, train
 from tests.node.lab import NUMEL, Lab, in_lab, peer
 
+from farflung.node.catchup import FOLLOWED_ROUNDS
+from farflung.node.statesync import Download
 from farflung.protocol import chain
 from farflung.protocol.chain import Certified, RoundResult
 from farflung.protocol.effects import Repair
@@ -32,6 +36,42 @@ def test_a_newcomer_downloads_the_state_that_a_quorum_announces() -> None:
         assert torch.equal(new.node.learner.parameters[0], new.node.learner.outer.params)
 
     in_lab(3, main)
+
+
+def test_means_that_cannot_be_had_do_not_hold_up_a_download() -> None:
+    """They are asked for once for so many versions, and chunks are asked for again in between."""
+
+    async def main(lab: Lab) -> None:
+        one, new = (Applying(lab, n) for n in lab.nodes)
+        history = await founded(one)
+        for _ in range(2 * FOLLOWED_ROUNDS):
+            history.append(round_after(history[-1].commit))
+        catchup, download, fetched = new.applier._catchup, Download(2, have={0: 0}), asyncio.Event()
+        asked: list[tuple[int, bool]] = []
+
+        async def in_vain(download: Download, version: int) -> None:
+            asked.append((version, download.asking.is_set()))
+
+        def at(version: int) -> None:
+            """The swarm is there, as we know."""
+            newest = next(index for index, one in enumerate(history) if one.commit.version == version)
+            new.member.history.replace(history[newest - 1].commit, [history[newest]])
+
+        catchup._roll_forward = in_vain  # type: ignore[method-assign]
+        at(FOLLOWED_ROUNDS)
+        following = lab.group.create_task(catchup._follow(download, fetched))
+        await asyncio.sleep(30.0)
+        assert asked == [(FOLLOWED_ROUNDS, False)] and download.asking.is_set()
+        at(2 * FOLLOWED_ROUNDS - 1)
+        await asyncio.sleep(30.0)
+        assert len(asked) == 1, "not yet so many"
+        at(2 * FOLLOWED_ROUNDS)
+        await asyncio.sleep(30.0)
+        assert asked[1:] == [(2 * FOLLOWED_ROUNDS, False)]
+        fetched.set()
+        await following
+
+    in_lab(2, main)
 
 
 def test_a_member_that_is_too_far_behind_downloads_and_keeps_its_progress() -> None:
