@@ -103,9 +103,8 @@ class Catchup:
                 async with asyncio.timeout(RETRY_S):
                     await fetched.wait()
             version = self._member.head.commit.version
-            if (
-                version - followed >= FOLLOWED_ROUNDS
-            ):  # once for each version: what cannot be had now is not waited for again
+            # Not as often as it may: what cannot be had now is not waited for again at once.
+            if version - followed >= FOLLOWED_ROUNDS:
                 download.asking.clear()
                 await self._roll_forward(download, version)
                 download.asking.set()

@@ -45,7 +45,7 @@ class _Link:
     down: dict[str, _Rate] = field(default_factory=lambda: {TLS: _Rate(), LIBP2P: _Rate()})
     sent: int = 0
     received: int = 0
-    carrier: str = LIBP2P
+    carrier: str = ""
     last_used: dict[str, float] = field(default_factory=dict)
     pause_s: float = DIAL_RETRY_S
     """After the next dial that fails."""
@@ -145,8 +145,8 @@ class LinkBook:
         return {
             peer: LinkStats(
                 carrier=link.carrier,
-                up_bytes_per_s=link.up[link.carrier].value,
-                down_bytes_per_s=link.down[link.carrier].value,
+                up_bytes_per_s=link.up[link.carrier].value if link.carrier else 0.0,
+                down_bytes_per_s=link.down[link.carrier].value if link.carrier else 0.0,
                 sent_bytes=link.sent,
                 received_bytes=link.received,
             )

@@ -49,7 +49,7 @@ class LinkStats:
     """What was measured about the way to one peer."""
 
     carrier: str
-    """`tls` or `libp2p` (`memory` in simulations): what the next stream to this peer will use."""
+    """`tls` or `libp2p` (`memory` in simulations): what the next stream to this peer will use; empty before the first."""
     up_bytes_per_s: float
     """Smoothed rate of bulk sent to this peer; 0 before the first measurement."""
     down_bytes_per_s: float

@@ -78,10 +78,18 @@ class Download:
         return [index for index, at in self.have.items() if at == version]
 
 
-class _Work:
-    """Which chunks are still to be asked for. When none is left, those that are slow to come are asked for again elsewhere."""
+Arrived = Callable[[int, int, bytes], Awaitable[None]]
+"""Hears of each chunk: its index, version and bytes."""
 
-    def __init__(self, download: Download) -> None:
+
+class _Work:
+    """Which chunks are still to be asked for, and what is done with them. When none is left, those that are slow to come are asked for again elsewhere."""
+
+    def __init__(self, download: Download, arrived: Arrived) -> None:
+        self.download = download
+        self.arrived = arrived
+        self.room = asyncio.Semaphore(FIRST_STREAMS)
+        """For streams."""
         self._asked = {index: 0 for index in range(download.num_chunks) if index not in download.have}
 
     @property
@@ -197,19 +205,16 @@ class StateSync:
         self,
         download: Download,
         donors: Sequence[PeerId],
-        arrived: Callable[[int, int, bytes], Awaitable[None]],
+        arrived: Arrived,
     ) -> None:
-        """Get the chunks that `download` lacks, each at whatever version its donor has; `arrived(index, version, bytes)` hears of each.
+        """Get the chunks that `download` lacks, each at whatever version its donor has.
 
         Returns when nothing is missing or no donor can give more; the caller looks at `download.have` and goes on.
         """
-        work = _Work(download)
-        room = asyncio.Semaphore(FIRST_STREAMS)
+        work = _Work(download, arrived)
         async with asyncio.TaskGroup() as group:
             streams = [
-                group.create_task(self._drain(donor, room, work, download, arrived))
-                for _ in range(STREAMS_PER_DONOR)
-                for donor in donors
+                group.create_task(self._drain(donor, work)) for _ in range(STREAMS_PER_DONOR) for donor in donors
             ]
 
             def end_all(_: asyncio.Task[None]) -> None:
@@ -223,28 +228,14 @@ class StateSync:
             for stream in streams:
                 stream.add_done_callback(end_all)
 
-    async def _drain(
-        self,
-        donor: PeerId,
-        room: asyncio.Semaphore,
-        work: _Work,
-        download: Download,
-        arrived: Callable[[int, int, bytes], Awaitable[None]],
-    ) -> None:
+    async def _drain(self, donor: PeerId, work: _Work) -> None:
         """One stream to one donor, when there is room for it: take chunks off the common list until none is missing, or the donor fails."""
-        async with room:
+        async with work.room:
             if not work.complete:
-                await self._use_stream(donor, room, work, download, arrived)
+                await self._use_stream(donor, work)
 
-    async def _use_stream(
-        self,
-        donor: PeerId,
-        room: asyncio.Semaphore,
-        work: _Work,
-        download: Download,
-        arrived: Callable[[int, int, bytes], Awaitable[None]],
-    ) -> None:
-        loop = asyncio.get_running_loop()
+    async def _use_stream(self, donor: PeerId, work: _Work) -> None:
+        loop, download = asyncio.get_running_loop(), work.download
         index = work.take()
         try:
             async with asyncio.timeout(DIAL_S):
@@ -263,11 +254,14 @@ class StateSync:
                 if data is None or len(data) != self._chunk_bytes(index):
                     raise Refused(f"not a chunk {index}", peer=donor)
                 if loop.time() - asked_at < QUICK_S:
-                    room.release()  # for one more
+                    work.room.release()  # for one more
                 if index not in download.have:  # near the end, two donors may be asked for the same chunk
                     download.have[index], download.source[index] = version, donor  # before any await: ours counts
                     try:
-                        await self._take(index, version, bytes(data), donor, arrived)
+                        await work.arrived(index, version, bytes(data))
+                    except BadChunk as error:
+                        del download.have[index]
+                        raise Refused(str(error), peer=donor) from error
                     except RemoteError:
                         del download.have[index]
                         raise
@@ -284,19 +278,6 @@ class StateSync:
             self.refused(error)
         finally:
             await stream.close()
-
-    async def _take(
-        self,
-        index: int,
-        version: int,
-        data: bytes,
-        donor: PeerId,
-        arrived: Callable[[int, int, bytes], Awaitable[None]],
-    ) -> None:
-        try:
-            await arrived(index, version, data)
-        except BadChunk as error:
-            raise Refused(str(error), peer=donor) from error
 
     def _chunk_bytes(self, index: int) -> int:
         start, stop = self._learner.outer.chunk_range(index)

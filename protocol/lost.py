@@ -5,7 +5,8 @@ nodes may be those with the bad links. Who is silent has no opinion. What peers 
 
 The founder is whoever still holds the stage's state, if its chain has only lost its quorum: of several the one with the newest version, then the smallest key.
 Else it is somebody who waits outside and can hold that stage, and of these first who has a state of it on its disk, else a peer that can hold it and is free to
-move, of the stage that has most, the proposer itself like any other; of several those come first that did not begin the stage the last time. A stage that nobody can take waits for a newcomer.
+move, of the stage that has most, the proposer itself like any other; of several those come first that did not begin the stage the last time. A stage that
+nobody can take waits for a newcomer.
 """
 
 from collections import Counter

@@ -1,8 +1,9 @@
 """`farflung bench round`: seconds of one round of real peers, beside hivemind's averager and gloo.
 
 Every peer is a process with a real engine and a real `Peer` (`bench_peer vector`). It holds one vector and
-contributes again as soon as it has reported a round. A round is timed from its plan to the moment the last peer has the mean in a tensor, agreed on and decoded:
-that is what the baselines do, too. What follows is reported apart, for they have nothing like it: outer step, digest of the state (`apply_s`), all means on disk.
+contributes again as soon as it has reported a round. A round is timed from its plan to the moment the last peer has
+the mean in a tensor, agreed on and decoded, where the baselines' clocks stop, too. What follows, outer step and digest of
+the state, they have nothing like: it is reported apart (`apply_s`).
 
 The baselines run with the same number of peers, one torch thread each, in the same minutes. They neither sign,
 agree on a membership, survive a death, nor (gloo) encrypt. Behind the emulated WAN there are no baselines: there the

@@ -23,9 +23,8 @@ class _Version:
 
 
 _V2 = _Version(limit="memory.max", used="memory.current", idle_cache="inactive_file")
-_V1 = _Version(
-    limit="memory.limit_in_bytes", used="memory.usage_in_bytes", idle_cache="total_inactive_file"
-)  # the line without `total_` leaves out the groups within
+# The line without `total_` leaves out the groups within.
+_V1 = _Version(limit="memory.limit_in_bytes", used="memory.usage_in_bytes", idle_cache="total_inactive_file")
 
 
 def available_bytes() -> int:
@@ -53,9 +52,8 @@ def _groups(process: Path) -> Iterator[tuple[Path, _Version]]:
     for line in _read(process / "mountinfo").splitlines():
         mount, _, system = line.partition(" - ")
         root, point = mount.split()[3:5]
-        version = {"cgroup2": _V2, "cgroup": _V1}.get(
-            system.split()[0]
-        )  # of version 1 only one mount has files of memory
+        # Of version 1 each controller has a mount of its own, and only one of them has files of memory.
+        version = {"cgroup2": _V2, "cgroup": _V1}.get(system.split()[0])
         if version in paths:
             inside = _below(paths[version], root)
             for folder in (inside, *inside.parents):

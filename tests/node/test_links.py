@@ -75,6 +75,16 @@ def test_rates() -> None:
     assert book.stats()[PEER].received_bytes == 100
 
 
+def test_control_messages_count_and_say_nothing_of_the_way() -> None:
+    book = LinkBook()
+    book.told(PEER, 10**7)
+    book.heard(PEER, 5)
+    one = book.stats()[PEER]
+    assert (one.sent_bytes, one.received_bytes) == (10**7, 5)
+    assert (one.carrier, one.up_bytes_per_s, one.down_bytes_per_s) == ("", 0.0, 0.0), "no stream was opened"
+    assert book.choose(PEER, dialable=True, now=0.0) == TLS and book.stats()[PEER].carrier == TLS
+
+
 def test_peers_are_bounded() -> None:
     book = LinkBook()
     for index in range(MAX_PEERS + 10):
