@@ -1,6 +1,6 @@
 """What a run of nodes came to, worked out from their events alone: what a simulation reports of itself, and its log."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -10,8 +10,9 @@ from farflung.sims.faults import Fault, describe
 from farflung.sims.logs import Events
 from farflung.sims.pipeline_log import logged_steps
 from farflung.sims.pipeline_recoveries import recoveries
-from farflung.sims.sim_folder import EVENTS
+from farflung.sims.sim_folder import EVENTS, timeline_of
 from farflung.sims.simulation import HEADING, Report, log_line
+from farflung.sims.spans import kills
 from farflung.sims.summary import commits_by_round
 from farflung.sims.swarm import Labour
 
@@ -21,7 +22,7 @@ def fill_report(
     keys: Sequence[str],
     steps_s: Sequence[float],  # what a step takes each of them
     events: Events,
-    kills: Mapping[str, Sequence[float]],  # by key, unix seconds
+    done: Sequence[tuple[float, Fault]],  # what happened when, in unix seconds
     began: float,
     ended: float,
 ) -> None:
@@ -37,11 +38,12 @@ def fill_report(
     report.rounds = max((event["version"] for event in rounds.values()), default=0)
     report.tokens = sum(sum(event["contributors"].values()) for event in rounds.values())
     report.members = sum(len(view) for _, view in views.values())
+    deaths = kills(timeline_of(done, keys))
     report.labour = [
-        labour_of(events.get(key, ()), kills.get(key, ()), ended, step_s)
+        labour_of(events.get(key, ()), deaths.get(key, ()), ended, step_s)
         for key, step_s in zip(keys, steps_s, strict=True)
     ]
-    report.recoveries = recoveries(events, logged_steps(events), kills)
+    report.recoveries = recoveries(events, logged_steps(events), deaths)
 
 
 def labour_of(events: Sequence[Event], kills: Sequence[float], ended: float, step_s: float) -> Labour:

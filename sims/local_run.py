@@ -33,7 +33,7 @@ from farflung.protocol.errors import ConfigError
 from farflung.sims.churn import make_schedule
 from farflung.sims.demonodes import last_ledger, now
 from farflung.sims.facts import load_events, save_run
-from farflung.sims.faults import Fault, Kill, Schedule, Start
+from farflung.sims.faults import Fault, Schedule, Start
 from farflung.sims.from_events import fill_report, write_logs
 from farflung.sims.local_node import LATE
 from farflung.sims.local_plan import check_playable, check_speed
@@ -173,7 +173,7 @@ def _conclude(swarm: LocalSwarm, seed: int, schedule: Schedule, out: Path | None
     report = Report(seed, scenario.num_peers, schedule.describe().splitlines())
     speeds = [peer_class.tokens_per_s for peer_class, _, _ in scenario.roster()]
     steps_s = [training_seconds(swarm.recipe.manifest, speed)["train"] for speed in speeds]
-    fill_report(report, swarm.keys, steps_s, events, _kills(swarm), swarm.began, swarm.ended)
+    fill_report(report, swarm.keys, steps_s, events, swarm.done, swarm.began, swarm.ended)
     late = sum(len(file.read_text().splitlines()) for file in swarm.folder.rglob(LATE))
     report.violations = violations(figures_of(events, tell(expected=())))
     result = summarise(scenario, report) | {
@@ -201,14 +201,6 @@ def start_seconds(keys: Sequence[str], events: Events, done: Sequence[tuple[floa
             if ups and ups[0] < min(gone, default=math.inf):
                 took.append(ups[0] - at)
     return round(median(took), 2) if took else None
-
-
-def _kills(swarm: LocalSwarm) -> dict[str, list[float]]:
-    kills: dict[str, list[float]] = {}
-    for at, fault in swarm.done:
-        if isinstance(fault, Kill):
-            kills.setdefault(swarm.keys[fault.peer], []).append(at)
-    return kills
 
 
 def _copy_outputs(swarm: LocalSwarm, out: Path) -> None:

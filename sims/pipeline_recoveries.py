@@ -1,7 +1,7 @@
 """How a pipeline got a lost stage back: when its last peer went, when the others had agreed on that, what it was made of, and when it computed again.
 
-Worked out from the nodes' events and from who was killed when. What a recovery is measured in is steps of the pipeline as they were before, without the time
-that it took to fetch what the stage was made of: that is what CheckFree's followers count (reference/pipeline.md, section 2).
+Worked out from the nodes' events and from who was killed when. A recovery is measured in steps of the pipeline as they were before, without the time
+that it took to fetch what the stage was made of: that depends on its size and the link, and is told beside it.
 """
 
 from collections.abc import Mapping, Sequence

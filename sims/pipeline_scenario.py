@@ -23,7 +23,7 @@ from farflung.protocol.keys import Ed25519Signer, PeerId
 from farflung.sims import clock, regions
 from farflung.sims.facts import save_run
 from farflung.sims.fault_playing import play
-from farflung.sims.faults import Kill, Schedule
+from farflung.sims.faults import Schedule
 from farflung.sims.from_events import fill_report, log_text, write_logs
 from farflung.sims.hub import MemoryHub
 from farflung.sims.links import LinkModel
@@ -45,8 +45,7 @@ OPERATIONS = {"_forward": Kind.F, "_backward": Kind.B, "_loss": Kind.LOSS}
 
 def has_pipeline(scenario: Scenario) -> bool:
     """Whether its peers hold stages of the model."""
-    stages = scenario.manifest.get("pipeline", {}).get("stages", 1)
-    return isinstance(stages, int) and stages > 1
+    return scenario.stages > 1
 
 
 def run_pipeline(scenario: Scenario, seed: int, schedule: Schedule, *, out: Path | None, quiet: bool) -> Result:
@@ -68,14 +67,10 @@ def run_pipeline(scenario: Scenario, seed: int, schedule: Schedule, *, out: Path
     for _, peer, event in swarm.events:
         events[keys[peer]].append(event | {"swarm": scenario.name, "peer": keys[peer]})
     done = [(START_UNIX_S + fault.at, fault) for fault in schedule.faults]
-    kills: dict[str, list[float]] = {}
-    for at, fault in done:
-        if isinstance(fault, Kill):
-            kills.setdefault(keys[fault.peer], []).append(at)
     report = Report(seed, scenario.num_peers, schedule.describe().splitlines())
     steps_s = [training_seconds(recipe.manifest, own.tokens_per_s)["train"] for own, _, _ in scenario.roster()]
     until = START_UNIX_S + scenario.duration_s
-    fill_report(report, keys, steps_s, events, kills, START_UNIX_S, until)
+    fill_report(report, keys, steps_s, events, done, START_UNIX_S, until)
     report.violations = swarm.broken
     report.log_sha256 = hashlib.sha256(log_text(keys, events, done, START_UNIX_S).encode()).hexdigest()
     result = summarise(scenario, report) | {"wall_s": round(time.perf_counter() - began, 1)}

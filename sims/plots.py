@@ -102,11 +102,10 @@ def _told(scenes: Sequence[Scene]) -> str:
 def _shade_losses(axis: Axes, scenes: Sequence[Scene], scale: float) -> None:
     """While a stage of a pipeline had nobody."""
     for scene in scenes:
-        for one in scene.recoveries:
-            if one.lost is not None:
-                until = scene.run.ended if one.serving is None else one.serving
-                span = [(time - scene.run.started) / scale for time in (one.lost, until)]
-                axis.axvspan(*span, color=BAD, alpha=0.15, linewidth=0)
+        for one in scene.figures["recoveries"]:
+            if one["lost_s"] is not None:
+                until_s = scene.seconds if one["serving_s"] is None else one["serving_s"]
+                axis.axvspan(one["lost_s"] / scale, until_s / scale, color=BAD, alpha=0.15, linewidth=0)
 
 
 def _draw(axis: Axes, curve: Columns, key: str, scale: float, **look: Any) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 from farflung.sims import markup
 from farflung.sims.markup import Markup, text
 from farflung.sims.pipeline_log import LoggedStep
-from farflung.sims.pipeline_recoveries import Recovered
 from farflung.sims.plots import human_bytes
 from farflung.sims.plots_pipeline import plot_stages, plot_step_seconds, plot_steps
 from farflung.sims.plots_routes import MOST_ROUTES, plot_routes, shown_step
@@ -71,10 +70,10 @@ def pipeline_tiles(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 def _begun_anew(scene: Scene) -> list[Markup]:
     """How lost stages came back; nothing where none was lost."""
-    if not scene.recoveries:
+    if not scene.figures["recoveries"]:
         return []
     headings = ["stage", "lost at", "agreed after", "made of", "bytes", "fetched in", "computes again after", "steps"]
-    rows = [_recovery_row(one, scene.run.started) for one in scene.recoveries]
+    rows = [_recovery_row(one) for one in scene.figures["recoveries"]]
     return [
         markup.section(
             "Stages that were lost",
@@ -84,17 +83,18 @@ def _begun_anew(scene: Scene) -> list[Markup]:
     ]
 
 
-def _recovery_row(one: Recovered, started: float) -> list[Markup]:
-    lost_at, agreed_after = (None, None) if one.lost is None else (one.lost - started, one.anew - one.lost)
+def _recovery_row(one: Mapping[str, Any]) -> list[Markup]:
+    """Of a line of `pipeline_recoveries.told`."""
+    agreed_after = None if one["lost_s"] is None else one["anew_s"] - one["lost_s"]
     return [
-        text(str(one.stage)),
-        text(_seconds(lost_at)),
+        text(str(one["stage"])),
+        text(_seconds(one["lost_s"])),
         text(_seconds(agreed_after)),
-        text(one.rung),
-        text(human_bytes(one.nbytes)),
-        text(_seconds(one.transfer_s)),
-        text(_seconds(one.seconds)),
-        text("" if one.iterations is None else f"{one.iterations:.1f}"),
+        text(one["rung"]),
+        text(human_bytes(one["bytes"])),
+        text(_seconds(one["transfer_s"])),
+        text(_seconds(one["seconds"])),
+        text("" if one["iterations"] is None else f"{one['iterations']:.1f}"),
     ]
 
 

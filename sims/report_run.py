@@ -42,7 +42,8 @@ CHECKED_NOTE = (
     "them: what is not listed here is not claimed. Simulations judge those."
 )
 
-BITS = {True: "equal", False: "DIFFERENT", None: "not compared"}
+BITS = {True: ("equal", "good"), False: ("DIFFERENT", "bad"), None: ("not compared", "")}
+"""What a tile says of `digests_equal`, and how it looks."""
 
 MOST_PEERS = 60
 """Rows of the table of peers: those that trained most."""
@@ -192,7 +193,7 @@ def _tiles(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         cells.append((f"{figures['median_round_s']:.1f} s", "median round, from the plan to the commit", ""))
     equal, twice, lost = figures["digests_equal"], figures["samples_trained_twice"], figures["samples_lost"]
     cells += [
-        (BITS[equal], "bits of the model on all peers, at each version", {True: "good", False: "bad", None: ""}[equal]),
+        (BITS[equal][0], "bits of the model on all peers, at each version", BITS[equal][1]),
         (
             f"{twice:,} / {'?' if lost is None else f'{lost:,}'}",
             "samples trained twice / lost",
@@ -231,7 +232,7 @@ def _loss_note(scene: Scene) -> str:
     note = "The swarm's outer parameters on text held out from training"
     if scene.run.solo_loss:
         note += ", beside one worker that trained alone, on the same text"
-    if scene.recoveries:
+    if scene.figures["recoveries"]:
         note += "; red, against time: a stage had nobody"
     return note + "." + (" Thin lines: training loss of each peer that sees it, smoothed." if scene.seers else "")
 

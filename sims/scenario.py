@@ -191,16 +191,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         names = [c.name for c in self.peers]
         if len(set(names)) != len(names):
             raise ConfigError(f"two classes of peers have the same name: {', '.join(names)}")
-        stages = self.manifest.get("pipeline", {}).get("stages", 1)
         for peer_class in self.peers:
-            if (
-                peer_class.stage is not None
-                and isinstance(stages, int)
-                and not 0 <= peer_class.stage < stages * (stages > 1)
-            ):
+            if peer_class.stage is not None and self.stages < 2:
                 raise ConfigError(
-                    f"peers {peer_class.name!r}: stage = {peer_class.stage}, and manifest.pipeline.stages = {stages}; count from 0"
+                    f"peers {peer_class.name!r}: there is no pipeline; leave out stage, or set manifest.pipeline.stages"
                 )
+            if peer_class.stage is not None and not 0 <= peer_class.stage < self.stages:
+                raise ConfigError(f"peers {peer_class.name!r}: stage = {peer_class.stage}; give 0 to {self.stages - 1}")
         for number, happening in enumerate(self.happenings):
             if happening.at > self.duration_s:
                 raise ConfigError(
@@ -208,6 +205,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 )
             for who in happening.peers:
                 self.select(who)
+
+    @property
+    def stages(self) -> int:
+        """Of its pipeline; 1 without one, and for what is no number, which whoever reads the manifest refuses."""
+        stages = self.manifest.get("pipeline", {}).get("stages", 1)
+        return stages if isinstance(stages, int) else 1
 
     @property
     def num_peers(self) -> int:

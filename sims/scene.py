@@ -11,8 +11,7 @@ from farflung.node.events import Event
 from farflung.sims.facts import RunFacts
 from farflung.sims.logs import Events, stage_of
 from farflung.sims.pipeline_log import LoggedStep, logged_steps
-from farflung.sims.pipeline_recoveries import Recovered, recoveries
-from farflung.sims.spans import Span, kill_time, kills, state_spans
+from farflung.sims.spans import Span, kill_time, state_spans
 from farflung.sims.summary import outer_losses, summarise
 from farflung.sims.svg import MUTED, SERIES
 
@@ -71,11 +70,6 @@ class Scene:
     def steps(self) -> list[LoggedStep]:
         """Of a pipeline; empty without one."""
         return logged_steps(self.events)
-
-    @cached_property
-    def recoveries(self) -> list[Recovered]:
-        """Of stages of a pipeline that were begun anew."""
-        return recoveries(self.events, self.steps, kills(self.run.timeline))
 
     @cached_property
     def regions(self) -> dict[str, str]:

@@ -73,12 +73,17 @@ def run_facts(
         started=started,
         ended=ended,
         peers=peers,
-        timeline=[incident for at, fault in done for incident in _incidents(at, fault, ids)],
+        timeline=timeline_of(done, ids),
         violations=list(violations),
         expected=[Expectation(what=one["what"], got=str(one["got"]), met=one["met"]) for one in expected],
         description=scenario.about,
         ledger=ledger,
     )
+
+
+def timeline_of(done: Sequence[tuple[float, Fault]], ids: Sequence[str]) -> list[Incident]:
+    """What happened to nodes, by public keys in hex, in the order of `done`."""
+    return [incident for at, fault in done for incident in _incidents(at, fault, ids)]
 
 
 def _incidents(at: float, fault: Fault, ids: Sequence[str]) -> list[Incident]:

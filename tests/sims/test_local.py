@@ -161,13 +161,14 @@ def test_figures_from_events_are_those_that_a_simulation_keeps_itself(small: Sce
         known = simulate(prepared.plan, sink=Recorder(file, small, prepared))
     events = load_events([tmp_path / "events.jsonl"])
     keys = [signer.peer_id.hex() for signer in prepared.plan.outfit.signers]
-    kills = {keys[f.peer]: [START_UNIX_S + f.at] for f in schedule.faults if isinstance(f, Kill)}
+    done = [(START_UNIX_S + fault.at, fault) for fault in schedule.faults]
     report = Report(0, 3, known.schedule)
     steps_s = [prepared.plan.outfit.seconds(peer, "train") for peer in range(3)]
-    fill_report(report, keys, steps_s, events, kills, START_UNIX_S, START_UNIX_S + small.duration_s)
+    fill_report(report, keys, steps_s, events, done, START_UNIX_S, START_UNIX_S + small.duration_s)
     for name in ("commits", "rounds", "contributed", "missed", "tokens", "members", "sent_bytes", "round_seconds"):
         assert getattr(report, name) == getattr(known, name), name
-    assert report.rounds >= 5 and kills and report.labour[1].running_s == pytest.approx(51.0, abs=0.1)
+    assert any(isinstance(fault, Kill) for _, fault in done), "or this tests less"
+    assert report.rounds >= 5 and report.labour[1].running_s == pytest.approx(51.0, abs=0.1)
     for told, true in zip(report.labour, known.labour, strict=True):
         assert told.running_s == pytest.approx(true.running_s, abs=0.1)
         assert true.steps - 2 <= told.steps <= true.steps, "a step that a kill or the end cut short was begun"

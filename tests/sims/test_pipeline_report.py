@@ -19,6 +19,7 @@ from farflung.sims.facts import Incident, PeerFacts, RunFacts
 from farflung.sims.logs import Logs
 from farflung.sims.map_places import DOT_IN, Point, label_places, spread
 from farflung.sims.pipeline_log import logged_steps, pipeline_figures
+from farflung.sims.pipeline_recoveries import Recovered, recoveries
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
 from farflung.sims.plots_pipeline import stage_counts, window_steps
 from farflung.sims.plots_routes import plot_routes
@@ -27,7 +28,7 @@ from farflung.sims.report_pipeline import takeovers_told, trouble_letters
 from farflung.sims.scene import Scene
 from farflung.sims.series import training_curves
 from farflung.sims.sim_result import slowest_recovery
-from farflung.sims.spans import compute_spans
+from farflung.sims.spans import compute_spans, kills
 from farflung.sims.swarm import START_UNIX_S
 from farflung.sims.trace import COMPUTING, SENDING, trace_events
 from farflung.sims.world import PLACES, coasts
@@ -195,9 +196,13 @@ def killed(at: Mapping[str, float]) -> RunFacts:
     return RunFacts(name="s", started=START, ended=START + 20.0, peers=[], timeline=timeline)
 
 
+def recoveries_of(scene: Scene) -> list[Recovered]:
+    return recoveries(scene.events, scene.steps, kills(scene.run.timeline))
+
+
 def test_how_a_lost_stage_came_back() -> None:
     scene = Scene(events=after_a_loss(), run=killed({RIGHT: 6.5, LEFT: 7.0, HOME: 8.0}))
-    [one] = scene.recoveries
+    [one] = recoveries_of(scene)
     assert (one.stage, one.life, one.rung, one.lost, one.anew) == (1, 1, "shadow", START + 7.0, START + 9.0)
     assert one.serving == START + 11.5 and one.step_s == 2.5, "the median of 2 s and 3 s"
     assert one.seconds == 4.5 and one.iterations == pytest.approx((4.5 - 0.75) / 2.5)
@@ -212,11 +217,13 @@ def test_how_a_lost_stage_came_back() -> None:
 
 def test_a_stage_that_was_lost_without_a_kill_or_never_served_has_no_figure() -> None:
     events = after_a_loss()
-    [one] = Scene(events=events, run=killed({HOME: 6.0, LEFT: 9.5})).recoveries
+    [one] = recoveries_of(Scene(events=events, run=killed({HOME: 6.0, LEFT: 9.5})))
     assert one.lost is None and one.iterations is None and slowest_recovery([one]) is None, "the kill came later"
     events[SPARE].pop()
-    [one] = Scene(events=events, run=killed({LEFT: 7.0})).recoveries
+    scene = Scene(events=events, run=killed({LEFT: 7.0}))
+    [one] = recoveries_of(scene)
     assert one.serving is None and one.seconds is None and slowest_recovery([one]) is None
+    assert "Stages that were lost" in render([scene])
     assert slowest_recovery([]) is None and "Stages that were lost" not in render([scene_of(by_hand())])
 
 

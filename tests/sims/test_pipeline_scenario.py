@@ -142,8 +142,11 @@ def test_peers_are_told_their_stage(name: str) -> None:
     ]
     assert {own.name: stage for (own, _, _), stage in zip(roster, told, strict=True)}["three"] == 3
     assert told.count(None) == {"stage-lost-6x1": 2, "stage-lost-6x2": 6}[name]
-    with pytest.raises(ConfigError, match=r"peers 'x': stage = 6, and manifest.pipeline.stages = 6; count from 0"):
-        structs.replace(scenario, peers=(structs.replace(scenario.peers[0], name="x", stage=6),))
+    wrong = (structs.replace(scenario.peers[0], name="x", stage=6),)
+    with pytest.raises(ConfigError, match=r"peers 'x': stage = 6; give 0 to 5"):
+        structs.replace(scenario, peers=wrong)
+    with pytest.raises(ConfigError, match=r"peers 'x': there is no pipeline"):
+        structs.replace(scenario, peers=wrong, manifest={})
 
 
 @pytest.mark.slow  # half a minute
