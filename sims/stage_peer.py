@@ -20,6 +20,7 @@ Operations whose computing alone took longer are counted as late.
 import argparse
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -176,8 +177,9 @@ class WatchedServer(StageServer):
             await self._stand(op)
 
     async def _stand(self, op: Op) -> None:
+        """Until this process is killed; nothing of it answers any more, or the step might end before."""
         self.say(stands=str(op))
-        await asyncio.Event().wait()
+        threading.Event().wait()
 
 
 class StagePeer:

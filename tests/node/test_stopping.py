@@ -68,7 +68,7 @@ def leaves(node: Node, ask: Callable[[], None], *, told: Node | None = None) -> 
     before = len(node.events("node.stop"))
     height = 0 if told is None else history(told)[-1].height
     ask()
-    assert node.ended() == 0
+    assert node.ended() == 0, node.log.read_text()[-4000:]
     (stop,) = node.events("node.stop")[before:]
     assert stop["reason"] == "asked to stop"
     assert "leaving: finishing the step, saying goodbye, saving" in node.log.read_text()
