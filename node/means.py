@@ -1,13 +1,13 @@
 """Encoded means of rounds: what a commit is made of, kept until nobody can need it any more.
 
 A part counts as held only once it is on disk: members report what they hold, votes follow, and a node that is killed and started again still has
-what it voted for. So does everybody else, and a commit can never outlive its bytes. In memory are the means of undecided plans and of recent
-commits, for those who catch up; on disk, besides, all since the last checkpoint of the learner.
+what it voted for. So does everybody else, and a commit can never outlive its bytes. In memory are the means of undecided plans only; on disk,
+besides, those of recent commits, for those who catch up, and all since the last checkpoint of the learner.
 """
 
 import asyncio
 import hashlib
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable
 
 from farflung.compression.codec import Payload
@@ -15,7 +15,7 @@ from farflung.node.door import Door
 from farflung.node.storage import Storage
 
 KEPT_ROUNDS = 8
-"""Committed rounds whose means are kept for those who catch up: one byte a parameter each with int8."""
+"""Committed rounds whose means are kept for those who catch up: one byte of disk a parameter each with int8."""
 
 
 class MeanStore:
@@ -27,13 +27,14 @@ class MeanStore:
         self._undecided: dict[bytes, dict[int, Payload]] = {}
         self._protected: set[bytes] = set()
         self._digests: dict[tuple[bytes, int], bytes] = {}
-        """Of what is in memory, so that nothing is hashed twice."""
+        """Of undecided plans and recent commits."""
         self._early: set[tuple[bytes, int]] = set()
         """Of these, means that may be void."""
         self._confirmed: set[bytes] = set()
         """Plans of which no mean is void."""
         self._writing = asyncio.Lock()
-        self._committed: OrderedDict[bytes, dict[int, Payload]] = OrderedDict()
+        self._committed: deque[bytes] = deque()
+        """Recent ones, the oldest first."""
 
     async def put(
         self,
@@ -79,24 +80,23 @@ class MeanStore:
 
     async def get(self, plan: bytes, part: int, digest: bytes) -> Payload | None:
         """The mean with this digest, when it is here."""
-        for memory in (self._undecided, self._committed):
-            payload = memory.get(plan, {}).get(part)
-            if payload is not None and self._digests.get((plan, part)) == digest:
-                return payload
+        payload = self._undecided.get(plan, {}).get(part)
+        if payload is not None and self._digests[plan, part] == digest:
+            return payload
         stored = await self._aside(self._storage.load_mean, plan, part)
         if stored is not None and await self._aside(_sha256, stored) == digest:
             return stored
         return None
 
-    def decide(self, plan: bytes, means: dict[int, Payload]) -> None:
+    def decide(self, plan: bytes) -> None:
         """The plan is committed and applied."""
         self._undecided.pop(plan, None)
         self._protected.discard(plan)
         self._confirmed.discard(plan)
-        self._early -= {(plan, part) for part in means}
-        self._committed[plan] = means
+        self._early = {key for key in self._early if key[0] != plan}
+        self._committed.append(plan)
         while len(self._committed) > KEPT_ROUNDS:
-            self._forget_digests(self._committed.popitem(last=False)[0])
+            self._forget_digests(self._committed.popleft())
 
     async def discard(self, plan: bytes) -> None:
         """Nothing can come of the plan any more."""
