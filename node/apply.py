@@ -81,7 +81,7 @@ class Applier:
         self._checkpoint_at = 0.0
         self._applied = applied
         self._lost_state = lost_state
-        self._queue: asyncio.Queue[Certified | Repair | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[Certified | Repair, asyncio.Event] | None] = asyncio.Queue()
         self._pending = 0
         self._digest = b""
         self._finishing = False
@@ -94,10 +94,13 @@ class Applier:
         """Whether everything known has been applied."""
         return self._pending == 0
 
-    def push(self, work: Certified | Repair) -> None:
-        """Apply this after everything before it."""
+    def push(self, work: Certified | Repair, on_disk: asyncio.Event | None = None) -> None:
+        """Apply this after everything before it. `on_disk` will be set once it is on disk; where it is missing, it is already."""
+        if on_disk is None:
+            on_disk = asyncio.Event()
+            on_disk.set()
         self._pending += 1
-        self._queue.put_nowait(work)
+        self._queue.put_nowait((work, on_disk))
 
     async def restore(self, history: list[Certified]) -> bool:
         """Load the last checkpoint, or take the fresh parameters as the genesis state. Returns whether a checkpoint was there."""
@@ -129,17 +132,18 @@ class Applier:
     async def run(self) -> None:
         """Apply until `finish`."""
         self._checkpoint_at = asyncio.get_running_loop().time()
-        while (work := await self._queue.get()) is not None and not self._finishing:
+        while (due := await self._queue.get()) is not None and not self._finishing:
+            work, on_disk = due
             if isinstance(work, Repair):
                 await self._repair(work)
             elif work.commit.height > self.height:
-                await self._apply(work)
+                await self._apply(work, on_disk)
             self._pending -= 1
             self._trainer.wake()
 
     # ---- one commit --------------------------------------------------------------------------------------------
 
-    async def _apply(self, certified: Certified) -> None:
+    async def _apply(self, certified: Certified, on_disk: asyncio.Event) -> None:
         commit = certified.commit
         before = self.version
         means: dict[int, Payload] | None = {} if commit.version <= self.version else None
@@ -163,6 +167,7 @@ class Applier:
             self.height = commit.height  # training may go on: digests, reports and the like need not be waited for
             self.steady.set()
         self._trainer.wake()
+        await on_disk.wait()  # a checkpoint is never ahead of the history, nor what is said of us
         if downloaded:  # on disk before others count on us: who loses the state with the power still has a vote
             await self._checkpoint()
         await self._announce(commit, changed=self.version != before)
@@ -222,7 +227,7 @@ class Applier:
             self._log.emit("progress.dropped", steps=steps, reason=reason)
 
     async def _report_round(self, commit: Commit, result: RoundResult, means: dict[int, Payload]) -> None:
-        self._means_kept.decide(result.plan, means)
+        self._means_kept.decide(result.plan)
         traffic = self._exchange.forget(result.plan)
         down_numel = sum(result.parts[k].stop - result.parts[k].start for k in means)
         parent = self._member.history.parent_of(commit.height)

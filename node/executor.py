@@ -1,7 +1,8 @@
 """Executes what the member decides, in order; what takes long becomes a task of its own.
 
-Order is what makes a vote safe: it is on disk before the message that tells of it leaves, and a commit is before it is applied. So the disk
-is waited for here, by whatever was decided after; transfers end with their round (`exchange`), and commits have a queue (`apply`).
+Order is what makes a vote safe: it is on disk before the message that tells of it leaves, and a commit before anything that tells of it. So the
+disk is waited for here, by whatever was decided after; transfers end with their round (`exchange`), and commits have a queue (`apply`): what one
+does to the learner need not wait for the disk, what follows from it does.
 """
 
 import asyncio
@@ -103,8 +104,10 @@ class Executor:
                 if final:
                     await self._means.discard(plan_id)
             case Apply(certified, anchor):
+                on_disk = asyncio.Event()
+                self._applier.push(certified, on_disk)
                 await self._remember(certified, anchor)
-                self._applier.push(certified)
+                on_disk.set()
             case Repair():
                 self._applier.push(effect)
             case RoundOver(_, contributed, reason):

@@ -102,6 +102,27 @@ def test_what_is_not_here_is_fetched_from_members() -> None:
     in_lab(2, main)
 
 
+def test_what_follows_from_a_commit_waits_for_the_disk_and_the_outer_step_does_not() -> None:
+    async def main(lab: Lab) -> None:
+        one = Applying(lab, lab.nodes[0], checkpoint_s=0.0)
+        await one.start([genesis()])
+        said, saved = list(one.said), one.node.disk.load_place()
+        first, on_disk = round_after(genesis().commit), asyncio.Event()
+        await hold(one.node, 1)
+        one.member.history.append(first)
+        one.applier.push(first, on_disk)
+        await asyncio.sleep(60.0)
+        assert one.applier.version == 1 and not one.applier.idle
+        assert one.said == said and one.node.disk.load_place() == saved and not one.named("round.commit")
+        on_disk.set()
+        await one.idle()
+        assert one.digest == expected(1) and one.named("round.commit")
+        place = one.node.disk.load_place()
+        assert place is not None and place.version == 1
+
+    in_lab(1, main)
+
+
 def test_the_same_commit_twice_counts_once() -> None:
     async def main(lab: Lab) -> None:
         one = Applying(lab, lab.nodes[0])
