@@ -29,6 +29,7 @@ from farflung.node.door import Doors
 from farflung.node.engine import Engine, EngineConfig, told_to_the_log
 from farflung.node.enginelog import engine_log
 from farflung.node.events import Event, EventLog
+from farflung.node.heap import keep_freed_memory
 from farflung.node.identity import Identity
 from farflung.node.inside import NodeInside
 from farflung.node.listening import tls_port, until_free
@@ -77,6 +78,7 @@ def export(options: ExportOptions) -> dict[str, Any]:
 
 def run_join(options: JoinOptions, rehearsal: Rehearsal | None = None) -> None:
     """`farflung join`: run this machine's node until the end. Blocks. Raises FarflungError for what a person can change."""
+    keep_freed_memory()
     paths = resolve_paths(options.home)
     identity = Identity.load_or_create(paths.identity)
     wanted = local_swarm(paths, options.swarm, options.peers)

@@ -2,8 +2,8 @@
 
 import asyncio
 import gc
-import importlib.util
-from collections.abc import Callable, Coroutine
+import sys
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from farflung.protocol.errors import FarflungError, LocalError
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 def run_loop(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` to its end. Of errors made on purpose that come in a group, the first is raised alone."""
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
         try:
             return runner.run(main)
         except BaseExceptionGroup as group:
@@ -24,6 +24,16 @@ def run_loop(main: Coroutine[Any, Any, T]) -> T:
             raise said from group
         except TrainingError as error:
             raise _as_local(error) from error
+
+
+def loop_factory() -> asyncio.AbstractEventLoop:
+    """The loop that nodes run in."""
+    if sys.platform == "win32":
+        return asyncio.new_event_loop()
+    import uvloop
+
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
 
 
 def freeze_imports() -> None:
@@ -40,15 +50,6 @@ def free_the_last_life() -> None:
     """After `freeze_imports`: what nobody refers to any more goes, frozen or not. A node's objects are full of circles."""
     gc.unfreeze()
     gc.collect()
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    if importlib.util.find_spec("uvloop") is None:
-        return None
-    import uvloop
-
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
 
 
 def _on_purpose(group: BaseExceptionGroup[BaseException]) -> FarflungError | None:

@@ -6,10 +6,8 @@ nobody has to join or to download what is the same everywhere anyway.
 """
 
 import argparse
-import asyncio
 import hashlib
 import os
-import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -161,16 +159,6 @@ class Node:
         finally:
             await self.engine.close()
         return events
-
-
-def loop_factory() -> asyncio.AbstractEventLoop:
-    """The loop that the daemon runs in."""
-    if sys.platform == "win32":
-        return asyncio.new_event_loop()
-    import uvloop
-
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop
 
 
 async def make_node(

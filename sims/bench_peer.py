@@ -29,9 +29,11 @@ from torch import Tensor
 from farflung.compression.int8 import Int8
 from farflung.node.door import Doors
 from farflung.node.events import Event
+from farflung.node.heap import keep_freed_memory
 from farflung.node.learner import SwarmLearner
+from farflung.node.runner import loop_factory
 from farflung.sims.bench_model import BareLoop, make_training
-from farflung.sims.bench_node import OUTER, Hear, Say, loop_factory, make_node, odd_events
+from farflung.sims.bench_node import OUTER, Hear, Say, make_node, odd_events
 from farflung.sims.overlap_peer import run_member, run_parallel
 from farflung.sims.stage_peer import run_stage
 from farflung.sims.unequal_peer import run_paced
@@ -357,6 +359,7 @@ def main() -> None:
                     "paced": run_paced,
                     "stage": run_stage,
                 }[kind]
+                keep_freed_memory()  # as the daemon does
                 with asyncio.Runner(loop_factory=loop_factory) as runner:
                     runner.run(_run_node(run, arguments, Path(folder), say))
 
