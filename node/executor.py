@@ -1,6 +1,6 @@
 """Executes what the member decides, in order; what takes long becomes a task of its own.
 
-Order is what makes a vote safe: it is on disk before the message that tells of it leaves, and a commit before anything that tells of it. So the
+Order is what makes a vote safe: it is on disk before the message that tells of it leaves, and a commit before we say that we are there. So the
 disk is waited for here, by whatever was decided after; transfers end with their round (`exchange`), and commits have a queue (`apply`): what one
 does to the learner need not wait for the disk, what follows from it does.
 """

@@ -415,7 +415,9 @@ class Proposer:
         if is_quorum(view, self.votes):
             votes = tuple(Vote(p, sig) for p, sig in sorted(self.votes.items()) if p in view)
             certified = Certified(self.commit, self.ballot, votes)
-            return [Send(p, Committed(certified)) for p in sorted({s.me, *view, *s.membership.known()})]
+            # To ourselves last: a certificate speaks for itself, and the others need not wait for our disk.
+            others = sorted({*view, *s.membership.known()} - {s.me})
+            return [Send(p, Committed(certified)) for p in [*others, s.me]]
         self.reason = f"{len(self.votes)} of {len(view)} members voted"
         if now < self.sent_at + RESEND_S:
             return []

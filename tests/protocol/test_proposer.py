@@ -1,9 +1,11 @@
 """Rounds on a bus when nobody dies: their order, who is waited for, and what a proposer does after a plan that failed."""
 
+from collections import Counter
+
 import pytest
 from tests.protocol.bus import LAP, Bus, rounds, sent, settled, until_phase
 
-from farflung.protocol.effects import Note, Reduce
+from farflung.protocol.effects import Apply, Note, Reduce, Send
 from farflung.protocol.messages import (
     Abort,
     Committed,
@@ -37,6 +39,26 @@ def test_the_order_of_a_round() -> None:
     first = {kind: min(letter.at for letter in sent(bus, kind)) for kind in (Promise, Plan, Propose, Committed)}
     assert first[Promise] <= first[Plan] < first[Propose] < first[Committed]
     assert not sent(bus, Abort)
+
+
+def test_nobody_waits_for_the_disk_of_the_one_who_has_the_certificate() -> None:
+    bus = Bus(4)
+    assert bus.reach(9)
+    leaders = 0
+    for node in bus.nodes.values():
+        applied: set[int] = set()
+        told: Counter[int] = Counter()
+        for _, effect in node.effects:
+            match effect:
+                case Apply(certified):
+                    applied.add(certified.commit.height)
+                    leaders += told[certified.commit.height] == 3
+                case Send(_, Committed(certified)):
+                    assert certified.commit.height not in applied, (
+                        "an effect is carried out when those before it are on disk"
+                    )
+                    told[certified.commit.height] += 1
+    assert leaders == max(bus.commits) - 1, "of each height but the genesis and that of the one who was alone"
 
 
 def test_slow_links_have_two_waves() -> None:
