@@ -52,6 +52,9 @@ RESIDUALS = "residuals"
 MOST_LINKS = 2 * HISTORY
 """Entries of the history file at which it is written anew: the protocol remembers HISTORY, and one file in so many commits costs little."""
 
+UNFINISHED = ".new"
+"""End of the name of a mean's file until it is whole."""
+
 PLAN_BYTES = 16
 """Of a plan's hash that are in file names: 128 bits."""
 
@@ -180,7 +183,7 @@ class FileStorage:
         # No fsync: a killed process loses nothing that the system has taken, and a power failure everywhere at
         # once is not what this protects from. It would cost a disk's latency in every part of every round.
         path = self._mean(plan, part)
-        temporary = path.with_name(path.name + ".new")
+        temporary = path.with_name(path.name + UNFINISHED)
         temporary.write_bytes(payload)
         temporary.replace(path)
 
@@ -190,6 +193,8 @@ class FileStorage:
 
     def sync_means(self, plan: bytes) -> None:
         for path in self._means_of(plan):
+            if path.suffix == UNFINISHED:  # one that is being saved meanwhile, by another thread
+                continue
             with path.open("rb") as file:
                 os.fsync(file.fileno())
                 if sys.platform == "linux":  # read again only after a restart: it need not fill the system's cache

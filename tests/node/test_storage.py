@@ -13,7 +13,7 @@ from torch import Tensor
 
 from farflung.node import storage as storage_module
 from farflung.node.durable import write_atomically
-from farflung.node.storage import PLAN_BYTES, FileStorage, Link, Place, SavedVote, newest_history
+from farflung.node.storage import PLAN_BYTES, UNFINISHED, FileStorage, Link, Place, SavedVote, newest_history
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.errors import LocalError
 from farflung.protocol.ledger import Ledger
@@ -109,6 +109,15 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     assert chunks(again) == [(4, 9, b"chunk")]
     saved = again.saved_learner()
     assert saved is not None and saved[1] == place(5) and (saved[0] / "outer").exists()
+
+
+def test_means_are_synced_while_another_one_of_the_plan_is_being_saved(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path)
+    storage.save_mean(PLANS[0], 0, b"mean")
+    whole = next((tmp_path / "means").iterdir())
+    whole.with_name(f"{whole.name[:-1]}1{UNFINISHED}").symlink_to("gone by the time it is opened")
+    storage.sync_means(PLANS[0])
+    assert storage.load_mean(PLANS[0], 0) == b"mean"
 
 
 def test_a_checkpoint_drops_what_it_makes_unnecessary(tmp_path: Path) -> None:
