@@ -81,7 +81,7 @@ class Applier:
         self._checkpoint_at = 0.0
         self._applied = applied
         self._lost_state = lost_state
-        self._queue: asyncio.Queue[tuple[Certified | Repair, asyncio.Event] | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[Certified | Repair, asyncio.Event | None] | None] = asyncio.Queue()
         self._pending = 0
         self._digest = b""
         self._finishing = False
@@ -95,10 +95,7 @@ class Applier:
         return self._pending == 0
 
     def push(self, work: Certified | Repair, on_disk: asyncio.Event | None = None) -> None:
-        """Apply this after everything before it. `on_disk` will be set once it is on disk; where it is missing, it is already."""
-        if on_disk is None:
-            on_disk = asyncio.Event()
-            on_disk.set()
+        """Apply this after everything before it. `on_disk` is set once it is on disk; None: it is, or need not be."""
         self._pending += 1
         self._queue.put_nowait((work, on_disk))
 
@@ -143,7 +140,7 @@ class Applier:
 
     # ---- one commit --------------------------------------------------------------------------------------------
 
-    async def _apply(self, certified: Certified, on_disk: asyncio.Event) -> None:
+    async def _apply(self, certified: Certified, on_disk: asyncio.Event | None) -> None:
         commit = certified.commit
         before = self.version
         means: dict[int, Payload] | None = {} if commit.version <= self.version else None
@@ -167,7 +164,8 @@ class Applier:
             self.height = commit.height  # training may go on: digests, reports and the like need not be waited for
             self.steady.set()
         self._trainer.wake()
-        await on_disk.wait()  # a checkpoint is never ahead of the history, nor what is said of us
+        if on_disk is not None:  # a checkpoint is never ahead of the history, nor what is said of us
+            await on_disk.wait()
         if downloaded:  # on disk before others count on us: who loses the state with the power still has a vote
             await self._checkpoint()
         await self._announce(commit, changed=self.version != before)

@@ -12,13 +12,16 @@ from pathlib import Path
 
 from farflung.protocol.errors import LocalError
 
+UNFINISHED = ".new"
+"""End of the name of a file until it is whole."""
+
 _SLOT_HEADER = struct.Struct(">QI16s")
 """Of a slot: number of its write, length, and the beginning of the sha256 of both and the value."""
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file so that a crash leaves the old one or the new one."""
-    temporary = path.with_name(path.name + ".new")
+    temporary = path.with_name(path.name + UNFINISHED)
     with temporary.open("wb") as file:
         file.write(data)
         file.flush()

@@ -18,12 +18,12 @@ KEPT_BLOCK_BYTES = 32 << 20
 """Larger blocks still come from the system each time: glibc takes no higher threshold."""
 
 
-def keep_freed_memory() -> bool:
-    """Begin with it; before threads are started. False where the C library is not glibc: nothing has changed."""
+def keep_freed_memory() -> None:
+    """To begin a process with, before it starts threads. Changes nothing where the C library is not glibc."""
     if sys.platform != "linux":
-        return False
+        return
     libc = ctypes.CDLL(None)
-    if not hasattr(libc, "gnu_get_libc_version"):
-        return False
-    settings = {_M_ARENA_MAX: 1, _M_MMAP_THRESHOLD: KEPT_BLOCK_BYTES, _M_TRIM_THRESHOLD: 2**31 - 1}
-    return all(libc.mallopt(parameter, value) == 1 for parameter, value in settings.items())
+    if hasattr(libc, "gnu_get_libc_version"):
+        libc.mallopt(_M_ARENA_MAX, 1)
+        libc.mallopt(_M_MMAP_THRESHOLD, KEPT_BLOCK_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, -1)  # never

@@ -27,7 +27,7 @@ class MeanStore:
         self._undecided: dict[bytes, dict[int, Payload]] = {}
         self._protected: set[bytes] = set()
         self._digests: dict[tuple[bytes, int], bytes] = {}
-        """Of undecided plans and recent commits."""
+        """Of undecided plans and recent commits, so that what comes again is neither checked nor hashed nor saved again."""
         self._early: set[tuple[bytes, int]] = set()
         """Of these, means that may be void."""
         self._confirmed: set[bytes] = set()

@@ -23,7 +23,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from farflung.compression.codec import Payload
-from farflung.node.durable import Slots, sync_folder, write_atomically
+from farflung.node.durable import UNFINISHED, Slots, sync_folder, write_atomically
 from farflung.node.learner import Learner
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.errors import LocalError
@@ -51,9 +51,6 @@ RESIDUALS = "residuals"
 
 MOST_LINKS = 2 * HISTORY
 """Entries of the history file at which it is written anew: the protocol remembers HISTORY, and one file in so many commits costs little."""
-
-UNFINISHED = ".new"
-"""End of the name of a mean's file until it is whole."""
 
 PLAN_BYTES = 16
 """Of a plan's hash that are in file names: 128 bits."""
@@ -193,8 +190,6 @@ class FileStorage:
 
     def sync_means(self, plan: bytes) -> None:
         for path in self._means_of(plan):
-            if path.suffix == UNFINISHED:  # one that is being saved meanwhile, by another thread
-                continue
             with path.open("rb") as file:
                 os.fsync(file.fileno())
                 if sys.platform == "linux":  # read again only after a restart: it need not fill the system's cache
@@ -260,7 +255,9 @@ class FileStorage:
         return folder, _decode(folder / "place.msgpack", Place)
 
     def _means_of(self, plan: bytes) -> list[Path]:
-        return sorted((self.folder / "means").glob(f"{plan[:PLAN_BYTES].hex()}-*"))
+        """Whole ones: another one may be on its way, in another thread."""
+        found = (self.folder / "means").glob(f"{plan[:PLAN_BYTES].hex()}-*")
+        return sorted(path for path in found if path.suffix != UNFINISHED)
 
     def _mean(self, plan: bytes, part: int) -> Path:
         return self.folder / "means" / f"{plan[:PLAN_BYTES].hex()}-{part}"

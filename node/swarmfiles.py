@@ -12,7 +12,7 @@ import os
 import shutil
 from pathlib import Path
 
-from farflung.node.durable import write_atomically
+from farflung.node.durable import UNFINISHED, write_atomically
 from farflung.node.paths import SwarmPaths
 from farflung.protocol.errors import ConfigError, RemoteError
 from farflung.protocol.keys import SEED_BYTES
@@ -39,7 +39,7 @@ def load_manifest(swarm: SwarmPaths) -> Manifest | None:
 def save_secret(swarm: SwarmPaths, seed: bytes) -> None:
     """Keep an invitation's secret where only this user can read it."""
     path = _secret(swarm)
-    temporary = path.with_name(path.name + ".new")
+    temporary = path.with_name(path.name + UNFINISHED)
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:

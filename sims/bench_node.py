@@ -116,7 +116,7 @@ class BenchStorage(FileStorage):
         """Height to unix seconds."""
 
     def sync_means(self, plan: bytes) -> None:
-        self._certified_at = time.time()  # the first that is done about a certified round
+        self._certified_at = time.time()  # nothing that takes time is done about a certified round before
         super().sync_means(plan)
 
     def append_commit(self, anchor: Commit | None, certified: Certified) -> None:

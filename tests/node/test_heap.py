@@ -11,7 +11,7 @@ import resource, sys
 import numpy as np
 from farflung.node.heap import KEPT_BLOCK_BYTES, keep_freed_memory
 if sys.argv[1] == "kept":
-    assert keep_freed_memory()
+    keep_freed_memory()
 held = [np.ones(1, dtype=np.uint8) for _ in range(100)]
 def round_():
     blocks = [np.ones(KEPT_BLOCK_BYTES // 4, dtype=np.uint8) for _ in range(8)]

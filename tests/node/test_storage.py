@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from farflung.node import storage as storage_module
-from farflung.node.durable import write_atomically
-from farflung.node.storage import PLAN_BYTES, UNFINISHED, FileStorage, Link, Place, SavedVote, newest_history
+from farflung.node.durable import UNFINISHED, write_atomically
+from farflung.node.storage import PLAN_BYTES, FileStorage, Link, Place, SavedVote, newest_history
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.errors import LocalError
 from farflung.protocol.ledger import Ledger

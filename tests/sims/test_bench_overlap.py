@@ -136,7 +136,7 @@ def test_real_peers_behind_emulated_links(method: Method) -> None:
     assert (figures.round_s is None) == (method.codec == "")
     # half of the vector to the other and half of the means back, of 1 byte or, in each step, of 4 bytes an element; twice
     # that, for what is received; headers, acknowledgements, and what is said besides
-    least = 2 * figures.parameters * (1.0 / (6 + method.delay_steps) if method.codec else 4.0)
+    least = 2 * figures.parameters * (1.0 / (task.inner_steps + method.delay_steps) if method.codec else 4.0)
     assert least < figures.bytes_per_step
     assert figures.bytes_per_step < 1.3 * 2 * figures.parameters * (1.0 if method.codec else 4.0)
     assert said[0] == "starting" and said[-1] == "exchange 3 of 3 done"
