@@ -29,8 +29,12 @@ from farflung.sims.wan import Link
 
 MB = 1_000_000
 
-MEASURED_ROUNDS = 3
-"""After one round of warm-up, in which connections are made."""
+LEAST_ROUNDS = 3
+MOST_ROUNDS = 9
+ROUNDS_MB = 320
+"""Rounds measured after one of warm-up, in which connections are made: as many as this many megabytes hold, within the bounds. Short ones
+differ more, and cost less.
+"""
 
 WAN_LINK = Link(rate_bit_s=20e6, delay_s=0.025, loss=0.005)
 """20 Mbit/s for each peer, and between any two a round trip of 100 ms and 1 % loss."""
@@ -79,7 +83,7 @@ def measure_rounds(
     num_bytes: int,
     *,
     peers: int,
-    rounds: int = MEASURED_ROUNDS,
+    rounds: int,
     within_s: float = ROUNDS_WITHIN_S,
     wan: wans.Wan | None = None,
     progress: Callable[[str], None] = lambda text: None,
@@ -138,20 +142,30 @@ def _figures(num_bytes: int, codec: str, results: Sequence[dict[str, Any]]) -> R
     )
 
 
+def rounds_of(size: int) -> int:
+    """How many rounds of `size` fp32 megabytes are measured."""
+    return max(LEAST_ROUNDS, min(MOST_ROUNDS, ROUNDS_MB // size))
+
+
 def run_round(
     *,
     as_json: bool = False,
     sizes: Sequence[int] = (16, 64, 256),
     peers: int = 8,
     wan: Sequence[int] = (16, 64, 256),
-    rounds: int = MEASURED_ROUNDS,
 ) -> list[dict[str, Any]]:
-    """Measure, show, and return one row per figure. `sizes` and `wan`: fp32 megabytes on loopback and on the WAN.
+    """Measure, show each row as it is had, and return one row per figure. `sizes` and `wan`: fp32 megabytes on loopback and on the WAN.
 
     Raises BenchError, BaselineError.
     """
     console = Console(stderr=as_json)
     rows: list[dict[str, Any]] = []
+
+    def had(*news: dict[str, Any]) -> None:
+        rows.extend(news)
+        for row in news:
+            console.print(_sentence(row), highlight=False, markup=False)
+
     with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True) as shown:
         task = shown.add_task("starting", total=None)
         for size in sizes:
@@ -159,12 +173,12 @@ def run_round(
             def say(text: str, size: int = size) -> None:
                 shown.update(task, description=f"{peers} peers on loopback, {size} MB: {text}")
 
-            ours = measure_rounds(size * MB, peers=peers, rounds=rounds, progress=say)
+            ours = measure_rounds(size * MB, peers=peers, rounds=rounds_of(size), progress=say)
+            had({"where": "loopback", **asdict(ours)})
             say("hivemind's averager")
-            hivemind = hivemind_average(size * MB, peers=peers, rounds=rounds)
+            had(_baseline_row(ours, hivemind_average(size * MB, peers=peers, rounds=rounds_of(size))))
             say("gloo")
-            gloo = gloo_average(size * MB, peers=peers, rounds=rounds)
-            rows += _loopback_rows(ours, hivemind, gloo)
+            had(_baseline_row(ours, gloo_average(size * MB, peers=peers, rounds=rounds_of(size))))
         refused = wans.available() if wan else "not asked for"
         for size in wan if refused is None else ():
 
@@ -173,10 +187,10 @@ def run_round(
 
             with wans.emulate([WAN_LINK] * WAN_PEERS) as net:
                 tell(f"carried by {net.carrier}")
-                ours = measure_rounds(size * MB, peers=WAN_PEERS, rounds=rounds, wan=net, progress=tell)
-            rows.append(_wan_row(ours, net.carrier))
+                ours = measure_rounds(size * MB, peers=WAN_PEERS, rounds=rounds_of(size), wan=net, progress=tell)
+            had(_wan_row(ours, net.carrier))
         if refused is not None:
-            rows.append({"where": "wan", "skipped": refused})
+            had({"where": "wan", "skipped": refused})
     if as_json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
     else:
@@ -184,27 +198,34 @@ def run_round(
     return rows
 
 
-def _loopback_rows(ours: RoundFigures, hivemind: BaselineResult, gloo: BaselineResult) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = [{"where": "loopback", **asdict(ours)}]
-    for baseline in (hivemind, gloo):
-        rows.append(
-            {
-                "where": "loopback",
-                "method": baseline.method,
-                "codec": baseline.codec,
-                "peers": baseline.peers,
-                "mb": ours.mb,
-                "seconds": baseline.seconds,
-                "mb_per_s": baseline.mb_per_s,
-                "setup_s": baseline.setup_seconds,
-                "nmse": baseline.nmse,
-                "rounds": baseline.rounds,
-                "times_slower_than_farflung": baseline.seconds / ours.seconds,
-                "times_slower_than_farflung_applied": baseline.seconds / (ours.seconds + ours.apply_s),
-                "note": baseline.note,
-            }
-        )
-    return rows
+def _sentence(row: dict[str, Any]) -> str:
+    """One row, for whoever waits for the others."""
+    if "skipped" in row:
+        return f"WAN skipped: {row['skipped']}"
+    said = f"{row['where']}, {row['mb']:.0f} MB, {row['method']}: {row['seconds']:.3f} s"
+    if "times_the_link" in row:
+        return f"{said}, {row['times_the_link']:.2f} times what the link needs"
+    if "times_slower_than_farflung" in row:
+        return f"{said}, farflung is {row['times_slower_than_farflung']:.2f} times as fast"
+    return said
+
+
+def _baseline_row(ours: RoundFigures, baseline: BaselineResult) -> dict[str, Any]:
+    return {
+        "where": "loopback",
+        "method": baseline.method,
+        "codec": baseline.codec,
+        "peers": baseline.peers,
+        "mb": ours.mb,
+        "seconds": baseline.seconds,
+        "mb_per_s": baseline.mb_per_s,
+        "setup_s": baseline.setup_seconds,
+        "nmse": baseline.nmse,
+        "rounds": baseline.rounds,
+        "times_slower_than_farflung": baseline.seconds / ours.seconds,
+        "times_slower_than_farflung_applied": baseline.seconds / (ours.seconds + ours.apply_s),
+        "note": baseline.note,
+    }
 
 
 def _wan_row(ours: RoundFigures, carrier: str) -> dict[str, Any]:
@@ -242,7 +263,6 @@ def _show(rows: Sequence[dict[str, Any]], console: Console) -> None:
     notes: list[str] = []
     for row in rows:
         if "skipped" in row:
-            notes.append(f"WAN skipped: {row['skipped']}")
             continue
         phases = ""
         if "scatter_s" in row:

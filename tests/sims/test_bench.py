@@ -217,13 +217,18 @@ def test_the_table_is_for_people(canned: pytest.MonkeyPatch, capsys: pytest.Capt
     canned.setenv("COLUMNS", "160")
     run_round(sizes=[16])
     shown = capsys.readouterr().out
-    assert "4.00 times as fast" in shown and "0.12 times as fast" not in shown
+    assert "loopback, 16 MB, hivemind: 2.000 s, farflung is 4.00 times as fast" in shown
     assert "note of hivemind" in shown and "WAN skipped: no namespaces here" in shown
 
 
 def test_wan_is_measured_against_its_link() -> None:
     row = bench_round._wan_row(FIGURES, "tunnel")
     assert row["link_s"] == pytest.approx(0.8) and row["times_the_link"] == pytest.approx(0.625)
+    assert "0.62 times what the link needs" in bench_round._sentence(row)
+
+
+def test_short_rounds_are_measured_more_often() -> None:
+    assert [bench_round.rounds_of(size) for size in (1, 16, 64, 256, 1024)] == [9, 9, 5, 3, 3]
 
 
 def test_overhead_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
