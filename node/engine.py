@@ -283,6 +283,9 @@ class Engine:
     def delivered_bytes(self) -> int:
         return 0 if self._tls is None else self._tls.delivered_bytes()
 
+    def received_bytes(self) -> int:
+        return self._links.received_bytes()
+
     def unix_time(self) -> float:
         return time.time()
 

@@ -84,7 +84,7 @@ class Exchange:
         self.in_flight = b""
         """Plan to which the learner's last pseudo-gradient went."""
         self.sending = Uplink(network.delivered_bytes)
-        self.receiving = Downlink(lambda: sum(link.received_bytes for link in network.links().values()))
+        self.receiving = Downlink(network.received_bytes)
 
     def serve(self) -> None:
         """Accept transfers."""

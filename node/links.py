@@ -141,6 +141,10 @@ class LinkBook:
         if peer in self._links:
             self.dial_succeeded(peer)
 
+    def received_bytes(self) -> int:
+        """From all peers, bulk and control."""
+        return sum(link.received for link in self._links.values())
+
     def stats(self) -> dict[PeerId, LinkStats]:
         return {
             peer: LinkStats(

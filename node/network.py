@@ -102,6 +102,9 @@ class Network(Protocol):
     def delivered_bytes(self) -> int:
         """Bytes of bulk connections that have arrived at peers since the start, where the system can tell (TCP on Linux); else 0."""
 
+    def received_bytes(self) -> int:
+        """Bytes that have come from all peers since the start, bulk and control."""
+
     def pace(self, up_bytes_per_s: float | None) -> None:
         """Send bulk no faster than this (None: no limit but the user's own cap), so that control is not queued behind it."""
 

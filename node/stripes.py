@@ -10,6 +10,9 @@ connection, and while a reader waits for it, it is admitted whatever the limit.
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from farflung.protocol.errors import LimitExceeded, Malformed
 
@@ -64,7 +67,7 @@ class Intervals:
 
 @dataclass(slots=True)
 class _Piece:
-    data: bytearray
+    data: memoryview
     landed: bool = False
 
 
@@ -107,10 +110,11 @@ class Reassembly:
         wanted = self._target is not None and offset == self._landed.prefix
         if self._held + cost > self._limit and not wanted:
             return None
-        piece = _Piece(bytearray(length))
+        memory: Any = np.empty(length, dtype=np.uint8)  # not zeroed. Any: numpy declares no buffer protocol before 3.12
+        piece = _Piece(memoryview(memory))
         self._pieces[offset] = piece
         self._held += cost
-        return memoryview(piece.data)
+        return piece.data
 
     def land(self, offset: int, length: int) -> bool:
         """All bytes of a segment have been put in place; True when that completed the reader's buffer."""
@@ -159,9 +163,7 @@ class Reassembly:
         end = self._position + len(self._target)
         low, high = max(offset, self._position), min(offset + len(piece.data), end)
         if low < high:
-            self._target[low - self._position : high - self._position] = memoryview(piece.data)[
-                low - offset : high - offset
-            ]
+            self._target[low - self._position : high - self._position] = piece.data[low - offset : high - offset]
             self._missing -= high - low
         if offset + len(piece.data) <= end:
             del self._pieces[offset]

@@ -88,6 +88,9 @@ class MemoryNetwork:
         """Also those of earlier processes of this peer."""
         return self._hub.delivered_bytes[self._peer_id]
 
+    def received_bytes(self) -> int:
+        return sum(meter.stats().received_bytes for meter in self._meters.values())
+
     def pace(self, up_bytes_per_s: float | None) -> None:
         """The model's control messages do not queue behind bulk, so there is nothing to do."""
 

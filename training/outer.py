@@ -11,9 +11,12 @@ operation is elementwise and rounds once: multiplications and additions are sepa
 multiply-add rounds once where these round twice, and which of the two one gets from `add(alpha=...)`,
 `addcmul`, a compiled kernel or a GPU depends on the machine. Being elementwise it can be done on any slice
 alone.
+
+PyTorch needs eight passes over memory for a step; outer.c, once `compression.kernels.prepare` has run, does the same operations in one.
 """
 
 import hashlib
+from ctypes import c_float, c_size_t, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from farflung.compression import kernels
 from farflung.training.errors import BadChunk
 
 BYTES_PER_ELEMENT = 8
@@ -28,6 +32,8 @@ BYTES_PER_ELEMENT = 8
 
 BLOCK_ELEMENTS = 1 << 20
 """Elements that a step works on at a time: temporaries stay in the cache, and in megabytes for any model."""
+
+_STEP = (c_void_p, c_void_p, c_void_p, c_size_t, c_float, c_float)  # params, momentum, mean, numel, lr, mu
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +76,8 @@ class OuterState:
         for tensor in (params, momentum):
             if tensor.dim() != 1 or tensor.dtype != torch.float32 or tensor.device.type != "cpu":
                 raise ValueError("outer state must be flat fp32 on the CPU")
+            if not tensor.is_contiguous():
+                raise ValueError("outer state must lie in one piece")
         if params.shape != momentum.shape:
             raise ValueError(f"{params.numel()} parameters and {momentum.numel()} momenta")
         if chunk_bytes < BYTES_PER_ELEMENT:
@@ -96,6 +104,12 @@ class OuterState:
     ) -> None:
         """Advance one slice by one outer step, in place. Raises ValueError when `mean` does not fit it."""
         self.check_update(start, stop, mean)
+        native = kernels.find("outer_step", *_STEP)
+        if native is not None:
+            mean = mean.contiguous()
+            places = (self.params[start:stop].data_ptr(), self.momentum[start:stop].data_ptr(), mean.data_ptr())
+            native(*places, stop - start, lr, momentum)
+            return
         for low in range(start, stop, BLOCK_ELEMENTS):
             high = min(stop, low + BLOCK_ELEMENTS)
             params, velocity = self.params[low:high], self.momentum[low:high]

@@ -1,6 +1,7 @@
-"""One tiny model, one way to make a replica of it, and batches made of integers, the same on all machines."""
+"""One tiny model, one way to make a replica of it, and batches made of integers, the same on all machines; kernels in C, and none."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from farflung.compression import kernels
 from farflung.training.inner import InnerConfig
 from farflung.training.model import ModelConfig
 from farflung.training.outer import OuterConfig
@@ -25,6 +27,19 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module", params=["python", "native"])
+def kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """With C, and without."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_library", None)
+        if request.param == "native":
+            if kernels.find_compiler() is None:
+                pytest.skip("no C compiler")
+            folder: Path = tmp_path_factory.mktemp("kernels")
+            assert kernels.prepare(folder).native
+        yield
 
 
 @pytest.fixture

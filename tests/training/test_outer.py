@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from farflung.training.errors import BadChunk
 from farflung.training.outer import OuterConfig, OuterState, roll_forward
 
+pytestmark = pytest.mark.usefixtures("kernel")
+
 
 def random(n: int, seed: int) -> torch.Tensor:
     return torch.randn(n, generator=torch.Generator().manual_seed(seed))
@@ -80,11 +82,27 @@ def test_a_downloaded_slice_rolls_forward_to_the_same_bits() -> None:
     assert torch.equal(momentum, outer.momentum[100:300])
 
 
+@given(numel=st.integers(0, 70), shift=st.integers(0, 7), seed=st.integers(0, 2**32 - 1))
+def test_steps_of_any_size_and_place_roll_forward_to_the_same_bits(numel: int, shift: int, seed: int) -> None:
+    params, momentum = random(100, seed) * random(100, seed + 1).exp2(), random(100, seed + 2)
+    mean = random(200, seed + 3)[::2][shift : shift + numel]  # not in one piece
+    outer = OuterState(params.clone(), momentum.clone())
+    outer.step_(shift, shift + numel, mean, 0.7, 0.9)
+    here = slice(shift, shift + numel)
+    params[here], momentum[here] = roll_forward(params[here], momentum[here], mean, 0.7, 0.9)
+    assert torch.equal(params, outer.params) and torch.equal(momentum, outer.momentum)
+
+
 def test_rolling_forward_leaves_its_arguments_alone() -> None:
     outer = state()
     before = outer.digest()
     roll_forward(outer.params, outer.momentum, random(1000, 9), 0.7, 0.9)
     assert outer.digest() == before
+
+
+def test_a_state_with_gaps_is_refused() -> None:
+    with pytest.raises(ValueError, match="in one piece"):
+        OuterState(random(1000, 1)[::2])
 
 
 @pytest.mark.parametrize("start,stop,size", [(0, 1001, 1001), (-1, 5, 6), (5, 3, 0), (0, 10, 9)])

@@ -2,16 +2,12 @@
 
 import dataclasses
 import random
-import shutil
-from collections.abc import Iterator
 from math import inf
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from tests.training.pipeline_cases import SEEDS, random_routes, random_task
 
-from farflung.compression import kernels
 from farflung.training.pipeline_bounds import lower_bounds
 from farflung.training.pipeline_makespan import Makespan
 from farflung.training.pipeline_plan import BadPlan
@@ -20,19 +16,6 @@ from farflung.training.pipeline_routes import Routes, Task, most_lanes
 from farflung.training.pipeline_rules import validate
 from farflung.training.pipeline_search import Search, improve, makespan_of
 from farflung.training.pipeline_simulate import simulate
-
-
-@pytest.fixture(scope="module", params=["python", "native"])
-def kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """With C, and without."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "_library", None)
-        if request.param == "native":
-            if not any(map(shutil.which, kernels.COMPILERS)):
-                pytest.skip("no C compiler")
-            folder: Path = tmp_path_factory.mktemp("kernels")
-            assert kernels.prepare(folder).native
-        yield
 
 
 @pytest.mark.usefixtures("kernel")
