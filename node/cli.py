@@ -207,6 +207,14 @@ def join(
             min=0, help="Of a pipeline: the stage to serve. Default: the one with the fewest peers that fits."
         ),
     ] = None,
+    region: Annotated[
+        str,
+        typer.Option(help="Of a pipeline: where this machine stands, as eu-west; copies of its stage lie elsewhere."),
+    ] = "",
+    owner: Annotated[
+        str,
+        typer.Option(help="Of a pipeline: whose machine it is; those of one owner do not hold each other's copies."),
+    ] = "",
     threads: Annotated[int | None, typer.Option(help="CPU threads for training.")] = None,
     up_mbps: Annotated[float | None, typer.Option(help="Most megabits per second to send.")] = None,
     down_mbps: Annotated[float | None, typer.Option(help="Most megabits per second to receive.")] = None,
@@ -239,6 +247,8 @@ def join(
         memory_gb=memory,
         save_memory=save_memory,
         stage=stage,
+        region=region.strip().lower(),
+        owner=owner.strip().lower(),
         threads=threads,
         up_mbps=up_mbps,
         down_mbps=down_mbps,

@@ -7,6 +7,7 @@ from farflung.node.events import EventLog
 from farflung.node.network import Network
 from farflung.node.storage import Storage
 from farflung.protocol.keys import Signer
+from farflung.protocol.pipeline_messages import UNKNOWN, Domains
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,6 +18,7 @@ class Facts:
     pid: int
     """Of its process; 0 where several nodes share one."""
     admission: bytes = b""
+    domains: Domains = UNKNOWN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

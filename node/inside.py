@@ -117,6 +117,8 @@ class NodeInside:
                 step=trainer.global_step,
                 addresses=self._engine.addresses(),
                 stage=None if serving is None else serving.stage,
+                region=self._peer.facts.domains.region,
+                owner=self._peer.facts.domains.owner,
                 forward_s=0.0 if serving is None else serving.forward_s,
                 uplink_bytes_per_s=self._peer.exchange.sending.bytes_per_s,
                 downlink_bytes_per_s=self._peer.exchange.receiving.bytes_per_s,

@@ -4,11 +4,14 @@
 no model, no network and no file, so that a wrong flag fails before anything heavy is imported.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from farflung.protocol.errors import ConfigError
+from farflung.protocol.limits import MAX_LABEL
+from farflung.protocol.types import LABEL
 
 DTYPES = ("auto", "bf16", "fp32")
 
@@ -127,6 +130,10 @@ class JoinOptions:
     """`auto` takes what is needed, the cheapest first; `none`; or any of `checkpoint`, `offload` and `8bit`, with commas."""
     stage: int | None = None
     """Of a pipeline: which to serve. None takes that of the last time, or the one that has the fewest peers and fits."""
+    region: str = ""
+    """Of a pipeline: where this machine stands, so that copies of its stage are kept elsewhere; empty: unknown."""
+    owner: str = ""
+    """Of a pipeline: whose machine it is, the same for all of one person, so that they do not hold each other's copies; empty: unknown."""
     threads: int | None = None
     """CPU threads torch may use."""
     up_mbps: float | None = None
@@ -150,6 +157,8 @@ class JoinOptions:
 
     def __post_init__(self) -> None:
         _positive(memory=self.memory_gb, threads=self.threads, up_mbps=self.up_mbps, down_mbps=self.down_mbps)
+        _label("--region", self.region)
+        _label("--owner", self.owner)
         _port(self.port)
         _dtype(self.dtype)
         _save_memory(self.save_memory)
@@ -231,6 +240,11 @@ def _positive(**values: float | None) -> None:
     for name, value in values.items():
         if value is not None and not value > 0:
             raise ConfigError(f"--{name.replace('_', '-')} must be above 0, not {value}")
+
+
+def _label(flag: str, text: str) -> None:
+    if len(text) > MAX_LABEL or not re.search(LABEL, text):
+        raise ConfigError(f"{flag} has up to {MAX_LABEL} of a-z, 0-9, '.', '_' and '-', as eu-west, not {text!r}")
 
 
 def _dtype(dtype: str) -> None:

@@ -12,7 +12,7 @@ from farflung.node.shadows import Shelf
 from farflung.protocol.envelope import swarm_of
 from farflung.protocol.errors import Refused, RemoteError
 from farflung.protocol.limits import MAX_ADDRESSES
-from farflung.protocol.pipeline_messages import Load, Present
+from farflung.protocol.pipeline_messages import Domains, Load, Present
 from farflung.protocol.roll import Roll
 
 
@@ -27,6 +27,7 @@ class Outside:
         roll: Roll,
         shelf: Shelf,
         admission: bytes,
+        domains: Domains,
         admits: Callable[[PeerId, bytes], bool],
         refused: Callable[[RemoteError], None],
     ) -> None:
@@ -43,6 +44,7 @@ class Outside:
         """By stage, the version of what our disk has of it."""
         self._mail = mail
         self._admission = admission
+        self._domains = domains
         self._admits = admits
 
     def listen(self, heard: Callable[[Present], None]) -> None:
@@ -109,4 +111,5 @@ class Outside:
             since=0,
             load=Load(0.0, 0.0, 0.0),
             fits=tuple(sorted(self.fits)),
+            domains=self._domains,
         )

@@ -27,6 +27,7 @@ from farflung.node.storage import FileStorage
 from farflung.node.swarmfiles import data_file, data_here, save_tokenizer, tokenizer_file
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.keys import Signer
+from farflung.protocol.pipeline_messages import Domains
 from farflung.training.data import Dataset
 from farflung.training.runtime import Runtime
 
@@ -77,7 +78,13 @@ class PeerMaking:
         """A peer that holds one stage of the model."""
         refused = Refusals(self.log)
         start = self._start = StageStart(
-            self.engine, self.signer, self.swarm, self.recipe, admission=self.admission, refused=refused
+            self.engine,
+            self.signer,
+            self.swarm,
+            self.recipe,
+            admission=self.admission,
+            domains=self._domains,
+            refused=refused,
         )
         finder = Finder(
             self.engine,
@@ -144,10 +151,19 @@ class PeerMaking:
             doors=self.doors,
             storage=storage,
             log=self.log,
-            facts=Facts(device=describe_device(self.runtime), pid=os.getpid(), admission=self.admission),
+            facts=Facts(
+                device=describe_device(self.runtime),
+                pid=os.getpid(),
+                admission=self.admission,
+                domains=self._domains,
+            ),
             checkpoint_s=checkpoint_s,
             exit_when_done=self.options.exit_when_done,
         )
+
+    @property
+    def _domains(self) -> Domains:
+        return Domains(region=self.options.region, owner=self.options.owner)
 
     def _say_saving(self, runtime: Runtime) -> None:
         if (saving := str(runtime.save)) != "none":

@@ -40,5 +40,6 @@ def add_roll(rows: Rows, roll: Roll, now: float) -> None:
                 rows[who].version, rows[who].step, rows[who].addresses = said.version, said.step, list(said.addresses)
         if said is not None:
             rows[who].stage = said.stage if said.stage >= 0 else None
+            rows[who].region, rows[who].owner = said.domains.region, said.domains.owner
             rows[who].forward_s = said.forward_s
             rows[who].uplink_bytes_per_s = said.up_bytes_per_s or rows[who].uplink_bytes_per_s

@@ -14,6 +14,7 @@ from typing import Any
 from farflung.node.balance import Balance, Prepare
 from farflung.node.door import Doors
 from farflung.node.events import EventLog
+from farflung.node.facilities import Facts
 from farflung.node.imprints import serve_imprints
 from farflung.node.life_watch import LifeWatch
 from farflung.node.network import Network, PeerId
@@ -55,7 +56,7 @@ class Pipeline:
         doors: Doors,
         roll: Roll,
         mail: PipelineMail,
-        admission: bytes,
+        facts: Facts,
         log: EventLog,
         refused: Callable[[RemoteError], None],
         keep: Callable[[], None],
@@ -75,7 +76,7 @@ class Pipeline:
         self._side = doors.side
         self._door = TimedDoor(doors.learner)
         self._mail = mail
-        self._admission = admission
+        self._facts = facts
         self._admits = recipe.own.settings().admits
         self._log = log
         self._refused = refused
@@ -207,7 +208,7 @@ class Pipeline:
             digest=self.me.holds[1],
             forward_s=self.forward_s,
             up_bytes_per_s=self.me.up_bytes_per_s,
-            admission=self._admission,
+            admission=self._facts.admission,
             addresses=tuple(self._network.addresses()[:MAX_ADDRESSES]),
             appointments=tuple(self.roll.appointments[stage] for stage in sorted(self.roll.appointments)),
             peers=self.counts(),
@@ -221,6 +222,7 @@ class Pipeline:
             load=self.balance.load,
             fits=tuple(sorted(self.balance.fits)),
             reply=reply,
+            domains=self._facts.domains,
         )
 
     def _tick(self) -> None:

@@ -78,10 +78,13 @@ def the_running(name: str | None, home: Path | None) -> SwarmPaths:
 def peer_table(peers: list[PeerStatus]) -> Table:
     """The peers as a table, this node first, then by stage, where there are stages, and by key."""
     staged = any(peer.stage is not None for peer in peers)
+    placed = any(peer.region or peer.owner for peer in peers)
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("peer", no_wrap=True, min_width=12)
     if staged:
         table.add_column("stage", justify="right")
+    if placed:
+        table.add_column("where, whose")
     for heading in ("state", "device"):
         table.add_column(heading)
     for heading in ("step", "version", "speed"):
@@ -96,6 +99,8 @@ def peer_table(peers: list[PeerStatus]) -> Table:
         cells: list[str | Text] = [one.peer[:12]]
         if staged:
             cells.append("none yet" if one.stage is None else str(one.stage))
+        if placed:
+            cells.append(", ".join(filter(None, (one.region, one.owner))))
         cells += [
             Text(one.state if one.member else f"{one.state}, no member", style=PEER_STYLES.get(one.state, "")),
             one.device,

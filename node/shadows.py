@@ -2,7 +2,8 @@
 
 Every peer works out by itself, from the roll, who is to hold which stage's shadow (`training/recovery_places.py`: different failure domains, not beside the
 stage), and whoever it is fetches it from any peer of that stage, when that saves most per byte within the budget (`recovery_refresh.py`). A stage with `RICH`
-peers or more has none: another peer of it is nearer and exact.
+peers or more has none, unless they would all be lost together: another peer of it is nearer and exact. Regions and owners are what people tell of their
+machines (`Domains`); of the network we see the addresses.
 
 Outer parameters change by rounds only, so a copy is as good as new until the next one. It is whole each time, in `CODEC`: a byte a parameter, in which shadows did as well as exact ones (digest, 6.3). Coded differences are a quarter of that
 (`recovery_shadow.py`), but then each holder needs the one peer that knows what it has, and a copy of a stage is what one wants when peers are gone. What a
@@ -34,13 +35,13 @@ from farflung.protocol.messages import ShadowRequest
 from farflung.protocol.pipeline_messages import Copy, Present
 from farflung.protocol.roll import Roll
 from farflung.training.recovery_costs import Rung, Setbacks
-from farflung.training.recovery_places import Peer, Piece, places
+from farflung.training.recovery_places import Peer, Piece, fall_together, places
 from farflung.training.recovery_refresh import Budget, Due, Kept, due, filled
 
 CODEC = parse_codec("int8(block=128)")
 
 RICH = 3
-"""Peers of a stage that needs no shadow."""
+"""Peers of a stage that needs no shadow, if they do not all fall together."""
 
 ROOM = 2
 """Shadows of the largest stage that a peer has memory for: a byte a parameter each."""
@@ -197,11 +198,15 @@ class Shadows:
             peer: one for peer in self._roll.known if self._roll.alive(peer, now) and (one := self._roll.present(peer))
         }
         said[self._roll.me] = self._present()
-        trained = [
-            [p for p, one in said.items() if one.stage == stage and one.trains] for stage in range(self._roll.stages)
+        training = [self._described(peer, one) for peer, one in sorted(said.items()) if one.stage >= 0 and one.trains]
+        trained = [[peer for peer in training if peer.stage == stage] for stage in range(self._roll.stages)]
+        poor = [
+            stage
+            for stage, peers in enumerate(trained)
+            if stage > 0 and peers and (len(peers) < RICH or fall_together(peers, training))
         ]
-        poor = [stage for stage in range(1, self._roll.stages) if 0 < len(trained[stage]) < RICH]
-        mine = self._places(said, poor)
+        staying = [peer for peer in training if said[bytes.fromhex(peer.name)].wants < 0]
+        mine = self._places(said, staying, poor)
         for stage in set(self._shelf.shadows) - set(mine):
             if trained[stage]:  # it lies somewhere else, or nowhere
                 del self._shelf.shadows[stage]
@@ -215,20 +220,17 @@ class Shadows:
         )
         return found
 
-    def _places(self, said: dict[PeerId, Present], poor: list[int]) -> list[int]:
+    def _described(self, peer: PeerId, said: Present) -> Peer:
+        return Peer(
+            name=peer.hex(),
+            stage=said.stage,
+            domains=(said.domains.region, _network_of(said), said.domains.owner),
+            room_bytes=ROOM * max(self._sizes),
+            uplink_bytes_s=said.up_bytes_per_s,
+        )
+
+    def _places(self, said: dict[PeerId, Present], peers: list[Peer], poor: list[int]) -> list[int]:
         """The stages whose shadows we are to hold."""
-        room = ROOM * max(self._sizes)
-        peers = [
-            Peer(
-                name=peer.hex(),
-                stage=one.stage,
-                domains=("", _network_of(one), ""),
-                room_bytes=room,
-                uplink_bytes_s=one.up_bytes_per_s,
-            )
-            for peer, one in sorted(said.items())
-            if one.stage >= 0 and one.trains and one.wants < 0
-        ]
         pieces = [Piece(name=str(stage), stage=stage, nbytes=self._sizes[stage]) for stage in poor]
         current = {
             str(stage): [peer.hex() for peer, one in said.items() if stage in {copy.stage for copy in one.shadows}]

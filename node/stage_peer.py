@@ -68,7 +68,7 @@ class StagePeer(Peer):
             doors=doors,
             roll=roll,
             mail=mail,
-            admission=facilities.facts.admission,
+            facts=facilities.facts,
             log=log,
             refused=self.refused,
             keep=keep,

@@ -42,6 +42,7 @@ from farflung.protocol.chain import founded
 from farflung.protocol.errors import ConfigError, RemoteError
 from farflung.protocol.keys import Signer
 from farflung.protocol.lives import Life
+from farflung.protocol.pipeline_messages import Domains
 from farflung.protocol.roll import Roll
 from farflung.training.runtime import Runtime
 
@@ -108,6 +109,7 @@ class StageStart:
         recipe: Recipe,
         *,
         admission: bytes,
+        domains: Domains,
         refused: Callable[[RemoteError], None],
     ) -> None:
         manifest = recipe.manifest
@@ -123,6 +125,7 @@ class StageStart:
             roll=self._roll,
             shelf=Shelf(),
             admission=admission,
+            domains=domains,
             admits=recipe.settings().admits,
             refused=refused,
         )

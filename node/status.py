@@ -180,6 +180,9 @@ class PeerStatus(msgspec.Struct, kw_only=True):
     """It may vote, in the chain of its stage where there are several."""
     stage: int | None = None
     """Of a pipeline, that it serves; None where every node holds the whole model, or while it has none."""
+    region: str = ""
+    """Of a pipeline: where it says that it stands, and whose it is; empty where it does not."""
+    owner: str = ""
     device: str = ""
     """Empty while unknown, and for peers of other stages."""
     tokens_per_s: float = 0.0

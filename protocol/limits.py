@@ -39,6 +39,9 @@ MAX_ADDRESSES = 16
 MAX_NAME = 64
 """Characters of a swarm's name."""
 
+MAX_LABEL = 32
+"""Characters of what a volunteer calls a region, or an owner."""
+
 MAX_CLOCK_SKEW_S = 60.0
 """How far a sender's clock may be ahead of ours. NTP keeps machines within a second; laptops drift by minutes."""
 

@@ -15,7 +15,7 @@ from farflung.protocol.limits import MAX_CONTROL_BYTES, MAX_HOPS, MAX_MICROBATCH
 from farflung.protocol.lives import Life
 from farflung.protocol.messages import Again, GiveUp, Landed, Passage, PipelineMessage
 from farflung.protocol.route import Legs
-from farflung.protocol.types import Count, Digest, Key, OptionalDigest, Rate, Seconds, Text
+from farflung.protocol.types import Count, Digest, Key, Label, OptionalDigest, Rate, Seconds, Text
 
 Place = Annotated[int, Meta(ge=0, lt=MAX_PIPELINE_PEERS)]
 """Of a peer in a plan's list of them."""
@@ -39,6 +39,18 @@ class Copy(Struct, frozen=True, array_like=True):
     step: Count
     """Of the pipeline, at the round that made what it is a copy of."""
     nbytes: Count
+
+
+class Domains(Struct, frozen=True, array_like=True):
+    """With what a peer would be lost: as its person tells, for nobody else knows."""
+
+    region: Label = ""
+    """Where it stands; empty: unknown."""
+    owner: Label = ""
+    """Whose it is, the same for all machines of one person; empty: unknown."""
+
+
+UNKNOWN = Domains()
 
 
 class Present(Struct, frozen=True, array_like=True, tag=21):
@@ -93,6 +105,7 @@ class Present(Struct, frozen=True, array_like=True, tag=21):
     """Other stages than its own that it could serve: its machine holds them, and nobody has tied it to one."""
     reply: bool = False
     """Whether this only answers another one (and wants no answer)."""
+    domains: Domains = UNKNOWN
 
 
 class PlannedLane(Struct, frozen=True, array_like=True):

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from farflung.protocol.limits import MAX_GROUP_PEERS, MAX_INTERVALS, MAX_PARAMETERS, MAX_TEXT
+from farflung.protocol.limits import MAX_GROUP_PEERS, MAX_INTERVALS, MAX_LABEL, MAX_PARAMETERS, MAX_TEXT
 
 Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
 """A peer: its Ed25519 public key."""
@@ -22,6 +22,9 @@ Rate = Annotated[float, Meta(ge=0.0, le=1e15)]
 LONGEST_S = 1e7
 Seconds = Annotated[float, Meta(ge=0.0, le=LONGEST_S)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+LABEL = r"^[a-z0-9._-]*\Z"
+Label = Annotated[str, Meta(max_length=MAX_LABEL, pattern=LABEL)]
+"""What people call a region or an owner, in few letters so that two who mean the same say the same; empty where it is not told."""
 Keys = Annotated[tuple[Key, ...], Meta(max_length=MAX_GROUP_PEERS)]
 Interval = tuple[Count, Count]
 """Sample numbers [start, stop)."""

@@ -51,6 +51,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Of a pipeline: seconds for each token that the machine would train with the whole model; see `local_stage`."""
     stage: int | None = None
     """Of a pipeline: the one to take; None: one that needs it."""
+    region: str
+    """Where it is said to stand."""
     evaluate_s: float
     one_way_s: dict[str, float]
     """By public key in hex: how far away a peer is."""
@@ -134,6 +136,7 @@ def run(home: Path) -> None:
         device="cpu",
         threads=1,
         stage=orders.stage,
+        region=orders.region,
         up_mbps=orders.up_mbit,
         down_mbps=orders.down_mbit,
         port=orders.port,

@@ -106,6 +106,7 @@ def orders_for(
         train_s=training["train"],
         token_s=1.0 / own.tokens_per_s,
         stage=own.stage,
+        region=here.lower(),
         evaluate_s=training["evaluate"],
         one_way_s={key: seconds for key, seconds in away.items() if key != keys[peer]},
         jitter_s=scenario.network.jitter_ms / 1000.0,

@@ -20,6 +20,7 @@ from farflung.node.recipe import Recipe
 from farflung.node.stage_recipe import StageRecipe
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.keys import Ed25519Signer, PeerId
+from farflung.protocol.pipeline_messages import Domains
 from farflung.sims import clock, regions
 from farflung.sims.facts import save_run
 from farflung.sims.fault_playing import play
@@ -112,6 +113,7 @@ def simulate_pipeline(
                 group,
                 seconds=_seconds(scenario),
                 founder=schedule.founder,
+                domains={peer: Domains(region=region.lower()) for peer, (_, _, region) in enumerate(scenario.roster())},
                 wanted={peer: own.stage for peer, (own, _, _) in enumerate(scenario.roster()) if own.stage is not None},
             )
             watching = group.create_task(swarm.watch())

@@ -37,6 +37,7 @@ from farflung.protocol.chain import founded
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.keys import PeerId, Signer, short
 from farflung.protocol.lives import Life
+from farflung.protocol.pipeline_messages import UNKNOWN, Domains
 from farflung.protocol.roll import Roll
 from farflung.sims import clock
 from farflung.sims.audit import HONEST_REFUSALS
@@ -117,6 +118,8 @@ class PipelineSwarm:
     founder: int = 0
     wanted: Mapping[int, int] = field(default_factory=dict)
     """By peer, the stage that it is told to take; others take what is needed."""
+    domains: Mapping[int, Domains] = field(default_factory=dict)
+    """By peer, what its person tells of where it stands, and whose it is."""
     tied: bool = True
     """Whether those who were told stay there whatever is needed later."""
     peers: dict[int, StagePeer] = field(default_factory=dict)
@@ -196,6 +199,7 @@ class PipelineSwarm:
                 roll=roll,
                 shelf=Shelf(),
                 admission=b"",
+                domains=self.domains.get(index, UNKNOWN),
                 admits=settings.admits,
                 refused=refused,
             )
@@ -245,7 +249,7 @@ class PipelineSwarm:
             doors=doors,
             storage=storage,
             log=log,
-            facts=Facts(device="simulated", pid=0),
+            facts=Facts(device="simulated", pid=0, domains=self.domains.get(index, UNKNOWN)),
             checkpoint_s=60.0,
         )
         peer = StagePeer(

@@ -4,13 +4,16 @@ What takes a stage away takes a region, a network or an owner with it: a spot ma
 who switches all of his machines off. A copy is worth what survives then. So the holder of a stage's shadow is a peer
 of another stage, and
 
-    1. shares as few failure domains as possible with the peers that hold the stage now,
+    1. is of another region than the peers that hold the stage now, and shares as few failure domains as possible with
+       them: what is unknown may be shared, and counts half,
     2. is not of a stage beside it if another is as good, the last stage counting as beside the first: when the holder
        goes too, the stages on both sides are what the stage is made of, and at an end there is only one,
     3. holds few bytes of other shadows yet, and has a fast uplink to send the shadow from.
 
-Holders stay, as moving a shadow costs a whole copy, unless a candidate shares fewer domains. Pieces with the fewest
-live peers choose first. A second holder keeps apart from the first one as well.
+Holders stay, as moving a shadow costs a whole copy, unless a candidate shares fewer domains. Pieces whose peers are not
+in several regions choose first, and of these those with the fewest live peers; where somebody comes too late for a
+holder in another region, it is all tried again with those first who came too late. A second holder keeps apart from the
+first one as well.
 """
 
 from collections import Counter
@@ -19,6 +22,9 @@ from dataclasses import dataclass
 
 DOMAINS = ("region", "network", "owner")
 """The kinds of failure domains, in the order of `Peer.domains`."""
+
+APART, UNKNOWN, SHARED = range(3)
+"""Whether two peers may be lost together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +35,7 @@ class Peer:
     stage: int
     """The one that it trains."""
     domains: tuple[str, str, str]
-    """Region, network (AS number) and owner; an empty text is unknown, and counts as shared with everybody."""
+    """Region, network (AS number) and owner; an empty text is unknown, and may be shared with anybody."""
     room_bytes: int
     """Memory that it gives to shadows."""
     uplink_bytes_s: float
@@ -69,13 +75,39 @@ def places(
     A piece that no live peer trains keeps the holders that it has. Deterministic: all who know the same peers decide
     the same.
     """
+    live = Counter(peer.stage for peer in peers)
+    spread = {stage for stage in live if len({peer.domains[0] for peer in peers if peer.stage == stage}) > 1}
+    order = sorted(pieces, key=lambda one: (one.stage in spread, live[one.stage], one.stage, one.name))
+    best = found = _placed(peers, order, num_stages, current or {})
+    for _ in pieces:
+        if not found.late:
+            break
+        order = [*found.late, *(piece for piece in order if piece not in found.late)]
+        found = _placed(peers, order, num_stages, current or {})
+        best = min(best, found, key=lambda one: len(one.late))
+    return best.held, best.missing
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """What comes of it when pieces choose one after another."""
+
+    held: list[Holding]
+    missing: list[str]
+    late: list[Piece]
+    """Those for which nobody outside of their regions had room left."""
+
+
+def _placed(
+    peers: Sequence[Peer], order: Sequence[Piece], num_stages: int, current: Mapping[str, Sequence[str]]
+) -> _Placed:
     room = {peer.name: peer.room_bytes for peer in peers}
     held: list[Holding] = []
     missing: list[str] = []
-    live = Counter(peer.stage for peer in peers)
-    for piece in sorted(pieces, key=lambda one: (live[one.stage], one.stage, one.name)):
+    late: list[Piece] = []
+    for piece in order:
         apart = [peer for peer in peers if peer.stage == piece.stage]
-        now = frozenset((current or {}).get(piece.name, ()))
+        now = frozenset(current.get(piece.name, ()))
         for copy in range(piece.copies):
             candidates = [
                 peer
@@ -92,31 +124,54 @@ def places(
             ) -> tuple[object, ...]:
                 beside = (peer.stage - piece.stage) % num_stages in (1, num_stages - 1)
                 load = peer.room_bytes - room[peer.name]
-                return len(_shared(peer, apart)), peer.name not in now, beside, load, -peer.uplink_bytes_s, peer.name
+                return _danger(peer, apart), peer.name not in now, beside, load, -peer.uplink_bytes_s, peer.name
 
             best = min(candidates, key=rank)
+            others = [peer for peer in peers if peer.stage != piece.stage]
+            if _danger(best, apart)[0] and not all(_danger(peer, apart)[0] for peer in others):
+                late.append(piece)
             held.append(Holding(piece=piece.name, holder=best.name, why=_why(best, apart, best.name in now)))
             room[best.name] -= piece.nbytes
             apart = [*apart, best]
-    return held, missing
+    return _Placed(held, missing, late)
 
 
-def _shared(peer: Peer, others: Sequence[Peer]) -> list[str]:
-    """Kinds of domains in which it may fall together with one of the others."""
+def fall_together(peers: Sequence[Peer], everybody: Sequence[Peer]) -> bool:
+    """Whether one region, network or owner is known to have all of `peers`, and not everybody."""
+    for number in range(len(DOMAINS)):
+        theirs = {peer.domains[number] for peer in peers}
+        if len(theirs) == 1 and "" not in theirs and {peer.domains[number] for peer in everybody} - theirs - {""}:
+            return True
+    return False
+
+
+def _shared(peer: Peer, others: Sequence[Peer]) -> list[int]:
+    """By kind of domain, whether it may fall together with one of the others."""
     found = []
-    for number, kind in enumerate(DOMAINS):
+    for number in range(len(DOMAINS)):
         mine, theirs = peer.domains[number], [other.domains[number] for other in others]
-        if theirs and (not mine or not all(theirs) or mine in theirs):
-            found.append(kind)
+        if mine and mine in theirs:
+            found.append(SHARED)
+        else:
+            found.append(UNKNOWN if theirs and (not mine or not all(theirs)) else APART)
     return found
+
+
+def _danger(peer: Peer, others: Sequence[Peer]) -> tuple[int, int]:
+    """Regions first: they take most peers at once."""
+    shared = _shared(peer, others)
+    return shared[0], sum(shared)
 
 
 def _why(peer: Peer, others: Sequence[Peer], stays: bool) -> str:
     shared = _shared(peer, others)
+    kinds = [
+        f"{'perhaps ' if how == UNKNOWN else ''}the {kind}" for kind, how in zip(DOMAINS, shared, strict=True) if how
+    ]
     if not others:
         said = "it has a copy, and nobody trains the piece"
-    elif shared:
-        said = f"no peer with room shares less than {' and '.join(shared)} with those that have it"
+    elif kinds:
+        said = f"it shares {', '.join(kinds)} with those that have it, and nobody with room is further apart"
     else:
         said = "it shares no region, network or owner with those that have it"
     return f"{peer.name} of stage {peer.stage}{' stays' if stays else ''}: {said}"

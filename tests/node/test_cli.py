@@ -182,6 +182,8 @@ def test_peers_of_all_stages_are_a_table() -> None:
             state="alive",
             member=True,
             stage=0,
+            region="iowa",
+            owner="ann",
             tokens_per_s=900.0,
             uplink_bytes_per_s=2.5e6,
             downlink_bytes_per_s=9e6,
@@ -193,9 +195,11 @@ def test_peers_of_all_stages_are_a_table() -> None:
     lines = ["".join(segment.text for segment in line) for line in console.render_lines(table)]
     assert [line.split()[0] for line in lines[1:]] == [PEER[:12], "787878787878", "343434343434", "565656565656"]
     assert "900 tokens/s" in lines[2] and "its uplink 2.5 MB/s, its downlink at least 9.0 MB/s" in lines[2]
+    assert "iowa, ann" in lines[2]
     assert lines[3].split()[1:5] == ["1", "suspect", "0", "3"] and "forward 250 ms" in lines[3]
     assert "none yet" in lines[4] and "alive, no member" in lines[4]
-    assert "stage" not in [column.header for column in peer_table([PeerStatus(peer=PEER, state="self")]).columns]
+    columns = [column.header for column in peer_table([PeerStatus(peer=PEER, state="self")]).columns]
+    assert not {"stage", "where, whose"} & set(columns)
 
 
 @pytest.mark.parametrize("command", ["status", "peers", "ledger", "invite", "leave"])
@@ -221,6 +225,8 @@ def test_no_node_is_one_line_and_exit_code_2(home: Path, command: str) -> None:
         (["create", "x", "--port", "70000"], "--port must be between"),
         (["join", "x", "--dtype", "int4"], "--dtype must be one of auto, bf16, fp32"),
         (["join", "x", "--up-mbps", "nan"], "--up-mbps must be above 0"),
+        (["join", "x", "--region", "eu west"], "--region has up to 32 of a-z"),
+        (["join", "x", "--owner", "a" * 33], "--owner has up to 32 of a-z"),
         (["export", "x", "."], "not an empty folder"),
     ],
 )
@@ -287,9 +293,23 @@ def test_join_and_export_hand_their_flags_on(monkeypatch: pytest.MonkeyPatch, tm
         return {"step": 40}
 
     fake_daemon(monkeypatch, run_join=asked.append, export=export)
-    assert run("join", "x", "--stay", "--compile", "--up-mbps", "5", "--threads", 1, "--no-live").exit_code == 0
+    flags = [
+        "--stay",
+        "--compile",
+        "--up-mbps",
+        "5",
+        "--threads",
+        1,
+        "--no-live",
+        "--region",
+        "EU-West",
+        "--owner",
+        "ann",
+    ]
+    assert run("join", "x", *flags).exit_code == 0
     assert run("export", "x", tmp_path / "out").stdout.endswith("step: 40\n")
-    joined = options.JoinOptions(swarm="x", exit_when_done=False, compile=True, up_mbps=5.0, threads=1, live=False)
+    what = {"exit_when_done": False, "compile": True, "up_mbps": 5.0, "threads": 1, "live": False}
+    joined = options.JoinOptions(swarm="x", region="eu-west", owner="ann", **what)
     assert asked == [joined, options.ExportOptions(swarm="x", folder=tmp_path / "out")]
 
 

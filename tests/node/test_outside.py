@@ -11,7 +11,7 @@ from farflung.node.shadows import Shelf
 from farflung.protocol import pipeline_messages
 from farflung.protocol.errors import Refused, RemoteError
 from farflung.protocol.keys import Ed25519Signer
-from farflung.protocol.pipeline_messages import Present
+from farflung.protocol.pipeline_messages import UNKNOWN, Present
 from farflung.protocol.roll import Roll
 from farflung.sims import clock
 from farflung.sims.hub import MemoryHub
@@ -36,6 +36,7 @@ def test_strangers_are_refused_and_known_of_nowhere() -> None:
             roll=roll,
             shelf=Shelf(),
             admission=b"",
+            domains=UNKNOWN,
             admits=lambda peer, token: token == peer[:8] or peer == FOUNDER.peer_id,
             refused=refused.append,
         )

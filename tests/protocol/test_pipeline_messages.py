@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from farflung.protocol import messages
 from farflung.protocol.appointment import Appointment
 from farflung.protocol.errors import LimitExceeded, Malformed, RemoteError
-from farflung.protocol.limits import MAX_CONTROL_BYTES, MAX_HOPS, MAX_PIPELINE_PEERS
+from farflung.protocol.limits import MAX_CONTROL_BYTES, MAX_HOPS, MAX_LABEL, MAX_PIPELINE_PEERS
 from farflung.protocol.lives import Counters, Life
 from farflung.protocol.messages import encode, tag
 from farflung.protocol.pipeline_messages import (
     Copy,
+    Domains,
     Load,
     MoveOrder,
     PlannedLane,
@@ -42,7 +43,7 @@ PRESENT = Present(
     appointments=(Appointment(1, B, SIGNATURE),), peers=(2, 1),
     lives=(Life(1, 2, B, Counters(5, 40, 1280)),), lost=(3,), step_s=12.5, losses_per_hour=0.25, grad_norm=1.5,
     shadows=(Copy(3, 120, 4096),),
-    since=90, load=Load(4.0, 1.5, 0.5), fits=(0, 2), reply=True,
+    since=90, load=Load(4.0, 1.5, 0.5), fits=(0, 2), reply=True, domains=Domains("eu-west", "ann"),
 )  # fmt: skip
 PLAN = StepPlan(WINDOW, 160, (A, B), ((0,), (1,)), (PlannedLane((Leg(0, 0), Leg(1, 1)), 4),), 12.5)
 SAMPLES: dict[str, SwarmMessage] = {
@@ -86,6 +87,9 @@ def test_tags_follow_on_those_of_messages() -> None:
         msgspec.structs.replace(PRESENT, load=Load(-1.0, 0.0, 0.0)),
         msgspec.structs.replace(PRESENT, load=Load(0.0, float("inf"), 0.0)),
         msgspec.structs.replace(PRESENT, fits=(MAX_HOPS,)),
+        msgspec.structs.replace(PRESENT, domains=Domains(region="x" * (MAX_LABEL + 1))),
+        msgspec.structs.replace(PRESENT, domains=Domains(region="EU west")),
+        msgspec.structs.replace(PRESENT, domains=Domains(owner="ann\n")),
         msgspec.structs.replace(PRESENT, fits=(0,) * (MAX_HOPS + 1)),
         msgspec.structs.replace(PLAN, peers=(A,) * (MAX_PIPELINE_PEERS + 1)),
         msgspec.structs.replace(PLAN, stages=((MAX_PIPELINE_PEERS,),)),

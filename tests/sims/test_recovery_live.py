@@ -11,6 +11,7 @@ from farflung.node import shadows
 from farflung.node.imprints import Imprints
 from farflung.node.recipe import Recipe
 from farflung.node.shadows import CODEC, Shadow, Shadows
+from farflung.protocol.pipeline_messages import Domains
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
 
 
@@ -265,6 +266,61 @@ def test_a_shadow_that_is_none_is_found_out_before_anybody_computes_with_it(monk
     assert refused["rung"] == "shadow" and "times that of leaving the stage out" in refused["reason"]
     [made] = swarm.happened("stage.made")
     assert made["rung"] == "fitted mean"
+
+
+IN_A_REGION = {1: 1, 2: 3, 3: 0, 4: 0, 5: 2, 6: 2, 7: 2}
+"""By peer, its stage: 1 and 3, which are not beside each other, have one each, and these two are in one region."""
+
+
+async def lose_a_region(swarm: PipelineSwarm) -> None:
+    """A quarter of the swarm, with all of two stages."""
+    for peer in range(8):
+        swarm.start(peer)
+    await until(swarm, lambda: all(swarm.rounds().get(stage, 0) >= 2 for stage in range(4)))
+    for peer in (1, 2):
+        swarm.kill(peer)
+    await asyncio.sleep(12.0)
+    for peer in (8, 9):
+        swarm.start(peer)
+    await until_done(swarm, 0, *range(3, 10))
+
+
+def lose_it_where(domains: dict[int, Domains]) -> PipelineSwarm:
+    one = recipe(stages=4, total_steps=16, pipeline={"shadows": 1.0})
+    return simulate(one, Counting(), signers(10), lose_a_region, wanted=IN_A_REGION, domains=domains)
+
+
+def test_a_region_is_lost_and_its_stages_come_back_from_shadows_elsewhere() -> None:
+    domains = {peer: Domains(region="a" if peer in (1, 2) else "bcd"[peer % 3]) for peer in range(10)}
+    swarm = lose_it_where(domains)
+    assert not swarm.broken
+    assert [life[:2] for life in lives(swarm)] == [(1, 1), (3, 1)]
+    assert [event["rung"] for event in swarm.happened("stage.made")] == ["shadow", "shadow"]
+    assert swarm.rounds()[0] == 4 and swarm.losses()[-1] < 0.6 * swarm.losses()[0]
+
+
+def test_where_nobody_tells_a_region_two_stages_may_hold_each_others_shadows() -> None:
+    swarm = lose_it_where({})
+    assert "shadow" not in {event["rung"] for event in swarm.happened("stage.made")}
+
+
+def test_a_stage_of_many_peers_of_one_owner_has_a_shadow_elsewhere() -> None:
+    held: list[set[int]] = []
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(4):
+            swarm.start(peer)
+        await until(swarm, lambda: swarm.rounds().get(1, 0) >= 2)
+        assert swarm.peers[0].pipeline.counts() == (1, 3)
+        held.append({copy.stage for copy in swarm.peers[0].copies})
+        await until_done(swarm, *range(4))
+
+    for owner in ("ann", ""):
+        of_one = {peer: Domains(owner=owner if peer else "bob") for peer in range(4)}
+        one = recipe(total_steps=12, pipeline={"shadows": 1.0})
+        swarm = simulate(one, Counting(), signers(4), story, wanted={1: 1, 2: 1, 3: 1}, domains=of_one)
+        assert not swarm.broken
+    assert held == [{1}, set()]
 
 
 def test_shadows_stay_within_their_budget() -> None:

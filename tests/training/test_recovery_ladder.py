@@ -4,12 +4,12 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from farflung.training.recovery_costs import Rung, Setbacks, per_iteration, per_second
 from farflung.training.recovery_ladder import Loss, Meanwhile, Offer, decide, rebuilt
-from farflung.training.recovery_places import DOMAINS, Peer, Piece, places
+from farflung.training.recovery_places import DOMAINS, Peer, Piece, fall_together, places
 from farflung.training.recovery_refresh import Budget, Kept, due, filled
 
 STAGE_BYTES = 333_000_000
@@ -199,7 +199,77 @@ def test_an_unknown_domain_counts_as_shared() -> None:
     held, _ = places([unknown, known, own], PIECES[:1], 6)
     assert held[0].holder == "y"
     held, _ = places([unknown, own], PIECES[:1], 6)
-    assert held[0].holder == "x" and "less than region" in held[0].why
+    assert held[0].holder == "x" and "it shares perhaps the region with" in held[0].why
+
+
+def test_a_region_weighs_more_than_a_network_and_an_owner() -> None:
+    """And what is known to be shared more than what may be."""
+    own = Peer(name="z", stage=0, domains=("a", "n", "o"), room_bytes=0, uplink_bytes_s=1.0)
+    beside = {"room_bytes": 100, "uplink_bytes_s": 1.0, "stage": 2}
+    elsewhere = Peer(name="y", domains=("b", "n", "o"), **beside)
+    nowhere = Peer(name="x", domains=("", "m", "p"), **beside)
+    there = Peer(name="w", domains=("a", "m", "p"), **beside)
+    for expected, candidates in (("y", [there, nowhere, elsewhere]), ("x", [there, nowhere]), ("w", [there])):
+        held, _ = places([own, *candidates], PIECES[:1], 4)
+        assert held[0].holder == expected
+    assert "it shares the region with" in held[0].why
+
+
+def test_peers_of_one_owner_do_not_hold_each_others_shadows() -> None:
+    peers = [
+        Peer(name=f"p{s}", stage=s, domains=("", "", owner), room_bytes=100, uplink_bytes_s=1.0)
+        for s, owner in enumerate(("ann", "bob", "ann", "bob", "cleo", "ann"))
+    ]
+    held, _ = places(peers, PIECES, 6)
+    owner = {peer.name: peer.domains[2] for peer in peers}
+    assert all(owner[one.holder] != owner[f"p{one.piece[-1]}"] for one in held)
+
+
+def test_who_falls_together() -> None:
+    def of(*regions: str) -> list[Peer]:
+        return [Peer(name="p", stage=0, domains=(r, "", ""), room_bytes=1, uplink_bytes_s=1.0) for r in regions]
+
+    assert fall_together(of("a", "a", "a"), of("a", "b", ""))
+    assert not fall_together(of("a", "a", "b"), of("a", "b"))
+    assert not fall_together(of("a", "a", ""), of("a", "b"))
+    assert not fall_together(of("", "", ""), of("a", "b"))
+    assert not fall_together(of("a", "a", "a"), of("a", "a", ""))  # nobody is known to be elsewhere
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=2), min_size=3, max_size=6))
+@example(regions=[["a"], ["b"], ["b", "b"], ["c"], ["b"], ["b"]])  # the third would come too late
+def test_no_stage_has_itself_and_its_shadow_in_one_region_where_that_is_avoidable(regions: list[list[str]]) -> None:
+    """Each peer has room for two, as live ones do; what they cannot all avoid is worked out by trying."""
+    peers = [
+        Peer(name=f"p{stage}{n}", stage=stage, domains=(region, "", ""), room_bytes=20, uplink_bytes_s=1.0)
+        for stage, there in enumerate(regions)
+        for n, region in enumerate(there)
+    ]
+    pieces = [Piece(name=str(stage), stage=stage, nbytes=10) for stage in range(1, len(regions))]
+    held, _ = places(peers, pieces, len(regions))
+    where = {peer.name: peer.domains[0] for peer in peers}
+    exposed = sum({*regions[int(one.piece)]} == {where[one.holder]} for one in held)
+    assert exposed == fewest_exposed(peers, regions)
+
+
+def fewest_exposed(peers: list[Peer], regions: list[list[str]]) -> int:
+    """Stages that cannot have a shadow in another region than theirs: all others are matched with room, by augmenting paths."""
+    slots = [(peer, number) for peer in peers for number in range(2)]
+    taken: dict[tuple[str, int], int] = {}
+
+    def place(stage: int, tried: set[tuple[str, int]]) -> bool:
+        for peer, number in slots:
+            slot = (peer.name, number)
+            if peer.stage == stage or {*regions[stage]} == {peer.domains[0]} or slot in tried:
+                continue
+            tried.add(slot)
+            if slot not in taken or place(taken[slot], tried):
+                taken[slot] = stage
+                return True
+        return False
+
+    return sum(not place(stage, set()) for stage in range(1, len(regions)))
 
 
 def test_without_room_the_remedy_is_named() -> None:
