@@ -166,6 +166,10 @@ class Shadows:
         self._setbacks = Setbacks()
         self._bucket = 0.0
         self._counted_to = 0
+        self._replicas: dict[int, int] = {}
+        """By stage whose shadow we hold, how many train in it, as of the last look."""
+        self._alarmed: set[int] = set()
+        """Those of them that have come down to one since, and our copy is of before."""
         self._own: Shadow | None = None
         self._encoding = asyncio.Lock()
         self._said: dict[int, str] = {}
@@ -180,7 +184,8 @@ class Shadows:
             await asyncio.sleep(LOOK_S)
             if self._budget.share > 0.0:
                 for one in self._due():
-                    await self._refresh(one)
+                    if not await self._refresh(one):
+                        self._bucket += one.kept.nbytes
 
     async def own(self) -> Shadow:
         """Of the stage that we serve."""
@@ -210,15 +215,29 @@ class Shadows:
         for stage in set(self._shelf.shadows) - set(mine):
             if trained[stage]:  # it lies somewhere else, or nowhere
                 del self._shelf.shadows[stage]
-        kept = [self._kept(stage, len(trained[stage])) for stage in mine if self._is_old(stage, now)]
+        old = {stage for stage in mine if self._is_old(stage, now)}
+        self._alarm({stage: len(trained[stage]) for stage in mine}, old)
+        kept = {stage: self._kept(stage, len(trained[stage])) for stage in mine}
         steps, self._counted_to = max(0, step - self._counted_to), max(step, self._counted_to)
         sent = steps * self._step_bytes * len(mine) // max(1, len(poor))
-        self._bucket = filled(self._bucket, sent, kept, self._budget)
+        self._bucket = filled(self._bucket, sent, list(kept.values()), self._budget)
         self._shelf.allowed_bytes += self._budget.share * sent
         found, self._bucket = due(
-            kept, step, bucket_bytes=self._bucket, loss_per_step=self._loss_per_step(said), budget=self._budget
+            [kept[stage] for stage in mine if stage in old],
+            step,
+            bucket_bytes=self._bucket,
+            loss_per_step=self._loss_per_step(said),
+            budget=self._budget,
         )
         return found
+
+    def _alarm(self, replicas: dict[int, int], old: set[int]) -> None:
+        """Note which stages have come down to their last replica. A copy that is as new as that is good enough."""
+        for stage, count in replicas.items():
+            if count == 1 < self._replicas.get(stage, count):
+                self._alarmed.add(stage)
+        self._alarmed &= {stage for stage in old if replicas[stage] == 1}
+        self._replicas |= replicas
 
     def _described(self, peer: PeerId, said: Present) -> Peer:
         return Peer(
@@ -264,13 +283,15 @@ class Shadows:
             replicas=replicas,
             setback_per_step=self._setbacks.per_step(stage),
             missing_setback=self._setbacks.iterations(Rung.MEAN, stage=stage, steps_behind=0, failures_per_hour=rate),
+            alarmed=stage in self._alarmed,
         )
 
     def _loss_per_step(self, said: dict[PeerId, Present]) -> float:
         step_s = max((one.step_s for one in said.values()), default=0.0) or 1.0
         return -math.expm1(-self._roll.losses_per_hour / 3600.0 * step_s)
 
-    async def _refresh(self, one: Due) -> None:
+    async def _refresh(self, one: Due) -> bool:
+        """False where nobody had it to give."""
         stage = int(one.kept.piece)
         now = asyncio.get_running_loop().time()
         held = self._roll.holders(stage, now)
@@ -296,7 +317,9 @@ class Shadows:
                 allowed_bytes=int(self._shelf.allowed_bytes),
                 reason=one.why,
             )
-            return
+            self._alarmed.discard(stage)
+            return True
+        return False
 
 
 def _encoded(params: Tensor) -> bytes:

@@ -1,9 +1,12 @@
 """When shadows are refreshed: a pure decision by need, within a budget of bytes.
 
 The budget is a share of what the pipeline sends anyway (activations and their gradients). It fills a bucket with
-every step; a refresh takes its bytes out. Only the last-replica alarm may overdraw it, for a first copy of what one
-peer has and nobody else; all other refreshes then wait until the debt is paid. What a new peer gets when a stage is
-lost is not in the budget: it must get the stage from somebody, and a shadow is the smallest thing that it can get.
+every step; a refresh takes its bytes out. Only the last-replica alarm may overdraw it; all other refreshes then wait
+until the debt is paid. It is for a first copy of what one peer has and nobody else, and for a refresh, before all
+others, of what has just come down to one peer: the copy was allowed to rest while there were several. Such a refresh
+waits for debts, too, so a peer that comes and goes cannot overdraw the budget by more than a copy. What a new peer gets
+when a stage is lost is not in the budget: it must get the stage from somebody, and a shadow is the smallest thing that
+it can get.
 
 Who is next: the copy that saves most iterations per byte. With f the chance that a peer is lost in a step,
 
@@ -55,6 +58,8 @@ class Kept:
     """Iterations that each step of its age costs when it is needed."""
     missing_setback: float
     """Iterations that a loss costs when nobody has a copy."""
+    alarmed: bool = False
+    """The piece has come down to its last replica, and the copy is of before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,8 +79,14 @@ class _Ranked:
     """Iterations per byte."""
 
     @property
-    def alarming(self) -> bool:
+    def alone(self) -> bool:
+        """Nobody has it but one peer."""
         return self.sources == 1 and self.age is None
+
+    @property
+    def alarming(self) -> bool:
+        """It has just become so that a single peer has what is fresher than this copy."""
+        return self.sources == 1 and self.kept.alarmed
 
 
 def filled(bucket_bytes: float, pipeline_bytes: int, kept: Sequence[Kept], budget: Budget) -> float:
@@ -95,12 +106,12 @@ def due(
     found: list[Due] = []
     ranked = _ranked(kept, step, loss_per_step)
     waiting = False
-    for one in sorted(ranked, key=lambda one: (-one.saved, one.kept.piece, one.kept.holder)):
-        if not one.alarming:
+    for one in sorted(ranked, key=lambda one: (not one.alarming, -one.saved, one.kept.piece, one.kept.holder)):
+        if not one.alone:
             if one.age is not None and (one.age < 1 or (one.sources > 1 and one.age < budget.rest_steps)):
                 continue
             # the neediest waits for its bytes; smaller ones do not overtake it for ever
-            waiting = waiting or one.kept.nbytes > bucket_bytes
+            waiting = waiting or (0.0 if one.alarming else one.kept.nbytes) > bucket_bytes
             if waiting:
                 continue
         bucket_bytes -= one.kept.nbytes
@@ -124,8 +135,12 @@ def _ranked(kept: Sequence[Kept], step: int, loss_per_step: float) -> list[_Rank
 
 def _why(one: _Ranked) -> str:
     to = f"{one.kept.piece} to {one.kept.holder}"
-    if one.alarming:
+    if one.alone:
         return f"{to}: one peer has it alone and nobody a copy; at once, over budget if need be"
+    if one.alarming:
+        return (
+            f"{to}: the copy is {one.age} steps old, and one peer is left that has it; at once, over budget if need be"
+        )
     if one.age is None:
         return f"{to}: there is no copy there yet"
     return f"{to}: the copy is {one.age} steps old{', and one peer has it alone' if one.sources == 1 else ''}"

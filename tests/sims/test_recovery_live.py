@@ -337,6 +337,52 @@ def test_shadows_stay_within_their_budget() -> None:
     assert all(event["received_bytes"] <= event["allowed_bytes"] + first for event in held)
 
 
+def test_a_stage_that_comes_down_to_one_peer_has_its_shadow_refreshed_at_once() -> None:
+    """With two it was allowed to rest, and to lag behind."""
+    rounds = []
+
+    async def story(swarm: PipelineSwarm) -> None:
+        swarm.start(0)
+        swarm.start(1)
+        await until(swarm, lambda: swarm.happened("shadow"))
+        swarm.start(2)
+        await until(swarm, lambda: swarm.rounds().get(1, 0) >= 6)
+        assert len(swarm.happened("shadow")) == 1
+        swarm.kill(2)
+        rounds.append(swarm.rounds()[1])
+        await until(swarm, lambda: len(swarm.happened("shadow")) > 1)
+        rounds.append(swarm.rounds()[1])
+        await until_done(swarm, 0, 1)
+
+    one = recipe(total_steps=32, pipeline={"shadows": 0.015})
+    swarm = simulate(one, Counting(), signers(3), story, wanted={1: 1, 2: 1})
+    assert not swarm.broken
+    first, second = swarm.happened("shadow")[:2]
+    assert "nobody a copy; at once" in first["reason"]
+    assert "one peer is left that has it; at once" in second["reason"]
+    assert second["received_bytes"] > second["allowed_bytes"] > first["received_bytes"]
+    assert rounds[1] <= rounds[0] + 1
+
+
+def test_a_shadow_whose_holder_is_gone_is_fetched_by_another() -> None:
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(4):
+            swarm.start(peer)
+        await until(swarm, lambda: swarm.rounds() == dict.fromkeys(range(3), 2))
+        held = [peer for peer in (2, 3) if 1 in {copy.stage for copy in swarm.peers[peer].copies}]
+        assert len(held) == 1
+        before = len(swarm.happened("shadow", 5 - held[0]))
+        swarm.kill(held[0])
+        await until(swarm, lambda: len(swarm.happened("shadow", 5 - held[0])) > before, seconds=30.0)
+        await until_done(swarm, *swarm.peers)
+
+    wanted = {1: 1, 2: 2, 3: 2}
+    apart = {peer: Domains(owner=name) for peer, name in enumerate(("ann", "ann", "bob", "cleo"))}
+    one = recipe(stages=3, total_steps=16, pipeline={"shadows": 0.2})
+    swarm = simulate(one, Counting(), signers(4), story, wanted=wanted, domains=apart)
+    assert not swarm.broken
+
+
 def test_a_shadow_that_claims_to_be_of_later_is_refreshed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Shadows.own
 

@@ -305,10 +305,17 @@ def test_places_are_sound(some: list[tuple[int, tuple[str, str, str], int]]) -> 
 
 
 def kept(
-    piece: str, step: int | None, *, holder: str = "h", replicas: int = 1, nbytes: int = 100, **more: float
+    piece: str,
+    step: int | None,
+    *,
+    holder: str = "h",
+    replicas: int = 1,
+    nbytes: int = 100,
+    alarmed: bool = False,
+    **more: float,
 ) -> Kept:
     settings = {"setback_per_step": 0.1, "missing_setback": 30.0} | more
-    return Kept(piece=piece, holder=holder, step=step, nbytes=nbytes, replicas=replicas, **settings)
+    return Kept(piece=piece, holder=holder, step=step, nbytes=nbytes, replicas=replicas, alarmed=alarmed, **settings)
 
 
 def names(some: list[Kept], step: int, bucket: float, rate: float = 0.003) -> tuple[list[str], float]:
@@ -332,6 +339,26 @@ def test_the_last_replica_alarm_is_over_budget() -> None:
     assert left == -150.0 and "over budget if need be" in found[0].why
 
 
+def test_what_has_come_down_to_one_peer_is_refreshed_at_once() -> None:
+    """Before what is needed more, and over budget; but not while there are debts."""
+    some = [kept("fallen", 9, alarmed=True), kept("old", 0)]
+    assert names(some, 10, 0.0) == (["fallen"], -100.0)
+    assert names(some, 10, 250.0) == (["fallen", "old"], 50.0)
+    assert names(some, 10, -1.0) == ([], -1.0)
+    assert names([kept("old", 0)], 10, 0.0) == ([], 0.0)
+    assert names([kept("fallen", 10, alarmed=True)], 10, 0.0) == ([], 0.0)  # there is nothing newer
+    found, _ = due(some, 10, bucket_bytes=0.0, loss_per_step=0.003, budget=Budget())
+    assert (
+        found[0].why
+        == "fallen to h: the copy is 1 steps old, and one peer is left that has it; at once, over budget if need be"
+    )
+
+
+def test_a_fresher_copy_elsewhere_is_no_alarm() -> None:
+    some = [kept("ends", 9, holder="first"), kept("ends", 5, holder="second", alarmed=True)]
+    assert names(some, 10, 0.0) == ([], 0.0)
+
+
 def test_a_second_copy_is_no_alarm_and_rests() -> None:
     some = [kept("ends", 9, holder="first"), kept("ends", None, holder="second")]
     assert names(some, 10, 0.0) == ([], 0.0)
@@ -352,17 +379,25 @@ def test_what_several_peers_train_waits_behind_what_one_has_alone() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10_000), st.lists(st.integers(10, 5000), min_size=1, max_size=6), st.floats(1e-4, 0.05))
-def test_refreshes_stay_within_their_share(traffic: int, sizes: list[int], rate: float) -> None:
-    """Over any run without alarms, bytes of refreshes are at most the share of the pipeline's bytes."""
+@given(
+    st.integers(0, 10_000),
+    st.lists(st.integers(10, 5000), min_size=1, max_size=6),
+    st.floats(1e-4, 0.05),
+    st.sets(st.tuples(st.integers(0, 5), st.integers(1, 59))),
+)
+def test_refreshes_stay_within_their_share(
+    traffic: int, sizes: list[int], rate: float, alarms: set[tuple[int, int]]
+) -> None:
+    """Over any run in which nothing is without a copy, bytes of refreshes are at most the share of the pipeline's bytes, and one copy more."""
     budget, bucket, sent = Budget(share=0.02), 0.0, 0
     steps = dict.fromkeys(range(len(sizes)), 0)
     for step in range(1, 60):
-        some = [kept(f"s{n}", steps[n], nbytes=size) for n, size in enumerate(sizes)]
+        some = [kept(f"s{n}", steps[n], nbytes=size, alarmed=(n, step) in alarms) for n, size in enumerate(sizes)]
         bucket = filled(bucket, traffic, some, budget)
         found, bucket = due(some, step, bucket_bytes=bucket, loss_per_step=rate, budget=budget)
         for one in found:
             steps[int(one.kept.piece[1:])] = step
             sent += one.kept.nbytes
-        assert bucket >= 0
-        assert sent <= budget.share * traffic * step + 1e-6
+        most = max(sizes) if alarms else 0
+        assert bucket >= -most
+        assert sent <= budget.share * traffic * step + most + 1e-6
