@@ -4,6 +4,7 @@ A step is not computed here alone: `worker` computes visits as they come (`stage
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,12 +12,16 @@ from torch import Tensor
 
 from farflung.node.learner import HELDOUT_SAMPLES, LearnerOf
 from farflung.training.data import Dataset
+from farflung.training.errors import DamagedCheckpoint
 from farflung.training.inner import StepReport
 from farflung.training.order import SampleOrder
 from farflung.training.pipeline_worker import Accumulated, Batch, Worker
 from farflung.training.recovery_checkfree import CheckFree, lr_factor
 from farflung.training.recovery_fit import Pair
 from farflung.training.stage_replica import StageReplica
+
+MADE_OF_OTHERS_AT = "made_of_others_at"
+"""In a saved learner's facts."""
 
 
 class StageLearner(LearnerOf[StageReplica]):
@@ -51,6 +56,17 @@ class StageLearner(LearnerOf[StageReplica]):
         since = None if self.made_of_others_at is None else max(0, global_step - self.made_of_others_at)
         raised = lr_factor(CheckFree(), since)
         return self.replica.step(accumulated, global_step, loss=loss, tokens=tokens, lr_factor=raised)
+
+    def save(self, folder: Path) -> None:
+        at = self.made_of_others_at
+        self.replica.save(folder, {} if at is None else {MADE_OF_OTHERS_AT: at})
+
+    def load(self, folder: Path) -> None:
+        match self.replica.load(folder).get(MADE_OF_OTHERS_AT):
+            case int() | None as at:
+                self.made_of_others_at = at
+            case at:
+                raise DamagedCheckpoint(f"{folder} says that the stage was made of others at step {at!r}")
 
     def begin_with(self, layers: Tensor) -> None:
         """The outer parameters of a stage that begins anew, fp32 [n]; without momentum, and nothing of ours in them."""

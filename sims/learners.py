@@ -92,6 +92,17 @@ class SimStageLearner(BookedLearner[StageReplica], StageLearner):
         self.book_step(numbers)
         return report
 
+    def freeze(self) -> dict[str, object]:
+        return super().freeze() | {"made_of_others_at": self.made_of_others_at}
+
+    def thaw(self, state: dict[str, object]) -> None:
+        super().thaw(state)
+        match state:
+            case {"made_of_others_at": int() | None as at}:
+                self.made_of_others_at = at
+            case _:
+                raise ValueError("not what `freeze` gave")
+
     def begin_again(self) -> None:
         super().begin_again()
         self.book_dropped()  # which samples it was is known no more; the progress itself stays

@@ -4,7 +4,7 @@ the inner optimiser, and the outer state; saved and loaded together.
 Whoever takes the inner steps builds on it: `replica` computes the gradients itself, `stage_replica` gets them from the pipeline.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,8 +54,8 @@ class ModelState(Coupled):
         finally:
             unflatten(self.layout, local, self.parameters)
 
-    def save(self, folder: Path) -> None:
-        """Write the whole state, with what is in flight, in place of an earlier one. Raises OSError."""
+    def save(self, folder: Path, more: Mapping[str, Fact] | None = None) -> None:
+        """Write the whole state, with what is in flight and the facts in `more`, in place of an earlier one. Raises OSError."""
         tensors = {
             "outer.params": self.outer.params,
             "outer.momentum": self.outer.momentum,
@@ -68,10 +68,10 @@ class ModelState(Coupled):
             "inner_steps": self.optimizer.steps,
             "inner_optimizer": parse_optimizer(self.inner_config.optimizer).name,
         }
-        write_state(folder, tensors, facts)
+        write_state(folder, tensors, {**(more or {}), **facts})
 
-    def load(self, folder: Path) -> None:
-        """Bring back what `save` wrote for a model of this shape; training then goes on with the same bits.
+    def load(self, folder: Path) -> Mapping[str, Fact]:
+        """Bring back what `save` wrote for a model of this shape; training then goes on with the same bits. Returns all facts.
 
         Raises DamagedCheckpoint, with nothing changed, when it is missing, altered or of another model.
         """
@@ -92,3 +92,4 @@ class ModelState(Coupled):
         self.outer.momentum.copy_(tensors["outer.momentum"])
         unflatten(self.layout, tensors["local"], self.parameters)
         self.sent, self.offered = tensors.get("sent"), None
+        return facts

@@ -249,6 +249,28 @@ def test_a_stage_that_is_made_of_its_neighbours_is_fitted_to_what_they_remember(
     assert made["misfit"] < 0.35  # 0.7 without the fit
 
 
+def test_a_peer_that_made_its_stage_of_others_is_killed_and_goes_on_with_the_raised_rate() -> None:
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(4):
+            swarm.start(peer)
+        await until(swarm, lambda: swarm.rounds().get(2) == 2)
+        swarm.kill(members_of(swarm, 2)[0])
+        await asyncio.sleep(12.0)
+        swarm.start(4)
+        await until(swarm, lambda: len(swarm.happened("step", 4)) >= 4)
+        swarm.kill(4)
+        await asyncio.sleep(1.0)
+        swarm.start(4)
+        await until_done(swarm, *swarm.peers)
+
+    swarm = simulate(without_shadows(), Counting(), signers(5), story)
+    assert not swarm.broken and lives(swarm) == [(2, 1, 4)]
+    usual = {event["step"]: event["lr"] for event in swarm.happened("step", 0)}
+    steps = swarm.happened("step", 4)
+    assert len(swarm.happened("node.start", 4)) == 2 and steps[-1]["step"] == 16
+    assert all(event["lr"] > 1.05 * usual[event["step"]] for event in steps)
+
+
 def test_without_memories_nothing_is_tried_nor_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Imprints, "keep", lambda *_, **__: None)
     swarm = simulate(without_shadows(), Counting(), signers(5), lose_stage_2)
