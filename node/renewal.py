@@ -113,7 +113,13 @@ class Renewal:
         self._initial = await self._doors.learner.run(self._learner.outer.params.clone)
         self._pairs = await self._remembered()
         recovery = self._decide()
-        self._log.emit("stage.recovery", stage=self._life.stage, life=self._life.number, reason=recovery.why)
+        self._log.emit(
+            "stage.recovery",
+            stage=self._life.stage,
+            life=self._life.number,
+            expected_s=round(recovery.expected_s, 3),
+            reason=recovery.why,
+        )
         for priced in recovery.order:
             offer, began = priced.offer, self._outside.now()
             fetch_s = await self._try(offer)

@@ -92,7 +92,7 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     shadow_budget_bytes: int = 0
     """What the manifest allowed for them until the last one."""
     recovered: str = ""
-    """How the stage that this node began anew came back, and why so; empty where it has begun none."""
+    """How the stage that this node began anew was to come back, what that was expected to cost, and why so; empty where it has begun none."""
     refused: int = 0
     """Bad messages, streams and records of others."""
     last_refused: str = ""

@@ -37,6 +37,10 @@ class Recovered:
     """When the founder first computed for the pipeline; None where it never did."""
     step_s: float | None
     """Of the pipeline before the loss; None where it had not made a step."""
+    expected_s: float | None
+    """What its founder expected of it: seconds of tries, and of the iterations that the stage then lags behind. None where its log does not tell."""
+    why: str
+    """What it had in mind, and why; empty where its log does not tell."""
 
     @property
     def seconds(self) -> float | None:
@@ -85,6 +89,8 @@ def told(recovered: Recovered, started: float) -> dict[str, Any]:
         "transfer_s": rounded(recovered.transfer_s),
         "step_s": rounded(recovered.step_s),
         "iterations": rounded(recovered.iterations),
+        "expected_s": rounded(recovered.expected_s),
+        "why": recovered.why,
     }
 
 
@@ -101,6 +107,11 @@ def _recovered(
         for events in events_by_peer.values()
         for event in events
         if event["event"] == "stage.anew" and (event["stage"], event["life"]) == (stage, life)
+    ]
+    decided = [
+        event
+        for event in events_by_peer[founder]
+        if event["event"] == "stage.recovery" and (event["stage"], event["life"]) == (stage, life)
     ]
     anew = min(heard, default=made["time"])
     deaths = [
@@ -122,6 +133,8 @@ def _recovered(
         transfer_s=made["fetch_s"],
         serving=_first_operation(events_by_peer[founder], stage, made["time"]),
         step_s=median(before) if before else None,
+        expected_s=decided[-1]["expected_s"] if decided else None,
+        why=decided[-1]["reason"] if decided else "",
     )
 
 

@@ -104,11 +104,10 @@ class Recovery:
 
     order: tuple[Priced, ...]
     """What to try, one after the other; the last one needs nobody."""
-    meanwhile: Meanwhile
-    """Until the new peer serves."""
     expected_s: float
     """Of the whole ladder: each rung's try, and the next one's cost if it fails."""
     why: str
+    """For people: what comes first and next, what the whole is expected to cost, by which figures, and what routes do meanwhile."""
 
     @property
     def first(self) -> Offer:
@@ -133,7 +132,7 @@ def decide(loss: Loss, offers: Sequence[Offer], setbacks: Setbacks | None = None
         tried = stands_still * one.offer.duration_s
         expected = tried + one.survives * setback_s + (1.0 - one.survives) * expected
     meanwhile = Meanwhile.SERVED if served else Meanwhile.ROUTED_AROUND if loss.may_skip else Meanwhile.WAITING
-    return Recovery(order=tuple(order), meanwhile=meanwhile, expected_s=expected, why=_why(loss, order, meanwhile))
+    return Recovery(order=tuple(order), expected_s=expected, why=_why(loss, order, expected, meanwhile))
 
 
 def rebuilt(
@@ -184,7 +183,7 @@ def _price(loss: Loss, offer: Offer, stands_still: float, setbacks: Setbacks) ->
     return Priced(offer=offer, setback_iterations=setback, survives=survives, cost_s=tries + setback * loss.iteration_s)
 
 
-def _why(loss: Loss, order: Sequence[Priced], meanwhile: Meanwhile) -> str:
+def _why(loss: Loss, order: Sequence[Priced], expected_s: float, meanwhile: Meanwhile) -> str:
     chosen = order[0]
     offer = chosen.offer
     said = f"stage {loss.stage}: {offer.rung}"
@@ -196,6 +195,6 @@ def _why(loss: Loss, order: Sequence[Priced], meanwhile: Meanwhile) -> str:
         said += f", {offer.nbytes / 1e6:.3g} MB in {offer.nbytes / offer.bytes_s:.3g} s"
     said += f", expected to cost {chosen.cost_s:.3g} s ({chosen.setback_iterations:.3g} iterations behind)"
     if len(order) > 1:
-        said += f"; next {order[1].offer.rung}, {order[1].cost_s:.3g} s"
+        said += f"; next {order[1].offer.rung}, {order[1].cost_s:.3g} s; whatever fails, {expected_s:.3g} s in all"
     said += f"; measured: {100 * loss.failures_per_hour:.3g} % failures per peer and hour, {loss.iteration_s:.3g} s per iteration"
     return f"{said}; {meanwhile}"

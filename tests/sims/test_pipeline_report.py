@@ -185,6 +185,14 @@ def after_a_loss() -> dict[str, list[dict[str, Any]]]:
     made = {"rung": "shadow", "holders": ["a"], "bytes": 500, "fetch_s": 0.75, "seconds": 1.5, "misfit": None}
     events[SPARE] = [
         common | {"time": START + 9.25, "event": "stage.anew", "peer": SPARE, "founder": SPARE},
+        common
+        | {
+            "time": START + 9.5,
+            "event": "stage.recovery",
+            "peer": SPARE,
+            "expected_s": 7.25,
+            "reason": "stage 1: shadow from a",
+        },
         common | {"time": START + 10.0, "event": "stage.made", "peer": SPARE, **made},
         step(SPARE, 1, 16.0, number=2, seconds=5.0, ops=[["F", 1, 1, 900, 1000], ["F", 0, 1, 500, 900]]),
     ]
@@ -208,10 +216,12 @@ def test_how_a_lost_stage_came_back() -> None:
     assert one.seconds == 4.5 and one.iterations == pytest.approx((4.5 - 0.75) / 2.5)
     assert slowest_recovery([one]) == 1.5
     page = render([scene])
+    assert "stage 1: shadow from a" in page and "7.2 s" in page
     assert "Stages that were lost" in page and "red, against time: a stage had nobody" in page
     assert scene.figures["recoveries"][0] == {
         "stage": 1, "life": 1, "rung": "shadow", "bytes": 500, "lost_s": 7.0, "anew_s": 9.0, "made_s": 10.0, "serving_s": 11.5,
         "seconds": 4.5, "transfer_s": 0.75, "step_s": 2.5, "iterations": 1.5,
+        "expected_s": 7.25, "why": "stage 1: shadow from a",
     }  # fmt: skip
 
 

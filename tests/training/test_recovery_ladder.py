@@ -39,7 +39,7 @@ def test_with_everything_there_the_rungs_come_in_the_digests_order() -> None:
     assert rungs == [Rung.REPLICA, Rung.BEHIND, Rung.SHADOW, Rung.FITTED, Rung.MEAN, Rung.RANDOM]
     assert found.why == (
         "stage 3: live replica from r3 and s3, 999 MB in 2.27 s, expected to cost 0 s (0 iterations behind); next replica behind, "
-        "22.8 s; measured: 10 % failures per peer and hour, 91.3 s per iteration; the replica serves meanwhile"
+        "22.8 s; whatever fails, 0.00304 s in all; measured: 10 % failures per peer and hour, 91.3 s per iteration; the replica serves meanwhile"
     )
     assert [one.offer.rung for one in decide(LOSS, [*others(), *copies()[:2]]).order] == rungs[1:]
 
@@ -59,8 +59,7 @@ def test_the_first_stage_is_never_routed_around() -> None:
     first = Loss(stage=0, iteration_s=91.3, failures_per_hour=0.10, may_skip=False)
     shadow = copies()[:1]
     found = decide(first, shadow)
-    assert found.meanwhile is Meanwhile.WAITING and "everybody waits" in found.why
-    assert decide(LOSS, shadow).meanwhile is Meanwhile.ROUTED_AROUND
+    assert found.why.endswith(Meanwhile.WAITING) and decide(LOSS, shadow).why.endswith(Meanwhile.ROUTED_AROUND)
     assert found.order[0].cost_s > decide(LOSS, shadow).order[0].cost_s  # it is more sensitive, too
 
 
