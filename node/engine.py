@@ -271,6 +271,9 @@ class Engine:
         writer.write(bytes([len(name)]) + name)
         return self._libp2p_stream(peer, reader, writer)
 
+    async def is_gone(self, peer: PeerId) -> bool:
+        return self._tls is not None and await self._tls.is_gone(peer)
+
     async def put_record(self, key: str, subkey: str, value: bytes, expires_at: float) -> bool:
         return await self._records.put(key, subkey, value, expires_at)
 

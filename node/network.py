@@ -87,6 +87,11 @@ class Network(Protocol):
     async def open_stream(self, peer: PeerId, kind: str) -> Stream:
         """Open a bulk stream to a peer over the better carrier. Raises NetworkError."""
 
+    async def is_gone(self, peer: PeerId) -> bool:
+        """Dial a peer once more where it has answered us before. True when its machine says that nobody listens there any more: the process
+        has ended. A process that is slow or stopped is not gone, nor is one that no word comes back from, for then it may be the link.
+        """
+
     async def put_record(self, key: str, subkey: str, value: bytes, expires_at: float) -> bool:
         """Store a record (at most limits.MAX_RECORD_BYTES) until `expires_at` (unix seconds); True when some node took it.
 

@@ -16,6 +16,7 @@ from farflung.node.door import Doors
 from farflung.node.events import EventLog
 from farflung.node.facilities import Facts
 from farflung.node.imprints import serve_imprints
+from farflung.node.knocking import Knocking
 from farflung.node.life_watch import LifeWatch
 from farflung.node.network import Network, PeerId
 from farflung.node.sealed_mail import PipelineMail
@@ -94,6 +95,7 @@ class Pipeline:
             over=self._over,
         )
         self.watch = LifeWatch(self, roll=roll, life=life, log=log, keep=keep)
+        self.knocking = Knocking(network=network, roll=roll, begin_task=self.begin_task)
         self.balance = Balance(self, roll=roll, recipe=recipe, log=log, fits=fits, prepare=prepare)
         self._planning: asyncio.Task[None] | None = None
         self._plans = first_seq(network.unix_time())
@@ -180,7 +182,7 @@ class Pipeline:
 
     def changed(self) -> None:
         """Something of us may have changed: those who wait for us are told at once."""
-        said = (self.me.trains, self.me.free, self.step, self.me.finished)
+        said = (self.me.trains, self.me.free, self.step, self.me.finished, self.watch.lost(self._now()))
         if said != self._said and (self.me.free or said[:1] + said[3:] != self._said[:1] + self._said[3:]):
             self.announce()
         self._lead()
@@ -189,7 +191,7 @@ class Pipeline:
         """Say to everybody what we are."""
         self._beat_at = self._now()
         present = self.present()
-        self._said = (present.trains, present.free, present.step, present.finished)
+        self._said = (present.trains, present.free, present.step, present.finished, present.lost)
         for peer in self.roll.known:
             self._mail.send(peer, present)
 
@@ -229,6 +231,8 @@ class Pipeline:
         now = self._now()
         self.roll.tick(now)
         self.watch.look(now)
+        if self.recipe.stage == 0:
+            self.knocking.look(now)
         if self.watch.follow(now):
             self.announce()
         if now >= self._beat_at + self.roll.heartbeat_s:

@@ -24,7 +24,7 @@ import structlog
 from farflung.node import frames
 from farflung.node.distance import DIAL_WAYS, FarLink, LateTransport
 from farflung.node.identity import Identity
-from farflung.node.links import TLS, LinkBook
+from farflung.node.links import MAX_PEERS, TLS, LinkBook
 from farflung.node.network import PeerId
 from farflung.node.pacing import Pacer
 from farflung.node.scope import TaskScope
@@ -92,6 +92,8 @@ class TlsCarrier:
         self._idle: dict[PeerId, list[TlsConnection]] = {}
         self._streams: OrderedDict[tuple[PeerId, bytes], StripedStream] = OrderedDict()
         self._addresses: dict[StripedStream, list[tuple[str, int]]] = {}
+        self._answered: dict[PeerId, tuple[str, int]] = {}
+        """Where peers have proven their key, the last time that we dialled them."""
         self._delivered_by_gone = 0
         self._closing = False
         self._all_gone = asyncio.Event()
@@ -136,6 +138,21 @@ class TlsCarrier:
     def connected(self, peer: PeerId) -> bool:
         """Whether an idle connection to the peer is at hand."""
         return bool(self._idle.get(peer))
+
+    async def is_gone(self, peer: PeerId) -> bool:
+        """See `Network.is_gone`."""
+        if peer not in self._answered:
+            return False
+        host, port = self._answered[peer]
+        try:
+            async with asyncio.timeout(DIAL_S):
+                _, writer = await asyncio.open_connection(host, port)
+        except ConnectionRefusedError:
+            return True
+        except OSError:  # no answer in time, too
+            return False
+        writer.close()
+        return False
 
     def delivered_bytes(self) -> int:
         """Bytes that peers have acknowledged on all connections so far, TLS's own included; 0 where the system does not tell."""
@@ -302,6 +319,9 @@ class TlsCarrier:
                 errors.append(f"{host}:{port}: {error or type(error).__name__}")
                 return
             won.append(connection)
+            if peer not in self._answered and len(self._answered) >= MAX_PEERS:
+                del self._answered[next(iter(self._answered))]
+            self._answered[peer] = host, port
             for task in tasks:
                 if task is not asyncio.current_task():
                     task.cancel()

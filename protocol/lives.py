@@ -12,7 +12,8 @@ newest life of every stage that was begun anew; the next may only add one to a n
 two sides of a partition at most one can begin any: the one with the quorum of stage 0, whichever side the stage's peers are on.
 
 **When.** The proposer looks around first (`protocol/lost.py`): a quorum of the data nodes and half of all other peers that it hears must say that they
-have heard no holder of the stage's state for `LOST_AFTER` heartbeats (`STARTING_S`, where nobody has heard any since all were started). A holder
+have heard no holder of the stage's state for `LOST_AFTER` heartbeats (`STARTING_S`, where nobody has heard any since all were started). `GONE_AFTER` are
+enough for data nodes that have found the processes of all holders ended, each by itself, and for others whom half of the data nodes tell so. A holder
 whose chain has had no quorum for `NO_QUORUM_AFTER` (`stranded`) says that its own stage is lost, and does not count as one while it says so. Voters check only the numbers. They must not withhold their votes by what they
 hear: a commit that one member has voted for has to be voted for by all in the end (Paxos), and stage 0 would stand still for as long as they disagree.
 
@@ -50,6 +51,14 @@ from farflung.protocol.types import Count, Key
 LOST_AFTER = 15
 """Heartbeats without a word from any holder of a stage's state, after which it is lost: half a minute. A wrong alarm costs a stage's last
 rounds, and all of its moments, so it takes longer than for a peer to be left out of a step, or a view."""
+
+QUIET_AFTER = 2
+"""Heartbeats without a word from any holder of a stage's state, after which data nodes dial them (`Network.is_gone`)."""
+
+GONE_AFTER = 3
+"""In the place of `LOST_AFTER`, where all holders' machines say that nobody listens any more where they had answered before: their processes have ended. A slow
+peer's machine takes the connection, and over a bad link no such word comes back. Whoever is started again later than that comes in as a newcomer, if somebody
+else could take its stage meanwhile."""
 
 NO_QUORUM_AFTER = 2 * LOST_AFTER
 """Heartbeats without a quorum of its chain, after which a holder of a stage's state says that the stage is lost: a minute. With `LOST_AFTER`, for which the others

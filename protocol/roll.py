@@ -15,7 +15,7 @@ from farflung.protocol.appointment import Appointment, check_appointment
 from farflung.protocol.errors import BadSignature, Refused
 from farflung.protocol.keys import PeerId
 from farflung.protocol.limits import MAX_PIPELINE_PEERS
-from farflung.protocol.lives import LOST_AFTER, STARTING_S, Life
+from farflung.protocol.lives import GONE_AFTER, LOST_AFTER, QUIET_AFTER, STARTING_S, Life
 from farflung.protocol.pipeline_messages import Present
 
 SILENT_AFTER = 5
@@ -37,6 +37,12 @@ class Entry:
     present: Present | None = None
     lost: bool = False
     """A stream to it broke after its last word."""
+    gone: bool = False
+    """Its process was found ended after its last word."""
+
+    def ended(self) -> None:
+        """Its process was found ended. Should it have spoken meanwhile, there is another entry, which this does not touch."""
+        self.lost = self.gone = True
 
 
 @dataclass(slots=True)
@@ -217,13 +223,37 @@ class Roll:
         found = []
         for stage in range(1, self.stages):
             if stage in self._shown:
-                at = self._shown[stage] + usual_s
+                at = self._shown[stage] + (GONE_AFTER * self.heartbeat_s if self._all_gone(stage, homes) else usual_s)
             else:  # never heard: the data nodes may know better, or all may just be starting
                 known = any(stage in said.lost for said in homes)
                 at = self._listens_since + (usual_s if known else STARTING_S)
             if stage != held and self.life(stage) is not None and now > at:
                 found.append(stage)
         return tuple(found)
+
+    def _all_gone(self, stage: int, homes: list[Present]) -> bool:
+        """Whether the processes of all that had a stage's state have ended: data nodes look for themselves, others are told by half of them."""
+        if self.by_chain:
+            held = self._held_by(stage)
+            return bool(held) and all(self.entries[peer].gone for peer in held)
+        return bool(homes) and 2 * sum(stage in said.lost for said in homes) >= len(homes)
+
+    def quiet(self, now: float) -> list[PeerId]:
+        """Peers that had the state of a stage of which we have heard nobody for a while, and of which we do not know that they have ended."""
+        found = []
+        for stage, shown in self._shown.items():
+            if shown + QUIET_AFTER * self.heartbeat_s < now <= shown + LOST_AFTER * self.heartbeat_s:
+                found += [peer for peer in self._held_by(stage) if not self.entries[peer].gone]
+        return found
+
+    def _held_by(self, stage: int) -> list[PeerId]:
+        """Who, by its last word, has the state of a stage's newest life."""
+        number = self.number(stage)
+        return [
+            peer
+            for peer in self.known
+            if (said := self.present(peer)) and (said.stage, said.life) == (stage, number) and said.digest
+        ]
 
     def deserted(self, stage: int, now: float) -> bool:
         """Whether a stage that once had peers has none that we hear: routes need not wait for it."""

@@ -114,6 +114,8 @@ class MemoryHub:
         self._skews: dict[PeerId, float] = {}
         self._running: dict[PeerId, Process] = {}
         self._paused: dict[PeerId, deque[tuple[PeerId, bytes]]] = {}
+        self._silent: set[PeerId] = set()
+        """Whose machines have gone with them, and answer nothing."""
         self._sides: dict[PeerId, int] | None = None
         self._cut_at = math.inf
         self._disturbances: dict[int, Disturbance] = {}
@@ -179,6 +181,8 @@ class MemoryHub:
         self.record("kill", peer, peer, 0, "reset" if reset else "silent")
         self.resume(peer)
         self._take_down(network, reset=reset)
+        if not reset:
+            self._silent.add(peer)
 
     def _take_down(self, network: Process, *, reset: bool) -> None:
         del self._running[network.peer_id]
@@ -330,6 +334,7 @@ class MemoryHub:
         if network.peer_id in self._running:
             raise ValueError(f"peer {network.peer_id.hex()[:12]} is running already")
         self._running[network.peer_id] = network
+        self._silent.discard(network.peer_id)
         self._find_ways()
 
     def detach(self, network: Process) -> None:
@@ -412,6 +417,14 @@ class MemoryHub:
         connection.check_link()
         target.accept(kind, connection.server)
         return connection.client
+
+    async def refuses(self, sender: PeerId, receiver: PeerId) -> bool:
+        """Whether a machine answers a connection, within one trip there and back, by saying that nobody listens."""
+        if not self.reach(sender, receiver) or receiver in self._silent:
+            await asyncio.sleep(self.link.connect_timeout_s)
+            return False
+        await asyncio.sleep(2.0 * self.path(sender, receiver).latency_s)
+        return receiver not in self._running
 
     def _refuse(self, sender: PeerId, receiver: PeerId, why: str) -> NoReturn:
         self.record("refuse", sender, receiver, 0, why)

@@ -61,6 +61,10 @@ class MemoryNetwork:
         self._check_running()
         return await self._hub.dial(self, peer, kind)
 
+    async def is_gone(self, peer: PeerId) -> bool:
+        """See `network.Network`. Only of those whom we have dialled."""
+        return peer in self._dialled and await self._hub.refuses(self._peer_id, peer)
+
     async def put_record(self, key: str, subkey: str, value: bytes, expires_at: float) -> bool:
         """Store a record; False when it is expired or would not outlast what is there.
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import socket
 import ssl
 import sys
 import time
@@ -342,6 +343,26 @@ def test_dead_address_does_not_hold_up_a_good_one() -> None:
             dead.close()
             for writer in silent:
                 writer.close()
+
+    run(main)
+
+
+def test_a_process_that_has_ended_is_told_from_one_that_is_slow() -> None:
+    """By its machine, which refuses connections where they were answered before."""
+
+    async def main() -> None:
+        async with end() as client:
+            async with end() as server:
+                server.handlers["echo"] = echo
+                assert not await client.carrier.is_gone(server.key)  # we have never reached it
+                assert await ask(client, server, b"hello") == b"hello"
+                assert not await client.carrier.is_gone(server.key)
+            assert await client.carrier.is_gone(server.key)
+            with socket.socket() as stopped:  # its machine takes connections, and nobody does anything with them
+                stopped.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                stopped.bind(("127.0.0.1", server.port))
+                stopped.listen()
+                assert not await client.carrier.is_gone(server.key)
 
     run(main)
 

@@ -13,7 +13,16 @@ from farflung.protocol.appointment import Appointment
 from farflung.protocol.chain import Commit, Rules
 from farflung.protocol.errors import Refused
 from farflung.protocol.lap import Laps
-from farflung.protocol.lives import LOST_AFTER, STARTING_S, Counters, Life, group_of, renewed
+from farflung.protocol.lives import (
+    GONE_AFTER,
+    LOST_AFTER,
+    QUIET_AFTER,
+    STARTING_S,
+    Counters,
+    Life,
+    group_of,
+    renewed,
+)
 from farflung.protocol.lost import begins
 from farflung.protocol.roll import SILENT_AFTER, Roll
 
@@ -147,6 +156,62 @@ def test_a_stage_is_lost_when_nobody_who_has_its_state_was_heard_for_long() -> N
     assert roll.lost(1.0 + LATE, held=0) == (1, 2)
     hear(roll, LATE, C=says(-1, wants=1))  # its founder is at it
     assert roll.lost(1.0 + LATE, held=0) == (2,)
+
+
+GONE = GONE_AFTER * 2.0 + 0.1
+
+
+def test_a_stage_whose_processes_have_ended_is_lost_sooner() -> None:
+    roll = of_three()
+    roll.by_chain = True
+    holds_1, holds_2 = says(1, life=1, digest=b"c" * 32), says(2, life=1, digest=b"d" * 32)
+    hear(roll, 1.0, B=holds_1, C=holds_1, D=holds_2)
+    assert roll.quiet(1.0 + QUIET_AFTER * 2.0) == []
+    assert roll.quiet(1.0 + QUIET_AFTER * 2.0 + 0.1) == [B, C, D]
+    roll.entries[C].ended()
+    assert roll.lost(1.0 + GONE, held=0) == ()  # B may only be slow
+    assert roll.quiet(1.0 + GONE) == [B, D] and not roll.alive(C, 1.0)
+    roll.entries[B].ended()
+    assert roll.lost(1.0 + GONE - 0.2, held=0) == () and roll.lost(1.0 + GONE, held=0) == (1,)
+    before = roll.entries[B]
+    hear(roll, 1.0 + GONE, B=holds_1)  # it was started again
+    before.ended()  # and this is no news
+    assert roll.lost(1.0 + GONE, held=0) == () and roll.alive(B, 1.0 + GONE)
+    assert roll.lost(LATE + GONE + 1.0, held=0) == (1, 2)
+    assert roll.quiet(LATE + GONE + 1.0) == []  # that they are silent is proof enough
+
+
+def test_whoever_waits_or_has_left_a_stage_is_not_looked_for() -> None:
+    roll = of_three()
+    roll.by_chain = True
+    hear(roll, 1.0, C=says(1, life=1, digest=b"c" * 32))
+    hear(roll, 2.0, C=says(-1), D=says(2, life=1))
+    assert roll.quiet(1.0 + GONE) == [] and roll.lost(1.0 + GONE, held=0) == ()
+
+
+def test_others_believe_that_a_stage_has_ended_where_half_of_the_data_nodes_say_so_and_they_hear_it_no_more() -> None:
+    newcomer = b"n" * 32
+    for told, lost in (((), ()), ((A,), (1,)), ((A, B), (1,))):
+        roll = of_three(newcomer)
+        hear(roll, 1.0, C=says(1, life=1, digest=b"c" * 32), D=says(2, life=1, digest=b"d" * 32))
+        for home in (A, B):
+            roll.heard(home, says(0, lost=(1,) if home in told else ()), 2.0)
+        assert roll.lost(1.0 + GONE, held=2) == lost
+        hear(roll, 1.0 + GONE, C=says(1, life=1, digest=b"c" * 32))
+        assert roll.lost(1.0 + GONE, held=2) == ()
+    third = b"t" * 32
+    roll = of_three(newcomer)
+    hear(roll, 1.0, C=says(1, life=1, digest=b"c" * 32))
+    for home in (A, B, third):
+        roll.heard(home, says(0, lost=(1,) if home == A else ()), 2.0)
+    assert roll.lost(1.0 + GONE, held=2) == ()  # one of three
+
+
+def test_a_data_node_takes_nobody_elses_word_that_a_stage_has_ended() -> None:
+    roll = of_three()
+    roll.by_chain = True
+    hear(roll, 1.0, C=says(1, life=1, digest=b"c" * 32), B=says(0, lost=(1,)))
+    assert roll.lost(1.0 + GONE, held=0) == ()
 
 
 def test_a_stage_that_nobody_has_heard_yet_may_just_be_starting() -> None:
