@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from farflung.compression.codec import Payload
 from farflung.node import framing
 from farflung.node.network import Network, PeerId, Stream
+from farflung.node.parcel_rate import ParcelRate
 from farflung.node.race import until_first
 from farflung.protocol.desk import Answer
 from farflung.protocol.errors import Malformed, NetworkError, RemoteError
@@ -42,16 +43,34 @@ class Parcel:
     """Told the receiver's answer; None when it cannot be reached, and may or may not have it."""
 
 
+@dataclass(slots=True)
+class _UnderWay:
+    parcel: Parcel
+    began: float | None = None
+    """When its payload was begun, by the loop's clock."""
+
+
 class Courier:
     """All parcels in one direction to one peer. Give it one before it runs."""
 
-    def __init__(self, network: Network, peer: PeerId, kind: str, refused: Callable[[RemoteError], None]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        peer: PeerId,
+        kind: str,
+        *,
+        rate: ParcelRate,  # is told of the parcels of all couriers
+        trip_s: Callable[[PeerId], float],  # to a peer and back
+        refused: Callable[[RemoteError], None],
+    ) -> None:
         self._network = network
         self._peer = peer
         self._kind = kind
+        self._rate = rate
+        self._trip_s = trip_s
         self._refused = refused
         self._waiting: deque[Parcel] = deque()  # bounded by the plan: one of each visit
-        self._under_way: deque[Parcel] = deque()
+        self._under_way: deque[_UnderWay] = deque()
         self._come = asyncio.Event()  # something waits
         self._sent = asyncio.Event()  # something is under way
         self._invited: asyncio.Future[bool]  # whether the payload of the parcel that asks is wanted
@@ -80,8 +99,11 @@ class Courier:
             await until_first(self._say(stream), self._hear(stream, heard))
         finally:
             await stream.close()
+            for one in self._under_way:
+                if one.began is not None:
+                    self._rate.lost(one.began)
         if self._under_way:  # it broke
-            self._waiting.extendleft(reversed(self._under_way))
+            self._waiting.extendleft(one.parcel for one in reversed(self._under_way))
             self._under_way.clear()
             if not heard:
                 self._give_up_first()
@@ -100,12 +122,15 @@ class Courier:
 
     async def _send_all(self, stream: Stream) -> None:
         while (parcel := await self._next()) is not None:
-            self._under_way.append(parcel)
+            loop = asyncio.get_running_loop()
+            self._under_way.append(one := _UnderWay(parcel))
             self._sent.set()
-            self._invited = asyncio.get_running_loop().create_future()
+            self._invited = loop.create_future()
             await framing.write_header(stream, parcel.header)
             if parcel.header.asks and not await self._invited:
                 continue
+            one.began = loop.time()
+            self._rate.begin(one.began)
             await stream.write(parcel.payload)
             if parcel.targets:
                 await stream.write(parcel.targets)
@@ -130,7 +155,8 @@ class Courier:
             while not self._under_way:
                 self._sent.clear()
                 await self._sent.wait()
-            parcel = self._under_way[0]
+            one = self._under_way[0]
+            parcel = one.parcel
             async with asyncio.timeout(REACH_S + parcel.header.nbytes / SLOWEST_BYTES_PER_S):
                 answer = await _read_answer(stream)
                 if parcel.header.asks:
@@ -139,6 +165,9 @@ class Courier:
                         answer = await _read_answer(stream)
             heard.append(answer)
             self._under_way.popleft()
+            if one.began is not None:
+                now = asyncio.get_running_loop().time()
+                self._rate.arrived(one.began, parcel.header.nbytes, self._trip_s(self._peer), now)
             parcel.done(answer)
 
     def _give_up_first(self) -> None:

@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
+
 from farflung.node.balance import Balance, Prepare
 from farflung.node.door import Doors
 from farflung.node.events import EventLog
@@ -100,7 +102,7 @@ class Pipeline:
         self._planning: asyncio.Task[None] | None = None
         self._plans = first_seq(network.unix_time())
         self._said: tuple[object, ...] = ()
-        self._beat_at = -1e9
+        self._beat_at = self._ways_at = -1e9
         self._ended = False
         """We are on the way out: what still comes in begins nothing any more."""
         self._step_s = 0.0
@@ -188,9 +190,14 @@ class Pipeline:
         self._lead()
 
     def announce(self) -> None:
-        """Say to everybody what we are."""
-        self._beat_at = self._now()
+        """Say to everybody what we are, and once in a heartbeat how far away they are."""
+        now = self._beat_at = self._now()
         present = self.present()
+        if now >= self._ways_at + self.roll.heartbeat_s:
+            self._ways_at = now
+            others = [peer for peer in self.roll.known if self.roll.alive(peer, now)]
+            ways = self.roll.ways
+            present = msgspec.structs.replace(present, beat=ways.say(now), ways=ways.tell(others, now))
         self._said = (present.trains, present.free, present.step, present.finished, present.lost)
         for peer in self.roll.known:
             self._mail.send(peer, present)
@@ -349,11 +356,13 @@ class Pipeline:
     async def _plan(self, stages: list[list[PeerId]]) -> None:
         pipeline = self.recipe.pipeline
         servers = [self._server(peer, stage) for stage, peers in enumerate(stages) for peer in peers]
+        trips_s = self.roll.ways.between([peer for peers in stages for peer in peers])
         self._plans += 1
         try:
             forecast = await self._side.run(
                 plan_step,
                 servers,
+                trips_s,
                 len(stages),
                 self.recipe.rules(),
                 microbatches=pipeline.microbatches,

@@ -159,7 +159,8 @@ class StagePeer(Peer):
 
     @property
     def up_bytes_per_s(self) -> float:
-        return self.exchange.sending.bytes_per_s
+        """By parcels and by rounds, each of which may have been held up by something else than the uplink."""
+        return max(self.pipeline.work.server.rate.bytes_per_s, self.exchange.sending.bytes_per_s)
 
     @property
     def grad_norm(self) -> float:

@@ -22,6 +22,7 @@ from farflung.node.diary import Diary
 from farflung.node.door import Door
 from farflung.node.imprints import Imprint, Imprints
 from farflung.node.network import Network, PeerId, Stream
+from farflung.node.parcel_rate import ParcelRate
 from farflung.node.pipeline_step import Step
 from farflung.node.sealed_mail import Post
 from farflung.node.stage_step import Listener, OpenStep, Service
@@ -66,6 +67,7 @@ class StageServer:
         side: Door,
         worker: Worker,
         service: Service,
+        trip_s: Callable[[PeerId], float],  # to a peer and back, as far as is known
         refused: Callable[[RemoteError], None],
     ) -> None:
         self._network = network
@@ -74,11 +76,14 @@ class StageServer:
         self._side = side
         self._worker = worker
         self._service = service
+        self._trip_s = trip_s
         self._refused = refused
         self._open: dict[bytes, OpenStep] = {}
         self._opened = asyncio.Condition()
         self._couriers: dict[tuple[PeerId, str], Courier] = {}
         self._streams = Counter[tuple[PeerId, str]]()
+        self.rate = ParcelRate()
+        """Of our uplink."""
         self.imprints = Imprints()
         """Of the stages before and after ours."""
         self._wake = asyncio.Event()
@@ -268,7 +273,9 @@ class StageServer:
         peer, kind = open_.step.keys[send.peer], GRADIENT if send.backward else ACTIVATION
         courier = self._couriers.get((peer, kind))
         if courier is None:
-            courier = self._couriers[peer, kind] = Courier(self._network, peer, kind, self._refused)
+            courier = self._couriers[peer, kind] = Courier(
+                self._network, peer, kind, rate=self.rate, trip_s=self._trip_s, refused=self._refused
+            )
             self._group.create_task(self._run_courier(peer, kind, courier), name=f"{kind}s to {peer.hex()[:12]}")
         courier.carry(Parcel(header, payload, targets, lambda: open_.desk.wants(send), done))
 

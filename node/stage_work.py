@@ -67,6 +67,7 @@ class StageWork:
             side=doors.side,
             worker=learner.worker,
             service=self.service,
+            trip_s=roll.ways.trip_s,
             refused=refused,
         )
         self.job: Job | None = None

@@ -81,6 +81,15 @@ MAX_CLAIM_LIFE_S = 30 * 86400.0
 MAX_PROTOCOL_VERSIONS = 16
 """Versions one peer or manifest may list."""
 
+MAX_WAYS = 32
+"""Peers of which one word of a peer says how far away they are: half a kilobyte every other second."""
+
+WAY_NAME_BYTES = 6
+"""Of a peer's key there: enough to tell some thousand peers apart."""
+
+LONGEST_TRIP_MS = 60_000
+"""To a peer and back. What takes longer says nothing about the way."""
+
 MAX_HOPS = 64
 """Hops of one route. Digests of real systems have 4 to 24 stages; interleaving multiplies them."""
 

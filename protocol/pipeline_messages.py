@@ -11,7 +11,15 @@ from msgspec import Meta, Struct
 from farflung.protocol import wire
 from farflung.protocol.appointment import Appointment
 from farflung.protocol.keys import PeerId
-from farflung.protocol.limits import MAX_CONTROL_BYTES, MAX_HOPS, MAX_MICROBATCHES, MAX_PIPELINE_PEERS
+from farflung.protocol.limits import (
+    LONGEST_TRIP_MS,
+    MAX_CONTROL_BYTES,
+    MAX_HOPS,
+    MAX_MICROBATCHES,
+    MAX_PIPELINE_PEERS,
+    MAX_WAYS,
+    WAY_NAME_BYTES,
+)
 from farflung.protocol.lives import Life
 from farflung.protocol.messages import Again, GiveUp, Landed, Passage, PipelineMessage
 from farflung.protocol.route import Legs
@@ -51,6 +59,19 @@ class Domains(Struct, frozen=True, array_like=True):
 
 
 UNKNOWN = Domains()
+
+
+class Way(Struct, frozen=True, array_like=True):
+    """What a peer knows of the way to another (`ways`)."""
+
+    peer: Annotated[bytes, Meta(min_length=WAY_NAME_BYTES, max_length=WAY_NAME_BYTES)]
+    """How its key begins."""
+    beat: Count
+    """Number of its word that came last; 0: none."""
+    held_ms: Annotated[int, Meta(ge=0, le=LONGEST_TRIP_MS)]
+    """Milliseconds since that came."""
+    trip_ms: Annotated[int, Meta(ge=0, le=LONGEST_TRIP_MS)]
+    """Milliseconds to that peer and back; 0 while that is not known."""
 
 
 class Present(Struct, frozen=True, array_like=True, tag=21):
@@ -106,6 +127,10 @@ class Present(Struct, frozen=True, array_like=True, tag=21):
     reply: bool = False
     """Whether this only answers another one (and wants no answer)."""
     domains: Domains = UNKNOWN
+    beat: Count = 0
+    """Its number, if others shall say when it came; else 0."""
+    ways: Annotated[tuple[Way, ...], Meta(max_length=MAX_WAYS)] = ()
+    """Of some of the others, by turns, each once."""
 
 
 class PlannedLane(Struct, frozen=True, array_like=True):

@@ -17,6 +17,7 @@ from farflung.protocol.keys import PeerId
 from farflung.protocol.limits import MAX_PIPELINE_PEERS
 from farflung.protocol.lives import GONE_AFTER, LOST_AFTER, QUIET_AFTER, STARTING_S, Life
 from farflung.protocol.pipeline_messages import Present
+from farflung.protocol.ways import Ways, check_ways
 
 SILENT_AFTER = 5
 """Heartbeats without a word, after which a peer is no longer counted on."""
@@ -60,6 +61,8 @@ class Roll:
     """By stage, those that were shown to us and are genuine."""
     renewed: dict[int, Life] = field(default_factory=dict)
     """By stage, the newest life of those that were begun anew, as far as we know."""
+    ways: Ways = field(init=False)
+    """How far they are."""
     by_chain: bool = False
     """Lives come from stage 0's own chain, and nobody's word adds to them."""
     _listens_since: float | None = None
@@ -70,6 +73,9 @@ class Roll:
     _silent: set[PeerId] = field(default_factory=set)
     _shown: dict[int, float] = field(default_factory=dict)
     """By stage, when we last heard of somebody who has the state of its newest life, and does not say that it is lost, or makes it; or heard of that life."""
+
+    def __post_init__(self) -> None:
+        self.ways = Ways(self.me)
 
     # ---- what comes in -----------------------------------------------------------------------------------------
 
@@ -82,7 +88,8 @@ class Roll:
 
     def heard(self, peer: PeerId, present: Present, now: float) -> bool:
         """What an admitted peer says of itself. True when it is news that deserves an answer. Raises BadSignature or Refused naming the
-        peer for an appointment that is none or a life that cannot be, with nothing changed."""
+        peer for an appointment that is none, a life that cannot be or ways that contradict each other, with nothing changed."""
+        check_ways(present.ways, peer=peer)
         fresh = [one for one in present.appointments if self.appointments.get(one.stage) != one]
         for appointment in fresh:
             check_appointment(appointment, self.swarm, self.founder, peer=peer)
@@ -96,6 +103,7 @@ class Roll:
         if before is None and len(self.entries) >= MAX_PIPELINE_PEERS:
             return False
         self.entries[peer] = Entry(now, present)
+        self.ways.heard(peer, present.beat, present.ways, now)
         self._believe(present.lives, now)
         for stage in {present.stage, present.wants}:
             life = self.life(stage)
@@ -111,9 +119,10 @@ class Roll:
         if peer in self.entries:
             self.entries[peer].lost = True
 
-    def left(self, peer: PeerId) -> None:
-        """It said goodbye."""
+    def forget(self, peer: PeerId) -> None:
+        """It is gone."""
         self.entries.pop(peer, None)
+        self.ways.forget(peer)
 
     def tick(self, now: float) -> None:
         """Count those that fall silent, and forget those that are gone for long."""
@@ -127,7 +136,7 @@ class Roll:
         self._heard_s += len(serving - silent) * (now - self._looked_at)
         self._silent, self._looked_at = silent, now
         for peer in [p for p, entry in self.entries.items() if now > entry.since + FORGET_S]:
-            del self.entries[peer]
+            self.forget(peer)
 
     def renew(self, lives: Iterable[Life], now: float) -> list[Life]:
         """Lives that are certain, by stage 0's own chain. Those that are newer than what we knew."""

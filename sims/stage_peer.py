@@ -240,6 +240,7 @@ class StagePeer:
                 seq_len=world.model.seq_len,
                 device=torch.device("cpu"),
             ),
+            trip_s=lambda peer: 0.0,
             refused=self._refuse,
         )
         self._server.say, self._server.news = self._say, asyncio.Event()

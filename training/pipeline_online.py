@@ -1,13 +1,15 @@
 """The plan of a step from what peers say of themselves: small, quick, and the same for the same seed.
 
 Who holds which stage is given. Routes begin near (each hop to the peer that the last message reaches first) and are improved by the search of
-`pipeline_search.py`, in so many proposals that a step of seconds does not wait for them. Speeds that nobody has measured yet are taken to be like the
-others'; a path's rate is that of its sender's uplink, for that is what volunteers are short of, and its latency is one number for all: who
-measures more can put it into `Costs`.
+`pipeline_search.py`, in so many proposals that a step of seconds does not wait for them. A path's rate is that of its sender's uplink, for that is
+what volunteers are short of, and its latency is half of a trip from one end to the other and back.
+
+What nobody has measured yet is taken to be like what somebody has: a speed like the median of the speeds, a trip like that of the trips. Where nothing is
+known at all, and for the uplinks, which differ most, there are the constants below.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -17,11 +19,11 @@ from farflung.training.pipeline_routes import Routes, Task
 from farflung.training.pipeline_rules import Rules
 from farflung.training.pipeline_search import Search, improve
 
-LATENCY_S = 0.05
-"""Between two peers, with what it costs to hand a message on."""
+TRIP_S = 0.1
+"""Between two peers and back, with what it costs to hand a message on, when nobody has measured any: half of the way around the world."""
 
 RATE_BYTES_PER_S = 2.5e6
-"""Of an uplink that nobody has measured: 20 Mbit/s."""
+"""Of an uplink that nobody has measured: 20 Mbit/s, a usual one of a home."""
 
 FORWARD_S = 0.1
 """When nobody has measured anything."""
@@ -59,6 +61,7 @@ class Forecast:
 
 def plan_step(
     servers: Sequence[Server],
+    trips_s: Mapping[tuple[int, int], float],  # from one to another and back, by their places, the lower first
     num_stages: int,
     rules: Rules,
     *,
@@ -73,10 +76,15 @@ def plan_step(
     usual_s = median(known) if known else FORWARD_S
     speeds = tuple(one.forward_s or usual_s for one in servers)
     rates = [one.up_bytes_per_s or RATE_BYTES_PER_S for one in servers]
+    usual_trip_s = median(trips_s.values()) if trips_s else TRIP_S
     peers = range(len(servers))
+
+    def latency_s(one: int, other: int) -> float:
+        return 0.0 if one == other else trips_s.get((min(one, other), max(one, other)), usual_trip_s) / 2
+
     costs = Costs(
         forward_s=(speeds,) * num_stages,
-        latency_s=tuple(tuple(LATENCY_S * (one != other) for other in peers) for one in peers),
+        latency_s=tuple(tuple(latency_s(one, other) for other in peers) for one in peers),
         transmit_s=tuple(tuple(nbytes / rates[one] * (one != other) for other in peers) for one in peers),
         backward=RECOMPUTED,
     )

@@ -164,6 +164,7 @@ class StageLab:
                     device=torch.device("cpu"),
                     **(service or {}),
                 ),
+                trip_s=lambda peer: 0.0,
                 refused=self.errors.append,
             )
             server.lab, server.number = self, number

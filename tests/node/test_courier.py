@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from farflung.node import framing
 from farflung.node.courier import ACTIVATION, IDLE_S, Courier, Parcel
 from farflung.node.network import Stream
+from farflung.node.parcel_rate import ParcelRate
 from farflung.protocol.desk import Answer
 from farflung.protocol.errors import Malformed, NetworkError, RemoteError
 from farflung.protocol.messages import ParcelHeader
@@ -38,12 +39,13 @@ class Lab:
     told: dict[int, list[Answer | None]] = field(default_factory=dict)
     seen: list[int] = field(default_factory=list)
     refused: list[RemoteError] = field(default_factory=list)
+    rate: ParcelRate = field(default_factory=ParcelRate)
     took_s: float = 0.0
     idle_s: float = 0.0
     """From the last answer until the courier ended by itself."""
 
 
-def header(microbatch: int, *, asks: bool) -> ParcelHeader:
+def header(microbatch: int, *, asks: bool, nbytes: int) -> ParcelHeader:
     return ParcelHeader(
         window=b"w" * 32,
         microbatch=microbatch,
@@ -56,11 +58,18 @@ def header(microbatch: int, *, asks: bool) -> ParcelHeader:
         length=1,
         loss=torch.nan,
         asks=asks,
-        nbytes=len(PAYLOAD),
+        nbytes=nbytes,
     )
 
 
-def carry(count: int, receive: Receive, *, asking: frozenset[int] = frozenset()) -> Lab:
+def carry(
+    count: int,
+    receive: Receive,
+    *,
+    asking: frozenset[int] = frozenset(),
+    payload: bytes = PAYLOAD,
+    up_bytes_per_s: float = 1e9,
+) -> Lab:
     """So many parcels, all there at once, to a peer that does this with each."""
     lab = Lab()
 
@@ -82,11 +91,13 @@ def carry(count: int, receive: Receive, *, asking: frozenset[int] = frozenset())
         loop = asyncio.get_running_loop()
         assert isinstance(loop, clock.VirtualLoop)
         hub = MemoryHub(
-            loop, random.Random(0), LinkModel(latency_s=WAY_S, jitter_s=0.0, up_bytes_per_s=1e9, kept_s=60.0)
+            loop, random.Random(0), LinkModel(latency_s=WAY_S, jitter_s=0.0, up_bytes_per_s=up_bytes_per_s, kept_s=60.0)
         )
         ours, theirs = MemoryNetwork(hub, US), MemoryNetwork(hub, THEM)
         theirs.serve(ACTIVATION, framing.guarded(serve, lambda error: None, within_s=600.0))
-        courier = Courier(ours, THEM, ACTIVATION, lab.refused.append)
+        courier = Courier(
+            ours, THEM, ACTIVATION, rate=lab.rate, trip_s=lambda peer: 2 * WAY_S, refused=lab.refused.append
+        )
         everybody = asyncio.Event()
 
         def done(microbatch: int) -> Callable[[Answer | None], None]:
@@ -100,8 +111,8 @@ def carry(count: int, receive: Receive, *, asking: frozenset[int] = frozenset())
         async with asyncio.TaskGroup() as group:
             group.create_task(courier.run())
             for number in range(count):
-                one = header(number, asks=number in asking)
-                courier.carry(Parcel(one, PAYLOAD, b"", lambda: True, done(number)))
+                one = header(number, asks=number in asking, nbytes=len(payload))
+                courier.carry(Parcel(one, payload, b"", lambda: True, done(number)))
             await everybody.wait()
             lab.took_s = loop.time()
         lab.idle_s = loop.time() - lab.took_s
@@ -162,3 +173,17 @@ def test_an_answer_that_is_none_is_told_and_the_parcel_sent_again(asks: bool) ->
     assert lab.told == {0: [None], 1: [Answer.TAKEN], 2: [Answer.TAKEN]}, "given up, for its stream brought no answer"
     [error] = lab.refused
     assert isinstance(error, Malformed) and error.peer == THEM and str(NO_ANSWER) in str(error)
+
+
+@pytest.mark.parametrize("asking", [frozenset(), frozenset({0, 3})])
+def test_parcels_measure_the_uplink(asking: frozenset[int]) -> None:
+    """200 kB behind 1 MB/s and 100 ms: whole parcels over their time would say half of it."""
+    lab = carry(4, taken, payload=bytes(200_000), up_bytes_per_s=1e6, asking=asking)
+    assert lab.rate.bytes_per_s == pytest.approx(1e6, rel=0.05)
+
+
+def test_streams_that_break_measure_nothing() -> None:
+    calls = iter([None, *[Answer.TAKEN] * 4])
+    lab = carry(3, lambda _: next(calls), payload=bytes(200_000), up_bytes_per_s=1e6)
+    assert lab.told[0] == [None] and lab.told[2] == [Answer.TAKEN]
+    assert lab.rate.bytes_per_s == pytest.approx(1e6, rel=0.05)

@@ -16,8 +16,9 @@ from farflung.protocol.errors import Refused
 from farflung.protocol.pipeline_messages import PlannedLane, StepPlan
 from farflung.protocol.roll import Roll
 from farflung.protocol.route import DROPPED, OPEN, Leg
-from farflung.training.pipeline_online import Server, plan_step
+from farflung.training.pipeline_online import TRIP_S, Server, plan_step
 from farflung.training.pipeline_plan import Policy
+from farflung.training.pipeline_rules import Rules
 
 IDS = [signer.peer_id for signer in signers(5)]
 """0 and 1 are data nodes, 2 and 3 serve stage 1, 4 nothing that anybody knows of."""
@@ -38,7 +39,7 @@ def roll() -> Roll:
 def good() -> StepPlan:
     servers = [Server(peer.hex(), stage, 0.0, 0.0) for stage, peers in STAGES.items() for peer in peers]
     forecast = plan_step(
-        servers, 2, RECIPE.rules(), microbatches=4, slots=3, nbytes=1000, policy=Policy.BACKWARD, seed=1
+        servers, {}, 2, RECIPE.rules(), microbatches=4, slots=3, nbytes=1000, policy=Policy.BACKWARD, seed=1
     )
     return as_message(forecast.plan, window=b"w" * 32, number=7, leg_s=leg_of(forecast.seconds, 4))
 
@@ -76,7 +77,7 @@ def test_what_routes_may_lose_follows_from_the_manifest() -> None:
     options: dict[str, Any] = {
         "microbatches": 4, "slots": 3, "nbytes": 1000, "policy": Policy.BACKWARD, "seed": 1,
     }  # fmt: skip
-    plan = plan_step(servers, 4, skipping.rules(), **options).plan
+    plan = plan_step(servers, {}, 4, skipping.rules(), **options).plan
     message = as_message(plan, window=b"w" * 32, number=7, leg_s=MAX_LEG_S)
     job = accept(message, HOME, roll=one, recipe=skipping, now=0.0)
     assert job.step.droppable == skipping.droppable() == Droppable(fewest=2, max_jump=4)
@@ -145,8 +146,38 @@ def test_plans_follow_speed() -> None:
     options: dict[str, Any] = {
         "microbatches": 8, "slots": 8, "nbytes": 1000, "policy": Policy.BACKWARD, "seed": 3,
     }  # fmt: skip
-    first = plan_step(peers, 2, RECIPE.rules(), **options)
-    again = plan_step(peers, 2, RECIPE.rules(), **options)
+    first = plan_step(peers, {}, 2, RECIPE.rules(), **options)
+    again = plan_step(peers, {}, 2, RECIPE.rules(), **options)
     assert first == again
     visits = [lane.route[1].peer for lane in first.plan.lanes for _ in range(lane.microbatches)]
     assert visits.count(1) > 2 * visits.count(2)
+
+
+@pytest.mark.parametrize("far", [1, 2])
+def test_plans_follow_latency(far: int) -> None:
+    """Two peers of stage 1 that differ only in how far they are: one microbatch goes to the nearer, and so do two as long as that pays."""
+    peers = [Server("a", 0, 0.1, 0.0), Server("b", 1, 0.1, 0.0), Server("c", 1, 0.1, 0.0)]
+    trips = {(0, 3 - far): 0.02, (0, far): 1.0}
+    for microbatches in (1, 2):
+        options: dict[str, Any] = {
+            "microbatches": microbatches, "slots": 8, "nbytes": 1000, "policy": Policy.BACKWARD, "seed": 3,
+        }  # fmt: skip
+        forecast = plan_step(peers, trips, 2, RECIPE.rules(), **options)
+        assert {lane.route[1].peer for lane in forecast.plan.lanes} == {3 - far}
+        even = plan_step(peers, {pair: 0.02 for pair in trips}, 2, RECIPE.rules(), **options)
+        assert even.seconds <= forecast.seconds
+
+
+def test_ways_that_nobody_has_measured_are_like_the_others() -> None:
+    peers = [Server("a", 0, 0.1, 0.0), Server("b", 1, 0.1, 0.0), Server("c", 2, 0.1, 0.0)]
+
+    def seconds(trips: dict[tuple[int, int], float]) -> float:
+        options: dict[str, Any] = {
+            "microbatches": 1, "slots": 1, "nbytes": 0, "policy": Policy.BACKWARD, "seed": 1,
+        }  # fmt: skip
+        return plan_step(peers, trips, 3, Rules(visits=3), **options).seconds
+
+    computing = seconds({(0, 1): 0.0, (0, 2): 0.0, (1, 2): 0.0})
+    assert seconds({}) == pytest.approx(computing + 6 * TRIP_S / 2)
+    assert seconds({(0, 1): 0.4}) == pytest.approx(computing + 6 * 0.2)
+    assert seconds({(0, 1): 0.4, (0, 2): 0.2}) == pytest.approx(computing + 2 * 0.2 + 2 * 0.1 + 2 * 0.15)

@@ -316,9 +316,9 @@ def test_who_still_has_the_state_begins_the_next_life() -> None:
     for peer, said in peers.items():
         roll.heard(peer, said, LATE)
     assert begins(roll, (A,), TIED, LATE) == {1: F}
-    roll.left(F)
+    roll.forget(F)
     assert begins(roll, (A,), TIED, LATE) == {1: G}
-    roll.left(G)
+    roll.forget(G)
     assert begins(roll, (A,), TIED, LATE) == {1: E}
 
 
@@ -367,7 +367,7 @@ def test_the_proposer_begins_the_stage_itself_where_only_it_can() -> None:
     assert begins(roll, (A, B), free, LATE) == {1: A}
     assert begins(roll, (A, B), TIED, LATE) == {}
     assert begins(roll, (A,), free, LATE + 1) == {1: A}, "B is a data node as well"
-    roll.left(B)
+    roll.forget(B)
     assert begins(roll, (A,), free, LATE + 1) == {}, "it is the last one"
     newcomer = b"n" * 32
     roll.heard(newcomer, says(-1, wants=1, fits=(1,)), LATE + 1)

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from farflung.protocol import messages
 from farflung.protocol.appointment import Appointment
 from farflung.protocol.errors import LimitExceeded, Malformed, RemoteError
-from farflung.protocol.limits import MAX_CONTROL_BYTES, MAX_HOPS, MAX_LABEL, MAX_PIPELINE_PEERS
+from farflung.protocol.limits import (
+    LONGEST_TRIP_MS,
+    MAX_CONTROL_BYTES,
+    MAX_HOPS,
+    MAX_LABEL,
+    MAX_PIPELINE_PEERS,
+    MAX_WAYS,
+)
 from farflung.protocol.lives import Counters, Life
 from farflung.protocol.messages import encode, tag
 from farflung.protocol.pipeline_messages import (
@@ -29,6 +36,7 @@ from farflung.protocol.pipeline_messages import (
     StepGo,
     StepPlan,
     SwarmMessage,
+    Way,
     decode,
 )
 from farflung.protocol.route import Leg
@@ -44,6 +52,7 @@ PRESENT = Present(
     lives=(Life(1, 2, B, Counters(5, 40, 1280)),), lost=(3,), step_s=12.5, losses_per_hour=0.25, grad_norm=1.5,
     shadows=(Copy(3, 120, 4096),),
     since=90, load=Load(4.0, 1.5, 0.5), fits=(0, 2), reply=True, domains=Domains("eu-west", "ann"),
+    beat=12, ways=(Way(A[:6], 7, 1500, 83),),
 )  # fmt: skip
 PLAN = StepPlan(WINDOW, 160, (A, B), ((0,), (1,)), (PlannedLane((Leg(0, 0), Leg(1, 1)), 4),), 12.5)
 SAMPLES: dict[str, SwarmMessage] = {
@@ -91,6 +100,14 @@ def test_tags_follow_on_those_of_messages() -> None:
         msgspec.structs.replace(PRESENT, domains=Domains(region="EU west")),
         msgspec.structs.replace(PRESENT, domains=Domains(owner="ann\n")),
         msgspec.structs.replace(PRESENT, fits=(0,) * (MAX_HOPS + 1)),
+        msgspec.structs.replace(PRESENT, beat=-1),
+        msgspec.structs.replace(PRESENT, ways=(Way(A, 7, 1500, 83),)),
+        msgspec.structs.replace(PRESENT, ways=(Way(A[:6], -1, 1500, 83),)),
+        msgspec.structs.replace(PRESENT, ways=(Way(A[:6], 7, -1, 83),)),
+        msgspec.structs.replace(PRESENT, ways=(Way(A[:6], 7, 1500, LONGEST_TRIP_MS + 1),)),
+        msgspec.structs.replace(PRESENT, ways=(Way(A[:6], 7, 1500, 0.5),)),  # type: ignore[arg-type]
+        msgspec.structs.replace(PRESENT, ways=(Way(A[:6], 7, 1500, 83),) * (MAX_WAYS + 1)),
+        msgspec.structs.replace(PRESENT, up_bytes_per_s=float("nan")),
         msgspec.structs.replace(PLAN, peers=(A,) * (MAX_PIPELINE_PEERS + 1)),
         msgspec.structs.replace(PLAN, stages=((MAX_PIPELINE_PEERS,),)),
         msgspec.structs.replace(PLAN, lanes=(PlannedLane((), 1),)),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 from tests.sims.pipeline_cases import Counting, recipe, signers
 
+from farflung.node.diary import NAME_BYTES
 from farflung.node.status import PeerStatus
 from farflung.protocol.roll import in_order
 from farflung.sims.links import LinkModel
@@ -121,6 +122,29 @@ def test_routes_may_skip_a_stage() -> None:
     assert sorted(stage_of(swarm, peer) or 0 for peer in range(3)) == [0, 1, 2]
     for step in swarm.happened("pipeline.step"):
         assert step["visits"] == 3 * step["landed"]  # two stages and the head
+
+
+@pytest.mark.parametrize("far", [1, 2])
+def test_routes_take_the_nearer_of_two_peers(far: int) -> None:
+    """They differ in nothing but latency, and once heartbeats have measured that, all microbatches go to the nearer one."""
+    known: list[dict[int, float]] = []
+
+    async def story(swarm: PipelineSwarm) -> None:
+        swarm.hub.set_link(swarm.ids[far], LinkModel(latency_s=0.75, jitter_s=0.0))
+        for peer in range(3):
+            swarm.start(peer)
+        await until(swarm, lambda: steps_done(swarm) >= 5)
+        trip_s = swarm.peers[0].pipeline.roll.ways.trip_s
+        known.append({peer: trip_s(swarm.ids[peer]) for peer in (1, 2)})
+        await until_done(swarm, 0, 1, 2)
+
+    swarm = simulate(recipe(pipeline={"microbatches": 1}), Counting(), signers(3), story, wanted={1: 1, 2: 1})
+    assert not swarm.broken
+    near = 3 - far
+    assert known == [{near: pytest.approx(0.1, abs=0.02), far: pytest.approx(0.8, abs=0.02)}]
+    steps = [step for step in swarm.happened("pipeline.step", 0) if step["number"] >= 5]
+    taken = {receiver for step in steps for _, _, _, receiver, *_ in step["sent"]}
+    assert len(steps) > 10 and taken == {swarm.ids[near][:NAME_BYTES].hex()}
 
 
 def test_the_whole_outer_model_is_evaluated_and_kept() -> None:
