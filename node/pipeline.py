@@ -39,7 +39,7 @@ from farflung.protocol.pipeline_messages import MoveOrder, Present, StepAnswer, 
 from farflung.protocol.replay import first_seq
 from farflung.protocol.roll import Roll
 from farflung.training.pipeline_online import Server, plan_step
-from farflung.training.pipeline_plan import BadPlan, Policy
+from farflung.training.pipeline_plan import BadPlan, Plan, Policy
 
 TICK_S = 0.25
 """Between two looks at deadlines."""
@@ -103,6 +103,8 @@ class Pipeline:
         self._plans = first_seq(network.unix_time())
         self._said: tuple[object, ...] = ()
         self._beat_at = self._ways_at = -1e9
+        self._last_plan: Plan | None = None
+        """Of the newest step that we took part in."""
         self._ended = False
         """We are on the way out: what still comes in begins nothing any more."""
         self._step_s = 0.0
@@ -370,6 +372,7 @@ class Pipeline:
                 nbytes=self.work.service.forward.max_nbytes(self.recipe.tokens_per_microbatch),
                 policy=Policy(pipeline.policy),
                 seed=self.step,
+                before=self._last_plan,
             )
         except BadPlan as error:
             self.coordinator.reason = str(error)
@@ -403,6 +406,7 @@ class Pipeline:
             return
         self.balance.spent(report.diary.spent)
         job, outcome = report.job, report.outcome
+        self._last_plan = job.step.plan
         self._step_s = (report.seconds + (self._step_s or report.seconds)) / 2
         self.begin(job.number + 1)
         lost = [] if outcome is None else [job.step.keys[place] for place in sorted(outcome.lost)]

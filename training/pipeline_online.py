@@ -1,7 +1,8 @@
 """The plan of a step from what peers say of themselves: small, quick, and the same for the same seed.
 
-Who holds which stage is given. Routes begin near (each hop to the peer that the last message reaches first) and are improved by the search of
-`pipeline_search.py`, in so many proposals that a step of seconds does not wait for them. A path's rate is that of its sender's uplink, for that is
+Who holds which stage is given. Routes begin twice: near (each hop to the peer that the last message reaches first), and where those of the step before
+ended, mended where somebody has come or gone (`pipeline_repair.py`), so that plans become better from step to step. Both are improved by the search of
+`pipeline_search.py`, in so many proposals that a step of seconds does not wait for them, and the better ones are taken. A path's rate is that of its sender's uplink, for that is
 what volunteers are short of, and its latency is half of a trip from one end to the other and back.
 
 What nobody has measured yet is taken to be like what somebody has: a speed like the median of the speeds, a trip like that of the trips. Where nothing is
@@ -15,6 +16,7 @@ from statistics import median
 
 from farflung.training.pipeline_costs import Costs
 from farflung.training.pipeline_plan import Plan, Policy
+from farflung.training.pipeline_repair import COOL, repair, whole_paths
 from farflung.training.pipeline_routes import Routes, Task
 from farflung.training.pipeline_rules import Rules
 from farflung.training.pipeline_search import Search, improve
@@ -29,13 +31,10 @@ FORWARD_S = 0.1
 """When nobody has measured anything."""
 
 PROPOSALS = 100
-"""For each lane: 16 lanes take 0.02 s with the kernel and 0.3 s without."""
+"""For each lane, half of them from either beginning: 16 lanes take 0.02 s with the kernel and 0.3 s without."""
 
 RECOMPUTED = 2.5
 """Backward over forward, with the forward in it."""
-
-_COOL = 0.008
-"""First temperature over the makespan, as after a repair (`pipeline_repair.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +69,7 @@ def plan_step(
     nbytes: int,  # of a boundary
     policy: Policy,
     seed: int,
+    before: Plan | None = None,  # of the last step
 ) -> Forecast:
     """Raises BadPlan when a stage has nobody, or slots do not suffice for one lane."""
     known = [one.forward_s for one in servers if one.forward_s > 0.0]
@@ -97,6 +97,13 @@ def plan_step(
     )
     stages = [[peer for peer in peers if servers[peer].stage == stage] for stage in range(num_stages)]
     routes = Routes(task, stages, random.Random(seed), near=True)
-    search = Search(proposals=PROPOSALS * len(routes.paths), seed=seed, roles=False, hot=_COOL)
-    seconds = improve(routes, search)
+    proposals = PROPOSALS * len(routes.paths)
+    whole = [] if before is None else whole_paths(before, task.peers, stages)
+    if whole:
+        proposals //= 2
+    seconds = improve(routes, Search(proposals=proposals, seed=seed, roles=False, hot=COOL))
+    if whole:
+        mended, mended_s = repair(task, stages, whole, proposals=proposals, seed=seed)
+        if mended_s <= seconds:
+            routes, seconds = mended, mended_s
     return Forecast(replace(routes.plan(), policy=policy), seconds)

@@ -1,7 +1,10 @@
 """Swarms with a pipeline under virtual time: stages trained together, each with a chain of its own, whoever comes and goes."""
 
 import asyncio
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
 
 import pytest
 from tests.sims.pipeline_cases import Counting, recipe, signers
@@ -11,6 +14,8 @@ from farflung.node.status import PeerStatus
 from farflung.protocol.roll import in_order
 from farflung.sims.links import LinkModel
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
+from farflung.training.pipeline_online import Forecast, Server, plan_step
+from farflung.training.pipeline_plan import Plan
 from farflung.training.pipeline_slice import assemble
 from farflung.training.replica import Replica
 
@@ -126,25 +131,33 @@ def test_routes_may_skip_a_stage() -> None:
 
 @pytest.mark.parametrize("far", [1, 2])
 def test_routes_take_the_nearer_of_two_peers(far: int) -> None:
-    """They differ in nothing but latency, and once heartbeats have measured that, all microbatches go to the nearer one."""
+    """They differ in nothing but latency, and the far one was there first: once heartbeats have measured the other, all microbatches go to that."""
+    near = 3 - far
     known: list[dict[int, float]] = []
+    since: list[int] = []
 
     async def story(swarm: PipelineSwarm) -> None:
         swarm.hub.set_link(swarm.ids[far], LinkModel(latency_s=0.75, jitter_s=0.0))
-        for peer in range(3):
-            swarm.start(peer)
-        await until(swarm, lambda: steps_done(swarm) >= 5)
+        swarm.start(0)
+        swarm.start(far)
+        await until(swarm, lambda: steps_done(swarm) >= 3)
+        swarm.start(near)
         trip_s = swarm.peers[0].pipeline.roll.ways.trip_s
+        await until(swarm, lambda: trip_s(swarm.ids[near]) and near in swarm.peers and swarm.peers[near].trains)
+        since.append(steps_done(swarm) + 3)
+        await until(swarm, lambda: steps_done(swarm) >= since[0] + 5)
         known.append({peer: trip_s(swarm.ids[peer]) for peer in (1, 2)})
-        await until_done(swarm, 0, 1, 2)
 
     swarm = simulate(recipe(pipeline={"microbatches": 1}), Counting(), signers(3), story, wanted={1: 1, 2: 1})
     assert not swarm.broken
-    near = 3 - far
     assert known == [{near: pytest.approx(0.1, abs=0.02), far: pytest.approx(0.8, abs=0.02)}]
-    steps = [step for step in swarm.happened("pipeline.step", 0) if step["number"] >= 5]
-    taken = {receiver for step in steps for _, _, _, receiver, *_ in step["sent"]}
-    assert len(steps) > 10 and taken == {swarm.ids[near][:NAME_BYTES].hex()}
+
+    def receivers(first: int, stop: float) -> set[str]:
+        steps = [step for step in swarm.happened("pipeline.step", 0) if first <= step["number"] < stop]
+        return {receiver for step in steps for _, _, _, receiver, *_ in step["sent"]}
+
+    names = {peer: swarm.ids[peer][:NAME_BYTES].hex() for peer in (near, far)}
+    assert receivers(0, 3) == {names[far]} and receivers(since[0], math.inf) == {names[near]}
 
 
 def test_the_whole_outer_model_is_evaluated_and_kept() -> None:
@@ -253,6 +266,34 @@ def test_the_coordinator_dies(moment: str) -> None:
     killed = swarm.ids[leaders[0]].hex()
     said = [step["coordinator"] for step in swarm.happened("pipeline.step")]
     assert killed in said and said[-1] != killed
+
+
+def test_plans_go_on_from_those_of_the_last_step_whoever_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[bytes, Plan | None]] = []
+
+    @wraps(plan_step)
+    def noted(servers: Sequence[Server], *rest: Any, before: Plan | None, **options: Any) -> Forecast:
+        given.append((leaders[-1] if leaders else b"", before))
+        return plan_step(servers, *rest, before=before, **options)
+
+    leaders: list[bytes] = []
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(4):
+            swarm.start(peer)
+        await until(swarm, lambda: steps_done(swarm) >= 5)
+        leader = coordinator_of(swarm)
+        leaders.append(swarm.ids[leader])
+        swarm.kill(leader)
+        await until(swarm, lambda: steps_done(swarm) >= 9)
+
+    monkeypatch.setattr("farflung.node.pipeline.plan_step", noted)
+    swarm = simulate(RECIPE, Counting(), signers(4), story, wanted={1: 1, 2: 0, 3: 0})
+    assert not swarm.broken
+    assert given[0][1] is None
+    another = [plan for killed, plan in given if killed]
+    assert another and None not in another, "who takes over was in the last step, and knows its plan"
+    assert leaders[0].hex() in (another[0].peers if another[0] else ())
 
 
 def test_a_data_node_is_started_anew_in_the_middle_of_a_step() -> None:

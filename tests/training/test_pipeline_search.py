@@ -11,7 +11,7 @@ from tests.training.pipeline_cases import SEEDS, random_routes, random_task
 from farflung.training.pipeline_bounds import lower_bounds
 from farflung.training.pipeline_makespan import Makespan
 from farflung.training.pipeline_plan import BadPlan
-from farflung.training.pipeline_repair import neediest_stage, repair
+from farflung.training.pipeline_repair import repair, whole_paths
 from farflung.training.pipeline_routes import Routes, Task, most_lanes
 from farflung.training.pipeline_rules import validate
 from farflung.training.pipeline_search import Search, improve, makespan_of
@@ -104,14 +104,17 @@ def without_one(seed: int) -> tuple[Routes, list[list[int]], int]:
 def test_a_lost_peer_is_in_no_route(seed: int) -> None:
     routes, stages, lost = without_one(seed)
     task = routes.task
+    whole = whole_paths(routes.plan(), task.peers, stages)
+    assert whole == [path for path in routes.paths if lost not in path]
     try:
         most_lanes(task, stages)
     except BadPlan:
         with pytest.raises(BadPlan):
-            repair(routes, task, stages, proposals=10, seed=seed)
+            repair(task, stages, whole, proposals=10, seed=seed)
         return
-    repaired = repair(routes, task, stages, proposals=30, seed=seed)
+    repaired, seconds = repair(task, stages, whole, proposals=30, seed=seed)
     validate(repaired.plan(), task.rules)
+    assert seconds == makespan_of(repaired).seconds()
     assert all(lost not in path for path in repaired.paths)
     assert len(repaired.paths) == most_lanes(task, stages)
 
@@ -120,12 +123,12 @@ def test_a_lost_peer_leaves_most_other_routes() -> None:
     """Not always: the peers that are left may make fewer stages meet."""
     whole = kept = 0
     for seed in range(120):
-        routes, stages, lost = without_one(seed)
+        routes, stages, _ = without_one(seed)
+        others = whole_paths(routes.plan(), routes.task.peers, stages)
         try:
-            paths = repair(routes, routes.task, stages, proposals=0, seed=seed).paths
+            paths = repair(routes.task, stages, others, proposals=0, seed=seed)[0].paths
         except BadPlan:
             continue
-        others = [path for path in routes.paths if lost not in path]
         whole += min(len(others), len(paths))
         kept += sum(path in others for path in paths)
     assert whole > 50 and kept > 0.6 * whole, (kept, whole)
@@ -133,20 +136,25 @@ def test_a_lost_peer_leaves_most_other_routes() -> None:
 
 @given(SEEDS)
 @settings(max_examples=40, deadline=None)
-def test_a_peer_that_joins_is_put_where_it_helps(seed: int) -> None:
+def test_a_peer_that_joins_or_changes_its_name_or_stage(seed: int) -> None:
     task, stages = random_task(seed)
     new = stages[-1].pop() if len(stages[-1]) > 1 else None
     if new is None:
         return
-    routes = Routes(task, stages, random.Random(seed))
-    stage = neediest_stage(task, stages, new)
-    joined = [[*one, new] if number == stage else one for number, one in enumerate(stages)]
-    for other in range(len(stages)):
-        elsewhere = [[*one, new] if number == other else one for number, one in enumerate(stages)]
-        assert most_lanes(task, elsewhere) <= most_lanes(task, joined)
-    repaired = repair(routes, task, joined, proposals=30, seed=seed)
+    plan = (routes := Routes(task, stages, random.Random(seed))).plan()
+    stages[-1].append(new)
+    whole = whole_paths(plan, task.peers, stages)
+    assert whole == routes.paths
+    repaired, _ = repair(task, stages, whole, proposals=30, seed=seed)
     validate(repaired.plan(), task.rules)
-    assert len(repaired.paths) == most_lanes(task, joined) >= len(routes.paths)
+    assert len(repaired.paths) == most_lanes(task, stages) >= len(routes.paths)
+    home = routes.paths[0][0]
+    renamed = [f"new {name}" if peer == home else name for peer, name in enumerate(task.peers)]
+    assert whole_paths(plan, renamed, stages) == [path for path in whole if home not in path]
+    if len(stages) > 1:
+        elsewhere = [[peer for peer in stage if peer != home] for stage in stages]
+        elsewhere[1].append(home)
+        assert whole_paths(plan, task.peers, elsewhere) == [path for path in whole if home not in path]
 
 
 def test_a_makespan_needs_microbatches() -> None:

@@ -1,0 +1,68 @@
+"""Plans from step to step: they go on where the last one ended, and are mended where somebody has come or gone."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from farflung.training.pipeline_online import Forecast, Server, plan_step
+from farflung.training.pipeline_plan import Plan, Policy
+from farflung.training.pipeline_rules import Rules, validate
+
+RULES = Rules(visits=3, max_jump=4, max_swap=0)
+SERVERS = [
+    Server(f"{stage}.{peer}", stage, 0.1 + 0.05 * ((7 * stage + 3 * peer) % 5), 1e6 * (1 + (5 * stage + peer) % 4))
+    for stage in range(4)
+    for peer in range(3)
+]
+
+
+def planned(servers: Sequence[Server], *, seed: int, before: Plan | None = None, **changes: Any) -> Forecast:
+    options: dict[str, Any] = {
+        "microbatches": 12, "slots": 3, "nbytes": 100_000, "policy": Policy.BACKWARD, **changes,
+    }  # fmt: skip
+    forecast = plan_step(servers, {}, 4, RULES, seed=seed, before=before, **options)
+    validate(forecast.plan, RULES)
+    return forecast
+
+
+def ways(plan: Plan) -> list[tuple[str, ...]]:
+    return sorted(tuple(plan.peers[hop.peer or 0] for hop in lane.route) for lane in plan.lanes)
+
+
+def test_while_nothing_changes_plans_only_become_better() -> None:
+    plan, seconds = None, float("inf")
+    first = planned(SERVERS, seed=0).seconds
+    for seed in range(8):
+        forecast = planned(SERVERS, seed=seed, before=plan)
+        assert forecast.seconds <= seconds
+        plan, seconds = forecast.plan, forecast.seconds
+    assert seconds < first
+
+
+def test_a_good_plan_outlives_the_loss_of_a_peer() -> None:
+    plan = None
+    for seed in range(8):
+        plan = planned(SERVERS, seed=seed, before=plan).plan
+    assert plan is not None
+    left = [server for server in SERVERS if server.name != "2.1"]
+    mended, anew = planned(left, seed=9, before=plan), planned(left, seed=9)
+    assert "2.1" not in {name for way in ways(mended.plan) for name in way}
+    assert mended.seconds <= anew.seconds
+    back = planned(SERVERS, seed=10, before=mended.plan)
+    assert back.seconds <= mended.seconds
+
+
+@pytest.mark.parametrize("change", ["everybody is another", "the stages are others'", "fewer microbatches"])
+def test_a_plan_of_another_swarm_is_of_no_use_and_does_no_harm(change: str) -> None:
+    plan = planned(SERVERS, seed=1).plan
+    if change == "fewer microbatches":
+        assert len(planned(SERVERS, seed=2, before=plan, microbatches=2).plan.lanes) == 2
+        return
+    servers = [
+        Server(f"new {one.name}", one.stage, one.forward_s, one.up_bytes_per_s)
+        if change == "everybody is another"
+        else Server(one.name, (one.stage + 1) % 4, one.forward_s, one.up_bytes_per_s)
+        for one in SERVERS
+    ]
+    assert planned(servers, seed=2, before=plan) == planned(servers, seed=2)
