@@ -73,8 +73,9 @@ class StageRecipe:
         return replace(self.own.terms(), settings=self.settings(life))
 
     def rules(self) -> Rules:
-        """That every plan of a step must keep: so many visits, in ascending order."""
-        return Rules(visits=self.pipeline.visits, max_jump=self.pipeline.stages, max_swap=0)
+        """That every plan of a step must keep: so many visits, in ascending order, and no stage left out much more often than others."""
+        pipeline = self.pipeline
+        return Rules(visits=pipeline.visits, max_jump=pipeline.stages, max_swap=0, least_share=pipeline.least_visits)
 
     def droppable(self) -> Droppable:
         """What a route that keeps these rules may lose when nobody is left for a hop.

@@ -203,6 +203,9 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     skip: float = 0.0
     """Share of the stages that a microbatch leaves out on its way, never stage 0 (SkipPipe, arXiv 2502.19913). With any, one more may go when all of its
     peers die in the middle of a step."""
+    least_visits: float = 0.9
+    """Where routes skip: visits of each stage at least, over those that it would have if all but stage 0 had as many. Below 1 plans may go around slow
+    peers now and then; at 0 the layers of a stage ten times slower than the others would see half of the data."""
     microbatches: int = 4
     """Of one step of the pipeline; they divide `swarm.batch_tokens` evenly."""
     slots: int = 3
@@ -230,6 +233,7 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(
                 f"pipeline.skip = {self.skip}: leaves out none of {self.stages} stages; take 0, a larger share, or more stages"
             )
+        check_range("pipeline.least_visits", self.least_visits, 0.0, 1.0)
         check_range("pipeline.microbatches", self.microbatches, 1, MAX_MICROBATCHES)
         check_range("pipeline.slots", self.slots, 1, 1024)
         check_range("pipeline.shadows", self.shadows, 0.0, 1.0)

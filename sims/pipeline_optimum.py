@@ -12,7 +12,7 @@ from math import inf
 from farflung.training.pipeline_costs import Costs
 from farflung.training.pipeline_makespan import Makespan
 from farflung.training.pipeline_routes import Routes, Task
-from farflung.training.pipeline_rules import Rules, broken_rule
+from farflung.training.pipeline_rules import Rules, broken_rule, least_visits
 from farflung.training.pipeline_search import Search, improve
 
 
@@ -41,21 +41,27 @@ def optimum_s(task: Task, stages: list[list[int]]) -> float:
     ]
     makespan = Makespan(task.costs, counts, task.rules.visits)
     used = dict.fromkeys(held, 0)
+    least = least_visits(task.rules, [sum(task.slots[peer] for peer in stage) for stage in stages], counts)
+    visits = [0] * len(stages)
     best = inf
 
     def choose(lane: int) -> None:
         nonlocal best
         if lane == len(counts):
+            if any(seen < floor for seen, floor in zip(visits, least, strict=True)):
+                return
             best = min(best, makespan.seconds(best))
             return
         for path in legal:
             if all(used[peer] < task.slots[peer] for peer in path):
                 for peer in path:
                     used[peer] += 1
+                    visits[held[peer]] += counts[lane]
                 makespan.put(lane, [held[peer] for peer in path], path)
                 choose(lane + 1)
                 for peer in path:
                     used[peer] -= 1
+                    visits[held[peer]] -= counts[lane]
 
     choose(0)
     return best

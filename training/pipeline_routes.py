@@ -6,6 +6,7 @@ not made. So the search never pays for plans that nobody may use, and under TC1 
 
 The number of lanes is the largest that CC-d allows. n lanes of v visits fit if every lane finds v - 1 different stages
 (Gale and Ryser 1957):   n <= slots of stage 0   and   sum over s >= 1 of min(n, slots of stage s) >= n (v - 1).
+By the same theorem lanes can be on the stages as evenly as slots allow, which is how they begin: so no stage is below its floor.
 """
 
 import random
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 from farflung.training.pipeline_costs import Costs
 from farflung.training.pipeline_plan import BadPlan, Hop, Lane, Plan
-from farflung.training.pipeline_rules import Rules, broken_rule
+from farflung.training.pipeline_rules import Rules, broken_rule, least_visits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +61,13 @@ class Move(NamedTuple):
 _NONE = Move([])
 
 
+class _Wanted(NamedTuple):
+    """New lanes, and how many of them shall be on each stage; of stage 0, where all are, nothing is said."""
+
+    lanes: int
+    left: list[int]
+
+
 def most_lanes(task: Task, stages: Sequence[Sequence[int]]) -> int:
     """How many microbatches can be under way at once. Raises BadPlan when none can."""
     slots = [sum(task.slots[peer] for peer in stage) for stage in stages]
@@ -95,10 +103,15 @@ class Routes:
         self._legal: dict[tuple[int, ...], bool] = {}
         self.restore(kept, self.stage_of)
         num_lanes = most_lanes(task, stages)
-        for lane in range(len(kept), num_lanes):
-            self.paths.append(self._new_path(num_lanes - lane, rng, near=near))
         each, more = divmod(task.num_microbatches, num_lanes)
         self.counts = [each + (lane < more) for lane in range(num_lanes)]
+        first = max(0, more - len(kept))
+        for wanted in self._even_lanes(first, num_lanes - len(kept) - first):
+            for _ in range(wanted.lanes):
+                self.paths.append(self._new_path(num_lanes - len(self.paths), wanted.left, rng, near=near))
+        for place, floor in enumerate(least_visits(task.rules, self._slots(), self.counts)):
+            if self._visits(place) < floor:
+                raise BadPlan(f"the routes that were kept leave too few visits for stage {place}; keep fewer")
 
     def stages(self) -> tuple[tuple[int, ...], ...]:
         members: list[list[int]] = [[] for _ in range(self.num_stages)]
@@ -145,14 +158,16 @@ class Routes:
         """A random move that keeps all rules, or none; `roles`: peers may exchange their stages."""
         draw = rng.random() * (1.0 if roles else 0.85)
         if draw < 0.35:
-            return self._trade(rng)
-        if draw < 0.50:
-            return self._shift(rng)
-        if draw < 0.60:
-            return self._reorder(rng)
-        if draw < 0.85:
-            return self._cross(rng)
-        return self._exchange_stages(rng)
+            move = self._trade(rng)
+        elif draw < 0.50:
+            move = self._shift(rng)
+        elif draw < 0.60:
+            move = self._reorder(rng)
+        elif draw < 0.85:
+            move = self._cross(rng)
+        else:
+            move = self._exchange_stages(rng)
+        return _NONE if self._starves(move) else move
 
     def _trade(self, rng: random.Random) -> Move:
         """Two lanes exchange two peers, of one stage or of two."""
@@ -228,15 +243,73 @@ class Routes:
                 new[at], new[at + 1] = new[at + 1], new[at]
         return new if self._is_legal(new) else None
 
-    def _new_path(self, lanes_left: int, rng: random.Random, *, near: bool) -> list[int]:
-        """Uses the stages up evenly, the fullest first, so that the lanes after this one find theirs."""
+    def _starves(self, move: Move) -> bool:
+        """Whether some stage has too few visits after it."""
+        if move.swapped is not None:
+            return self._starve_swapped(*move.swapped)
+        lanes = [lane for lane, _ in move.paths]
+        if not lanes or (len(lanes) == 2 and self.counts[lanes[0]] == self.counts[lanes[1]]):
+            return False  # two lanes only exchange what they have
+        stage_of, gained = self.stage_of, dict[int, int]()
+        for lane, path in move.paths:
+            for peers, count in ((self.paths[lane], -self.counts[lane]), (path, self.counts[lane])):
+                for peer in peers:
+                    gained[stage_of[peer]] = gained.get(stage_of[peer], 0) + count
+        losers = [stage for stage, more in gained.items() if more < 0]
+        if not losers:
+            return False
+        least = least_visits(self.task.rules, self._slots(), self.counts)
+        return any(self._visits(stage) + gained[stage] < least[stage] for stage in losers)
+
+    def _starve_swapped(self, x: int, y: int) -> bool:
+        """The same, when two peers exchange their stages: with more slots a stage may have to have more visits."""
+        more = self.task.slots[y] - self.task.slots[x]
+        if not more:
+            return False
+        slots = self._slots()
+        changed = [(stage, by) for stage, by in ((self.stage_of[x], more), (self.stage_of[y], -more)) if stage >= 0]
+        for stage, by in changed:
+            slots[stage] += by
+        least = least_visits(self.task.rules, slots, self.counts)
+        return any(self._visits(stage) < least[stage] for stage, _ in changed)
+
+    def _visits(self, stage: int) -> int:
+        """Microbatches that go through it."""
+        stage_of, paths = self.stage_of, zip(self.paths, self.counts, strict=True)
+        return sum(count for path, count in paths if any(stage_of[peer] == stage for peer in path))
+
+    def _slots(self) -> list[int]:
+        """Of each stage's peers together."""
+        slots = [0] * self.num_stages
+        for peer, stage in enumerate(self.stage_of):
+            if stage >= 0:
+                slots[stage] += self.task.slots[peer]
+        return slots
+
+    def _even_lanes(self, first: int, then: int) -> tuple["_Wanted", "_Wanted"]:
+        """How many of so many new lanes, and of those after them, shall be on each stage, so that stages are on as many of the first and of all, the
+        present ones included, as slots allow."""
+        slots, held = self._slots(), [0] * self.num_stages
+        for path in self.paths:
+            for peer in path:
+                held[self.stage_of[peer]] += 1
+        lanes, others = first + then, self.task.rules.visits - 1
+        most = [min(lanes, has - used) for has, used in zip(slots, held, strict=True)]
+        every = _filled([0] * self.num_stages, most, lanes * others, held)
+        least = [max(0, one - then) for one in every]
+        early = _filled(least, [min(first, one) for one in every], first * others, held)
+        late = [one - already for one, already in zip(every, early, strict=True)]
+        return _Wanted(first, early), _Wanted(then, late)
+
+    def _new_path(self, lanes_left: int, wanted: list[int], rng: random.Random, *, near: bool) -> list[int]:
+        """Through the stages that are `wanted` by most of the lanes left, so that those after this one find theirs."""
         slots, used = self.task.slots, self.used
         free: list[list[int]] = [[] for _ in range(self.num_stages)]
         for peer, stage in enumerate(self.stage_of):
             if stage >= 0:
                 free[stage] += [peer] * (slots[peer] - used[peer])
         left = [min(len(peers), lanes_left) for peers in free]
-        by_need = sorted(range(1, self.num_stages), key=lambda stage: (-left[stage], rng.random()))
+        by_need = sorted(range(1, self.num_stages), key=lambda stage: (-wanted[stage], rng.random()))
         others = self.task.rules.visits - 1
         for chosen in combinations(by_need, others):  # the first is the most even one, and legal unless skips are long
             stages = (0, *sorted(chosen))
@@ -250,6 +323,8 @@ class Routes:
                         path.append(free[stage][_below(len(free[stage]), rng)])
                 for peer in path:
                     used[peer] += 1
+                for stage in chosen:
+                    wanted[stage] -= 1
                 return path
         raise BadPlan("no route keeps the limits of skips within the free slots; add peers or allow longer jumps")
 
@@ -258,6 +333,17 @@ class Routes:
         first = _below(count, rng)
         second = _below(max(1, count - 1), rng)
         return first, second + (second >= first and count > 1)
+
+
+def _filled(least: Sequence[int], most: Sequence[int], total: int, held: Sequence[int]) -> list[int]:
+    """Numbers between `least` and `most` of each stage but 0 that add up to `total`, as even as can be together with what is `held`."""
+    found = [0, *least[1:]]
+    for _ in range(total - sum(found)):
+        able = [stage for stage in range(1, len(found)) if found[stage] < most[stage]]
+        if not able:
+            raise BadPlan("the routes that were kept leave no room for others; keep fewer")
+        found[min(able, key=lambda stage: (held[stage] + found[stage], stage))] += 1
+    return found
 
 
 def _below(count: int, rng: random.Random) -> int:

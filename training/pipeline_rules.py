@@ -7,6 +7,9 @@ Constraints of the digest's section 1.2, for plans that were made under `Rules`:
           in distance, in number and in sum                                    highest stage so far
     CC-d  no stage is on more routes than its peers have slots           TC1   no peer is on more routes than it has slots
 
+CC-d makes routes use stages evenly only where slots are scarce: with free ones the quickest plan goes around a stage of slow peers, whose layers
+then see less data than the others'. So beside it there is a floor: each stage has `least_share` of the visits that it would have if all had as many.
+
 TC1 is more than thrift: a lane has one microbatch on its way, so under TC1 a forward never waits for a slot, and routes
 in any order cannot lock each other. It implies CC-d where every hop has a peer. TC2, that microbatches should
 not queue behind each other, is no rule here: queueing is in the simulated time that the search minimises.
@@ -16,6 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
+from math import ceil
 
 from farflung.training.pipeline_machine import Machine, drive
 from farflung.training.pipeline_plan import BadPlan, Lane, Op, Plan, Policy, operations
@@ -35,10 +39,30 @@ class Rules:
     """Swaps in one route."""
     max_swap_sum: int = 2
     """Their distances together."""
+    least_share: float = 0.9
+    """Of the visits that a stage would have if all (but stage 0, where every route begins) had as many: so many it has at least."""
 
     def __post_init__(self) -> None:
         if self.visits < 1 or self.max_jump < 1 or min(self.max_swap, self.max_swaps, self.max_swap_sum) < 0:
             raise ValueError("visits and max_jump are at least 1, limits of swaps at least 0")
+        if not 0.0 <= self.least_share <= 1.0:
+            raise ValueError("least_share is between 0 and 1")
+
+
+def least_visits(rules: Rules, slots: Sequence[int], counts: Sequence[int]) -> list[int]:
+    """How many microbatches go through each stage at least, whose peers have so many slots together, with so many microbatches on each lane.
+
+    Always feasible: numbers of lanes, and of those that have one microbatch more than others, can be even but for one, and no stage has to be on more
+    lanes than it has slots. Where a lane cannot leave out any stages it likes, because jumps are short, there is no floor.
+    """
+    stages, others = len(slots), rules.visits - 1
+    if stages < 2 or stages - rules.visits >= rules.max_jump:
+        return [0] * stages
+    fewest = min(counts)
+    more = sum(counts) - fewest * len(counts)
+    even = fewest * (len(counts) * others // (stages - 1)) + more * others // (stages - 1)
+    least = min(even, ceil(rules.least_share * sum(counts) * others / (stages - 1) - 1e-9))
+    return [0, *(min(fewest * one, least) for one in slots[1:])]
 
 
 def broken_rule(stages: Sequence[int], rules: Rules) -> str | None:
@@ -72,7 +96,7 @@ def validate(plan: Plan, rules: Rules | None = None) -> None:
     for number, lane in enumerate(plan.lanes):
         _check_route(plan, number, lane, rules)
     if rules is not None:
-        _check_capacity(plan)
+        _check_capacity(plan, rules)
     if plan.policy is Policy.PROGRAM:
         _check_program(plan)
         _check_program_ends(plan)
@@ -116,19 +140,27 @@ def _check_route(plan: Plan, number: int, lane: Lane, rules: Rules | None) -> No
         raise BadPlan(f"lane {number}, stages {stages}: {broken}; plan it anew")
 
 
-def _check_capacity(plan: Plan) -> None:
+def _check_capacity(plan: Plan, rules: Rules) -> None:
     lanes = [lane for lane in plan.lanes if lane.microbatches]
     visits = Counter(hop.peer for lane in lanes for hop in lane.route if hop.peer is not None)
     for peer, routes in visits.items():
         if routes > plan.slots[peer]:
             raise BadPlan(f"peer {peer} is on {routes} routes and has {plan.slots[peer]} slots (TC1); plan it anew")
     load = Counter(hop.stage for lane in lanes for hop in lane.route)
+    slots = [sum(plan.slots[peer] for peer in stage) for stage in plan.stages]
     for stage, routes in load.items():
-        slots = sum(plan.slots[peer] for peer in plan.stages[stage])
-        if routes > slots:
+        if routes > slots[stage]:
             raise BadPlan(
-                f"stage {stage} is on {routes} routes and its peers have {slots} slots (CC-d); use fewer lanes"
+                f"stage {stage} is on {routes} routes and its peers have {slots[stage]} slots (CC-d); use fewer lanes"
             )
+    least = least_visits(rules, slots, [lane.microbatches for lane in lanes])
+    seen = Counter[int]()
+    for lane in lanes:
+        for hop in lane.route:
+            seen[hop.stage] += lane.microbatches
+    for stage, floor in enumerate(least):
+        if seen[stage] < floor:
+            raise BadPlan(f"stage {stage} has {seen[stage]} visits and must have {floor}; plan it anew")
 
 
 def _all_operations(plan: Plan) -> list[tuple[Op, int | None]]:

@@ -18,7 +18,7 @@ from farflung.protocol.roll import Roll
 from farflung.protocol.route import DROPPED, OPEN, Leg
 from farflung.training.pipeline_online import TRIP_S, Server, plan_step
 from farflung.training.pipeline_plan import Policy
-from farflung.training.pipeline_rules import Rules
+from farflung.training.pipeline_rules import Rules, validate
 
 IDS = [signer.peer_id for signer in signers(5)]
 """0 and 1 are data nodes, 2 and 3 serve stage 1, 4 nothing that anybody knows of."""
@@ -181,3 +181,21 @@ def test_ways_that_nobody_has_measured_are_like_the_others() -> None:
     assert seconds({}) == pytest.approx(computing + 6 * TRIP_S / 2)
     assert seconds({(0, 1): 0.4}) == pytest.approx(computing + 6 * 0.2)
     assert seconds({(0, 1): 0.4, (0, 2): 0.2}) == pytest.approx(computing + 2 * 0.2 + 2 * 0.1 + 2 * 0.15)
+
+
+def slow_stage_share(least_share: float) -> tuple[float, float]:
+    """Of six stages of two peers, the third ten times slower than the others: share of visits that it gets, a third skipped; and the seconds of a step."""
+    peers = [Server(f"{stage}.{peer}", stage, 1.0 if stage == 3 else 0.1, 0.0) for stage in range(6) for peer in (0, 1)]
+    options: dict[str, Any] = {"microbatches": 20, "slots": 8, "nbytes": 1000, "policy": Policy.BACKWARD}
+    rules = Rules(visits=4, max_jump=6, max_swap=0, least_share=least_share)
+    forecast = plan_step(peers, {}, 6, rules, seed=1, **options)
+    validate(forecast.plan, rules)
+    lanes = forecast.plan.lanes
+    return sum(lane.microbatches for lane in lanes if any(hop.stage == 3 for hop in lane.route)) / 20, forecast.seconds
+
+
+def test_a_slow_stage_is_not_starved() -> None:
+    """12 of 20 microbatches would be even, and 11 are nine tenths of it."""
+    free, free_s = slow_stage_share(0.0)
+    bound, bound_s = slow_stage_share(0.9)
+    assert free < 0.4 and bound == 0.55 and free_s < bound_s

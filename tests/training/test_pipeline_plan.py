@@ -11,7 +11,7 @@ from tests.training.pipeline_cases import SEEDS, random_routes
 
 from farflung.training.pipeline_costs import Costs
 from farflung.training.pipeline_plan import BadPlan, Hop, Kind, Lane, Op, Plan
-from farflung.training.pipeline_rules import Rules, broken_rule, validate
+from farflung.training.pipeline_rules import Rules, broken_rule, least_visits, validate
 from farflung.training.pipeline_schedules import (
     checkfree_plus,
     dynamic,
@@ -164,6 +164,34 @@ def test_bad_plans_are_refused(plan: Plan, said: str) -> None:
     validate(two_stages(SOUND), Rules(visits=3))
     with pytest.raises(BadPlan, match=said):
         validate(plan, Rules(visits=3))
+
+
+def test_a_stage_that_routes_starve_is_refused() -> None:
+    one, other = (Hop(0, 0), Hop(1, 2)), (Hop(0, 1), Hop(2, 3))
+    for routes, rules in (
+        ((one, one, other, other), Rules(visits=2)),
+        ((one, one, one, other), Rules(visits=2, least_share=0.5)),
+        ((one, one, one), Rules(visits=2, least_share=0.0)),
+        ((one,), Rules(visits=2)),
+        ((one, one, one, one), Rules(visits=2, max_jump=1)),
+    ):
+        validate(two_stages(*routes, slots=4), rules)
+    with pytest.raises(BadPlan, match="stage 2 has 1 visits and must have 2"):
+        validate(two_stages(one, one, one, other, slots=4), Rules(visits=2))
+    unable = dataclasses.replace(two_stages(one, one, slots=4), slots=(4, 4, 4, 0))
+    validate(unable, Rules(visits=2))
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.data())
+def test_floors_are_feasible(slots: list[int], data: st.DataObject) -> None:
+    """No more than all lanes through a stage give, or as many as it has slots, and together no more than there are."""
+    visits = data.draw(st.integers(1, len(slots)))
+    rules = Rules(visits=visits, least_share=data.draw(st.floats(0.0, 1.0)), max_jump=8)
+    lanes, microbatches = data.draw(st.integers(1, 12)), data.draw(st.integers(12, 40))
+    counts = [microbatches // lanes + (lane < microbatches % lanes) for lane in range(lanes)]
+    least = least_visits(rules, slots, counts)
+    assert all(floor <= sum(counts[:has]) for floor, has in zip(least, slots, strict=True))
+    assert sum(least) <= microbatches * (visits - 1)
 
 
 def test_routes_that_lock_each_other_are_refused_without_rules_too() -> None:
