@@ -49,11 +49,11 @@ class Policy(StrEnum):
 
 
 class Hop(NamedTuple):
+    """It names no version of weights: a backward computes its forward anew, so one hop uses the same weights for both, and peers of a stage differ anyway."""
+
     stage: int
     peer: int | None
     """Index into `Plan.peers`; None is bound while the plan runs, as SWARM does it."""
-    version: int = 0
-    """Of the weights that are expected there."""
 
 
 Route = tuple[Hop, ...]

@@ -121,11 +121,9 @@ def _check_shape(plan: Plan) -> None:
 def _check_route(plan: Plan, number: int, lane: Lane, rules: Rules | None) -> None:
     if not lane.route or lane.route[0].peer is None:
         raise BadPlan(f"lane {number} has no data node; the first hop of a route names its peer")
-    for stage, peer, version in lane.route:
-        if not 0 <= stage < len(plan.stages) or version < 0:
-            raise BadPlan(
-                f"lane {number} goes to stage {stage}, version {version}; there are {len(plan.stages)} stages"
-            )
+    for stage, peer in lane.route:
+        if not 0 <= stage < len(plan.stages):
+            raise BadPlan(f"lane {number} goes to stage {stage}; there are {len(plan.stages)} stages")
         if peer is not None and peer not in plan.stages[stage]:
             raise BadPlan(f"lane {number} goes to peer {peer} for stage {stage}, which that peer does not hold")
         if peer is None and not plan.stages[stage]:
