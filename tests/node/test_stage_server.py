@@ -4,6 +4,7 @@ import asyncio
 import functools
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,11 +13,14 @@ import torch
 from tests.node.stage_lab import LAYERS, StageLab, expected, in_stages, names
 
 from farflung.node import framing
+from farflung.node.pipeline import TICK_S
 from farflung.node.pipeline_driver import Outcome
 from farflung.node.pipeline_step import Step
+from farflung.node.recipe import HEARTBEAT_S
 from farflung.protocol.droppable import Droppable
 from farflung.protocol.errors import NetworkError, Refused
 from farflung.protocol.messages import Again, ParcelHeader, Passage, Said
+from farflung.protocol.roll import SILENT_AFTER
 from farflung.protocol.route import DROPPED, Leg, live_hops, with_peer
 from farflung.training.pipeline_boundary import Boundary
 from farflung.training.pipeline_plan import BadPlan, Hop, Kind, Lane, Op, Plan, Policy
@@ -179,22 +183,31 @@ MOMENTS = {
 }
 
 
+def by_turns() -> Plan:
+    """Two columns as above, each microbatch followed by another on its lane: a step of half a minute."""
+    plan = two_columns()
+    return replace(plan, lanes=tuple(replace(lane, microbatches=2) for lane in plan.lanes))
+
+
 @functools.cache
 def usual() -> Outcome:
     """The step in which nobody dies."""
-    return in_stages(whole, two_columns())
+    return in_stages(whole, by_turns())
 
 
-HEARTBEATS_S = 12.0
+HEARTBEATS_S = SILENT_AFTER * HEARTBEAT_S + TICK_S
 """Until others have noticed by its heartbeats that a machine is silent."""
 
 
 @pytest.mark.parametrize("death", ["process", "machine", "machine, unnoticed"])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_stage_peer_dies(moment: str, death: str) -> None:
+    """At no moment does it cost half a step, when its connections break or its heartbeats end. When nobody notices that it is silent, as when only its
+    stage server stands still, two deadlines of flights pass first, and they may be as long as the step; a control message that is lost costs one."""
     when, what = MOMENTS[moment]
     normal = usual()
-    for seed in range(2 if death == "process" else 1):
+    runs = {"process": [0.0, 0.0, 0.0, 0.02], "machine": [0.0, 0.0, 0.0], "machine, unnoticed": [0.02]}
+    for seed, drop in enumerate(runs[death]):
 
         def happens(lab: StageLab, _: int, op: Op, now: str) -> None:
             if (op, now) == (when, what):
@@ -202,15 +215,14 @@ def test_a_stage_peer_dies(moment: str, death: str) -> None:
                 if death == "machine":
                     asyncio.get_running_loop().call_later(HEARTBEATS_S, lab.drivers[0].lost, 3, "no heartbeat")
 
-        drop = 0.02 if seed or death != "process" else 0.0
-        outcome = in_stages(whole, two_columns(), seed=seed, happens=happens, jitter_s=0.3, drop=drop, duplicate=0.02)
-        assert sorted(outcome.losses) == list(range(4)) and not outcome.cut
+        outcome = in_stages(whole, by_turns(), seed=seed, happens=happens, jitter_s=0.3, drop=drop, duplicate=0.02)
+        assert sorted(outcome.losses) == list(range(8)) and not outcome.cut
         assert outcome.lost == {3}
         assert outcome.losses == pytest.approx(normal.losses, rel=1e-6)
-        for microbatch in (1, 3):  # the other column
+        for microbatch in (1, 3, 5, 7):  # the other column
             assert outcome.routes[microbatch] == normal.routes[microbatch]
-        if death == "process" and not drop:
-            assert outcome.seconds < 1.5 * normal.seconds
+        if not drop:
+            assert outcome.seconds <= 1.5 * normal.seconds, seed
 
 
 def test_two_neighbours_die_between_forward_and_backward() -> None:
