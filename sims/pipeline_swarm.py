@@ -122,6 +122,8 @@ class PipelineSwarm:
     """By peer, what its person tells of where it stands, and whose it is."""
     tied: bool = True
     """Whether those who were told stay there whatever is needed later."""
+    exact_means: bool = True
+    """See `judge.Judge`."""
     peers: dict[int, StagePeer] = field(default_factory=dict)
     disks: list[Disk] = field(init=False)
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
@@ -305,7 +307,10 @@ class PipelineSwarm:
             outfit = _Outfit(recipe.terms(life))
             self._views[life] = StageView(outfit, self.ids)
             where = f"stage {life.stage}" + (f", life {life.number}" if life.number else "")
-            judge = Judge(broken=lambda which, what: self.broken.append(f"{where}, invariant {which}: {what}"))
+            judge = Judge(
+                broken=lambda which, what: self.broken.append(f"{where}, invariant {which}: {what}"),
+                exact_means=self.exact_means,
+            )
             judge.swarm = cast(Swarm, self._views[life])
             self._judges[life] = judge
         return self._judges[life], self._views[life]
@@ -339,12 +344,14 @@ class PipelineSwarm:
     def digests(self) -> dict[int, set[tuple[int, bytes]]]:
         """By stage: (version, digest of the outer state) that its living peers really hold."""
         held = defaultdict[int, set[tuple[int, bytes]]](set)
-        for peer in self.peers.values():
+        for number, peer in self.peers.items():
             if peer.applier.idle and peer.applier.version >= 0:
-                life = peer.pipeline.life
-                outer = self._views[life].learners[self.ids.index(peer.member.me)].outer
-                held[life.stage].add((peer.applier.version, outer.digest()))
+                held[peer.pipeline.life.stage].add((peer.applier.version, self.learner(number).outer.digest()))
         return dict(held)
+
+    def learner(self, peer: int) -> SimStageLearner:
+        """What a living peer trains with."""
+        return self._views[self.peers[peer].pipeline.life].learners[peer]
 
 
 @dataclass(frozen=True, slots=True)

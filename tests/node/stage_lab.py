@@ -74,14 +74,35 @@ def step_of(plan: Plan, droppable: Droppable) -> Step:
     return Step(window=WINDOW, plan=plan, most_tokens=16, droppable=droppable)
 
 
+class _Crossed(torch.autograd.Function):
+    """What the next stage gets of an activation, and the one before of its gradient: decoded from what was encoded."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, boundary: Boundary) -> Tensor:
+        ctx.boundary = boundary
+        return _crossed(x, boundary)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
+        (gradient,) = gradients
+        return _crossed(gradient, ctx.boundary), None
+
+
+def _crossed(x: Tensor, boundary: Boundary) -> Tensor:
+    batch, length, _ = x.shape
+    return boundary.decode(boundary.encode(x), batch, length, device=torch.device("cpu"))
+
+
 def expected(
     model: Decoder,
     layers: Sequence[int],
     data: Sequence[Batch],
     ways: Mapping[int, Sequence[int]],
     visits: Iterable[tuple[int, int]],
+    boundary: Boundary | None = None,
 ) -> dict[str, Tensor]:
-    """Mean gradients in one process: `ways` are the stages of each microbatch, `visits` the (microbatch, stage or HEAD) that count."""
+    """Mean gradients in one process: `ways` are the stages of each microbatch, `visits` the (microbatch, stage or HEAD) that count.
+    `boundary`: by which codec everything goes that crosses one, in the one process as well."""
     stages, head = split(model, layers)
     wanted = defaultdict(list)
     for microbatch, part in visits:
@@ -92,6 +113,7 @@ def expected(
         x, targets = data[microbatch]
         for stage in way:
             x = stages[stage](x)
+            x = x if boundary is None else _Crossed.apply(x, boundary)
         next_token_loss(head(x), targets).backward()  # type: ignore[no-untyped-call]
         found[microbatch] = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
@@ -145,7 +167,7 @@ class StageLab:
         self.servers: list[_Watched] = []
         self.networks: list[MemoryNetwork] = []
         self.data = batches(len(self.step.routes))
-        boundary = Boundary.parse(codec, CONFIG.dim)
+        self.boundary = boundary = Boundary.parse(codec, CONFIG.dim)
         for number in range(len(plan.peers)):
             network = MemoryNetwork(self.hub, signer(number).peer_id)
             mail = PipelineMail(network, signer(number), SWARM, pipeline_messages.decode)
