@@ -206,7 +206,7 @@ def read_recipe(manifest: Manifest) -> Recipe:
             tie_embeddings=model.tie_embeddings,
             qk_norm=model.qk_norm,
         )
-        tensors = tuple(parameter_shapes(shape))
+        tensors = parameter_shapes(shape)
         return Recipe(
             manifest=manifest,
             swarm=manifest_hash(manifest),

@@ -20,7 +20,6 @@ allocator's fragmentation are covered by `RESERVE`.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import psutil
 import torch
@@ -159,7 +158,7 @@ def forecast(
 ) -> MemoryForecast:
     """Memory of one replica that trains `microbatch` sequences at a time."""
     n = num_parameters(config)
-    shapes = _shapes(config)
+    shapes = parameter_shapes(config)
     largest = max(shape.numel() for _, shape in shapes)
     state, fetched, batch = _state_bytes(shapes, optimizer, options.inner_state)
     if compute_bytes == 4:
@@ -182,11 +181,6 @@ def forecast(
         outer_bytes=(16 + 4 * residuals) * n,
         offloaded_bytes=state if options.inner_state.offload else 0,
     )
-
-
-@lru_cache(maxsize=16)
-def _shapes(config: ModelConfig) -> tuple[tuple[str, torch.Size], ...]:
-    return tuple(parameter_shapes(config))
 
 
 def _state_bytes(

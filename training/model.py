@@ -16,6 +16,7 @@ Shapes: B batch, T sequence, D dim, H heads, K key/value heads, E dim of a head,
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -211,13 +212,14 @@ class Decoder(nn.Module):
         return F.linear(x_BTD, head)
 
 
-def parameter_shapes(config: ModelConfig) -> list[tuple[str, torch.Size]]:
+@lru_cache(maxsize=16)  # a peer of a pipeline asks some twenty times while it starts
+def parameter_shapes(config: ModelConfig) -> tuple[tuple[str, torch.Size], ...]:
     """Name and shape of every parameter of a `Decoder`, in its order; nothing is allocated."""
     with torch.device("meta"):
         modules: dict[str, nn.Module] = {"model": Trunk(config)}
         if not config.tie_embeddings:
             modules["lm_head"] = nn.Linear(config.dim, config.vocab_size, bias=False)
-    return [(name, parameter.shape) for name, parameter in nn.ModuleDict(modules).named_parameters()]
+    return tuple((name, parameter.shape) for name, parameter in nn.ModuleDict(modules).named_parameters())
 
 
 def initialise_(model: Decoder, seed: int) -> None:

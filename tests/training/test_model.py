@@ -51,7 +51,7 @@ def test_parameters_are_counted(config: ModelConfig, tied: bool, qk_norm: bool) 
     model = Decoder(config, seed=1)
     assert num_parameters(config) == sum(parameter.numel() for parameter in model.parameters())
     assert ("lm_head.weight" in dict(model.named_parameters())) is not tied
-    assert [(name, p.shape) for name, p in model.named_parameters()] == parameter_shapes(config)
+    assert tuple((name, p.shape) for name, p in model.named_parameters()) == parameter_shapes(config)
 
 
 @pytest.mark.parametrize("name", PRESETS)
