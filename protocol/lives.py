@@ -66,7 +66,7 @@ then listen for a better word, that is three times the silence after which a sta
 state is there; the survivor trains on; and a machine that is started again is back within that time, as a rule."""
 
 STARTING_S = 600.0
-"""In the place of `LOST_AFTER` for a stage of which a peer has heard nobody since it was started itself, unless a data node says that it is lost, and of
+"""In the place of `LOST_AFTER` for a stage of which a peer has heard nobody since it was started itself, unless a data node or half of all others say that it is lost, and of
 `NO_QUORUM_AFTER` for a holder that has had no quorum since then: perhaps the whole swarm is just being started."""
 
 

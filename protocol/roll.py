@@ -229,12 +229,15 @@ class Roll:
             return ()
         usual_s = LOST_AFTER * self.heartbeat_s
         homes = [said for peer in self.training(0, now) if (said := self.present(peer)) is not None]
+        heard = (said for peer in self.known if self.alive(peer, now) and (said := self.present(peer)) is not None)
+        others = [said for said in heard if said.stage > 0]
         found = []
         for stage in range(1, self.stages):
             if stage in self._shown:
                 at = self._shown[stage] + (GONE_AFTER * self.heartbeat_s if self._all_gone(stage, homes) else usual_s)
-            else:  # never heard: the data nodes may know better, or all may just be starting
-                known = any(stage in said.lost for said in homes)
+            else:  # never heard: a data node may know better, or half of the others, or all may just be starting
+                agree = sum(stage in said.lost for said in others)
+                known = any(stage in said.lost for said in homes) or 0 < len(others) <= 2 * agree
                 at = self._listens_since + (usual_s if known else STARTING_S)
             if stage != held and self.life(stage) is not None and now > at:
                 found.append(stage)

@@ -223,6 +223,19 @@ def test_a_stage_that_nobody_has_heard_yet_may_just_be_starting() -> None:
     assert roll.lost(LATE - 0.2, held=0) == () and roll.lost(LATE, held=0) == (1,)
 
 
+def test_the_only_data_node_was_started_again_and_half_of_the_others_know_that_a_stage_is_lost() -> None:
+    """They went on meanwhile: it does not wait as if all of the swarm were starting."""
+    roll = roll_of(A)
+    roll.appointments[1] = Appointment(1, C, bytes(64))
+    roll.tick(0.0)
+    roll.heard(B, says(2, lost=(1,)), LATE)
+    roll.heard(C, says(2), LATE)
+    roll.heard(D, says(2), LATE)
+    assert roll.lost(LATE, held=0) == ()  # one of three
+    roll.heard(C, says(2, lost=(1,)), LATE)
+    assert roll.lost(LATE - 0.2, held=0) == () and roll.lost(LATE, held=0) == (1,)
+
+
 def test_a_stage_that_was_never_begun_is_not_lost() -> None:
     roll = roll_of(A)
     roll.tick(0.0)
