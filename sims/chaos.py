@@ -7,15 +7,10 @@ One seed draws 3 to 24 peers and a schedule of joins, leaves, kills, pauses, par
     python -m farflung.sims.chaos --seed 17 --twice               # and once more: the log has to be the same
 """
 
-import argparse
 import hashlib
 import math
 import random
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
 
 from farflung.compression.codec import Codec
 from farflung.compression.int8 import Int8
@@ -31,6 +26,7 @@ from farflung.sims.fault_drawing import MAX_PEERS, ChurnModel, draw_schedule
 from farflung.sims.faults import Schedule
 from farflung.sims.links import LinkModel
 from farflung.sims.simulation import Meddler, Plan, Report, simulate
+from farflung.sims.soak import soak
 from farflung.sims.swarm import Outfit
 from farflung.sims.toy import ToyLearner
 from farflung.training.outer import OuterConfig
@@ -167,51 +163,15 @@ def run_seed(seed: int) -> Report:
     return run_schedule(seed, drawn_schedule(seed))
 
 
-def run_seeds(
-    seeds: Sequence[int], *, jobs: int, repeat_every: int = 0, run: Callable[[int], Report] = run_seed
-) -> Iterator[tuple[Report, bool]]:
-    """The report of each seed, in order, and whether it was run twice: every `repeat_every`-th is, 0 for none. Another log the second time is
-    a violation. It is made by another process, so that what depends on Python's hash seed differs.
-    """
-    repeated = seeds[::repeat_every] if repeat_every else ()
-    fresh = get_context("spawn")  # a fork would have its parent's hash seed
-    with ProcessPoolExecutor(jobs, mp_context=fresh) as pool, ProcessPoolExecutor(1, mp_context=fresh) as other:
-        again = {seed: other.submit(run, seed) for seed in repeated}
-        for report in map(run, seeds) if len(seeds) == 1 else pool.map(run, seeds):
-            second = again.pop(report.seed, None)
-            if second is not None and (log := second.result().log_sha256) != report.log_sha256:
-                report.violations.append(
-                    f"seed {report.seed} run twice gave two logs: sha256 {report.log_sha256} and {log}"
-                )
-            yield report, second is not None
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=0, help="how many seeds to run")
-    parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument("--seed", type=int, help="run one seed")
-    parser.add_argument("--events", action="store_true", help="print the event log")
-    parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--twice", action="store_true", help="run each seed twice: its log has to be the same")
-    parser.add_argument("--repeat-every", type=int, default=0, metavar="N", help="run every N-th seed twice")
-    args = parser.parse_args()
-    seeds = [args.seed] if args.seed is not None else list(range(args.first, args.first + args.seeds))
-    failed = 0
-    for report, twice in run_seeds(seeds, jobs=args.jobs, repeat_every=1 if args.twice else args.repeat_every):
-        if args.events:
-            sys.stdout.write("\n".join(report.schedule + report.events) + "\n")
-        verdict = "ok" if not report.violations else "VIOLATED"
-        sys.stdout.write(
-            f"seed {report.seed:4d}: {report.num_peers:2d} peers, {len(report.schedule):3d} faults, {report.commits:3d} commits,"
-            f" {report.rounds:3d} rounds, {report.missed:3d} missed, {verdict}{', twice' if twice else ''}\n"
-        )
-        for violation in report.violations[:5]:
-            sys.stdout.write(f"    {violation}\n")
-        failed += bool(report.violations)
-        sys.stdout.flush()
-    sys.stdout.write(f"{len(seeds) - failed} passed, {failed} failed\n")
-    sys.exit(1 if failed else 0)
+    soak(__doc__, run_seed, _told)
+
+
+def _told(report: Report) -> str:
+    return (
+        f"{report.num_peers:2d} peers, {len(report.schedule):3d} faults, {report.commits:3d} commits, {report.rounds:3d} rounds,"
+        f" {report.missed:3d} missed"
+    )
 
 
 if __name__ == "__main__":

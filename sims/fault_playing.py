@@ -43,6 +43,48 @@ class Processes(Protocol):
         """From now on everything that a peer computes takes `factor` times its usual time."""
 
 
+class Player:
+    """Carries out one fault after another, each at the moment at which it is told to."""
+
+    def __init__(
+        self,
+        hub: MemoryHub,
+        peers: Sequence[PeerId],  # by number
+        processes: Processes,
+        on_fault: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """`on_fault` is told one line about each fault just before it happens, and before a window ends."""
+        self.done: list[tuple[float, str]] = []
+        """Virtual time, and the line."""
+        self._hub = hub
+        self._peers = peers
+        self._processes = processes
+        self._on_fault = on_fault
+        self._open: dict[int, int] = {}
+
+    def begin(self, number: int, fault: Fault) -> None:
+        """Let it happen. `number` names it for `end`."""
+        self._tell(describe(fault).partition(" s  ")[2])
+        if isinstance(fault, Slow):
+            self._processes.slow(fault.peer, fault.factor)
+        elif isinstance(fault, Drop | Duplicate | Delay):
+            self._open[number] = self._hub.disturb(_disturbance(fault, self._peers))
+        else:
+            _carry_out(fault, self._hub, self._peers, self._processes)
+
+    def end(self, number: int, window: Window) -> None:
+        """It is over."""
+        self._tell("end of " + describe(window).partition(" s  ")[2])
+        if isinstance(window, Slow):
+            self._processes.slow(window.peer, 1.0)
+        else:
+            self._hub.calm(self._open.pop(number))
+
+    def _tell(self, line: str) -> None:
+        self._on_fault(line)
+        self.done.append((self._hub.now(), line))
+
+
 async def play(
     schedule: Schedule,
     hub: MemoryHub,
@@ -52,7 +94,7 @@ async def play(
 ) -> list[tuple[float, str]]:
     """Carry out a schedule that begins now, and return what was done: (virtual time, one line).
 
-    `peers[n]` is the id of peer number n; `on_fault` is told each line just before it happens. Returns at `schedule.duration_s`.
+    `peers[n]` is the id of peer number n; for `on_fault` see `Player`. Returns at `schedule.duration_s`.
     """
     began = hub.now()
     # Ends of windows are steps of their own; at the same instant they come in the order in which their windows began.
@@ -61,23 +103,15 @@ async def play(
         steps.append((fault.at, number, fault, False))
         if isinstance(fault, Window):
             steps.append((fault.until, number, fault, True))
-    open_windows: dict[int, int] = {}
-    done: list[tuple[float, str]] = []
+    player = Player(hub, peers, processes, on_fault)
     for at, number, fault, ends in sorted(steps, key=lambda step: (step[0], step[1], step[3])):
         await asyncio.sleep(began + at - hub.now())
-        line = ("end of " if ends else "") + describe(fault).partition(" s  ")[2]
-        on_fault(line)
-        if isinstance(fault, Slow):
-            processes.slow(fault.peer, 1.0 if ends else fault.factor)
-        elif ends:
-            hub.calm(open_windows.pop(number))
-        elif isinstance(fault, Drop | Duplicate | Delay):
-            open_windows[number] = hub.disturb(_disturbance(fault, peers))
+        if ends and isinstance(fault, Window):
+            player.end(number, fault)
         else:
-            _carry_out(fault, hub, peers, processes)
-        done.append((hub.now(), line))
+            player.begin(number, fault)
     await asyncio.sleep(began + schedule.duration_s - hub.now())
-    return done
+    return player.done
 
 
 def _disturbance(fault: Drop | Duplicate | Delay, peers: Sequence[PeerId]) -> Disturbance:

@@ -11,10 +11,11 @@ from farflung.sims.logs import Events
 from farflung.sims.pipeline_log import logged_steps
 from farflung.sims.pipeline_recoveries import recoveries
 from farflung.sims.sim_folder import EVENTS, timeline_of
-from farflung.sims.simulation import HEADING, Report, log_line
+from farflung.sims.simulation import Report
 from farflung.sims.spans import kills
 from farflung.sims.summary import commits_by_round
 from farflung.sims.swarm import Labour
+from farflung.sims.trail import HEADING, log_line
 
 
 def fill_report(

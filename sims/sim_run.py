@@ -24,8 +24,9 @@ from farflung.sims.scenario import Scenario, find_scenario, load_scenario
 from farflung.sims.scenario_plan import Prepared, prepare
 from farflung.sims.sim_folder import EVENTS, RUN, Recorder, public_keys, run_facts
 from farflung.sims.sim_result import Result, show, summarise
-from farflung.sims.simulation import Sink, simulate
+from farflung.sims.simulation import simulate
 from farflung.sims.swarm import START_UNIX_S
+from farflung.sims.trail import Sink
 
 SHORTEN_RUNS = 12
 """Runs that may be spent on making a failure small: it takes so many times as long as finding it did, at most."""

@@ -1,16 +1,6 @@
-"""One simulation from beginning to end: a swarm, what goes wrong, the judge over it, and the log of all that happened.
-
-The log has a total order, that of the virtual clock (`clock`), and is the same to the byte for the same seed and schedule, on every machine whose
-torch rounds alike and under any PYTHONHASHSEED. One line of it is one event of one node (docs/events.md), a fault, or a broken invariant:
-
-     41.250  3 round.commit    {"contributed": true, …}
-
-Lines are hashed as they come, and kept or written only for those who ask.
-"""
+"""One simulation from beginning to end: a swarm, what goes wrong, the judge over it, and the log of all that happened (`trail`)."""
 
 import asyncio
-import hashlib
-import json
 import random
 import traceback
 from collections.abc import Awaitable, Callable
@@ -30,6 +20,7 @@ from farflung.sims.links import LinkModel
 from farflung.sims.nat import Nat
 from farflung.sims.pipeline_recoveries import Recovered
 from farflung.sims.swarm import START_UNIX_S, Labour, Outfit, Swarm
+from farflung.sims.trail import Sink, Trail
 
 CRASH_LINES = 4
 """Entries of a crash's traceback that are logged, the innermost last."""
@@ -37,14 +28,8 @@ CRASH_LINES = 4
 LOOK_S = 2.0
 """Between two looks of the judge at what nodes hold."""
 
-HEADING = ("swarm", "event", "peer", "time")
-"""Keys of an event that a line of the log begins with, or that say the same in all of them."""
-
 Meddler = Callable[[Swarm], Awaitable[None]]
 """What a test does to a swarm beside the schedule."""
-
-Sink = Callable[[str, Event], None]
-"""Takes each line of the log, and the event it stands for; `peer` is the peer's number, or missing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,12 +106,6 @@ class Report:
                 self.losses.append((at, int(event["tokens"]), float(event["loss"])))
 
 
-def log_line(at: float, peer: int | None, what: str, fields: Event) -> str:
-    """A line of the log: seconds from the beginning, the peer's number, the event, and what it says."""
-    said = json.dumps(fields, sort_keys=True, default=str)
-    return f"{at:9.3f} {'' if peer is None else peer:>2} {what:15} {said}"
-
-
 def simulate(plan: Plan, *, sink: Sink | None = None, keep: bool = False, meddler: Meddler | None = None) -> Report:
     """Run a plan. `keep` keeps the log in the report, `sink` sees it as it grows."""
     torch.set_num_threads(1)
@@ -142,9 +121,7 @@ class _Run:
     def __init__(self, plan: Plan, report: Report, sink: Sink | None, keep: bool) -> None:
         self._plan = plan
         self._report = report
-        self._sink = sink
-        self._keep = keep
-        self._hash = hashlib.sha256()
+        self._trail = Trail(keep, sink, report.events)
         self._judge = Judge(broken=self._broken, exact_means=plan.exact_means)
         self._is_broken = asyncio.Event()
 
@@ -189,13 +166,13 @@ class _Run:
             for task in swarm.tasks.values():
                 task.cancel()
         report.labour = swarm.labour
-        report.log_sha256 = self._hash.hexdigest()
+        report.log_sha256 = self._trail.sha256
 
     async def _story(self, swarm: Swarm) -> None:
         """The schedule, and the judgement on how the swarm has come out of it."""
         plan, judge = self._plan, self._judge
         playing = play(
-            plan.schedule, swarm.hub, swarm.ids, swarm, lambda line: self._log(None, "fault", {"what": line})
+            plan.schedule, swarm.hub, swarm.ids, swarm, lambda line: self._trail.log(None, "fault", {"what": line})
         )
         await playing
         if not plan.calm_s:
@@ -220,34 +197,21 @@ class _Run:
     # ---- the log -----------------------------------------------------------------------------------------------
 
     def _on_event(self, index: int, event: Event) -> None:
-        what = str(event["event"])
-        self._log(index, what, {k: v for k, v in event.items() if k not in HEADING})
-        self._report.note(self._now(), event)
+        self._trail.event(index, event)
+        self._report.note(self._trail.now, event)
         self._judge.on_event(index, event)
 
     def _on_crash(self, index: int, error: Exception) -> None:
         trace = traceback.format_exception(error)
-        self._log(index, "crash", {"traceback": [line.strip() for line in trace[-CRASH_LINES:]]})
+        self._trail.log(index, "crash", {"traceback": [line.strip() for line in trace[-CRASH_LINES:]]})
         self._judge.violate(8, f"peer {index} crashed: {type(error).__name__}: {error}")
 
     def _broken(self, which: int, detail: str) -> None:
         self._report.violations.append(f"invariant {which}: {detail}")
         if self._report.broken_at is None:
-            self._report.broken_at = self._now()
-        self._log(None, "invariant.broken", {"which": which, "detail": detail})
+            self._report.broken_at = self._trail.now
+        self._trail.log(None, "invariant.broken", {"which": which, "detail": detail})
         self._is_broken.set()
-
-    def _log(self, index: int | None, what: str, fields: Event) -> None:
-        line = log_line(self._now(), index, what, fields)
-        self._hash.update(line.encode() + b"\n")
-        if self._keep:
-            self._report.events.append(line)
-        if self._sink is not None:
-            whose = {} if index is None else {"peer": index}
-            self._sink(line, {"time": self._now(), "event": what, **whose, **fields})
-
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time() - START_UNIX_S
 
 
 async def _meddle(meddler: Meddler, swarm: Swarm) -> None:

@@ -177,7 +177,7 @@ class Swarm:
         try:
             await peer.run(anchor=anchor, history=history, known=known)
         except Exception as error:  # noqa: BLE001  a process that crashes is a finding, and the others go on, as in life
-            self.on_crash(index, _innermost(error))
+            self.on_crash(index, innermost(error))
         finally:
             self.labour[index].running_s += self.hub.now() - began
             if self.peers.get(index) is peer:
@@ -192,7 +192,8 @@ class Swarm:
         return seconds
 
 
-def _innermost(error: Exception) -> Exception:
+def innermost(error: Exception) -> Exception:
+    """The first error that a group of them is about."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error

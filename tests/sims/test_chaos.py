@@ -9,9 +9,10 @@ from multiprocessing import get_context
 
 import pytest
 
-from farflung.sims.chaos import Wire, run_schedule, run_seed, run_seeds, toy_plan
+from farflung.sims.chaos import Wire, run_schedule, run_seed, toy_plan
 from farflung.sims.faults import Delay, Heal, Kill, Leave, Partition, Schedule, Start
 from farflung.sims.simulation import Report, simulate
+from farflung.sims.soak import run_seeds
 from farflung.sims.swarm import Swarm
 
 BRISK = Wire(step_s=(0.7, 1.0, 1.3, 1.6, 0.9, 1.2, 0.8, 1.5))
