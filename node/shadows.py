@@ -75,6 +75,8 @@ class Shelf:
     """Of all copies so far."""
     allowed_bytes: float = 0.0
     """By the budget, so far."""
+    bucket_bytes: float = 0.0
+    """What the budget allows now; negative is debt, which a peer that moves takes along."""
 
     @property
     def copies(self) -> tuple[Copy, ...]:
@@ -164,7 +166,6 @@ class Shadows:
         self._step_bytes = step_bytes
         self._budget = Budget(share=recipe.pipeline.shadows)
         self._setbacks = Setbacks()
-        self._bucket = 0.0
         self._counted_to = 0
         self._replicas: dict[int, int] = {}
         """By stage whose shadow we hold, how many train in it, as of the last look."""
@@ -185,7 +186,7 @@ class Shadows:
             if self._budget.share > 0.0:
                 for one in self._due():
                     if not await self._refresh(one):
-                        self._bucket += one.kept.nbytes
+                        self._shelf.bucket_bytes += one.kept.nbytes
 
     async def own(self) -> Shadow:
         """Of the stage that we serve."""
@@ -220,12 +221,13 @@ class Shadows:
         kept = {stage: self._kept(stage, len(trained[stage])) for stage in mine}
         steps, self._counted_to = max(0, step - self._counted_to), max(step, self._counted_to)
         sent = steps * self._step_bytes * len(mine) // max(1, len(poor))
-        self._bucket = filled(self._bucket, sent, list(kept.values()), self._budget)
-        self._shelf.allowed_bytes += self._budget.share * sent
-        found, self._bucket = due(
+        shelf = self._shelf
+        shelf.bucket_bytes = filled(shelf.bucket_bytes, sent, list(kept.values()), self._budget)
+        shelf.allowed_bytes += self._budget.share * sent
+        found, shelf.bucket_bytes = due(
             [kept[stage] for stage in mine if stage in old],
             step,
-            bucket_bytes=self._bucket,
+            bucket_bytes=shelf.bucket_bytes,
             loss_per_step=self._loss_per_step(said),
             budget=self._budget,
         )
