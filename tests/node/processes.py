@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.node.watching import HOOK, Opened, read_hook
+
 from farflung.node.events import read_events
 from farflung.node.paths import SwarmPaths, resolve_paths
 
@@ -20,32 +22,18 @@ LOOK_S = 0.05
 """Between two looks at a file: nodes are other processes, so there is nothing to wait on."""
 
 
-WATCHER = """
-import os, sys, time
-
-_log = os.open({log!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-
-def _opened(event, arguments):
-    if event == "open" and isinstance(arguments[0], str) and arguments[2] & os.O_ACCMODE == os.O_RDONLY:
-        os.write(_log, f"{{time.time()}} {{os.path.abspath(arguments[0])}}\\n".encode())
-
-sys.addaudithook(_opened)
-"""
-"""Python runs it before anything else, when it is called `sitecustomize`. States of models are read by other languages' code, but their hash is taken first."""
-
-
 class Node:
     """A process that runs `farflung join`."""
 
     def __init__(self, home: Path, swarm: str, *options: str, watched: bool = False) -> None:
-        """`watched`: what it reads is known, see `read_since`."""
+        """`watched`: what it opens is known, see `opened_since`."""
         command = [sys.executable, "-m", "farflung.sims.main", "join", swarm, "--local", "--no-live", "--threads", "1"]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        self._read = home.with_suffix(".read")
+        self._opened = home.with_suffix(".opened")
         if watched:
             folder = home.with_suffix(".watcher")
             folder.mkdir()
-            (folder / "sitecustomize.py").write_text(WATCHER.format(log=str(self._read)))
+            (folder / "sitecustomize.py").write_text(HOOK.format(log=str(self._opened)))
             environment["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [environment.get("PYTHONPATH")])])
         self.home, self.log = home, home.with_suffix(".log")
         with self.log.open("w") as output:
@@ -97,10 +85,9 @@ class Node:
     def rounds(self) -> int:
         return len(self.events("round.commit"))
 
-    def read_since(self, unix_s: float) -> list[Path]:
-        """Files that were opened to be read, of a node that is watched."""
-        lines = [line.split(" ", 1) for line in self._read.read_text().splitlines()]
-        return [Path(path) for at, path in lines if float(at) >= unix_s]
+    def opened_since(self, unix_s: float) -> list[Opened]:
+        """Files that it has opened, if it is watched."""
+        return [one for one in read_hook(self._opened) if one.at >= unix_s]
 
     def ended(self) -> int:
         """Wait for its end; the status."""
