@@ -21,8 +21,9 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-soak: $(STAMP)                    # 500 seeded schedules of churn under virtual time, every tenth twice: same seed, same log
+soak: $(STAMP)                    # seeded misfortune under virtual time, every tenth twice (same seed, same log): 500 swarms, 1,000 pipelines that lose stages
 	$(BIN)/python -m farflung.sims.chaos --seeds 500 --repeat-every 10
+	$(BIN)/python -m farflung.sims.chaos_pipeline --seeds 1000 --repeat-every 10
 
 bench: $(STAMP)
 	$(BIN)/farflung bench overhead

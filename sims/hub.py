@@ -231,6 +231,11 @@ class MemoryHub:
         """Peers with a live process, paused ones included, in the order in which they started."""
         return list(self._running)
 
+    @property
+    def quiet(self) -> bool:
+        """True while there is no partition, and nothing that makes the network worse."""
+        return self._sides is None and not self._disturbances
+
     def is_paused(self, peer: PeerId) -> bool:
         """True while the peer's process is stopped."""
         return peer in self._paused

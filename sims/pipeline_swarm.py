@@ -2,7 +2,8 @@
 
 What `swarm` is for replicas. Each peer's life is that of the daemon: the founder begins stage 0, others come in by the entrance, take the stage
 that needs them (or the one that they were told to take), and keep stage, appointments and state on a disk that outlives them. A judge
-(`judge.Judge`) looks at the chain of each stage as it looks at the one of a replica swarm, for it is the same chain.
+(`judge.Judge`) looks at the chain of each stage as it looks at the one of a replica swarm, for it is the same chain, and another one
+(`pipeline_judge.PipelineJudge`) at what they are together.
 """
 
 import asyncio
@@ -34,9 +35,10 @@ from farflung.node.terms import Terms
 from farflung.protocol import pipeline_messages
 from farflung.protocol.appointment import Appointment
 from farflung.protocol.chain import founded
+from farflung.protocol.envelope import swarm_of
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.keys import PeerId, Signer, short
-from farflung.protocol.lives import Life
+from farflung.protocol.lives import Life, group_of
 from farflung.protocol.pipeline_messages import UNKNOWN, Domains
 from farflung.protocol.roll import Roll
 from farflung.sims import clock
@@ -46,6 +48,7 @@ from farflung.sims.judge import Judge
 from farflung.sims.learners import SimStageLearner
 from farflung.sims.links import LinkModel
 from farflung.sims.network import MemoryNetwork
+from farflung.sims.pipeline_judge import PipelineJudge, WatchedSteps
 from farflung.sims.swarm import START_UNIX_S, Swarm
 from farflung.sims.toy import MemoryStorage, VirtualDoor
 from farflung.training.data import Dataset
@@ -132,10 +135,21 @@ class PipelineSwarm:
     """Invariants that a judge saw broken, and refusals that honest peers should not make. A peer that crashes ends the simulation."""
     slowness: dict[int, float] = field(default_factory=dict)
     """By peer, how many times as long as usual everything takes for now."""
+    on_event: Callable[[int, Event], None] = lambda peer, event: None
+    """Sees the events of all nodes, in the order in which they happen."""
+    on_broken: Callable[[str], None] = lambda what: None
+    """Told what goes to `broken`."""
+    judge: PipelineJudge = field(init=False)
     _judges: dict[Life, Judge] = field(default_factory=dict)
     _views: dict[Life, StageView] = field(default_factory=dict)
+    _groups: dict[bytes, Judge] = field(default_factory=dict)
+    """By what the messages of a chain are bound to."""
+    _heard: bytes = b""
+    """The last message; a broadcast is heard once."""
 
     def __post_init__(self) -> None:
+        self.judge = PipelineJudge(self._broken, self.hub, self.ids, self.peers, self._judges)
+        self.hub.on_message = self._on_message
         self.disks = [Disk() for _ in self.signers]
         self.disks[self.founder].life = Life(0, 0, self.signers[self.founder].peer_id)
 
@@ -166,6 +180,8 @@ class PipelineSwarm:
     def kill(self, peer: int, *, reset: bool = True) -> None:
         """`reset`: its kernel still tells others that its connections are gone."""
         gone = self.peers.pop(peer, None)
+        if gone is not None and gone.pipeline.life.stage == 0:
+            self.judge.disturbed_at = self.hub.now()
         for view in self._views.values():
             if view.peers.get(peer) is gone:
                 view.peers.pop(peer, None)
@@ -188,7 +204,7 @@ class PipelineSwarm:
 
         def refused(error: RemoteError) -> None:
             if type(error).__name__ not in HONEST_REFUSALS:
-                self.broken.append(f"peer {index} refused: {type(error).__name__}: {error.reason}")
+                self._broken(f"peer {index} refused: {type(error).__name__}: {error.reason}")
 
         mail = PipelineMail(network, signer, self.recipe.swarm, pipeline_messages.decode)
         known = [p for p in self.hub.running() if p != signer.peer_id]
@@ -240,11 +256,13 @@ class PipelineSwarm:
             return VirtualDoor(seconds)
 
         doors = Doors(learner=door(), side=door(), journal=door())
-        if life.number > 0 and life.founder == signer.peer_id and not storage.load_history():
+        made = life.number > 0 and life.founder == signer.peer_id and not storage.load_history()
+        if made:
             renewal = Renewal(outside, recipe, life, learner, disk.remains(life.stage), doors, log)
             if not await renewal.run(signer, storage):
                 disk.life = None
                 return True
+            self.judge.on_made(index, life, learner)
         facilities = Facilities(
             network=outside.network,
             signer=signer,
@@ -267,6 +285,7 @@ class PipelineSwarm:
             prepare=self._prepare,
             keep_model=lambda version, stages: disk.models.append((version, dict(stages))),
         )
+        peer._stage_trainer._steps = WatchedSteps(peer.pipeline, partial(self.judge.on_done, index))
         judge, view = self._judge(recipe, life)
         learner.witness = lambda samples, gradient: judge.on_gradient(index, samples, gradient)
         anchor, history = newest_history(storage.load_history())
@@ -308,18 +327,34 @@ class PipelineSwarm:
             self._views[life] = StageView(outfit, self.ids)
             where = f"stage {life.stage}" + (f", life {life.number}" if life.number else "")
             judge = Judge(
-                broken=lambda which, what: self.broken.append(f"{where}, invariant {which}: {what}"),
+                broken=lambda which, what: self._broken(f"{where}, invariant {which}: {what}"),
                 exact_means=self.exact_means,
             )
             judge.swarm = cast(Swarm, self._views[life])
-            self._judges[life] = judge
+            self._judges[life] = self._groups[group_of(self.recipe.swarm, life)] = judge
         return self._judges[life], self._views[life]
+
+    def _broken(self, what: str) -> None:
+        self.broken.append(what)
+        self.on_broken(what)
+
+    def _on_message(self, sender: PeerId, data: bytes) -> None:
+        if data is self._heard:
+            return
+        self._heard = data
+        judge = self._groups.get(swarm_of(data, sender))
+        if judge is not None:
+            judge.on_message(sender, data)
 
     def _on_event(self, index: int, event: Event) -> None:
         self.events.append((self.hub.now() - START_UNIX_S, index, event))
+        self.on_event(index, event)
         life = self.disks[index].life
         if life in self._judges and index in self._views[life].learners:
             self._judges[life].on_event(index, event)
+            if event["event"] == "round.commit":
+                self.judge.on_version(life, event["version"], self._views[life].learners[index])
+        self.judge.on_event(index, event)
 
     async def watch(self) -> None:
         """Let the judges look, until cancelled."""
@@ -328,8 +363,12 @@ class PipelineSwarm:
             self.look()
 
     def look(self) -> None:
-        for judge in self._judges.values():
+        for life, judge in self._judges.items():
             judge.look()
+            for index, learner in self._views[life].learners.items():
+                if index in self._views[life].peers:
+                    self.judge.look_at_state(index, life, learner)
+        self.judge.look()
 
     def rounds(self) -> dict[int, int]:
         """Newest version of the outer state, by stage, in its newest life."""

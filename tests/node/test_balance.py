@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from tests.protocol.pipeline_says import says
-from tests.sims.pipeline_cases import recipe, signers
 
 from farflung.node.balance import AGAIN_S, SHARE, URGENT_S, Balance, stage_bytes, stage_weights
 from farflung.node.diary import Spent
@@ -19,6 +18,7 @@ from farflung.protocol.errors import ConfigError, Refused
 from farflung.protocol.pipeline_messages import Load, MoveOrder, Present, SwarmMessage
 from farflung.protocol.roll import Roll
 from farflung.sims import clock
+from farflung.sims.pipeline_small import recipe, signers
 
 SIGNERS = signers(6)
 FOUNDER, ME, *OTHERS, LAST = [signer.peer_id for signer in SIGNERS]

@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 import pytest
 from tests.protocol.pipeline_says import says
-from tests.sims.pipeline_cases import recipe, signers
 
 from farflung.node.entrance import neediest
 from farflung.node.stage_job import MAX_LEG_S, Job, accept, as_message, leg_of
@@ -16,6 +15,7 @@ from farflung.protocol.errors import Refused
 from farflung.protocol.pipeline_messages import PlannedLane, StepPlan
 from farflung.protocol.roll import Roll
 from farflung.protocol.route import DROPPED, OPEN, Leg
+from farflung.sims.pipeline_small import recipe, signers
 from farflung.training.pipeline_online import TRIP_S, Server, plan_step
 from farflung.training.pipeline_plan import Policy
 from farflung.training.pipeline_rules import Rules, validate

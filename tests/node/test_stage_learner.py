@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.sims.pipeline_cases import recipe
 
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import stage_recipe
+from farflung.sims.pipeline_small import recipe
 from farflung.training.errors import DamagedCheckpoint
 from farflung.training.pipeline_worker import Accumulated
 from farflung.training.runtime import Runtime

@@ -5,8 +5,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from tests.sims.pipeline_cases import Counting, recipe
-
 from farflung.node.events import EventLog
 from farflung.node.stage_job import Done, Job
 from farflung.node.stage_recipe import stage_recipe
@@ -17,6 +15,7 @@ from farflung.protocol.lap import Laps
 from farflung.protocol.ledger import Holding, Ledger
 from farflung.protocol.messages import Ready
 from farflung.sims import clock
+from farflung.sims.pipeline_small import Counting, recipe
 from farflung.sims.toy import VirtualDoor
 from farflung.training.pipeline_worker import Accumulated
 from farflung.training.runtime import Runtime

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.sims.pipeline_cases import Counting, recipe, signers
 from tests.sims.test_pipeline_swarm import stage_of, steps_done, until, until_done
 
 from farflung.node.stage_peer import StagePeer
 from farflung.node.stage_self import OUTSIDE
+from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import PipelineSwarm, Story, simulate
 
 FOUR_ONE_ONE = {1: 1, 2: 2, 3: 0, 4: 0, 5: 0}

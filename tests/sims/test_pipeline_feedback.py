@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sims.pipeline_cases import Counting, recipe, signers
 from tests.sims.test_feedback_swarm import close, kept_parts
 from tests.sims.test_pipeline_swarm import stage_of, until, until_done
 from torch import Tensor
 
 from farflung.node.residuals import Residuals
 from farflung.protocol.manifest_sections import FeedbackSpec
+from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
 from farflung.training.flat import flatten
 

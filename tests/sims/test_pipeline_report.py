@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sims.pipeline_cases import Counting, recipe, signers
 from tests.sims.test_pipeline_swarm import stage_of, steps_done, until, until_done
 
 from farflung.sims.audit import Check, check_digests
@@ -20,6 +19,7 @@ from farflung.sims.logs import Logs
 from farflung.sims.map_places import DOT_IN, Point, label_places, spread
 from farflung.sims.pipeline_log import logged_steps, pipeline_figures
 from farflung.sims.pipeline_recoveries import Recovered, recoveries
+from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
 from farflung.sims.plots_pipeline import stage_counts, window_steps
 from farflung.sims.plots_routes import plot_routes

@@ -7,12 +7,12 @@ from functools import wraps
 from typing import Any
 
 import pytest
-from tests.sims.pipeline_cases import Counting, recipe, signers
 
 from farflung.node.diary import NAME_BYTES
 from farflung.node.status import PeerStatus
 from farflung.protocol.roll import in_order
 from farflung.sims.links import LinkModel
+from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
 from farflung.training.pipeline_online import Forecast, Server, plan_step
 from farflung.training.pipeline_plan import Plan

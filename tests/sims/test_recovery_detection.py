@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from tests.sims.pipeline_cases import Counting, recipe, signers
 from tests.sims.test_recovery_live import lives, members_of, until, until_done
 
 from farflung.protocol.lives import GONE_AFTER, LOST_AFTER
 from farflung.sims.links import Disturbance
+from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
 
 HEARTBEAT_S = recipe().settings().heartbeat_s

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from tests.sims.pipeline_cases import Counting, recipe, signers
 
 from farflung.node import shadows
 from farflung.node.imprints import Imprints
 from farflung.node.recipe import Recipe
 from farflung.node.shadows import CODEC, Shadow, Shadows
 from farflung.protocol.pipeline_messages import Domains
+from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
 
 

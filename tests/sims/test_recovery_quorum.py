@@ -4,11 +4,11 @@ import asyncio
 from typing import Any
 
 import torch
-from tests.sims.pipeline_cases import Counting, recipe, signers
 from tests.sims.test_recovery_live import lives, until, until_done
 
 from farflung.protocol.lives import LOST_AFTER, NO_QUORUM_AFTER
 from farflung.sims.learners import freeze_replica
+from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import HAND_S, SECONDS, PipelineSwarm, simulate
 
 HEARTBEAT_S = recipe().settings().heartbeat_s

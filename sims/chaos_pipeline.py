@@ -1,0 +1,215 @@
+"""Small swarms with a pipeline under seeded misfortune: whole stages are lost, and whoever mends that is hit, too (`stage_losses`). What `make soak` runs by the hundred.
+
+Nodes are as they are, the model is of a few layers that learn to count, time is virtual. In the end links are well again, the machines of stage 0 are there, and as many
+others as there are stages: then every stage has to be served again and all have to train on, within `PATIENCE_S`. Run by hand:
+
+    python -m farflung.sims.chaos_pipeline --seeds 1000 --repeat-every 10   # `make soak`
+    python -m farflung.sims.chaos_pipeline --seed 17 --events               # one of them, with its log
+    python -m farflung.sims.chaos_pipeline --seed 17 --twice                # and once more: the log has to be the same
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from farflung.compression import kernels
+from farflung.node.events import Event
+from farflung.node.paths import resolve_paths
+from farflung.node.recipe import Recipe
+from farflung.protocol.keys import Ed25519Signer
+from farflung.sims.clock import ClockError
+from farflung.sims.links import LinkModel
+from farflung.sims.pipeline_small import Counting, recipe
+from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
+from farflung.sims.simulation import Report
+from farflung.sims.soak import soak
+from farflung.sims.stage_losing import Misfortune
+from farflung.sims.stage_losses import Scene, draw_scene
+from farflung.sims.swarm import innermost
+from farflung.sims.trail import Trail
+
+BEGIN_S = 300.0
+"""Until a new swarm has made its first round in every stage."""
+
+PATIENCE_S = 1200.0
+"""Until all is well again: twice as long as members wait that were started again without a quorum (`lives.STARTING_S`)."""
+
+ROUNDS_AFTER = 2
+"""Of every stage, till all is well."""
+
+LOOK_S = 1.0
+"""Between two looks whether that is so."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StageReport(Report):
+    """And what became of stages."""
+
+    stages: int
+    begun_anew: int = 0
+    """Lives beside the first ones."""
+    seconds: float = 0.0
+    """Virtual, of all of it."""
+    recovery_s: float = 0.0
+    """Of them after the last blow."""
+
+
+def run_seed(seed: int) -> StageReport:
+    """From beginning to end."""
+    return run_scene(seed, draw_scene(seed))
+
+
+def run_scene(seed: int, scene: Scene, *, keep: bool = True, stop_when_broken: bool = False) -> StageReport:
+    """Simulate a scene; the seed draws keys and what the network does. `keep`: the log is kept."""
+    kernels.prepare(resolve_paths().cache / "kernels")
+    report = StageReport(seed, scene.num_peers, scene.describe(), stages=scene.stages)
+    _Run(seed, scene, report, keep, stop_when_broken).run()
+    return report
+
+
+class _Run:
+    """The moving parts of one."""
+
+    def __init__(self, seed: int, scene: Scene, report: StageReport, keep: bool, stop_when_broken: bool) -> None:
+        self._seed = seed
+        self._scene = scene
+        self._report = report
+        self._trail = Trail(keep, None, report.events)
+        self._stops = stop_when_broken
+        self._is_broken = asyncio.Event()
+        self._swarm: PipelineSwarm
+
+    def run(self) -> None:
+        scene, report = self._scene, self._report
+        signers = [Ed25519Signer(hashlib.sha256(f"{self._seed}/{n}".encode()).digest()) for n in range(scene.num_peers)]
+        try:
+            simulate(
+                _recipe(scene, signers[0]),
+                Counting(),
+                signers,
+                self._story,
+                seed=self._seed,
+                link=LinkModel(drop=scene.drop),
+                wanted=dict(enumerate(scene.placed)),
+                tied=scene.tied,
+                on_event=self._on_event,
+                on_broken=self._on_broken,
+            )
+        except ClockError as error:
+            report.violations.append(f"invariant 0: {type(error).__name__}: {error}")
+        except ExceptionGroup as group:
+            crash = innermost(group)
+            report.violations.append(f"invariant 8: a peer crashed: {type(crash).__name__}: {crash}")
+        report.log_sha256 = self._trail.sha256
+
+    async def _story(self, swarm: PipelineSwarm) -> None:
+        self._swarm = swarm
+        async with asyncio.TaskGroup() as group:
+            until = [group.create_task(self._tell(swarm))]
+            if self._stops:
+                until.append(group.create_task(_wait(self._is_broken)))
+            await asyncio.wait(until, return_when=asyncio.FIRST_COMPLETED)
+            for task in until:
+                task.cancel()
+        for peer in swarm.hub.running():
+            swarm.hub.resume(peer)  # whoever is stopped cannot end
+
+    async def _tell(self, swarm: PipelineSwarm) -> None:
+        report = self._report
+        for peer in range(len(self._scene.placed)):
+            swarm.start(peer)
+        stages = range(self._scene.stages)
+        if await self._until(lambda: all(swarm.rounds().get(stage, 0) >= 1 for stage in stages), BEGIN_S):
+            misfortune = Misfortune(self._scene, swarm, lambda line: self._trail.log(None, "fault", {"what": line}))
+            await misfortune.run()
+            await misfortune.end()
+            report.recovery_s = await self._recover()
+        else:
+            self._on_broken(f"invariant 0: no round of every stage in {BEGIN_S:.0f} s: {swarm.rounds()}")
+        report.rounds = max(swarm.rounds().values(), default=0)
+        report.begun_anew = len({(e["stage"], e["life"]) for e in swarm.happened("stage.anew")})
+        report.seconds = self._trail.now
+
+    async def _recover(self) -> float:
+        """Until all is well; how long that took."""
+        swarm, began = self._swarm, self._trail.now
+        before = swarm.rounds()
+
+        def well() -> bool:
+            rounds = swarm.rounds()
+            on = all(rounds.get(stage, 0) >= before.get(stage, 0) + ROUNDS_AFTER for stage in range(self._scene.stages))
+            return on and not self._lacks()
+
+        if not await self._until(well, PATIENCE_S):
+            said = "; ".join(self._lacks()) or f"rounds were {before} and are {swarm.rounds()}"
+            self._on_broken(f"invariant 0: not well {PATIENCE_S:.0f} s after the last blow: {said}")
+        return self._trail.now - began
+
+    def _lacks(self) -> list[str]:
+        """What is not as it should be."""
+        swarm, found = self._swarm, []
+        for stage in range(self._scene.stages):
+            if not any(node.pipeline.recipe.stage == stage and node.trains for node in swarm.peers.values()):
+                found.append(f"nobody trains in stage {stage}")
+        for peer, task in sorted(swarm.tasks.items()):
+            node = swarm.peers.get(peer)
+            if task.done() or (node is not None and node.trains):
+                continue
+            found.append(f"peer {peer} is outside" if node is None else f"peer {peer}: {node.state_reason}")
+        for stage, held in swarm.digests().items():
+            versions = [version for version, _ in held]
+            if len(set(versions)) < len(versions):
+                found.append(f"peers of stage {stage} hold other bytes")
+        return found
+
+    async def _until(self, holds: Callable[[], bool], seconds: float) -> bool:
+        """Look now and then; False when it is not so in that time."""
+        give_up_at = self._trail.now + seconds
+        while not holds():
+            if self._trail.now > give_up_at:
+                return False
+            await asyncio.sleep(LOOK_S)
+        return True
+
+    def _on_event(self, peer: int, event: Event) -> None:
+        self._trail.event(peer, event)
+        self._report.note(self._trail.now, event)
+
+    def _on_broken(self, what: str) -> None:
+        self._report.violations.append(what)
+        if self._report.broken_at is None:
+            self._report.broken_at = self._trail.now
+        self._trail.log(None, "invariant.broken", {"detail": what})
+        self._is_broken.set()
+
+
+def _recipe(scene: Scene, founder: Ed25519Signer) -> Recipe:
+    """What the scene's swarm trains."""
+    return recipe(
+        stages=scene.stages,
+        layers=scene.layers,
+        founder=founder.peer_id,
+        total_steps=1 << 20,
+        delay_steps=scene.delay_steps,
+        pipeline={"skip": 1.0 / scene.stages if scene.skips else 0.0, "shadows": scene.shadows},
+    )
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+def main() -> None:
+    soak(__doc__, run_seed, _told)
+
+
+def _told(report: StageReport) -> str:
+    return (
+        f"{report.stages} stages, {report.num_peers:2d} peers, {len(report.schedule) - 2:2d} blows, {report.begun_anew} begun anew,"
+        f" {report.rounds:3d} rounds, {report.missed:3d} missed, {report.seconds:5.0f} s, {report.recovery_s:4.0f} s to recover"
+    )
+
+
+if __name__ == "__main__":
+    main()

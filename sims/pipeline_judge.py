@@ -1,0 +1,271 @@
+"""The judge of a whole pipeline: what no chain of one stage shows. Each of those has a judge of its own (`judge`), and numbers of invariants are the same.
+
+    1  same version, same bits     a stage that begins anew from a copy, or from what its founder has, begins with what it once was
+    5  one history                 a life of a stage has one founder, that a commit of stage 0 names, and the next number; nobody believes in another;
+                                   no step is done with two lives of a stage; none begins while its stage was there for everybody
+    7  exactly-once accumulation   of all peers whose sums count in a step, one has counted each visit
+    8  nothing unbounded           shadows within the budget, but for first copies of what one peer has alone; parameters are numbers
+
+Like the other one it sees events and, every two seconds, what peers hold, and asks the code that it judges for none of it.
+
+A step in which a data node was lost is not looked at for 7: `docs/architecture.md` says what may count twice then.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from farflung.node.events import Event
+from farflung.node.stage_job import Done, Job
+from farflung.node.stage_peer import StagePeer
+from farflung.node.stage_trainer import Steps
+from farflung.protocol.keys import PeerId
+from farflung.protocol.lives import LOST_AFTER, Life
+from farflung.protocol.quorum import is_quorum
+from farflung.sims.hub import MemoryHub
+from farflung.sims.judge import Judge
+from farflung.sims.learners import SimStageLearner
+from farflung.training.pipeline_plan import Kind
+from farflung.training.pipeline_worker import HEAD
+from farflung.training.recovery_costs import Rung
+
+COPY_ERROR = 0.05
+"""Largest relative error of a shadow: its codec makes one of about 0.005, and another stage is off by 1."""
+
+OVER_BUDGET = "over budget"
+"""What is said of a copy that may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedSteps:
+    """`stage_trainer.Steps` of a peer; `done` is told what came of each."""
+
+    steps: Steps
+    done: Callable[[Job, Done], None]
+
+    @property
+    def step(self) -> int:
+        return self.steps.step
+
+    @property
+    def finished(self) -> bool:
+        return self.steps.finished
+
+    def take(self) -> Job | None:
+        return self.steps.take()
+
+    async def carry_out(self, job: Job, numbers: list[int]) -> Done | None:
+        done = await self.steps.carry_out(job, numbers)
+        if done is not None:
+            self.done(job, done)
+        return done
+
+    def changed(self) -> None:
+        self.steps.changed()
+
+
+@dataclass(slots=True)
+class Window:
+    """What counts in a step."""
+
+    homes: frozenset[PeerId]
+    """Its data nodes."""
+    began_at: float
+    counted: dict[tuple[Kind, int, int], int] = field(default_factory=dict)
+    """By operation, microbatch and hop, the peer that has counted it."""
+
+
+@dataclass(slots=True)
+class PipelineJudge:
+    """See the module. Peers are numbers."""
+
+    broken: Callable[[str], None]
+    hub: MemoryHub
+    ids: list[PeerId]
+    peers: Mapping[int, StagePeer]
+    """Those that serve."""
+    chains: Mapping[Life, Judge]
+    """Of all lives that have begun."""
+    disturbed_at: float = 0.0
+    """When a data node, or the network, last had something the matter with it."""
+    _verdicts: set[str] = field(default_factory=set)
+    _decided: dict[tuple[int, int], Life] = field(default_factory=dict)
+    """By stage and number, what commits of stage 0 name."""
+    _read: set[int] = field(default_factory=set)
+    """Heights of those that were read."""
+    _there_since: dict[int, float] = field(default_factory=dict)
+    """By stage, since when it was there for everybody, at every look."""
+    _held: dict[int, list[Tensor]] = field(default_factory=dict)
+    """By stage, the outer parameters of all its versions."""
+    _versions: set[tuple[Life, int]] = field(default_factory=set)
+    _looked_at: dict[int, tuple[Life, int]] = field(default_factory=dict)
+    """By peer, the version that was looked at."""
+    _rungs: dict[int, Rung] = field(default_factory=dict)
+    """By peer, how it last made a stage."""
+    _ops: dict[int, list[tuple[Kind, int, int]]] = field(default_factory=dict)
+    """By peer, what it computed in its last step."""
+    _windows: dict[bytes, Window] = field(default_factory=dict)
+    _lives: dict[tuple[bytes, int], int] = field(default_factory=dict)
+    """By step and stage, the number of the life that serves in it."""
+
+    def violate(self, which: int, detail: str) -> None:
+        said = f"invariant {which}: {detail}"
+        if said not in self._verdicts:
+            self._verdicts.add(said)
+            self.broken(said)
+
+    # ---- as it happens -----------------------------------------------------------------------------------------
+
+    def on_event(self, index: int, event: Event) -> None:
+        match event["event"]:
+            case "pipeline.step":
+                self._ops[index] = [(Kind(kind), microbatch, hop) for kind, microbatch, hop, _, _ in event["ops"]]
+            case "stage.made":
+                self._rungs[index] = Rung(event["rung"])
+            case "stage.anew":
+                self._read_lives()
+            case "shadow":
+                self._on_shadow(index, event)
+
+    def on_version(self, life: Life, version: int, learner: SimStageLearner) -> None:
+        """The outer state of a stage at this version."""
+        if (life, version) not in self._versions:
+            self._versions.add((life, version))
+            self._held.setdefault(life.stage, []).append(learner.outer.params.clone())
+
+    def on_made(self, index: int, life: Life, learner: SimStageLearner) -> None:
+        """A peer has made the stage that it begins anew."""
+        rung = self._rungs[index]
+        held, made = self._held.get(life.stage, []), learner.outer.params
+        if rung.keeps_moments and not any(torch.equal(one, made) for one in held):
+            self.violate(1, f"peer {index} goes on with stage {life.stage}, but not as it ever was")
+        if rung is Rung.SHADOW and not any((one - made).norm() < COPY_ERROR * one.norm() for one in held):
+            self.violate(1, f"the copy of which peer {index} makes stage {life.stage} is of nothing that it ever was")
+
+    def on_done(self, index: int, job: Job, done: Done) -> None:
+        """A peer's part in a step is over, and this is what counts of it."""
+        visits = done.accumulated.visits
+        if not visits:
+            return
+        ran = [op for op in self._ops[index] if op[0] is not Kind.F]
+        computed = Counter(HEAD if kind is Kind.LOSS else peer_stage(job) for kind, _, _ in ran)
+        if computed != visits:
+            self.violate(7, f"peer {index} computed {dict(computed)} in step {job.number} and counts {dict(visits)}")
+        homes = frozenset(job.step.keys[place] for place in job.step.homes)
+        window = self._windows.setdefault(job.window, Window(homes, job.began_at))
+        for op in ran:
+            other = window.counted.setdefault(op, index)
+            if (other != index or ran.count(op) > 1) and self.disturbed_at < window.began_at:
+                kind, microbatch, hop = op
+                self.violate(7, f"peers {other} and {index} both count {kind} of microbatch {microbatch}, hop {hop}")
+
+    def _on_shadow(self, index: int, event: Event) -> None:
+        if index in self.peers and self.peers[index].pipeline.recipe.stage == event["stage"]:
+            self.violate(8, f"peer {index} keeps a copy of its own stage")
+        late = event["received_bytes"] > event["allowed_bytes"] + 1
+        if late and OVER_BUDGET not in event["reason"]:
+            said = f"{event['received_bytes']} bytes, allowed are {event['allowed_bytes']}"
+            self.violate(8, f"peer {index} has had {said} of copies when it got one more of stage {event['stage']}")
+
+    # ---- every two seconds -------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        now = self.hub.now()
+        if not self._calm():
+            self.disturbed_at = now
+        self._read_lives()
+        for index, peer in sorted(self.peers.items()):
+            for life in peer.pipeline.roll.renewed.values():
+                if self._decided.get((life.stage, life.number)) != life:
+                    self.violate(
+                        5, f"peer {index} believes in life {life.number} of stage {life.stage}, which nobody decided"
+                    )
+            self._look_at_step(peer)
+        for stage in range(1, self._stages()):
+            if not self._is_there(stage):
+                self._there_since.pop(stage, None)
+            else:
+                self._there_since.setdefault(stage, now)
+
+    def look_at_state(self, index: int, life: Life, learner: SimStageLearner) -> None:
+        """What a peer trains with, between two commits."""
+        peer = self.peers[index]
+        if not peer.applier.idle or peer.applier.version < 0:
+            return
+        if self._looked_at.get(index) == (life, peer.applier.version):
+            return
+        self._looked_at[index] = (life, peer.applier.version)
+        if not math.isfinite(sum(float(one.sum()) for one in (learner.outer.params, *learner.replica.parameters))):
+            self.violate(8, f"peer {index}: not all parameters of stage {life.stage} are numbers")
+        self.on_version(life, peer.applier.version, learner)
+
+    def _look_at_step(self, peer: StagePeer) -> None:
+        job, life = peer.pipeline.work.job, peer.pipeline.life
+        if job is not None and job.goes:
+            number = self._lives.setdefault((job.window, life.stage), life.number)
+            if number != life.number:
+                self.violate(
+                    5, f"step {job.number} is done with lives {number} and {life.number} of stage {life.stage}"
+                )
+
+    def _read_lives(self) -> None:
+        """What stage 0 has decided since we last looked."""
+        homes = next((judge for life, judge in self.chains.items() if life.stage == 0), None)
+        if homes is None:
+            return
+        homes.look_at_histories()
+        for height in sorted(homes.history.keys() - self._read):
+            self._read.add(height)
+            for life in homes.history[height].lives:
+                key = (life.stage, life.number)
+                if key not in self._decided:
+                    self._on_decided(life)
+                elif self._decided[key] != life:
+                    self.violate(
+                        5, f"commits of stage 0 name two founders for life {life.number} of stage {life.stage}"
+                    )
+
+    def _on_decided(self, life: Life) -> None:
+        self._decided[life.stage, life.number] = life
+        if life.number > 1 and (life.stage, life.number - 1) not in self._decided:
+            self.violate(5, f"life {life.number} of stage {life.stage} follows none")
+        since = self._there_since.pop(life.stage, None)
+        silence_s = LOST_AFTER * self._heartbeat_s()
+        if since is not None and self.hub.now() - since > silence_s:
+            self.violate(5, f"stage {life.stage} was begun anew though it was there for {self.hub.now() - since:.0f} s")
+
+    # ---- how things really are ---------------------------------------------------------------------------------
+
+    def _stages(self) -> int:
+        return max((peer.pipeline.roll.stages for peer in self.peers.values()), default=0)
+
+    def _heartbeat_s(self) -> float:
+        return max((peer.pipeline.roll.heartbeat_s for peer in self.peers.values()), default=0.0)
+
+    def _calm(self) -> bool:
+        """Whether the network is well, and all data nodes are."""
+        homes = [index for index, peer in self.peers.items() if peer.pipeline.recipe.stage == 0]
+        return self.hub.quiet and not any(self.hub.is_paused(self.ids[index]) for index in homes)
+
+    def _is_there(self, stage: int) -> bool:
+        """Whether somebody who has its state is heard by everybody, in a chain with a quorum."""
+        if not self.hub.quiet:
+            return False
+        number = max((number for one, number in self._decided if one == stage), default=0)
+        serving = [
+            peer
+            for index, peer in self.peers.items()
+            if (peer.pipeline.life.stage, peer.pipeline.life.number) == (stage, number)
+            if not self.hub.is_paused(self.ids[index]) and peer.member.started and not peer.leaving
+        ]
+        awake = [peer.member.me for peer in serving]
+        return any(peer.holds[1] and is_quorum(peer.member.head.commit.view, awake) for peer in serving)
+
+
+def peer_stage(job: Job) -> int:
+    """The stage that a peer has in the plan of its job."""
+    return next(stage for stage, places in enumerate(job.step.plan.stages) if job.place in places)

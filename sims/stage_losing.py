@@ -1,0 +1,192 @@
+"""Lets the blows of a scene (`stage_losses`) fall on a swarm: finds who is hit, makes faults of it, and undoes what is over."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from itertools import count
+
+from farflung.protocol.keys import PeerId
+from farflung.sims.fault_playing import Player
+from farflung.sims.faults import (
+    Delay,
+    Drop,
+    Duplicate,
+    Fault,
+    Heal,
+    Kill,
+    Leave,
+    Partition,
+    Pause,
+    Resume,
+    Slow,
+    Start,
+)
+from farflung.sims.pipeline_swarm import PipelineSwarm
+from farflung.sims.stage_losses import Blow, Scene, What, Whom
+
+CALL_S = 150.0
+"""How long it is waited for somebody to be called."""
+
+RESTART_S = 5.0
+"""Nobody who has just been killed starts again sooner."""
+
+LOOK_S = 0.25
+"""Between two looks for one."""
+
+
+class Misfortune:
+    """See the module."""
+
+    def __init__(self, scene: Scene, swarm: PipelineSwarm, on_fault: Callable[[str], None]) -> None:
+        self._scene = scene
+        self._swarm = swarm
+        self._player = Player(swarm.hub, swarm.ids, swarm, on_fault)
+        self._began = swarm.hub.now()
+        self._numbers = count()
+        self._cut = False
+        self._fresh = list(range(len(scene.placed), scene.num_peers))
+
+    @property
+    def faults(self) -> int:
+        """How many there were, and ends of them."""
+        return len(self._player.done)
+
+    async def run(self) -> None:
+        """All blows, until each is over."""
+        async with asyncio.TaskGroup() as group:
+            for blow in self._scene.blows:
+                group.create_task(self._fall(blow), name=f"blow: {blow.what}")
+
+    async def end(self) -> None:
+        """Machines of stage 0 come back, and others, until there are enough."""
+        swarm = self._swarm
+        await asyncio.sleep(RESTART_S)
+        for peer, disk in enumerate(swarm.disks):
+            if disk.stage == 0 and not self._runs(peer):
+                self._begin(Start(at=self._now(), peer=peer))
+        # where all others keep to their stages, only newcomers can take one
+        while self._fresh and (self._scene.tied or len(self._running()) <= self._scene.stages):
+            self._come()
+
+    # ---- blows -------------------------------------------------------------------------------------------------
+
+    async def _fall(self, blow: Blow) -> None:
+        await asyncio.sleep(blow.at)
+        if blow.whom is Whom.CALLED:
+            await self._call()
+        if blow.what is What.COME:
+            self._come()
+            return
+        until = self._now() + (blow.for_s or 0.0)
+        faults = [(fault, self._begin(fault)) for fault in self._faults(blow, until)]
+        if blow.for_s is None:
+            return
+        await asyncio.sleep(blow.for_s)
+        for fault, number in faults:
+            await self._undo(fault, number)
+
+    def _faults(self, blow: Blow, until: float) -> Sequence[Fault]:
+        """What it comes to now."""
+        now, swarm = self._now(), self._swarm
+        hit = [peer for peer in self._hit(blow) if self._runs(peer)]
+        awake = [
+            peer for peer in hit if swarm.ids[peer] in swarm.hub.running() and not swarm.hub.is_paused(swarm.ids[peer])
+        ]
+        match blow.what:
+            case What.KILL | What.POWER:
+                return [Kill(at=now, peer=peer, reset=blow.what is What.KILL) for peer in hit]
+            case What.PAUSE:
+                return [Pause(at=now, peer=peer) for peer in awake]
+            case What.LEAVE:
+                return [Leave(at=now, peer=peer) for peer in awake if peer in swarm.peers]
+            case What.CUT:
+                return [] if self._cut or not hit else [Partition(at=now, groups=(tuple(hit),))]
+            case What.DELAY:
+                return [Delay(at=now, until=until, extra_s=blow.much, peer=peer) for peer in hit]
+            case What.SLOW:
+                return [Slow(at=now, until=until, peer=peer, factor=blow.much) for peer in hit]
+            case What.DROP:
+                return [Drop(at=now, until=until, probability=blow.much)]
+            case What.DUPLICATE:
+                return [Duplicate(at=now, until=until, probability=blow.much)]
+            case What.COME:
+                raise AssertionError("nobody is hit by that")
+
+    def _begin(self, fault: Fault) -> int:
+        self._cut = self._cut or isinstance(fault, Partition)
+        number = next(self._numbers)
+        self._player.begin(number, fault)
+        return number
+
+    async def _undo(self, fault: Fault, number: int) -> None:
+        match fault:
+            case Kill(peer=peer) | Leave(peer=peer):
+                if isinstance(fault, Leave):
+                    await asyncio.wait([self._swarm.tasks[peer]])
+                if not self._runs(peer):  # nobody else has started it
+                    self._begin(Start(at=self._now(), peer=peer))
+            case Pause(peer=peer):
+                if self._swarm.hub.is_paused(self._swarm.ids[peer]):
+                    self._begin(Resume(at=self._now(), peer=peer))
+            case Partition():
+                self._cut = False
+                self._begin(Heal(at=self._now()))
+            case Drop() | Duplicate() | Delay() | Slow():
+                self._player.end(number, fault)
+            case _:
+                raise AssertionError(f"no blow makes this: {fault}")
+
+    def _come(self) -> None:
+        if self._fresh:
+            self._begin(Start(at=self._now(), peer=self._fresh.pop(0)))
+
+    # ---- who ---------------------------------------------------------------------------------------------------
+
+    def _hit(self, blow: Blow) -> list[int]:
+        swarm, running = self._swarm, self._running()
+        serving = {peer: node.pipeline.recipe.stage for peer, node in sorted(swarm.peers.items())}
+        match blow.whom:
+            case Whom.STAGES | Whom.FIRST:
+                stages = {stage % self._scene.stages for stage in blow.which}
+                members = [peer for peer, stage in serving.items() if stage in stages]
+                return members if blow.whom is Whom.STAGES else sorted(members, key=swarm.ids.__getitem__)[:1]
+            case Whom.REGION:
+                return [peer for peer in running if self._scene.regions[peer] in blow.which]
+            case Whom.LEADER:
+                return [peer for peer, node in sorted(swarm.peers.items()) if node.pipeline.leads][:1]
+            case Whom.PROPOSER:
+                homes = [swarm.peers[peer].member for peer, stage in serving.items() if stage == 0]
+                turns = {member.consensus.proposer_now() for member in homes if member.started}
+                return [peer for peer in running if swarm.ids[peer] in turns][:1]
+            case Whom.CALLED:
+                called = self._called()
+                return [peer for peer in running if swarm.ids[peer] in called]
+            case Whom.ANYBODY:
+                return list(dict.fromkeys(running[which % len(running)] for which in blow.which if running))
+
+    def _called(self) -> set[PeerId]:
+        """Founders of lives whose state nobody has yet."""
+        now = self._swarm.hub.now()
+        found: set[PeerId] = set()
+        for node in self._swarm.peers.values():
+            if node.pipeline.recipe.stage == 0:
+                roll = node.pipeline.roll
+                found |= {life.founder for life in roll.renewed.values() if roll.holders(life.stage, now) is None}
+        return found
+
+    async def _call(self) -> None:
+        """Wait until somebody is called."""
+        for _ in range(int(CALL_S / LOOK_S)):
+            if self._called():
+                return
+            await asyncio.sleep(LOOK_S)
+
+    def _running(self) -> list[int]:
+        return [peer for peer in range(self._scene.num_peers) if self._runs(peer)]
+
+    def _runs(self, peer: int) -> bool:
+        task = self._swarm.tasks.get(peer)
+        return task is not None and not task.done()
+
+    def _now(self) -> float:
+        """Seconds since it began."""
+        return self._swarm.hub.now() - self._began

@@ -1,0 +1,162 @@
+"""The check of the check: a pipeline's recovery that is broken on purpose, each time caught by the judges.
+
+As in `test_broken`, `CAUGHT` has the first seed of 0 to 199 that shows it. Run as a script this module looks for them anew:
+`python tests/sims/test_broken_pipeline.py [NAME …]`.
+"""
+
+import sys
+from collections.abc import Callable
+
+import pytest
+from torch import Tensor
+
+from farflung.node import shadows
+from farflung.node.renewal import Renewal
+from farflung.node.stage_learner import StageLearner
+from farflung.node.stage_server import StageServer
+from farflung.protocol.keys import PeerId
+from farflung.protocol.roll import Roll
+from farflung.sims.chaos_pipeline import StageReport, run_scene
+from farflung.sims.stage_losses import Blow, Scene, What, Whom, draw_scene
+from farflung.training.pipeline_worker import Accumulated
+
+SEEDS = 200
+
+NEIGHBOURS = 8
+"""Seeds that are tried from the recorded one on: any change of the protocol's timing changes what a seed meets."""
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+BROKEN: dict[str, Patch] = {}
+
+
+def broken(patch: Patch) -> Patch:
+    BROKEN[patch.__name__] = patch
+    return patch
+
+
+def run(name: str, seed: int) -> StageReport:
+    """The seed's scene, but where only one thing shows what is broken."""
+    scene = WRONGLY_SUSPECTED if name == "counts_what_was_given_up" else draw_scene(seed)
+    return run_scene(seed, scene, keep=False, stop_when_broken=True)
+
+
+WRONGLY_SUSPECTED = Scene(
+    stages=2,
+    layers=2,
+    placed=(0, 1, 1),
+    newcomers=0,
+    regions=(0, 0, 0),
+    skips=False,
+    shadows=0.0,
+    delay_steps=0,
+    tied=True,
+    drop=0.0,
+    blows=tuple(
+        Blow(at=at, what=What.PAUSE, whom=Whom.FIRST, which=(1,), for_s=18.0) for at in (7.3, 45.7, 87.1, 128.9, 167.3)
+    ),
+)
+"""One of two peers stands still in a step, and goes on when others have done its part."""
+
+
+# ---- who begins a stage anew, and when --------------------------------------------------------------------------------
+
+
+@broken
+def nobody_begins_a_lost_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farflung.node.stage_peer.begins", lambda *_: {})
+
+
+@broken
+def begins_a_stage_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost_after_a_while(self: Roll, now: float, *, held: int) -> tuple[int, ...]:
+        early = self._listens_since is None or now < self._listens_since + 100.0
+        return () if early else tuple(stage for stage in range(1, self.stages) if stage != held)
+
+    monkeypatch.setattr(Roll, "lost", lost_after_a_while)
+
+
+# ---- what it is made of ----------------------------------------------------------------------------------------------
+
+
+@broken
+def makes_it_of_another_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    shadow = Renewal._shadow
+
+    async def wrong(self: Renewal, holders: list[PeerId]) -> Tensor | None:
+        found = await shadow(self, holders)
+        return None if found is None else found.flip(0)
+
+    monkeypatch.setattr(Renewal, "_shadow", wrong)
+    monkeypatch.setattr(StageLearner, "misfit", lambda self, pairs: 0.0)
+
+
+@broken
+def goes_on_with_half_of_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = Renewal._go_on
+
+    async def wrong(self: Renewal) -> None:
+        await go_on(self)
+        params = self._learner.outer.params
+        params[len(params) // 2 :] = 0.0
+
+    monkeypatch.setattr(Renewal, "_go_on", wrong)
+
+
+# ---- what counts -----------------------------------------------------------------------------------------------------
+
+
+@broken
+def counts_what_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def settled(self: StageServer, window: bytes) -> Accumulated:
+        open_ = self._open[window]
+        await open_.settled.wait()
+        return open_.accumulated
+
+    monkeypatch.setattr(StageServer, "settled", settled)
+
+
+@broken
+def copies_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shadows, "filled", lambda *_: 1e12)
+
+
+# ---- what catches them -------------------------------------------------------------------------------------------------
+
+CAUGHT: dict[str, tuple[int, str]] = {
+    "nobody_begins_a_lost_stage": (2, "not well"),
+    "begins_a_stage_that_is_there": (0, "though it was there"),
+    "makes_it_of_another_stage": (2, "of nothing that it ever was"),
+    "goes_on_with_half_of_what_it_has": (3, "not as it ever was"),
+    "counts_what_was_given_up": (0, "both count"),
+    "copies_cost_nothing": (0, "of copies when it got one more"),
+}
+"""Name → first seed, and what is said."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_broken_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, said = CAUGHT[name]
+    BROKEN[name](monkeypatch)
+    violations: list[str] = []
+    for seed in range(first, min(SEEDS, first + NEIGHBOURS)):
+        violations = run(name, seed).violations
+        if violations:
+            break
+    assert violations and said in violations[0]
+
+
+def first_seed(patch: Patch) -> str:
+    for seed in range(SEEDS):
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            patch(monkeypatch)
+            violations = run(patch.__name__, seed).violations
+        if violations:
+            return f"{seed}: {violations[0]}"
+    return f"not caught in {SEEDS} seeds"
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or BROKEN:
+        print(name, first_seed(BROKEN[name]), flush=True)
