@@ -166,7 +166,8 @@ class Shadows:
         self._step_bytes = step_bytes
         self._budget = Budget(share=recipe.pipeline.shadows)
         self._setbacks = Setbacks()
-        self._counted_to = 0
+        self._counted_to: int | None = None
+        """The step up to which the budget was filled; None before the first look."""
         self._replicas: dict[int, int] = {}
         """By stage whose shadow we hold, how many train in it, as of the last look."""
         self._alarmed: set[int] = set()
@@ -180,13 +181,16 @@ class Shadows:
 
     async def run(self) -> None:
         """Keep what falls to us fresh."""
-        self._counted_to = self._step()
         while True:
             await asyncio.sleep(LOOK_S)
-            if self._budget.share > 0.0:
-                for one in self._due():
-                    if not await self._refresh(one):
-                        self._shelf.bucket_bytes += one.kept.nbytes
+            await self.look()
+
+    async def look(self) -> None:
+        """Fetch what is due now."""
+        if self._budget.share > 0.0:
+            for one in self._due():
+                if not await self._refresh(one):
+                    self._shelf.bucket_bytes += one.kept.nbytes
 
     async def own(self) -> Shadow:
         """Of the stage that we serve."""
@@ -219,7 +223,8 @@ class Shadows:
         old = {stage for stage in mine if self._is_old(stage, now)}
         self._alarm({stage: len(trained[stage]) for stage in mine}, old)
         kept = {stage: self._kept(stage, len(trained[stage])) for stage in mine}
-        steps, self._counted_to = max(0, step - self._counted_to), max(step, self._counted_to)
+        counted_to = step if self._counted_to is None else self._counted_to
+        steps, self._counted_to = max(0, step - counted_to), max(step, counted_to)
         sent = steps * self._step_bytes * len(mine) // max(1, len(poor))
         shelf = self._shelf
         shelf.bucket_bytes = filled(shelf.bucket_bytes, sent, list(kept.values()), self._budget)

@@ -20,78 +20,102 @@ from rich.table import Table
 from farflung.compression import kernels
 from farflung.node.paths import resolve_paths
 from farflung.sims.bench_codec import one_thread
-from farflung.sims.recovery_methods import METHODS, by_names
-from farflung.sims.recovery_rows import Row, Single, rows, runs_of, singles
+from farflung.sims.check import Check
+from farflung.sims.recovery_methods import by_names
+from farflung.sims.recovery_rows import Row, Single, gap_percent, rows, runs_of, singles, undisturbed
 from farflung.sims.recovery_runs import Run, Runs
 from farflung.sims.recovery_tiers import TIERS, Tier
-from farflung.sims.recovery_words import number_or_dash
+from farflung.sims.recovery_train import Outcome
+from farflung.sims.recovery_words import checks, number_or_dash
 from farflung.training.presets import num_parameters
 
 
 def run_recovery(
     tier_name: str,
     *,
-    names: str | None = None,  # of methods, separated by commas; None for all, and single losses as well
+    names: str | None = None,  # of methods, separated by commas; None for all
+    rates: Sequence[float] = (),  # failures per stage and hour, in the place of the tier's
     seeds: int | None = None,  # in the place of the tier's
-    out: Path | None = None,  # where runs are kept
-    page: Path | None = None,  # folder for recovery.md and its picture
+    out: Path | None = None,  # folder where runs are kept
+    page: Path | None = None,  # folder for recovery.md, or that of another tier, and its picture
     as_json: bool = False,
-) -> tuple[list[Row], list[Single]]:
-    """Train, show, and return one row per method and rate, and one per single loss and rung.
+) -> tuple[list[Row], list[Single], list[Check]]:
+    """Train, show, and return one row per method and rate, one per single loss and rung, and the goals.
 
-    Raises ValueError for an unknown tier or method, a damaged `out`, or a page of only some methods; DataError and
-    OSError.
+    Raises ValueError for an unknown tier or method, or a damaged `out`; DataError and OSError.
     """
     if tier_name not in TIERS:
         raise ValueError(f"no tier is called {tier_name!r}; there are {', '.join(TIERS)}")
-    tier, methods = TIERS[tier_name], by_names(names)
-    if seeds is not None:
-        tier = replace(tier, seeds=seeds)
-    whole = methods == list(METHODS)
-    if page is not None and not whole:
-        raise ValueError("a page compares all methods; leave --methods out")
+    tier = TIERS[tier_name]
+    tier = replace(tier, seeds=tier.seeds if seeds is None else seeds, rates=tuple(rates) or tier.rates)
+    methods = by_names(names, tier)
     console = Console(stderr=as_json)
     kernels.prepare(resolve_paths().cache / "kernels")
     runs = Runs(out)
     with one_thread():
         make(runs_of(methods, tier), runs, console)
-    found, once = rows(methods, tier, runs.made), singles(tier, runs.made) if whole else []
+    found, once = rows(methods, tier, runs.made), singles(methods, tier, runs.made)
+    goals = checks(found, once, tier)
     if page is not None:
         from farflung.sims.recovery_page import write_page
 
-        write_page(page, tier, found, once)
+        write_page(page, methods, tier, found, once)
     if as_json:
         facts = {"tier": tier.name, "parameters": num_parameters(tier.model), "tokens": tier.num_tokens}
         told = {"rows": [asdict(row) for row in found], "single_losses": [asdict(one) for one in once]}
+        told["goals"] = [asdict(check) for check in goals]
         sys.stdout.write(json.dumps(facts | told, indent=2) + "\n")
     else:
         _show(found, once, tier, console)
-    return found, once
+        _show_goals(goals, console)
+    return found, once, goals
+
+
+def parse_rates(percents: str | None) -> tuple[float, ...]:
+    """From `10,16`; none for None. Raises ValueError."""
+    rates = tuple(float(one) / 100 for one in percents.split(",")) if percents is not None else ()
+    if any(not 0.0 < rate < 1.0 for rate in rates):
+        raise ValueError(f"--rates {percents}: percents above 0 and below 100, separated by commas")
+    return rates
 
 
 def make(planned: Sequence[Run], runs: Runs, console: Console) -> None:
-    """Train what is not known yet."""
+    """Train what is not known yet, and say what each run came to as soon as it is there."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.percentage:.0f} %"),
         TimeRemainingColumn(),
     )
+    missing = [run for run in planned if runs.outcome(run) is None]
+    steps, began = sum(run.steps for run in missing), time.monotonic()
+    if len(missing) < len(planned):
+        console.print(f"{len(planned) - len(missing)} of {len(planned)} runs are there already")
     # refreshed by hand: a thread that draws would take time from the one core that trains
     with Progress(*columns, console=console, transient=True, auto_refresh=False) as shown:
-        task = shown.add_task("starting", total=sum(run.steps for run in planned))
-        for run in planned:
+        task = shown.add_task("starting", total=steps)
+        for number, run in enumerate(missing, start=1):
             done = shown.tasks[0].completed
-            if runs.outcome(run) is None:
-                shown.update(task, description=_told(run), refresh=True)
+            shown.update(task, description=_told(run), refresh=True)
 
-                def progress(step: int, loss: float, done: float = done) -> None:
-                    shown.update(task, completed=done + step, refresh=step % 10 == 0)
+            def progress(step: int, loss: float, done: float = done) -> None:
+                shown.update(task, completed=done + step, refresh=step % 10 == 0)
 
-                started = time.monotonic()
-                outcome = run.make(progress)
-                runs.keep(run, outcome, time.monotonic() - started)
+            started = time.monotonic()
+            outcome = run.make(progress)
+            runs.keep(run, outcome, time.monotonic() - started)
             shown.update(task, completed=done + run.steps)
+            left_s = (time.monotonic() - began) / (done + run.steps) * (steps - done - run.steps)
+            said = f"{number} of {len(missing)}: {_told(run)}: {_measured(run, outcome, runs)}; {time.monotonic() - started:.0f} s"
+            console.print(f"{said}, some {left_s / 60:.0f} min left", highlight=False, soft_wrap=True)
+
+
+def _measured(run: Run, outcome: Outcome, runs: Runs) -> str:
+    if outcome.diverged:
+        return "diverged"
+    loss = f"{outcome.losses} lost, loss {outcome.curve[-1][1]:.4f}"
+    none = runs.outcome(undisturbed(run))
+    return loss if none is None or run.once is not None else f"{loss}, {gap_percent(outcome.curve, none.curve):+.2f} %"
 
 
 def _told(run: Run) -> str:
@@ -105,7 +129,7 @@ def _show(found: Sequence[Row], once: Sequence[Single], tier: Tier, console: Con
         f"seeds: {tier.seeds}",
         title_justify="left",
     )
-    headings = ("method", "failures", "lost", "loss", "gap %", "to target", "hours", "kept %", "recovered %")
+    headings = ("method", "failures", "lost", "loss", "gap %", "±", "to target", "hours", "kept %", "recovered %")
     for number, name in enumerate(headings):
         table.add_column(name, justify="right" if number else "left")
     for row in found:
@@ -115,6 +139,7 @@ def _show(found: Sequence[Row], once: Sequence[Single], tier: Tier, console: Con
             f"{row.losses:.1f}",
             number_or_dash(row.final_loss, ".4f"),
             number_or_dash(row.gap_percent, "+.2f"),
+            number_or_dash(row.spread_percent, ".2f"),
             number_or_dash(row.steps_to_target, ".0f"),
             number_or_dash(row.hours_to_target, ".2f"),
             f"{row.kept_percent:.2f}",
@@ -138,8 +163,14 @@ def _show(found: Sequence[Row], once: Sequence[Single], tier: Tier, console: Con
         console.print(note, style="dim", markup=False, highlight=False)
 
 
+def _show_goals(goals: Sequence[Check], console: Console) -> None:
+    for check in goals:
+        style = "green" if check.met else "red" if check.met is False else "dim"
+        console.print(f"{check.verdict}: {check.target}: {check.measured}", style=style, markup=False, highlight=False)
+
+
 NOTES = (
-    "gap: of the final held-out loss to training without failures, at equal iterations, seed by seed.",
+    "gap: of the final held-out loss to training without failures, at equal iterations, seed by seed; ±: standard deviation over the seeds.",
     "to target, hours: iterations, and modelled wall-clock, to what training without failures has at half of its iterations; - if a run never got there.",
     "kept, recovered: bytes that keep copies fresh, and that new peers get, over activations and gradients in 8 bits, as coded.",
 )

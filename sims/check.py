@@ -15,11 +15,13 @@ class Check:
     measured: str
     met: bool | None
     """None: it cannot be told here."""
+    untold: str = "not comparable"
+    """What is said of it then."""
 
     @property
     def verdict(self) -> str:
         """For people."""
-        return "not comparable" if self.met is None else "met" if self.met else "missed"
+        return self.untold if self.met is None else "met" if self.met else "missed"
 
     @property
     def line(self) -> str:

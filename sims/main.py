@@ -134,24 +134,41 @@ def bench_calibrate(
 
 @bench_app.command("recovery")
 def bench_recovery(
-    tier: Annotated[str, typer.Option(help="ci (minutes per seed) or nightly (a day).")] = "ci",
+    tier: Annotated[
+        str,
+        typer.Option(
+            help="ci (minutes per seed), published (CheckFree's set-up, smaller: an hour) or nightly (a day)."
+        ),
+    ] = "ci",
     methods: Annotated[
         str | None, typer.Option(help="Names from the table, separated by commas; all of them if not given.")
     ] = None,
+    rates: Annotated[
+        str | None,
+        typer.Option(metavar="PERCENT,...", help="Failures per stage and hour, in the place of the tier's."),
+    ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds, in the place of the tier's.")] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keep the runs here, as JSON lines, and go on from it.")
+        Path | None, typer.Option(metavar="DIR", help="Keep each finished run here, and go on from those.")
     ] = None,
-    page: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write recovery.md and its plot here.")] = None,
+    page: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write its page and plot here.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Loss and modelled time when pipeline stages are lost, by how they come back, in one run."""
-    from farflung.sims.bench_recovery import run_recovery
+    """Loss and modelled time when pipeline stages are lost, by how they come back, in one run. Fails when a goal is missed for certain."""
+    from farflung.sims.bench_recovery import parse_rates, run_recovery
+    from farflung.sims.recovery_words import missed
 
     try:
-        run_recovery(tier, names=methods, seeds=seeds, out=out, page=page, as_json=as_json)
+        _, _, goals = run_recovery(
+            tier, names=methods, rates=parse_rates(rates), seeds=seeds, out=out, page=page, as_json=as_json
+        )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    failed = missed(goals)
+    for said in failed:
+        typer.echo(f"MISSED: {said}", err=True)
+    if failed:
+        raise typer.Exit(1)
 
 
 @bench_app.command("pipeline")

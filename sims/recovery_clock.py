@@ -6,6 +6,7 @@
         others        k T + R e(k)           e(k) steps before which something was lost, R to replace peers
         ours          k T (1 + s) + R e(k)   s bytes of shadows per byte of the pipeline, as if an iteration were all
                                              sending and nothing overlapped
+        ours (live)   the same with R of a swarm: silence until the stage is found lost, and a shadow's way
 
 A rollback to a checkpoint replays the same batches at the same learning rates to the same bits, so its curve is that
 of `none` read at the iteration that it has got to: after a failure, the last multiple of the period. That is how
@@ -16,6 +17,10 @@ a reload no more than any other recovery.
 from collections.abc import Sequence
 from itertools import pairwise
 
+from farflung.node.recipe import HEARTBEAT_S
+from farflung.node.renewal import LISTEN_S
+from farflung.node.shadows import CODEC
+from farflung.protocol.lives import LOST_AFTER
 from farflung.sims.recovery_methods import Method
 from farflung.sims.recovery_tiers import Clock
 
@@ -67,4 +72,11 @@ def seconds(
         return steps * clock.redundant_s
     recoveries = sum(bool(lost) for lost in failures[: int(steps)])
     slower = 1.0 + shadow_share if method.shadows else 1.0
-    return steps * clock.iteration_s * slower + recoveries * clock.recovery_s
+    return steps * clock.iteration_s * slower + recoveries * recovery_s(clock, method)
+
+
+def recovery_s(clock: Clock, method: Method) -> float:
+    """From a loss to the stage serving again."""
+    if method.kind != "live":
+        return clock.recovery_s
+    return LOST_AFTER * HEARTBEAT_S + LISTEN_S + CODEC.max_nbytes(clock.stage_parameters) / clock.link_bytes_s

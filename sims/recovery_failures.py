@@ -2,13 +2,14 @@
 seed.
 
 Two neighbours in one step are left out of the patterns, as in the publication, for its rule has nothing to recover
-them from: of such a pair the later one lives. Ends are lost like any other. What is left out here is measured by
+them from: of such a pair the later one lives. End stages are lost like any other. What is left out here is measured by
 itself: `events`.
 """
 
 import random
 from dataclasses import dataclass
 
+from farflung.sims.recovery_methods import LIVE, SHADOWED
 from farflung.sims.recovery_tiers import Tier
 from farflung.training.recovery_costs import per_iteration
 
@@ -45,20 +46,21 @@ def events(tier: Tier) -> tuple[Event, ...]:
     middle = tier.stages // 2
     region = max(set(tier.regions), key=lambda one: (tier.regions.count(one), one))
     of_region = tuple(stage for stage, there in enumerate(tier.regions) if there == region)
-    apart, ends = ("shadow", "neighbour mean", "copy", "random"), ("shadow", "swap twin", "copy", "random")
+    ours = LIVE.name if tier.safe_ends else SHADOWED.name
+    apart, ends = (ours, "neighbour mean", "copy", "random"), (ours, "swap twin", "copy", "random")
     return (
         Event(
             name="interior",
             about="one stage in the middle",
             stages=((middle - 1,), (middle,)),
-            rungs=("shadow", "fitted mean", *apart[1:]),
+            rungs=(ours, "fitted mean", *apart[1:]),
         ),
         Event(name="end", about="the first or the last stage", stages=((0,), (last,)), rungs=ends),
         Event(
             name="adjacent",
             about="two neighbours at once",
             stages=((middle - 1, middle),),
-            rungs=("shadow", "interpolation", "copy", "random"),
+            rungs=(ours, "interpolation", "copy", "random"),
         ),
         Event(name="both ends", about="the first and the last stage at once", stages=((0, last),), rungs=ends),
         Event(

@@ -21,6 +21,7 @@ from farflung.training.recovery_checkfree import made, rule
 from farflung.training.recovery_rules import drawn, interpolated
 
 WEIGHTS = parse_codec("fp32")
+BOUNDARY = "tokenint8(width={width})"
 SOURCES = {"mean": 2, "copy": 1, "interpolation": 2, "random": 0}
 """Stages whose weights a new peer gets."""
 
@@ -48,13 +49,16 @@ class Keeper(Protocol):
     def recover(self, pipeline: Pipeline, lost: frozenset[int], step: int) -> None:
         """Replace the stages `lost`, which are lost already, before step `step`, from 0."""
 
+    def close(self) -> None:
+        """The run is over."""
+
 
 def pipeline_nbytes(tier: Tier) -> int:
-    """What all stages of a tier send in a step: outputs to the next hop, the last one to the data node, and gradients back, as
-    8-bit integers (`tokenint8`, the safe choice for boundaries)."""
-    codec = parse_activation_codec(f"tokenint8(width={tier.model.dim})")
+    """What all peers of a tier send in a step: outputs to the next hop, the last one to the data node, and gradients back, as
+    8-bit integers (`BOUNDARY`, the safe choice)."""
+    codec = parse_activation_codec(BOUNDARY.format(width=tier.model.dim))
     message = codec.max_nbytes(tier.sequences * tier.model.seq_len * tier.model.dim)
-    return 2 * tier.stages * tier.microbatches * message
+    return 2 * (tier.stages + tier.safe_ends) * tier.microbatches * message
 
 
 class Neighbours:
@@ -66,8 +70,8 @@ class Neighbours:
         self._ends = pipeline.ends.flat.clone()
 
     def after_step(self, pipeline: Pipeline, step: int) -> None:
-        """The ends' exact copy, every step, where something may be lost."""
-        if not self._method.fails:
+        """The ends' exact copy, every step, where they may be lost."""
+        if not self._method.fails or pipeline.tier.safe_ends:
             return
         self._ends = pipeline.ends.flat.clone()
         self.sent.kept += WEIGHTS.max_nbytes(self._ends.numel())
@@ -84,9 +88,12 @@ class Neighbours:
             pipeline.replace(stage, vector, bump=rung != "random")
             self.rungs[rung] += 1
             self.sent.recovered += SOURCES[rung] * WEIGHTS.max_nbytes(vector.numel())
-            if stage == 0:
+            if stage == 0 and not pipeline.tier.safe_ends:
                 pipeline.replace_ends(self._ends)
                 self.sent.recovered += WEIGHTS.max_nbytes(self._ends.numel())
+
+    def close(self) -> None:
+        """Nothing runs."""
 
     def _made(
         self,

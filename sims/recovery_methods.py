@@ -4,17 +4,23 @@ the table.
 `none` never fails. Two methods are computed from its curve and not trained again (`recovery_clock`): a rollback to a
 checkpoint replays the same data to the same bits, and redundant computation loses nothing but time. The others are
 trained, and recover by `recovery_keepers`.
+
+Ours is two: `ours (live)` is what ships, decided by live nodes' own code (`recovery_live`); `ours` has shadows of coded
+differences, of the ends as well, which no live node keeps yet. As live nodes cannot get the data node back, tiers in which
+that may be lost have the one, and all others the other.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from farflung.sims.recovery_tiers import Tier
 from farflung.training.recovery_checkfree import CheckFree
 from farflung.training.recovery_costs import Rung
 from farflung.training.recovery_refresh import Budget
 
-Kind = Literal["none", "checkpoint", "redundant", "rule", "copy", "random", "ladder"]
-"""How a stage comes back: by CheckFree's rule, as a copy of a neighbour, anew, or by our ladder."""
+Kind = Literal["none", "checkpoint", "redundant", "rule", "copy", "random", "ladder", "live"]
+"""How a stage comes back: by CheckFree's rule, as a copy of a neighbour, anew, by our ladder, or by our ladder as live nodes climb it."""
 
 
 IN_ORDER = CheckFree()
@@ -31,7 +37,7 @@ class Method:
     checkfree: CheckFree = IN_ORDER
     """How gradient norms are averaged and learning rates raised; with `plus` the order is swapped."""
     shadows: bool = False
-    """Of the ladder: keep shadows."""
+    """Keep shadows; they slow the others' bytes down."""
     codec: str = "deadzone(bits=2.0)"
     """Of the differences that shadows are refreshed by."""
     budget: Budget = BUDGET
@@ -59,7 +65,9 @@ METHODS = (
     Method(name="copy", kind="copy"),
     Method(name="random", kind="random"),
     Method(name="ours", kind="ladder", shadows=True),
+    Method(name="ours (live)", kind="live", shadows=True),
 )
+DELTAS, LIVE = METHODS[-2:]
 
 SWAPS_ALONE = Method(name="checkfree+ without failures", kind="none", checkfree=SWAPPED)
 """What the swapped order costs when nothing fails."""
@@ -68,6 +76,7 @@ SHADOWED = Method(name="shadow", kind="ladder", shadows=True, forced=Rung.SHADOW
 
 SINGLE = (
     SHADOWED,
+    LIVE,
     Method(name="swap twin", kind="rule", checkfree=SWAPPED),
     Method(name="fitted mean", kind="ladder", forced=Rung.FITTED),
     Method(name="neighbour mean", kind="rule"),
@@ -77,13 +86,39 @@ SINGLE = (
 )
 """Of single losses: one for each rung."""
 
+BELONGS_TO = {
+    "neighbour mean": "checkfree",
+    "swap twin": "checkfree+",
+    "copy": "copy",
+    "random": "random",
+    LIVE.name: LIVE.name,
+}
+"""By name of such a rung, the method that comes down to it; all others are our ladder's."""
 
-def by_names(names: str | None) -> list[Method]:
-    """The methods of a comma-separated list, all of them for None; `none` always, and first. Raises ValueError."""
+
+def ours_of(tier: Tier) -> Method:
+    """Our method in the tables of a tier."""
+    return LIVE if tier.safe_ends else DELTAS
+
+
+def methods_of(tier: Tier) -> list[Method]:
+    """All that a tier compares."""
+    other = DELTAS if tier.safe_ends else LIVE
+    return [method for method in METHODS if method is not other]
+
+
+def rungs_of(methods: Sequence[Method], tier: Tier) -> list[Method]:
+    """The rungs of single losses that these methods come down to."""
+    names = {method.name for method in methods}
+    return [rung for rung in SINGLE if BELONGS_TO.get(rung.name, ours_of(tier).name) in names]
+
+
+def by_names(names: str | None, tier: Tier) -> list[Method]:
+    """The methods of a comma-separated list, all of the tier's for None; `none` always, and first. Raises ValueError."""
+    known = {method.name: method for method in methods_of(tier)}
     if names is None:
-        return list(METHODS)
-    known = {method.name: method for method in METHODS}
+        return list(known.values())
     asked = {name.strip() for name in names.split(",")} | {"none"}
     if unknown := sorted(asked - set(known)):
-        raise ValueError(f"no method is called {', '.join(unknown)}; there are {', '.join(known)}")
-    return [method for method in METHODS if method.name in asked]
+        raise ValueError(f"tier {tier.name} has no method called {', '.join(unknown)}; there are {', '.join(known)}")
+    return [method for method in known.values() if method.name in asked]

@@ -90,7 +90,9 @@ class Ladder:
         return other
 
     def after_step(self, pipeline: Pipeline, step: int) -> None:
-        """Refresh what is due; without shadows the ends' exact copy, as CheckFree's neighbours keep it."""
+        """Refresh what is due; without shadows the ends' exact copy, as CheckFree's neighbours keep it, if they can be lost."""
+        if not self._method.shadows and self._tier.safe_ends:
+            return
         if not self._method.shadows:
             self._ends = pipeline.ends.flat.clone()
             self.sent.kept += WEIGHTS.max_nbytes(self._ends.numel())
@@ -121,7 +123,7 @@ class Ladder:
         survivors = {stage: vector.clone() for stage, vector in pipeline.survivors(lost).items()}
         norms = {stage: pipeline.stages[stage].norm or 0.0 for stage in survivors}
         for stage in sorted(lost):
-            if stage == 0:
+            if stage == 0 and not self._tier.safe_ends:
                 self._bring_back_ends(pipeline, step)
             rung = self._choose(stage, pipeline.stages[stage].flat.numel(), lost, step)
             self.rungs[rung] += 1
@@ -142,6 +144,9 @@ class Ladder:
             self.sent.recovered += sources * WEIGHTS.max_nbytes(vector.numel())
             if rung is Rung.FITTED:
                 pipeline.fit(stage, FIT)
+
+    def close(self) -> None:
+        """Nothing runs."""
 
     def _bring_back_ends(self, pipeline: Pipeline, step: int) -> None:
         ends = self._tier.stages

@@ -4,7 +4,7 @@ A microbatch goes through the stages in the order it is given. Gradients are mea
 stage by stage; their norms before clipping are averaged over the steps, as CheckFree weighs by them. Losing a stage
 overwrites all of its parameters with NaN and drops its optimiser and its norm, so a recovery that used anything of
 what was lost would end in `NonFinite`. The peer of stage 0 is the data node: with it go the embedding, the final norm
-and the head, the *ends*, unless somebody has a copy.
+and the head, the *ends*, unless somebody has a copy, or the tier keeps them safe.
 """
 
 import copy
@@ -126,7 +126,7 @@ class Pipeline:
         """The peers of these stages are gone, and what they kept of their neighbours' with them."""
         for stage in lost:
             self.stages[stage].lose()
-            if stage == 0:
+            if stage == 0 and not self.tier.safe_ends:
                 self.ends.lose()
 
     def survivors(self, lost: Iterable[int]) -> dict[int, Tensor]:

@@ -13,10 +13,11 @@ A single loss is compared with the same training undisturbed, whose loss falls b
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import stdev
 
 from farflung.sims.recovery_clock import Curve, first_at, rolled_back, seconds
 from farflung.sims.recovery_failures import Event, events, pattern
-from farflung.sims.recovery_methods import METHODS, SINGLE, SWAPS_ALONE, Method
+from farflung.sims.recovery_methods import METHODS, SWAPS_ALONE, Method, ours_of, rungs_of
 from farflung.sims.recovery_runs import Obtain, Run
 from farflung.sims.recovery_tiers import Tier
 from farflung.sims.recovery_train import Outcome
@@ -41,11 +42,17 @@ class Row:
     gap_percent: float | None
     """Of the final loss, to training without failures."""
     spread_percent: float | None
-    """Of the gap, from the best to the worst seed."""
+    """Standard deviation of the gap over the seeds."""
+    gaps: tuple[float | None, ...]
+    """By seed, each to the undisturbed run of the same seed."""
     reached: int
     """Runs that got to the target."""
     steps_to_target: float | None
     hours_to_target: float | None
+    hours: tuple[float | None, ...]
+    """By seed, to the target."""
+    end_hours: tuple[float, ...]
+    """By seed, to the end of the run: who has not reached the target by then takes longer."""
     kept_percent: float
     """Bytes that keep copies fresh, over the pipeline's own."""
     recovered_percent: float
@@ -66,56 +73,63 @@ class Single:
     jump: float | None
     left: float | None
     """Nats above undisturbed training after `event_steps`."""
+    lefts: tuple[float, ...]
+    """The same by seed and stage; of runs that did not diverge."""
     setback: float | None
     rungs: dict[str, int]
     """What the stages came back by, all runs together."""
 
 
 def runs_of(methods: Sequence[Method], tier: Tier) -> list[Run]:
-    """All that is to be trained for the tables, seed by seed."""
+    """All that is to be trained for the tables, the most telling first: seed by seed whole runs, and then single losses."""
     found = []
     trained = [method for method in methods if method.fails and not method.computed]
+    trained.sort(key=lambda method: method is not ours_of(tier))
     for seed in range(tier.seeds):
         found.append(_none(tier, seed))
+        found += [Run(method=method, tier=tier, rate=rate, seed=seed) for method in trained for rate in tier.rates]
         if any(method.checkfree.plus for method in trained):
             found.append(Run(method=SWAPS_ALONE, tier=tier, rate=0.0, seed=seed))
-        found += [Run(method=method, tier=tier, rate=rate, seed=seed) for method in trained for rate in tier.rates]
-        if list(methods) == list(METHODS):
-            found += [
-                run for event in events(tier) for method in _rungs(event) for run in _once(event, method, tier, seed)
-            ]
+    for seed in range(tier.seeds):
+        for event, rung in _rungs(methods, tier):
+            found += _once(event, rung, tier, seed)
     return list(dict.fromkeys(found))  # undisturbed runs are compared with more than once
+
+
+def undisturbed(run: Run) -> Run:
+    """The same seed's without failures."""
+    return _none(run.tier, run.seed)
 
 
 def rows(methods: Sequence[Method], tier: Tier, obtain: Obtain) -> list[Row]:
     """One for each method and rate, `none` first, at the rate 0, and behind it the swapped order alone if it was run."""
-    undisturbed = [obtain(_none(tier, seed)) for seed in range(tier.seeds)]
-    found = [_row(NONE, 0.0, tier, undisturbed, undisturbed)]
+    calm = [obtain(_none(tier, seed)) for seed in range(tier.seeds)]
+    found = [_row(NONE, 0.0, tier, calm, calm)]
     if any(method.checkfree.plus for method in methods):
         swaps = [obtain(Run(method=SWAPS_ALONE, tier=tier, rate=0.0, seed=seed)) for seed in range(tier.seeds)]
-        found.append(_row(SWAPS_ALONE, 0.0, tier, swaps, undisturbed))
+        found.append(_row(SWAPS_ALONE, 0.0, tier, swaps, calm))
     for rate in tier.rates:
         for method in methods:
             if method.kind == "none":
                 continue
             if method.computed:
-                outcomes = undisturbed
+                outcomes = calm
             else:
                 outcomes = [obtain(Run(method=method, tier=tier, rate=rate, seed=seed)) for seed in range(tier.seeds)]
-            found.append(_row(method, rate, tier, outcomes, undisturbed))
+            found.append(_row(method, rate, tier, outcomes, calm))
     return found
 
 
-def singles(tier: Tier, obtain: Obtain) -> list[Single]:
+def singles(methods: Sequence[Method], tier: Tier, obtain: Obtain) -> list[Single]:
     """One for each event and each rung that can recover it."""
-    return [_single(event, method, tier, obtain) for event in events(tier) for method in _rungs(event)]
+    return [_single(event, rung, tier, obtain) for event, rung in _rungs(methods, tier)]
 
 
-def _row(method: Method, rate: float, tier: Tier, outcomes: Sequence[Outcome], undisturbed: Sequence[Outcome]) -> Row:
-    curves, finals, gaps, steps, hours = [], [], [], [], []
+def _row(method: Method, rate: float, tier: Tier, outcomes: Sequence[Outcome], calm: Sequence[Outcome]) -> Row:
+    curves, finals, gaps, steps, hours, end_hours = [], [], [], [], [], []
     shadow_share = _share([one.kept_bytes + one.recovered_bytes for one in outcomes], outcomes)
     losses = 0
-    for seed, (outcome, none) in enumerate(zip(outcomes, undisturbed, strict=True)):
+    for seed, (outcome, none) in enumerate(zip(outcomes, calm, strict=True)):
         failures = pattern(tier, rate, seed) if rate else []
         losses += sum(map(len, failures))
         curve = outcome.curve
@@ -124,28 +138,39 @@ def _row(method: Method, rate: float, tier: Tier, outcomes: Sequence[Outcome], u
         if not outcome.diverged:
             curves.append(curve)
             finals.append(curve[-1][1])
-            gaps.append(100 * (curve[-1][1] / none.curve[-1][1] - 1))
-        when = first_at(curve, _target(none, tier))
+        gaps.append(None if outcome.diverged else gap_percent(curve, none.curve))
+        when = first_at(curve, target(none, tier))
         if when is not None:
             steps.append(when)
-            hours.append(seconds(tier.clock, method, when, failures, shadow_share) / 3600)
+        hours.append(None if when is None else seconds(tier.clock, method, when, failures, shadow_share) / 3600)
+        end_hours.append(seconds(tier.clock, method, tier.steps, failures, shadow_share) / 3600)
     whole = len(curves) == tier.seeds
+    known = [gap for gap in gaps if gap is not None]
+    arrived = [one for one in hours if one is not None]
     return Row(
         method=method.name,
         rate=rate,
         seeds=tier.seeds,
         losses=losses / tier.seeds,
         final_loss=_mean(finals) if whole else None,
-        gap_percent=_mean(gaps) if whole else None,
-        spread_percent=max(gaps) - min(gaps) if whole and tier.seeds > 1 else None,
-        reached=len(steps),
+        gap_percent=_mean(known) if whole else None,
+        spread_percent=stdev(known) if whole and tier.seeds > 1 else None,
+        gaps=tuple(gaps),
+        reached=len(arrived),
         steps_to_target=_mean(steps) if len(steps) == tier.seeds else None,
-        hours_to_target=_mean(hours) if len(hours) == tier.seeds else None,
+        hours_to_target=_mean(arrived) if len(arrived) == tier.seeds else None,
+        hours=tuple(hours),
+        end_hours=tuple(end_hours),
         kept_percent=0.0 if method.computed else 100 * _share([one.kept_bytes for one in outcomes], outcomes),
         recovered_percent=0.0 if method.computed else 100 * _share([one.recovered_bytes for one in outcomes], outcomes),
         rungs={} if method.computed else _sum(outcomes),
         curve=_mean_curve(curves) if whole else (),
     )
+
+
+def gap_percent(curve: Curve, none: Curve) -> float:
+    """Of the final loss, to that of the same seed without failures."""
+    return 100 * (curve[-1][1] / none[-1][1] - 1)
 
 
 def _single(event: Event, method: Method, tier: Tier, obtain: Obtain) -> Single:
@@ -168,6 +193,7 @@ def _single(event: Event, method: Method, tier: Tier, obtain: Obtain) -> Single:
         runs=len(outcomes),
         jump=_mean(jumps) if whole else None,
         left=_mean(lefts) if whole else None,
+        lefts=tuple(lefts),
         setback=_mean(setbacks) if whole else None,
         rungs=_sum(outcomes),
     )
@@ -179,8 +205,8 @@ def _none(tier: Tier, seed: int) -> Run:
 
 def _calm(method: Method, tier: Tier, seed: int) -> Run:
     """The same training, and nothing is lost."""
-    undisturbed = SWAPS_ALONE if method.checkfree.plus else NONE
-    return Run(method=undisturbed, tier=tier, rate=ONCE_RATE, seed=seed, once=())
+    same = SWAPS_ALONE if method.checkfree.plus else NONE
+    return Run(method=same, tier=tier, rate=ONCE_RATE, seed=seed, once=())
 
 
 def _once(event: Event, method: Method, tier: Tier, seed: int) -> list[Run]:
@@ -189,11 +215,13 @@ def _once(event: Event, method: Method, tier: Tier, seed: int) -> list[Run]:
     return [_calm(method, tier, seed), *lost]
 
 
-def _rungs(event: Event) -> list[Method]:
-    return [method for method in SINGLE if method.name in event.rungs]
+def _rungs(methods: Sequence[Method], tier: Tier) -> list[tuple[Event, Method]]:
+    """What is lost once, and the rungs of these methods that can recover it."""
+    return [(event, rung) for event in events(tier) for rung in rungs_of(methods, tier) if rung.name in event.rungs]
 
 
-def _target(none: Outcome, tier: Tier) -> float:
+def target(none: Outcome, tier: Tier) -> float:
+    """What training without failures has at half of its iterations."""
     return next(loss for step, loss in none.curve if 2 * step >= tier.steps)
 
 

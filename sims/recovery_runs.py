@@ -1,4 +1,4 @@
-"""Runs that are kept: a JSON-lines file, so that a comparison goes on where it was interrupted.
+"""Runs that are kept: a folder with a file for each that is finished, so that a comparison goes on where it was cut.
 
 A run is known by everything that decides its result, whatever its method and tier are called; a changed setting is a
 new run.
@@ -6,11 +6,11 @@ new run.
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from farflung.node.durable import write_atomically
 from farflung.sims.recovery_methods import Method
 from farflung.sims.recovery_tiers import Tier
 from farflung.sims.recovery_train import Outcome, Progress, lose_once, train
@@ -52,19 +52,22 @@ Obtain = Callable[[Run], Outcome]
 
 
 class Runs:
-    """The file, and all that is in it. Raises OSError, and ValueError when a line of it is no run."""
+    """The folder, which is made when missing, and all that is in it. Raises OSError, and ValueError when a file of it is no run."""
 
-    def __init__(self, file: Path | None) -> None:
-        self._file = file
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
         self._known: dict[str, Outcome] = {}
-        for number, line in enumerate(_lines(file), start=1):
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in sorted(folder.glob("*.json")):
             try:
-                entry = json.loads(line)
+                entry = json.loads(file.read_text(encoding="utf-8"))
                 outcome = Outcome(**entry["outcome"])
                 curve = tuple((int(step), float(loss)) for step, loss in outcome.curve)
+                self._known[entry["fingerprint"]] = replace(outcome, curve=curve)
             except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"line {number} of {file} is no run: remove it, or name another file") from error
-            self._known[entry["fingerprint"]] = replace(outcome, curve=curve)
+                raise ValueError(f"{file} is no run: remove it, or name another folder") from error
 
     def outcome(self, run: Run) -> Outcome | None:
         """What the run came to, if it was ever made."""
@@ -75,9 +78,9 @@ class Runs:
         return self._known[run.fingerprint]
 
     def keep(self, run: Run, outcome: Outcome, seconds: float) -> None:
-        """Remember it, on disk too if there is a file."""
+        """Remember it, on disk too if there is a folder: there in one piece or not at all."""
         self._known[run.fingerprint] = outcome
-        if self._file is None:
+        if self._folder is None:
             return
         entry = {
             "fingerprint": run.fingerprint,
@@ -89,12 +92,4 @@ class Runs:
             "seconds": round(seconds, 1),
             "outcome": asdict(outcome),
         }
-        with self._file.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(entry) + "\n")
-            out.flush()
-            os.fsync(out.fileno())
-
-
-def _lines(file: Path | None) -> Iterator[str]:
-    if file is not None and file.exists():
-        yield from file.read_text(encoding="utf-8").splitlines()
+        write_atomically(self._folder / f"{run.fingerprint}.json", json.dumps(entry).encode())

@@ -6,6 +6,7 @@ their order.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -16,7 +17,9 @@ from torch import Tensor
 from farflung.sims.recovery_clock import Curve
 from farflung.sims.recovery_failures import pattern
 from farflung.sims.recovery_keepers import Keeper, Neighbours, pipeline_nbytes
+from farflung.sims.recovery_live import Live, Rounds
 from farflung.sims.recovery_methods import SHADOWED, Method
+from farflung.sims.recovery_node import ROUND_STEPS
 from farflung.sims.recovery_ours import Ladder
 from farflung.sims.recovery_pipeline import Pipeline
 from farflung.sims.recovery_tiers import Tier
@@ -85,8 +88,9 @@ def train(
     """A whole run, disturbed by the failures of this rate and seed; `none` by none. Raises DataError."""
     failures = pattern(tier, rate, seed) if method.fails else [frozenset[int]()] * tier.steps
     pipeline, keeper = start(method, tier, rate=rate, seed=seed)
-    curve = [(0, pipeline.evaluate(_windows(tier)))]
-    return _run(pipeline, keeper, Feed(tier, seed), failures, curve, progress)
+    with closing(keeper):
+        curve = [(0, pipeline.evaluate(_windows(tier)))]
+        return _run(pipeline, keeper, Feed(tier, seed), failures, curve, progress)
 
 
 def lose_once(
@@ -101,18 +105,21 @@ def lose_once(
     """Lose these stages together (none: for comparison), recover, and train on. The curve begins right after the recovery."""
     lost = frozenset(stages)
     pipeline, keeper = start(method, tier, rate=rate, seed=seed)
-    if lost:
-        pipeline.lose(lost)
-        keeper.recover(pipeline, lost, tier.warm_steps)
-    curve = [(0, pipeline.evaluate(_windows(tier)))]
-    failures = [frozenset[int]()] * tier.event_steps
-    return replace(_run(pipeline, keeper, Feed(tier, seed), failures, curve, progress), losses=len(lost))
+    with closing(keeper):
+        if lost:
+            pipeline.lose(lost)
+            keeper.recover(pipeline, lost, tier.warm_steps)
+        curve = [(0, pipeline.evaluate(_windows(tier)))]
+        failures = [frozenset[int]()] * tier.event_steps
+        return replace(_run(pipeline, keeper, Feed(tier, seed), failures, curve, progress), losses=len(lost))
 
 
 def start(method: Method, tier: Tier, *, rate: float, seed: int) -> tuple[Pipeline, Keeper]:
     """What all runs of a seed begin with, and what recovers by this method."""
-    undisturbed, shadows = _undisturbed(method.checkfree, tier, seed)
+    undisturbed, shadows, rounds = _undisturbed(method.checkfree, tier, seed)
     pipeline = undisturbed.copy()
+    if method.kind == "live":
+        return pipeline, Live(pipeline, seed=seed, before=rounds)
     if method.kind == "ladder":
         return pipeline, shadows.copy(method, pipeline, rate)
     return pipeline, Neighbours(method, pipeline, seed=seed)
@@ -158,11 +165,14 @@ def advance(pipeline: Pipeline, keeper: Keeper, feed: Feed, step: int, lost: fro
 
 
 @lru_cache(maxsize=2)
-def _undisturbed(checkfree: CheckFree, tier: Tier, seed: int) -> tuple[Pipeline, Ladder]:
-    """A pipeline after the undisturbed steps, and the shadows that were kept of it."""
-    pipeline = Pipeline(tier, checkfree, seed=seed)
-    keeper = Ladder(SHADOWED, pipeline, rate=tier.rates[0], seed=seed)
+def _undisturbed(checkfree: CheckFree, tier: Tier, seed: int) -> tuple[Pipeline, Ladder, Rounds]:
+    """A pipeline after the undisturbed steps, the shadows of differences that were kept of it, and the rounds that live nodes had."""
+    pipeline, rounds = Pipeline(tier, checkfree, seed=seed), []
+    base = replace(SHADOWED, shadows=not tier.safe_ends)
+    keeper = Ladder(base, pipeline, rate=tier.rates[0], seed=seed)
     feed = Feed(tier, seed)
     for step in range(tier.warm_steps):
         advance(pipeline, keeper, feed, step, frozenset())
-    return pipeline, keeper
+        if tier.safe_ends and (step + 1) % ROUND_STEPS == 0:
+            rounds.append((step + 1, [part.flat.clone() for part in pipeline.stages]))
+    return pipeline, keeper, rounds

@@ -8,63 +8,41 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sims.recovery_cases import SAFE, TOY, use_small_corpus
+from typer.testing import CliRunner
 
-from farflung.sims import recovery_train
-from farflung.sims.bench_recovery import run_recovery
+from farflung.sims import bench_recovery, recovery_train
+from farflung.sims.bench_recovery import parse_rates, run_recovery
+from farflung.sims.check import Check
+from farflung.sims.main import app
 from farflung.sims.recovery_clock import Curve, at, first_at, progress, rolled_back, seconds
 from farflung.sims.recovery_failures import events, pattern
 from farflung.sims.recovery_keepers import pipeline_nbytes
-from farflung.sims.recovery_methods import METHODS, SINGLE, SWAPS_ALONE, Method, by_names
+from farflung.sims.recovery_methods import LIVE, METHODS, SINGLE, SWAPS_ALONE, Method, by_names, methods_of
 from farflung.sims.recovery_ours import Ladder
 from farflung.sims.recovery_pipeline import Pipeline
 from farflung.sims.recovery_rows import rows, runs_of
 from farflung.sims.recovery_runs import Run, Runs
-from farflung.sims.recovery_tiers import CI, TIERS, Clock, Tier
-from farflung.sims.recovery_train import Feed, advance, start, train
+from farflung.sims.recovery_tiers import CI, PUBLISHED, TIERS, Clock
+from farflung.sims.recovery_train import Feed, Outcome, Progress, advance, start, train
 from farflung.sims.recovery_words import checks
-from farflung.training.data import TokenWindows
 from farflung.training.errors import NonFinite
-from farflung.training.model import ModelConfig, next_token_loss
+from farflung.training.model import next_token_loss
 from farflung.training.recovery_checkfree import CheckFree
 from farflung.training.recovery_fit import Fit
 
-TOY = Tier(
-    name="toy",
-    model=ModelConfig(vocab_size=32, dim=16, num_layers=4, num_heads=2, num_kv_heads=2, ffn_dim=32, seq_len=16),
-    stages=4,
-    regions=("a", "b", "c", "a"),
-    microbatches=2,
-    sequences=2,
-    lr=1e-2,
-    rise_steps=2,
-    warm_steps=3,
-    steps=6,
-    eval_every=2,
-    windows=8,
-    checkpoint_every=2,
-    seeds=1,
-    event_steps=2,
-    rates=(0.9,),
-)
 NAMED = {method.name: method for method in [*SINGLE, *METHODS]}
+BROUGHT_BACK = sorted(NAMED.keys() - {"none", "checkpoint", "redundant", LIVE.name})
 
 
 @pytest.fixture(autouse=True)
 def small_corpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    torch.set_num_threads(1)
-    runs = [np.arange(4000) * 5 % 32, np.arange(400) * 5 % 32]
-    data = TokenWindows(runs[:1], runs[1:], seq_len=16, hash_content=lambda: "toy")
-    monkeypatch.setattr(recovery_train, "corpus", lambda tier: data)
-    for cached in (recovery_train._windows, recovery_train._undisturbed):
-        cached.cache_clear()
-    yield
-    for cached in (recovery_train._windows, recovery_train._undisturbed):
-        cached.cache_clear()
+    with use_small_corpus(monkeypatch):
+        yield
 
 
 def trained(checkfree: CheckFree | None = None, steps: int = 3) -> Pipeline:
@@ -117,7 +95,7 @@ def test_a_loss_that_nobody_recovers_ends_training() -> None:
     assert bool(pipeline.ends.flat.isnan().all())
 
 
-@pytest.mark.parametrize("name", sorted(NAMED.keys() - {"none", "checkpoint", "redundant"}))
+@pytest.mark.parametrize("name", BROUGHT_BACK)
 @pytest.mark.parametrize("lost", [{0}, {1}, {3}, {1, 2}, {0, 3}, {0, 1, 2, 3}])
 def test_recoveries_use_what_survives(name: str, lost: set[int]) -> None:
     """What is lost is NaN, so a recovery that read any of it would show."""
@@ -260,6 +238,8 @@ def test_the_modelled_clock() -> None:
     assert hours["redundant"] == pytest.approx(3 * 151.04)
     assert hours["checkpoint"] == hours["checkfree"] == pytest.approx(3 * 91.3 + 60)
     assert hours["ours"] == pytest.approx(3 * 91.3 * 1.02 + 60)
+    recovery_s = (hours["ours (live)"] - 3 * 91.3 * 1.02) / 2
+    assert recovery_s == pytest.approx(30 + 2 + 3.9, abs=0.1)  # silence, listening, a byte a parameter
     assert clock.link_bytes_s == pytest.approx(22.2e6, rel=0.01)
 
 
@@ -274,8 +254,10 @@ def test_failures_have_the_stated_rate_and_leave_a_neighbour() -> None:
 
 
 def test_events_name_rungs_that_there_are() -> None:
-    for event in events(CI):
-        assert set(event.rungs) <= {method.name for method in SINGLE}
+    for tier in (CI, PUBLISHED):
+        for event in events(tier):
+            assert set(event.rungs) <= {method.name for method in SINGLE}
+            assert (LIVE.name in event.rungs) == tier.safe_ends == ("shadow" not in event.rungs)
     named = {event.name: event.stages for event in events(CI)}
     assert named["adjacent"] == ((2, 3),) and named["both ends"] == ((0, 5),) and named["region"] == ((1, 5),)
 
@@ -292,22 +274,48 @@ def test_runs_are_known_by_what_decides_them(tmp_path: Path) -> None:
         replace(run, tier=replace(TOY, lr=1e-3)),
     ]
     assert len({one.fingerprint for one in [run, *others]}) == 6
-    file = tmp_path / "runs.jsonl"
-    file.write_text("{}\n")
-    with pytest.raises(ValueError, match="line 1"):
-        Runs(file)
+    (tmp_path / "one.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"one\.json is no run"):
+        Runs(tmp_path)
+
+
+def test_a_run_is_kept_as_soon_as_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was cut goes on with what is missing, and ends with the same rows."""
+    monkeypatch.setitem(TIERS, "toy", TOY)
+    made: list[str] = []
+    make = Run.make
+
+    def cut(run: Run, progress: Progress) -> Outcome:
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        made.append(run.fingerprint)
+        return make(run, progress)
+
+    def on(run: Run, progress: Progress) -> Outcome:
+        assert run.fingerprint not in made
+        return make(run, progress)
+
+    monkeypatch.setattr(Run, "make", cut)
+    with pytest.raises(KeyboardInterrupt):
+        run_recovery("toy", names="copy", out=tmp_path)
+    assert sorted(file.stem for file in tmp_path.iterdir()) == sorted(made)
+    monkeypatch.setattr(Run, "make", on)
+    whole = run_recovery("toy", names="copy", out=tmp_path)
+    monkeypatch.setattr(Run, "make", make)
+    assert run_recovery("toy", names="copy") == whole
 
 
 def test_the_whole_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(TIERS, "toy", TOY)
-    out = tmp_path / "runs.jsonl"
-    found, once = run_recovery("toy", out=out, page=tmp_path / "docs", as_json=True)
+    out = tmp_path / "runs"
+    found, once, goals = run_recovery("toy", out=out, page=tmp_path / "docs", as_json=True)
     told = json.loads(capsys.readouterr().out)
-    assert len(told["rows"]) == len(found) == 2 + len(METHODS) - 1
+    assert len(told["rows"]) == len(found) == 2 + len(methods_of(TOY)) - 1
+    assert len(told["goals"]) == len(goals)
     assert len(told["single_losses"]) == len(once) == sum(len(event.rungs) for event in events(TOY))
-    page = (tmp_path / "docs" / "recovery.md").read_text()
-    assert (tmp_path / "docs" / "recovery.png").read_bytes().startswith(b"\x89PNG")
-    assert all(f"| {method.name} |" in page for method in METHODS) and "## Goals" in page
+    page = (tmp_path / "docs" / "recovery_toy.md").read_text()
+    assert (tmp_path / "docs" / "recovery_toy.png").read_bytes().startswith(b"\x89PNG")
+    assert all(f"| {method.name} |" in page for method in methods_of(TOY)) and "## Goals" in page
     none, swaps, *rest = found
     assert none.gap_percent == 0.0 and none.hours_to_target == pytest.approx(3 * 91.3 / 3600, rel=0.5)
     assert swaps.method == SWAPS_ALONE.name
@@ -316,19 +324,21 @@ def test_the_whole_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert redundant.gap_percent == 0.0 and none.hours_to_target is not None
     assert redundant.hours_to_target == pytest.approx(none.hours_to_target * 151.04 / 91.3)
     assert sum(named["ours"].rungs.values()) >= named["ours"].losses > 0
-    assert len(checks(found, once, TOY)) == 7
+    assert goals == checks(found, once, TOY) and len(goals) == 6
 
     def never(run: Run, progress: object) -> None:
         pytest.fail(f"nothing is left to run, but {run}")
 
     monkeypatch.setattr(Run, "make", never)
-    assert run_recovery("toy", out=out, as_json=True) == (found, once)
-    some, no_singles = run_recovery("toy", names="ours", out=out, as_json=True)
-    assert [row.method for row in some] == ["none", "ours"] and not no_singles
+    assert run_recovery("toy", out=out, as_json=True) == (found, once, goals)
+    some, of_ours, _ = run_recovery("toy", names="ours", out=out, page=tmp_path, as_json=True)
+    assert [row.method for row in some] == ["none", "ours"]
+    assert {one.rung for one in of_ours} == {"shadow", "fitted mean", "interpolation"}
+    assert '--methods "none,ours"' in (tmp_path / "recovery_toy.md").read_text()
 
 
 def test_rows_of_runs_that_diverged_have_no_figures() -> None:
-    methods = by_names("checkfree")
+    methods = by_names("checkfree", TOY)
     made = {}
     for run in runs_of(methods, TOY):
         outcome = train(NAMED["none"], TOY, rate=0.0, seed=0)
@@ -341,19 +351,56 @@ def test_rows_of_runs_that_diverged_have_no_figures() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tier", "names", "page", "said"),
-    [("cy", None, None, "no tier"), ("ci", "magic", None, "no method"), ("ci", "ours", Path("x"), "all methods")],
+    ("tier", "names", "said"),
+    [("cy", None, "no tier"), ("ci", "magic", "no method"), ("ci", "ours (live)", "no method")],
 )
-def test_wrong_requests_are_refused(tier: str, names: str | None, page: Path | None, said: str) -> None:
+def test_wrong_requests_are_refused(tier: str, names: str | None, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        run_recovery(tier, names=names, page=page)
+        run_recovery(tier, names=names)
 
 
 def test_none_is_always_compared_with() -> None:
-    assert [method.name for method in by_names("ours,copy")] == ["none", "copy", "ours"]
+    assert [method.name for method in by_names("ours,copy", TOY)] == ["none", "copy", "ours"]
     plus: Method = NAMED["checkfree+"]
-    assert [run.method for run in runs_of([METHODS[0], plus], replace(TOY, rates=(0.5,)))] == [
-        METHODS[0],
-        SWAPS_ALONE,
-        plus,
-    ]
+    planned = runs_of([METHODS[0], plus], replace(TOY, rates=(0.5,)))
+    assert [run.method for run in planned if run.once is None] == [METHODS[0], plus, SWAPS_ALONE]
+    assert {run.method.name for run in planned if run.once} == {"swap twin"}
+
+
+def test_each_tier_has_one_method_of_ours() -> None:
+    assert [method.name for method in methods_of(TOY) if "ours" in method.name] == ["ours"]
+    assert [method.name for method in methods_of(SAFE) if "ours" in method.name] == ["ours (live)"]
+    with pytest.raises(ValueError, match=r"no method called ours \(live\)"):
+        by_names("ours (live)", TOY)
+    assert [run.method.name for run in runs_of(methods_of(SAFE), SAFE)[:3]] == ["none", "ours (live)", "checkfree"]
+
+
+def test_safe_ends_are_not_lost_and_nobody_keeps_copies_of_them() -> None:
+    for name in ("checkfree", "copy", "fitted mean"):
+        pipeline, keeper = start(NAMED[name], SAFE, rate=0.5, seed=0)
+        ends = pipeline.ends.flat.clone()
+        pipeline.lose([0])
+        keeper.recover(pipeline, frozenset({0}), 3)
+        assert torch.equal(pipeline.ends.flat, ends) and pipeline.ends.optimizer.tensors()
+        advance(pipeline, keeper, Feed(SAFE, 0), 3, frozenset())
+        assert keeper.sent.kept == 0
+
+
+@pytest.mark.parametrize(("given", "rates"), [(None, ()), ("10", (0.1,)), ("10,16.5", (0.1, 0.165))])
+def test_rates_are_percents(given: str | None, rates: tuple[float, ...]) -> None:
+    assert parse_rates(given) == pytest.approx(rates)
+
+
+@pytest.mark.parametrize("given", ["0", "100", "ten", "10,,16", ""])
+def test_wrong_rates_are_refused(given: str) -> None:
+    with pytest.raises(ValueError):
+        parse_rates(given)
+
+
+@pytest.mark.parametrize(("met", "code"), [(True, 0), (None, 0), (False, 1)])
+def test_a_goal_that_is_missed_is_a_failure(met: bool | None, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    goals = [Check(target="be quick", measured="it was slow", met=met)]
+    monkeypatch.setattr(bench_recovery, "run_recovery", lambda *args, **kwargs: ([], [], goals))
+    done = CliRunner().invoke(app, ["bench", "recovery"])
+    assert done.exit_code == code
+    assert ("MISSED: be quick: it was slow" in done.output) == (met is False)
