@@ -80,9 +80,8 @@ class Live:
         for stage in gone:
             self._nodes[stage] = self._newcomer(stage)
         new = [self._nodes[stage] for stage in sorted(gone)]
-        lives = [node.life for node in new]
-        for node in self._nodes:
-            node.roll.renew(lives, self._loop.time())
+        self._scene.lives |= {node.stage: node.life for node in new}
+        self._nodes[0].roll.renew(self._scene.lives.values(), self._loop.time())  # all others believe the data node
         self._hear(living)
         self._run(_all(node.begin() for node in new))
         for node in new:

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from farflung.node.door import Doors
 from farflung.node.events import Event, EventLog
@@ -49,6 +49,8 @@ class Scene:
     """Up to which the last round counts."""
     version: int = 0
     """That it made, in every stage."""
+    lives: dict[int, Life] = field(default_factory=dict)
+    """By stage that was lost, the newest, as the data node's chain has them."""
 
 
 class Node:
@@ -154,7 +156,7 @@ class Node:
             ),  # each in a network of its own
             appointments=(),
             peers=(),
-            lives=(),
+            lives=tuple(scene.lives.values()),
             lost=(),
             step_s=clock.iteration_s,
             losses_per_hour=self.roll.losses_per_hour,

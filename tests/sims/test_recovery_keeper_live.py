@@ -77,6 +77,8 @@ def test_a_lost_stage_is_as_it_was_at_a_round(begun: tuple[Pipeline, Live], unti
     steps(pipeline, keeper, until, first=ROUND_STEPS)
     held = {stage - 1: one.step for node in keeper._nodes for stage, one in node.shelf.shadows.items()}
     assert set(held) == {0, 1, 2, 3} and set(held.values()) == steps_held
+    copies = sum(len(CODEC.encode(part.flat)) for part in pipeline.stages)
+    assert keeper.sent.kept == (copies if ROUND_STEPS in steps_held else 0)
     for stage in (0, 3):
         lose(pipeline, keeper, {stage}, until)
         assert torch.equal(pipeline.stages[stage].flat, sent(at[held[stage]][stage]))
@@ -102,6 +104,18 @@ def test_who_holds_a_shadow_takes_it_along(begun: tuple[Pipeline, Live]) -> None
     assert pipeline.stages[stage].steps_since_bump == 0
     steps(pipeline, keeper, SAFE.warm_steps + 1)
     assert any(stage + 1 in node.shelf.shadows for node in keeper._nodes)  # the alarm: there is a copy again
+
+
+def test_a_newcomer_knows_who_is_a_newcomer(begun: tuple[Pipeline, Live]) -> None:
+    """Its neighbours are of later lives, and it can be made of them."""
+    pipeline, keeper = begun
+    lose(pipeline, keeper, {0}, SAFE.warm_steps)
+    lose(pipeline, keeper, {2}, SAFE.warm_steps)
+    for node in keeper._nodes:
+        node.shelf.shadows.clear()
+    keeper.rungs.clear()
+    lose(pipeline, keeper, {1}, SAFE.warm_steps)
+    assert keeper.rungs == {"fitted mean": 1}
 
 
 def test_nodes_measure_how_often_peers_are_lost(begun: tuple[Pipeline, Live]) -> None:

@@ -92,6 +92,7 @@ def test_who_is_never_there_is_later_than_the_end() -> None:
     assert verdicts(late)[FIRST] is False
     assert verdicts(replace(ROWS[6], hours=(None, 9.0, None)))[FIRST] is None
     assert verdicts(replace(ROWS[3], hours=(None, None, None)))[RANKING] is False
+    assert verdicts(replace(ROWS[3], hours=(None, 11.5, 12.0), end_hours=(13.0,) * 3))[RANKING] is None
 
 
 def test_checkfree_with_swaps_may_be_behind_the_one_without() -> None:
