@@ -166,7 +166,13 @@ def _show(found: Sequence[Row], once: Sequence[Single], tier: Tier, console: Con
 def _show_goals(goals: Sequence[Check], console: Console) -> None:
     for check in goals:
         style = "green" if check.met else "red" if check.met is False else "dim"
-        console.print(f"{check.verdict}: {check.target}: {check.measured}", style=style, markup=False, highlight=False)
+        console.print(
+            f"{check.verdict}: {check.target}: {check.measured}",
+            style=style,
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 NOTES = (

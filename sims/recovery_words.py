@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from farflung.sims.check import Check
-from farflung.sims.recovery_methods import ours_of
+from farflung.sims.recovery_methods import methods_of, ours_of
 from farflung.sims.recovery_power import all_of, is_below, limits
 from farflung.sims.recovery_rows import Row, Single, by_method
 from farflung.sims.recovery_tiers import Tier
@@ -45,7 +45,8 @@ def missed(found: Sequence[Check]) -> list[str]:
 
 def _orders(rows: Sequence[Row], once: Sequence[Single], tier: Tier) -> list[Check]:
     lefts = {one.rung: one.lefts for one in once if one.event == "interior"}
-    single = {name: lefts.get(rung, ()) for name, rung in zip(ORDER, ("neighbour mean", "copy", "random"), strict=True)}
+    rungs = ("neighbour mean", "copy", "random")
+    single = {name: lefts[rung] if set(rungs) <= lefts.keys() else () for name, rung in zip(ORDER, rungs, strict=True)}
     gaps: dict[str, list[float]] = {name: [] for name in ORDER}
     for rate in tier.rates:
         at = by_method(rows, rate)
@@ -95,10 +96,11 @@ def _ends(once: Sequence[Single]) -> list[Check]:
 def _rankings(rows: Sequence[Row], tier: Tier) -> list[Check]:
     found = []
     for rate in tier.rates:
-        at, pairs = by_method(rows, rate), PUBLISHED_BEFORE.get(rate, ())
-        if not pairs or any(name not in at for pair in pairs for name in pair):
+        at = by_method(rows, rate)
+        pairs = [pair for pair in PUBLISHED_BEFORE.get(rate, ()) if set(pair) <= at.keys()]
+        if not pairs or at.keys().isdisjoint({"checkfree", "checkfree+"}):
             continue
-        hours = {name: _hours(at[name]) for name in ("checkfree+", "checkfree", "redundant", "checkpoint")}
+        hours = {name: _hours(at[name]) for name in dict.fromkeys(name for pair in pairs for name in pair)}
         found.append(
             Check(
                 target=f"at {100 * rate:g} %, as published: {', '.join(f'{one} before {other}' for one, other in pairs)}",
@@ -132,10 +134,12 @@ def _ours(rows: Sequence[Row], tier: Tier, rate: float) -> list[Check]:
     ]
     others = [row for row in rows if row.rate == rate and row.method != ours.method]
     if others:
+        whole = len(others) == len(methods_of(tier)) - 2  # without ours, and without none
+        whom = "every other method" if whole else " and ".join(row.method for row in others)
         told = ", ".join(f"{row.method} {_hours(row)}" for row in others)
         found.append(
             Check(
-                target=f"{name}: at the target before every other method",
+                target=f"{name}: at the target before {whom}",
                 measured=f"{_hours(ours)}; {told}",
                 met=all_of([_sooner(ours, row) for row in others]),
                 untold=UNDECIDED,

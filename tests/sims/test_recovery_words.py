@@ -100,6 +100,9 @@ def test_checkfree_with_swaps_may_be_behind_the_one_without() -> None:
 
 
 def test_what_was_not_run_is_no_goal() -> None:
+    assert checks(ROWS, [], TIER)[FIRST].target.endswith("before every other method")
+    assert checks([*ROWS[:3], ROWS[-1]], [], TIER)[-1].target.endswith("before checkpoint and redundant")
+    assert "checkfree+" not in checks(ROWS[:4], [], TIER)[0].target
     told = checks([ROWS[0], ROWS[-1]], [], TIER)
     assert [check.target.split(":")[0] for check in told] == ["ours (live) at 10 %"] * 2
 
@@ -116,6 +119,7 @@ def test_single_losses_are_compared_run_by_run() -> None:
     assert checks([], swapped, TIER)[0].met is False
     [goal] = checks([], [mean, copy, replace(anew, lefts=anew.lefts[:1])], TIER)
     assert goal.met is None and goal.measured == "a run diverged"
+    assert not checks([], [mean, copy], TIER)
 
 
 @pytest.mark.parametrize(
