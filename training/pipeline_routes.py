@@ -106,7 +106,7 @@ class Routes:
         each, more = divmod(task.num_microbatches, num_lanes)
         self.counts = [each + (lane < more) for lane in range(num_lanes)]
         first = max(0, more - len(kept))
-        for wanted in self._even_lanes(first, num_lanes - len(kept) - first):
+        for wanted in self._even_lanes(first, num_lanes - len(kept) - first, rng):
             for _ in range(wanted.lanes):
                 self.paths.append(self._new_path(num_lanes - len(self.paths), wanted.left, rng, near=near))
         for place, floor in enumerate(least_visits(task.rules, self._slots(), self.counts)):
@@ -286,18 +286,19 @@ class Routes:
                 slots[stage] += self.task.slots[peer]
         return slots
 
-    def _even_lanes(self, first: int, then: int) -> tuple["_Wanted", "_Wanted"]:
+    def _even_lanes(self, first: int, then: int, rng: random.Random) -> tuple["_Wanted", "_Wanted"]:
         """How many of so many new lanes, and of those after them, shall be on each stage, so that stages are on as many of the first and of all, the
-        present ones included, as slots allow."""
+        present ones included, as slots allow. Which ones get one more is drawn: else it would be the same in every step."""
         slots, held = self._slots(), [0] * self.num_stages
         for path in self.paths:
             for peer in path:
                 held[self.stage_of[peer]] += 1
         lanes, others = first + then, self.task.rules.visits - 1
         most = [min(lanes, has - used) for has, used in zip(slots, held, strict=True)]
-        every = _filled([0] * self.num_stages, most, lanes * others, held)
+        ranks = rng.sample(range(self.num_stages), self.num_stages)
+        every = _filled([0] * self.num_stages, most, lanes * others, held, ranks)
         least = [max(0, one - then) for one in every]
-        early = _filled(least, [min(first, one) for one in every], first * others, held)
+        early = _filled(least, [min(first, one) for one in every], first * others, held, ranks)
         late = [one - already for one, already in zip(every, early, strict=True)]
         return _Wanted(first, early), _Wanted(then, late)
 
@@ -335,14 +336,17 @@ class Routes:
         return first, second + (second >= first and count > 1)
 
 
-def _filled(least: Sequence[int], most: Sequence[int], total: int, held: Sequence[int]) -> list[int]:
-    """Numbers between `least` and `most` of each stage but 0 that add up to `total`, as even as can be together with what is `held`."""
+def _filled(
+    least: Sequence[int], most: Sequence[int], total: int, held: Sequence[int], ranks: Sequence[int]
+) -> list[int]:
+    """Numbers between `least` and `most` of each stage but 0 that add up to `total`, as even as can be together with what is `held`; of equal
+    ones the lower rank gets one more."""
     found = [0, *least[1:]]
     for _ in range(total - sum(found)):
         able = [stage for stage in range(1, len(found)) if found[stage] < most[stage]]
         if not able:
             raise BadPlan("the routes that were kept leave no room for others; keep fewer")
-        found[min(able, key=lambda stage: (held[stage] + found[stage], stage))] += 1
+        found[min(able, key=lambda stage: (held[stage] + found[stage], ranks[stage]))] += 1
     return found
 
 

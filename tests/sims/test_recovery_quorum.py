@@ -152,12 +152,12 @@ def test_a_stage_of_three_loses_two() -> None:
         swarm.kill(second, reset=False)
         await until_done(swarm, 0, by_key(swarm, 1, 2, 3)[2])
 
-    swarm = simulate(recipe(total_steps=24), Counting(), signers(4), story, wanted=dict.fromkeys((1, 2, 3), 1))
+    swarm = simulate(recipe(total_steps=32), Counting(), signers(4), story, wanted=dict.fromkeys((1, 2, 3), 1))
     survivor = by_key(swarm, 1, 2, 3)[2]
     assert not swarm.broken and lives(swarm) == [(1, 1, survivor)]
     assert "1 of 3 members reachable" in swarm.happened("stage.lost", survivor)[0]["reason"]
     assert rungs(swarm) == [(swarm.happened("stage.made", survivor)[0]["peer"], "live replica")]
-    assert swarm.rounds() == {0: 6, 1: 6}
+    assert swarm.rounds() == {0: 8, 1: 8}
 
 
 def test_the_founder_of_the_next_life_dies_in_the_middle_of_it() -> None:
