@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from farflung.node.network import Network, PeerId
-from farflung.protocol.roll import Roll
+from farflung.protocol.roll import Entry, Roll
 
 
 class Knocking:
@@ -35,9 +35,9 @@ class Knocking:
         for peer in quiet:
             if now >= self._knocked_at.get(peer, now - self._roll.heartbeat_s) + self._roll.heartbeat_s:
                 self._knocked_at[peer] = now
-                self._begin_task(self._knock(peer), "knock")
+                self._begin_task(self._knock(peer, self._roll.entries[peer]), "knock")
 
-    async def _knock(self, peer: PeerId) -> None:
-        entry = self._roll.entries[peer]
+    async def _knock(self, peer: PeerId, entry: Entry) -> None:
+        """`entry`: what we know of it now."""
         if await self._network.is_gone(peer):
             entry.ended()

@@ -11,19 +11,14 @@ What the other side takes for its answer, and what else uses the uplink meanwhil
 from collections import deque
 from math import inf
 
+from farflung.node.one_way import MEASURABLE_BYTES, REMEMBERED
 from farflung.protocol.settings import FAST_BYTES_PER_S
-
-RUN_BYTES = 1 << 16
-"""Shorter runs say more about latency than about the uplink."""
 
 LEAST_S = 0.02
 """A run counts as at least so long: trips are known to some milliseconds."""
 
 MOST_S = 2.0
 """A run that is so long is measured, whether it has ended or not."""
-
-REMEMBERED = 12
-"""Runs of which the best counts."""
 
 
 class ParcelRate:
@@ -74,6 +69,6 @@ class ParcelRate:
         self._gone = waiting
 
     def _observe(self, nbytes: int, seconds: float) -> None:
-        if nbytes >= RUN_BYTES:
+        if nbytes >= MEASURABLE_BYTES:
             self._seen.append(nbytes / max(seconds, LEAST_S))
             self.bytes_per_s = min(max(self._seen), FAST_BYTES_PER_S)

@@ -101,7 +101,8 @@ class Pipeline:
         self.balance = Balance(self, roll=roll, recipe=recipe, log=log, fits=fits, prepare=prepare)
         self._planning: asyncio.Task[None] | None = None
         self._plans = first_seq(network.unix_time())
-        self._said: tuple[object, ...] = ()
+        self._said: Present | None = None
+        """The last time that we told everybody."""
         self._beat_at = self._ways_at = -1e9
         self._last_plan: Plan | None = None
         """Of the newest step that we took part in."""
@@ -186,8 +187,13 @@ class Pipeline:
 
     def changed(self) -> None:
         """Something of us may have changed: those who wait for us are told at once."""
-        said = (self.me.trains, self.me.free, self.step, self.me.finished, self.watch.lost(self._now()))
-        if said != self._said and (self.me.free or said[:1] + said[3:] != self._said[:1] + self._said[3:]):
+        said, me = self._said, self.me
+        changed = said is None or (said.trains, said.finished, said.lost) != (
+            me.trains,
+            me.finished,
+            self.watch.lost(self._now()),
+        )
+        if changed or (me.free and said is not None and (said.free, said.step) != (True, self.step)):
             self.announce()
         self._lead()
 
@@ -200,7 +206,7 @@ class Pipeline:
             others = [peer for peer in self.roll.known if self.roll.alive(peer, now)]
             ways = self.roll.ways
             present = msgspec.structs.replace(present, beat=ways.say(now), ways=ways.tell(others, now))
-        self._said = (present.trains, present.free, present.step, present.finished, present.lost)
+        self._said = present
         for peer in self.roll.known:
             self._mail.send(peer, present)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from farflung.compression import kernels
 from farflung.node.events import Event
 from farflung.node.paths import resolve_paths
+from farflung.node.race import until_first
 from farflung.node.recipe import Recipe
 from farflung.protocol.keys import Ed25519Signer
 from farflung.sims.clock import ClockError
@@ -105,13 +106,8 @@ class _Run:
 
     async def _story(self, swarm: PipelineSwarm) -> None:
         self._swarm = swarm
-        async with asyncio.TaskGroup() as group:
-            until = [group.create_task(self._tell(swarm))]
-            if self._stops:
-                until.append(group.create_task(_wait(self._is_broken)))
-            await asyncio.wait(until, return_when=asyncio.FIRST_COMPLETED)
-            for task in until:
-                task.cancel()
+        broken = [self._is_broken.wait()] if self._stops else []
+        await until_first(self._tell(swarm), *broken)
         for peer in swarm.hub.running():
             swarm.hub.resume(peer)  # whoever is stopped cannot end
 
@@ -194,10 +190,6 @@ def _recipe(scene: Scene, founder: Ed25519Signer) -> Recipe:
         delay_steps=scene.delay_steps,
         pipeline={"skip": 1.0 / scene.stages if scene.skips else 0.0, "shadows": scene.shadows},
     )
-
-
-async def _wait(event: asyncio.Event) -> None:
-    await event.wait()
 
 
 def main() -> None:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from farflung.node.cli import Json, app, print_json
+from farflung.node.cli import app
+from farflung.node.flags import Json, print_json
 from farflung.sims.sim_cli import sim_app
 
 bench_app = typer.Typer(help="Measure what the README claims, beside its baselines.", no_args_is_help=True)

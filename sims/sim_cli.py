@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from farflung.node.cli import Json, print_json
+from farflung.node.flags import Json, print_json
 
 sim_app = typer.Typer(help="Simulate swarms: the node's own code under virtual time.", no_args_is_help=True)
 

@@ -45,11 +45,6 @@ class Misfortune:
         self._cut = False
         self._fresh = list(range(len(scene.placed), scene.num_peers))
 
-    @property
-    def faults(self) -> int:
-        """How many there were, and ends of them."""
-        return len(self._player.done)
-
     async def run(self) -> None:
         """All blows, until each is over."""
         async with asyncio.TaskGroup() as group:

@@ -296,9 +296,9 @@ class Routes:
         lanes, others = first + then, self.task.rules.visits - 1
         most = [min(lanes, has - used) for has, used in zip(slots, held, strict=True)]
         ranks = rng.sample(range(self.num_stages), self.num_stages)
-        every = _filled([0] * self.num_stages, most, lanes * others, held, ranks)
+        every = _evenly([0] * self.num_stages, most, lanes * others, held, ranks)
         least = [max(0, one - then) for one in every]
-        early = _filled(least, [min(first, one) for one in every], first * others, held, ranks)
+        early = _evenly(least, [min(first, one) for one in every], first * others, held, ranks)
         late = [one - already for one, already in zip(every, early, strict=True)]
         return _Wanted(first, early), _Wanted(then, late)
 
@@ -336,7 +336,7 @@ class Routes:
         return first, second + (second >= first and count > 1)
 
 
-def _filled(
+def _evenly(
     least: Sequence[int], most: Sequence[int], total: int, held: Sequence[int], ranks: Sequence[int]
 ) -> list[int]:
     """Numbers between `least` and `most` of each stage but 0 that add up to `total`, as even as can be together with what is `held`; of equal

@@ -2,7 +2,8 @@
 
 import pytest
 
-from farflung.node.parcel_rate import LEAST_S, MOST_S, REMEMBERED, RUN_BYTES, ParcelRate
+from farflung.node.one_way import MEASURABLE_BYTES, REMEMBERED
+from farflung.node.parcel_rate import LEAST_S, MOST_S, ParcelRate
 from farflung.protocol.settings import FAST_BYTES_PER_S
 
 TRIP_S = 0.2
@@ -55,7 +56,7 @@ def test_an_uplink_that_is_never_idle_is_measured_all_the_same() -> None:
 
 def test_small_runs_and_lost_parcels_say_nothing_and_fast_ones_little() -> None:
     rate = ParcelRate()
-    sent(rate, [1.0], [1.01], RUN_BYTES - 1)
+    sent(rate, [1.0], [1.01], MEASURABLE_BYTES - 1)
     assert rate.bytes_per_s == 0.0
     rate.begin(2.0)
     rate.lost(2.0)

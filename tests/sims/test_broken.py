@@ -4,7 +4,6 @@
 Run as a script this module looks for them anew: `python tests/sims/test_broken.py [NAME …]`.
 """
 
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from random import Random
@@ -12,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.sims.breaking import Broken
 from torch import Tensor
 
 from farflung.compression.codec import Payload
@@ -35,19 +35,6 @@ from farflung.sims.simulation import Report, simulate
 from farflung.sims.toy import MemoryStorage
 from farflung.training.coupled import Coupled, Update
 
-SEEDS = 200
-
-NEIGHBOURS = 16
-"""Seeds that are tried from the recorded one on: any change of the protocol's timing changes what a seed meets."""
-
-Patch = Callable[[pytest.MonkeyPatch], None]
-BROKEN: dict[str, Patch] = {}
-
-
-def broken(patch: Patch) -> Patch:
-    BROKEN[patch.__name__] = patch
-    return patch
-
 
 def run(seed: int) -> Report:
     """A small swarm in which something goes wrong every few seconds, until the judge objects."""
@@ -59,6 +46,9 @@ def run(seed: int) -> Report:
     )  # brisk: many rounds
     wire = Wire(step_s=step_s, fragments=1)
     return simulate(replace(toy_plan(seed, schedule, wire, calm_s=0.0), stop_when_broken=True))
+
+
+broken = Broken(lambda name, seed: run(seed).violations, neighbours=16)
 
 
 # ---- the reduction -------------------------------------------------------------------------------------------------
@@ -293,16 +283,10 @@ CAUGHT: dict[str, tuple[int, int]] = {
 """Name → first seed, and the invariant that it breaks."""
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("name", broken)
 def test_what_is_broken_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first, which = CAUGHT[name]
-    BROKEN[name](monkeypatch)
-    violations: list[str] = []
-    for seed in range(first, min(SEEDS, first + NEIGHBOURS)):
-        violations = run(seed).violations
-        if violations:
-            break
-    assert violations and violations[0].startswith(f"invariant {which}:")
+    assert broken.first_violation(name, first, monkeypatch).startswith(f"invariant {which}:")
 
 
 @pytest.mark.parametrize("seed", sorted({seed for seed, _ in CAUGHT.values()}))
@@ -310,16 +294,5 @@ def test_what_is_whole_passes(seed: int) -> None:
     assert run(seed).violations == []
 
 
-def first_seed(patch: Patch) -> str:
-    for seed in range(SEEDS):
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            patch(monkeypatch)
-            violations = run(seed).violations
-        if violations:
-            return f"{seed}: {violations[0]}"
-    return f"not caught in {SEEDS} seeds"
-
-
 if __name__ == "__main__":
-    for name in sys.argv[1:] or BROKEN:
-        print(name, first_seed(BROKEN[name]), flush=True)
+    broken.search()

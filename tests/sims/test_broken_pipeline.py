@@ -4,10 +4,8 @@ As in `test_broken`, `CAUGHT` has the first seed of 0 to 199 that shows it. Run 
 `python tests/sims/test_broken_pipeline.py [NAME …]`.
 """
 
-import sys
-from collections.abc import Callable
-
 import pytest
+from tests.sims.breaking import Broken
 from torch import Tensor
 
 from farflung.node import shadows
@@ -16,29 +14,18 @@ from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_server import StageServer
 from farflung.protocol.keys import PeerId
 from farflung.protocol.roll import Roll
-from farflung.sims.chaos_pipeline import StageReport, run_scene
+from farflung.sims.chaos_pipeline import run_scene
 from farflung.sims.stage_losses import Blow, Scene, What, Whom, draw_scene
 from farflung.training.pipeline_worker import Accumulated
 
-SEEDS = 200
 
-NEIGHBOURS = 8
-"""Seeds that are tried from the recorded one on: any change of the protocol's timing changes what a seed meets."""
-
-Patch = Callable[[pytest.MonkeyPatch], None]
-BROKEN: dict[str, Patch] = {}
-
-
-def broken(patch: Patch) -> Patch:
-    BROKEN[patch.__name__] = patch
-    return patch
-
-
-def run(name: str, seed: int) -> StageReport:
-    """The seed's scene, but where only one thing shows what is broken."""
+def run(name: str, seed: int) -> list[str]:
+    """What is found in the seed's scene, but where only one thing shows what is broken."""
     scene = WRONGLY_SUSPECTED if name == "counts_what_was_given_up" else draw_scene(seed)
-    return run_scene(seed, scene, keep=False, stop_when_broken=True)
+    return run_scene(seed, scene, keep=False, stop_when_broken=True).violations
 
+
+broken = Broken(run, neighbours=8)
 
 WRONGLY_SUSPECTED = Scene(
     stages=2,
@@ -135,28 +122,11 @@ CAUGHT: dict[str, tuple[int, str]] = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("name", broken)
 def test_what_is_broken_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first, said = CAUGHT[name]
-    BROKEN[name](monkeypatch)
-    violations: list[str] = []
-    for seed in range(first, min(SEEDS, first + NEIGHBOURS)):
-        violations = run(name, seed).violations
-        if violations:
-            break
-    assert violations and said in violations[0]
-
-
-def first_seed(patch: Patch) -> str:
-    for seed in range(SEEDS):
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            patch(monkeypatch)
-            violations = run(patch.__name__, seed).violations
-        if violations:
-            return f"{seed}: {violations[0]}"
-    return f"not caught in {SEEDS} seeds"
+    assert said in broken.first_violation(name, first, monkeypatch)
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or BROKEN:
-        print(name, first_seed(BROKEN[name]), flush=True)
+    broken.search()

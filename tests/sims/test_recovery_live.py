@@ -230,19 +230,24 @@ def without_shadows() -> Recipe:
 
 
 async def lose_stage_2(swarm: PipelineSwarm) -> None:
-    """Of four stages with a peer each, after two rounds; and the first step in which another peer serves it."""
+    """Of four stages with a peer each, after two rounds; and another peer comes."""
     for peer in range(4):
         swarm.start(peer)
     await until(swarm, lambda: swarm.rounds().get(2) == 2)
     swarm.kill(members_of(swarm, 2)[0])
     await asyncio.sleep(12.0)
     swarm.start(4)
+
+
+async def replace_stage_2(swarm: PipelineSwarm) -> None:
+    """And all train on with it to the end."""
+    await lose_stage_2(swarm)
     await until_done(swarm, *swarm.peers)
 
 
 def test_a_stage_that_is_made_of_its_neighbours_is_fitted_to_what_they_remember() -> None:
     """And has more of what the lost one did than the mean alone would."""
-    swarm = simulate(without_shadows(), Counting(), signers(5), lose_stage_2)
+    swarm = simulate(without_shadows(), Counting(), signers(5), replace_stage_2)
     assert not swarm.broken and lives(swarm) == [(2, 1, 4)]
     [made] = swarm.happened("stage.made")
     assert made["rung"] == "fitted mean" and len(made["holders"]) == 2
@@ -251,12 +256,7 @@ def test_a_stage_that_is_made_of_its_neighbours_is_fitted_to_what_they_remember(
 
 def test_a_peer_that_made_its_stage_of_others_is_killed_and_goes_on_with_the_raised_rate() -> None:
     async def story(swarm: PipelineSwarm) -> None:
-        for peer in range(4):
-            swarm.start(peer)
-        await until(swarm, lambda: swarm.rounds().get(2) == 2)
-        swarm.kill(members_of(swarm, 2)[0])
-        await asyncio.sleep(12.0)
-        swarm.start(4)
+        await lose_stage_2(swarm)
         await until(swarm, lambda: len(swarm.happened("step", 4)) >= 4)
         swarm.kill(4)
         await asyncio.sleep(1.0)
@@ -273,7 +273,7 @@ def test_a_peer_that_made_its_stage_of_others_is_killed_and_goes_on_with_the_rai
 
 def test_without_memories_nothing_is_tried_nor_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Imprints, "keep", lambda *_, **__: None)
-    swarm = simulate(without_shadows(), Counting(), signers(5), lose_stage_2)
+    swarm = simulate(without_shadows(), Counting(), signers(5), replace_stage_2)
     [made] = swarm.happened("stage.made")
     assert made["rung"] == "neighbour mean" and made["misfit"] is None
 
@@ -282,7 +282,7 @@ def test_a_shadow_that_is_none_is_found_out_before_anybody_computes_with_it(monk
     """It has the right size, and other weights."""
     monkeypatch.setattr(shadows, "_encoded", lambda params: bytes(CODEC.encode(params * -3.0)))
     honest = recipe(stages=4, total_steps=16, pipeline={"shadows": 1.0})
-    swarm = simulate(honest, Counting(), signers(5), lose_stage_2)
+    swarm = simulate(honest, Counting(), signers(5), replace_stage_2)
     assert not swarm.broken and lives(swarm) == [(2, 1, 4)]
     [refused] = swarm.happened("stage.unmade")
     assert refused["rung"] == "shadow" and "times that of leaving the stage out" in refused["reason"]
