@@ -73,6 +73,7 @@ class Records:
         from farflung.node import dht_guard
 
         dht_guard.register()
+        records = dht_guard.CheckedRecords(check, refused)
         node = await DHTNode.create(
             p2p=p2p,
             num_replicas=REPLICAS,
@@ -81,9 +82,9 @@ class Records:
             cache_on_store=False,
             cache_nearest=0,
             cache_refresh_before_expiry=0,
-            record_validator=dht_guard.CheckedRecords(check, refused),
+            record_validator=records,
         )
-        dht_guard.install(node)
+        dht_guard.install(node, records)
         return cls(node, connect)
 
     def add_seed(self, peer: PeerId) -> None:

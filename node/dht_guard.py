@@ -121,7 +121,7 @@ class CheckedRecords(RecordValidatorBase):  # type: ignore[misc]  # hivemind is 
         try:
             self._open(record)
         except RemoteError as error:
-            self._tell(record, error)
+            self.tell(record.key + record.subkey + record.value, error)
             return False
         return True
 
@@ -145,14 +145,34 @@ class CheckedRecords(RecordValidatorBase):  # type: ignore[misc]  # hivemind is 
             )
         self._check(record.key, subkey, value, record.expiration_time)
 
-    def _tell(self, record: DHTRecord, error: RemoteError) -> None:
-        digest = hashlib.sha256(record.key + record.subkey + record.value).digest()
+    def tell(self, content: bytes, error: RemoteError) -> None:
+        """Tell of what was refused, unless this content has been told of."""
+        digest = hashlib.sha256(content).digest()
         if digest in self._told:
             return
         if len(self._told) >= MAX_TOLD:
             del self._told[next(iter(self._told))]
         self._told[digest] = None
         self._refused(error)
+
+
+class CheckedDictionaries(MSGPackSerializer):  # type: ignore[misc]
+    """Reads the dictionaries that a DHT node is sent, to be stored or as an answer, and tells of those that cannot be read: hivemind drops them with
+    the whole message, and says nothing."""
+
+    def __init__(self, records: CheckedRecords) -> None:
+        self._records = records
+
+    def loads(self, buf: bytes) -> Any:
+        """As hivemind's. Raises ValueError."""
+        try:
+            value = super().loads(buf)
+            if not isinstance(value, GuardedDictionary | bytes | str):  # it reads single values and subkeys too
+                raise ValueError(f"a {type(value).__name__}")
+        except (ValueError, TypeError) as error:
+            self._records.tell(buf, Malformed(f"no dictionary of records, in {len(buf)} bytes: {error}"))
+            raise ValueError("damaged dictionary record") from error
+        return value
 
 
 def register() -> None:
@@ -164,8 +184,9 @@ def register() -> None:
     MSGPackSerializer._ext_types[GuardedDictionary] = _DICTIONARY_EXT_CODE
 
 
-def install(node: DHTNode) -> None:
-    """Give a DHT node guarded storages. To be called before the node has met any peer."""
+def install(node: DHTNode, records: CheckedRecords) -> None:
+    """Give a DHT node guarded storages and checked dictionaries. To be called before the node has met any peer."""
     register()
+    node.protocol.serializer = CheckedDictionaries(records)
     node.protocol.storage = GuardedStorage(maxsize=MAX_STORED_KEYS)
     node.protocol.cache = GuardedStorage(maxsize=MAX_STORED_KEYS)

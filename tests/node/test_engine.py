@@ -20,11 +20,11 @@ from farflung.node import p2pd
 from farflung.node.dht import SEEDS_AT_ONCE, Records, key_digest
 from farflung.node.discovery import check_record
 from farflung.node.engine import Engine, EngineConfig
-from farflung.node.identity import Identity, libp2p_text
+from farflung.node.identity import Identity, libp2p_bytes, libp2p_text
 from farflung.node.network import Stream
 from farflung.node.peerbook import PeerBook
 from farflung.protocol import limits
-from farflung.protocol.errors import BadSignature, ConfigError, NetworkError, Refused, RemoteError
+from farflung.protocol.errors import BadSignature, ConfigError, Malformed, NetworkError, Refused, RemoteError
 from farflung.protocol.keys import Ed25519Signer
 from farflung.protocol.peer_record import PeerRecord
 from farflung.protocol.records import place_peer
@@ -290,6 +290,53 @@ def test_a_wrongly_signed_record_is_refused_told_of_once_and_changes_nothing() -
             await careful.put_record(newer.key, newer.subkey, newer.value, newer.expires_at + 0.5)
             assert await careful.get_records(good.key) == {good.subkey: newer.value}
             assert len(told) == 1
+
+    run(main)
+
+
+UNREADABLE = b"\xc7\x03\x50\x93\x01\x02"
+"""An extension of the type that dictionaries are, which breaks off."""
+
+
+def test_a_dictionary_that_cannot_be_read_is_told_of_asked_for_or_not_and_changes_nothing() -> None:
+    from hivemind.dht.routing import DHTID
+    from hivemind.p2p import P2PHandlerError
+    from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
+    from hivemind.proto import dht_pb2
+    from hivemind.utils.serializer import MSGPackSerializer
+
+    class Mumbling(MSGPackSerializer):  # type: ignore[misc]
+        @classmethod
+        def dumps(cls, obj: object) -> bytes:
+            return b"\xc1"
+
+    async def main() -> None:
+        told: list[RemoteError] = []
+        async with engines(1) as (hostile,), AsyncExitStack() as stack:
+            config = EngineConfig.loopback(initial_peers=(hostile.addresses()[0],))
+            careful = await Engine.create(Identity.generate(), config, refused=told.append)
+            stack.push_async_callback(careful.close)
+            soon = time.time() + 60
+            assert await careful.put_record("swarm", "a", b"good", soon)
+            protocol = hostile._records._node.protocol
+            store = dht_pb2.StoreRequest(
+                keys=[key_digest("swarm")],
+                subkeys=[protocol.IS_DICTIONARY],
+                values=[UNREADABLE],
+                expiration_time=[soon],
+                in_cache=[False],
+            )
+            for _ in range(2):
+                with pytest.raises(P2PHandlerError, match="damaged dictionary record"):
+                    await protocol.get_stub(PeerID(libp2p_bytes(careful.peer_id))).rpc_store(store)
+            [error] = told
+            assert type(error) is Malformed and "no dictionary of records, in 6 bytes" in error.reason
+            assert await careful.get_records("swarm") == {"a": b"good"}
+
+            protocol.storage.store_subkey(DHTID.generate("other"), "b", b"good", soon)
+            protocol.serializer = Mumbling
+            assert await careful.get_records("other") == {}
+            assert len(told) == 2 and "no dictionary of records, in 1 bytes" in told[1].reason
 
     run(main)
 
