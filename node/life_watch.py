@@ -56,7 +56,7 @@ class LifeWatch:
         me, stage = self._part.me, self._life.stage
         if stage == 0 or me.chain is None or me.finished:  # members leave a chain that has done its work
             return
-        self._stranded.look(*me.chain, now)
+        self._stranded.look(*me.chain, now, swarm_s=self._roll.swarm_s(now))
         if self.stranded != self._said:
             self._said = self.stranded
             self._log.emit("stage.lost", stage=stage, reason=self._stranded.reason if self._said else "")

@@ -67,7 +67,8 @@ state is there; the survivor trains on; and a machine that is started again is b
 
 STARTING_S = 600.0
 """In the place of `LOST_AFTER` for a stage of which a peer has heard nobody since it was started itself, unless a data node or half of all others say that it is lost, and of
-`NO_QUORUM_AFTER` for a holder that has had no quorum since then: perhaps the whole swarm is just being started."""
+`NO_QUORUM_AFTER` for a holder that has had no quorum since then, unless half of the data nodes have been running for longer than that: perhaps the whole
+swarm is just being started."""
 
 
 class Counters(Struct, frozen=True, array_like=True):

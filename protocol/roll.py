@@ -273,6 +273,11 @@ class Roll:
             return False
         return self.number(stage) > 0 or now > self._shown[stage] + SILENT_AFTER * self.heartbeat_s
 
+    def swarm_s(self, now: float) -> float:
+        """For how long the swarm has been running at least, as half of the data nodes that we hear show by the number of their heartbeats."""
+        words = sorted(self.ways.words(peer) for peer in self.serving(0, now))
+        return self.heartbeat_s * words[len(words) // 2] if words else 0.0
+
     @property
     def losses_per_hour(self) -> float:
         """Peers that fell silent, over the hours that peers were heard; at first what is usual."""

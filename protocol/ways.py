@@ -97,6 +97,10 @@ class Ways:
         for known in (self._heard, self._trips, self._told):
             known.pop(peer, None)
 
+    def words(self, peer: PeerId) -> int:
+        """How many it has said since it was started, one a heartbeat, as far as we know."""
+        return self._heard.get(peer, (0, 0.0))[0]
+
     def trip_s(self, peer: PeerId) -> float:
         """From us to a peer and back; 0 while that is not known."""
         return self._trips.get(peer, 0.0)

@@ -236,6 +236,20 @@ def test_the_only_data_node_was_started_again_and_half_of_the_others_know_that_a
     assert roll.lost(LATE - 0.2, held=0) == () and roll.lost(LATE, held=0) == (1,)
 
 
+def test_the_swarm_runs_for_as_long_as_half_of_the_data_nodes_have() -> None:
+    roll = roll_of(D)
+    assert roll.swarm_s(0.0) == 0.0
+    roll.heard(C, says(1, beat=1000), 0.0)  # not a data node
+    roll.heard(A, says(0, beat=300), 0.0)
+    roll.heard(A, says(0), 0.0)  # a word without a number takes nothing back
+    assert roll.swarm_s(0.0) == 300 * roll.heartbeat_s
+    roll.heard(B, says(0, beat=2), 0.0)
+    assert roll.swarm_s(0.0) == 300 * roll.heartbeat_s
+    roll.heard(C, says(0, beat=2), 0.0)
+    assert roll.swarm_s(0.0) == 2 * roll.heartbeat_s
+    assert roll.swarm_s(SILENT_AFTER * roll.heartbeat_s + 0.1) == 0.0
+
+
 def test_a_stage_that_was_never_begun_is_not_lost() -> None:
     roll = roll_of(A)
     roll.tick(0.0)
