@@ -385,9 +385,8 @@ class Pipeline:
             return
         finally:
             self._planning = None
-        leg_s = leg_of(forecast.seconds, len(forecast.plan.lanes))
         window = digest("step", self.roll.me + self._plans.to_bytes(16, "big"))
-        plan = as_message(forecast.plan, window=window, number=self.step, leg_s=leg_s)
+        plan = as_message(forecast.plan, window=window, number=self.step, leg_s=leg_of(forecast.silence_s))
         if self.coordinator.attempt is None and self.me.free:
             self._post(self.coordinator.propose(plan, self._now()))
 

@@ -28,8 +28,11 @@ MIN_LEG_S, MAX_LEG_S = 5.0, 120.0
 ANSWER_S = 3.0
 """Until a stage peer answers whether it gives a hop up."""
 
-HARD_LEGS = 2.0
-"""A peer that says it holds a flight is believed for so many legs."""
+LATER_THAN_PLANNED = 1.5
+"""Times the longest silence that is planned, after which a flight is asked about. It costs a message and its answer, and no more where all is well."""
+
+HARD_LEGS = 4.0
+"""A peer that says it holds a flight is believed for so many legs: it may be several times slower than it said."""
 
 
 @dataclass(kw_only=True)
@@ -81,11 +84,6 @@ class Job:
         """In all of them."""
         return len(self.own) * self.samples_per_microbatch
 
-    @property
-    def patience(self) -> Patience:
-        """With our flights."""
-        return Patience(leg_s=self.leg_s, answer_s=ANSWER_S, hard_s=HARD_LEGS * self.leg_s)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Done:
@@ -100,9 +98,14 @@ class Done:
     """Samples of our own microbatches that did not come home."""
 
 
-def leg_of(seconds: float, lanes: int) -> float:
-    """How long a flight may be silent, when the whole step is to take so many seconds: a lane's share of it, three times (digest, 5.4)."""
-    return min(MAX_LEG_S, max(MIN_LEG_S, 3.0 * seconds / max(1, lanes)))
+def leg_of(silence_s: float) -> float:
+    """How long a flight may be silent, when the plan has none that is longer than so many seconds."""
+    return min(MAX_LEG_S, max(MIN_LEG_S, LATER_THAN_PLANNED * silence_s))
+
+
+def patience(leg_s: float) -> Patience:
+    """With flights that may be silent for so long."""
+    return Patience(leg_s=leg_s, answer_s=ANSWER_S, hard_s=HARD_LEGS * leg_s)
 
 
 def as_message(plan: Plan, *, window: bytes, number: int, leg_s: float) -> StepPlan:

@@ -20,10 +20,10 @@ from farflung.protocol.route import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patience:
-    """Seconds. The digest's 5.4 and 5.3 say 3 times the planned leg and the way there and back, and 240 at most."""
+    """Seconds."""
 
     leg_s: float
-    """Without a word about a flight, before what it needs is sent again."""
+    """Without a word about a flight, before its holder is told to go on, or to say what it lacks."""
     answer_s: float
     """Until a peer answers that it gives a hop up."""
     hard_s: float

@@ -9,6 +9,8 @@ what follows (the digest's table, 5.4):
                                of the stage get it: the one with the fewest of our flights. So a slow peer and its
                                replacement never both count a microbatch
     no answer to that          the peer is lost, for the whole step: nothing that it has accumulated will count
+    silence of a holder that   the peer after it is asked whether it is there: the holder may be sending to it, and learns only much later that
+    says that all is well      nobody listens. No answer, and that one is lost
 
     lost before its forward    the last peer before it that lives computes its output again and sends it to the replacement; without one
                                that has not given it up the hop is dropped, if the route may lose it (`droppable.py`)
@@ -34,6 +36,8 @@ MOST_SILENCES = 2
 """Deadlines that pass before a peer is asked to give a hop up."""
 MOST_QUESTIONS = 2
 """Times that it is asked."""
+MOST_DOUBTS = MOST_SILENCES + MOST_QUESTIONS
+"""Times that a peer is asked whether it is there."""
 MOST_VERSIONS = 16
 """Of one route; a flight that fails more often is cut short."""
 
@@ -65,6 +69,15 @@ class Note:
 Effect = Start | Tell | Note
 
 
+@dataclass(slots=True)
+class _Doubt:
+    """A question whether a peer is there, to which there is no answer yet. It is about the hop that comes next at it: an order that changes nothing."""
+
+    order: Again
+    questions: int
+    due: float
+
+
 class Flights:
     """All microbatches of one data node in one step."""
 
@@ -94,6 +107,8 @@ class Flights:
         self._droppable = droppable
         self._flights: dict[int, Flight] = {}
         self._heard_at: dict[int, float] = {}
+        self._doubts: dict[int, _Doubt] = {}
+        """By peer."""
         self.lost: set[int] = set()
         """Peers whose accumulated gradients do not count."""
         self.losses: dict[int, float] = {}
@@ -113,7 +128,9 @@ class Flights:
 
     def next_due(self) -> float | None:
         """When `tick` has something to do; None when nothing is in flight."""
-        return min((flight.due for flight in self._flights.values()), default=None)
+        if not self._flights:
+            return None
+        return min([flight.due for flight in self._flights.values()] + [doubt.due for doubt in self._doubts.values()])
 
     def heard(self, peer: int, passage: Passage, now: float) -> list[Effect]:
         """A peer says where a microbatch is. Raises Refused, naming nobody, for what it cannot say."""
@@ -121,6 +138,7 @@ class Flights:
             raise Refused(f"word of microbatch {passage.microbatch}, which is none of ours")
         flight = self._flights.get(passage.microbatch)
         if flight is None:
+            self._is_there(peer, now)
             return (
                 [Tell(peer, Landed(self._window, (passage.microbatch,)))] if passage.microbatch in self.routes else []
             )
@@ -133,7 +151,7 @@ class Flights:
             raise Refused(f"word of a route of microbatch {passage.microbatch} without a hop that must not be left out")
         if peer in self.lost:
             return []
-        self._heard_at[peer] = now
+        self._is_there(peer, now)
         flight.heard(peer, now)
         if passage.said is Said.GAVE_UP:
             return self._gave_up(flight, peer, passage, now)
@@ -166,14 +184,20 @@ class Flights:
         if peer in self.lost or peer == self._home:
             return []
         self.lost.add(peer)
+        self._doubts.pop(peer, None)
         effects: list[Effect] = [Note("lost", peer, -1, reason)]
         for flight in list(self._flights.values()):
             if flight.microbatch not in self._flights:
                 continue  # cut meanwhile
-            if peer in (flight.holder, *flight.senders):
+            then = flight.next_hop
+            if peer == flight.holder:
                 effects += self._restore(flight, now)
-            elif flight.next_hop is not None and flight.peer(flight.next_hop) == peer and flight.holder >= 0:
-                effects += self._nudge(flight, now)
+            elif then is not None and flight.peer(then) == peer and flight.holder >= 0:
+                effects += self._nudge(
+                    flight, now
+                )  # a gradient that has counted goes only the way that its holder is told
+            elif peer in flight.senders:
+                effects += self._restore(flight, now)
         return effects
 
     def tick(self, now: float) -> list[Effect]:
@@ -183,6 +207,9 @@ class Flights:
             if flight.due > now or flight.microbatch not in self._flights:
                 continue
             effects += self._overdue(flight, now)
+        for peer, doubt in list(self._doubts.items()):
+            if doubt.due <= now and peer in self._doubts:
+                effects += self._question(peer, doubt, now)
         return effects
 
     def _overdue(self, flight: Flight, now: float) -> list[Effect]:
@@ -193,17 +220,38 @@ class Flights:
         flight.silences += 1
         if flight.silences > MOST_VERSIONS:
             return self._cut(flight, "nobody answers for it", now)
-        holder, long_ago = flight.holder, now - MOST_SILENCES * self._patience.leg_s
+        holder, long_ago = flight.holder, now - MOST_DOUBTS * self._patience.answer_s
         if flight.silences == 1 and holder >= 0 and holder not in self.lost:
-            return self._nudge(flight, now)
+            return [*self._nudge(flight, now), *self._doubt(flight, now)]
         unanswered = [peer for peer in flight.senders if peer != self._home]
         if unanswered:
             silent = [peer for peer in unanswered if self._heard_at.get(peer, long_ago) <= long_ago]
-            if silent and flight.silences > MOST_SILENCES + MOST_QUESTIONS:
+            if silent and flight.silences > MOST_DOUBTS:
                 return self.lose(silent[0], f"no answer about microbatch {flight.microbatch}", now)
         elif flight.silences > MOST_SILENCES and holder not in (self._home, *self.lost):
             return self._ask(flight, now)
         return self._restore(flight, now)
+
+    def _is_there(self, peer: int, now: float) -> None:
+        self._heard_at[peer] = now
+        self._doubts.pop(peer, None)
+
+    def _doubt(self, flight: Flight, now: float) -> list[Effect]:
+        """Ask the peer to which the holder may be sending whether it is there."""
+        then = flight.next_hop if flight.microbatch in self._flights else None
+        peer = OPEN if then is None else flight.peer(then)
+        if then is None or peer < 0 or peer in (self._home, flight.holder, *self.lost, *self._doubts):
+            return []
+        until = len(flight.route) + 1
+        order = Again(self._window, flight.microbatch, then, flight.backward, until, flight.version, flight.route)
+        self._doubts[peer] = doubt = _Doubt(order, 0, now)
+        return self._question(peer, doubt, now)
+
+    def _question(self, peer: int, doubt: _Doubt, now: float) -> list[Effect]:
+        if doubt.questions == MOST_DOUBTS:
+            return self.lose(peer, f"no answer about microbatch {doubt.order.microbatch}", now)
+        doubt.questions, doubt.due = doubt.questions + 1, now + self._patience.answer_s
+        return [Tell(peer, doubt.order)]
 
     # ---- where a flight is -----------------------------------------------------------------------------------------
 

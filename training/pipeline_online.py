@@ -20,6 +20,7 @@ from farflung.training.pipeline_repair import COOL, repair, whole_paths
 from farflung.training.pipeline_routes import Routes, Task
 from farflung.training.pipeline_rules import Rules
 from farflung.training.pipeline_search import Search, improve
+from farflung.training.pipeline_simulate import simulate
 
 TRIP_S = 0.1
 """Between two peers and back, with what it costs to hand a message on, when nobody has measured any: half of the way around the world."""
@@ -56,6 +57,8 @@ class Forecast:
     plan: Plan
     seconds: float
     """Of the whole step."""
+    silence_s: float
+    """The longest time for which a microbatch that is under way gets nowhere."""
 
 
 def plan_step(
@@ -106,4 +109,5 @@ def plan_step(
         mended, mended_s = repair(task, stages, whole, proposals=proposals, seed=seed)
         if mended_s <= seconds:
             routes, seconds = mended, mended_s
-    return Forecast(replace(routes.plan(), policy=policy), seconds)
+    plan = replace(routes.plan(), policy=policy)
+    return Forecast(plan, seconds, simulate(plan, costs).longest_silence_s)

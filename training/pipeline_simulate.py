@@ -50,6 +50,17 @@ class Timeline:
     def makespan_s(self) -> float:
         return max(one.end_s for one in self.ran)
 
+    @property
+    def longest_silence_s(self) -> float:
+        """The longest time for which nothing of some microbatch ended that was under way: it waited, travelled and was computed."""
+        heard_s: dict[int, float] = {}
+        longest_s = 0.0
+        for one in sorted(self.ran, key=lambda ran: ran.end_s):
+            since_s = heard_s.get(one.op.microbatch, one.begin_s)
+            longest_s = max(longest_s, one.end_s - since_s)
+            heard_s[one.op.microbatch] = one.end_s
+        return longest_s
+
     def busy(self) -> list[float]:
         """Share of the step that each peer computes."""
         seconds = [0.0] * len(self.peers)

@@ -28,6 +28,7 @@ from farflung.sims.stage_peer import listen
 from farflung.sims.toy import VirtualDoor
 from farflung.training.model import Decoder, ModelConfig, next_token_loss
 from farflung.training.pipeline_boundary import Boundary
+from farflung.training.pipeline_costs import Costs
 from farflung.training.pipeline_plan import Op, Plan
 from farflung.training.pipeline_stages import split
 from farflung.training.pipeline_worker import HEAD, Accumulated, Batch, Worker
@@ -52,6 +53,20 @@ SECONDS = {"_forward": 1.0, "_backward": 2.0, "_loss": 0.3}
 """What computing takes; the rest a millisecond."""
 
 NOTHING = Droppable()
+
+
+def costs(peers: int) -> Costs:
+    """The same, for plans."""
+    rows = ((0.0,) * peers,) * peers
+    forward_s = SECONDS["_forward"]
+    return Costs(
+        forward_s=((forward_s,) * peers,) * len(LAYERS),
+        latency_s=rows,
+        transmit_s=rows,
+        backward=SECONDS["_backward"] / forward_s,
+        loss=SECONDS["_loss"] / forward_s,
+    )
+
 
 Happens = Callable[["StageLab", int, Op, str], None]
 
@@ -152,6 +167,7 @@ class StageLab:
         codec: str = "fp32",
         service: Mapping[str, Any] | None = None,
         droppable: Droppable = NOTHING,
+        patience: Patience = PATIENCE,
         **link: Any,
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -203,7 +219,7 @@ class StageLab:
                     step=self.step,
                     home=number,
                     batches=dict(enumerate(self.data)),
-                    patience=PATIENCE,
+                    patience=patience,
                     refused=self.errors.append,
                 )
 

@@ -41,7 +41,7 @@ def good() -> StepPlan:
     forecast = plan_step(
         servers, {}, 2, RECIPE.rules(), microbatches=4, slots=3, nbytes=1000, policy=Policy.BACKWARD, seed=1
     )
-    return as_message(forecast.plan, window=b"w" * 32, number=7, leg_s=leg_of(forecast.seconds, 4))
+    return as_message(forecast.plan, window=b"w" * 32, number=7, leg_s=leg_of(forecast.silence_s))
 
 
 def taken(message: StepPlan, sender: bytes = HOME) -> Job:

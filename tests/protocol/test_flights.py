@@ -5,10 +5,11 @@ import random
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.protocol.pipeline_lab import WINDOW, PipelineLab
+from tests.protocol.pipeline_lab import PATIENCE, WINDOW, PipelineLab
 
 from farflung.protocol.droppable import Droppable
 from farflung.protocol.errors import Refused
+from farflung.protocol.flights import MOST_DOUBTS, Effect, Flights, Tell
 from farflung.protocol.messages import Passage, Said
 from farflung.protocol.route import DROPPED, OPEN, Leg, Route, following, live_hops, place, position, preceding
 from farflung.protocol.visit import Work
@@ -228,6 +229,65 @@ def test_whatever_happens(seed: int, loss: float, deaths: int, loss_at_home: boo
     assert len(lab.flights.losses) + len(lab.flights.cut) == number
     if not lab.dead and not loss:
         assert not lab.notes and len(lab.counted()) == sum(len(way) + 1 for lane in lanes for _, way in lane)
+
+
+def in_flight(at_hop: int, *, backward: bool) -> Flights:
+    """One microbatch, which peer 1 or 5 has and hands on to peer 3; its data node has just heard so."""
+    flights = Flights(
+        window=WINDOW,
+        home=0,
+        stages=STAGES,
+        lanes=[[(0, WAY)]],
+        loss_at_home=True,
+        patience=PATIENCE,
+        droppable=Droppable(),
+    )
+    flights.begin(0.0)
+    for hop in range(at_hop):
+        say(flights, hop, Said.PASSED, 0.0)
+    if backward:
+        say(flights, 4, Said.PASSED, 0.0, backward=True)
+    return flights
+
+
+WAY = route(0, 1, 3, 5)
+
+
+def say(flights: Flights, hop: int, said: Said, now: float, *, backward: bool = False) -> list[Effect]:
+    peer = 0 if hop == len(WAY) else WAY[hop].peer
+    return flights.heard(peer, Passage(WINDOW, 0, hop, backward, said, 0, WAY, 1.0), now)
+
+
+def addressed(effects: list[Effect]) -> list[int]:
+    return [effect.peer for effect in effects if isinstance(effect, Tell)]
+
+
+@pytest.mark.parametrize(("holder", "backward"), [(1, False), (3, True)])
+def test_a_holder_that_sends_to_nobody_is_not_waited_for(holder: int, backward: bool) -> None:
+    """It says that all is well, for to it the link is only slow."""
+    flights = in_flight(holder if not backward else 4, backward=backward)
+    who, now = WAY[holder].peer, PATIENCE.leg_s
+    assert addressed(flights.tick(now)) == [who, 3]
+    say(flights, holder, Said.HOLDING, now, backward=backward)
+    for _ in range(MOST_DOUBTS - 1):
+        now += PATIENCE.answer_s
+        assert flights.next_due() == now
+        assert addressed(flights.tick(now))[-1] == 3 and not flights.lost
+        say(flights, holder, Said.HOLDING, now, backward=backward)
+    now += PATIENCE.answer_s
+    effects = flights.tick(now)
+    assert flights.lost == {3} and who in addressed(effects)  # which sends it to another
+    assert flights._flights[0].route[2].peer == 4
+
+
+def test_a_peer_that_answers_is_there_whatever_it_lacks() -> None:
+    flights = in_flight(1, backward=False)
+    flights.tick(PATIENCE.leg_s)
+    say(flights, 1, Said.HOLDING, PATIENCE.leg_s)
+    assert say(flights, 2, Said.MISSING, PATIENCE.leg_s) == []
+    assert flights.next_due() == 2 * PATIENCE.leg_s
+    flights.tick(2 * PATIENCE.leg_s)
+    assert not flights.lost
 
 
 def test_words_of_what_cannot_be_are_refused() -> None:
