@@ -12,8 +12,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from farflung.node.flags import Home, Json, print_json
+from farflung.node.flags import Device, Dtype, Home, Json, Swarm, print_json
 from farflung.node.id_cli import id_app
+from farflung.node.model_cli import model_app
 from farflung.protocol.errors import FarflungError
 
 
@@ -44,11 +45,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(id_app, name="id")
-
-Swarm = Annotated[
-    str | None,
-    typer.Argument(metavar="[NAME]", help="The swarm; not needed when this machine knows only one."),
-]
 
 
 @app.command()
@@ -180,8 +176,8 @@ def create(
 def join(
     swarm: Annotated[str, typer.Argument(metavar="NAME|INVITATION", help="A known name, or an invitation.")],
     peer: Annotated[list[str] | None, typer.Option(help="Address of a peer to ask first; repeatable.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, bf16 or fp32.")] = "auto",
+    device: Device = "auto",
+    dtype: Dtype = "auto",
     compile_: Annotated[
         bool, typer.Option("--compile/--no-compile", help="Compile the model: slow start, faster steps.")
     ] = False,
@@ -264,8 +260,8 @@ def doctor(
     vocab_size: Annotated[int, typer.Option(help="With --model: tokens of the tokenizer.")] = 257,
     optimizer: Annotated[str, typer.Option(help="With --model: inner optimiser.")] = "adamw",
     batch: Annotated[int, typer.Option(help="With --model: sequences in one inner step.")] = 16,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, bf16 or fp32.")] = "auto",
+    device: Device = "auto",
+    dtype: Dtype = "auto",
     memory: Annotated[float | None, typer.Option(help="Most memory of the device to use, in GB.")] = None,
     save_memory: Annotated[str, typer.Option(help="`auto`, `none`, or any of `checkpoint,offload,8bit`.")] = "auto",
     home: Home = None,
@@ -391,57 +387,4 @@ def leave(
     typer.echo(f"left: {reason}")
 
 
-@app.command()
-def export(
-    name: Annotated[str, typer.Argument(help="The swarm.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder to write.")],
-    home: Home = None,
-    as_json: Json = False,
-) -> None:
-    """Write the swarm's model as a Hugging Face folder that `transformers` loads."""
-    from farflung.node.options import ExportOptions
-
-    options = ExportOptions(swarm=name, folder=folder, home=home)
-    from farflung.node import daemon
-
-    facts = daemon.export(options)
-    if as_json:
-        print_json(facts)
-        return
-    typer.echo(f"model of {name} written to {folder}")
-    for key, value in facts.items():
-        typer.echo(f"  {key}: {value}")
-
-
-@app.command("eval")
-def eval_(
-    name: Swarm = None,
-    skip_stages: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="STAGES|SHARE%",
-            help="Of a pipeline: also with these stages left out, `2,4`, or with every choice of a share, `25%`; repeatable.",
-        ),
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Where the swarm's data lies here, if not where it is known.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, bf16 or fp32.")] = "auto",
-    home: Home = None,
-    as_json: Json = False,
-) -> None:
-    """Held-out loss and perplexity of the swarm's model as this machine has it, beside a running node or after it."""
-    from farflung.node.options import EvalOptions
-
-    options = EvalOptions(
-        swarm=name, skip_stages=tuple(skip_stages or ()), data=data, device=device, dtype=dtype, home=home
-    )
-    from farflung.node.evaluating import evaluate_swarm, told
-
-    figures = evaluate_swarm(options)
-    if as_json:
-        print_json(figures)
-        return
-    for line in told(figures):
-        typer.echo(line)
+app.add_typer(model_app)  # last: commands are listed in the order in which they come

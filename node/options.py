@@ -227,6 +227,26 @@ class EvalOptions:
         _dtype(self.dtype)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleOptions:
+    """`farflung sample`: text of the model that is here."""
+
+    swarm: str | None
+    """Name or beginning of the manifest hash; None means the only swarm of this machine."""
+    prompt: str = ""
+    max_tokens: int = 200
+    temperature: float = 0.8
+    top_k: int = 40
+    seed: int = 0
+    device: str = "auto"
+    dtype: str = "auto"
+    home: Path | None = None
+    """Replaces all folders."""
+
+    def __post_init__(self) -> None:
+        _dtype(self.dtype)
+
+
 def steps_or_auto(flag: str, text: str | None) -> int | Literal["auto"] | None:
     """What a flag says that takes a number of steps, or `auto`. Raises ConfigError."""
     if text is None or text == "auto":

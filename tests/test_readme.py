@@ -40,6 +40,7 @@ SWARM = [
     "farflung leave",
     "farflung export my-swarm model",
     "farflung eval my-swarm",
+    "farflung sample my-swarm --prompt 'def '",
 ]
 """One after another, with the node that the third starts."""
 
@@ -178,7 +179,7 @@ def until_said(process: subprocess.Popen[bytes], output: Path, words: str) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_swarm_of_ones_own(tmp_path: Path) -> None:
-    create, doctor, join, *asked, invited, second, leave, export, evaluate = SWARM
+    create, doctor, join, *asked, invited, second, leave, export, evaluate, sample = SWARM
     made = run(tmp_path, create)
     assert made.returncode == 0, made.stderr
     (invitation,) = re.findall(r"farflung1[a-z2-7]{64,}", made.stdout)
@@ -204,3 +205,5 @@ def test_a_swarm_of_ones_own(tmp_path: Path) -> None:
     assert (tmp_path / "model" / "config.json").exists()
     judged = run(tmp_path, evaluate)
     assert judged.returncode == 0 and "perplexity" in judged.stdout, judged.stderr
+    written = run(tmp_path, sample)
+    assert written.returncode == 0 and len(written.stdout) > len("def \n"), written.stderr

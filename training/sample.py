@@ -4,12 +4,17 @@ There is no key/value cache: every token costs a pass over the window. It is mea
 use, export the model and run it in any engine.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
+from farflung.training.inner import precision
 from farflung.training.model import Decoder
 from farflung.training.tokenizer import Tokenizer
+
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+"""At the end of a text of bytes: those of a character of which some are still to come, as a rule."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,24 +34,50 @@ class Sampling:
             raise ValueError("max_tokens, temperature and top_k must be at least 0")
 
 
-@torch.no_grad()
 def sample_text(model: Decoder, tokenizer: Tokenizer, prompt: str, sampling: Sampling) -> str:
     """What the model, of `Replica.outer_parameters()` say, writes after `prompt`; without the prompt."""
+    return "".join(sample_pieces(model, tokenizer, prompt, sampling))
+
+
+def sample_pieces(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    prompt: str,
+    sampling: Sampling,
+    autocast: torch.dtype | None = None,  # precision of the products; None is fp32
+) -> Iterator[str]:
+    """The same, piece by piece as it is written."""
     generator = torch.Generator().manual_seed(sampling.seed)
-    device = model.model.embed_tokens.weight.device
     ids = [tokenizer.end_of_text, *tokenizer.encode(prompt).tolist()]
-    num_prompt = len(ids)
+    num_prompt, said = len(ids), ""
     while len(ids) < num_prompt + sampling.max_tokens:
-        window = torch.tensor([ids[-model.config.seq_len :]], device=device)
-        logits = model(window)[0, -1, : tokenizer.vocab_size].float().cpu()  # rows beyond are only padding
-        if sampling.temperature == 0:
-            token = int(logits.argmax())
-        else:
-            k = min(sampling.top_k or logits.numel(), logits.numel())
-            best, candidates = logits.topk(k)
-            weights = (best / sampling.temperature).softmax(0)
-            token = int(candidates[torch.multinomial(weights, 1, generator=generator)])
+        token = _next_token(model, ids, tokenizer.vocab_size, sampling, generator, autocast)
         if token == tokenizer.end_of_text:
             break
         ids.append(token)
-    return tokenizer.decode(ids[num_prompt:])
+        text = tokenizer.decode(ids[num_prompt:])
+        if not text.endswith(UNFINISHED):
+            yield text[len(said) :]
+            said = text
+    yield tokenizer.decode(ids[num_prompt:])[len(said) :]
+
+
+@torch.no_grad()
+def _next_token(
+    model: Decoder,
+    ids: list[int],
+    vocab_size: int,
+    sampling: Sampling,
+    generator: torch.Generator,
+    autocast: torch.dtype | None,
+) -> int:
+    device = model.model.embed_tokens.weight.device
+    window = torch.tensor([ids[-model.config.seq_len :]], device=device)
+    with precision(device, autocast):
+        logits = model(window)[0, -1, :vocab_size].float().cpu()  # rows beyond are only padding
+    if sampling.temperature == 0:
+        return int(logits.argmax())
+    k = min(sampling.top_k or logits.numel(), logits.numel())
+    best, candidates = logits.topk(k)
+    weights = (best / sampling.temperature).softmax(0)
+    return int(candidates[torch.multinomial(weights, 1, generator=generator)])

@@ -123,6 +123,7 @@ def running_node(home: Path) -> Iterator[None]:
         "leave",
         "export",
         "eval",
+        "sample",
         "id show",
         "id backup",
         "id restore",

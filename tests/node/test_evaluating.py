@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from farflung.node import daemon
 from farflung.node.cli import app
 from farflung.node.evaluating import MOST_CHOICES, evaluate_swarm, read_choices
+from farflung.node.model_cli import harmless
 from farflung.node.options import CreateOptions, EvalOptions
 from farflung.node.paths import SwarmPaths, resolve_paths
 from farflung.node.recipe import Recipe, read_recipe, swarm_dataset, swarm_tokenizer
@@ -23,6 +24,8 @@ from farflung.node.whole_model import save_model
 from farflung.protocol.errors import ConfigError, LocalError
 from farflung.training.model import Decoder, next_token_loss
 from farflung.training.pipeline_slice import StageSlice
+from farflung.training.sample import Sampling, sample_text
+from farflung.training.tokenizer import ByteTokenizer
 
 SIZES = (1, 1, 2)
 TEXT = "".join(f"line {i}: the swarm is judged by text number {i * i}.\n" for i in range(500))
@@ -112,6 +115,18 @@ def test_stages_left_out_are_layers_that_are_not_there(tmp_path: Path) -> None:
     assert lines[1].startswith(f"  whole: loss {math.log(wanted[()]):.4f} nats per token, perplexity")
     assert lines[2].startswith("  without stage 2: perplexity") and lines[2].endswith("%")
     assert lines[3].startswith("  without 33% of the stages (all 2 choices): perplexity") and " to " in lines[3]
+
+
+def test_what_is_written_is_what_the_whole_model_writes(tmp_path: Path) -> None:
+    _, model = evaluated(tmp_path)
+    args = ["sample", "judged", "--home", str(tmp_path / "home"), "--device", "cpu", "--prompt", "line", "--seed", "3"]
+    told = CliRunner().invoke(app, [*args, "--max-tokens", "50", "--json"])
+    assert told.exit_code == 0, told.output
+    wanted = sample_text(model, ByteTokenizer(), "line", Sampling(max_tokens=50, seed=3))
+    assert json.loads(told.stdout) == {"version": 7, "prompt": "line", "text": wanted}
+    shown = CliRunner().invoke(app, [*args, "--max-tokens", "50"]).stdout
+    assert shown == f"line{harmless(wanted)}\n" and len(wanted) >= 20
+    assert harmless("\x1b[2Ja\tb\n\u20ac") == "\ufffd[2Ja\tb\n\u20ac"
 
 
 def test_a_model_that_is_not_there_or_another_one_is_said(tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import one_hot
 
 from farflung.training.export import export_folder, model_card
-from farflung.training.model import ModelConfig
+from farflung.training.model import Decoder, ModelConfig
 from farflung.training.replica import Replica
-from farflung.training.sample import Sampling, sample_text
+from farflung.training.sample import Sampling, sample_pieces, sample_text
 from farflung.training.tokenizer import ByteTokenizer
 
 transformers = pytest.importorskip("transformers")
@@ -70,6 +71,30 @@ def test_the_card_shows_the_facts() -> None:
     assert card.startswith("---\nlibrary_name: transformers\n")
     assert 'model_name: "a \\"b\\": c"' in card
     assert "| rounds | 12 |\n| loss | 1.5 |\n| note | a\\|b # no heading |" in card
+
+
+class Dictated(Decoder):
+    """Sure of the next byte of a text."""
+
+    def __init__(self, config: ModelConfig, text: str) -> None:
+        super().__init__(replace(config, vocab_size=264), seed=1)
+        self._ids = [*text.encode(), ByteTokenizer().end_of_text]
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        written = tokens.shape[1]
+        return one_hot(torch.tensor([self._ids[:written]]), 264).float()
+
+
+@pytest.mark.parametrize(
+    ("most", "wanted"),
+    [(9, ["a", "\u20ac", "b", ""]), (4, ["a", "\u20ac", ""]), (3, ["a", "\ufffd"])],
+)
+def test_a_character_of_several_bytes_is_said_when_it_is_whole(
+    config: ModelConfig, most: int, wanted: list[str]
+) -> None:
+    model = Dictated(config, "a\u20acb")
+    sampling = Sampling(temperature=0.0, max_tokens=most)
+    assert list(sample_pieces(model, ByteTokenizer(), "", sampling)) == wanted
 
 
 def test_samples_repeat_with_the_seed(replica: Replica) -> None:

@@ -1,0 +1,30 @@
+"""`farflung sample`: what the model that this machine has on its disk writes after a prompt."""
+
+from collections.abc import Iterator
+
+import torch
+
+from farflung.node.kept_model import kept_model
+from farflung.node.machine import choose_runtime
+from farflung.node.options import SampleOptions
+from farflung.node.paths import resolve_paths
+from farflung.node.recipe import swarm_tokenizer
+from farflung.node.swarmfiles import tokenizer_file
+from farflung.training.flat import Layout, unflatten
+from farflung.training.model import Decoder
+from farflung.training.sample import Sampling, sample_pieces
+
+
+def sample_swarm(options: SampleOptions) -> tuple[int, Iterator[str]]:
+    """The version of the outer parameters, and the text piece by piece. Blocks. Raises ConfigError, LocalError."""
+    swarm = resolve_paths(options.home).find_swarm(options.swarm)
+    kept = kept_model(swarm)
+    manifest = kept.recipe.manifest
+    runtime = choose_runtime(options.device, options.dtype, compiled=False)
+    model = Decoder(kept.recipe.model, seed=None).to(torch.device(runtime.device))
+    unflatten(Layout(model), kept.whole(), list(model.parameters()))
+    sampling = Sampling(
+        max_tokens=options.max_tokens, temperature=options.temperature, top_k=options.top_k, seed=options.seed
+    )
+    tokenizer = swarm_tokenizer(manifest, tokenizer_file(swarm))
+    return kept.version, sample_pieces(model, tokenizer, options.prompt, sampling, runtime.autocast)
