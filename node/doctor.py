@@ -96,6 +96,7 @@ def examine(options: DoctorOptions) -> dict[str, Any]:
         },
         "host_bytes": {
             "outer state": needs.outer_bytes,
+            "a round": needs.round_bytes,
             "offloaded inner state": needs.offloaded_bytes,
             "usable": int(free_bytes(torch.device("cpu")) * (1 - RESERVE)),
         },

@@ -14,7 +14,7 @@ bf16 autocast, 4 without), bytes on the device at the peak of a step:
                    orthogonalised at a time; work of coding 8 bits
 
 and in host memory 16 n of outer state (parameters, momentum, what was sent, one pseudo-gradient), 4 n for each
-direction with error feedback, and the inner state when it is offloaded. On a CPU both are one memory. Sums of tensors are exact; activations are within 10 % of what is kept, the peak of
+direction with error feedback, 4 n that a round decodes (less where rounds are of fragments), and the inner state when it is offloaded. On a CPU both are one memory. Sums of tensors are exact; activations are within 10 % of what is kept, the peak of
 a step within 25 % and on the safe side (the tests compare with the allocator's record). Workspaces of kernels and the
 allocator's fragmentation are covered by `RESERVE`.
 """
@@ -101,6 +101,8 @@ class MemoryForecast:
     """Work of the inner optimiser, when the activations are gone."""
     outer_bytes: int
     """In host memory."""
+    round_bytes: int
+    """What a round decodes, in host memory."""
     offloaded_bytes: int
     """Inner state in host memory."""
 
@@ -111,7 +113,7 @@ class MemoryForecast:
 
     @property
     def host_bytes(self) -> int:
-        return self.outer_bytes + self.offloaded_bytes
+        return self.outer_bytes + self.round_bytes + self.offloaded_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,6 +181,7 @@ def forecast(
         cast_bytes=casts,
         step_bytes=fetched + MUON_BYTES * batch + coding,
         outer_bytes=(16 + 4 * residuals) * n,
+        round_bytes=4 * n,
         offloaded_bytes=state if options.inner_state.offload else 0,
     )
 

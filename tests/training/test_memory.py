@@ -159,7 +159,7 @@ def test_sums_of_tensors_are_exact(optimizer: str, options: str) -> None:
     made.step(1e-3)
     counters = sum(tensor.nbytes for tensor in made.tensors().values() if tensor.dim() == 0)
     assert memory.optimizer_bytes + memory.offloaded_bytes == made.device_bytes() - counters
-    assert (memory.parameter_bytes, memory.outer_bytes) == (4 * n, 16 * n)
+    assert (memory.parameter_bytes, memory.outer_bytes, memory.round_bytes) == (4 * n, 16 * n, 4 * n)
     fed_back = forecast(SMALL, parse_optimizer(optimizer), chosen, residuals=2)
     assert fed_back.outer_bytes == 24 * n and fed_back.device_bytes == memory.device_bytes
     assert memory.gradient_bytes == 4 * n + 4 * 512 * 128
@@ -189,8 +189,8 @@ def test_what_is_needed_is_chosen_from_cheap_to_dear() -> None:
     config = preset("350m")
     chosen = [str(choose(config, gigabytes)) for gigabytes in (80, 8, 6, 4)]
     assert chosen == ["none", "checkpoint", "offload", "checkpoint,offload"]
-    assert str(choose(config, 6, host_gigabytes=7.5)) == "checkpoint,8bit"  # no room in the host
-    assert str(choose(config, 12, host_gigabytes=None)) == "checkpoint,8bit"  # it is the host
+    assert str(choose(config, 6, host_gigabytes=9)) == "checkpoint,8bit"  # no room in the host
+    assert str(choose(config, 13, host_gigabytes=None)) == "checkpoint,8bit"  # it is the host
     with pytest.raises(NotEnoughMemory, match=r"checkpoint,offload; .* usable are 1\.70 GB and 54\.40 GB"):
         choose(config, 2)
     only = (parse_options("none"),)
