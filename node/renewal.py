@@ -30,7 +30,7 @@ from farflung.node.events import EventLog
 from farflung.node.imprints import gather_pairs
 from farflung.node.outside import Outside
 from farflung.node.remains import Remains
-from farflung.node.shadows import CODEC, fetch, serve_shelf
+from farflung.node.shadows import fetch, serve_shelf
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
 from farflung.node.storage import Place, Storage
@@ -89,7 +89,14 @@ class Renewal:
         self._outside.wants, self._outside.fits = self._life.stage, frozenset()
         self._outside.listen(lambda present: None)
         outside = self._outside
-        serve_shelf(outside.network, outside.shelf, lambda peer: self._roll.present(peer) is not None, outside.refused)
+        serve_shelf(
+            outside.network,
+            outside.shelf,
+            lambda peer: self._roll.present(peer) is not None,
+            outside.refused,
+            roll=self._roll,
+            side=self._doors.side,
+        )
         async with asyncio.TaskGroup() as group:
             saying = group.create_task(self._say())
             await asyncio.sleep(LISTEN_S)
@@ -263,16 +270,18 @@ class Renewal:
     async def _shadow(self, holders: list[PeerId]) -> Tensor | None:
         """Of the stage; our own where no holder is named."""
         outside, numel = self._outside, self._recipe.own.num_parameters
-        shadow = outside.shelf.shadows.get(self._life.stage)
-        if holders:
-            try:
-                shadow = await fetch(outside.network, self._doors.side, holders[0], self._life.stage, numel)
-            except NetworkError:
-                return None
-            except RemoteError as error:
-                outside.refused(error)
-                return None
-        return None if shadow is None else await self._doors.side.run(CODEC.decode, shadow.payload, numel)
+        if not holders:
+            ours = outside.shelf.shadows.get(self._life.stage)
+            return None if ours is None else ours.values
+        try:
+            shadow, _ = await fetch(outside.network, self._doors.side, holders[0], self._life.stage, numel)
+        except NetworkError:
+            return None
+        except RemoteError as error:
+            outside.refused(error)
+            return None
+        outside.shelf.has(holders[0], shadow)
+        return shadow.values
 
     async def _borrowed(self, stage: int) -> Tensor | None:
         """The outer parameters of another stage's layers."""

@@ -1,13 +1,14 @@
-"""Shadows: compressed copies of other stages' outer parameters, for the case that such a stage is lost (`renewal`).
+"""Shadows: compressed copies of other stages' parameters, for the case that such a stage is lost (`renewal`).
 
 Every peer works out by itself, from the roll, who is to hold which stage's shadow (`training/recovery_places.py`: different failure domains, not beside the
-stage), and whoever it is fetches it from any peer of that stage, when that saves most per byte within the budget (`recovery_refresh.py`). A stage with `RICH`
+stage), and whoever it is fetches it from a peer of that stage, when that saves most per byte within the budget (`recovery_refresh.py`). A stage with `RICH`
 peers or more has none, unless they would all be lost together: another peer of it is nearer and exact. Regions and owners are what people tell of their
 machines (`Domains`); of the network we see the addresses.
 
-Outer parameters change by rounds only, so a copy is as good as new until the next one. It is whole each time, in `CODEC`: a byte a parameter, in which shadows did as well as exact ones (digest, 6.3). Coded differences are a quarter of that
-(`recovery_shadow.py`), but then each holder needs the one peer that knows what it has, and a copy of a stage is what one wants when peers are gone. What a
-holder keeps is the payload, in memory only. Weights alone are kept: moments and outer momentum begin afresh.
+A copy is of what its source trains, not of the outer parameters: those change by rounds only, and where a stage has one peer nobody else has what that has trained since.
+The first copy is whole, in `WHOLE`. After that the source sends what has changed since, in `DIFFERENCE`, a quarter of it, and so does the founder who was
+given a copy to begin the stage with (`recovery_shadow.py`). For that both keep the copy as it is, four bytes a parameter in host memory; the source
+also the one before, should the last have been lost on its way. Another source begins with a whole copy. Weights alone are kept: moments and outer momentum begin afresh.
 
 The budget is a share of what the pipeline's steps send, and each holder has the part of it that its shadows are of all. Both are counted in `Shelf`.
 """
@@ -18,12 +19,10 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from torch import Tensor
-
 from farflung.compression.codec import CodecError
 from farflung.compression.registry import parse_codec
 from farflung.node import framing
-from farflung.node.door import Door
+from farflung.node.door import Door, Doors
 from farflung.node.events import EventLog
 from farflung.node.fetching import check_payload
 from farflung.node.network import Network, PeerId, Stream
@@ -37,14 +36,30 @@ from farflung.protocol.roll import Roll
 from farflung.training.recovery_costs import Rung, Setbacks
 from farflung.training.recovery_places import Peer, Piece, fall_together, places
 from farflung.training.recovery_refresh import Budget, Due, Kept, due, filled
+from farflung.training.recovery_shadow import (
+    NAME_NBYTES,
+    Refresh,
+    Shadow,
+    WrongBase,
+    applied,
+    empty,
+    handed_over,
+    refresh,
+)
 
-CODEC = parse_codec("int8(block=128)")
+WHOLE = parse_codec("int8(block=128)")
+"""Of a copy that continues none."""
+
+DIFFERENCE = parse_codec("deadzone(bits=2.0)")
 
 RICH = 3
 """Peers of a stage that needs no shadow, if they do not all fall together."""
 
 ROOM = 2
-"""Shadows of the largest stage that a peer has memory for: a byte a parameter each."""
+"""Shadows of the largest stage that a peer has memory for: four bytes a parameter each."""
+
+MOST_HOLDERS = 4
+"""Of our own stage's shadow, for whom we remember what they have."""
 
 LOOK_S = 2.0
 """Between two looks at what is due."""
@@ -55,22 +70,16 @@ FETCH_S = 600.0
 COUNT_BYTES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Shadow:
-    """What we hold of another stage."""
-
-    step: int
-    """Of the pipeline, at the round that made these parameters."""
-    version: int
-    payload: bytes
-
-
 @dataclass(slots=True)
 class Shelf:
-    """What a machine holds of other stages; it outlives the peer, which may move."""
+    """What a machine holds of other stages, and others of its own; it outlives the peer, which may move."""
 
     shadows: dict[int, Shadow] = field(default_factory=dict)
     """By stage."""
+    sources: dict[int, PeerId] = field(default_factory=dict)
+    """By stage, who can continue it."""
+    given: dict[PeerId, tuple[Shadow, ...]] = field(default_factory=dict)
+    """By holder, which of our copies it may have: the last two. Who was given one last comes last."""
     received_bytes: int = 0
     """Of all copies so far."""
     allowed_bytes: float = 0.0
@@ -81,7 +90,25 @@ class Shelf:
     @property
     def copies(self) -> tuple[Copy, ...]:
         """What it holds, for others."""
-        return tuple(Copy(stage, one.step, len(one.payload)) for stage, one in sorted(self.shadows.items()))
+        return tuple(
+            Copy(stage, one.step, WHOLE.expected_nbytes(one.values.numel()))
+            for stage, one in sorted(self.shadows.items())
+        )
+
+    def keep(self, stage: int, shadow: Shadow, source: PeerId) -> None:
+        """Hold this."""
+        self.shadows[stage], self.sources[stage] = shadow, source
+
+    def drop(self, stage: int) -> None:
+        """Hold nothing of this stage."""
+        del self.shadows[stage], self.sources[stage]
+
+    def has(self, holder: PeerId, *may_have: Shadow) -> None:
+        """Remember what somebody has of our stage."""
+        self.given.pop(holder, None)
+        self.given[holder] = may_have
+        for forgotten in list(self.given)[:-MOST_HOLDERS]:
+            del self.given[forgotten]
 
 
 def serve_shelf(
@@ -90,44 +117,67 @@ def serve_shelf(
     admitted: Callable[[PeerId], bool],
     refused: Callable[[RemoteError], None],
     *,
+    roll: Roll,
+    side: Door,
     stage: int = -1,
-    own: Callable[[], Awaitable[Shadow]] | None = None,
+    own: Callable[[PeerId, bytes], Awaitable[Refresh]] | None = None,
 ) -> None:
-    """Hand out what we hold; `own` makes a shadow of the `stage` that we serve ourselves, if we do."""
+    """Hand out what we hold; `own` makes a refresh of the `stage` that we serve ourselves, if we do, for a holder that has the copy of this name."""
+
+    async def hand_over(to: PeerId, wanted: int) -> Refresh | None:
+        if wanted not in shelf.shadows:
+            return None
+        sent, handed = await side.run(handed_over, shelf.shadows[wanted], WHOLE)
+        life = roll.life(wanted)
+        if life is not None and life.founder == to:  # it begins the stage with this, and can say how that changes
+            shelf.keep(wanted, handed, to)
+        return sent
 
     async def serve(stream: Stream) -> None:
         if not admitted(stream.peer):
             raise Refused("asks for a shadow before being admitted to the swarm", peer=stream.peer)
-        wanted = (await framing.read_header(stream, ShadowRequest)).stage
-        shadow = shelf.shadows.get(wanted) if own is None or wanted != stage else await own()
-        step, version = (0, 0) if shadow is None else (shadow.step, shadow.version)
-        await stream.write(step.to_bytes(COUNT_BYTES, "big") + version.to_bytes(COUNT_BYTES, "big"))
-        await framing.write_blob(stream, None if shadow is None else shadow.payload)
+        request = await framing.read_header(stream, ShadowRequest)
+        if own is not None and request.stage == stage:
+            sent: Refresh | None = await own(stream.peer, request.have)
+        else:
+            sent = await hand_over(stream.peer, request.stage)
+        step, base = (0, bytes(NAME_NBYTES)) if sent is None else (sent.step, sent.base)
+        await stream.write(step.to_bytes(COUNT_BYTES, "big") + base)
+        await framing.write_blob(stream, None if sent is None else sent.payload)
 
     network.serve("shadow", framing.guarded(serve, refused, within_s=FETCH_S))
 
 
-async def fetch(network: Network, side: Door, holder: PeerId, stage: int, num_parameters: int) -> Shadow:
-    """A shadow of a stage, from who serves that stage or has one. Raises NetworkError; Refused naming the peer for what is none."""
+async def fetch(
+    network: Network, side: Door, holder: PeerId, stage: int, num_parameters: int, have: Shadow | None = None
+) -> tuple[Shadow, int]:
+    """A shadow of a stage, from who serves that stage or has one, and the bytes that it came in. `have`: what we have of it, which it may continue.
+    Raises NetworkError; Refused naming the peer for what is none."""
+    name = b"" if have is None else have.name
+    limit = max(WHOLE.max_nbytes(num_parameters), DIFFERENCE.max_nbytes(num_parameters))
     try:
         async with asyncio.timeout(FETCH_S):
             stream = await network.open_stream(holder, "shadow")
             try:
-                await framing.write_header(stream, ShadowRequest(stage))
+                await framing.write_header(stream, ShadowRequest(stage, name))
                 step = int.from_bytes(await framing.read_exactly(stream, COUNT_BYTES), "big")
-                version = int.from_bytes(await framing.read_exactly(stream, COUNT_BYTES), "big")
-                payload = await framing.read_blob(stream, CODEC.max_nbytes(num_parameters))
+                base = bytes(await framing.read_exactly(stream, NAME_NBYTES))
+                payload = await framing.read_blob(stream, limit)
             finally:
                 await stream.close()
     except TimeoutError as error:
         raise NetworkError("no answer to a request for a shadow") from error
     if payload is None:
         raise NetworkError(f"{short(holder)} has no shadow of stage {stage}")
+    if have is not None and base == name:
+        old, codec = have, DIFFERENCE
+    else:
+        old, codec = empty(num_parameters), WHOLE
     try:
-        await check_payload(side, CODEC, payload, num_parameters)
-    except CodecError as error:
+        await check_payload(side, codec, payload, num_parameters)
+        return await side.run(applied, old, Refresh(base=base, step=step, payload=payload), codec), len(payload)
+    except (CodecError, WrongBase) as error:
         raise Refused(f"not a shadow of stage {stage}: {error}", peer=holder) from error
-    return Shadow(step, version, payload)
 
 
 class Shadows:
@@ -140,29 +190,29 @@ class Shadows:
         roll: Roll,
         recipe: StageRecipe,
         learner: StageLearner,
-        side: Door,
+        doors: Doors,
         shelf: Shelf,
         log: EventLog,
         refused: Callable[[RemoteError], None],
         present: Callable[[], Present],
         step: Callable[[], int],
-        made_at: Callable[[], tuple[int, int]],
+        trained: Callable[[], int],
         step_bytes: int,
     ) -> None:
-        """`present`: what we say of ourselves; `step`: number of the pipeline's next step; `made_at`: that of the round which made our own
-        outer state, and its version; `step_bytes`: what all peers send in a step."""
+        """`present`: what we say of ourselves; `step`: number of the pipeline's next step; `trained`: how many steps our own parameters have had;
+        `step_bytes`: what all peers send in a step."""
         self._network = network
         self._roll = roll
         self._recipe = recipe
         self._sizes = [stage_recipe(recipe.whole, stage).own.num_parameters for stage in range(roll.stages)]
         self._learner = learner
-        self._side = side
+        self._doors = doors
         self._shelf = shelf
         self._log = log
         self._refused = refused
         self._present = present
         self._step = step
-        self._made_at = made_at
+        self._trained = trained
         self._step_bytes = step_bytes
         self._budget = Budget(share=recipe.pipeline.shadows)
         self._setbacks = Setbacks()
@@ -172,7 +222,6 @@ class Shadows:
         """By stage whose shadow we hold, how many train in it, as of the last look."""
         self._alarmed: set[int] = set()
         """Those of them that have come down to one since, and our copy is of before."""
-        self._own: Shadow | None = None
         self._encoding = asyncio.Lock()
         self._said: dict[int, str] = {}
         """By stage, who we said would hold its shadow, and why."""
@@ -189,16 +238,20 @@ class Shadows:
         """Fetch what is due now."""
         if self._budget.share > 0.0:
             for one in self._due():
-                if not await self._refresh(one):
-                    self._shelf.bucket_bytes += one.kept.nbytes
+                self._shelf.bucket_bytes += one.kept.nbytes - await self._refresh(one)
 
-    async def own(self) -> Shadow:
-        """Of the stage that we serve."""
-        step, version = self._made_at()
-        async with self._encoding:  # several ask for the same one at a time
-            if self._own is None or (self._own.step, self._own.version) != (step, version):
-                self._own = Shadow(step, version, await self._side.run(_encoded, self._learner.outer.params))
-            return self._own
+    async def own(self, holder: PeerId, have: bytes) -> Refresh:
+        """Of the stage that we serve, for who has the copy of this name."""
+        async with self._encoding:  # each takes memory
+            step, state = self._trained(), await self._doors.learner.run(self._learner.local_params)
+            known = next((one for one in self._shelf.given.get(holder, ()) if one.name == have), None)
+            if known is None:
+                sent, shadow = await self._doors.side.run(refresh, empty(state.numel()), state, step, WHOLE)
+                self._shelf.has(holder, shadow)
+            else:
+                sent, shadow = await self._doors.side.run(refresh, known, state, step, DIFFERENCE)
+                self._shelf.has(holder, known, shadow)
+            return sent
 
     # ---- what is due -------------------------------------------------------------------------------------------
 
@@ -219,10 +272,9 @@ class Shadows:
         mine = self._places(said, staying, poor)
         for stage in set(self._shelf.shadows) - set(mine):
             if trained[stage]:  # it lies somewhere else, or nowhere
-                del self._shelf.shadows[stage]
-        old = {stage for stage in mine if self._is_old(stage, now)}
-        self._alarm({stage: len(trained[stage]) for stage in mine}, old)
-        kept = {stage: self._kept(stage, len(trained[stage])) for stage in mine}
+                self._shelf.drop(stage)
+        self._alarm({stage: len(trained[stage]) for stage in mine})
+        kept = {stage: self._kept(stage, len(trained[stage]), now) for stage in mine}
         counted_to = step if self._counted_to is None else self._counted_to
         steps, self._counted_to = max(0, step - counted_to), max(step, counted_to)
         sent = steps * self._step_bytes * len(mine) // max(1, len(poor))
@@ -230,7 +282,7 @@ class Shadows:
         shelf.bucket_bytes = filled(shelf.bucket_bytes, sent, list(kept.values()), self._budget)
         shelf.allowed_bytes += self._budget.share * sent
         found, shelf.bucket_bytes = due(
-            [kept[stage] for stage in mine if stage in old],
+            list(kept.values()),
             step,
             bucket_bytes=shelf.bucket_bytes,
             loss_per_step=self._loss_per_step(said),
@@ -238,12 +290,12 @@ class Shadows:
         )
         return found
 
-    def _alarm(self, replicas: dict[int, int], old: set[int]) -> None:
-        """Note which stages have come down to their last replica. A copy that is as new as that is good enough."""
+    def _alarm(self, replicas: dict[int, int]) -> None:
+        """Note which stages have come down to their last replica."""
         for stage, count in replicas.items():
             if count == 1 < self._replicas.get(stage, count):
                 self._alarmed.add(stage)
-        self._alarmed &= {stage for stage in old if replicas[stage] == 1}
+        self._alarmed &= {stage for stage, count in replicas.items() if count == 1}
         self._replicas |= replicas
 
     def _described(self, peer: PeerId, said: Present) -> Peer:
@@ -274,19 +326,15 @@ class Shadows:
         self._missing = missing
         return [int(one.piece) for one in mine]
 
-    def _is_old(self, stage: int, now: float) -> bool:
-        """Whether a round has changed the stage since our copy was made."""
-        shadow, held = self._shelf.shadows.get(stage), self._roll.holders(stage, now)
-        return shadow is None or (held is not None and held[0] > shadow.version)
-
-    def _kept(self, stage: int, replicas: int) -> Kept:
+    def _kept(self, stage: int, replicas: int, now: float) -> Kept:
         shadow = self._shelf.shadows.get(stage)
+        goes_on = shadow is not None and self._shelf.sources[stage] in self._roll.training(stage, now)
         rate = min(0.99, self._roll.losses_per_hour)
         return Kept(
             piece=str(stage),
             holder=self._roll.me.hex(),
             step=None if shadow is None else shadow.step,
-            nbytes=CODEC.max_nbytes(self._sizes[stage]),
+            nbytes=(DIFFERENCE if goes_on else WHOLE).expected_nbytes(self._sizes[stage]),
             replicas=replicas,
             setback_per_step=self._setbacks.per_step(stage),
             missing_setback=self._setbacks.iterations(Rung.MEAN, stage=stage, steps_behind=0, failures_per_hour=rate),
@@ -297,41 +345,42 @@ class Shadows:
         step_s = max((one.step_s for one in said.values()), default=0.0) or 1.0
         return -math.expm1(-self._roll.losses_per_hour / 3600.0 * step_s)
 
-    async def _refresh(self, one: Due) -> bool:
-        """False where nobody had it to give."""
-        stage = int(one.kept.piece)
-        now = asyncio.get_running_loop().time()
-        held = self._roll.holders(stage, now)
-        newest = 0 if held is None else held[0]
-        for source in self._roll.training(stage, now):
+    async def _refresh(self, one: Due) -> int:
+        """The bytes that it took; 0 where nobody had it to give."""
+        stage, shelf = int(one.kept.piece), self._shelf
+        have, usual = shelf.shadows.get(stage), shelf.sources.get(stage)
+        sources = self._roll.training(stage, asyncio.get_running_loop().time())
+        for source in sorted(sources, key=lambda peer: peer != usual):
             try:
-                shadow = await fetch(self._network, self._side, source, stage, self._sizes[stage])
+                shadow, nbytes = await fetch(
+                    self._network,
+                    self._doors.side,
+                    source,
+                    stage,
+                    self._sizes[stage],
+                    have if source == usual else None,
+                )
             except NetworkError:
                 continue
             except RemoteError as error:
                 self._refused(error)
                 continue
-            # no later than others say that the stage is: one that claims more would never be refreshed
-            shadow = replace(shadow, step=min(shadow.step, self._step()), version=min(shadow.version, newest))
-            self._shelf.shadows[stage] = shadow
-            self._shelf.received_bytes += len(shadow.payload)
+            # no later than it can be: one that claims more would never be refreshed
+            shadow = replace(shadow, step=min(shadow.step, self._step()))
+            shelf.keep(stage, shadow, source)
+            shelf.received_bytes += nbytes
             self._log.emit(
                 "shadow",
                 stage=stage,
                 of_step=shadow.step,
-                bytes=len(shadow.payload),
-                received_bytes=self._shelf.received_bytes,
-                allowed_bytes=int(self._shelf.allowed_bytes),
+                bytes=nbytes,
+                received_bytes=shelf.received_bytes,
+                allowed_bytes=int(shelf.allowed_bytes),
                 reason=one.why,
             )
             self._alarmed.discard(stage)
-            return True
-        return False
-
-
-def _encoded(params: Tensor) -> bytes:
-    """It may be in the middle of a round's step: then some elements are of the round before, and a shadow is no worse for that."""
-    return bytes(CODEC.encode(params))
+            return nbytes
+        return 0
 
 
 def _network_of(said: Present) -> str:

@@ -101,7 +101,7 @@ class StagePeer(Peer):
             keep=keep_model,
         )
         self.pipeline.me = self
-        self._shelf = shelf
+        self._shelf, self._doors = shelf, doors
         service, pipeline = self.pipeline.work.service, recipe.pipeline
         tokens = recipe.tokens_per_microbatch
         message_bytes = service.forward.max_nbytes(tokens) + service.backward.max_nbytes(tokens)
@@ -110,13 +110,13 @@ class StagePeer(Peer):
             roll=roll,
             recipe=recipe,
             learner=learner,
-            side=doors.side,
+            doors=doors,
             shelf=shelf,
             log=log,
             refused=self.refused,
             present=self.pipeline.present,
             step=lambda: self.pipeline.step,
-            made_at=lambda: (self.trainer.counted_steps, max(0, self.applier.version)),
+            trained=lambda: self.trainer.counted_steps + self.trainer.progress.steps,
             step_bytes=pipeline.microbatches * pipeline.visits * message_bytes,
         )
         self.moves_to: int | None = None
@@ -277,6 +277,8 @@ class StagePeer(Peer):
             self._shelf,
             self.admitted,
             self.refused,
+            roll=self.pipeline.roll,
+            side=self._doors.side,
             stage=self.pipeline.recipe.stage,
             own=self._shadows.own,
         )

@@ -216,7 +216,7 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Codec of activations between stages, as `farflung.compression` reads it; `fp32` is exact."""
     backward_codec: str = "fp32"
     """Codec of their gradients."""
-    shadows: float = 0.02
+    shadows: float = 0.018
     """Bytes for compressed copies of stages with one or two peers at peers of other stages, over those of activations and their gradients; 0: no
     copies, and a stage whose peers are all gone is made of its neighbours."""
 

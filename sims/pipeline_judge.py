@@ -34,7 +34,7 @@ from farflung.training.pipeline_worker import HEAD
 from farflung.training.recovery_costs import Rung
 
 COPY_ERROR = 0.05
-"""Largest relative error of a shadow: its codec makes one of about 0.005, and another stage is off by 1."""
+"""Largest relative error of a shadow against what was trained two seconds before or after: its codecs make one of about 0.005, and another stage is off by 1."""
 
 OVER_BUDGET = "over budget"
 """What is said of a copy that may be."""
@@ -101,6 +101,8 @@ class PipelineJudge:
     """By stage, since when it was there for everybody, at every look."""
     _held: dict[int, list[Tensor]] = field(default_factory=dict)
     """By stage, the outer parameters of all its versions."""
+    _trained: dict[int, list[Tensor]] = field(default_factory=dict)
+    """By stage, what its peers trained, at every look."""
     _versions: set[tuple[Life, int]] = field(default_factory=set)
     _looked_at: dict[int, tuple[Life, int]] = field(default_factory=dict)
     """By peer, the version that was looked at."""
@@ -143,7 +145,8 @@ class PipelineJudge:
         held, made = self._held.get(life.stage, []), learner.outer.params
         if rung.keeps_moments and not any(torch.equal(one, made) for one in held):
             self.violate(1, f"peer {index} goes on with stage {life.stage}, but not as it ever was")
-        if rung is Rung.SHADOW and not any((one - made).norm() < COPY_ERROR * one.norm() for one in held):
+        trained = self._trained.get(life.stage, [])
+        if rung is Rung.SHADOW and not any((one - made).norm() < COPY_ERROR * one.norm() for one in trained):
             self.violate(1, f"the copy of which peer {index} makes stage {life.stage} is of nothing that it ever was")
 
     def on_done(self, index: int, job: Job, done: Done) -> None:
@@ -192,7 +195,8 @@ class PipelineJudge:
                 self._there_since.setdefault(stage, now)
 
     def look_at_state(self, index: int, life: Life, learner: SimStageLearner) -> None:
-        """What a peer trains with, between two commits."""
+        """What a peer trains with."""
+        self._trained.setdefault(life.stage, []).append(learner.local_params())
         peer = self.peers[index]
         if not peer.applier.idle or peer.applier.version < 0:
             return

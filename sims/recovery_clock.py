@@ -19,7 +19,7 @@ from itertools import pairwise
 
 from farflung.node.recipe import HEARTBEAT_S
 from farflung.node.renewal import LISTEN_S
-from farflung.node.shadows import CODEC
+from farflung.node.shadows import WHOLE
 from farflung.protocol.lives import LOST_AFTER
 from farflung.sims.recovery_methods import Method
 from farflung.sims.recovery_tiers import Clock
@@ -79,4 +79,4 @@ def recovery_s(clock: Clock, method: Method) -> float:
     """From a loss to the stage serving again."""
     if method.kind != "live":
         return clock.recovery_s
-    return LOST_AFTER * HEARTBEAT_S + LISTEN_S + CODEC.max_nbytes(clock.stage_parameters) / clock.link_bytes_s
+    return LOST_AFTER * HEARTBEAT_S + LISTEN_S + WHOLE.max_nbytes(clock.stage_parameters) / clock.link_bytes_s

@@ -1,7 +1,7 @@
 """Our recovery as it ships: what live nodes decide with, beside the pipeline of the bench, in virtual time.
 
 Nothing is decided here. Each stage has a node's own parts over an in-memory network (`network`, `clock`): a `Roll`, which counts who falls silent, a
-`Shelf` and `Shadows`, which fetch what falls to them in the manifest's share of the bytes and in the codec of `node/shadows.py`; and whoever begins a lost stage anew is
+`Shelf` and `Shadows`, which fetch what falls to them in the manifest's share of the bytes and in the codecs of `node/shadows.py`; and whoever begins a lost stage anew is
 a `Renewal`: the ladder with what the nodes have measured, the trial on what neighbours remember (`Imprints`), the fit. Here they are only told what their daemon would tell them.
 
     after a step     time goes on by an iteration, everybody is heard, and looks once at what is due
@@ -56,16 +56,17 @@ class Live:
             node.serve()
         self._received = 0
         """Bytes of shadows at nodes that are gone."""
-        rounds = dict(before) or {tier.warm_steps: [part.flat for part in pipeline.stages]}
-        for step in range(min(rounds), tier.warm_steps + 1):
-            self._after_step(step, rounds.get(step), [part.norm for part in pipeline.stages])
+        rounds, norms = dict(before), [part.norm for part in pipeline.stages]
+        state = [part.flat for part in pipeline.stages]
+        for step in range(min(rounds, default=tier.warm_steps), tier.warm_steps):
+            self._after_step(step, rounds.get(step), norms, is_round=step in rounds)
+        self._after_step(tier.warm_steps, state, norms, is_round=tier.warm_steps in rounds or not rounds)
         self._received -= self._shadow_bytes()
 
     def after_step(self, pipeline: Pipeline, step: int) -> None:
         """Let an iteration go by; the nodes look once what is due."""
-        stages = pipeline.stages
-        state = None if step % ROUND_STEPS else [part.flat for part in stages]
-        self._after_step(step, state, [part.norm for part in stages])
+        state, norms = [part.flat for part in pipeline.stages], [part.norm for part in pipeline.stages]
+        self._after_step(step, state, norms, is_round=step % ROUND_STEPS == 0)
         self.sent.kept = self._shadow_bytes()
 
     def recover(self, pipeline: Pipeline, lost: frozenset[int], step: int) -> None:
@@ -96,14 +97,17 @@ class Live:
         self._run(_all(node.network.close() for node in self._nodes))
         self._loop.close()
 
-    def _after_step(self, step: int, state: list[Tensor] | None, norms: Sequence[float | None]) -> None:
+    def _after_step(
+        self, step: int, state: list[Tensor] | None, norms: Sequence[float | None], *, is_round: bool
+    ) -> None:
+        """`state`: the stages' parameters, where they are known."""
         scene = self._scene
         scene.step = step
-        if state is not None:
+        if is_round:
             scene.round_step, scene.version = step, scene.version + 1
+        if state is not None:
             for node, flat in zip(self._nodes[1:], state, strict=True):
-                node.learner.outer.params.copy_(flat)
-                node.is_changed()
+                node.train(flat, is_round=is_round)
         for node, norm in zip(self._nodes[1:], norms, strict=True):
             node.norm = norm or 0.0
         self._run(asyncio.sleep(scene.tier.clock.iteration_s))

@@ -5,8 +5,8 @@ the table.
 checkpoint replays the same data to the same bits, and redundant computation loses nothing but time. The others are
 trained, and recover by `recovery_keepers`.
 
-Ours is two: `ours (live)` is what ships, decided by live nodes' own code (`recovery_live`); `ours` has shadows of coded
-differences, of the ends as well, which no live node keeps yet. As live nodes cannot get the data node back, tiers in which
+Ours is two: `ours (live)` is what ships, decided by live nodes' own code (`recovery_live`); `ours` has shadows of the
+ends as well, which no live node keeps yet. As live nodes cannot get the data node back, tiers in which
 that may be lost have the one, and all others the other.
 """
 

@@ -4,6 +4,8 @@ import asyncio
 import hashlib
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from farflung.node.door import Doors
 from farflung.node.events import Event, EventLog
 from farflung.node.imprints import Imprints, serve_imprints
@@ -29,6 +31,7 @@ from farflung.sims.recovery_keepers import BOUNDARY, pipeline_nbytes
 from farflung.sims.recovery_tiers import Tier
 from farflung.sims.swarm import START_UNIX_S
 from farflung.sims.toy import MemoryStorage, VirtualDoor
+from farflung.training.flat import unflatten
 from farflung.training.methods import DEFAULT
 from farflung.training.runtime import Runtime
 
@@ -73,6 +76,7 @@ class Node:
         self.norm = 0.0
         self.rung, self.recovered_bytes = "", 0
         self._door = VirtualDoor(lambda name: 0.0)
+        self._doors = Doors(learner=self._door, side=self._door, journal=self._door)
         self._log = EventLog(None, swarm="bench", peer=short(self.id), clock=scene.hub.loop.time)
         self._log.subscribe(self._on_event)
         self._digest = b""
@@ -92,13 +96,13 @@ class Node:
             roll=self.roll,
             recipe=self.recipe,
             learner=self.learner,
-            side=self._door,
+            doors=self._doors,
             shelf=self.shelf,
             log=self._log,
             refused=_refused,
             present=self.present,
             step=lambda: scene.step,
-            made_at=lambda: (scene.round_step, scene.version),
+            trained=lambda: scene.step,
             step_bytes=pipeline_nbytes(scene.tier),
         )
         steady = asyncio.Event()
@@ -106,8 +110,25 @@ class Node:
         self._donor = Donor(self.network, self.learner, lambda: scene.version, steady)
         self._donor.serve(_refused, _admitted, FETCH_S)
         serve_imprints(self.network, self.imprints, self.service.forward, self._door, _admitted, _refused)
-        serve_shelf(self.network, self.shelf, _admitted, _refused, stage=self.stage, own=self.shadows.own)
+        serve_shelf(
+            self.network,
+            self.shelf,
+            _admitted,
+            _refused,
+            roll=self.roll,
+            side=self._door,
+            stage=self.stage,
+            own=self.shadows.own,
+        )
         self.is_changed()
+
+    def train(self, flat: Tensor, *, is_round: bool) -> None:
+        """The stage's parameters, fp32 [n], are these now; and the outer ones."""
+        replica = self.learner.replica
+        unflatten(replica.layout, flat, replica.parameters)
+        if is_round:
+            self.learner.outer.params.copy_(flat)
+            self.is_changed()
 
     def is_changed(self) -> None:
         """There are other outer parameters."""
@@ -128,8 +149,7 @@ class Node:
             admits=lambda peer, token: True,
             refused=_refused,
         )
-        doors = Doors(learner=self._door, side=self._door, journal=self._door)
-        renewal = Renewal(outside, self.recipe, self.life, self.learner, None, doors, self._log)
+        renewal = Renewal(outside, self.recipe, self.life, self.learner, None, self._doors, self._log)
         assert await renewal.run(self.signer, MemoryStorage()), "nobody else begins this life"
 
     def present(self) -> Present:

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from farflung.compression.codec import spec_of
+from farflung.node.shadows import DIFFERENCE, WHOLE
+from farflung.protocol.manifest_sections import PipelineSpec
 from farflung.sims.check import machine
 from farflung.sims.recovery_clock import recovery_s
 from farflung.sims.recovery_failures import events
 from farflung.sims.recovery_methods import BUDGET, DELTAS, LIVE, Method, methods_of
-from farflung.sims.recovery_node import ROUND_STEPS
 from farflung.sims.recovery_plot import plot_losses
 from farflung.sims.recovery_rows import Row, Single
 from farflung.sims.recovery_tiers import CI, Tier
@@ -23,7 +25,7 @@ ABOUT = {
     "copy": "a copy of the stage before",
     "random": "new initial weights",
     "ours": "the ladder, with shadows within {share:g} % of the bytes, refreshed by `{codec}` differences, of the ends as well: no live node keeps such ones yet",
-    "ours (live)": "what live nodes do, decided by their own code: the ladder, and shadows of the outer parameters of the last round (every {rounds} iterations) in 8 bits, within {share:g} % of the bytes",
+    "ours (live)": "what live nodes do, decided by their own code: the ladder, and shadows within {live_share:g} % of the bytes, whole as `{whole}` and then refreshed by `{difference}` differences",
 }
 
 
@@ -105,7 +107,9 @@ def _about(name: str, tier: Tier) -> str:
         redundant=tier.clock.redundant_s,
         share=100 * BUDGET.share,
         codec=DELTAS.codec,
-        rounds=ROUND_STEPS,
+        live_share=100 * PipelineSpec().shadows,
+        whole=spec_of(WHOLE),
+        difference=spec_of(DIFFERENCE),
     )
 
 
