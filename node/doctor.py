@@ -51,8 +51,8 @@ class Patient:
     inner: InnerConfig
     batch: int
     """Sequences in one inner step."""
-    residuals: int = 0
-    """Directions, of two, in which there is error feedback."""
+    copies: int = 0
+    """See `memory.forecast`."""
     mean_bytes: int
     """An encoded mean, which is kept for those who catch up."""
     divisible: bool = True
@@ -70,7 +70,7 @@ def examine(options: DoctorOptions) -> dict[str, Any]:
         patient.batch,
         runtime,
         options.save_memory,
-        residuals=patient.residuals,
+        copies=patient.copies,
         divisible=patient.divisible,
     )
     needs = plan.forecast
@@ -159,7 +159,7 @@ def _patient(options: DoctorOptions) -> Patient:
         model=recipe.model,
         inner=recipe.inner,
         batch=manifest.samples_per_step,
-        residuals=manifest.feedback.directions,
+        copies=manifest.feedback.directions,
         mean_bytes=recipe.downlink.expected_nbytes(),
     )
 
@@ -175,7 +175,7 @@ def _stage_patient(swarm: SwarmPaths, recipe: Recipe) -> Patient:
         model=one.shape(),
         inner=recipe.inner,
         batch=one.samples_per_microbatch,
-        residuals=recipe.manifest.feedback.directions,
+        copies=one.copies,
         mean_bytes=one.own.downlink.expected_nbytes(),
         divisible=False,
     )

@@ -68,7 +68,7 @@ def plan_memory(
     runtime: Runtime,
     save: str = "auto",  # what `--save-memory` says
     *,
-    residuals: int = 0,  # directions, of two, in which there is error feedback
+    copies: int = 0,  # see `memory.forecast`
     divisible: bool = True,  # whether the batch may be computed in pieces
 ) -> MemoryPlan:
     """How to train this model here, before anything is allocated. Raises ConfigError when it cannot be done."""
@@ -81,7 +81,7 @@ def plan_memory(
             device_bytes=free_bytes(device, runtime.memory_bytes),
             host_bytes=None if on_host(runtime) else free_bytes(torch.device("cpu")),
             compute_bytes=runtime.compute_bytes,
-            residuals=residuals,
+            copies=copies,
             allowed=BY_COST if save == "auto" else (parse_options(save),),
             divisible=divisible,
         )
@@ -102,11 +102,11 @@ def fit_memory(
     runtime: Runtime,
     save: str = "auto",
     *,
-    residuals: int = 0,
+    copies: int = 0,
     divisible: bool = True,
 ) -> Runtime:
     """The runtime with the options of `plan_memory`, and its limit enforced where torch can. Raises ConfigError."""
-    plan = plan_memory(model, inner, batch, runtime, save, residuals=residuals, divisible=divisible)
+    plan = plan_memory(model, inner, batch, runtime, save, copies=copies, divisible=divisible)
     device = torch.device(runtime.device)
     if device.type == "cuda" and runtime.memory_bytes is not None:
         total = torch.cuda.get_device_properties(device).total_memory

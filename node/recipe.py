@@ -169,9 +169,9 @@ class Recipe:
 
     def learner(self, dataset: Dataset, runtime: Runtime, save_memory: str = "auto") -> SwarmLearner:
         """A fresh replica on this machine, fed from `dataset`. Blocks; raises ConfigError when memory is too small."""
-        residuals = self.manifest.feedback.directions
+        copies = self.manifest.feedback.directions
         runtime = fit_memory(
-            self.model, self.inner, self.manifest.samples_per_step, runtime, save_memory, residuals=residuals
+            self.model, self.inner, self.manifest.samples_per_step, runtime, save_memory, copies=copies
         )
         replica = Replica(
             self.model,

@@ -90,6 +90,12 @@ class StageRecipe:
             return Droppable()
         return Droppable(fewest=max(2, pipeline.visits - 1), max_jump=rules.max_jump)
 
+    @property
+    def copies(self) -> int:
+        """Vectors of the stage's size in host memory, beside those of every replica: residuals, and for shadows the one that is held and two that others
+        were given (`shadows`)."""
+        return self.whole.manifest.feedback.directions + (3 if self.pipeline.shadows > 0.0 else 0)
+
     def shape(self) -> ModelConfig:
         """A model of about the memory that the stage takes."""
         model = self.whole.model
@@ -98,9 +104,8 @@ class StageRecipe:
 
     def fit(self, runtime: Runtime, save_memory: str = "auto") -> Runtime:
         """How to hold the stage here, forecast before anything is allocated. Raises ConfigError when it does not fit."""
-        residuals = self.whole.manifest.feedback.directions
         inner, batch = self.whole.inner, self.samples_per_microbatch
-        return fit_memory(self.shape(), inner, batch, runtime, save_memory, residuals=residuals, divisible=False)
+        return fit_memory(self.shape(), inner, batch, runtime, save_memory, copies=self.copies, divisible=False)
 
     def learner(self, dataset: Dataset | None, runtime: Runtime) -> StageLearner:
         """The stage on this machine; `dataset` at data nodes. Blocks."""

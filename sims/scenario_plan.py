@@ -186,7 +186,7 @@ def _check_memory(peer_class: PeerClass, recipe: Recipe) -> None:
             device_bytes=int(peer_class.memory_gb * 1e9),
             host_bytes=None,
             compute_bytes=2,
-            residuals=recipe.manifest.feedback.directions,
+            copies=recipe.manifest.feedback.directions,
         )
     except NotEnoughMemory as error:
         raise ConfigError(

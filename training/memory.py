@@ -14,7 +14,7 @@ bf16 autocast, 4 without), bytes on the device at the peak of a step:
                    orthogonalised at a time; work of coding 8 bits
 
 and in host memory 16 n of outer state (parameters, momentum, what was sent, one pseudo-gradient), 4 n for each
-direction with error feedback, 4 n that a round decodes (less where rounds are of fragments), and the inner state when it is offloaded. On a CPU both are one memory. Sums of tensors are exact; activations are within 10 % of what is kept, the peak of
+direction with error feedback and each copy for shadows, 4 n that a round decodes (less where rounds are of fragments), and the inner state when it is offloaded. On a CPU both are one memory. Sums of tensors are exact; activations are within 10 % of what is kept, the peak of
 a step within 25 % and on the safe side (the tests compare with the allocator's record). Workspaces of kernels and the
 allocator's fragmentation are covered by `RESERVE`.
 """
@@ -156,7 +156,7 @@ def forecast(
     *,
     microbatch: int = 1,
     compute_bytes: int = 4,
-    residuals: int = 0,  # directions, of two, in which there is error feedback
+    copies: int = 0,  # further vectors of n in host memory: residuals of error feedback, shadows
 ) -> MemoryForecast:
     """Memory of one replica that trains `microbatch` sequences at a time."""
     n = num_parameters(config)
@@ -180,7 +180,7 @@ def forecast(
         activation_bytes=kept,
         cast_bytes=casts,
         step_bytes=fetched + MUON_BYTES * batch + coding,
-        outer_bytes=(16 + 4 * residuals) * n,
+        outer_bytes=(16 + 4 * copies) * n,
         round_bytes=4 * n,
         offloaded_bytes=state if options.inner_state.offload else 0,
     )
@@ -219,7 +219,7 @@ def choose_options(
     device_bytes: int,  # that training may use on the device, the reserve included
     host_bytes: int | None,  # the same in host memory; None when the device is the host
     compute_bytes: int = 4,
-    residuals: int = 0,  # as in `forecast`
+    copies: int = 0,  # as in `forecast`
     allowed: tuple[MemoryOptions, ...] = BY_COST,  # from cheap to dear
     divisible: bool = True,  # whether the batch may be computed in pieces
 ) -> MemoryPlan:
@@ -228,7 +228,7 @@ def choose_options(
     for options in allowed:
         for microbatch in even_microbatches(batch) if divisible else [batch]:
             needs = forecast(
-                config, optimizer, options, microbatch=microbatch, compute_bytes=compute_bytes, residuals=residuals
+                config, optimizer, options, microbatch=microbatch, compute_bytes=compute_bytes, copies=copies
             )
             if _fits(needs, device_bytes, host_bytes):
                 return MemoryPlan(options=options, microbatch=microbatch, forecast=needs)

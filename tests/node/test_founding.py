@@ -290,12 +290,12 @@ def test_memory_and_devices_are_checked_before_anything_is_allocated(monkeypatch
     huge = dataclasses.replace(PRESETS["8b"], dim=1 << 16, num_heads=64, num_kv_heads=64)
     with pytest.raises(ConfigError, match="or join a swarm with a smaller model"):
         fit_memory(huge, plain, 1, Runtime())
-    needs = forecast(PRESETS["1m"], parse_optimizer(plain.optimizer), parse_options("none"), residuals=1)
+    needs = forecast(PRESETS["1m"], parse_optimizer(plain.optimizer), parse_options("none"), copies=1)
     usable = needs.device_bytes + needs.host_bytes
     monkeypatch.setattr(machine, "free_bytes", lambda device, limit=None: int(usable / (1 - RESERVE)) + 1)
-    assert fit_memory(PRESETS["1m"], plain, 1, Runtime(), "none", residuals=1) == Runtime()
+    assert fit_memory(PRESETS["1m"], plain, 1, Runtime(), "none", copies=1) == Runtime()
     with pytest.raises(ConfigError, match="need"):
-        fit_memory(PRESETS["1m"], plain, 1, Runtime(), "none", residuals=2)
+        fit_memory(PRESETS["1m"], plain, 1, Runtime(), "none", copies=2)
     with pytest.raises(ConfigError, match="--device 'abacus'"):
         choose_runtime("abacus", "auto", compiled=False)
     with pytest.raises(ConfigError, match="CUDA devices"):

@@ -160,7 +160,7 @@ def test_sums_of_tensors_are_exact(optimizer: str, options: str) -> None:
     counters = sum(tensor.nbytes for tensor in made.tensors().values() if tensor.dim() == 0)
     assert memory.optimizer_bytes + memory.offloaded_bytes == made.device_bytes() - counters
     assert (memory.parameter_bytes, memory.outer_bytes, memory.round_bytes) == (4 * n, 16 * n, 4 * n)
-    fed_back = forecast(SMALL, parse_optimizer(optimizer), chosen, residuals=2)
+    fed_back = forecast(SMALL, parse_optimizer(optimizer), chosen, copies=2)
     assert fed_back.outer_bytes == 24 * n and fed_back.device_bytes == memory.device_bytes
     assert memory.gradient_bytes == 4 * n + 4 * 512 * 128
     assert (memory.optimizer_bytes == 0) == chosen.inner_state.offload
