@@ -77,7 +77,7 @@ class Shelf:
     shadows: dict[int, Shadow] = field(default_factory=dict)
     """By stage."""
     sources: dict[int, PeerId] = field(default_factory=dict)
-    """By stage, who can continue it."""
+    """By stage whose shadow we have, who may be able to continue it."""
     given: dict[PeerId, tuple[Shadow, ...]] = field(default_factory=dict)
     """By holder, which of our copies it may have: the last two. Who was given one last comes last."""
     received_bytes: int = 0
@@ -101,7 +101,8 @@ class Shelf:
 
     def drop(self, stage: int) -> None:
         """Hold nothing of this stage."""
-        del self.shadows[stage], self.sources[stage]
+        del self.shadows[stage]
+        self.sources.pop(stage, None)
 
     def has(self, holder: PeerId, *may_have: Shadow) -> None:
         """Remember what somebody has of our stage."""
@@ -120,7 +121,7 @@ def serve_shelf(
     roll: Roll,
     side: Door,
     stage: int = -1,
-    own: Callable[[PeerId, bytes], Awaitable[Refresh]] | None = None,
+    own: Callable[[PeerId, bytes], Awaitable[Refresh | None]] | None = None,
 ) -> None:
     """Hand out what we hold; `own` makes a refresh of the `stage` that we serve ourselves, if we do, for a holder that has the copy of this name."""
 
@@ -138,7 +139,7 @@ def serve_shelf(
             raise Refused("asks for a shadow before being admitted to the swarm", peer=stream.peer)
         request = await framing.read_header(stream, ShadowRequest)
         if own is not None and request.stage == stage:
-            sent: Refresh | None = await own(stream.peer, request.have)
+            sent = await own(stream.peer, request.have)
         else:
             sent = await hand_over(stream.peer, request.stage)
         step, base = (0, bytes(NAME_NBYTES)) if sent is None else (sent.step, sent.base)
@@ -151,7 +152,7 @@ def serve_shelf(
 async def fetch(
     network: Network, side: Door, holder: PeerId, stage: int, num_parameters: int, have: Shadow | None = None
 ) -> tuple[Shadow, int]:
-    """A shadow of a stage, from who serves that stage or has one, and the bytes that it came in. `have`: what we have of it, which it may continue.
+    """A shadow of a stage, from who serves that stage or has one, and the bytes that it came in. `have`: what we have of it, which is to be continued.
     Raises NetworkError; Refused naming the peer for what is none."""
     name = b"" if have is None else have.name
     limit = max(WHOLE.max_nbytes(num_parameters), DIFFERENCE.max_nbytes(num_parameters))
@@ -168,11 +169,8 @@ async def fetch(
     except TimeoutError as error:
         raise NetworkError("no answer to a request for a shadow") from error
     if payload is None:
-        raise NetworkError(f"{short(holder)} has no shadow of stage {stage}")
-    if have is not None and base == name:
-        old, codec = have, DIFFERENCE
-    else:
-        old, codec = empty(num_parameters), WHOLE
+        raise NetworkError(f"{short(holder)} has no such shadow of stage {stage}")
+    old, codec = (empty(num_parameters), WHOLE) if have is None else (have, DIFFERENCE)
     try:
         await check_payload(side, codec, payload, num_parameters)
         return await side.run(applied, old, Refresh(base=base, step=step, payload=payload), codec), len(payload)
@@ -240,11 +238,13 @@ class Shadows:
             for one in self._due():
                 self._shelf.bucket_bytes += one.kept.nbytes - await self._refresh(one)
 
-    async def own(self, holder: PeerId, have: bytes) -> Refresh:
-        """Of the stage that we serve, for who has the copy of this name."""
+    async def own(self, holder: PeerId, have: bytes) -> Refresh | None:
+        """Of the stage that we serve: whole, or for who has the copy of this name; None where we do not know it (any more)."""
         async with self._encoding:  # each takes memory
-            step, state = self._trained(), await self._doors.learner.run(self._learner.local_params)
             known = next((one for one in self._shelf.given.get(holder, ()) if one.name == have), None)
+            if have and known is None:
+                return None
+            step, state = self._trained(), await self._doors.learner.run(self._learner.local_params)
             if known is None:
                 sent, shadow = await self._doors.side.run(refresh, empty(state.numel()), state, step, WHOLE)
                 self._shelf.has(holder, shadow)
@@ -273,8 +273,11 @@ class Shadows:
         for stage in set(self._shelf.shadows) - set(mine):
             if trained[stage]:  # it lies somewhere else, or nowhere
                 self._shelf.drop(stage)
+        for stage, source in list(self._shelf.sources.items()):
+            if source not in self._roll.training(stage, now):
+                del self._shelf.sources[stage]
         self._alarm({stage: len(trained[stage]) for stage in mine})
-        kept = {stage: self._kept(stage, len(trained[stage]), now) for stage in mine}
+        kept = {stage: self._kept(stage, len(trained[stage])) for stage in mine}
         counted_to = step if self._counted_to is None else self._counted_to
         steps, self._counted_to = max(0, step - counted_to), max(step, counted_to)
         sent = steps * self._step_bytes * len(mine) // max(1, len(poor))
@@ -326,15 +329,14 @@ class Shadows:
         self._missing = missing
         return [int(one.piece) for one in mine]
 
-    def _kept(self, stage: int, replicas: int, now: float) -> Kept:
+    def _kept(self, stage: int, replicas: int) -> Kept:
         shadow = self._shelf.shadows.get(stage)
-        goes_on = shadow is not None and self._shelf.sources[stage] in self._roll.training(stage, now)
         rate = min(0.99, self._roll.losses_per_hour)
         return Kept(
             piece=str(stage),
             holder=self._roll.me.hex(),
             step=None if shadow is None else shadow.step,
-            nbytes=(DIFFERENCE if goes_on else WHOLE).expected_nbytes(self._sizes[stage]),
+            nbytes=(DIFFERENCE if stage in self._shelf.sources else WHOLE).expected_nbytes(self._sizes[stage]),
             replicas=replicas,
             setback_per_step=self._setbacks.per_step(stage),
             missing_setback=self._setbacks.iterations(Rung.MEAN, stage=stage, steps_behind=0, failures_per_hour=rate),
@@ -348,18 +350,12 @@ class Shadows:
     async def _refresh(self, one: Due) -> int:
         """The bytes that it took; 0 where nobody had it to give."""
         stage, shelf = int(one.kept.piece), self._shelf
-        have, usual = shelf.shadows.get(stage), shelf.sources.get(stage)
-        sources = self._roll.training(stage, asyncio.get_running_loop().time())
-        for source in sorted(sources, key=lambda peer: peer != usual):
+        usual = shelf.sources.pop(stage, None)  # should that not continue it, a whole copy waits for the bytes
+        have = None if usual is None else shelf.shadows[stage]
+        sources = self._roll.training(stage, asyncio.get_running_loop().time()) if usual is None else [usual]
+        for source in sources:
             try:
-                shadow, nbytes = await fetch(
-                    self._network,
-                    self._doors.side,
-                    source,
-                    stage,
-                    self._sizes[stage],
-                    have if source == usual else None,
-                )
+                shadow, nbytes = await fetch(self._network, self._doors.side, source, stage, self._sizes[stage], have)
             except NetworkError:
                 continue
             except RemoteError as error:

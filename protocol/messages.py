@@ -385,11 +385,11 @@ class Settled(Struct, frozen=True, array_like=True, tag=72):
 
 class ShadowRequest(Struct, frozen=True, array_like=True, tag=73):
     """Bulk stream `shadow`: a compressed copy of a stage's parameters, or how they differ from the copy that the asker has. Answer: 8 bytes for the
-    pipeline's step that it is of, 32 for the name of the copy that it continues, 8 for its length, and the bytes; no bytes from a peer that has none."""
+    pipeline's step that it is of, 32 for the name of the copy that it continues, 8 for its length, and the bytes; no bytes from a peer that has none, or does not know that copy."""
 
     stage: Annotated[int, Meta(ge=0, lt=MAX_HOPS)]
     have: OptionalDigest
-    """Name of the copy that the asker has; empty: none."""
+    """Name of the copy that the asker has, to which it wants the difference; empty: a whole one."""
 
 
 class ImprintListRequest(Struct, frozen=True, array_like=True, tag=74):

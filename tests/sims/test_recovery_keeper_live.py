@@ -8,7 +8,7 @@ import torch
 from tests.sims.recovery_cases import SAFE, TOY, use_small_corpus
 
 from farflung.node.shadows import MOST_HOLDERS, WHOLE, fetch, serve_shelf
-from farflung.protocol.errors import Refused
+from farflung.protocol.errors import NetworkError, Refused
 from farflung.protocol.keys import PeerId
 from farflung.protocol.manifest_sections import PipelineSpec
 from farflung.sims.recovery_keepers import pipeline_nbytes
@@ -104,8 +104,9 @@ def test_only_what_has_changed_is_sent(begun: tuple[Pipeline, Live]) -> None:
     assert nbytes < 0.4 * whole and torch.equal(again.values, second.values)
     known = source.shelf.given[holder.id][-1]
     assert known.name == again.name and torch.equal(known.values, again.values)
-    _, nbytes = ask(keeper, holder, source, replace(again, name=bytes(32)))  # no copy of its
-    assert nbytes == whole
+    with pytest.raises(NetworkError, match="no such shadow of stage 1"):
+        ask(keeper, holder, source, replace(again, name=bytes(32)))
+    assert ask(keeper, holder, source, None)[1] == whole
 
 
 def test_only_so_many_holders_are_remembered(begun: tuple[Pipeline, Live]) -> None:
