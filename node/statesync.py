@@ -18,6 +18,7 @@ import torch
 from farflung.node import framing
 from farflung.node.learner import Learner
 from farflung.node.network import Network, PeerId, Stream
+from farflung.protocol import wire
 from farflung.protocol.errors import NetworkError, Refused, RemoteError
 from farflung.protocol.limits import CHUNK_BYTES
 from farflung.protocol.messages import ChunkList, ChunkListRequest, ChunkRequest
@@ -49,6 +50,8 @@ LIST_BYTES = 32
 """The rest of a list."""
 
 VERSION_BYTES = 8
+
+_LISTS = msgspec.msgpack.Decoder(ChunkList)
 
 
 @dataclass(slots=True)
@@ -182,19 +185,20 @@ class StateSync:
         Raises NetworkError (the donor is busy or gone, or has moved on) or RemoteError.
         """
         num_chunks = self._learner.outer.num_chunks
+        limit = LIST_BYTES_PER_CHUNK * num_chunks + LIST_BYTES
         try:
             async with asyncio.timeout(CHUNK_S):
                 stream = await self._network.open_stream(donor, "chunks")
                 try:
                     await framing.write_header(stream, ChunkListRequest())
-                    data = await framing.read_blob(stream, LIST_BYTES_PER_CHUNK * num_chunks + LIST_BYTES)
+                    data = await framing.read_blob(stream, limit)
                 finally:
                     await stream.close()
         except TimeoutError as error:
             raise NetworkError("no answer to a request for the list of chunks") from error
         if data is None:
             raise NetworkError("the donor is between two versions")
-        listing = decode_list(bytes(data), donor)
+        listing = wire.decode(_LISTS, data, what="list of chunks", limit=limit, peer=donor)
         if hashlib.sha256(b"".join(listing.digests)).digest() != digest:
             raise NetworkError("the donor's state is not the one a quorum announced")
         if len(listing.digests) != num_chunks:
@@ -307,11 +311,3 @@ class StateSync:
                 a, b = max(low, start), min(high, stop)
                 if a < b:
                     step(a, b, mean[a - start : b - start])
-
-
-def decode_list(data: bytes, donor: PeerId) -> ChunkList:
-    """Raises Refused naming the donor."""
-    try:
-        return msgspec.msgpack.decode(data, type=ChunkList)
-    except msgspec.MsgspecError as error:
-        raise Refused(f"a damaged list of chunks: {error}", peer=donor) from error

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.node.lab import NUMEL, OUTER, Lab, Node, in_lab, peer, sha
+from tests.node.lab import NUMEL, OUTER, Lab, Node, in_lab, sha
 
-from farflung.node import framing
+from farflung.node import framing, statesync
 from farflung.node.network import Stream
-from farflung.node.statesync import CHUNK_S, SERVED_AT_ONCE, Donor, Download, StateSync, decode_list
-from farflung.protocol.errors import LimitExceeded, NetworkError, Refused, RemoteError
+from farflung.node.statesync import CHUNK_S, SERVED_AT_ONCE, Donor, Download, StateSync
+from farflung.protocol.errors import LimitExceeded, Malformed, NetworkError, Refused, RemoteError
 from farflung.protocol.messages import ChunkList, ChunkListRequest, ChunkRequest, encode
 from farflung.sims.links import LinkModel
 
@@ -383,16 +383,21 @@ def test_lists_are_believed_by_their_digest_only() -> None:
     in_lab(2, main)
 
 
+def serve_list(node: Node, data: bytes) -> None:
+    """A donor with a list of its own making."""
+
+    async def serve(stream: Any) -> None:
+        await framing.read_header(stream, ChunkListRequest)
+        await framing.write_blob(stream, data)
+
+    node.network.serve("chunks", serve)
+
+
 def test_a_list_of_another_length_is_refused() -> None:
     async def main(lab: Lab) -> None:
         me, other = lab.nodes
         digests = tuple(bytes([i]) * 32 for i in range(3))
-
-        async def serve(stream: Any) -> None:
-            await framing.read_header(stream, ChunkListRequest)
-            await framing.write_blob(stream, encode(ChunkList(5, digests)))
-
-        other.network.serve("chunks", serve)
+        serve_list(other, encode(ChunkList(5, digests)))
         sync, *_ = newcomer(me)
         with pytest.raises(Refused, match="a list of 3 chunks") as caught:
             await sync.list_chunks(other.id, sha(b"".join(digests)))
@@ -401,10 +406,29 @@ def test_a_list_of_another_length_is_refused() -> None:
     in_lab(2, main)
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"\xc1", b"\x90", encode(ChunkRequest(1)), encode(ChunkList(1, (b"d" * 32,)))[:-1]]
-)
-def test_damaged_lists(data: bytes) -> None:
-    with pytest.raises(Refused) as caught:
-        decode_list(data, peer(0))
-    assert caught.value.peer == peer(0)
+NESTED = b"\x94\x44\x05\x90" + b"\x91" * (1 << 16)
+"""A list of no chunks with one field more, nested deeper than any Python follows."""
+
+DAMAGED = {
+    "empty": b"",
+    "no MessagePack": b"\xc1",
+    "no tag": b"\x90",
+    "another message": encode(ChunkRequest(1)),
+    "torn": encode(ChunkList(5, (b"d" * 32,)))[:-1],
+    "nested": NESTED,
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_lists(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statesync, "LIST_BYTES", len(NESTED))  # a large state's lists are as long
+
+    async def main(lab: Lab) -> None:
+        me, other = lab.nodes
+        serve_list(other, DAMAGED[name])
+        sync, *_ = newcomer(me)
+        with pytest.raises(Malformed) as caught:
+            await sync.list_chunks(other.id, b"d" * 32)
+        assert caught.value.peer == other.id
+
+    in_lab(2, main)
