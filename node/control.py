@@ -135,7 +135,7 @@ class ControlServer:
             return  # somebody only looked whether we are there
         try:
             request = msgspec.json.decode(line, type=_Request)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ControlError(f"not a request: {error}") from error
         handler = self._handlers.get(request.verb)
         if handler is None:

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.oid import NameOID
@@ -90,6 +91,6 @@ def peer_key(ssl_object: ssl.SSLObject) -> bytes | None:
         return None
     try:
         key = x509.load_der_x509_certificate(encoded).public_key()
-    except ValueError:
+    except (ValueError, UnsupportedAlgorithm):
         return None
     return key.public_bytes_raw() if isinstance(key, Ed25519PublicKey) else None

@@ -107,6 +107,8 @@ def test_errors_made_on_purpose_reach_the_client(swarm: SwarmPaths) -> None:
         (b'{"verb": "echo", "other": 1}\n', "not a request"),
         (b'{"verb": 3}\n', "not a request"),
         (b"\xff\xfe\n", "not a request"),
+        (b'{"verb": "\xff"}\n', "not a request"),
+        (b'{"verb": "echo", "args": {"deep": ' + b"[" * (control.MAX_REQUEST_BYTES // 2) + b"\n", "not a request"),
     ],
 )
 def test_bad_lines_are_refused_and_the_server_lives_on(swarm: SwarmPaths, line: bytes, said: str) -> None:

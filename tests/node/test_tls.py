@@ -5,7 +5,8 @@ import random
 import socket
 import ssl
 import time
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import pytest
 from tests.node.tls_lab import ask, echo, end, read, run, until
@@ -14,7 +15,7 @@ from farflung.node import frames, tls, tls_connection, tls_stream
 from farflung.node.identity import Identity
 from farflung.node.tls import TlsCarrier
 from farflung.node.tls_connection import TlsConnection
-from farflung.node.tls_keys import make_context
+from farflung.node.tls_keys import make_context, peer_key
 from farflung.node.tls_stream import StripedStream
 from farflung.protocol.errors import NetworkError
 
@@ -138,6 +139,28 @@ def test_dialler_without_certificate() -> None:
             assert not server.carrier._all
 
     run(main)
+
+
+def test_a_certificate_with_an_unknown_kind_of_key_proves_none() -> None:
+    ed25519, unknown = b"\x2b\x65\x70", b"\x2b\x65\x7f"  # identifiers of a kind
+    (good,) = make_context(Identity.generate(), server=True).get_ca_certs(binary_form=True)
+    signed, key, rest, signature = good.split(ed25519)  # it stands before the key, and twice for the signature
+
+    @dataclass
+    class Shown:
+        """As much of an `ssl.SSLObject` as is looked at."""
+
+        certificate: bytes
+
+        def selected_alpn_protocol(self) -> str:
+            return frames.TLS_ALPN
+
+        def getpeercert(self, binary_form: bool) -> bytes:
+            return self.certificate
+
+    assert peer_key(cast(ssl.SSLObject, Shown(good))) is not None
+    bad = signed + ed25519 + key + unknown + rest + ed25519 + signature
+    assert peer_key(cast(ssl.SSLObject, Shown(bad))) is None
 
 
 def test_unserved_kind_fails_the_stream() -> None:
