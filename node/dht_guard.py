@@ -3,7 +3,7 @@
 hivemind 1.1.12 (`utils/timed_storage.py`): a store with an older expiration is refused, yet it replaces the entry of the
 expiry heap, so the newer record vanishes when the older one would have expired. Anyone could erase any record. Besides:
 an infinite expiration, refused for the record itself, still freezes `latest_expiration_time` of its dictionary; and the
-dictionaries travel over the wire with whatever size and expirations the sender wrote.
+dictionaries travel over the wire with whatever size and expirations the sender wrote, and whatever they hold is read, to any depth.
 
 The guard refuses stale, non-finite and too distant expirations before they reach the storage, and bounds what is stored.
 `tests/node/test_dht_guard.py` shows the fault without it. Drop this module when upstream is fixed.
@@ -44,24 +44,29 @@ MAX_TOLD = 1024
 _DICTIONARY_EXT_CODE = 0x50  # the code under which hivemind registers DictionaryDHTValue
 
 
-def _acceptable(entry: Any, expiration_time: object) -> bool:
-    """Whether a store with this expiration may reach the storage, given the entry that is there (or None)."""
-    if not isinstance(expiration_time, float) or not math.isfinite(expiration_time):
-        return False
-    now = timed_storage.get_dht_time()
-    if not now <= expiration_time <= now + MAX_LIFE_S:
-        return False
-    # Equal expirations change nothing in the storage, but hivemind's answer is "refused" then as well.
-    return entry is None or bool(entry.expiration_time < expiration_time)
+def _well_formed(key: object, value: object, expiration_time: object) -> bool:
+    """Whether this may be an entry of a dictionary, now or not long ago: of the right types, and to be held no longer than anything is."""
+    return (
+        isinstance(key, str)
+        and isinstance(value, bytes)
+        and isinstance(expiration_time, float)
+        and math.isfinite(expiration_time)
+        and expiration_time <= timed_storage.get_dht_time() + MAX_LIFE_S
+    )
 
 
 class GuardedDictionary(DictionaryDHTValue):  # type: ignore[misc]  # hivemind is untyped
-    """hivemind's dictionary value, with the guard."""
+    """hivemind's dictionary value, with the guard.
+
+    Entries that are over, or not newer than ours, are left out and nobody is told: honest nodes send them. A replica that missed an update
+    answers with the record that it has, and hands it on to nodes that it meets, and what is on its way may expire there.
+    """
 
     def store(self, key: Any, value: Any, expiration_time: Any) -> bool:
-        if not isinstance(key, str) or not isinstance(value, bytes):
+        if not _well_formed(key, value, expiration_time):
             return False
-        if not _acceptable(self.data.get(key), expiration_time):
+        # Equal expirations change nothing in the storage, but hivemind's answer is "refused" then as well.
+        if key in self.data and self.data[key].expiration_time >= expiration_time:
             return False
         if key not in self.data and len(self) >= MAX_SUBKEYS:
             return False
@@ -69,7 +74,7 @@ class GuardedDictionary(DictionaryDHTValue):  # type: ignore[misc]  # hivemind i
 
     @classmethod
     def unpackb(cls, raw: bytes) -> "GuardedDictionary":
-        """Decode from the wire. Raises ValueError; entries that the guard refuses are left out."""
+        """Decode from the wire. Raises ValueError, also for a single entry that no guarded node would have sent."""
         try:
             decoded = msgspec.msgpack.decode(raw)
             _maxsize, _latest, items = decoded
@@ -77,8 +82,10 @@ class GuardedDictionary(DictionaryDHTValue):  # type: ignore[misc]  # hivemind i
                 raise ValueError("too many entries in a dictionary record")
             new = cls()
             for key, value, expiration_time in items:
+                if not _well_formed(key, value, expiration_time):
+                    raise ValueError("an entry in a dictionary record that is none, or is to be held too long")
                 new.store(key, value, expiration_time)
-        except (msgspec.DecodeError, TypeError) as error:
+        except (msgspec.DecodeError, TypeError, RecursionError) as error:
             raise ValueError("damaged dictionary record") from error
         return new
 
@@ -173,6 +180,14 @@ class CheckedDictionaries(MSGPackSerializer):  # type: ignore[misc]
             self._records.tell(buf, Malformed(f"no dictionary of records, in {len(buf)} bytes: {error}"))
             raise ValueError("damaged dictionary record") from error
         return value
+
+    @classmethod
+    def _decode_ext_types(cls, type_code: int, data: bytes) -> GuardedDictionary:
+        """Of hivemind's extensions only dictionaries. Its tuples and tensor descriptors are read in recursion that costs 50 kB of stack each time: a
+        message of 700 bytes ended the process."""
+        if type_code != _DICTIONARY_EXT_CODE:
+            raise ValueError(f"an extension of type {type_code}")
+        return GuardedDictionary.unpackb(data)
 
 
 def register() -> None:

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import msgspec
 import pytest
 
 from farflung.protocol.errors import LimitExceeded, Malformed, Refused, RemoteError, Stale
@@ -86,12 +87,13 @@ def test_dictionaries_over_the_wire(guarded: Any, clock: dict[str, float]) -> No
 
     from farflung.node import dht_guard
 
-    hostile = DictionaryDHTValue()
-    hostile.latest_expiration_time = math.inf
-    hostile.store("good", VALUE, 1060.0)
-    hostile.store("endless", VALUE, math.inf)
-    hostile.store(5, VALUE, 1059.0)
-    received = MSGPackSerializer.loads(MSGPackSerializer.dumps(hostile))
+    sent = DictionaryDHTValue()
+    sent.latest_expiration_time = math.inf  # is not believed
+    sent.store("good", VALUE, 1060.0)
+    sent.store("over on the way", VALUE, 1001.0)
+    raw = MSGPackSerializer.dumps(sent)
+    clock["now"] = 1001.5
+    received = MSGPackSerializer.loads(raw)
     assert type(received) is dht_guard.GuardedDictionary
     assert [subkey for subkey, _ in received.items()] == ["good"]
     assert guarded.store(KEY, received, math.inf)
@@ -101,10 +103,64 @@ def test_dictionaries_over_the_wire(guarded: Any, clock: dict[str, float]) -> No
     assert [subkey for subkey, _ in again.items()] == ["good"]
     # The same dictionary with one older entry must not take the newer one away.
     older = DictionaryDHTValue()
-    older.store("good", b"older", 1001.0)
+    older.store("good", b"older", 1002.0)
     guarded.store(KEY, MSGPackSerializer.loads(MSGPackSerializer.dumps(older)), 1060.0)
-    clock["now"] = 1002.0
+    clock["now"] = 1003.0
     assert live(guarded) == {"good": VALUE}
+
+
+def packed(*entries: object) -> bytes:
+    """A dictionary of these entries as it travels: an extension of hivemind's."""
+    inner = msgspec.msgpack.encode([1024, 1060.0, entries])
+    return extension(0x50, inner)
+
+
+def extension(code: int, raw: bytes) -> bytes:
+    return msgspec.msgpack.encode(msgspec.msgpack.Ext(code, raw))
+
+
+NOT_TO_BE_READ = {
+    "nested": (extension(0x50, b"\x91" * (1 << 16)), "damaged"),
+    "a tuple": (
+        extension(0x40, b"\x91\x01"),
+        "an extension of type 64",
+    ),  # nested ones end the process, where they are read
+    "a tensor": (extension(0x51, b"\x80"), "an extension of type 81"),
+    "a number for a subkey": (packed(["good", VALUE, 1060.0], [5, VALUE, 1060.0]), "an entry"),
+    "text for a value": (packed(["a", "text", 1060.0]), "an entry"),
+    "endless": (packed(["a", VALUE, math.inf]), "an entry"),
+    "endless in the past": (packed(["a", VALUE, -math.inf]), "an entry"),
+    "no time": (packed(["a", VALUE, math.nan]), "an entry"),
+    "too distant": (packed(["a", VALUE, 1e9]), "an entry"),
+    "a whole number": (packed(["a", VALUE, 1060]), "an entry"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_TO_BE_READ)
+def test_dictionaries_that_no_guarded_node_sends_are_told_of_and_dropped(clock: dict[str, float], name: str) -> None:
+    from farflung.node import dht_guard
+
+    raw, reason = NOT_TO_BE_READ[name]
+    dht_guard.register()
+    told: list[RemoteError] = []
+    dictionaries = dht_guard.CheckedDictionaries(dht_guard.CheckedRecords(lambda *_: None, told.append))
+    with pytest.raises(ValueError, match="damaged dictionary record"):
+        dictionaries.loads(raw)
+    [error] = told
+    assert type(error) is Malformed and reason in error.reason and len(str(error)) < 200
+
+
+def test_entries_as_replicas_have_them_that_missed_an_update_are_not_told_of(
+    guarded: Any, clock: dict[str, float]
+) -> None:
+    from farflung.node import dht_guard
+
+    told: list[RemoteError] = []
+    dictionaries = dht_guard.CheckedDictionaries(dht_guard.CheckedRecords(lambda *_: None, told.append))
+    assert guarded.store(KEY, VALUE, 1060.0, subkey="peer")
+    for entry in (["peer", b"older", 1050.0], ["peer", VALUE, 1060.0], ["gone", VALUE, 999.0]):
+        guarded.store(KEY, dictionaries.loads(packed(entry)), 1060.0)
+    assert live(guarded) == {"peer": VALUE} and not told
 
 
 @pytest.mark.parametrize("raw", [b"", b"\x93", b"\xc0", b"\x93\x01\x02\x03", b"\x93\x01\x02\x91\x01"])
