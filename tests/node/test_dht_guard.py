@@ -121,10 +121,8 @@ def extension(code: int, raw: bytes) -> bytes:
 
 NOT_TO_BE_READ = {
     "nested": (extension(0x50, b"\x91" * (1 << 16)), "damaged"),
-    "a tuple": (
-        extension(0x40, b"\x91\x01"),
-        "an extension of type 64",
-    ),  # nested ones end the process, where they are read
+    # One alone: where they are read, nested ones end the process.
+    "a tuple": (extension(0x40, b"\x91\x01"), "an extension of type 64"),
     "a tensor": (extension(0x51, b"\x80"), "an extension of type 81"),
     "a number for a subkey": (packed(["good", VALUE, 1060.0], [5, VALUE, 1060.0]), "an entry"),
     "text for a value": (packed(["a", "text", 1060.0]), "an entry"),
