@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from farflung.compression.aggregate import reduce_part
-from farflung.compression.codec import CodecError, Payload
+from farflung.compression.codec import CodecError, Payload, VectorCodec
 from farflung.compression.policy import FlatCodec
 from farflung.node import framing
 from farflung.node.delivery import ACK, KIND, Delivery
@@ -187,7 +187,7 @@ class Exchange:
                     lambda mean: self._residuals.encode_mean(plan_id, mean, bounds.start),
                 )
         except CodecError as error:
-            self._news.refused(Malformed(f"a contribution to part {part}: {error}"))
+            await self._name_unfit(part, bounds, [(peer, payloads[peer]) for peer, _ in weights], error)
             return
         if not early:
             round_.contributions.pop(part, None)
@@ -199,6 +199,22 @@ class Exchange:
             digest = await self._means.put(plan_id, part, payload, early=early)  # while it is sent
             self._news.mean_held(plan_id, part, digest, early=early)
             await asyncio.gather(*sending)
+
+    async def _name_unfit(
+        self, part: int, bounds: Part, contributions: Sequence[tuple[PeerId, Payload]], error: CodecError
+    ) -> None:
+        """Say whose contributions have no place in a mean, or why else there is none. The round leaves the part for the next one: who counts is the same for
+        all parts, and no owner decides it.
+        """
+        uplink, downlink = part_codec(self._uplink, bounds), part_codec(self._downlink, bounds)
+        named = False
+        for peer, payload in contributions:
+            reason = await self._doors.side.run(_unfit, payload, bounds.stop - bounds.start, uplink, downlink)
+            if reason is not None:
+                self._news.refused(Refused(f"a contribution to part {part} that no mean can hold: {reason}", peer=peer))
+                named = True
+        if not named:
+            self._news.refused(Malformed(f"contributions to part {part}, of which no mean can be made: {error}"))
 
     async def confirm(self, plan_id: bytes) -> None:
         """Nothing of this plan is reduced again: contributions that have been are not needed any more."""
@@ -328,6 +344,15 @@ class Exchange:
         round_.tasks.add(task)
         task.add_done_callback(round_.tasks.discard)
         return task
+
+
+def _unfit(payload: Payload, numel: int, uplink: VectorCodec, downlink: VectorCodec) -> str | None:
+    """Why a contribution could not be the mean, if it were the only one; None when it could."""
+    try:
+        downlink.encode(uplink.decode(payload, numel))
+    except CodecError as error:
+        return str(error)
+    return None
 
 
 def _sending_order(parts: Sequence[Part], me: PeerId) -> list[int]:

@@ -8,6 +8,9 @@ import pytest
 import torch
 from tests.node.lab import CODEC, NUMEL, PLAN_ID, Lab, Node, in_lab, payload_of, peer, say, sha
 
+from farflung.compression import wire
+from farflung.compression.codec import Codec
+from farflung.compression.int8 import Int8
 from farflung.compression.policy import parse_policy, uniform
 from farflung.compression.registry import codec_of, parse_codec
 from farflung.node import framing
@@ -302,6 +305,44 @@ def test_bad_transfers_are_refused_by_name_and_leave_nothing(name: str) -> None:
         assert not receiver.exchange._rounds._awaited, "and nobody waits for it any more"
         good = ContributionHeader(PLAN_ID, 1, len(GOOD))
         assert await say(lab.nodes[0].network, receiver.id, KIND, good, GOOD) == ACK, "others go on"
+
+    in_lab(3, main)
+
+
+def beyond(codec: Codec, numel: int) -> bytes:
+    """A payload that passes the check of its codec, and is too large for int8."""
+    if isinstance(codec, Int8):  # its codes are symmetric; -128 is none that it writes
+        payload = bytearray(codec.encode(torch.full((numel,), -(2.0**127))))
+        payload[-1] = 0x80
+        wire.seal(memoryview(payload), codec, numel)
+        return bytes(payload)
+    return bytes(codec.encode(torch.full((numel,), 3e38)))
+
+
+@pytest.mark.parametrize("spec", ["int8(block=16)", "fp32"])
+@pytest.mark.parametrize("early", [False, True])
+def test_who_contributed_what_no_mean_can_hold_is_named(spec: str, early: bool) -> None:
+    """The part has no mean then, and the owner goes on."""
+    up = parse_codec(spec)
+
+    async def main(lab: Lab) -> None:
+        a, b, c = lab.nodes
+        plan = accept(lab)
+        size = numel(plan, 1)
+        for node in lab.nodes:
+            node.encode_with(uniform(up, NUMEL), uniform(CODEC, NUMEL), FeedbackSpec())
+        good = bytes(up.encode(torch.ones(size)))
+        for node, payload in ((a, beyond(up, size)), (c, good)):
+            assert await say(node.network, b.id, KIND, ContributionHeader(PLAN_ID, 1, len(payload)), payload) == ACK
+        await b.exchange.reduce(PLAN_ID, 1, ((a.id, 0.9995), (c.id, 0.0005)), early=early)
+        assert [(type(e), e.peer) for e in b.errors] == [(Refused, a.id)] and "part 1" in b.errors[0].reason
+        assert not b.held and not b.disk.means
+        await b.exchange.reduce(PLAN_ID, 1, ((c.id, 3e38),))
+        assert [(type(e), e.peer) for e in b.errors[1:]] == [(Malformed, None)], (
+            "with such a weight it is nobody's fault"
+        )
+        b.exchange.start(PLAN_ID, b.exchange.reduce(PLAN_ID, 1, ((c.id, 1.0),)), lab.group)
+        await b.until(lambda: bool(b.held))
 
     in_lab(3, main)
 
