@@ -38,6 +38,45 @@ def test_a_newcomer_downloads_the_state_that_a_quorum_announces() -> None:
     in_lab(3, main)
 
 
+def test_what_an_earlier_process_had_fetched_is_not_asked_for_again() -> None:
+    async def main(lab: Lab) -> None:
+        one, killed = (Applying(lab, n) for n in lab.nodes)
+        history = await founded(one)
+        history.append(round_after(history[-1].commit))
+        await hold(one.node, 1)
+        await one.take(history[-1])
+        disk, outer = killed.node.disk, killed.node.learner.outer
+        save, some = disk.save_chunk, asyncio.Event()
+
+        def save_chunk(index: int, version: int, data: bytes) -> None:
+            save(index, version, data)
+            if len(disk.chunks) == 2:
+                some.set()
+
+        disk.save_chunk = save_chunk  # type: ignore[method-assign]
+
+        def download(process: Applying) -> asyncio.Task[int]:
+            """Of a process that has nothing in memory."""
+            outer.params.zero_()
+            process.member.history.replace(None, history)
+            process.hears(one)
+            return lab.group.create_task(process.applier._catchup.download(1))
+
+        downloading = download(killed)
+        await some.wait()
+        downloading.cancel()
+        await asyncio.wait([downloading])
+        kept = set(disk.chunks)
+        assert 2 <= len(kept) < outer.num_chunks
+        again = Applying(lab, killed.node)
+        assert await download(again) == 1
+        assert again.digest == expected(1)
+        sizes = [len(outer.chunk_bytes(index)) for index in range(outer.num_chunks) if (index, 1) not in kept]
+        assert again.named("state.sync")[-1]["bytes"] == sum(sizes)
+
+    in_lab(2, main, up_bytes_per_s=5e3)
+
+
 def test_means_that_cannot_be_had_do_not_hold_up_a_download() -> None:
     """They are asked for once for so many versions, and chunks are asked for again in between."""
 
