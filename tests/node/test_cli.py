@@ -299,6 +299,8 @@ def test_join_and_export_hand_their_flags_on(monkeypatch: pytest.MonkeyPatch, tm
         "--compile",
         "--up-mbps",
         "5",
+        "--down-mbps",
+        "7",
         "--threads",
         1,
         "--no-live",
@@ -309,7 +311,7 @@ def test_join_and_export_hand_their_flags_on(monkeypatch: pytest.MonkeyPatch, tm
     ]
     assert run("join", "x", *flags).exit_code == 0
     assert run("export", "x", tmp_path / "out").stdout.endswith("step: 40\n")
-    what = {"exit_when_done": False, "compile": True, "up_mbps": 5.0, "threads": 1, "live": False}
+    what = {"exit_when_done": False, "compile": True, "up_mbps": 5.0, "down_mbps": 7.0, "threads": 1, "live": False}
     joined = options.JoinOptions(swarm="x", region="eu-west", owner="ann", **what)
     assert asked == [joined, options.ExportOptions(swarm="x", folder=tmp_path / "out")]
 

@@ -103,6 +103,17 @@ def test_a_port_that_is_taken_is_named_with_the_remedy(
     assert f"port {made.port} or the one above it" in str(caught.value) and remedy in str(caught.value)
 
 
+def test_caps_reach_the_engine(tmp_path: Path, corpus: Path) -> None:
+    found(tmp_path, corpus, local=True)
+    paths = resolve_paths(tmp_path / "a", {})
+    identity, console = Identity.load_or_create(paths.identity), Console(file=io.StringIO())
+    for caps, expected in (({}, (None, None)), ({"up_mbps": 8.0, "down_mbps": 20.0}, (1e6, 2.5e6))):
+        options = JoinOptions(swarm="alpha", home=tmp_path / "a", local=True, **caps)
+        meant = wanted.local_swarm(paths, "alpha", ())
+        config = daemon.NodeDaemon(options, paths, identity, meant, console, ExitStack())._engine_config(0)
+        assert (config.up_bytes_per_s, config.down_bytes_per_s) == expected
+
+
 # ---- real nodes ----------------------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from farflung.node.discovery import check_record
 from farflung.node.engine import Engine, EngineConfig
 from farflung.node.identity import Identity, libp2p_bytes, libp2p_text
 from farflung.node.network import Stream
+from farflung.node.pacing import CHUNK_S, Pacer
 from farflung.node.peerbook import PeerBook
 from farflung.protocol import limits
 from farflung.protocol.errors import BadSignature, ConfigError, Malformed, NetworkError, Refused, RemoteError
@@ -497,6 +498,49 @@ def test_caps_hold_for_real() -> None:
             await read(stream, 2)
             assert time.monotonic() - begun >= 0.9  # a loaded machine may only be slower
             await stream.close()
+
+    run(main)
+
+
+class StoppedPacer(Pacer):
+    """Of a clock that stands still: notes how long each reservation would have waited, and lets it pass."""
+
+    def __init__(self, rate: float | None) -> None:
+        self.waits: list[float] = []
+        super().__init__(rate, clock=lambda: 0.0, sleep=self._note)
+
+    async def _note(self, seconds: float) -> None:
+        self.waits.append(seconds)
+
+
+@pytest.mark.parametrize("carrier", ["tls", "libp2p"])
+def test_what_is_received_waits_for_the_cap(carrier: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Pacer", StoppedPacer)
+    rate, size = 1e6, 2_000_000
+
+    async def main() -> None:
+        async with engines(2, tls=carrier == "tls", down_bytes_per_s=rate) as (a, b):
+            introduce([a, b])
+            down = a._down
+            assert isinstance(down, StoppedPacer)
+
+            async def handler(stream: Stream) -> None:
+                await read(stream, size)
+                await stream.write(b"ok")
+
+            async def send() -> None:
+                stream = await b.open_stream(a.peer_id, "part")
+                await stream.write(bytes(size))
+                assert await read(stream, 2) == b"ok"
+                await stream.close()
+
+            a.serve("part", handler)
+            await send()
+            assert down.waits[-1] >= size / rate - CHUNK_S  # all but the burst
+            down.waits.clear()
+            a.set_caps(None, None)
+            await send()
+            assert not down.waits
 
     run(main)
 
