@@ -16,7 +16,7 @@ from farflung.node.dht import key_digest
 from farflung.node.durable import write_atomically
 from farflung.node.network import Network, PeerId
 from farflung.node.peerbook import PeerBook
-from farflung.protocol.errors import NetworkError, Refused, RemoteError
+from farflung.protocol.errors import NetworkError, Refused, RemoteError, WrongVersion
 from farflung.protocol.keys import Signer
 from farflung.protocol.limits import MAX_CLAIM_LIFE_S, MAX_RECORD_LIFE_S
 from farflung.protocol.manifest import Manifest, SignedManifest
@@ -109,12 +109,17 @@ async def find_claims(network: Network, name: str) -> list[FoundClaim]:
 
 
 async def find_manifest(network: Network, swarm: bytes) -> tuple[Manifest, bytes] | None:
-    """The manifest with hash `swarm` and its signed bytes; None when nobody has it. Raises NetworkError."""
+    """The manifest with hash `swarm` and its signed bytes; None when nobody has it.
+
+    Raises NetworkError, and WrongVersion when it is of another version: nobody can put something else under its hash.
+    """
     value = (await network.get_records(manifest_key(swarm))).get(MANIFEST_SUBKEY)
     if value is None:
         return None
     try:
         return open_manifest_record(swarm, value), value
+    except WrongVersion:
+        raise
     except RemoteError as error:
         _log.info("a manifest was refused", swarm=swarm.hex()[:12], error=str(error))
         return None

@@ -11,7 +11,8 @@ from typing import TypeVar
 
 from farflung.node.discovery import find_claims, find_manifest
 from farflung.node.network import Network, PeerId
-from farflung.protocol.errors import ConfigError, NetworkError, Unclaimed
+from farflung.protocol.errors import ConfigError, NetworkError, Unclaimed, WrongVersion
+from farflung.protocol.keys import short
 from farflung.protocol.naming import NameClaim, resolve, split_name
 
 LOOK_UP_S = 90.0
@@ -49,10 +50,16 @@ async def look_up_name(network: Network, text: str, pinned: Mapping[str, PeerId]
 
 
 async def look_up_manifest(network: Network, swarm: bytes, name: str) -> bytes:
-    """The signed manifest with this hash. Raises NetworkError when nobody had it in time."""
+    """The signed manifest with this hash. Raises ConfigError at once when it is of another version, NetworkError when nobody had it in time."""
 
     async def look() -> bytes | None:
-        found = await find_manifest(network, swarm)
+        try:
+            found = await find_manifest(network, swarm)
+        except WrongVersion as error:
+            raise ConfigError(
+                f"this farflung cannot join swarm {name} ({short(swarm)}): {error.reason}. Update farflung, or ask the founder "
+                "which one the swarm runs"
+            ) from error
         return None if found is None else found[1]
 
     value = await _until_found(look)

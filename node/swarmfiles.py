@@ -14,7 +14,7 @@ from pathlib import Path
 
 from farflung.node.durable import UNFINISHED, write_atomically
 from farflung.node.paths import SwarmPaths
-from farflung.protocol.errors import ConfigError, RemoteError
+from farflung.protocol.errors import ConfigError, RemoteError, WrongVersion
 from farflung.protocol.keys import SEED_BYTES
 from farflung.protocol.manifest import Manifest, open_manifest
 
@@ -25,11 +25,15 @@ def save_manifest(swarm: SwarmPaths, signed: bytes) -> None:
 
 
 def load_manifest(swarm: SwarmPaths) -> Manifest | None:
-    """The manifest on disk; None when there is none yet. Raises ConfigError when it is damaged."""
+    """The manifest on disk; None when there is none yet. Raises ConfigError when it is damaged, or of another version."""
     if not swarm.manifest.exists():
         return None
     try:
         return open_manifest(swarm.manifest.read_bytes(), swarm=bytes.fromhex(swarm.hash_hex), peer=None)
+    except WrongVersion as error:
+        raise ConfigError(
+            f"{swarm.manifest} cannot be used: {error.reason}. Install the farflung that the swarm runs: its founder knows which"
+        ) from error
     except RemoteError as error:
         raise ConfigError(
             f"{swarm.manifest} cannot be used ({error.reason}); remove it, and it is fetched from the swarm again"

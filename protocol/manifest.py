@@ -15,13 +15,14 @@ from typing import Literal
 import msgspec
 
 from farflung.protocol.checks import check_length, check_range, check_supported
-from farflung.protocol.errors import BadSignature, ConfigError, LocalError, Malformed, WrongSwarm
+from farflung.protocol.errors import BadSignature, ConfigError, LocalError, Malformed, WrongSwarm, WrongVersion
 from farflung.protocol.keys import PeerId, Signer, digest, domain, short, verify
 from farflung.protocol.lap import Laps
 from farflung.protocol.limits import (
     MAX_FRAGMENTS,
     MAX_GROUP_PEERS,
     MAX_MANIFEST_BYTES,
+    MAX_NAME,
     MAX_PROTOCOL_VERSIONS,
     MAX_RECORD_BYTES,
 )
@@ -37,7 +38,7 @@ from farflung.protocol.manifest_sections import (
     TokenizerSpec,
 )
 from farflung.protocol.naming import check_name
-from farflung.protocol.types import Signature
+from farflung.protocol.types import Key, Signature
 from farflung.protocol.versions import SUPPORTED_VERSIONS, negotiate
 from farflung.protocol.wire import check_size, decode
 
@@ -205,25 +206,40 @@ class SignedManifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
     def verify(self, *, peer: PeerId | None) -> Manifest:
         """The manifest, if its founder signed these bytes. `peer` is who gave them to us.
 
-        Raises LimitExceeded, Malformed, WrongVersion, Refused (a value out of range), BadSignature.
+        Raises LimitExceeded, Malformed, WrongVersion (the founder, where there is one to be read, has signed it), Refused (a
+        value out of range), BadSignature.
         """
-        manifest = decode_manifest(self.manifest, peer=peer)
         try:
-            verify(manifest.founder, self.signature, _DOMAIN + self.manifest)
-        except BadSignature as err:
-            raise BadSignature(
-                f"manifest {manifest.name!r} of founder {short(manifest.founder)}: {err.reason}", peer=peer
-            ) from None
+            manifest = decode_manifest(self.manifest, peer=peer)
+        except WrongVersion:
+            if (told := _told(self.manifest)) is not None:
+                self._check_signature(told.name, told.founder, peer)
+            raise
+        self._check_signature(manifest.name, manifest.founder, peer)
         return manifest
+
+    def _check_signature(self, name: str, founder: PeerId, peer: PeerId | None) -> None:
+        try:
+            verify(founder, self.signature, _DOMAIN + self.manifest)
+        except BadSignature as err:
+            raise BadSignature(f"{_called(name, founder)}: {err.reason}", peer=peer) from None
 
 
 class _Versioned(msgspec.Struct):
     protocol_versions: tuple[int, ...]
 
 
+class _Told(msgspec.Struct):
+    """What manifests of all versions so far say, for people."""
+
+    name: str
+    founder: Key
+
+
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Manifest)
 _VERSION_DECODER = msgspec.msgpack.Decoder(_Versioned)
+_TOLD_DECODER = msgspec.msgpack.Decoder(_Told)
 _SIGNED_DECODER = msgspec.msgpack.Decoder(SignedManifest)
 
 
@@ -245,13 +261,18 @@ def manifest_hash(manifest: Manifest) -> bytes:
 def decode_manifest(data: bytes, *, peer: PeerId | None) -> Manifest:
     """A manifest from its canonical bytes; `peer` is who gave them to us.
 
-    Raises LimitExceeded, Malformed (also for bytes that are not canonical), WrongVersion, Refused (out of
+    Raises LimitExceeded, Malformed (also for bytes that are not canonical), WrongVersion naming manifest and founder, Refused (out of
     range).
     """
     check_size(data, what="manifest", limit=MAX_MANIFEST_BYTES, peer=peer)
     # First the versions: a swarm that speaks none of ours may have a manifest of another shape.
     head = decode(_VERSION_DECODER, data, what="manifest", limit=MAX_MANIFEST_BYTES, peer=peer)
-    negotiate(head.protocol_versions, peer=peer)
+    try:
+        negotiate(head.protocol_versions, peer=peer)
+    except WrongVersion as err:
+        told = _told(data)
+        what = f"manifest {short(digest('manifest', data))}" if told is None else _called(told.name, told.founder)
+        raise WrongVersion(f"{what}: {err.reason}", peer=peer) from None
     manifest = decode(_DECODER, data, what="manifest", limit=MAX_MANIFEST_BYTES, peer=peer)
     if _ENCODER.encode(manifest) != data:
         raise Malformed("manifest: not in canonical form", peer=peer)
@@ -281,3 +302,15 @@ def open_manifest(data: bytes, *, swarm: bytes | None, peer: PeerId | None) -> M
     if swarm is not None and signed.swarm != swarm:
         raise WrongSwarm(f"manifest {short(signed.swarm)}, wanted {short(swarm)}", peer=peer)
     return signed.verify(peer=peer)
+
+
+def _told(data: bytes) -> _Told | None:
+    """Of a manifest of another version: whose it is, if that can be read."""
+    try:
+        return decode(_TOLD_DECODER, data, what="manifest", limit=MAX_MANIFEST_BYTES, peer=None)
+    except Malformed:
+        return None
+
+
+def _called(name: str, founder: PeerId) -> str:
+    return f"manifest {name[:MAX_NAME]!r} of founder {short(founder)}"

@@ -14,6 +14,7 @@ to be hashed and compared. Only the stateless part is here: that a stored record
 one is up to the store.
 """
 
+import contextlib
 import math
 import re
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from farflung.protocol.errors import (
     Refused,
     Stale,
     WrongSwarm,
+    WrongVersion,
 )
 from farflung.protocol.keys import SIGNATURE_BYTES, PeerId, Signer, domain, short, verify
 from farflung.protocol.limits import (
@@ -201,8 +203,8 @@ def open_peer(swarm: bytes, subkey: str, value: bytes, now: float) -> AnnouncedP
 def validate_record(key: str, subkey: str, value: bytes, expires_at: float, now: float) -> None:
     """Whether a store may take `value` until `expires_at` (unix seconds). Keys of other programs pass.
 
-    Raises LimitExceeded, Malformed, WrongVersion, WrongSwarm, Refused (not of our key scheme, or in the wrong
-    place), Stale (expired, held longer than the record is valid or than MAX_RECORD_LIFE_S), BadSignature.
+    Raises LimitExceeded, Malformed, WrongVersion (of a manifest it is no fault), WrongSwarm, Refused (not of our key scheme, or in
+    the wrong place), Stale (expired, held longer than the record is valid or than MAX_RECORD_LIFE_S), BadSignature.
     """
     if not key.startswith("farflung/"):
         return
@@ -218,7 +220,9 @@ def validate_record(key: str, subkey: str, value: bytes, expires_at: float, now:
     elif kind == "peers" and _HEX32.fullmatch(name):
         valid_until = open_peer(bytes.fromhex(name), subkey, value, now).expires_at
     elif kind == "manifest" and _HEX32.fullmatch(name) and subkey == MANIFEST_SUBKEY:
-        open_manifest_record(bytes.fromhex(name), value)
+        # One of another version is kept, too: its key says that it is what it says, and who looks for it shall learn that it is there.
+        with contextlib.suppress(WrongVersion):
+            open_manifest_record(bytes.fromhex(name), value)
         return
     else:
         raise Refused(f"{key[:MAX_TEXT]!r} / {subkey[:MAX_TEXT]!r} is no place of ours")

@@ -10,9 +10,11 @@ import pytest
 import torch
 from tests.node.founded import TEXT, found
 from tests.node.processes import Node, nodes
+from tests.node.test_discovery import of_version_9
 
 from farflung.node import daemon, frames
 from farflung.node.control import request
+from farflung.node.discovery import check_record
 from farflung.node.engine import Engine, EngineConfig
 from farflung.node.identity import Identity
 from farflung.node.options import JoinOptions
@@ -20,11 +22,13 @@ from farflung.node.paths import resolve_paths
 from farflung.node.signer import IdentitySigner
 from farflung.protocol import messages
 from farflung.protocol.envelope import seal
-from farflung.protocol.errors import NameContested
-from farflung.protocol.keys import PeerId
+from farflung.protocol.errors import ConfigError, NameContested
+from farflung.protocol.invitation import Invitation, encode_invitation
+from farflung.protocol.keys import Ed25519Signer, PeerId
 from farflung.protocol.limits import MAX_CONTROL_BYTES
 from farflung.protocol.messages import Probe
 from farflung.protocol.naming import full_name
+from farflung.protocol.records import place_manifest
 from farflung.protocol.replay import first_seq
 from farflung.sims.attacks import of_another_version
 
@@ -94,6 +98,29 @@ def test_a_swarm_is_founded_and_joined_by_its_name_alone(seed: Seed, tmp_path: P
             node.until(lambda node=node: any(event["contributed"] for event in node.events("round.commit")))
         assert f"looking up the name '{full}' ..." in other.log.read_text()
         assert (other.swarm.hash_hex, other.swarm.name) == (made.hash_hex, "beta")
+
+
+def test_a_manifest_of_another_version_ends_a_join_at_once(seed: Seed, tmp_path: Path) -> None:
+    """Through a real DHT, whose nodes check what they are asked to keep and what they are answered."""
+    founder = Ed25519Signer(b"f" * 32)
+    signed = of_version_9(founder)
+
+    async def publish() -> None:
+        engine = await Engine.create(
+            Identity.generate(), EngineConfig.loopback(initial_peers=(seed.address,)), check_record=check_record
+        )
+        try:
+            placed = place_manifest(signed, now=engine.unix_time())
+            assert await engine.put_record(placed.key, placed.subkey, placed.value, placed.expires_at)
+        finally:
+            await engine.close()
+
+    asyncio.run(publish())
+    invitation = Invitation(
+        name="alpha", swarm=signed.swarm, founder=founder.peer_id, invite_seed=b"", addresses=(seed.address,)
+    )
+    with pytest.raises(ConfigError, match=f"of founder {founder.peer_id.hex()[:12]}: speaks protocol versions .9."):
+        join(tmp_path, encode_invitation(invitation), seed.address)
 
 
 def test_what_a_stranger_sends_is_refused_shown_and_changes_nothing(seed: Seed) -> None:

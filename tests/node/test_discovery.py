@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 
 from farflung.node.dht import key_digest
@@ -21,7 +22,7 @@ from farflung.node.discovery import (
 from farflung.node.network import Network, PeerId
 from farflung.node.peerbook import PeerBook
 from farflung.protocol.errors import BadSignature, Malformed, NameContested, Refused, RemoteError, Stale
-from farflung.protocol.keys import Ed25519Signer
+from farflung.protocol.keys import Ed25519Signer, domain
 from farflung.protocol.manifest import Manifest, SignedManifest, sign_manifest
 from farflung.protocol.manifest_sections import AdmissionSpec, DataSpec, ModelSpec
 from farflung.protocol.peer_record import PeerRecord
@@ -50,6 +51,12 @@ def founded(signer: Ed25519Signer) -> tuple[Manifest, SignedManifest]:
         admission=AdmissionSpec(rule="open"),
     )
     return manifest, sign_manifest(signer, manifest)
+
+
+def of_version_9(signer: Ed25519Signer) -> SignedManifest:
+    fields = msgspec.msgpack.decode(founded(signer)[1].manifest) | {"protocol_versions": [9]}
+    data = msgspec.msgpack.encode(fields)
+    return SignedManifest(data, signer.sign(domain("manifest") + data))
 
 
 def in_network(body: Callable[[list[Network]], Awaitable[None]]) -> None:
@@ -157,6 +164,16 @@ def test_our_dht_node_stores_only_what_belongs_where_it_is_put() -> None:
     ):
         with pytest.raises(error):
             check_record(key, subkey, value, expires_at)
+
+
+def test_our_dht_node_keeps_a_manifest_of_another_version_for_those_who_look_for_it() -> None:
+    signed, now = of_version_9(SIGNERS[0]), time.time()
+    good = place_manifest(signed, now=now)
+    check_record(key_digest(good.key), good.subkey, good.value, good.expires_at)
+    forged = place_manifest(SignedManifest(signed.manifest, bytes(64)), now=now)
+    assert forged.key == good.key
+    with pytest.raises(BadSignature):
+        check_record(key_digest(forged.key), forged.subkey, forged.value, forged.expires_at)
 
 
 def test_a_refused_record_is_named_with_whose_it_is_said_to_be() -> None:

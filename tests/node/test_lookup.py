@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.node.test_discovery import SIGNERS, founded, in_network
+from tests.node.test_discovery import SIGNERS, founded, in_network, of_version_9
 
 from farflung.node import lookup
 from farflung.node.discovery import publish_founding
@@ -11,6 +11,7 @@ from farflung.node.lookup import look_up_manifest, look_up_name
 from farflung.node.network import Network
 from farflung.protocol.errors import ConfigError, NameContested, NetworkError
 from farflung.protocol.naming import full_name
+from farflung.protocol.records import place_manifest
 
 MEANT, OTHER = SIGNERS[0].peer_id, SIGNERS[1].peer_id
 
@@ -58,6 +59,23 @@ def test_a_bare_name_that_somebody_claims_is_contested_at_once() -> None:
         with pytest.raises(NameContested, match=f"farflung join {full_name('alpha', OTHER)}"):
             await look_up_name(networks[2], "alpha", {})
         assert asyncio.get_running_loop().time() - began < lookup.RETRY_S
+
+    in_network(body)
+
+
+def test_a_manifest_of_another_version_is_told_of_at_once_and_by_whom_it_is() -> None:
+    """It was looked for till the time was over, and then nobody was said to be there."""
+    signed = of_version_9(SIGNERS[0])
+
+    async def body(networks: list[Network]) -> None:
+        placed = place_manifest(signed, now=networks[1].unix_time())
+        assert await networks[1].put_record(placed.key, placed.subkey, placed.value, placed.expires_at)
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(ConfigError) as caught:
+            await look_up_manifest(networks[2], signed.swarm, "alpha")
+        assert asyncio.get_running_loop().time() - began < lookup.RETRY_S
+        assert f"'alpha' of founder {MEANT.hex()[:12]}: speaks protocol versions [9]" in str(caught.value)
+        assert "Update farflung, or ask the founder" in str(caught.value)
 
     in_network(body)
 

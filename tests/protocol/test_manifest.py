@@ -254,8 +254,16 @@ def test_wrong_swarm() -> None:
 
 
 def test_wrong_version_even_of_another_shape() -> None:
-    assert "[9]" in refuse(signed_raw(raw_manifest() | {"protocol_versions": [9]}), WrongVersion)
-    refuse(signed_raw({"protocol_versions": [9, 10], "new": {"shape": 1}}), WrongVersion)
+    said = refuse(signed_raw(raw_manifest() | {"protocol_versions": [9]}), WrongVersion)
+    assert said.startswith(f"manifest 'tiny' of founder {FOUNDER.peer_id.hex()[:12]}: speaks protocol versions [9]")
+    other = signed_raw({"protocol_versions": [9, 10], "new": {"shape": 1}})
+    digest = msgspec.msgpack.decode(other, type=SignedManifest).swarm.hex()
+    assert refuse(other, WrongVersion).startswith(f"manifest {digest[:12]}: speaks protocol versions [9, 10]")
+
+
+def test_nobody_is_named_for_another_version_without_a_signature() -> None:
+    data = msgspec.msgpack.encode(raw_manifest() | {"protocol_versions": [9]})
+    refuse(SignedManifest(data, Ed25519Signer(b"x" * 32).sign(domain("manifest") + data)).encode(), BadSignature)
 
 
 def test_out_of_range_is_refused() -> None:
