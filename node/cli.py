@@ -153,11 +153,17 @@ def create(
 
     made = daemon.create(options)
     if as_json:
-        facts = {"name": made.name, "hash": made.hash_hex, "founder": made.founder, "open": open_}
+        facts = {
+            "name": made.name,
+            "full_name": made.full_name,
+            "hash": made.hash_hex,
+            "founder": made.founder,
+            "open": open_,
+        }
         where = {"addresses": list(made.addresses), "port": made.port, "published": made.published}
         print_json(facts | {"invitation": made.invitation, "manifest": str(made.manifest)} | where)
         return
-    typer.echo(f"swarm {made.name} founded ({made.hash_hex[:12]})")
+    typer.echo(f"swarm {made.name} founded ({made.hash_hex[:12]}), full name {made.full_name}")
     if open_:
         typer.echo("anybody who finds the name may join and send it anything; founded with --open")
     if made.published:
@@ -360,14 +366,17 @@ def ledger(
 
 @app.command()
 def invite(name: Swarm = None, home: Home = None, as_json: Json = False) -> None:
-    """Print a fresh invitation, with the addresses at which this machine's node and others are found now."""
+    """Print a fresh invitation, with the addresses at which this machine's node and others are found now, and the full name."""
+    import msgspec
+
     from farflung.node.query import fresh_invitation
 
-    invitation = asyncio.run(fresh_invitation(name, home))
+    fresh = asyncio.run(fresh_invitation(name, home))
     if as_json:
-        print_json({"invitation": invitation})
+        print_json(msgspec.to_builtins(fresh))
         return
-    typer.echo(f"farflung join {invitation}")
+    typer.echo(f"farflung join {fresh.invitation}")
+    typer.echo(f"full name {fresh.full_name}")
 
 
 @app.command()

@@ -38,7 +38,7 @@ from farflung.protocol.limits import MAX_ADDRESSES
 from farflung.protocol.lives import Life
 from farflung.protocol.manifest import Manifest, SignedManifest, sign_manifest
 from farflung.protocol.manifest_toml import Sections, manifest_from_sections, parse_toml
-from farflung.protocol.naming import check_free, check_name
+from farflung.protocol.naming import check_free, check_name, full_name
 from farflung.training.data import Dataset
 from farflung.training.errors import DataError
 from farflung.training.methods import TRAINING_METHODS
@@ -120,6 +120,7 @@ def found_swarm(options: CreateOptions) -> CreatedSwarm:
     )
     return CreatedSwarm(
         name=manifest.name,
+        full_name=full_name(manifest.name, identity.public_key),
         hash_hex=swarm.hash_hex,
         invitation=encode_invitation(invitation),
         addresses=addresses,

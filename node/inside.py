@@ -13,9 +13,10 @@ from farflung.node.listening import INVITATION_ADDRESSES
 from farflung.node.network import PeerId
 from farflung.node.peer import AGENT, Peer
 from farflung.node.recipe import Recipe
-from farflung.node.status import NodeStatus, PeerStatus
+from farflung.node.status import FreshInvitation, NodeStatus, PeerStatus
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.invitation import Invitation, encode_invitation
+from farflung.protocol.naming import full_name
 from farflung.protocol.peer_record import PeerRecord
 from farflung.protocol.types import Count
 
@@ -183,4 +184,7 @@ class NodeInside:
                 "this machine has no invitation of its own to hand on: it joined by the name. Ask the founder, or whoever "
                 "joined with an invitation, to run `farflung invite`"
             )
-        return {"invitation": self.invitation()}
+        manifest = self._recipe.manifest
+        fresh = FreshInvitation(invitation=self.invitation(), full_name=full_name(manifest.name, manifest.founder))
+        answer: dict[str, Any] = msgspec.to_builtins(fresh)
+        return answer

@@ -94,6 +94,8 @@ class CreatedSwarm:
     """What `create` hands back to be printed."""
 
     name: str
+    full_name: str
+    """With the founder's fingerprint: what the name is called elsewhere."""
     hash_hex: str
     """Hash of the manifest: the swarm's id."""
     invitation: str

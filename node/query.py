@@ -11,7 +11,7 @@ from rich.text import Text
 from farflung.node.control import NoNode, request, stream
 from farflung.node.live import duration, show, size
 from farflung.node.paths import SwarmPaths, resolve_paths
-from farflung.node.status import LedgerStatus, NodeStatus, PeerStatus, SampleStop
+from farflung.node.status import FreshInvitation, LedgerStatus, NodeStatus, PeerStatus, SampleStop
 
 PEER_STYLES = {"self": "bold", "alive": "green", "suspect": "yellow", "dead": "red", "left": "dim"}
 
@@ -38,12 +38,11 @@ async def asked_ledger(name: str | None, home: Path | None, sample: int | None) 
     return msgspec.convert(await request(the_running(name, home), "ledger", sample=sample), LedgerStatus)
 
 
-async def fresh_invitation(name: str | None, home: Path | None) -> str:
+async def fresh_invitation(name: str | None, home: Path | None) -> FreshInvitation:
     """An invitation by a running node, which knows who is where. Raises as `running_statuses` does, and ControlError
     when this machine may not invite.
     """
-    reply = await request(the_running(name, home), "invitation")
-    return str(reply["invitation"])
+    return msgspec.convert(await request(the_running(name, home), "invitation"), FreshInvitation)
 
 
 async def leave_swarm(name: str | None, home: Path | None, *, timeout_s: float) -> str:

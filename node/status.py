@@ -269,3 +269,11 @@ class LedgerStatus(msgspec.Struct, kw_only=True):
     """Samples of each peer that rounds have counted since then."""
     sample: SampleStatus | None = None
     """The one that was asked about."""
+
+
+class FreshInvitation(msgspec.Struct, kw_only=True):
+    """The answer of `farflung invite`."""
+
+    invitation: str
+    full_name: str
+    """The swarm's name with its founder's fingerprint: what it is called everywhere."""

@@ -27,6 +27,7 @@ from farflung.protocol.errors import NetworkError
 
 SWARM = "ab" * 32
 PEER = "12" * 32
+FULL_NAME = "alpha@abcdefghijkl"
 HEAVY = ("torch", "hivemind", "matplotlib", "cryptography", "numpy", "farflung.node.daemon")
 EVENTS: list[dict[str, Any]] = [
     {"time": 50.0, "event": "node.state", "state": "training", "reason": ""},
@@ -78,7 +79,7 @@ def running_node(home: Path) -> Iterator[None]:
             return {"reason": "asked to"}
 
         async def invitation(args: dict[str, Any]) -> dict[str, Any]:
-            return {"invitation": "farflung1abc"}
+            return {"invitation": "farflung1abc", "full_name": FULL_NAME}
 
         async def events(args: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
             for event in EVENTS:
@@ -166,9 +167,9 @@ def test_status_and_peers_of_a_running_node(home: Path) -> None:
             [20, 40]
         ]
         assert run("ledger", "--sample", -1, "--home", home).exit_code == 2
-        assert run("invite", "--home", home).stdout == "farflung join farflung1abc\n"
+        assert run("invite", "--home", home).stdout == f"farflung join farflung1abc\nfull name {FULL_NAME}\n"
         invited = json.loads(run("invite", "alpha", "--home", home, "--json").stdout)
-        assert invited == {"invitation": "farflung1abc"}
+        assert invited == {"invitation": "farflung1abc", "full_name": FULL_NAME}
         assert run("leave", "--home", home).stdout == "left: asked to\n"
         assert json.loads(run("leave", "--home", home, "--json").stdout) == {"left": "asked to"}
         assert "round 4 missed: two seconds late" in run("status", "--watch", "--home", home).stdout
@@ -252,6 +253,7 @@ def test_create_hands_its_flags_on_and_prints_the_invitation(monkeypatch: pytest
         asked.append(wanted)
         return options.CreatedSwarm(
             name="x",
+            full_name=FULL_NAME,
             hash_hex=SWARM,
             invitation="farflung1abc",
             addresses=("there",) if wanted.port != 0 else (),
@@ -266,6 +268,7 @@ def test_create_hands_its_flags_on_and_prints_the_invitation(monkeypatch: pytest
     assert "farflung join farflung1abc" in there and "anybody" in there
     assert "published in the DHT, under its name and its hash, through a, b\n" in there and "as soon as" not in there
     later = run("create", "x").stdout
+    assert f"swarm x founded ({SWARM[:12]}), full name {FULL_NAME}\n" in later
     assert "farflung join farflung1abc" in later and "published when this machine's node starts" in later
     assert "as soon as that node runs, on port 4242" in later
     nowhere = run("create", "x", "--port", 0).stdout
@@ -275,6 +278,7 @@ def test_create_hands_its_flags_on_and_prints_the_invitation(monkeypatch: pytest
     made = json.loads(run("create", "x", "--json").stdout)
     assert made == {
         "name": "x",
+        "full_name": FULL_NAME,
         "hash": SWARM,
         "founder": PEER,
         "open": False,

@@ -189,7 +189,9 @@ def test_three_real_nodes_join_late_leave_restart_and_outlive_the_first(tmp_path
         async with asyncio.timeout(100), AsyncExitStack() as stack:
             a = await stack.enter_async_context(running(Node(tmp_path / "a", "alpha")))
             await a.until(lambda e: e["event"] == "node.state" and e["state"] == "ready")
-            invitation = (await request(a.swarm, "invitation"))["invitation"]
+            fresh = await request(a.swarm, "invitation")
+            invitation = fresh["invitation"]
+            assert fresh["full_name"] == made.full_name
             assert f"farflung join {invitation}" in a.output.getvalue()
 
             # With the invitation that was printed before any node ran.

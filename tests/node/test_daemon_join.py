@@ -27,7 +27,6 @@ from farflung.protocol.invitation import Invitation, encode_invitation
 from farflung.protocol.keys import Ed25519Signer, PeerId
 from farflung.protocol.limits import MAX_CONTROL_BYTES
 from farflung.protocol.messages import Probe
-from farflung.protocol.naming import full_name
 from farflung.protocol.records import place_manifest
 from farflung.protocol.replay import first_seq
 from farflung.sims.attacks import of_another_version
@@ -76,10 +75,8 @@ def join(home: Path, name: str, address: str) -> None:
 
 
 def test_a_swarm_is_founded_and_joined_by_its_name_alone(seed: Seed, tmp_path: Path, corpus: Path) -> None:
-    made, manifest = found(
-        tmp_path, corpus, name="beta", home=tmp_path / "founder", open=True, port=0, peers=(seed.address,)
-    )
-    full = full_name("beta", manifest.founder)
+    made, _ = found(tmp_path, corpus, name="beta", home=tmp_path / "founder", open=True, port=0, peers=(seed.address,))
+    full = made.full_name
     with nodes() as start:
         founder = start(tmp_path / "founder", "beta")
         other = start(tmp_path / "other", full, "--peer", seed.address)
