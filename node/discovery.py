@@ -40,6 +40,7 @@ from farflung.protocol.records import (
     validate_record,
 )
 from farflung.protocol.replay import first_seq
+from farflung.protocol.versions import negotiate
 
 PEER_LIFE_S = 600.0
 """Life of our own record: who is gone without a word is listed for ten minutes more."""
@@ -250,6 +251,8 @@ class Finder:
         self._discovered = discovered
         self._refused = refused
         self._heard = heard
+        self._apart: set[PeerId] = set()
+        """Those of the last look with whom we have no protocol version in common."""
 
     async def run(self) -> None:
         """Look and save until cancelled."""
@@ -260,13 +263,14 @@ class Finder:
             await asyncio.sleep(next(looks, LOOK_S))
 
     async def look(self) -> None:
-        """One look-up; a DHT that does not answer is no error."""
+        """One look-up; a DHT that does not answer is no error. Who speaks no version of ours is told of once, and left alone."""
         try:
             records = await self._network.get_records(peers_key(self._swarm))
         except NetworkError as error:
             _log.info("no look-up of peers", error=str(error))
             return
         now = self._network.unix_time()
+        before, self._apart = self._apart, set()
         for subkey, value in records.items():
             try:
                 found = open_peer(self._swarm, subkey, value, now)
@@ -274,6 +278,13 @@ class Finder:
                 self._refused(error)
                 continue
             if found.peer == self._network.peer_id or not self._admits(found.peer, found.record.admission_token):
+                continue
+            try:
+                negotiate(found.record.protocol_versions, peer=found.peer)
+            except WrongVersion as error:
+                self._apart.add(found.peer)
+                if found.peer not in before:
+                    self._refused(error)
                 continue
             self._network.add_addresses(found.peer, list(found.record.addresses))
             self._book.note(found.peer, found.record.addresses, 0.0)

@@ -37,6 +37,7 @@ class PeerRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True, for
     state_digest: bytes = b""
     """Digest of its outer state, 32 bytes, or empty before it has any."""
     protocol_versions: tuple[int, ...] = SUPPORTED_VERSIONS
+    """Those it can read; a record in an envelope of another version is refused before this is seen."""
     agent: str = ""
     """Program and version, for people."""
     state: str = "joining"

@@ -21,13 +21,14 @@ from farflung.node.discovery import (
 )
 from farflung.node.network import Network, PeerId
 from farflung.node.peerbook import PeerBook
-from farflung.protocol.errors import BadSignature, Malformed, NameContested, Refused, RemoteError, Stale
+from farflung.protocol.errors import BadSignature, Malformed, NameContested, Refused, RemoteError, Stale, WrongVersion
 from farflung.protocol.keys import Ed25519Signer, domain
 from farflung.protocol.manifest import Manifest, SignedManifest, sign_manifest
 from farflung.protocol.manifest_sections import AdmissionSpec, DataSpec, ModelSpec
 from farflung.protocol.peer_record import PeerRecord
 from farflung.protocol.records import place_manifest, place_peer
 from farflung.protocol.replay import first_seq
+from farflung.protocol.versions import PROTOCOL_VERSION
 from farflung.sims.clock import VirtualLoop, run
 from farflung.sims.hub import MemoryHub
 from farflung.sims.links import LinkModel
@@ -146,6 +147,40 @@ def test_peers_are_found_verified_and_written_down(tmp_path: Path) -> None:
     assert met == [SIGNERS[0].peer_id] and len(refused) == 1
     known = PeerBook(tmp_path / "peers.json").peers()
     assert list(known) == [SIGNERS[1].peer_id, SIGNERS[0].peer_id]  # heard first; ourselves never
+
+
+def test_who_speaks_no_version_of_ours_is_not_dialled_and_told_of_once(tmp_path: Path) -> None:
+    swarm = founded(SIGNERS[0])[1].swarm
+    met: list[PeerId] = []
+    refused: list[RemoteError] = []
+    book = PeerBook(tmp_path / "peers.json")
+
+    async def body(networks: list[Network]) -> None:
+        async def announce(number: int, versions: tuple[int, ...]) -> None:
+            now = networks[number].unix_time()
+            record = PeerRecord(addresses=(ADDRESS,), stages=(0, 1), protocol_versions=versions)
+            placed = place_peer(SIGNERS[number], swarm, record, seq=first_seq(now), now=now, life_s=600.0)
+            assert await networks[number].put_record(placed.key, placed.subkey, placed.value, placed.expires_at)
+
+        await announce(0, (8, 9))
+        await announce(1, (PROTOCOL_VERSION, 9))
+        tell = {"discovered": met.append, "refused": refused.append, "heard": lambda: ()}
+        finder = Finder(networks[2], swarm, book, admits=lambda peer, token: True, **tell)
+        await finder.look()
+        await finder.look()
+        assert set(met) == set(book.peers()) == {SIGNERS[1].peer_id}
+        (error,) = refused
+        assert type(error) is WrongVersion and error.peer == SIGNERS[0].peer_id and "versions [8, 9]" in error.reason
+        await asyncio.sleep(60.0)
+        await announce(0, (PROTOCOL_VERSION,))
+        await finder.look()
+        assert SIGNERS[0].peer_id in met and len(refused) == 1
+        await asyncio.sleep(60.0)
+        await announce(0, (9,))
+        await finder.look()
+        assert len(refused) == 2  # it has changed again
+
+    in_network(body)
 
 
 def test_our_dht_node_stores_only_what_belongs_where_it_is_put() -> None:
