@@ -226,6 +226,10 @@ def join(
     ] = True,
     live: Annotated[bool, typer.Option("--live/--no-live", help="Show progress here.")] = True,
     home: Home = None,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print the node's events once it is up, a line of JSON each; all else on stderr."),
+    ] = False,
 ) -> None:
     """Run this machine's node in a swarm, until the run is done or Ctrl-C."""
     from farflung.node.options import JoinOptions
@@ -250,6 +254,7 @@ def join(
         tokenizer=tokenizer,
         exit_when_done=exit_when_done,
         live=live,
+        as_json=as_json,
         home=home,
     )
     from farflung.node import daemon
@@ -301,7 +306,12 @@ def doctor(
 @app.command()
 def status(
     name: Swarm = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Keep showing, until the node ends or Ctrl-C.")] = False,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", help="Keep showing, until the node ends or Ctrl-C; with --json its events, a line each."
+        ),
+    ] = False,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
@@ -309,7 +319,7 @@ def status(
     from farflung.node.query import follow, running_statuses
 
     if watch:
-        asyncio.run(follow(name, home))
+        asyncio.run(follow(name, home, as_json=as_json))
         return
     statuses = asyncio.run(running_statuses(name, home))
     if as_json:

@@ -33,7 +33,7 @@ from farflung.node.heap import keep_freed_memory
 from farflung.node.identity import Identity
 from farflung.node.inside import NodeInside
 from farflung.node.listening import tls_port, until_free
-from farflung.node.live import show
+from farflung.node.live import show, show_json
 from farflung.node.lookup import look_up_manifest, look_up_name
 from farflung.node.machine import choose_runtime
 from farflung.node.network import PeerId
@@ -82,7 +82,7 @@ def run_join(options: JoinOptions, rehearsal: Rehearsal | None = None) -> None:
     paths = resolve_paths(options.home)
     identity = Identity.load_or_create(paths.identity)
     wanted = local_swarm(paths, options.swarm, options.peers)
-    console = Console(force_terminal=None if options.live else False, highlight=False)
+    console = Console(force_terminal=None if options.live else False, highlight=False, stderr=options.as_json)
     if options.threads is not None:
         import torch
 
@@ -278,8 +278,10 @@ class NodeDaemon:
             serving = tasks.create_task(control.run())
             await control.started.wait()
             unsubscribe = peer.log.subscribe(inside.status.apply)
-            status = self._fresh_status(engine, swarm, recipe)
-            viewing = tasks.create_task(show(_until_stopped(peer.log), status, self._console))
+            status, events = self._fresh_status(engine, swarm, recipe), _until_stopped(peer.log)
+            viewing = tasks.create_task(
+                show_json(events) if self._options.as_json else show(events, status, self._console)
+            )
             others = [tasks.create_task(work) for work in (announcer.run(), finder.run(), engine.wait_failed())]
             await asyncio.sleep(0)  # the view follows from here on
             self._peer = peer

@@ -49,7 +49,7 @@ class EventLog:
             _cut_torn_line(path)
             file = self._resources.enter_context(path.open("a", buffering=1, encoding="utf-8", newline="\n"))
             output = structlog.WriteLogger(file)
-            processors.append(structlog.processors.JSONRenderer(serializer=_render))
+            processors.append(structlog.processors.JSONRenderer(serializer=rendered))
         self._logger: _Logger = structlog.wrap_logger(
             output,
             processors=processors,
@@ -153,7 +153,8 @@ class _Logger(structlog.BoundLoggerBase):
         self._proxy_to_logger("msg", event, **fields)
 
 
-def _render(event: Event, **_: Any) -> str:
+def rendered(event: Event, **_: Any) -> str:
+    """An event as a line of JSON; the rest is structlog's."""
     # msgspec writes NaN as null, which is JSON; the standard library writes NaN, which is not.
     return msgspec.json.encode(event).decode()
 

@@ -31,14 +31,18 @@ def id_backup(
     file: Annotated[Path, typer.Argument(help="New file for the copy; keep it secret.")],
     seal: Annotated[bool, typer.Option("--seal", help="Ask for a passphrase and encrypt the copy.")] = False,
     home: Home = None,
+    as_json: Json = False,
 ) -> None:
     """Copy the key to a new file that only you can read."""
     from farflung.node.identity_files import backup_identity
     from farflung.node.paths import resolve_paths
 
     path = resolve_paths(home).identity
-    passphrase = typer.prompt("passphrase", hide_input=True, confirmation_prompt=True) if seal else None
+    passphrase = _passphrase(confirmed=True) if seal else None
     peer = backup_identity(path, file, passphrase)
+    if as_json:
+        print_json({"peer": peer.hex(), "file": str(file), "sealed": seal})
+        return
     typer.echo(f"identity {peer.hex()[:12]} copied to {file}; whoever has it can act as this machine")
 
 
@@ -47,14 +51,23 @@ def id_restore(
     file: Annotated[Path, typer.Argument(help="A file written by `farflung id backup`.")],
     force: Annotated[bool, typer.Option("--force", help="Put the key that is here aside.")] = False,
     home: Home = None,
+    as_json: Json = False,
 ) -> None:
     """Make a backed-up key this machine's identity."""
     from farflung.node.identity_files import is_sealed, restore_identity
     from farflung.node.paths import resolve_paths
 
-    passphrase = typer.prompt("passphrase", hide_input=True) if is_sealed(file) else None
+    passphrase = _passphrase() if is_sealed(file) else None
     path = resolve_paths(home).identity
     peer, aside = restore_identity(path, file, passphrase, force=force)
+    if as_json:
+        print_json({"peer": peer.hex(), "file": str(path), "aside": None if aside is None else str(aside)})
+        return
     typer.echo(f"this machine is {peer.hex()[:12]} now")
     if aside is not None:
         typer.echo(f"the former key lies in {aside}")
+
+
+def _passphrase(*, confirmed: bool = False) -> str:
+    """Ask for it on stderr: stdout may be read by a script."""
+    return str(typer.prompt("passphrase", hide_input=True, confirmation_prompt=confirmed, err=True))

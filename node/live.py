@@ -9,12 +9,14 @@ import time
 from collections.abc import AsyncIterable
 from typing import Any
 
+import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from farflung.node.events import rendered
 from farflung.node.status import NodeStatus
 
 REDRAW_S = 0.25
@@ -52,6 +54,12 @@ async def show(events: AsyncIterable[dict[str, Any]], status: NodeStatus, consol
                     drawn = time.monotonic()
         finally:
             live.update(panel(status), refresh=True)
+
+
+async def show_json(events: AsyncIterable[dict[str, Any]]) -> None:
+    """Print `events` on stdout until they end, a line of JSON each."""
+    async for event in events:
+        typer.echo(rendered(event))
 
 
 async def _show_lines(events: AsyncIterable[dict[str, Any]], status: NodeStatus, console: Console) -> None:

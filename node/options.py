@@ -154,6 +154,8 @@ class JoinOptions:
     """End when the swarm has done its steps; otherwise stay and serve state to others."""
     live: bool = True
     """Show progress on the terminal."""
+    as_json: bool = False
+    """Print events on stdout instead, a line of JSON each, and what is said besides on stderr."""
     home: Path | None = None
     """Replaces all folders."""
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from farflung.node.control import NoNode, request, stream
-from farflung.node.live import duration, show, size
+from farflung.node.live import duration, show, show_json, size
 from farflung.node.paths import SwarmPaths, resolve_paths
 from farflung.node.status import FreshInvitation, LedgerStatus, NodeStatus, PeerStatus, SampleStop
 
@@ -53,9 +53,12 @@ async def leave_swarm(name: str | None, home: Path | None, *, timeout_s: float) 
     return str(reply["reason"])
 
 
-async def follow(name: str | None, home: Path | None) -> None:
-    """Show a node's events until it ends. Raises as `running_statuses` does."""
+async def follow(name: str | None, home: Path | None, *, as_json: bool) -> None:
+    """Show a node's events until it ends, in words or as lines of JSON. Raises as `running_statuses` does."""
     swarm = the_running(name, home)
+    if as_json:
+        await show_json(stream(swarm, "events"))
+        return
     await show(stream(swarm, "events"), await _status(swarm), Console())
 
 

@@ -175,8 +175,10 @@ def test_a_swarm_is_founded_trained_and_exported_from_an_empty_directory(install
         *("--steps", 6, "--inner-steps", 3, "--batch-tokens", 256),
     )
     assert made["invitation"].startswith("farflung1")
-    shown = farflung(installed, tmp_path, "join", "alone", "--home", "home", "--local", "--device", "cpu", "--no-live")
-    assert "round 2 committed" in shown and "the run is complete" in shown
+    told = farflung(installed, tmp_path, "join", "alone", "--home", "home", "--local", "--device", "cpu", "--json")
+    events = [json.loads(line) for line in told.splitlines()]  # and nothing else
+    assert [event["round"] for event in events if event["event"] == "round.commit"] == [1, 2]
+    assert events[-1]["event"] == "node.stop" and events[-1]["reason"] == "the run is complete"
     facts = say("export", "alone", "model")
     assert facts["rounds"] == 2 and (tmp_path / "model" / "model.safetensors").exists()
 

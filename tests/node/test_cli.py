@@ -173,6 +173,8 @@ def test_status_and_peers_of_a_running_node(home: Path) -> None:
         assert run("leave", "--home", home).stdout == "left: asked to\n"
         assert json.loads(run("leave", "--home", home, "--json").stdout) == {"left": "asked to"}
         assert "round 4 missed: two seconds late" in run("status", "--watch", "--home", home).stdout
+        watched = run("status", "--watch", "--home", home, "--json").stdout
+        assert [json.loads(line) for line in watched.splitlines()] == EVENTS
 
 
 def test_peers_of_all_stages_are_a_table() -> None:
@@ -312,11 +314,12 @@ def test_join_and_export_hand_their_flags_on(monkeypatch: pytest.MonkeyPatch, tm
         "EU-West",
         "--owner",
         "ann",
+        "--json",
     ]
     assert run("join", "x", *flags).exit_code == 0
     assert run("export", "x", tmp_path / "out").stdout.endswith("step: 40\n")
     what = {"exit_when_done": False, "compile": True, "up_mbps": 5.0, "down_mbps": 7.0, "threads": 1, "live": False}
-    joined = options.JoinOptions(swarm="x", region="eu-west", owner="ann", **what)
+    joined = options.JoinOptions(swarm="x", region="eu-west", owner="ann", as_json=True, **what)
     assert asked == [joined, options.ExportOptions(swarm="x", folder=tmp_path / "out")]
 
 
@@ -343,6 +346,8 @@ def test_identity_is_made_copied_and_restored(tmp_path: Path) -> None:
     assert run("id", "backup", copy, "--home", here).exit_code == 0
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     assert "exists" in run("id", "backup", copy, "--home", here).stderr
+    backed = json.loads(run("id", "backup", tmp_path / "two.txt", "--home", here, "--json").stdout)
+    assert backed == {"peer": shown["peer"], "file": str(tmp_path / "two.txt"), "sealed": False}
 
     other = json.loads(run("id", "show", "--home", there, "--json").stdout)
     refused = run("id", "restore", copy, "--home", there)
@@ -351,6 +356,10 @@ def test_identity_is_made_copied_and_restored(tmp_path: Path) -> None:
     assert json.loads(run("id", "show", "--home", there, "--json").stdout)["peer"] == shown["peer"]
     assert Path(other["file"] + "." + other["peer"][:12]).exists()
     assert run("id", "restore", copy, "--home", there).exit_code == 0  # the same key once more
+    again = json.loads(run("id", "restore", copy, "--home", there, "--json").stdout)
+    assert again == {"peer": shown["peer"], "file": other["file"], "aside": None}
+    first = json.loads(run("id", "restore", copy, "--home", tmp_path / "new", "--force", "--json").stdout)
+    assert first["peer"] == shown["peer"] and first["aside"] is None
     assert "cannot read" in run("id", "restore", tmp_path / "none", "--home", there).stderr
 
 
@@ -359,6 +368,8 @@ def test_a_sealed_copy_needs_its_passphrase(tmp_path: Path) -> None:
     run("id", "show", "--home", tmp_path / "a")
     words = ["id", "backup", str(copy), "--seal", "--home", str(tmp_path / "a")]
     assert CliRunner().invoke(app, words, input="open sesame\nopen sesame\n").exit_code == 0
+    words = ["id", "backup", str(tmp_path / "other.txt"), "--seal", "--json", "--home", str(tmp_path / "a")]
+    assert json.loads(CliRunner().invoke(app, words, input="open sesame\nopen sesame\n").stdout)["sealed"] is True
     words = ["id", "restore", str(copy), "--home", str(tmp_path / "b")]
     assert CliRunner().invoke(app, words, input="wrong\n").exit_code == 2
     assert CliRunner().invoke(app, words, input="open sesame\n").exit_code == 0
