@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import platform
 import subprocess
 import sys
 import sysconfig
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from farflung.sims.facts import load_run
 
@@ -157,6 +159,20 @@ def test_what_is_declared_is_what_is_imported(installed: Path) -> None:
     assert extra & {name for names in needed.values() for name in names} == {"datasets"}  # which says so where it lacks
     assert [name for name, from_ in needed.items() if not from_ & (always | {"datasets"})] == []
     assert [name for name in always if not any(name in from_ for from_ in needed.values())] == []
+
+
+def test_what_is_declared_lets_in_what_the_tests_have(installed: Path) -> None:
+    """No index is asked: `pip install .` would find in place what the wheel itself asks for."""
+    site = sysconfig.get_path("purelib", vars={"base": str(installed.parents[1])})
+    (wheel,) = metadata.distributions(name="farflung", path=[site])
+    declared = [Requirement(text) for text in wheel.requires or ()]
+    wanted = [one for one in declared if one.marker is None or one.marker.evaluate({"extra": "data"})]
+    assert {"torch", "hivemind", "datasets"} <= {one.name for one in wanted}
+    versions = {one.name: metadata.version(one.name) for one in wanted}
+    # A torch for one kind of device has a local version, as 2.10.0+cpu.
+    assert [str(one) for one in wanted if not one.specifier.contains(versions[one.name], prereleases=True)] == []
+    assert wheel.metadata["Requires-Python"] is not None
+    assert SpecifierSet(wheel.metadata["Requires-Python"]).contains(platform.python_version(), prereleases=True)
 
 
 def test_scenarios_are_found_where_it_is_installed(installed: Path, tmp_path: Path) -> None:
