@@ -61,6 +61,18 @@ class Misfortune:
         # where all others keep to their stages, only newcomers can take one
         while self._fresh and (self._scene.tied or len(self._running()) <= self._scene.stages):
             self._come()
+        if self._scene.tied:
+            self._bring_back()
+
+    def _bring_back(self) -> None:
+        """A machine of each stage that has none left, but for as many stages as there are newcomers who have none."""
+        disks, running = self._swarm.disks, self._running()
+        kept = {disks[peer].stage for peer in running}
+        newcomers = sum(disks[peer].stage is None for peer in running)
+        deserted = [stage for stage in range(1, self._scene.stages) if stage not in kept]
+        for stage in deserted[newcomers:]:
+            peer = next(peer for peer, disk in enumerate(disks) if disk.stage == stage and not self._runs(peer))
+            self._begin(Start(at=self._now(), peer=peer))
 
     # ---- blows -------------------------------------------------------------------------------------------------
 
