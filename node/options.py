@@ -237,11 +237,11 @@ class SampleOptions:
 
     swarm: str | None
     """Name or beginning of the manifest hash; None means the only swarm of this machine."""
-    prompt: str = ""
-    max_tokens: int = 200
-    temperature: float = 0.8
-    top_k: int = 40
-    seed: int = 0
+    prompt: str
+    max_tokens: int
+    temperature: float
+    top_k: int
+    seed: int
     device: str = "auto"
     dtype: str = "auto"
     home: Path | None = None

@@ -138,6 +138,7 @@ class Renewal:
             if needs_others and misfit is not None and misfit > MOST_MISFIT:
                 why = f"on what its neighbours remember its error is {misfit:.3g} times that of leaving the stage out"
                 self._log.emit("stage.unmade", rung=str(offer.rung), reason=why)
+                self._outside.shelf.given.clear()  # we shall not go on from that
                 continue
             self._log.emit(
                 "stage.made",
@@ -280,7 +281,7 @@ class Renewal:
         except RemoteError as error:
             outside.refused(error)
             return None
-        outside.shelf.has(holders[0], shadow)
+        outside.shelf.give(holders[0], shadow)
         return shadow.values
 
     async def _borrowed(self, stage: int) -> Tensor | None:

@@ -7,8 +7,8 @@ machines (`Domains`); of the network we see the addresses.
 
 A copy is of what its source trains, not of the outer parameters: those change by rounds only, and where a stage has one peer nobody else has what that has trained since.
 The first copy is whole, in `WHOLE`. After that the source sends what has changed since, in `DIFFERENCE`, a quarter of it, and so does the founder who was
-given a copy to begin the stage with (`recovery_shadow.py`). For that both keep the copy as it is, four bytes a parameter in host memory; the source
-also the one before, should the last have been lost on its way. Another source begins with a whole copy. Weights alone are kept: moments and outer momentum begin afresh.
+given a copy to begin the stage with (`recovery_shadow.py`). For that both keep the copy as it is, four bytes a parameter in host memory. Another source, and the
+same after a refresh that failed, begins with a whole copy. Weights alone are kept: moments and outer momentum begin afresh.
 
 The budget is a share of what the pipeline's steps send, and each holder has the part of it that its shadows are of all. Both are counted in `Shelf`.
 """
@@ -51,6 +51,7 @@ WHOLE = parse_codec("int8(block=128)")
 """Of a copy that continues none."""
 
 DIFFERENCE = parse_codec("deadzone(bits=2.0)")
+"""Of what has changed since the copy before."""
 
 RICH = 3
 """Peers of a stage that needs no shadow, if they do not all fall together."""
@@ -77,9 +78,9 @@ class Shelf:
     shadows: dict[int, Shadow] = field(default_factory=dict)
     """By stage."""
     sources: dict[int, PeerId] = field(default_factory=dict)
-    """By stage whose shadow we have, who may be able to continue it."""
-    given: dict[PeerId, tuple[Shadow, ...]] = field(default_factory=dict)
-    """By holder, which of our copies it may have: the last two. Who was given one last comes last."""
+    """By stage whose shadow we have, who can continue it, as far as we know."""
+    given: dict[PeerId, Shadow] = field(default_factory=dict)
+    """By holder, what it has of our stage. Who was given that last comes last."""
     received_bytes: int = 0
     """Of all copies so far."""
     allowed_bytes: float = 0.0
@@ -104,10 +105,10 @@ class Shelf:
         del self.shadows[stage]
         self.sources.pop(stage, None)
 
-    def has(self, holder: PeerId, *may_have: Shadow) -> None:
-        """Remember what somebody has of our stage."""
+    def give(self, holder: PeerId, shadow: Shadow) -> None:
+        """Remember that somebody has this of our stage."""
         self.given.pop(holder, None)
-        self.given[holder] = may_have
+        self.given[holder] = shadow
         for forgotten in list(self.given)[:-MOST_HOLDERS]:
             del self.given[forgotten]
 
@@ -241,16 +242,14 @@ class Shadows:
     async def own(self, holder: PeerId, have: bytes) -> Refresh | None:
         """Of the stage that we serve: whole, or for who has the copy of this name; None where we do not know it (any more)."""
         async with self._encoding:  # each takes memory
-            known = next((one for one in self._shelf.given.get(holder, ()) if one.name == have), None)
-            if have and known is None:
+            old, codec = self._shelf.given.get(holder), DIFFERENCE
+            if have and (old is None or old.name != have):
                 return None
             step, state = self._trained(), await self._doors.learner.run(self._learner.local_params)
-            if known is None:
-                sent, shadow = await self._doors.side.run(refresh, empty(state.numel()), state, step, WHOLE)
-                self._shelf.has(holder, shadow)
-            else:
-                sent, shadow = await self._doors.side.run(refresh, known, state, step, DIFFERENCE)
-                self._shelf.has(holder, known, shadow)
+            if not have or old is None:
+                old, codec = empty(state.numel()), WHOLE
+            sent, shadow = await self._doors.side.run(refresh, old, state, step, codec)
+            self._shelf.give(holder, shadow)
             return sent
 
     # ---- what is due -------------------------------------------------------------------------------------------
@@ -274,7 +273,7 @@ class Shadows:
             if trained[stage]:  # it lies somewhere else, or nowhere
                 self._shelf.drop(stage)
         for stage, source in list(self._shelf.sources.items()):
-            if source not in self._roll.training(stage, now):
+            if trained[stage] and source not in self._roll.training(stage, now):  # a founder may be about to
                 del self._shelf.sources[stage]
         self._alarm({stage: len(trained[stage]) for stage in mine})
         kept = {stage: self._kept(stage, len(trained[stage])) for stage in mine}
@@ -352,8 +351,8 @@ class Shadows:
         stage, shelf = int(one.kept.piece), self._shelf
         usual = shelf.sources.pop(stage, None)  # should that not continue it, a whole copy waits for the bytes
         have = None if usual is None else shelf.shadows[stage]
-        sources = self._roll.training(stage, asyncio.get_running_loop().time()) if usual is None else [usual]
-        for source in sources:
+        training = self._roll.training(stage, asyncio.get_running_loop().time())
+        for source in training if usual is None else [usual]:
             try:
                 shadow, nbytes = await fetch(self._network, self._doors.side, source, stage, self._sizes[stage], have)
             except NetworkError:

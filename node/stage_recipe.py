@@ -92,9 +92,9 @@ class StageRecipe:
 
     @property
     def copies(self) -> int:
-        """Vectors of the stage's size in host memory, beside those of every replica: residuals, and for shadows the one that is held and two that others
-        were given (`shadows`)."""
-        return self.whole.manifest.feedback.directions + (3 if self.pipeline.shadows > 0.0 else 0)
+        """Vectors of the stage's size in host memory, beside those of every replica: residuals, and for shadows the one that is held and the one that
+        somebody was given (`shadows`)."""
+        return self.whole.manifest.feedback.directions + (2 if self.pipeline.shadows > 0.0 else 0)
 
     def shape(self) -> ModelConfig:
         """A model of about the memory that the stage takes."""

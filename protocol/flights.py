@@ -193,9 +193,8 @@ class Flights:
             if peer == flight.holder:
                 effects += self._restore(flight, now)
             elif then is not None and flight.peer(then) == peer and flight.holder >= 0:
-                effects += self._nudge(
-                    flight, now
-                )  # a gradient that has counted goes only the way that its holder is told
+                # told even where it was asked itself: a gradient that has counted goes only the way that its holder is told
+                effects += self._nudge(flight, now)
             elif peer in flight.senders:
                 effects += self._restore(flight, now)
         return effects

@@ -14,9 +14,10 @@ bf16 autocast, 4 without), bytes on the device at the peak of a step:
                    orthogonalised at a time; work of coding 8 bits
 
 and in host memory 16 n of outer state (parameters, momentum, what was sent, one pseudo-gradient), 4 n for each
-direction with error feedback and each copy for shadows, 4 n that a round decodes (less where rounds are of fragments), and the inner state when it is offloaded. On a CPU both are one memory. Sums of tensors are exact; activations are within 10 % of what is kept, the peak of
-a step within 25 % and on the safe side (the tests compare with the allocator's record). Workspaces of kernels and the
-allocator's fragmentation are covered by `RESERVE`.
+direction with error feedback and each copy for shadows, 4 n that a round decodes (less where rounds are of fragments),
+and the inner state when it is offloaded. On a CPU both are one memory. Sums of tensors are exact; activations are within
+10 % of what is kept, the peak of a step within 25 % and on the safe side (the tests compare with the allocator's record).
+Workspaces of kernels and the allocator's fragmentation are covered by `RESERVE`.
 """
 
 from dataclasses import dataclass

@@ -54,7 +54,8 @@ min_round_s = 1.0
 SWARM = r"[ad]/state/swarms/\w+"
 LIFE = r"(a/state/swarms/\w+/checkpoint|d/state/swarms/\w+/stage-1-life-1)"
 ALLOWED = (
-    rf"{SWARM}/(events\.jsonl|name|lock|peers\.json|stage|claim|invite|manifest)(\.new)?",  # the log, and who is in the swarm
+    rf"{SWARM}/(events\.jsonl|engine\.log)",  # logs: the second is opened by the first warning of a library
+    rf"{SWARM}/(name|lock|peers\.json|stage|claim|invite|manifest)(\.new)?",  # who is in the swarm
     r"d/(config|cache/kernels)/\S+",  # a key, and compiled codecs: of every new machine
     rf"{LIFE}/(current|vote|history\.msgpack)(\.new)?",  # votes and commits of a node's own chain, and which checkpoint of its own counts
     rf"{LIFE}/means/\w+-\d+(\.new)?",  # of its own rounds: written, and opened again to be synced

@@ -223,6 +223,9 @@ def test_a_lost_stage_comes_back_from_its_shadow() -> None:
     [made] = swarm.happened("stage.made")
     assert made["rung"] == "shadow" and made["bytes"] > 0
     assert made["misfit"] < 0.3
+    whole, *later = [event for event in swarm.happened("shadow") if made["holders"] == [event["peer"]]]
+    assert later[-1]["time"] > made["time"]  # and of the new peer, too, only what has changed is fetched
+    assert all(event["bytes"] < whole["bytes"] / 2 for event in later)
     losses = swarm.losses()
     assert losses[-1] < 0.6 * losses[0]
 
