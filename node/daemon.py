@@ -56,7 +56,7 @@ from farflung.node.swarmfiles import (
     load_secret,
     save_manifest,
 )
-from farflung.node.wanted import Wanted, founders_here, local_swarm
+from farflung.node.wanted import Wanted, local_swarm
 from farflung.protocol.admission import admission_token
 from farflung.protocol.errors import ConfigError, RemoteError
 from farflung.protocol.keys import short
@@ -159,7 +159,7 @@ class NodeDaemon:
             return self._wanted.swarm
         name = self._options.swarm
         self.say(f"looking up the name {name!r} ...")
-        claim = await look_up_name(engine, name, founders_here(self._paths))
+        claim = await look_up_name(engine, name)
         swarm = self._paths.add_swarm(claim.swarm.hex(), claim.name)
         self._locks.enter_context(only_node(swarm))
         return swarm

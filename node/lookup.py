@@ -6,11 +6,11 @@ something else in its place: somebody else's claim to the name says nothing abou
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from farflung.node.discovery import find_claims, find_manifest
-from farflung.node.network import Network, PeerId
+from farflung.node.network import Network
 from farflung.protocol.errors import ConfigError, NetworkError, Unclaimed, WrongVersion
 from farflung.protocol.keys import short
 from farflung.protocol.naming import NameClaim, resolve, split_name
@@ -23,7 +23,7 @@ RETRY_S = 2.0
 T = TypeVar("T")
 
 
-async def look_up_name(network: Network, text: str, pinned: Mapping[str, PeerId]) -> NameClaim:
+async def look_up_name(network: Network, text: str) -> NameClaim:
     """The claim that `text` means; see `naming.resolve`.
 
     Raises NameContested at once, for more claims would not settle what the person has left open; ConfigError when there was none in time.
@@ -38,7 +38,7 @@ async def look_up_name(network: Network, text: str, pinned: Mapping[str, PeerId]
         nonlocal missing
         claims = [found.claim for found in await find_claims(network, name)]
         try:
-            return resolve(text, claims, pinned)
+            return resolve(text, claims)
         except Unclaimed as error:
             missing = error
             return None

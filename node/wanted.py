@@ -46,7 +46,7 @@ def local_swarm(paths: Paths, text: str, peers: Iterable[str]) -> Wanted:
     if is_invitation(text):
         return _invited(paths, text, addresses)
     known = paths.swarms()
-    name, at, _ = text.strip().partition("@")
+    name, at, _ = text.strip().lower().partition("@")
     fit = [s for s in known if s.name == name]
     if at:
         wanted = split_name(text)[1]
@@ -66,16 +66,6 @@ def local_swarm(paths: Paths, text: str, peers: Iterable[str]) -> Wanted:
             "invitation"
         )
     return Wanted(swarm=None, addresses=addresses, elsewhere=tuple(elsewhere))
-
-
-def founders_here(paths: Paths) -> dict[str, PeerId]:
-    """Whom this machine means by a bare name: the founders of the swarms it has founded or joined."""
-    pinned: dict[str, PeerId] = {}
-    for swarm in paths.swarms():
-        manifest = load_manifest(swarm)
-        if manifest is not None:
-            pinned[manifest.name] = manifest.founder
-    return pinned
 
 
 def _invited(paths: Paths, text: str, addresses: tuple[str, ...]) -> Wanted:

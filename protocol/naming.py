@@ -1,9 +1,8 @@
 """What a swarm's name means: claims by founders, and whom to believe.
 
-Anybody can claim any name in the DHT, so a bare name proves nothing. It resolves only when this machine has
-settled earlier, by creating or joining, which founder it means. Otherwise people type the full name,
-`name@fingerprint`, which names the founder by the hash of its key; or they use an invitation, which carries
-everything.
+Anybody can claim any name in the DHT, so a bare name proves nothing there: it means the swarm of this name that
+the machine has created or joined before. Otherwise people type the full name, `name@fingerprint`, which names the
+founder by the hash of its key; or they use an invitation, which carries everything.
 """
 
 import re
@@ -62,33 +61,23 @@ def split_name(text: str) -> tuple[str, str]:
     return name, prefix
 
 
-def resolve(text: str, claims: Iterable[NameClaim], pinned: Mapping[str, PeerId]) -> NameClaim:
-    """The claim that `text` (a bare or full name) means, among verified, unexpired `claims`.
+def resolve(text: str, claims: Iterable[NameClaim]) -> NameClaim:
+    """The claim that the full name `text` means, among verified, unexpired `claims`. Of one founder's the latest counts.
 
-    `pinned` says for a bare name which founder this machine means by it. Of one founder's claims the latest
-    counts.
-
-    Raises ConfigError (no such name), Unclaimed (nobody who is meant claims it), NameContested (a bare name that is
-    not pinned, or a fingerprint that fits several founders); all say what to type.
+    Raises ConfigError (no such name), Unclaimed (nobody who is meant claims it), NameContested (a bare name that somebody
+    claims, or a fingerprint that fits several founders); all say what to type.
     """
     name, prefix = split_name(text)
     latest = _latest(name, claims)
-    if prefix:
-        chosen = [founder for founder in latest if fingerprint(founder).startswith(prefix)]
-        wanted = text.strip()
-    elif name in pinned:
-        chosen = [pinned[name]] if pinned[name] in latest else []
-        wanted = full_name(name, pinned[name])
-    elif latest:
+    if latest and not prefix:
         raise NameContested(_contested(name, latest))
-    else:
-        chosen, wanted = [], name
+    chosen = [founder for founder in latest if fingerprint(founder).startswith(prefix)]
     if len(chosen) > 1:
         raise NameContested(_contested(name, {founder: latest[founder] for founder in chosen}))
     if not chosen:
         others = f"; others claim {_list(name, latest)}" if latest else ""
         raise Unclaimed(
-            f"no claim to {wanted!r} found{others}. Check the spelling, give `--peer ADDRESS` of a member, "
+            f"no claim to {text.strip()!r} found{others}. Check the spelling, give `--peer ADDRESS` of a member, "
             "or ask for an invitation: it works without a look-up"
         )
     return latest[chosen[0]]

@@ -2,8 +2,8 @@
 
 What takes seconds runs here as it stands, with real words for the placeholders. For the rest `ELSEWHERE` names tests: the first of each gives the same
 command to the program, where that takes minutes with fewer seeds, smaller sizes, or flags that end it before the work; then the second does that work in
-small. `pip install .` is only done as the wheel's test does it, beside dependencies that are there and fit what is declared. What `make` does is only read here: `make test` runs this test, and `make demo` in a fresh
-checkout is tried by people.
+small. `pip install .` is only done as the wheel's test does it, beside dependencies that are there and fit what is declared. What `make` does is only
+read here: `make test` runs this test, and `make demo` in a fresh checkout is tried by people.
 """
 
 import ast

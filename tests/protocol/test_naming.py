@@ -1,4 +1,4 @@
-"""Names: a bare one means what this machine has settled, a full one means its founder."""
+"""Names: a full one means its founder, a bare one alone means nobody."""
 
 import pytest
 
@@ -24,46 +24,40 @@ def test_bad_names(name: str) -> None:
         check_name(name)
 
 
-def test_bare_name_needs_a_pin_even_with_one_claim() -> None:
+def test_a_bare_name_is_not_enough_even_with_one_claim() -> None:
     with pytest.raises(NameContested) as caught:
-        resolve("tiny", [claim(ALICE)], {})
+        resolve("tiny", [claim(ALICE)])
     assert f"farflung join {full_name('tiny', ALICE)}" in str(caught.value)
 
 
 def test_contested_name_lists_all_claimants() -> None:
     with pytest.raises(NameContested) as caught:
-        resolve("tiny", [claim(ALICE), claim(BOB), claim(US, name="other")], {})
+        resolve("tiny", [claim(ALICE), claim(BOB), claim(US, name="other")])
     said = str(caught.value)
     assert full_name("tiny", ALICE) in said and full_name("tiny", BOB) in said and "Type the full name" in said
     assert fingerprint(US)[:10] not in said
 
 
-def test_pinned_name_is_its_founders_latest_claim() -> None:
+def test_a_full_name_is_its_founders_latest_claim() -> None:
     claims = [claim(BOB, seq=99), claim(ALICE, seq=2), claim(ALICE, b"2" * 32, seq=3), claim(ALICE, seq=1)]
-    assert resolve("tiny", claims, {"tiny": ALICE}) == claims[2]
-    assert resolve(" TINY ", claims, {"tiny": ALICE}) == claims[2]
-
-
-def test_full_name_beats_the_pin() -> None:
-    claims = [claim(ALICE), claim(BOB)]
-    assert resolve(full_name("tiny", BOB), claims, {"tiny": ALICE}).founder == BOB
-    assert resolve("tiny@" + fingerprint(BOB), claims, {}).founder == BOB
+    for text in (full_name("tiny", ALICE), f" TINY@{fingerprint(ALICE)} "):
+        assert resolve(text, claims) == claims[2]
 
 
 def test_equal_sequences_resolve_alike_in_any_order() -> None:
-    claims = [claim(ALICE, b"1" * 32), claim(ALICE, b"2" * 32)]
-    assert resolve("tiny", claims, {"tiny": ALICE}) == resolve("tiny", claims[::-1], {"tiny": ALICE}) == claims[1]
+    claims, text = [claim(ALICE, b"1" * 32), claim(ALICE, b"2" * 32)], full_name("tiny", ALICE)
+    assert resolve(text, claims) == resolve(text, claims[::-1]) == claims[1]
 
 
 @pytest.mark.parametrize("text", ["tiny", "tiny@" + fingerprint(US)[:12]])
 def test_nobody_claims_it(text: str) -> None:
     with pytest.raises(ConfigError, match=r"no claim to .*--peer ADDRESS.*invitation"):
-        resolve(text, [], {})
+        resolve(text, [])
 
 
-def test_pinned_founder_is_silent_and_others_are_not() -> None:
+def test_the_founder_is_silent_and_others_are_not() -> None:
     with pytest.raises(ConfigError, match=f"others claim {full_name('tiny', BOB)}"):
-        resolve("tiny", [claim(BOB)], {"tiny": ALICE})
+        resolve(full_name("tiny", ALICE), [claim(BOB)])
 
 
 @pytest.mark.parametrize(
@@ -88,4 +82,4 @@ def test_free_names() -> None:
 
 def test_a_flood_of_claims_is_not_listed_in_full() -> None:
     with pytest.raises(NameContested, match="and 92 more"):
-        resolve("tiny", [claim(bytes([i]) * 32) for i in range(100)], {})
+        resolve("tiny", [claim(bytes([i]) * 32) for i in range(100)])
