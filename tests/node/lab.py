@@ -17,6 +17,7 @@ from farflung.node.exchange import Exchange
 from farflung.node.means import MeanStore
 from farflung.node.network import PeerId
 from farflung.node.residuals import Residuals
+from farflung.node.rounds import Round
 from farflung.protocol.errors import NetworkError, RemoteError
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.messages import BulkHeader, Contributor, Part, Plan, Ready, encode
@@ -180,3 +181,34 @@ async def say(
         return None
     finally:
         await stream.close()
+
+
+# ---- of the exchange ------------------------------------------------------------------------------------------
+
+
+def accept(lab: Lab, plan: Plan | None = None) -> Plan:
+    """Everybody has the plan."""
+    plan = plan or lab.plan()
+    for node in lab.nodes:
+        node.exchange.expect(PLAN_ID, plan)
+    return plan
+
+
+def numel(plan: Plan, part: int) -> int:
+    return plan.parts[part].stop - plan.parts[part].start
+
+
+def round_of(node: Node) -> Round:
+    """Of the plan that all these tests have."""
+    found = node.exchange._rounds.get(PLAN_ID)
+    assert found is not None
+    return found
+
+
+def stored(lab: Lab, number: int) -> Any:
+    """What a node keeps of contributions and means."""
+    node = lab.nodes[number]
+    rounds = {
+        k: {p: sorted(c) for p, c in r.contributions.items() if c} for k, r in node.exchange._rounds._under_way.items()
+    }
+    return rounds, dict(node.disk.means), dict(node.held), list(node.arrived)
