@@ -94,7 +94,10 @@ def panel(status: NodeStatus) -> Panel:
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column()
     unseen = bool(status.stage) and status.loss is None  # only data nodes see it
-    loss = f"seen by stage 0, this is stage {status.stage}" if unseen else _number(status.loss, ".3f")
+    if unseen:
+        loss = f"seen by stage 0, this is stage {status.stage}"
+    else:
+        loss = _number(status.loss, ".3f") if status.tokens else "none yet"
     if status.outer_loss is not None:
         loss += f" · outer, held-out {status.outer_loss:.3f}"
     elif status.outer_few_loss is not None:

@@ -45,6 +45,12 @@ TICK_S = 0.25
 NET_EVERY_S = 5.0
 """Between two `net` lines in the log."""
 
+STANDING = ("joining", "waiting")
+"""States in which a node does nothing until somebody else does: why is said again when that changes."""
+
+SAY_AGAIN_S = 10.0
+"""Between two such reasons."""
+
 LINGER_S = 20.0
 """How long a node that has finished serves those who have not."""
 
@@ -188,6 +194,9 @@ class Peer:
         self._rest.set()
         self.stop_reason = ""
         self.state_reason = ""
+        self._said_reason = ""
+        """Of the state, as it was last logged."""
+        self._said_at = -math.inf
         self._linger_until = 0.0
 
     def _now(self) -> float:
@@ -414,13 +423,12 @@ class Peer:
         )
 
     def _update_state(self) -> None:
-        state, reason = self._state()
-        membership = self.member.membership
-        if (state, reason) != (membership.state, self.state_reason):
-            changed = state != membership.state
-            membership.state, self.state_reason = state, reason
-            if changed:
-                self.log.emit("node.state", state=state, reason=reason)
+        state, self.state_reason = self._state()
+        stands = state in STANDING and self.state_reason != self._said_reason
+        if state != self.member.membership.state or (stands and self._now() >= self._said_at + SAY_AGAIN_S):
+            self.member.membership.state = state
+            self._said_reason, self._said_at = self.state_reason, self._now()
+            self.log.emit("node.state", state=state, reason=self.state_reason)
 
     def _state(self) -> tuple[str, str]:
         member, attendance = self.member, self.member.attendance

@@ -89,14 +89,14 @@ class Consensus:
 
     def reason(self) -> str:
         """Why nothing happens, or what does: a sentence for people."""
-        if self.proposer is not None:
-            return self.proposer.reason
         if not self.follower.in_view:
             return "not a member yet"
         if not self.standing.holds(self.me):
             return "downloading the outer state; votes once it is here"
         if not patience.holders_decide(self):
             return patience.why_no_quorum(self)
+        if self.proposer is not None:
+            return self.proposer.reason
         return f"following {short(self.proposer_now())}"
 
     # ---- heights and ballots -----------------------------------------------------------------------------------

@@ -169,3 +169,11 @@ def test_a_stage_without_a_quorum_is_said_in_plain_words() -> None:
     console.print(panel(folded([*RUN, lost])))
     assert isinstance(console.file, io.StringIO) and f"{why}, or the data nodes begin" in console.file.getvalue()
     assert not folded([*RUN, lost, RUN[0]]).lost  # in its next life
+
+
+def test_the_loss_of_who_has_not_trained_yet_is_not_called_infinite() -> None:
+    console = Console(file=io.StringIO(), width=110)
+    for status, said in ((folded(RUN[:3]), "none yet"), (folded(RUN), "not finite")):
+        console.print(panel(status))
+        assert isinstance(console.file, io.StringIO) and said in console.file.getvalue()
+        assert ("not finite" in console.file.getvalue()) == (said == "not finite")

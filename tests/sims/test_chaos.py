@@ -9,6 +9,7 @@ from multiprocessing import get_context
 
 import pytest
 
+from farflung.node.peer import SAY_AGAIN_S
 from farflung.sims.chaos import Wire, run_schedule, run_seed, toy_plan
 from farflung.sims.faults import Delay, Heal, Kill, Leave, Partition, Schedule, Start
 from farflung.sims.simulation import Report, simulate
@@ -180,3 +181,24 @@ def test_the_judge_sees_a_sample_that_is_trained_twice() -> None:
 
     report = run_schedule(15, quiet(3), train_again, BRISK)
     assert any(v.startswith("invariant 6") for v in report.violations)
+
+
+def test_why_a_node_stands_is_said_from_the_beginning_and_when_it_changes() -> None:
+    """Without a quorum of three members the last one waits, and who comes then gets a state that not enough of them vouch for."""
+    starts = [Start(at=at, peer=peer) for peer, at in enumerate((0.0, 1.0, 2.0, 200.0))]
+    kills = [Kill(at=at, peer=peer) for at, peer in ((100.0, 0), (110.0, 1))]
+    schedule = Schedule(num_peers=4, duration_s=300.0, faults=(*starts[:3], *kills, starts[3]))
+    report = simulate(toy_plan(2, schedule, calm_s=0.0), keep=True)
+    said: list[list[tuple[float, str, str]]] = [[] for _ in range(4)]
+    for line in report.events:
+        if " node.state " in line:
+            at, peer, _ = line[: line.index("{")].split()
+            event = json.loads(line[line.index("{") :])
+            said[int(peer)].append((float(at), event["state"], event["reason"]))
+    assert "no quorum: 1 of 3 members reachable" in said[2][-1][2]
+    (first, *_), (later, *_) = said[3]
+    assert later - first >= SAY_AGAIN_S
+    assert [what for _, *what in said[3]] == [
+        ["joining", "looking for a peer that knows the swarm's history"],
+        ["joining", "downloading the outer state"],
+    ]
