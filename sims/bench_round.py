@@ -48,6 +48,13 @@ ROUNDS_WITHIN_S = 900.0
 """Then something hangs; the processes are ended."""
 
 
+LEAST_TIMES_HIVEMIND = 3.0
+"""By how much a round on loopback is to be faster than that of hivemind's averager."""
+
+MOST_TIMES_LINK = 1.5
+"""How much longer than its bytes take on the link a round behind the WAN may take."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundFigures:
     """Rounds of one size. All are medians over the measured rounds."""
@@ -196,6 +203,17 @@ def run_round(
     else:
         _show(rows, console)
     return rows
+
+
+def missed(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The goals that rows of `run_round` miss, for people."""
+    said = []
+    for row in rows:
+        if row.get("method") == "hivemind" and row["times_slower_than_farflung"] < LEAST_TIMES_HIVEMIND:
+            said.append(f"{_sentence(row)}; at least {LEAST_TIMES_HIVEMIND} is wanted")
+        if row.get("times_the_link", 0.0) > MOST_TIMES_LINK:
+            said.append(f"{_sentence(row)}; at most {MOST_TIMES_LINK} is wanted")
+    return said
 
 
 def _sentence(row: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -225,6 +226,20 @@ def test_wan_is_measured_against_its_link() -> None:
     row = bench_round._wan_row(FIGURES, "tunnel")
     assert row["link_s"] == pytest.approx(0.8) and row["times_the_link"] == pytest.approx(0.625)
     assert "0.62 times what the link needs" in bench_round._sentence(row)
+
+
+@pytest.mark.usefixtures("canned")
+def test_goals_that_are_missed_are_named(canned: pytest.MonkeyPatch) -> None:
+    assert bench_round.missed(run_round(sizes=[16])) == []
+    canned.setattr(bench_round, "hivemind_average", lambda *a, **k: baseline("hivemind", 1.4))
+    slow = replace(FIGURES, seconds=1.3)
+    rows = [*run_round(sizes=[16]), bench_round._wan_row(FIGURES, "tunnel"), bench_round._wan_row(slow, "tunnel")]
+    assert bench_round.missed(rows) == [
+        "loopback, 16 MB, hivemind: 1.400 s, farflung is 2.80 times as fast; at least 3.0 is wanted",
+        "wan, 16 MB, farflung: 1.300 s, 1.62 times what the link needs; at most 1.5 is wanted",
+    ]
+    assert bench_overhead.missed({"ratio": 0.97}) == []
+    assert bench_overhead.missed({"ratio": 0.96}) == ["a node at 0.960 of a loop; at least 0.97 is wanted"]
 
 
 def test_short_rounds_are_measured_more_often() -> None:

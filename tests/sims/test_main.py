@@ -65,8 +65,19 @@ def test_demo_exits_nonzero_when_an_invariant_broke_and_says_when_one_worker_lea
 
 def test_benchmarks_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[tuple[str, bool]] = []
-    fake(monkeypatch, "bench_overhead", run_overhead=lambda as_json: called.append(("overhead", as_json)))
-    fake(monkeypatch, "bench_round", run_round=lambda as_json: called.append(("round", as_json)))
+    fake(
+        monkeypatch,
+        "bench_overhead",
+        run_overhead=lambda as_json: called.append(("overhead", as_json)),
+        missed=lambda _: [],
+    )
+    fake(
+        monkeypatch,
+        "bench_round",
+        run_round=lambda as_json: called.append(("round", as_json)),
+        missed=lambda _: ["too slow"],
+    )
     assert CliRunner().invoke(app, ["bench", "overhead", "--json"]).exit_code == 0
-    assert CliRunner().invoke(app, ["bench", "round"]).exit_code == 0
+    result = CliRunner().invoke(app, ["bench", "round"])
+    assert result.exit_code == 1 and result.stderr == "MISSED: too slow\n"
     assert called == [("overhead", True), ("round", False)]
