@@ -7,7 +7,8 @@ vocabulary.
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -40,7 +41,7 @@ class Tokenizer(Protocol):
         """Hex SHA-256 of everything that decides the ids; goes into a swarm's manifest."""
 
     def encode(self, text: str) -> npt.NDArray[np.int64]:
-        """The ids of a text, without an end-of-text."""
+        """The ids of a text, all of it, without an end-of-text. Raises DataError where it knows no ids for it."""
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; end-of-text and unknown ids vanish, broken bytes become U+FFFD."""
@@ -111,27 +112,29 @@ class ByteTokenizer:
 class JsonTokenizer:
     """A tokenizer.json of the `tokenizers` library. Raises DataError when it cannot be used."""
 
-    def __init__(self, path: Path, *, end_of_text_name: str | None = None) -> None:
+    def __init__(self, path: Path) -> None:
+        self._path = path
         try:
             self._json = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"tokenizer {path}: {error}") from error
-        try:
+        with _rust_errors(f"tokenizer {path} is not a file of the tokenizers library"):
             self._tokenizer = tokenizers.Tokenizer.from_str(self._json)
-        except Exception as error:  # its Rust errors become plain `Exception`s, no class of their own
-            if type(error) is not Exception:
-                raise
-            raise DataError(f"tokenizer {path} is not a file of the tokenizers library: {error}") from error
-        names = END_OF_TEXT_NAMES if end_of_text_name is None else (end_of_text_name,)
-        known = [(name, i) for name in names if (i := self._tokenizer.token_to_id(name)) is not None]
+        self._tokenizer.no_truncation()  # published files often cut and fill up texts for the model that they came with
+        self._tokenizer.no_padding()
+        known = [(name, i) for name in END_OF_TEXT_NAMES if (i := self._tokenizer.token_to_id(name)) is not None]
         if not known:
-            raise DataError(f"tokenizer {path} has no end-of-text token among {', '.join(names)}: name it")
+            raise DataError(
+                f"tokenizer {path} has no end-of-text token, which is one of {', '.join(END_OF_TEXT_NAMES)}: add one to "
+                "the file (the tokenizers library's `add_special_tokens`)"
+            )
         self.end_of_text_name, self.end_of_text = known[0]
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())  # ids may have holes
         self.content_hash = hashlib.sha256(self._json.encode() + self.end_of_text_name.encode()).hexdigest()
 
     def encode(self, text: str) -> npt.NDArray[np.int64]:
-        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+        with _rust_errors(f"tokenizer {self._path} has no ids for some text; give one that knows all of the data"):
+            return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
 
     def decode(self, ids: Iterable[int]) -> str:
         known: Sequence[int] = [i for i in ids if 0 <= i < self.vocab_size]
@@ -145,6 +148,17 @@ class JsonTokenizer:
 def open_tokenizer(spec: str) -> Tokenizer:
     """`bytes`, or the path of a tokenizer.json. Raises DataError."""
     return ByteTokenizer() if spec == "bytes" else JsonTokenizer(Path(spec))
+
+
+@contextmanager
+def _rust_errors(what: str) -> Iterator[None]:
+    """The library's errors become plain `Exception`s, no class of their own. Raises DataError for them."""
+    try:
+        yield
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
+        raise DataError(f"{what}: {error}") from error
 
 
 def _byte_characters() -> list[str]:

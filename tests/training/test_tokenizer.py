@@ -10,7 +10,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from farflung.training.errors import DataError
-from farflung.training.tokenizer import ByteTokenizer, JsonTokenizer, open_tokenizer
+from farflung.training.tokenizer import ByteTokenizer, open_tokenizer
 
 TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60)
 
@@ -52,19 +52,38 @@ def test_a_file_is_used_and_hashed(words: Path) -> None:
     assert (tokenizer.vocab_size, tokenizer.end_of_text, tokenizer.end_of_text_name) == (10, 9, "</s>")
     assert tokenizer.encode("hello world").tolist() == [1, 2]
     assert tokenizer.decode([1, 2, 9, 77]) == "hello world"
-    assert tokenizer.content_hash != JsonTokenizer(words, end_of_text_name="hello").content_hash
     assert tokenizer.content_hash == open_tokenizer(str(words)).content_hash
+    words.write_text(words.read_text() + "\n")
+    assert tokenizer.content_hash != open_tokenizer(str(words)).content_hash
 
 
-def test_unusable_files_say_so(words: Path, tmp_path: Path) -> None:
+def test_no_text_is_cut_or_filled_up(words: Path) -> None:
+    tokenizer = tokenizers.Tokenizer.from_file(str(words))
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=4)
+    tokenizer.save(str(words))
+    assert open_tokenizer(str(words)).encode("hello world hello").tolist() == [1, 2, 1]
+    assert open_tokenizer(str(words)).encode("hello").tolist() == [1]
+
+
+def test_unusable_files_say_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="No such file"):
         open_tokenizer(str(tmp_path / "missing.json"))
     broken = tmp_path / "broken.json"
     broken.write_text("{}")
     with pytest.raises(DataError, match="not a file of the tokenizers library"):
         open_tokenizer(str(broken))
-    with pytest.raises(DataError, match="no end-of-text token"):
-        JsonTokenizer(words, end_of_text_name="<end>")
+    tokenizers.Tokenizer(WordLevel({"hello": 0}, unk_token="hello")).save(str(broken))
+    with pytest.raises(DataError, match=r"no end-of-text token.*</s>.*add one"):
+        open_tokenizer(str(broken))
+
+
+def test_a_text_without_ids_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "holes.json"
+    tokenizers.Tokenizer(WordLevel({"hello": 0, "</s>": 1}, unk_token="[UNK]")).save(str(path))
+    assert open_tokenizer(str(path)).encode("hello").tolist() == [0]
+    with pytest.raises(DataError, match=r"holes\.json has no ids for some text; give one"):
+        open_tokenizer(str(path)).encode("goodbye")
 
 
 def test_bytes_are_a_spec_of_their_own() -> None:
