@@ -52,11 +52,14 @@ def open_shards(path: Path, tokenizer: Tokenizer, seq_len: int) -> TokenWindows:
             digest.update(f"\n{name} {tokens.dtype.str} {tokens.size}\n".encode())
             step = _READ_BYTES // tokens.itemsize
             for start in range(0, tokens.size, step):
-                digest.update(tokens[start : start + step].tobytes())
+                block = tokens[start : start + step]
+                _check_ids(block, tokenizer, f"shard {root / name}")
+                digest.update(block.tobytes())
         return digest.hexdigest()
 
     dataset = TokenWindows(training, heldout, seq_len=seq_len, hash_content=hash_content)
-    _check_ids(dataset, tokenizer, path)
+    for index in range(min(16, dataset.num_samples)):  # a wrong tokenizer or width shows here; the hash reads the rest
+        _check_ids(dataset.tokens(index), tokenizer, f"shards:{path}")
     return dataset
 
 
@@ -82,12 +85,10 @@ def _dtype(file: Path) -> str:
     return {"uint16": "<u2", "uint32": "<u4"}[name]
 
 
-def _check_ids(dataset: TokenWindows, tokenizer: Tokenizer, path: Path) -> None:
-    """A wrong tokenizer or width shows in the first windows; reading all would take as long as an epoch."""
-    for index in range(min(16, dataset.num_samples)):
-        tokens = dataset.tokens(index)
-        if tokens.min() < 0 or tokens.max() >= tokenizer.vocab_size:
-            raise DataError(
-                f"shards:{path}: id {int(tokens.max())} is none of the tokenizer's {tokenizer.vocab_size}: "
-                "give the tokenizer that made these shards"
-            )
+def _check_ids(tokens: npt.NDArray[np.integer], tokenizer: Tokenizer, where: str) -> None:
+    least, most = int(tokens.min()), int(tokens.max())
+    if least < 0 or most >= tokenizer.vocab_size:
+        raise DataError(
+            f"{where}: id {least if least < 0 else most} is none of the tokenizer's {tokenizer.vocab_size}: "
+            "give the tokenizer that made these shards, or make them anew"
+        )

@@ -181,6 +181,16 @@ def test_unusable_shards_say_so(tmp_path: Path) -> None:
         open_dataset(f"shards:{tmp_path}", BYTES, 16)
 
 
+@pytest.mark.parametrize("wrong", [300, -1])
+def test_wrong_ids_far_inside_a_shard_are_found_with_the_hash(tmp_path: Path, wrong: int) -> None:
+    tokens = np.arange(5000, dtype="<i4") % 250
+    tokens[4000] = wrong
+    np.save(tmp_path / "a.npy", tokens)
+    dataset = open_dataset(f"shards:{tmp_path}", BYTES, 16)
+    with pytest.raises(DataError, match=rf"a\.npy: id {wrong} is none of the tokenizer's 257"):
+        _ = dataset.content_hash
+
+
 # Streams, through the `datasets` library from local files
 
 
