@@ -36,7 +36,7 @@ class Document:
 
 
 def python_documents() -> list[Document]:
-    """The standard library's .py files by relative path. Raises DataError when there are none."""
+    """The standard library's .py files by relative path. Raises DataError when there are none, or one cannot be read."""
     root = Path(sysconfig.get_path("stdlib"))
     documents = [
         document
@@ -49,11 +49,14 @@ def python_documents() -> list[Document]:
 
 
 def text_documents(path: Path) -> list[Document]:
-    """The files of a folder, one document each, or one file in blocks. Raises DataError without any text."""
+    """The files of a folder, one document each, or one file in blocks.
+
+    Raises DataError without any text, and for what cannot be read.
+    """
     if path.is_dir():
         documents = _folder_documents(path, "*", frozenset())
     elif path.is_file():
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = _read(path)
         size = max(1, min(BLOCK_CHARACTERS, len(text) // (2 * HELD_OUT_ONE_IN)))
         count = len(text) // size
         documents = [
@@ -100,5 +103,14 @@ def _folder_documents(root: Path, pattern: str, skipped: frozenset[str]) -> list
         for path in root.rglob(pattern)
         if path.is_file() and not skipped.intersection(path.relative_to(root).parts)
     )
-    texts = ((name, (root / name).read_text(encoding="utf-8", errors="replace")) for name in names)
+    texts = ((name, _read(root / name)) for name in names)
     return [Document(name=name, text=text) for name, text in texts if text]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read: {error.strerror}; make it readable, or take it out of the data"
+        ) from error

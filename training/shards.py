@@ -12,6 +12,7 @@ number.
 
 import hashlib
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,8 @@ _READ_BYTES = 1 << 24
 
 def open_shards(path: Path, tokenizer: Tokenizer, seq_len: int) -> TokenWindows:
     """A shard, or all shards of a folder in the order of their names. Raises DataError."""
+    if not path.exists():
+        raise DataError(f"shards:{path}: there is no such file or folder")
     files = [path]
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.suffix in (".bin", ".npy") and p.is_file())
@@ -65,21 +68,34 @@ def open_shards(path: Path, tokenizer: Tokenizer, seq_len: int) -> TokenWindows:
 
 def _map(file: Path) -> npt.NDArray[np.integer]:
     try:
-        if file.suffix == ".npy":
-            array: npt.NDArray[np.integer] = np.load(file, mmap_mode="r", allow_pickle=False)
-        else:
-            array = np.memmap(file, dtype=_dtype(file), mode="r")
-    except (OSError, ValueError) as error:
+        return _map_npy(file) if file.suffix == ".npy" else _map_bin(file)
+    except OSError as error:
         raise DataError(f"shard {file}: {error}") from error
+
+
+def _map_bin(file: Path) -> npt.NDArray[np.integer]:
+    dtype, num_bytes = np.dtype(_dtype(file)), file.stat().st_size
+    if num_bytes == 0 or num_bytes % dtype.itemsize:
+        raise DataError(
+            f"shard {file}: {num_bytes} bytes are no row of {dtype.name}: give the right width, or make it anew"
+        )
+    return np.memmap(file, dtype=dtype, mode="r")
+
+
+def _map_npy(file: Path) -> npt.NDArray[np.integer]:
+    try:
+        array = np.lib.format.open_memmap(file, mode="r")  # `np.load` would take archives too
+    except (ValueError, TypeError, SyntaxError, TokenError) as error:  # a damaged header raises any of them
+        raise DataError(f"shard {file} is no array as numpy saves it, or not all of one: make it anew") from error
     if array.ndim != 1 or array.dtype.kind not in "ui":
-        raise DataError(f"shard {file}: {array.dtype} of shape {array.shape}, not a row of integers")
+        raise DataError(f"shard {file}: {array.dtype} of shape {array.shape}, not a row of integers: make it anew")
     return array
 
 
 def _dtype(file: Path) -> str:
     side_file = file.with_name(file.name + ".dtype")
     by_suffix = {".u16": "uint16", ".u32": "uint32"}.get(Path(file.stem).suffix)
-    name = by_suffix or (side_file.read_text().strip() if side_file.is_file() else "")
+    name = by_suffix or (side_file.read_text(errors="replace").strip() if side_file.is_file() else "")
     if name not in ("uint16", "uint32"):
         raise DataError(f"shard {file}: call it NAME.u16.bin or NAME.u32.bin, or write uint16 or uint32 to {side_file}")
     return {"uint16": "<u2", "uint32": "<u4"}[name]

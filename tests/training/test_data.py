@@ -1,8 +1,10 @@
 """Data sources: what a sample is, what is held out, and hashes."""
 
+import io
 import itertools
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +134,15 @@ def test_wrong_specs_are_named(spec: str) -> None:
         open_dataset(spec, BYTES, 32)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a file that nobody can read from its start, root neither")
+def test_text_that_cannot_be_read_says_so(folder: Path) -> None:
+    bad = folder / "zz.txt"
+    bad.symlink_to("/proc/self/mem")
+    for path in (folder, bad):
+        with pytest.raises(DataError, match=r"zz\.txt cannot be read: .*take it out"):
+            open_dataset(f"text:{path}", BYTES, 32)
+
+
 # Token shards
 
 
@@ -176,8 +187,36 @@ def test_unusable_shards_say_so(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.full(1000, 300))
     with pytest.raises(DataError, match="300 is none of the tokenizer's 257"):
         open_dataset(f"shards:{tmp_path}", BYTES, 16)
-    np.save(tmp_path / "a.npy", np.array([{"a": 1}]), allow_pickle=True)
-    with pytest.raises(DataError):
+    with pytest.raises(DataError, match="no such file or folder"):
+        open_dataset(f"shards:{tmp_path}/none", BYTES, 16)
+
+
+def saved(array: Any, save: Callable[..., None] = np.save) -> bytes:
+    file = io.BytesIO()
+    save(file, array)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "name,content,words",
+    [
+        ("empty.npy", b"", "as numpy saves it"),
+        ("short.npy", b"abc", "as numpy saves it"),
+        ("archive.npy", saved(np.arange(1000), np.savez), "as numpy saves it"),
+        ("objects.npy", saved(np.array([{"a": 1}])), "as numpy saves it"),
+        ("cut.npy", saved(np.arange(1000))[:500], "not all of one"),
+        # Each of these takes another way out of numpy's reading of the header.
+        ("unclosed.npy", saved(np.arange(1000)).replace(b"0,)", b"0, "), "as numpy saves it"),
+        ("key.npy", saved(np.arange(1000)).replace(b" 'shape'", b"b'shape'"), "as numpy saves it"),
+        ("type.npy", saved(np.arange(1000)).replace(b"<i8", b"<,8"), "as numpy saves it"),
+        ("floats.npy", saved(np.ones(1000)), "not a row of integers"),
+        ("empty.u16.bin", b"", "0 bytes are no row of uint16"),
+        ("odd.u16.bin", b"\0" * 1001, "1001 bytes are no row of uint16"),
+    ],
+)
+def test_a_broken_shard_is_named_with_the_remedy(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=rf"{name}.*{words}.*anew"):
         open_dataset(f"shards:{tmp_path}", BYTES, 16)
 
 
