@@ -115,7 +115,7 @@ def open_stream(spec: StreamSpec, tokenizer: Tokenizer, seq_len: int) -> Streame
     try:
         import datasets
     except ImportError as error:
-        raise DataError("hf: needs the datasets library: pip install farflung[data]") from error
+        raise DataError("hf: needs the datasets library: pip install datasets") from error
     try:
         stream = datasets.load_dataset(
             spec.dataset,
