@@ -1,7 +1,7 @@
 """Held-out loss of a model of which some stages are left out: their layers do nothing, as in SkipPipe's routes that skip them (digest, 1.2).
 
-A stage at a time, like `stage_replica.pass_through`: the device never holds more than one stage, and the held-out samples travel between them on the
-CPU. Stage 0 has the embedding and the head and cannot be left out.
+A stage and a sequence at a time, like `stage_replica.pass_through`: the device never holds more than one stage, and the held-out samples travel
+between them on the CPU. Stage 0 has the embedding and the head and cannot be left out.
 """
 
 from collections.abc import Collection, Mapping
@@ -25,12 +25,10 @@ def heldout_loss(
     tokens: Tensor,  # int64 [k, seq_len + 1]
     left_out: Collection[int],  # stages, not 0
     runtime: Runtime,
-    batch: int = 16,  # sequences at a time
 ) -> float:
     """Mean loss in nats per token."""
     assert 0 not in left_out, "stage 0 has the embedding"
-    pieces = torch.split(tokens, batch)
-    outputs = [piece[:, :-1] for piece in pieces]
+    outputs = list(torch.split(tokens[:, :-1], 1))
     for stage in range(len(sizes)):
         if stage not in left_out:
             outputs = pass_through(config, StageSlice(sizes, stage), stages[stage], outputs, runtime)
@@ -39,8 +37,8 @@ def heldout_loss(
     unflatten(Layout(ends), stages[0], list(ends.parameters()))
     head, total = Head(ends), 0.0
     with torch.no_grad():
-        for x, piece in zip(outputs, pieces, strict=True):
+        for x, targets in zip(outputs, torch.split(tokens[:, 1:], 1), strict=True):
             with precision(device, runtime.autocast):
                 logits = head(x.to(device))
-            total += float(next_token_loss(logits, piece[:, 1:].to(device))) * piece.shape[0]
+            total += float(next_token_loss(logits, targets.to(device)))
     return total / tokens.shape[0]

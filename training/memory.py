@@ -17,7 +17,8 @@ and in host memory 16 n of outer state (parameters, momentum, what was sent, one
 direction with error feedback and each copy for shadows, 4 n that a round decodes (less where rounds are of fragments),
 and the inner state when it is offloaded. On a CPU both are one memory. Sums of tensors are exact; activations are within
 10 % of what is kept, the peak of a step within 25 % and on the safe side (the tests compare with the allocator's record).
-Workspaces of kernels and the allocator's fragmentation are covered by `RESERVE`.
+Workspaces of kernels and the allocator's fragmentation are covered by `RESERVE`. Evaluations have no term: they take no more sequences at a time, without
+gradients, and keep nothing for a backward pass.
 """
 
 from dataclasses import dataclass

@@ -11,6 +11,9 @@ Local progress is never thrown away silently: when the outer parameters move, th
 as `farflung.training.coupled` says in full.
 """
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -25,6 +28,8 @@ from farflung.training.optimizers import parse_optimizer
 from farflung.training.outer import OuterConfig
 from farflung.training.probe import largest_that_fits
 from farflung.training.runtime import Runtime
+
+T = TypeVar("T")
 
 
 class Replica(ModelState):
@@ -53,40 +58,66 @@ class Replica(ModelState):
         tokens = torch.as_tensor(tokens).to(self.device)
         if self._microbatch is None:
             self._microbatch = self._choose_microbatch(tokens)
-        while True:
-            try:
-                return train_step(
-                    self.model,
-                    self._forward,
-                    self.optimizer,
-                    self.inner_config,
-                    tokens,
-                    global_step=global_step,
-                    microbatch=self._microbatch,
-                    autocast=self.runtime.autocast,
-                )
-            except NotEnoughMemory:  # somebody else took memory since the trials
-                smaller = [size for size in even_microbatches(tokens.shape[0]) if size < self._microbatch]
-                if self.runtime.microbatch is not None or not smaller:
-                    raise
-                self._microbatch = smaller[0]
-            torch.cuda.empty_cache()
+
+        def step(microbatch: int) -> StepReport:
+            return train_step(
+                self.model,
+                self._forward,
+                self.optimizer,
+                self.inner_config,
+                tokens,
+                global_step=global_step,
+                microbatch=microbatch,
+                autocast=self.runtime.autocast,
+            )
+
+        return self._with_room(tokens.shape[0], step)
 
     def evaluate(
         self,
         heldout: Tensor | npt.NDArray[np.int64],  # int64 [k, seq_len + 1]
-        batch: int = 16,  # sequences at a time
     ) -> float:
-        """Mean loss of the outer parameters in nats per token."""
+        """Mean loss of the outer parameters in nats per token. Raises NotEnoughMemory.
+
+        As many sequences at a time as training takes, which needs more memory for them; one before that is known.
+        """
         tokens = torch.as_tensor(heldout)
+        with self.outer_parameters():
+            total = self._with_room(tokens.shape[0], lambda microbatch: self._total_loss(tokens, microbatch))
+        return total / tokens.shape[0]
+
+    @torch.no_grad()
+    def _total_loss(self, tokens: Tensor, microbatch: int) -> float:
+        """Of the parameters in the model, summed over the sequences. Raises NotEnoughMemory."""
         total = 0.0
-        with self.outer_parameters() as model, torch.no_grad():
-            for piece in torch.split(tokens, batch):
+        try:
+            for piece in torch.split(tokens, microbatch):
                 piece = piece.to(self.device)
                 with precision(self.device, self.runtime.autocast):
-                    logits = model(piece[:, :-1])
+                    logits = self.model(piece[:, :-1])
                 total += float(next_token_loss(logits, piece[:, 1:])) * piece.shape[0]
-        return total / tokens.shape[0]
+        except torch.OutOfMemoryError as error:
+            raise NotEnoughMemory(
+                f"{self.device} has no room to evaluate {microbatch} sequences at a time: {error}"
+            ) from error
+        return total
+
+    def _with_room(
+        self,
+        batch: int,  # sequences in all
+        work: Callable[[int], T],  # with so many sequences at a time; raises NotEnoughMemory
+    ) -> T:
+        """What `work` returns with the microbatch that fits, which is lowered when that is too many by now."""
+        while True:
+            microbatch = self._microbatch or 1
+            try:
+                return work(microbatch)
+            except NotEnoughMemory:  # somebody else took memory since the trials
+                smaller = [size for size in even_microbatches(batch) if size < microbatch]
+                if self.runtime.microbatch is not None or not smaller:
+                    raise
+                self._microbatch = smaller[0]
+            torch.cuda.empty_cache()
 
     def _choose_microbatch(self, tokens: Tensor) -> int:
         """By trial where running out of memory is an error that can be caught, by forecast elsewhere."""

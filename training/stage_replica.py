@@ -8,7 +8,8 @@ The mean is over the visits of this peer alone: between two rounds peers of a st
 stage's gradient, for nobody sees the whole one (Agora clips per stage too; digest, 5.3).
 
 The whole outer model is evaluated a stage at a time: `enter` and `leave` are what stage 0 does of it, `pass_through` what any other one does, for
-whoever has got its outer parameters; so it never takes more memory than two stages.
+whoever has got its outer parameters; so it never takes more memory than two stages. And a sequence at a time: where a microbatch is trained there is
+room for that.
 """
 
 import math
@@ -20,11 +21,11 @@ from torch import Tensor
 from farflung.training.errors import NonFinite
 from farflung.training.flat import Layout, flatten, unflatten
 from farflung.training.inner import InnerConfig, StepReport
-from farflung.training.model import Decoder, ModelConfig
+from farflung.training.model import Decoder, ModelConfig, next_token_loss
 from farflung.training.model_state import ModelState
 from farflung.training.outer import OuterConfig
 from farflung.training.pipeline_slice import StageSlice
-from farflung.training.pipeline_worker import Accumulated, Worker, mean_gradients
+from farflung.training.pipeline_worker import HEAD, Accumulated, Worker, mean_gradients
 from farflung.training.recovery_fit import Fit, Pair, fit_, misfit
 from farflung.training.runtime import Runtime
 
@@ -96,11 +97,10 @@ class StageReplica(ModelState):
     def enter(
         self,
         tokens: Tensor,  # int64 [k, seq_len + 1]
-        batch: int = 16,  # sequences at a time
-    ) -> list[Tensor]:  # [batch, seq_len, D] on the CPU
+    ) -> list[Tensor]:  # of each sequence, [1, seq_len, D] on the CPU
         """The outputs of stage 0 with its outer parameters."""
         with self.outer_parameters():
-            return [self.worker.forward(0, piece[:, :-1].to(self.device)).cpu() for piece in torch.split(tokens, batch)]
+            return [self.worker.forward(0, one[:, :-1].to(self.device)).cpu() for one in torch.split(tokens, 1)]
 
     def leave(
         self,
@@ -109,9 +109,9 @@ class StageReplica(ModelState):
     ) -> float:
         """Mean loss in nats per token, by the outer parameters of the head."""
         total = 0.0
-        with self.outer_parameters():
-            for x, targets in zip(outputs, torch.split(tokens[:, 1:], outputs[0].shape[0]), strict=True):
-                total += self.worker.loss(x.to(self.device), targets.to(self.device), Accumulated())[0] * x.shape[0]
+        with self.outer_parameters(), torch.no_grad():
+            for x, targets in zip(outputs, torch.split(tokens[:, 1:], 1), strict=True):
+                total += float(next_token_loss(self.worker.run(HEAD, x.to(self.device)), targets.to(self.device)))
         return total / tokens.shape[0]
 
 

@@ -4,10 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from farflung.training import inner_optimizer
@@ -349,6 +351,31 @@ def test_a_microbatch_that_was_asked_for_is_kept(
     monkeypatch.setattr(replica, "_forward", Cramped(replica, fits=2))
     with pytest.raises(NotEnoughMemory):
         replica.train_step(batch(0), 0)
+
+
+def test_an_evaluation_fits_where_training_does(config: ModelConfig, batch: Any) -> None:
+    replica, heldout, fits, seen = make(config), np.concatenate([batch(7), batch(8)]), 4, list[int]()
+    loss = make(config, microbatch=1).evaluate(heldout)
+
+    def look(model: nn.Module, args: tuple[torch.Tensor], logits: torch.Tensor) -> None:
+        seen.append(len(args[0]))
+        if len(args[0]) > fits:
+            raise torch.OutOfMemoryError("no room")
+
+    replica.model.register_forward_hook(look)
+    assert replica.evaluate(heldout) == loss
+    assert seen == [1] * 8 and replica._microbatch is None  # which training will find
+    replica.train_step(batch(0), 0)
+    trained = [parameter.clone() for parameter in replica.parameters]
+    seen.clear()
+    assert replica.evaluate(heldout) == pytest.approx(loss, rel=1e-6) and seen == [4, 4]
+    fits = 1
+    seen.clear()
+    assert replica.evaluate(heldout) == loss and seen == [4, 3, 2, *[1] * 8]
+    fits = 0
+    with pytest.raises(NotEnoughMemory, match="cpu has no room to evaluate 1 sequences at a time: no room"):
+        replica.evaluate(heldout)
+    assert all(torch.equal(a, b) for a, b in zip(replica.parameters, trained, strict=True))
 
 
 def test_a_limit_lowers_the_microbatch(config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -233,11 +233,11 @@ def test_adopting_downloaded_state(make_replica: Any, batch: Any) -> None:
 
 
 def test_evaluation_is_of_the_outer_parameters_and_leaves_no_trace(make_replica: Any, batch: Any) -> None:
-    replica = make_replica()
-    fresh = replica.evaluate(batch(100))
+    replica = make_replica(microbatch=3)
+    fresh = make_replica().evaluate(batch(100))
     train(replica, batch, 0, 3)
     before = local(replica)
-    assert replica.evaluate(batch(100), batch=3) == pytest.approx(fresh, abs=1e-6)
+    assert replica.evaluate(batch(100)) == pytest.approx(fresh, abs=1e-6)
     assert torch.equal(local(replica), before)
     replica.apply(whole(replica.pseudo_gradient()), contributed=True)
     assert replica.evaluate(batch(100)) != pytest.approx(fresh, abs=1e-3)

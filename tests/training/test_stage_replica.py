@@ -1,0 +1,53 @@
+"""The whole outer model, evaluated a stage and a sequence at a time, has the loss that one peer with all of it finds."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from farflung.training.flat import Layout, flatten
+from farflung.training.inner import InnerConfig
+from farflung.training.left_out import heldout_loss
+from farflung.training.model import Decoder, ModelConfig
+from farflung.training.outer import OuterConfig
+from farflung.training.pipeline_slice import StageSlice
+from farflung.training.pipeline_stages import Head, Stage
+from farflung.training.replica import Replica
+from farflung.training.runtime import Runtime
+from farflung.training.schedule import Schedule
+from farflung.training.stage_replica import StageReplica, pass_through
+
+CONFIG = ModelConfig(vocab_size=32, dim=16, num_layers=3, num_heads=2, num_kv_heads=1, ffn_dim=24, seq_len=8)
+INNER = InnerConfig(schedule=Schedule(peak=1e-2, kind="constant"), z_loss=1e-3)
+SIZES = (1, 2)
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_stages_are_evaluated_a_sequence_at_a_time(
+    autocast: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And without gradients: there is room for that wherever a microbatch is trained."""
+    tokens = torch.from_numpy(np.random.default_rng(1).integers(0, 32, (5, 9)))
+    runtime = Runtime(autocast=autocast, microbatch=1)
+    whole = Replica(CONFIG, INNER, OuterConfig(), seed=3, runtime=runtime)
+    loss = whole.evaluate(tokens)
+    ends = StageReplica(CONFIG, StageSlice(SIZES, 0), INNER, OuterConfig(), seed=3, runtime=runtime)
+    layers = Decoder(CONFIG, seed=3, held=StageSlice(SIZES, 1).holds)
+    params = flatten(Layout(layers), list(layers.parameters()), torch.empty(Layout(layers).num_parameters))
+    parts = list[type]()
+    for part in (Stage, Head):
+
+        def cramped(self: Stage | Head, x: torch.Tensor, forward: Any = part.forward) -> torch.Tensor:
+            parts.append(type(self))
+            if len(x) > 1 or torch.is_grad_enabled():
+                raise torch.OutOfMemoryError("no room")
+            output: torch.Tensor = forward(self, x)
+            return output
+
+        monkeypatch.setattr(part, "forward", cramped)
+    outputs = pass_through(CONFIG, StageSlice(SIZES, 1), params, ends.enter(tokens), runtime)
+    assert ends.leave(outputs, tokens) == pytest.approx(loss, rel=1e-6)
+    assert parts == [Stage] * 10 + [Head] * 5
+    stages = {0: ends.outer.params, 1: params}
+    assert heldout_loss(CONFIG, SIZES, stages, tokens, (), runtime) == pytest.approx(loss, rel=1e-6)
