@@ -15,6 +15,7 @@ import msgspec
 
 from farflung.compression.policy import parse_policy
 from farflung.node.discovery import find_claims, publish_founding
+from farflung.node.durable import sync_folder
 from farflung.node.engine import Engine, EngineConfig
 from farflung.node.identity import Identity
 from farflung.node.listening import PORTS, free_ports, own_addresses
@@ -97,19 +98,20 @@ def found_swarm(options: CreateOptions) -> CreatedSwarm:
             f"({manifest.samples_per_step:,}): give more data, or a smaller --batch-tokens"
         )
     port = _port(options)
-    if options.peers:
-        run_loop(_publish(options, identity, sign_manifest(signer, manifest)))
-
-    swarm = keep_founded(paths, recipe, signer)
-    if seed:
-        save_secret(swarm, seed)
-    if tokenizer_file is not None:
-        save_tokenizer(swarm, tokenizer_file)
-    if port:
-        save_port(swarm, port)
-    book = PeerBook(swarm.peers)
-    book.note_multiaddrs(options.peers)
-    book.save()
+    signed = sign_manifest(signer, manifest)
+    with paths.new_swarm(recipe.swarm.hex(), manifest.name) as swarm:
+        _keep_genesis(swarm, recipe, signer, signed)
+        if seed:
+            save_secret(swarm, seed)
+        if tokenizer_file is not None:
+            save_tokenizer(swarm, tokenizer_file)
+        if port:
+            save_port(swarm, port)
+        book = PeerBook(swarm.peers)
+        book.note_multiaddrs(options.peers)
+        book.save()
+        if options.peers:  # last, so that nobody hears of a swarm that its founder does not have
+            run_loop(_publish(options, identity, signed))
     addresses = (*own_addresses(identity, port, local=options.local), *options.peers)[:MAX_ADDRESSES]
     invitation = Invitation(
         name=manifest.name,
@@ -121,13 +123,13 @@ def found_swarm(options: CreateOptions) -> CreatedSwarm:
     return CreatedSwarm(
         name=manifest.name,
         full_name=full_name(manifest.name, identity.public_key),
-        hash_hex=swarm.hash_hex,
+        hash_hex=recipe.swarm.hex(),
         invitation=encode_invitation(invitation),
         addresses=addresses,
         port=port,
         published=bool(options.peers),
         founder=identity.public_key.hex(),
-        manifest=swarm.manifest,
+        manifest=paths.swarm(recipe.swarm.hex()).manifest,
     )
 
 
@@ -350,12 +352,17 @@ async def _publish(options: CreateOptions, identity: Identity, signed: SignedMan
         await engine.close()
 
 
-def keep_founded(paths: Paths, recipe: Recipe, signer: IdentitySigner) -> SwarmPaths:
-    """Make the founder's folder of a swarm: the signed manifest, and height 0 of the history with the founder's vote."""
-    swarm = paths.add_swarm(recipe.swarm.hex(), recipe.manifest.name)
-    save_manifest(swarm, sign_manifest(signer, recipe.manifest).encode())
+def keep_founded(paths: Paths, recipe: Recipe, signer: IdentitySigner) -> None:
+    """Make the founder's folder of a swarm of which all else is known."""
+    with paths.new_swarm(recipe.swarm.hex(), recipe.manifest.name) as swarm:
+        _keep_genesis(swarm, recipe, signer, sign_manifest(signer, recipe.manifest))
+
+
+def _keep_genesis(swarm: SwarmPaths, recipe: Recipe, signer: IdentitySigner, signed: SignedManifest) -> None:
+    """The signed manifest, and height 0 of the history with the founder's vote."""
+    save_manifest(swarm, signed.encode())
     settings = recipe.settings()
     if recipe.manifest.pipeline.stages > 1:
         settings = stage_recipe(recipe, 0).settings(Life(0, 0, signer.peer_id))
     FileStorage(swarm.checkpoint).append_commit(None, founded(settings.swarm, signer, settings.rules))
-    return swarm
+    sync_folder(swarm.checkpoint)

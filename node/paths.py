@@ -8,6 +8,7 @@ environment.
 ```
 config/identity.pem            the Ed25519 key, mode 0600
 state/swarms/<manifest hash>/  name  manifest  port  peers.json  events.jsonl  lock  checkpoint/
+state/swarms/<manifest hash>.new/  a swarm that is being founded, or whose founding was cut short; nothing looks into it
 state/run/<16 hex>.sock        control socket of a running node; in the temporary folder when this is too long
 ```
 
@@ -18,13 +19,17 @@ nothing needs to be announced.
 
 import hashlib
 import os
+import re
+import shutil
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import platformdirs
 
+from farflung.node.durable import UNFINISHED, sync_folder, write_atomically
 from farflung.protocol.errors import ConfigError
 
 APP = "farflung"
@@ -33,10 +38,12 @@ HOME_VARIABLE = "FARFLUNG_HOME"
 MAX_SOCKET_PATH_BYTES = 100
 """Longest path given to a socket: 104 on macOS with its closing zero byte, and some room."""
 
+_HASH = re.compile(r"[0-9a-f]{64}")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SwarmPaths:
-    """Files of one swarm on this machine. Nothing exists before `Paths.add_swarm`."""
+    """Files of one swarm on this machine. Nothing exists before `Paths.add_swarm` or `Paths.new_swarm`."""
 
     name: str
     """Name of the swarm for people, as this machine knows it."""
@@ -105,15 +112,33 @@ class Paths:
         """Make the folder of a swarm and remember its name. Harmless when it is there already."""
         swarm = self.swarm(hash_hex, name)
         swarm.folder.mkdir(parents=True, exist_ok=True)
-        (swarm.folder / "name").write_text(name + "\n", encoding="utf-8")
+        _save_name(swarm)
         return swarm
 
+    @contextmanager
+    def new_swarm(self, hash_hex: str, name: str) -> Iterator[SwarmPaths]:
+        """The folder of a swarm that this machine founds, under a passing name until the block ends: whatever cuts it short, no
+        swarm is known that lacks something. Raises OSError.
+        """
+        swarm = self.swarm(hash_hex, name)
+        unfinished = replace(swarm, folder=swarm.folder.with_name(hash_hex + UNFINISHED))
+        unfinished.folder.mkdir(parents=True)
+        try:
+            _save_name(unfinished)
+            yield unfinished
+            sync_folder(unfinished.folder)
+            unfinished.folder.rename(swarm.folder)
+        except BaseException:
+            shutil.rmtree(unfinished.folder)
+            raise
+        sync_folder(swarm.folder.parent)
+
     def swarms(self) -> list[SwarmPaths]:
-        """Every swarm this machine knows, by name."""
+        """Every swarm this machine knows, by name: whose folder is there, whatever has become of the files in it."""
         folder = self.state / "swarms"
         if not folder.is_dir():
             return []
-        found = [self.swarm(child.name) for child in folder.iterdir() if _read_name(child)]
+        found = [self.swarm(child.name) for child in folder.iterdir() if _HASH.fullmatch(child.name)]
         return sorted(found, key=lambda swarm: (swarm.name, swarm.hash_hex))
 
     def find_swarm(self, wanted: str | None = None) -> SwarmPaths:
@@ -158,7 +183,11 @@ def resolve_paths(home: Path | None = None, environ: Mapping[str, str] = os.envi
 
 def _read_name(folder: Path) -> str:
     file = folder / "name"
-    return file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+    return file.read_text(encoding="utf-8", errors="replace").strip() if file.is_file() else ""
+
+
+def _save_name(swarm: SwarmPaths) -> None:
+    write_atomically(swarm.folder / "name", f"{swarm.name}\n".encode())
 
 
 def _socket_path(state: Path, hash_hex: str) -> Path:

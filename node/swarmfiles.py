@@ -9,10 +9,9 @@ claim            the founder's claim to the name, as it stands in the DHT
 """
 
 import os
-import shutil
 from pathlib import Path
 
-from farflung.node.durable import UNFINISHED, write_atomically
+from farflung.node.durable import UNFINISHED, sync_folder, write_atomically
 from farflung.node.paths import SwarmPaths
 from farflung.protocol.errors import ConfigError, RemoteError, WrongVersion
 from farflung.protocol.keys import SEED_BYTES
@@ -48,7 +47,10 @@ def save_secret(swarm: SwarmPaths, seed: bytes) -> None:
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(seed.hex() + "\n")
+        file.flush()
+        os.fsync(descriptor)
     temporary.replace(path)
+    sync_folder(path.parent)
 
 
 def load_secret(swarm: SwarmPaths) -> bytes:
@@ -89,11 +91,10 @@ def tokenizer_file(swarm: SwarmPaths) -> Path:
 def save_tokenizer(swarm: SwarmPaths, file: Path) -> None:
     """Keep a copy of a tokenizer file. Raises ConfigError when it cannot be read."""
     try:
-        shutil.copyfile(file, tokenizer_file(swarm))
-    except shutil.SameFileError:
-        pass  # the copy itself was given
+        data = file.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read the tokenizer {file}: {error.strerror}") from error
+    write_atomically(tokenizer_file(swarm), data)
 
 
 def data_file(swarm: SwarmPaths) -> Path:

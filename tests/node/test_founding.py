@@ -11,6 +11,7 @@ import torch
 from tests.node.founded import TEXT, TOML, found
 
 from farflung.node import daemon, founding, machine
+from farflung.node.identity import Identity
 from farflung.node.listening import PORTS
 from farflung.node.machine import choose_runtime, fit_memory
 from farflung.node.options import CreateOptions
@@ -173,6 +174,28 @@ def test_a_name_is_founded_once_on_a_machine(tmp_path: Path, corpus: Path) -> No
     found(tmp_path, corpus)
     with pytest.raises(ConfigError, match="continue that one with `farflung join alpha`"):
         found(tmp_path, corpus)
+
+
+@pytest.mark.parametrize("cut_short_at", ["save_manifest", "founded", "save_secret", "save_port", "run_loop"])
+def test_a_founding_that_is_cut_short_leaves_no_swarm(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, cut_short_at: str
+) -> None:
+    """Whatever there is at that moment is what a kill leaves."""
+    paths = resolve_paths(tmp_path / "a", {})
+
+    def cut_short(*_: object) -> None:
+        assert list((paths.state / "swarms").iterdir()), "something is there"
+        assert paths.swarms() == []
+        raise KeyboardInterrupt
+
+    peer = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().libp2p_id}"
+    with monkeypatch.context() as cutting, pytest.raises(KeyboardInterrupt):
+        cutting.setattr(founding, "_publish", lambda *_: None)
+        cutting.setattr(founding, cut_short_at, cut_short)
+        found(tmp_path, corpus, peers=(peer,))
+    assert list((paths.state / "swarms").iterdir()) == [], "nor anything else, where it could be tidied up"
+    made, _ = found(tmp_path, corpus)
+    assert [swarm.manifest for swarm in paths.swarms()] == [made.manifest] and made.manifest.exists()
 
 
 # ---- the recipe ----------------------------------------------------------------------------------------------------
