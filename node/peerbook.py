@@ -6,6 +6,7 @@ cache of what peers said of themselves: an address that lies only makes one dial
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -28,8 +29,11 @@ class KnownPeer(msgspec.Struct, kw_only=True):
     """Unix seconds; 0 when an invitation or a flag named it and it was never heard."""
 
 
+_KeyHex = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+
+
 class _File(msgspec.Struct):
-    peers: dict[str, KnownPeer]
+    peers: dict[_KeyHex, KnownPeer]
 
 
 class PeerBook:
@@ -42,7 +46,7 @@ class PeerBook:
         if path.exists():
             try:
                 self._peers = msgspec.json.decode(path.read_bytes(), type=_File).peers
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise ConfigError(
                     f"{path} is damaged ({error}); remove it and join with an invitation or --peer"
                 ) from error

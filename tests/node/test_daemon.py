@@ -78,9 +78,11 @@ def test_the_book_asks_those_heard_last_first(tmp_path: Path) -> None:
     assert len(again.peers()) == 256 and next(iter(again.peers())) == peers[0].public_key
     seeds = [f"/ip4/10.0.0.1/tcp/{age + 1}/p2p/{peers[age].libp2p_id}" for age in range(1, 256)]
     assert again.seeds(peers[0].public_key) == seeds
-    (tmp_path / "peers.json").write_text("{")
-    with pytest.raises(ConfigError, match="is damaged"):
-        PeerBook(tmp_path / "peers.json")
+    entry = b'{"peers":{"%s":{"addresses":[],"seen":0}}}'
+    for damaged in (b"{", entry % b"abab", entry % (b"z" * 64), entry % (b"\xff" * 64)):
+        (tmp_path / "peers.json").write_bytes(damaged)
+        with pytest.raises(ConfigError, match="is damaged"):
+            PeerBook(tmp_path / "peers.json")
 
 
 def test_a_stranger_without_invitation_is_told(tmp_path: Path, corpus: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from farflung.node import durable
 from farflung.node.paths import MAX_SOCKET_PATH_BYTES, resolve_paths
 from farflung.protocol.errors import ConfigError
 
@@ -50,6 +51,31 @@ def test_what_cannot_be_found_is_explained(tmp_path: Path) -> None:
         paths.find_swarm("alpha")
     with pytest.raises(ConfigError, match=r"no swarm 'gamma'"):
         paths.find_swarm("gamma")
+
+
+@pytest.mark.parametrize("left", [b"", b"\xff\n", None])
+def test_a_swarm_whose_name_is_damaged_is_found_by_its_hash(tmp_path: Path, left: bytes | None) -> None:
+    paths = resolve_paths(tmp_path, {})
+    swarm = paths.add_swarm(ONE, "alpha")
+    if left is None:
+        (swarm.folder / "name").unlink()
+    else:
+        (swarm.folder / "name").write_bytes(left)
+    assert paths.find_swarm() == paths.find_swarm(ONE[:8]) == paths.swarm(ONE)
+    assert paths.add_swarm(ONE, "alpha") == paths.find_swarm("alpha")
+
+
+def test_a_name_is_there_as_long_as_it_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = resolve_paths(tmp_path, {})
+    paths.add_swarm(ONE, "alpha")
+
+    def cut_short(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(durable.os, "fsync", cut_short)
+    with pytest.raises(KeyboardInterrupt):
+        paths.add_swarm(ONE, "alpha")
+    assert paths.find_swarm("alpha").hash_hex == ONE
 
 
 def test_socket_paths_fit(tmp_path: Path) -> None:
