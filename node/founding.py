@@ -32,7 +32,7 @@ from farflung.node.swarmfiles import save_manifest, save_port, save_secret, save
 from farflung.protocol.admission import invite_key
 from farflung.protocol.chain import founded
 from farflung.protocol.checks import nearest
-from farflung.protocol.errors import ConfigError
+from farflung.protocol.errors import ConfigError, WrongVersion
 from farflung.protocol.invitation import Invitation, encode_invitation
 from farflung.protocol.keys import SEED_BYTES
 from farflung.protocol.limits import MAX_ADDRESSES
@@ -40,6 +40,7 @@ from farflung.protocol.lives import Life
 from farflung.protocol.manifest import Manifest, SignedManifest, sign_manifest
 from farflung.protocol.manifest_toml import Sections, manifest_from_sections, parse_toml
 from farflung.protocol.naming import check_free, check_name, full_name
+from farflung.protocol.versions import negotiate
 from farflung.training.data import Dataset
 from farflung.training.errors import DataError
 from farflung.training.methods import TRAINING_METHODS
@@ -88,6 +89,7 @@ def found_swarm(options: CreateOptions) -> CreatedSwarm:
     manifest = manifest_from_sections(
         sections, founder=identity.public_key, created=int(time.time()), presets=_presets(tokenizer, sections)
     )
+    _check_version(manifest)
     recipe = read_recipe(manifest)
     if manifest.pipeline.stages > 1:
         for stage in range(manifest.pipeline.stages):
@@ -131,6 +133,14 @@ def found_swarm(options: CreateOptions) -> CreatedSwarm:
         founder=identity.public_key.hex(),
         manifest=paths.swarm(recipe.swarm.hex()).manifest,
     )
+
+
+def _check_version(manifest: Manifest) -> None:
+    """Raises ConfigError for a swarm that this farflung could not join."""
+    try:
+        negotiate(manifest.protocol_versions, peer=None)
+    except WrongVersion as error:
+        raise ConfigError(f"swarm.protocol_versions: the swarm {error.reason}; leave the line out") from error
 
 
 def _port(options: CreateOptions) -> int:

@@ -156,6 +156,10 @@ def recipe_parameters(manifest: Manifest) -> list[torch.Tensor]:
         ({"optimizer": "torch.optim.SGD(lr=0.1)"}, "its learning rate is not given here but by inner.lr"),
         ({"optimizer": "muon(speed=2)"}, "it takes adamw_lr, iterations, momentum"),
         ({"batch_tokens": 100}, "must be a multiple of model.seq_len"),
+        (
+            {"config": Path("version.toml")},
+            "swarm.protocol_versions: the swarm speaks protocol versions [99], we speak",
+        ),
         ({"config": Path("/nowhere.toml")}, "cannot read /nowhere.toml"),
     ],
 )
@@ -164,6 +168,7 @@ def test_create_refuses_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("preset.toml").write_text("[model]\npreset = 7\n")
+    Path("version.toml").write_text("[swarm]\nprotocol_versions = [99]\n")
     with pytest.raises(ConfigError) as caught:
         found(tmp_path, corpus, **flags)
     assert said in str(caught.value) and "\n" not in str(caught.value)
@@ -319,8 +324,9 @@ def test_memory_and_devices_are_checked_before_anything_is_allocated(monkeypatch
     assert fit_memory(PRESETS["1m"], plain, 1, Runtime(), "none", copies=1) == Runtime()
     with pytest.raises(ConfigError, match="need"):
         fit_memory(PRESETS["1m"], plain, 1, Runtime(), "none", copies=2)
-    with pytest.raises(ConfigError, match="--device 'abacus'"):
-        choose_runtime("abacus", "auto", compiled=False)
+    for device in ("abacus", "meta", "xpu", "hpu:0", "cuda:x"):
+        with pytest.raises(ConfigError, match=f"--device '{device}': give auto, cpu, cuda"):
+            choose_runtime(device, "auto", compiled=False)
     with pytest.raises(ConfigError, match="CUDA devices"):
         choose_runtime("cuda:63", "auto", compiled=False)
     assert choose_runtime("cpu", "bf16", compiled=False).autocast is torch.bfloat16
