@@ -7,6 +7,7 @@ Keys and hashes are hex. Two things are never in the file: the founder's key and
 """
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from typing import Any
@@ -33,8 +34,10 @@ _MOVED: dict[str, dict[str, tuple[str, str]]] = {
         "max_round_s": ("deadlines", "max_round_s"),
     },
 }
+_MOVED_FROM = {place: (section, key) for section, keys in _MOVED.items() for key, place in keys.items()}
 _NESTED = {"model", "tokenizer", "data", "inner", "outer", "feedback", "pipeline", "admission", "deadlines"}
 _HEX = {("data", "content_hash"), ("data", "tokenizer_hash"), ("swarm", "invite_key")}
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
 def _known() -> dict[str, list[str]]:
@@ -105,7 +108,7 @@ def manifest_from_sections(
     try:
         return msgspec.convert(top | parts, Manifest, builtin_types=(bytes,))
     except msgspec.ValidationError as err:
-        raise ConfigError(f"manifest: {err}".replace("`$.", "`")) from err
+        raise ConfigError(_as_in_the_file(str(err))) from err
 
 
 def manifest_from_toml(
@@ -140,6 +143,17 @@ def _where(section: str, key: str, known: Mapping[str, list[str]]) -> str:
             return f"; it belongs in [{other}]"
     near = nearest(key, known[section])
     return near or f"; [{section}] knows {', '.join(known[section])}"
+
+
+def _as_in_the_file(said: str) -> str:
+    """What msgspec says of a place in a manifest, of the key in the file."""
+    what, _, path = said.partition(" - at `$")
+    place = path.strip("`").split(".")[1:]
+    if missing := _MISSING.fullmatch(what):
+        place.append(missing[1])
+    part, name = place if len(place) == 2 else ("swarm", place[0])
+    section, key = _MOVED_FROM.get((part, name), (part, name))
+    return f"{section}.{key} is missing" if missing else f"{section}.{key}: {what}"
 
 
 def _preset(model: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
