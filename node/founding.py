@@ -280,8 +280,11 @@ def _fill_data(sections: Sections, tokenizer: Tokenizer) -> Dataset:
 
 
 def data_spec(wanted: str) -> str:
-    """What a person typed as a spec of `training.sources`: a bare path becomes `text:` or `shards:`."""
-    if wanted == "python" or wanted.partition(":")[0] in ("text", "shards", "hf"):
+    """What a person typed as a spec of `training.sources`, with the path in full: a bare one becomes `text:` or `shards:`."""
+    kind, _, rest = wanted.partition(":")
+    if kind in ("text", "shards") and rest:
+        return f"{kind}:{Path(rest).expanduser().absolute()}"
+    if kind in ("python", "text", "shards", "hf"):
         return wanted
     path = Path(wanted).expanduser()
     if not path.exists():

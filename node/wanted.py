@@ -38,13 +38,11 @@ class Wanted:
 
 
 def local_swarm(paths: Paths, text: str, peers: Iterable[str]) -> Wanted:
-    """Read an invitation, or find a name or the beginning of a manifest hash among this machine's swarms.
+    """Find a name or the beginning of a manifest hash among this machine's swarms, or read an invitation.
 
     Raises ConfigError when the invitation is damaged or leads nowhere, or a name is ambiguous here.
     """
     addresses = tuple(peers)
-    if is_invitation(text):
-        return _invited(paths, text, addresses)
     known = paths.swarms()
     name, at, _ = text.strip().lower().partition("@")
     fit = [s for s in known if s.name == name]
@@ -58,6 +56,8 @@ def local_swarm(paths: Paths, text: str, peers: Iterable[str]) -> Wanted:
         raise ConfigError(f"{text!r} means several swarms of this machine: {listed}; give the beginning of the hash")
     if fit:
         return Wanted(swarm=fit[0], addresses=addresses)
+    if is_invitation(text):
+        return _invited(paths, text, addresses)
     split_name(text)  # a look-up needs a name
     elsewhere = [seed for s in known for seed in PeerBook(s.peers).seeds(b"")]
     if not addresses and not elsewhere:

@@ -17,7 +17,7 @@ from farflung.protocol.addresses import AddressPacker, AddressUnpacker, is_addre
 from farflung.protocol.checks import check_length
 from farflung.protocol.errors import ConfigError, RemoteError
 from farflung.protocol.keys import digest
-from farflung.protocol.limits import MAX_ADDRESSES, MAX_INVITATION_BYTES
+from farflung.protocol.limits import MAX_ADDRESSES, MAX_INVITATION_BYTES, MAX_NAME
 from farflung.protocol.naming import check_name
 from farflung.protocol.wire import decode
 
@@ -26,6 +26,7 @@ PREFIX = "farflung1"
 
 _CHECK_BYTES = 4
 _FOREIGN = re.compile(r"[^a-z2-7]")
+_CUT_SHORT = re.compile(PREFIX + "[a-z2-7]+")
 _AGAIN = "copy the whole line again from where you got it"
 
 
@@ -88,8 +89,11 @@ def encode_invitation(invitation: Invitation) -> str:
 
 
 def is_invitation(text: str) -> bool:
-    """Whether a person's argument is meant as an invitation rather than as a swarm's name."""
-    return re.match(r"farflung[0-9]", text.strip().lower()) is not None and len(text.strip()) > 64
+    """Whether a person's argument, which names no swarm that is known, is meant as an invitation, be it the beginning of one."""
+    said = text.strip().lower()
+    return _CUT_SHORT.fullmatch(said) is not None or (
+        re.match(r"farflung[0-9]", said) is not None and len(said) > MAX_NAME
+    )
 
 
 def decode_invitation(text: str) -> Invitation:

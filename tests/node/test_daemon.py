@@ -51,6 +51,11 @@ def test_what_join_means_here(tmp_path: Path, corpus: Path) -> None:
         wanted.local_swarm(here, "beta", ())
     with pytest.raises(ConfigError, match="mistyped or damaged"):
         wanted.local_swarm(there, made.invitation[:-6] + "aaaaaa", ())
+    cut = made.invitation[:40]
+    with pytest.raises(ConfigError, match=r"cut short: 31 of \d+ characters"):
+        wanted.local_swarm(there, cut, ())
+    called_so = there.add_swarm("ab" * 32, cut)
+    assert wanted.local_swarm(there, cut, ()).swarm == called_so
 
 
 def test_an_invitation_without_addresses_is_refused_at_once(tmp_path: Path, corpus: Path) -> None:

@@ -175,6 +175,14 @@ def test_create_refuses_in_one_line(
     assert resolve_paths(tmp_path / "a", {}).swarms() == []
 
 
+def test_a_path_to_data_is_kept_in_full(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node may be started in another folder."""
+    monkeypatch.chdir(corpus.parent)
+    for name, typed in (("a", corpus.name), ("b", f"text:{corpus.name}"), ("c", f"text:{corpus}")):
+        assert found(tmp_path, corpus, name=name, data=typed)[1].data.spec == f"text:{corpus}"
+    assert founding.data_spec("shards:~/s") == f"shards:{Path.home() / 's'}"
+
+
 def test_a_name_is_founded_once_on_a_machine(tmp_path: Path, corpus: Path) -> None:
     found(tmp_path, corpus)
     with pytest.raises(ConfigError, match="continue that one with `farflung join alpha`"):

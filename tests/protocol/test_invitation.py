@@ -105,6 +105,8 @@ def test_values(values: dict[str, object]) -> None:
 
 def test_told_from_names() -> None:
     assert is_invitation(TEXT) and is_invitation("\n" + TEXT.upper())
+    assert is_invitation(TEXT[:12]) and is_invitation(f" {TEXT[:73]}\n")
+    assert not is_invitation("farflung1-run") and not is_invitation("farflung1abc@abcdefghijkl")
     assert not is_invitation("farflung1") and not is_invitation("tiny@abcdefghijkl")
 
 
