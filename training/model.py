@@ -92,11 +92,21 @@ class Rotary(nn.Module):
         return rotated.to(x_BHTE.dtype)
 
 
+def can_share_keys(
+    device: str,  # its type
+    dtype: torch.dtype,  # of queries, keys and values
+) -> bool:
+    """Whether attention can take fewer key than query heads and still keep no [T, T] scores. On CUDA only the flash kernel can, which
+    takes no fp32; there the memory-efficient kernel does it, with keys and values repeated for every query head."""
+    return device != "cuda" or dtype != torch.float32
+
+
 class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
-        self.grouped = config.num_kv_heads != config.num_heads
+        self.groups = config.num_heads // config.num_kv_heads
+        """Query heads to a key head."""
         self.q_proj = nn.Linear(config.dim, config.dim, bias=False)
         self.k_proj = nn.Linear(config.dim, config.kv_dim, bias=False)
         self.v_proj = nn.Linear(config.dim, config.kv_dim, bias=False)
@@ -114,8 +124,11 @@ class Attention(nn.Module):
             return y.transpose(1, 2)
 
         q, k = heads(self.q_proj(x_BTD), self.q_norm), heads(self.k_proj(x_BTD), self.k_norm)
-        v = heads(self.v_proj(x_BTD))
-        y = F.scaled_dot_product_attention(rotary(q), rotary(k), v, is_causal=True, enable_gqa=self.grouped)
+        q, k, v = rotary(q), rotary(k), heads(self.v_proj(x_BTD))
+        grouped = self.groups > 1
+        if grouped and not can_share_keys(q.device.type, q.dtype):
+            k, v, grouped = k.repeat_interleave(self.groups, 1), v.repeat_interleave(self.groups, 1), False
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
         out: Tensor = self.o_proj(y.transpose(1, 2).reshape(B, T, -1))
         return out
 

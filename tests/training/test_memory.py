@@ -77,6 +77,13 @@ def test_activations_are_forecast(name: str, qk_norm: bool, autocast: torch.dtyp
     assert 0.95 < forecast_bytes / saved < 1.3  # rather too much than out of memory
 
 
+def test_repeated_keys_and_values_are_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA in fp32; on a CPU that is a little too much."""
+    config = replace(preset("3m", seq_len=64), num_kv_heads=1)
+    monkeypatch.setattr("farflung.training.model.can_share_keys", lambda device, dtype: False)
+    assert 0.97 < activation_bytes(config, 4) / saved_bytes(config, 4, None, checkpointed=False) < 1.1
+
+
 # ---- the peak of a step, as torch's allocator recorded it ----------------------------------------------------------
 
 

@@ -2,11 +2,21 @@
 
 import hashlib
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from farflung.training.model import Decoder, ModelConfig, losses, next_token_loss, parameter_shapes
+from farflung.training.inner import precision
+from farflung.training.model import (
+    Decoder,
+    ModelConfig,
+    can_share_keys,
+    losses,
+    next_token_loss,
+    parameter_shapes,
+)
 from farflung.training.presets import PRESETS, num_parameters, preset
 
 
@@ -86,6 +96,48 @@ def test_qk_norm_bounds_the_logits_of_attention(config: ModelConfig) -> None:
         with torch.no_grad():
             model.model.layers[0].self_attn.q_proj.weight.mul_(1e6)
         assert torch.allclose(model(tokens), before, atol=1e-4) == qk_norm
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "can"),
+    [
+        (
+            "cuda",
+            torch.float32,
+            False,
+        ),  # no flash kernel, and the memory-efficient one wants a key head for each query head
+        ("cuda", torch.bfloat16, True),
+        ("cpu", torch.float32, True),
+        ("cpu", torch.bfloat16, True),
+        ("mps", torch.float32, True),
+    ],
+)
+def test_keys_are_shared_where_a_kernel_can(device: str, dtype: torch.dtype, can: bool) -> None:
+    assert can_share_keys(device, dtype) == can
+
+
+@pytest.mark.parametrize("qk_norm", [True, False])
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_repeated_keys_are_the_shared_ones(
+    config: ModelConfig, qk_norm: bool, autocast: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And are asked for by the precision of the products, which under autocast is not that of the parameters."""
+    model, tokens, found = Decoder(replace(config, qk_norm=qk_norm), seed=1), torch.arange(20)[None], []
+    attention = Mock(wraps=F.scaled_dot_product_attention)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
+    for shared in (True, False):
+        asked = Mock(return_value=shared)
+        monkeypatch.setattr("farflung.training.model.can_share_keys", asked)
+        model.zero_grad()
+        with precision(torch.device("cpu"), autocast):
+            loss = next_token_loss(model(tokens), tokens)
+        loss.backward()  # type: ignore[no-untyped-call]
+        found.append([loss.detach(), *[p.grad for p in model.parameters()]])
+        asked.assert_called_with("cpu", autocast or torch.float32)
+        (q, k, v), how = attention.call_args
+        assert how["enable_gqa"] == shared and (q.shape[1], k.shape[1], v.shape[1]) == (4, *[2 if shared else 4] * 2)
+    tolerance = 1e-6 if autocast is None else 1e-2
+    torch.testing.assert_close(found[0], found[1], rtol=tolerance, atol=tolerance)
 
 
 def test_the_z_loss_is_its_formula() -> None:
