@@ -23,6 +23,7 @@ from farflung.protocol.effects import Repair
 from farflung.protocol.errors import NetworkError, Refused, RemoteError
 from farflung.protocol.member import Member
 from farflung.protocol.messages import ChunkList
+from farflung.training.errors import BadChunk
 from farflung.training.outer import OuterConfig
 
 RETRY_S = 1.0
@@ -145,7 +146,10 @@ class Catchup:
 
         def take(index: int, version: int, data: bytes) -> None:
             if index < download.num_chunks and version >= max(oldest, download.have.get(index, 0)):
-                self._learner.outer.load_chunk(index, data)
+                try:
+                    self._learner.outer.load_chunk(index, data)
+                except BadChunk:
+                    return  # damaged on our disk: it is fetched again, like any that is not there
                 download.have[index] = version
 
         await self._aside(self._storage.load_chunks, take)

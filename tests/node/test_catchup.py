@@ -38,7 +38,10 @@ def test_a_newcomer_downloads_the_state_that_a_quorum_announces() -> None:
     in_lab(3, main)
 
 
-def test_what_an_earlier_process_had_fetched_is_not_asked_for_again() -> None:
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_what_an_earlier_process_had_fetched_is_not_asked_for_again(damaged: int) -> None:
+    """But for what its disk has damaged since."""
+
     async def main(lab: Lab) -> None:
         one, killed = (Applying(lab, n) for n in lab.nodes)
         history = await founded(one)
@@ -68,6 +71,9 @@ def test_what_an_earlier_process_had_fetched_is_not_asked_for_again() -> None:
         await asyncio.wait([downloading])
         kept = set(disk.chunks)
         assert 2 <= len(kept) < outer.num_chunks
+        for chunk in sorted(kept)[:damaged]:
+            disk.chunks[chunk] = disk.chunks[chunk][:-1]
+            kept.remove(chunk)
         again = Applying(lab, killed.node)
         assert await download(again) == 1
         assert again.digest == expected(1)
