@@ -6,6 +6,7 @@ import sys
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from farflung.node.storage import LOST_STATE
 from farflung.protocol.errors import FarflungError, LocalError
 from farflung.training.errors import DamagedCheckpoint, NonFinite, TrainingError
 
@@ -70,7 +71,7 @@ def _as_local(error: TrainingError) -> LocalError:
             "rate is too high"
         )
     if isinstance(error, DamagedCheckpoint):
-        return LocalError(f"{error}; remove the swarm's checkpoint folder and join again")
+        return LocalError(f"{error}; {LOST_STATE}")
     return LocalError(str(error))
 
 

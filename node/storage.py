@@ -12,6 +12,7 @@
 """
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,7 +24,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from farflung.compression.codec import Payload
-from farflung.node.durable import UNFINISHED, Slots, sync_folder, write_atomically
+from farflung.node.durable import UNFINISHED, Journal, Slots, sync_folder, write_atomically
 from farflung.node.learner import Learner
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.errors import LocalError
@@ -39,12 +40,27 @@ TakeChunk = Callable[[int, int, bytes], None]
 """Of outer state: its number, its version, and what it is."""
 
 VOTE = "vote"
+HISTORY_FILE = "history.msgpack"
+PLACE = "place.msgpack"
+CURRENT = "current"
 
 MAX_VOTE_BYTES = MAX_CONTROL_BYTES
 """What is voted for came in a message."""
 
-LENGTH_BYTES = 4
-"""Prefix of each entry of the history."""
+LOST_VOTE = (
+    "this node does not know any more what it promised at the open height. Remove this file, and no other, once the other members have "
+    "gone a commit further (a lone node need not wait), and join again"
+)
+LOST_STATE = (
+    "remove `learner-a`, `learner-b` and `current` of that folder, and nothing else in it: what this node has voted for must not be forgotten. "
+    "Then join again: other members bring the state. Where there are none nobody can, so keep a copy"
+)
+LOST_HISTORY = (
+    "remove `history.msgpack`, `learner-a`, `learner-b` and `current` of that folder, and nothing else in it: what this node has voted for must "
+    "not be forgotten. Then join again: other members bring history and state. Where there are none nobody can: remove the history only, and "
+    "`farflung export` still gives the model"
+)
+"""What to do where that is damaged."""
 
 RESIDUALS = "residuals"
 """Folder in that of a learner."""
@@ -54,6 +70,11 @@ MOST_LINKS = 2 * HISTORY
 
 PLAN_BYTES = 16
 """Of a plan's hash that are in file names: 128 bits."""
+
+_UNFINISHED = f"(?:{re.escape(UNFINISHED)})?"
+_MEAN = re.compile(rf"([0-9a-f]{{{2 * PLAN_BYTES}}})-[0-9]+{_UNFINISHED}")
+_CHUNK = re.compile(rf"([0-9]+)-([0-9]+){_UNFINISHED}")
+"""Names of files."""
 
 
 class SavedVote(Struct, frozen=True, array_like=True):
@@ -136,9 +157,8 @@ class FileStorage:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._votes = Slots(folder / VOTE, MAX_VOTE_BYTES)
-        self._num_links: int | None = None
-        """Entries of the history file; None before the first append has looked at it."""
+        self._votes = Slots(folder / VOTE, MAX_VOTE_BYTES, LOST_VOTE)
+        self._history = Journal(folder / HISTORY_FILE, LOST_HISTORY)
         for name in ("means", "chunks"):
             (folder / name).mkdir(parents=True, exist_ok=True)
 
@@ -147,34 +167,22 @@ class FileStorage:
 
     def load_vote(self) -> SavedVote | None:
         data = self._votes.load()
-        return None if data is None else _decode_bytes(self.folder / VOTE, data, SavedVote)
+        return None if data is None else _decode(self.folder / VOTE, data, SavedVote, LOST_VOTE)
 
     def append_commit(self, anchor: Commit | None, certified: Certified) -> None:
-        data = msgspec.msgpack.encode(Link(anchor, certified))
-        path = self.folder / "history.msgpack"
-        if self._num_links is None:  # a kill while writing can tear only the last entry, once a start
-            self._num_links = _cut_torn_end(path)
-        if self._num_links >= MOST_LINKS:
-            self._compact_history(path)
-        self._num_links += 1
-        with path.open("ab") as file:
-            file.write(len(data).to_bytes(LENGTH_BYTES, "big") + data)
-            file.flush()
-            os.fsync(file.fileno())
+        if self._history.count() >= MOST_LINKS:
+            self._compact_history()
+        self._history.append(msgspec.msgpack.encode(Link(anchor, certified)))
 
-    def _compact_history(self, path: Path) -> None:
-        """Keep what a start would take up (`newest_history`). A crash leaves the old file or the new one."""
+    def _compact_history(self) -> None:
+        """Keep what a start would take up (`newest_history`)."""
         anchor, kept = newest_history(self.load_history())
         links = [Link(anchor if i == 0 else None, certified) for i, certified in enumerate(kept)]
-        entries = [msgspec.msgpack.encode(link) for link in links]
-        write_atomically(path, b"".join(len(data).to_bytes(LENGTH_BYTES, "big") + data for data in entries))
-        self._num_links = len(entries)
+        self._history.replace([msgspec.msgpack.encode(link) for link in links])
 
     def load_history(self) -> list[Link]:
-        path = self.folder / "history.msgpack"
-        if not path.exists():
-            return []
-        return [_decode_bytes(path, entry, Link) for entry in _entries(path.read_bytes())]
+        path = self.folder / HISTORY_FILE
+        return [_decode(path, entry, Link, LOST_HISTORY) for entry in self._history.load()]
 
     def save_mean(self, plan: bytes, part: int, payload: Payload) -> None:
         # No fsync: a killed process loses nothing that the system has taken, and a power failure everywhere at
@@ -204,13 +212,12 @@ class FileStorage:
         write_atomically(self.folder / "chunks" / f"{index}-{version}", data)
 
     def load_chunks(self, take: TakeChunk) -> None:
-        for path in sorted((self.folder / "chunks").iterdir()):
-            index, _, version = path.name.partition("-")
-            if version.isdecimal():  # not a half-written file
-                take(int(index), int(version), path.read_bytes())
+        for index, version, path in self._saved_chunks():
+            if path.suffix != UNFINISHED:
+                take(index, version, path.read_bytes())
 
     def plans_with_means(self) -> set[bytes]:
-        return {_plan_of(path) for path in (self.folder / "means").iterdir()}
+        return {plan for plan, _ in self._saved_means()}
 
     def save_learner(
         self, learner: Learner, residuals: Mapping[str, Tensor], place: Place, drop: Collection[bytes]
@@ -221,21 +228,32 @@ class FileStorage:
         learner.save(self.folder / f"learner-{slot}")
         if residuals:
             write_state(self.folder / f"learner-{slot}" / RESIDUALS, residuals, {})
-        write_atomically(self.folder / f"learner-{slot}" / "place.msgpack", msgspec.msgpack.encode(place))
-        write_atomically(self.folder / "current", slot.encode())
-        for path in (self.folder / "means").iterdir():
-            if _plan_of(path) in drop:
+        write_atomically(self.folder / f"learner-{slot}" / PLACE, msgspec.msgpack.encode(place))
+        write_atomically(self.folder / CURRENT, slot.encode())
+        for plan, path in self._saved_means():
+            if plan in drop:
                 path.unlink()
-        for path in (self.folder / "chunks").iterdir():
+        for *_, path in self._saved_chunks():
             path.unlink()
 
     def load_learner(self, learner: Learner) -> Place | None:
-        slot = self._current()
-        if slot is None:
+        saved = self.saved_learner()
+        if saved is None:
             return None
-        place = _decode(self.folder / f"learner-{slot}" / "place.msgpack", Place)
-        learner.load(self.folder / f"learner-{slot}")
+        folder, place = saved
+        self._check_known(place)
+        learner.load(folder)
         return place
+
+    def _check_known(self, place: Place) -> None:
+        """A checkpoint is never written before the commit that it is of."""
+        links = self.load_history()
+        newest = links[-1].certified.commit.height if links else -1
+        if place.height > newest:
+            raise LocalError(
+                f"{self.folder / HISTORY_FILE} has lost its end: it goes up to height {newest}, the checkpoint beside it is of height "
+                f"{place.height}; {LOST_HISTORY}"
+            )
 
     def load_place(self) -> Place | None:
         saved = self.saved_learner()
@@ -247,12 +265,15 @@ class FileStorage:
         return read_state(folder)[0] if slot is not None and folder.exists() else {}
 
     def saved_learner(self) -> tuple[Path, Place] | None:
-        """Folder and place of the checkpoint that counts; None when there is none."""
+        """Folder and place of the checkpoint that counts; None when there is none. Raises LocalError where they are damaged."""
         slot = self._current()
         if slot is None:
             return None
         folder = self.folder / f"learner-{slot}"
-        return folder, _decode(folder / "place.msgpack", Place)
+        path = folder / PLACE
+        if not path.exists():
+            raise LocalError(f"{path} is missing; {LOST_STATE}")
+        return folder, _decode(path, path.read_bytes(), Place, LOST_STATE)
 
     def _means_of(self, plan: bytes) -> list[Path]:
         """Whole ones: another one may be on its way, in another thread."""
@@ -263,50 +284,30 @@ class FileStorage:
         return self.folder / "means" / f"{plan[:PLAN_BYTES].hex()}-{part}"
 
     def _current(self) -> str | None:
-        path = self.folder / "current"
-        return path.read_text() if path.exists() else None
+        path = self.folder / CURRENT
+        if not path.exists():
+            return None
+        slot = path.read_bytes()
+        if slot not in (b"a", b"b"):
+            raise LocalError(f"{path} is damaged; {LOST_STATE}")
+        return slot.decode()
+
+    def _saved_means(self) -> list[tuple[bytes, Path]]:
+        """The first PLAN_BYTES of the plan of each, and its file, whole or not. Other files are not ours to touch."""
+        found = [(_MEAN.fullmatch(path.name), path) for path in (self.folder / "means").iterdir()]
+        return [(bytes.fromhex(name[1]), path) for name, path in found if name is not None]
+
+    def _saved_chunks(self) -> list[tuple[int, int, Path]]:
+        """Number and version of each, and its file. Other files are not ours to touch."""
+        found = [(_CHUNK.fullmatch(path.name), path) for path in sorted((self.folder / "chunks").iterdir())]
+        return [(int(name[1]), int(name[2]), path) for name, path in found if name is not None]
 
 
-def _plan_of(path: Path) -> bytes:
-    """The beginning of its hash, by the name of a mean's file."""
-    return bytes.fromhex(path.name.partition("-")[0])
-
-
-def _decode(path: Path, kind: type[T]) -> T:
-    return _decode_bytes(path, path.read_bytes(), kind)
-
-
-def _decode_bytes(path: Path, data: bytes, kind: type[T]) -> T:
+def _decode(path: Path, data: bytes, kind: type[T], remedy: str) -> T:
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except msgspec.MsgspecError as error:
-        raise LocalError(f"{path} is damaged ({error}); remove the swarm's folder and join again") from error
-
-
-def _entries(data: bytes) -> list[bytes]:
-    """Whole entries; a torn one at the end, left by a kill while writing, is dropped."""
-    entries: list[bytes] = []
-    position = 0
-    while position + LENGTH_BYTES <= len(data):
-        length = int.from_bytes(data[position : position + LENGTH_BYTES], "big")
-        end = position + LENGTH_BYTES + length
-        if end > len(data):
-            break
-        entries.append(data[position + LENGTH_BYTES : end])
-        position = end
-    return entries
-
-
-def _cut_torn_end(path: Path) -> int:
-    """Returns how many whole entries there are."""
-    if not path.exists():
-        return 0
-    data = path.read_bytes()
-    entries = _entries(data)
-    whole = sum(LENGTH_BYTES + len(entry) for entry in entries)
-    if whole < len(data):
-        os.truncate(path, whole)
-    return len(entries)
+        raise LocalError(f"{path} is damaged ({error}); {remedy}") from error
 
 
 def newest_history(links: Sequence[Link]) -> tuple[Commit | None, list[Certified]]:

@@ -1,4 +1,4 @@
-"""A value in two slots: the last that was saved whole is what is found, whatever a crash left of the one after it."""
+"""A value in two slots, and entries of a journal: what was saved whole is found, whatever a crash left of what came after it."""
 
 from pathlib import Path
 
@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.node.durable import Slots
+from farflung.node.durable import Journal, Slots
 from farflung.protocol.errors import LocalError
 
 MAX_BYTES = 100
 
 
 def slots(folder: Path) -> Slots:
-    return Slots(folder / "value", MAX_BYTES)
+    return Slots(folder / "value", MAX_BYTES, "so do this")
 
 
 def test_nothing_was_saved(tmp_path: Path) -> None:
@@ -75,8 +75,57 @@ def test_a_damaged_slot_is_never_taken_for_a_value(
 @pytest.mark.parametrize("content", [b"", b"\0" * 256, b"\xff" * 256])
 def test_a_file_without_a_whole_slot_is_damaged(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "value").write_bytes(content)
-    with pytest.raises(LocalError, match="value is damaged"):
+    with pytest.raises(LocalError, match="value is damaged; so do this"):
         slots(tmp_path).load()
     with pytest.raises(LocalError, match="value is damaged"):
         slots(tmp_path).save(b"new")
     assert (tmp_path / "value").read_bytes() == content
+
+
+# ---- a journal ------------------------------------------------------------------------------------------------
+
+ENTRIES = [b"one", b"", b"three"]
+
+
+def journal(folder: Path) -> Journal:
+    return Journal(folder / "entries", "so do this")
+
+
+def written(folder: Path) -> bytes:
+    """A journal of ENTRIES."""
+    kept = journal(folder)
+    for entry in ENTRIES:
+        kept.append(entry)
+    return (folder / "entries").read_bytes()
+
+
+def test_entries_are_found_in_order(tmp_path: Path) -> None:
+    assert journal(tmp_path).load() == [] and journal(tmp_path).count() == 0
+    written(tmp_path)
+    assert journal(tmp_path).load() == ENTRIES and journal(tmp_path).count() == 3
+    kept = journal(tmp_path)
+    kept.replace([b"new"])
+    kept.append(b"newer")
+    assert kept.count() == 2 and journal(tmp_path).load() == [b"new", b"newer"]
+
+
+@pytest.mark.parametrize("zeros", [0, 1, 100])
+def test_an_entry_that_was_broken_off_was_never_there(tmp_path: Path, zeros: int) -> None:
+    """Cut off, or with zeros where the power went before its bytes were written."""
+    data = written(tmp_path)
+    for size in range(len(data) - len(ENTRIES[-1]) - 12, len(data)):
+        (tmp_path / "entries").write_bytes(data[:size] + bytes(zeros))
+        assert journal(tmp_path).load() == ENTRIES[:2]
+        journal(tmp_path).append(b"on")
+        assert journal(tmp_path).load() == [*ENTRIES[:2], b"on"]
+
+
+def test_a_flipped_bit_is_never_taken_for_an_entry_that_was_broken_off(tmp_path: Path) -> None:
+    data = written(tmp_path)
+    for position in range(len(data)):
+        for bit in range(8):
+            flipped = bytearray(data)
+            flipped[position] ^= 1 << bit
+            (tmp_path / "entries").write_bytes(flipped)
+            with pytest.raises(LocalError, match=r"entries is damaged at byte .*; so do this"):
+                journal(tmp_path).load()

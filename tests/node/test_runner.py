@@ -6,7 +6,7 @@ import pytest
 
 from farflung.node.runner import run_loop
 from farflung.protocol.errors import LocalError
-from farflung.training.errors import DataError
+from farflung.training.errors import DamagedCheckpoint, DataError
 
 
 async def _in_a_group(error: Exception) -> None:
@@ -20,6 +20,13 @@ async def _in_a_group(error: Exception) -> None:
 def test_data_that_cannot_be_read_ends_a_node_with_what_to_do() -> None:
     with pytest.raises(LocalError, match=r"^hf:some/set cannot be read; check the network$"):
         run_loop(_in_a_group(DataError("hf:some/set cannot be read; check the network")))
+
+
+def test_who_has_a_damaged_checkpoint_is_not_told_to_remove_its_votes() -> None:
+    with pytest.raises(
+        LocalError, match=r"^x differs; remove `learner-a`, `learner-b` and `current` of that folder, and nothing else"
+    ):
+        run_loop(_in_a_group(DamagedCheckpoint("x differs")))
 
 
 def test_a_bug_stays_a_group_with_its_traceback() -> None:

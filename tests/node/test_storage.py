@@ -98,17 +98,17 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     storage.save_vote(vote)
     storage.append_commit(None, certified(0))
     storage.append_commit(None, certified(1))
-    save(storage, 5)
+    save(storage, 1)
     storage.save_mean(PLANS[1], 3, b"mean")
     storage.save_chunk(4, 9, b"chunk")
     again = FileStorage(tmp_path)
     assert again.load_vote() == vote
     assert again.load_history() == [Link(None, certified(0)), Link(None, certified(1))]
-    assert load(again) == (5, place(5))
+    assert load(again) == (1, place(1))
     assert again.load_mean(PLANS[1], 3) == b"mean" and again.load_mean(PLANS[1], 2) is None
     assert chunks(again) == [(4, 9, b"chunk")]
     saved = again.saved_learner()
-    assert saved is not None and saved[1] == place(5) and (saved[0] / "outer").exists()
+    assert saved is not None and saved[1] == place(1) and (saved[0] / "outer").exists()
 
 
 def test_means_are_synced_while_another_one_of_the_plan_is_being_saved(tmp_path: Path) -> None:
@@ -136,6 +136,7 @@ def test_a_checkpoint_drops_what_it_makes_unnecessary(tmp_path: Path) -> None:
 def test_checkpoints_alternate_and_the_newest_counts(tmp_path: Path) -> None:
     storage = FileStorage(tmp_path)
     for state in range(1, 6):
+        storage.append_commit(None, certified(state))
         save(storage, state)
         assert load(FileStorage(tmp_path)) == (state, place(state))
     assert {p.name for p in tmp_path.glob("learner-*")} == {"learner-a", "learner-b"}
@@ -215,17 +216,80 @@ def test_a_kill_while_compacting_leaves_the_whole_history(
     assert len(again.load_history()) == kept + 1
 
 
-@pytest.mark.parametrize("name", ["vote", "history.msgpack"])
-def test_damage_that_a_kill_cannot_do_is_said(tmp_path: Path, name: str) -> None:
-    storage = FileStorage(tmp_path)
-    storage.save_vote(SavedVote(1, 0, None))
-    storage.append_commit(None, certified(0))
-    path = tmp_path / name
+def flipped(path: Path, position: int) -> None:
     data = bytearray(path.read_bytes())
-    data[4:8] = b"\xc1\xc1\xc1\xc1"  # 0xc1 is no MessagePack
+    data[position] ^= 0x40
     path.write_bytes(data)
-    with pytest.raises(LocalError, match=f"{name} is damaged"):
-        FileStorage(tmp_path).load_vote() if name.startswith("vote") else FileStorage(tmp_path).load_history()
+
+
+def test_a_vote_that_is_damaged_is_said(tmp_path: Path) -> None:
+    FileStorage(tmp_path).save_vote(SavedVote(1, 0, None))
+    flipped(tmp_path / "vote", 4)
+    with pytest.raises(LocalError, match=r"vote is damaged; .*Remove this file, and no other"):
+        FileStorage(tmp_path).load_vote()
+
+
+def test_a_history_that_is_damaged_is_neither_read_nor_cut(tmp_path: Path) -> None:
+    """An appended commit would hide what is lost."""
+    storage = FileStorage(tmp_path)
+    for height in range(3):
+        storage.append_commit(None, certified(height))
+    path = tmp_path / "history.msgpack"
+    flipped(path, path.stat().st_size // 3)  # the length of the second entry: it would end behind the file
+    damaged = path.read_bytes()
+    with pytest.raises(LocalError, match=r"history.msgpack is damaged .*; remove `history.msgpack`, `learner-a`"):
+        FileStorage(tmp_path).load_history()
+    with pytest.raises(LocalError, match=r"history.msgpack is damaged"):
+        FileStorage(tmp_path).append_commit(None, certified(3))
+    assert path.read_bytes() == damaged
+
+
+def test_a_checkpoint_of_a_commit_that_the_history_has_lost_is_refused(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path)
+    for height in range(3):
+        storage.append_commit(None, certified(height))
+    save(storage, 2)
+    path = tmp_path / "history.msgpack"
+    os.truncate(path, path.stat().st_size * 2 // 3)
+    with pytest.raises(LocalError, match="goes up to height 1, the checkpoint beside it is of height 2"):
+        load(FileStorage(tmp_path))
+    path.unlink()
+    with pytest.raises(LocalError, match="goes up to height -1"):
+        load(FileStorage(tmp_path))
+
+
+@pytest.mark.parametrize("content", [b"", b"c", b"/etc", b"\xff\xfe"])
+def test_a_checkpoint_that_nothing_points_to_is_said(tmp_path: Path, content: bytes) -> None:
+    storage = FileStorage(tmp_path)
+    save(storage, 0)
+    (tmp_path / "current").write_bytes(content)
+    for read in (storage.saved_learner, storage.load_place, storage.load_residuals, lambda: save(storage, 1)):
+        with pytest.raises(LocalError, match="current is damaged; remove `learner-a`, `learner-b` and `current`"):
+            read()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xc1"])
+def test_a_checkpoint_without_its_place_is_said(tmp_path: Path, content: bytes | None) -> None:
+    storage = FileStorage(tmp_path)
+    save(storage, 0)
+    path = tmp_path / "learner-a" / "place.msgpack"
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(LocalError, match=r"place.msgpack is .*; remove `learner-a`, `learner-b` and `current`"):
+        storage.load_place()
+
+
+def test_files_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path)
+    strange = [tmp_path / folder / name for folder in ("means", "chunks") for name in (".DS_Store", "x-1", "1-x", "a")]
+    for path in strange:
+        path.write_bytes(b"?")
+    (tmp_path / "chunks" / "lost+found").mkdir()
+    storage.save_chunk(1, 2, b"ours")
+    storage.save_mean(PLANS[0], 0, b"ours")
+    assert chunks(storage) == [(1, 2, b"ours")] and storage.plans_with_means() == {PLANS[0][:PLAN_BYTES]}
+    save(storage, 1, PLANS[0])
+    assert chunks(storage) == [] and storage.plans_with_means() == set()
+    assert all(path.exists() for path in strange)
 
 
 def test_half_written_files_are_not_read(tmp_path: Path) -> None:
