@@ -4,15 +4,19 @@ A file that is replaced takes two syncs, its own and its folder's, and each wait
 everybody, so it has a file of two `Slots`, which are written in turn and in place: one sync of data, three to five times as quick.
 
 What a crash does not do, as a flipped bit, is never taken for a write that was broken off: it is a LocalError, with the remedy that belongs to the file.
+So is what the disk refuses to take, as a full one does.
 """
 
+import contextlib
 import hashlib
 import os
 import struct
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from farflung.protocol.errors import LocalError
 
@@ -26,15 +30,33 @@ _ENTRY_HEADER = struct.Struct(">III")
 """Of an entry of a journal: its length, its CRC-32, and that of these two, or a wrong length would look like an entry that was broken off."""
 
 
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Around what writes a file, or files in a folder: raises LocalError with the path, which the system does not tell for a full disk."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise not_taken(path, error) from error
+
+
+def not_taken(path: Path | str, error: OSError | SafetensorError) -> LocalError:
+    """What to say when the disk refuses what is written to `path`."""
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return LocalError(
+        f"{path} cannot be written ({reason}): make room on its disk, or let this user write there; then start again"
+    )
+
+
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file so that a crash leaves the old one or the new one."""
+    """Replace a file so that a crash leaves the old one or the new one. Raises LocalError where the disk does not take it."""
     temporary = path.with_name(path.name + UNFINISHED)
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)  # or the rename itself may be lost with the power
+    with writing(path):
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)  # or the rename itself may be lost with the power
 
 
 def sync_folder(folder: Path) -> None:
@@ -58,7 +80,7 @@ class Slots:
         """None before we have looked."""
 
     def save(self, value: bytes) -> None:
-        """Raises ValueError for one that is too long, LocalError where the file is damaged."""
+        """Raises ValueError for one that is too long, LocalError where the file is damaged or the disk does not take it."""
         if len(value) > self._max_bytes:
             raise ValueError(f"a value of {len(value)} bytes for a slot of {self._max_bytes}")
         if self._writes is None:
@@ -67,9 +89,10 @@ class Slots:
         entry = _SLOT_HEADER.pack(number, len(value), _digest(number, value)) + value
         if number == 1:
             write_atomically(self._path, entry)
-            os.truncate(self._path, 2 * self._slot_bytes)  # of one length from now on: its journal has nothing to do
+            with writing(self._path):  # of one length from now on: its journal has nothing to do
+                os.truncate(self._path, 2 * self._slot_bytes)
         else:
-            with self._path.open("r+b") as file:
+            with writing(self._path), self._path.open("r+b") as file:
                 file.seek((number - 1) % 2 * self._slot_bytes)
                 file.write(entry)
                 file.flush()
@@ -110,12 +133,13 @@ class Journal:
         self._path = path
         self._remedy = remedy
         self._count: int | None = None
-        """None before we have looked."""
+        """None before we have looked, and after a write that failed."""
 
     def append(self, entry: bytes) -> None:
-        """Raises LocalError where the file is damaged."""
+        """Raises LocalError where the file is damaged or the disk does not take it."""
         number = self.count() + 1
-        with self._path.open("ab") as file:
+        self._count = None  # what a full disk leaves of this entry is cut off by the next
+        with writing(self._path), self._path.open("ab") as file:
             file.write(_framed(entry))
             file.flush()
             os.fsync(file.fileno())
@@ -131,7 +155,7 @@ class Journal:
         return self._read()[0]
 
     def count(self) -> int:
-        """How many entries there are. The first call cuts off what a crash left of one."""
+        """How many entries there are. Where that is not known, what is left of a broken-off one is cut off."""
         if self._count is None:
             entries, end, size = self._read()
             if end < size:

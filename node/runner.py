@@ -1,11 +1,15 @@
 """One asyncio loop for a whole command: uvloop's where there is one. And errors out of task groups as one error."""
 
 import asyncio
+import errno
 import gc
 import sys
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from safetensors import SafetensorError
+
+from farflung.node.durable import not_taken
 from farflung.node.storage import LOST_STATE
 from farflung.protocol.errors import FarflungError, LocalError
 from farflung.training.errors import DamagedCheckpoint, NonFinite, TrainingError
@@ -23,8 +27,11 @@ def run_loop(main: Coroutine[Any, Any, T]) -> T:
             if said is None:
                 raise
             raise said from group
-        except TrainingError as error:
-            raise _as_local(error) from error
+        except (TrainingError, OSError, SafetensorError) as error:
+            said = _said(error)
+            if said is None:
+                raise
+            raise said from error
 
 
 def loop_factory() -> asyncio.AbstractEventLoop:
@@ -57,11 +64,24 @@ def _on_purpose(group: BaseExceptionGroup[BaseException]) -> FarflungError | Non
     """The error to show when every error in the group was made on purpose; None when there is a bug among them."""
     errors: list[BaseException] = []
     _collect(group, errors)
-    known = [e for e in errors if isinstance(e, FarflungError | TrainingError)]
-    if not known or len(known) < len(errors):
-        return None
-    first = known[0]
-    return first if isinstance(first, FarflungError) else _as_local(first)
+    said = [known for error in errors if (known := _said(error)) is not None]
+    return said[0] if len(said) == len(errors) else None
+
+
+def _said(error: BaseException) -> FarflungError | None:
+    """What to show of an error that is no bug; None when it may be one."""
+    match error:
+        case FarflungError():
+            return error
+        case TrainingError():
+            return _as_local(error)
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT | errno.EROFS):
+            return not_taken(error.filename or "a file of this node", error)
+        case PermissionError(filename=str() as path):  # of a file; those of sockets name none
+            return not_taken(path, error)
+        case SafetensorError():  # of a write: what cannot be read is a DamagedCheckpoint
+            return not_taken("a file of this node", error)
+    return None
 
 
 def _as_local(error: TrainingError) -> LocalError:

@@ -24,7 +24,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from farflung.compression.codec import Payload
-from farflung.node.durable import UNFINISHED, Journal, Slots, sync_folder, write_atomically
+from farflung.node.durable import UNFINISHED, Journal, Slots, sync_folder, write_atomically, writing
 from farflung.node.learner import Learner
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.errors import LocalError
@@ -105,7 +105,9 @@ class Link(Struct, frozen=True, array_like=True):
 
 
 class Storage(Protocol):
-    """All methods block; the node calls them through its door or before it serves."""
+    """All methods block; the node calls them through its door or before it serves. On disk, they raise LocalError with what to do: where a file is
+    damaged, or the disk does not take what is written.
+    """
 
     def save_vote(self, vote: SavedVote) -> None: ...
 
@@ -189,8 +191,9 @@ class FileStorage:
         # once is not what this protects from. It would cost a disk's latency in every part of every round.
         path = self._mean(plan, part)
         temporary = path.with_name(path.name + UNFINISHED)
-        temporary.write_bytes(payload)
-        temporary.replace(path)
+        with writing(path):
+            temporary.write_bytes(payload)
+            temporary.replace(path)
 
     def load_mean(self, plan: bytes, part: int) -> bytes | None:
         path = self._mean(plan, part)
@@ -198,7 +201,7 @@ class FileStorage:
 
     def sync_means(self, plan: bytes) -> None:
         for path in self._means_of(plan):
-            with path.open("rb") as file:
+            with writing(path), path.open("rb") as file:
                 os.fsync(file.fileno())
                 if sys.platform == "linux":  # read again only after a restart: it need not fill the system's cache
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -224,11 +227,13 @@ class FileStorage:
     ) -> None:
         # Two folders in turn, and one small file that says which counts: the switch is one atomic rename.
         slot = "a" if self._current() != "a" else "b"
-        shutil.rmtree(self.folder / f"learner-{slot}", ignore_errors=True)
-        learner.save(self.folder / f"learner-{slot}")
-        if residuals:
-            write_state(self.folder / f"learner-{slot}" / RESIDUALS, residuals, {})
-        write_atomically(self.folder / f"learner-{slot}" / PLACE, msgspec.msgpack.encode(place))
+        folder = self.folder / f"learner-{slot}"
+        shutil.rmtree(folder, ignore_errors=True)
+        with writing(folder):
+            learner.save(folder)
+            if residuals:
+                write_state(folder / RESIDUALS, residuals, {})
+        write_atomically(folder / PLACE, msgspec.msgpack.encode(place))
         write_atomically(self.folder / CURRENT, slot.encode())
         for plan, path in self._saved_means():
             if plan in drop:

@@ -1,5 +1,7 @@
 """A value in two slots, and entries of a journal: what was saved whole is found, whatever a crash left of what came after it."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -118,6 +120,21 @@ def test_an_entry_that_was_broken_off_was_never_there(tmp_path: Path, zeros: int
         assert journal(tmp_path).load() == ENTRIES[:2]
         journal(tmp_path).append(b"on")
         assert journal(tmp_path).load() == [*ENTRIES[:2], b"on"]
+
+
+def test_what_a_full_disk_took_of_an_entry_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = journal(tmp_path)
+    kept.append(b"one")
+
+    def full(descriptor: int) -> None:
+        os.ftruncate(descriptor, os.fstat(descriptor).st_size - 1)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises(LocalError, match="entries cannot be written"):
+        patched.setattr(os, "fsync", full)
+        kept.append(b"two")
+    kept.append(b"three")
+    assert kept.load() == journal(tmp_path).load() == [b"one", b"three"]
 
 
 def test_a_flipped_bit_is_never_taken_for_an_entry_that_was_broken_off(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """What a command ends with when something in its task groups fails."""
 
 import asyncio
+import errno
 
 import pytest
+from safetensors import SafetensorError
 
 from farflung.node.runner import run_loop
 from farflung.protocol.errors import LocalError
@@ -29,6 +31,28 @@ def test_who_has_a_damaged_checkpoint_is_not_told_to_remove_its_votes() -> None:
         run_loop(_in_a_group(DamagedCheckpoint("x differs")))
 
 
-def test_a_bug_stays_a_group_with_its_traceback() -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), r"^a file of this node cannot be written \(No space left"),
+        (OSError(errno.EROFS, "Read-only file system", "/x/y"), r"^/x/y cannot be written \(Read-only"),
+        (PermissionError(errno.EACCES, "Permission denied", "/x/y"), r"^/x/y cannot be written \(Perm.* let this user"),
+        (SafetensorError("I/O error: No space left on device"), r"^a file of this node .*No space left.* make room"),
+    ],
+)
+def test_what_a_disk_refuses_is_no_bug(error: Exception, said: str) -> None:
+    async def alone() -> None:
+        raise error
+
+    for ending in (_in_a_group(error), alone()):
+        with pytest.raises(LocalError, match=said):
+            run_loop(ending)
+
+
+BUGS = [ZeroDivisionError(), ConnectionResetError(), PermissionError(errno.EACCES, "Permission denied")]
+
+
+@pytest.mark.parametrize("error", BUGS)
+def test_a_bug_stays_a_group_with_its_traceback(error: Exception) -> None:
     with pytest.raises(ExceptionGroup):
-        run_loop(_in_a_group(ZeroDivisionError()))
+        run_loop(_in_a_group(error))

@@ -1,5 +1,6 @@
 """Whatever moment a node is killed at, what it finds on its disk is something to go on from."""
 
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from farflung.node import storage as storage_module
@@ -315,6 +317,45 @@ def test_chunks_are_read_one_at_a_time(tmp_path: Path) -> None:
 
     storage.load_chunks(take)
     assert found == [b"as it was", b"changed since"]
+
+
+# ---- a full disk ----------------------------------------------------------------------------------------------
+
+
+class FullDisk(ToyLearner):
+    """As safetensors says it."""
+
+    def save(self, folder: Path) -> None:
+        raise SafetensorError("I/O error: No space left on device")
+
+
+WRITES: list[tuple[str, Callable[[FileStorage], None]]] = [
+    ("vote", lambda storage: storage.save_vote(SavedVote(2, 0, None))),
+    ("history.msgpack", lambda storage: storage.append_commit(None, certified(1))),
+    ("chunks/1-2", lambda storage: storage.save_chunk(1, 2, b"chunk")),
+    ("means/0+-0", lambda storage: storage.save_mean(PLANS[0], 0, b"mean")),
+    ("learner-b", lambda storage: storage.save_learner(FullDisk(), {}, place(1), ())),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("name", "write"), WRITES)
+def test_a_full_disk_is_said_with_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, write: Callable[[FileStorage], None]
+) -> None:
+    storage = FileStorage(tmp_path)
+    storage.save_vote(SavedVote(1, 0, None))
+    storage.append_commit(None, certified(0))
+    save(storage, 0)
+
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        for owner, step in ((os, "fsync"), (os, "fdatasync"), (Path, "write_bytes")):
+            patched.setattr(owner, step, full)
+        with pytest.raises(LocalError, match=rf"/{name} cannot be written .*No space left .* make room on its disk"):
+            write(storage)
+    assert load(FileStorage(tmp_path)) == (0, place(0))
 
 
 # ---- a kill between any two steps -----------------------------------------------------------------------------
