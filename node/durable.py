@@ -16,8 +16,6 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from farflung.protocol.errors import LocalError
 
 UNFINISHED = ".new"
@@ -35,15 +33,14 @@ def writing(path: Path) -> Iterator[None]:
     """Around what writes a file, or files in a folder: raises LocalError with the path, which the system does not tell for a full disk."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise not_taken(path, error) from error
 
 
-def not_taken(path: Path | str, error: OSError | SafetensorError) -> LocalError:
+def not_taken(path: Path | str, error: OSError) -> LocalError:
     """What to say when the disk refuses what is written to `path`."""
-    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return LocalError(
-        f"{path} cannot be written ({reason}): make room on its disk, or let this user write there; then start again"
+        f"{path} cannot be written ({error.strerror or error}): make room on its disk, or let this user write there; then start again"
     )
 
 
@@ -132,39 +129,41 @@ class Journal:
     def __init__(self, path: Path, remedy: str) -> None:
         self._path = path
         self._remedy = remedy
-        self._count: int | None = None
-        """None before we have looked, and after a write that failed."""
+        self._whole: tuple[int, int] | None = None
+        """How many entries there are, and where the last one ends; None before we have looked."""
 
     def append(self, entry: bytes) -> None:
         """Raises LocalError where the file is damaged or the disk does not take it."""
-        number = self.count() + 1
-        self._count = None  # what a full disk leaves of this entry is cut off by the next
+        data, (count, end) = _framed(entry), self._look()
         with writing(self._path), self._path.open("ab") as file:
-            file.write(_framed(entry))
+            file.truncate(end)  # what a kill or a full disk has left of another one
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        self._count = number
+        self._whole = count + 1, end + len(data)
 
     def replace(self, entries: Sequence[bytes]) -> None:
         """Keep these and no others. A crash leaves the old file or the new one."""
-        write_atomically(self._path, b"".join(map(_framed, entries)))
-        self._count = len(entries)
+        data = b"".join(map(_framed, entries))
+        write_atomically(self._path, data)
+        self._whole = len(entries), len(data)
 
     def load(self) -> list[bytes]:
         """All entries. Raises LocalError where the file is damaged."""
         return self._read()[0]
 
     def count(self) -> int:
-        """How many entries there are. Where that is not known, what is left of a broken-off one is cut off."""
-        if self._count is None:
-            entries, end, size = self._read()
-            if end < size:
-                os.truncate(self._path, end)
-            self._count = len(entries)
-        return self._count
+        """How many entries there are. Raises LocalError where the file is damaged."""
+        return self._look()[0]
 
-    def _read(self) -> tuple[list[bytes], int, int]:
-        """The whole entries, where the last one ends, and how long the file is."""
+    def _look(self) -> tuple[int, int]:
+        if self._whole is None:
+            entries, end = self._read()
+            self._whole = len(entries), end
+        return self._whole
+
+    def _read(self) -> tuple[list[bytes], int]:
+        """The whole entries, and where the last one ends."""
         data = self._path.read_bytes() if self._path.exists() else b""
         written = len(data.rstrip(b"\0"))  # a power failure can leave zeros where data was to come
         entries: list[bytes] = []
@@ -177,7 +176,7 @@ class Journal:
                 break
             entries.append(entry)
             position = end
-        return entries, position, len(data)
+        return entries, position
 
 
 def _framed(entry: bytes) -> bytes:

@@ -23,7 +23,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -123,14 +123,13 @@ class Paths:
         swarm = self.swarm(hash_hex, name)
         unfinished = replace(swarm, folder=swarm.folder.with_name(hash_hex + UNFINISHED))
         unfinished.folder.mkdir(parents=True)
-        try:
+        with ExitStack() as undoing:
+            undoing.callback(shutil.rmtree, unfinished.folder)
             _save_name(unfinished)
             yield unfinished
             sync_folder(unfinished.folder)
             unfinished.folder.rename(swarm.folder)
-        except BaseException:
-            shutil.rmtree(unfinished.folder)
-            raise
+            undoing.pop_all()
         sync_folder(swarm.folder.parent)
 
     def swarms(self) -> list[SwarmPaths]:

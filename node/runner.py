@@ -7,8 +7,6 @@ import sys
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from safetensors import SafetensorError
-
 from farflung.node.durable import not_taken
 from farflung.node.storage import LOST_STATE
 from farflung.protocol.errors import FarflungError, LocalError
@@ -27,7 +25,7 @@ def run_loop(main: Coroutine[Any, Any, T]) -> T:
             if said is None:
                 raise
             raise said from group
-        except (TrainingError, OSError, SafetensorError) as error:
+        except (TrainingError, OSError) as error:
             said = _said(error)
             if said is None:
                 raise
@@ -77,10 +75,10 @@ def _said(error: BaseException) -> FarflungError | None:
             return _as_local(error)
         case OSError(errno=errno.ENOSPC | errno.EDQUOT | errno.EROFS):
             return not_taken(error.filename or "a file of this node", error)
-        case PermissionError(filename=str() as path):  # of a file; those of sockets name none
+        case (
+            PermissionError(filename=str() as path) | OSError(errno=errno.EIO, filename=str() as path)
+        ):  # not of a socket
             return not_taken(path, error)
-        case SafetensorError():  # of a write: what cannot be read is a DamagedCheckpoint
-            return not_taken("a file of this node", error)
     return None
 
 

@@ -242,12 +242,14 @@ class Shadows:
     async def own(self, holder: PeerId, have: bytes) -> Refresh | None:
         """Of the stage that we serve: whole, or for who has the copy of this name; None where we do not know it (any more)."""
         async with self._encoding:  # each takes memory
-            old, codec = self._shelf.given.get(holder), DIFFERENCE
-            if have and (old is None or old.name != have):
+            known = self._shelf.given.get(holder)
+            if not have:
+                old, codec = empty(self._sizes[self._recipe.stage]), WHOLE
+            elif known is not None and known.name == have:
+                old, codec = known, DIFFERENCE
+            else:
                 return None
             step, state = self._trained(), await self._doors.learner.run(self._learner.local_params)
-            if not have or old is None:
-                old, codec = empty(state.numel()), WHOLE
             sent, shadow = await self._doors.side.run(refresh, old, state, step, codec)
             self._shelf.give(holder, shadow)
             return sent

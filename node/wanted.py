@@ -44,13 +44,14 @@ def local_swarm(paths: Paths, text: str, peers: Iterable[str]) -> Wanted:
     """
     addresses = tuple(peers)
     known = paths.swarms()
-    name, at, _ = text.strip().lower().partition("@")
+    said = text.strip().lower()
+    name, at, _ = said.partition("@")
     fit = [s for s in known if s.name == name]
     if at:
         wanted = split_name(text)[1]
         fit = [s for s in fit if _founded_by(s, wanted)]
-    elif not fit and len(text) >= 6:
-        fit = [s for s in known if s.hash_hex.startswith(text.lower())]
+    elif not fit and len(said) >= 6:
+        fit = [s for s in known if s.hash_hex.startswith(said)]
     if len(fit) > 1:
         listed = ", ".join(f"{s.name} ({s.hash_hex[:12]})" for s in fit)
         raise ConfigError(f"{text!r} means several swarms of this machine: {listed}; give the beginning of the hash")

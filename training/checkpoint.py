@@ -7,6 +7,7 @@ file goes. A crash at any point leaves a whole state behind. Only safetensors an
 run code.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -28,7 +29,10 @@ def write_state(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
     """Make `tensors` and `facts` the state in `folder`, which is created if need be. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / "state.safetensors.partial"
-    safetensors.torch.save_file(dict(tensors), partial)
+    try:
+        safetensors.torch.save_file(dict(tensors), partial)
+    except safetensors.SafetensorError as error:  # so it says what the system says of a full disk and the like
+        raise OSError(errno.EIO, str(error), str(partial)) from error
     _flush(partial)
     digest = _sha256(partial)
     tensor_file = folder / f"{digest[:16]}.safetensors"

@@ -4,7 +4,6 @@ import asyncio
 import errno
 
 import pytest
-from safetensors import SafetensorError
 
 from farflung.node.runner import run_loop
 from farflung.protocol.errors import LocalError
@@ -37,7 +36,7 @@ def test_who_has_a_damaged_checkpoint_is_not_told_to_remove_its_votes() -> None:
         (OSError(errno.ENOSPC, "No space left on device"), r"^a file of this node cannot be written \(No space left"),
         (OSError(errno.EROFS, "Read-only file system", "/x/y"), r"^/x/y cannot be written \(Read-only"),
         (PermissionError(errno.EACCES, "Permission denied", "/x/y"), r"^/x/y cannot be written \(Perm.* let this user"),
-        (SafetensorError("I/O error: No space left on device"), r"^a file of this node .*No space left.* make room"),
+        (OSError(errno.EIO, "I/O error: No space left", "/x/y"), r"^/x/y cannot be written \(I/O error: No space left"),
     ],
 )
 def test_what_a_disk_refuses_is_no_bug(error: Exception, said: str) -> None:
@@ -49,7 +48,12 @@ def test_what_a_disk_refuses_is_no_bug(error: Exception, said: str) -> None:
             run_loop(ending)
 
 
-BUGS = [ZeroDivisionError(), ConnectionResetError(), PermissionError(errno.EACCES, "Permission denied")]
+BUGS = [
+    ZeroDivisionError(),
+    ConnectionResetError(),
+    PermissionError(errno.EACCES, "Permission denied"),
+    OSError(errno.EIO, "I/O error"),
+]
 
 
 @pytest.mark.parametrize("error", BUGS)

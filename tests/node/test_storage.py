@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from farflung.node import storage as storage_module
@@ -323,10 +322,8 @@ def test_chunks_are_read_one_at_a_time(tmp_path: Path) -> None:
 
 
 class FullDisk(ToyLearner):
-    """As safetensors says it."""
-
     def save(self, folder: Path) -> None:
-        raise SafetensorError("I/O error: No space left on device")
+        raise OSError(errno.EIO, "I/O error: No space left on device", str(folder))
 
 
 WRITES: list[tuple[str, Callable[[FileStorage], None]]] = [

@@ -101,11 +101,7 @@ def test_qk_norm_bounds_the_logits_of_attention(config: ModelConfig) -> None:
 @pytest.mark.parametrize(
     ("device", "dtype", "can"),
     [
-        (
-            "cuda",
-            torch.float32,
-            False,
-        ),  # no flash kernel, and the memory-efficient one wants a key head for each query head
+        ("cuda", torch.float32, False),
         ("cuda", torch.bfloat16, True),
         ("cpu", torch.float32, True),
         ("cpu", torch.bfloat16, True),
@@ -113,6 +109,7 @@ def test_qk_norm_bounds_the_logits_of_attention(config: ModelConfig) -> None:
     ],
 )
 def test_keys_are_shared_where_a_kernel_can(device: str, dtype: torch.dtype, can: bool) -> None:
+    """On CUDA no flash kernel takes fp32, and the memory-efficient one wants a key head for each query head."""
     assert can_share_keys(device, dtype) == can
 
 

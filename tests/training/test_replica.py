@@ -315,6 +315,14 @@ def test_a_replica_that_never_stepped_is_saved_too(make_replica: Any, batch: Any
     assert train(replica, batch, 0, 2) == train(restored, batch, 0, 2)
 
 
+def test_a_state_that_the_disk_does_not_take_is_an_error_of_the_system(make_replica: Any, tmp_path: Path) -> None:
+    in_the_way = tmp_path / "state.safetensors.partial"
+    (in_the_way / "something").mkdir(parents=True)
+    with pytest.raises(OSError, match="I/O error") as caught:
+        make_replica().save(tmp_path)
+    assert Path(caught.value.filename).parent == tmp_path
+
+
 def damage_missing(folder: Path) -> None:
     (folder / "state.json").unlink()
 
