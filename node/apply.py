@@ -16,10 +16,11 @@ from farflung.node.evaluator import Budget, Extent, evaluator
 from farflung.node.events import EventLog
 from farflung.node.exchange import Exchange
 from farflung.node.learner import Learner
+from farflung.node.mean_files import PLAN_BYTES
 from farflung.node.means import MeanStore
 from farflung.node.residuals import Residuals
 from farflung.node.statesync import Donor
-from farflung.node.storage import PLAN_BYTES, Place, Storage
+from farflung.node.storage import Place, Storage
 from farflung.node.trainer import Progress, Trainer
 from farflung.protocol.chain import Certified, Commit, RoundResult
 from farflung.protocol.effects import Repair
@@ -72,6 +73,7 @@ class Applier:
         self._learner = learner
         self._learn = doors.learner.run
         self._aside = doors.side.run
+        self._idly = doors.idle.run
         self._storage = storage
         self._log = log
         self._checkpoint_s = checkpoint_s
@@ -207,7 +209,7 @@ class Applier:
 
     async def _say_where(self) -> None:
         """Say where we stand, with the digest of the state."""
-        digests = await self._aside(self._learner.outer.chunk_digests)
+        digests = await self._idly(self._learner.outer.chunk_digests)
         self.donor.remember(self.version, digests)
         self._digest = hashlib.sha256(b"".join(digests)).digest()
         self._applied(self.height, self.version, self._digest)

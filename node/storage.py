@@ -2,7 +2,7 @@
 
     vote                what was promised and voted for at the open height; written before the vote leaves
     history.msgpack     certified commits, appended one by one; of 1024 only the newest half is kept, which is all that is ever loaded
-    means/PLAN-PART     encoded means of rounds committed since the last checkpoint
+    means/PLAN          encoded means of a round committed since the last checkpoint (`mean_files`)
     chunks/             outer state of a late join that is not complete yet
     learner-a, -b       the replica and the residuals of error feedback (safetensors), and their place: which height they are at, which
                         samples the replica's progress has used
@@ -11,10 +11,8 @@
 `kill -9` at any moment leaves a state from which the node goes on: the learner's checkpoint, plus the means of the rounds after it.
 """
 
-import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -24,8 +22,9 @@ from msgspec import Struct
 from torch import Tensor
 
 from farflung.compression.codec import Payload
-from farflung.node.durable import UNFINISHED, Journal, Slots, sync_folder, write_atomically, writing
+from farflung.node.durable import UNFINISHED, Journal, Slots, write_atomically, writing
 from farflung.node.learner import Learner
+from farflung.node.mean_files import MeanFiles
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.errors import LocalError
 from farflung.protocol.limits import MAX_CONTROL_BYTES
@@ -68,13 +67,7 @@ RESIDUALS = "residuals"
 MOST_LINKS = 2 * HISTORY
 """Entries of the history file at which it is written anew: the protocol remembers HISTORY, and one file in so many commits costs little."""
 
-PLAN_BYTES = 16
-"""Of a plan's hash that are in file names: 128 bits."""
-
-_UNFINISHED = f"(?:{re.escape(UNFINISHED)})?"
-_MEAN = re.compile(rf"([0-9a-f]{{{2 * PLAN_BYTES}}})-[0-9]+{_UNFINISHED}")
-_CHUNK = re.compile(rf"([0-9]+)-([0-9]+){_UNFINISHED}")
-"""Names of files."""
+_CHUNK = re.compile(rf"([0-9]+)-([0-9]+)(?:{re.escape(UNFINISHED)})?")
 
 
 class SavedVote(Struct, frozen=True, array_like=True):
@@ -161,8 +154,8 @@ class FileStorage:
         self.folder = folder
         self._votes = Slots(folder / VOTE, MAX_VOTE_BYTES, LOST_VOTE)
         self._history = Journal(folder / HISTORY_FILE, LOST_HISTORY)
-        for name in ("means", "chunks"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
+        self._means = MeanFiles(folder / "means")
+        (folder / "chunks").mkdir(exist_ok=True)
 
     def save_vote(self, vote: SavedVote) -> None:
         self._votes.save(msgspec.msgpack.encode(vote))
@@ -187,29 +180,16 @@ class FileStorage:
         return [_decode(path, entry, Link, LOST_HISTORY) for entry in self._history.load()]
 
     def save_mean(self, plan: bytes, part: int, payload: Payload) -> None:
-        # No fsync: a killed process loses nothing that the system has taken, and a power failure everywhere at
-        # once is not what this protects from. It would cost a disk's latency in every part of every round.
-        path = self._mean(plan, part)
-        temporary = path.with_name(path.name + UNFINISHED)
-        with writing(path):
-            temporary.write_bytes(payload)
-            temporary.replace(path)
+        self._means.append(plan, part, payload)
 
     def load_mean(self, plan: bytes, part: int) -> bytes | None:
-        path = self._mean(plan, part)
-        return path.read_bytes() if path.exists() else None
+        return self._means.load(plan, part)
 
     def sync_means(self, plan: bytes) -> None:
-        for path in self._means_of(plan):
-            with writing(path), path.open("rb") as file:
-                os.fsync(file.fileno())
-                if sys.platform == "linux":  # read again only after a restart: it need not fill the system's cache
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        sync_folder(self.folder / "means")
+        self._means.sync(plan)
 
     def drop_means(self, plan: bytes) -> None:
-        for path in self._means_of(plan):
-            path.unlink()
+        self._means.drop(plan)
 
     def save_chunk(self, index: int, version: int, data: bytes) -> None:
         write_atomically(self.folder / "chunks" / f"{index}-{version}", data)
@@ -220,7 +200,7 @@ class FileStorage:
                 take(index, version, path.read_bytes())
 
     def plans_with_means(self) -> set[bytes]:
-        return {plan for plan, _ in self._saved_means()}
+        return self._means.plans()
 
     def save_learner(
         self, learner: Learner, residuals: Mapping[str, Tensor], place: Place, drop: Collection[bytes]
@@ -235,9 +215,8 @@ class FileStorage:
                 write_state(folder / RESIDUALS, residuals, {})
         write_atomically(folder / PLACE, msgspec.msgpack.encode(place))
         write_atomically(self.folder / CURRENT, slot.encode())
-        for plan, path in self._saved_means():
-            if plan in drop:
-                path.unlink()
+        for plan in self._means.plans() & set(drop):
+            self._means.drop(plan)
         for *_, path in self._saved_chunks():
             path.unlink()
 
@@ -280,14 +259,6 @@ class FileStorage:
             raise LocalError(f"{path} is missing; {LOST_STATE}")
         return folder, _decode(path, path.read_bytes(), Place, LOST_STATE)
 
-    def _means_of(self, plan: bytes) -> list[Path]:
-        """Whole ones: another one may be on its way, in another thread."""
-        found = (self.folder / "means").glob(f"{plan[:PLAN_BYTES].hex()}-*")
-        return sorted(path for path in found if path.suffix != UNFINISHED)
-
-    def _mean(self, plan: bytes, part: int) -> Path:
-        return self.folder / "means" / f"{plan[:PLAN_BYTES].hex()}-{part}"
-
     def _current(self) -> str | None:
         path = self.folder / CURRENT
         if not path.exists():
@@ -296,11 +267,6 @@ class FileStorage:
         if slot not in (b"a", b"b"):
             raise LocalError(f"{path} is damaged; {LOST_STATE}")
         return slot.decode()
-
-    def _saved_means(self) -> list[tuple[bytes, Path]]:
-        """The first PLAN_BYTES of the plan of each, and its file, whole or not. Other files are not ours to touch."""
-        found = [(_MEAN.fullmatch(path.name), path) for path in (self.folder / "means").iterdir()]
-        return [(bytes.fromhex(name[1]), path) for name, path in found if name is not None]
 
     def _saved_chunks(self) -> list[tuple[int, int, Path]]:
         """Number and version of each, and its file. Other files are not ours to touch."""

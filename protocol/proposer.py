@@ -407,26 +407,24 @@ class Proposer:
         # To ourselves first: our own vote is on disk before anybody hears of the proposal, so that a proposer that
         # is killed and started again finds it and cannot propose another value at the same ballot.
         others = sorted({*s.head.commit.view, *commit.view} - {s.me})
-        return [Send(p, Propose(self.ballot, commit)) for p in [s.me, *others]]
+        proposal = Propose(self.ballot, commit)
+        return [Send(p, proposal) for p in [s.me, *others]]
 
     def _vote(self, s: Surroundings, now: float) -> list[Effect]:
         assert self.commit is not None
         view = s.head.commit.view
         if is_quorum(view, self.votes):
             votes = tuple(Vote(p, sig) for p, sig in sorted(self.votes.items()) if p in view)
-            certified = Certified(self.commit, self.ballot, votes)
+            committed = Committed(Certified(self.commit, self.ballot, votes))
             # To ourselves last: a certificate speaks for itself, and the others need not wait for our disk.
             others = sorted({*view, *s.membership.known()} - {s.me})
-            return [Send(p, Committed(certified)) for p in [*others, s.me]]
+            return [Send(p, committed) for p in [*others, s.me]]
         self.reason = f"{len(self.votes)} of {len(view)} members voted"
         if now < self.sent_at + RESEND_S:
             return []
         self.sent_at = now
-        return [
-            Send(p, Propose(self.ballot, self.commit))
-            for p in sorted({*view, *self.commit.view})
-            if p not in self.votes
-        ]
+        proposal = Propose(self.ballot, self.commit)
+        return [Send(p, proposal) for p in sorted({*view, *self.commit.view}) if p not in self.votes]
 
     def _abort(self, reason: str, s: Surroundings, now: float) -> list[Effect]:
         effects = self._broadcast(Abort(self.plan_id, reason))

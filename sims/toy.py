@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from farflung.compression.codec import Payload
 from farflung.node.learner import Learner
-from farflung.node.storage import PLAN_BYTES, Link, Place, SavedVote, TakeChunk
+from farflung.node.mean_files import PLAN_BYTES
+from farflung.node.storage import Link, Place, SavedVote, TakeChunk
 from farflung.protocol.chain import Certified, Commit
 from farflung.sims.books import SampleBook
 from farflung.training.coupled import Coupled, Slice, Update

@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import os
+import sys
 import threading
 
+import pytest
 import torch
 
-from farflung.node.door import Doors
+from farflung.node.door import IDLE_NICENESS, Doors
 
 
 def test_only_the_learner_has_worker_threads_of_torch() -> None:
@@ -35,3 +38,15 @@ def test_a_door_is_one_thread() -> None:
             return [call.result() for call in calls]
 
         assert len(set(asyncio.run(main()))) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have a niceness of their own on Linux only")
+def test_only_the_idle_door_stands_back() -> None:
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    with contextlib.closing(Doors.threads()) as doors:
+
+        async def main() -> list[int]:
+            four = (doors.learner, doors.side, doors.journal, doors.idle)
+            return [await door.run(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())) for door in four]
+
+        assert asyncio.run(main()) == [before, before, before, min(19, before + IDLE_NICENESS)]

@@ -12,9 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from farflung.node import mean_files
 from farflung.node import storage as storage_module
-from farflung.node.durable import UNFINISHED, write_atomically
-from farflung.node.storage import PLAN_BYTES, FileStorage, Link, Place, SavedVote, newest_history
+from farflung.node.durable import write_atomically
+from farflung.node.mean_files import PLAN_BYTES
+from farflung.node.storage import FileStorage, Link, Place, SavedVote, newest_history
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.errors import LocalError
 from farflung.protocol.ledger import Ledger
@@ -110,15 +112,6 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     assert chunks(again) == [(4, 9, b"chunk")]
     saved = again.saved_learner()
     assert saved is not None and saved[1] == place(1) and (saved[0] / "outer").exists()
-
-
-def test_means_are_synced_while_another_one_of_the_plan_is_being_saved(tmp_path: Path) -> None:
-    storage = FileStorage(tmp_path)
-    storage.save_mean(PLANS[0], 0, b"mean")
-    whole = next((tmp_path / "means").iterdir())
-    whole.with_name(f"{whole.name[:-1]}1{UNFINISHED}").symlink_to("gone by the time it is opened")
-    storage.sync_means(PLANS[0])
-    assert storage.load_mean(PLANS[0], 0) == b"mean"
 
 
 def test_a_checkpoint_drops_what_it_makes_unnecessary(tmp_path: Path) -> None:
@@ -297,11 +290,10 @@ def test_half_written_files_are_not_read(tmp_path: Path) -> None:
     storage = FileStorage(tmp_path)
     storage.save_chunk(1, 2, b"whole")
     (tmp_path / "chunks" / "3-4.new").write_bytes(b"ha")
-    (tmp_path / "means" / f"{PLANS[0].hex()[:32]}-0.new").write_bytes(b"ha")
     (tmp_path / "vote.new").write_bytes(b"\x93")
     again = FileStorage(tmp_path)
     assert chunks(again) == [(1, 2, b"whole")]
-    assert again.load_mean(PLANS[0], 0) is None and again.load_vote() is None
+    assert again.load_vote() is None
 
 
 def test_chunks_are_read_one_at_a_time(tmp_path: Path) -> None:
@@ -330,7 +322,7 @@ WRITES: list[tuple[str, Callable[[FileStorage], None]]] = [
     ("vote", lambda storage: storage.save_vote(SavedVote(2, 0, None))),
     ("history.msgpack", lambda storage: storage.append_commit(None, certified(1))),
     ("chunks/1-2", lambda storage: storage.save_chunk(1, 2, b"chunk")),
-    ("means/0+-0", lambda storage: storage.save_mean(PLANS[0], 0, b"mean")),
+    ("means/0+", lambda storage: storage.save_mean(PLANS[0], 0, b"mean")),
     ("learner-b", lambda storage: storage.save_learner(FullDisk(), {}, place(1), ())),  # type: ignore[arg-type]
 ]
 
@@ -348,7 +340,7 @@ def test_a_full_disk_is_said_with_the_file(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        for owner, step in ((os, "fsync"), (os, "fdatasync"), (Path, "write_bytes")):
+        for owner, step in ((os, "fsync"), (os, "fdatasync"), (Path, "write_bytes"), (mean_files, "_header")):
             patched.setattr(owner, step, full)
         with pytest.raises(LocalError, match=rf"/{name} cannot be written .*No space left .* make room on its disk"):
             write(storage)
@@ -364,7 +356,7 @@ class Killed(BaseException):
 
 STEPS: list[tuple[Any, str]] = [
     (Path, "open"), (Path, "write_bytes"), (Path, "replace"), (Path, "unlink"), (Path, "mkdir"),
-    (os, "fsync"), (os, "fdatasync"), (os, "truncate"), (shutil, "rmtree"),
+    (os, "fsync"), (os, "fdatasync"), (os, "truncate"), (shutil, "rmtree"), (mean_files, "_header"),
 ]  # fmt: skip
 
 

@@ -61,6 +61,15 @@ def test_nobody_waits_for_the_disk_of_the_one_who_has_the_certificate() -> None:
     assert leaders == max(bus.commits) - 1, "of each height but the genesis and that of the one who was alone"
 
 
+@pytest.mark.parametrize("kind", [Plan, Propose, Committed])
+def test_one_signature_serves_all_who_are_sent_the_same(kind: type) -> None:
+    bus = Bus(4)
+    assert bus.reach(9)
+    for node in bus.nodes.values():
+        told = [e.message for _, e in node.effects if isinstance(e, Send) and isinstance(e.message, kind)]
+        assert told and len({id(m) for m in told}) == len({m for m in told}), "mail signs each object"
+
+
 def test_slow_links_have_two_waves() -> None:
     bus = settled(Bus(4, waves_from_s=0.0))
     top = max(bus.commits)

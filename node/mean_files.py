@@ -1,0 +1,118 @@
+"""Encoded means on disk: one file for each plan, to which its means are appended as they come.
+
+    header      part u32 | bytes u64 | CRC-32 of these two u32, big-endian
+    payload     the encoded mean
+
+The last entry of a part is the one that counts. One file for all of a plan, since a file of its own for every mean cost a peer a millisecond of each
+round of 16 MB (its inode, its name, its own sync). A kill can break off the last entry only: it is cut off before the next is appended. Payloads have no
+checksum of their own: whoever reads one knows its sha256.
+"""
+
+import os
+import re
+import struct
+import sys
+import zlib
+from collections.abc import Iterator
+from io import BufferedReader
+from pathlib import Path
+
+from farflung.compression.codec import Payload
+from farflung.node.durable import sync_folder, writing
+
+PLAN_BYTES = 16
+"""Of a plan's hash that are in file names: 128 bits."""
+
+_NAME = re.compile(rf"[0-9a-f]{{{2 * PLAN_BYTES}}}")
+_HEADER = struct.Struct(">IQI")
+
+
+class MeanFiles:
+    """All methods block, and raise LocalError where the disk does not take what is written. One thread may append at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        """Makes the folder when there is none."""
+        self._folder = folder
+        self._ends: dict[str, int] = {}
+        """Where the last whole entry of a file ends, of those to which this process has appended."""
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def append(self, plan: bytes, part: int, payload: Payload) -> None:
+        """What is killed after this loses nothing."""
+        # No fsync: a killed process loses nothing that the system has taken, and a power failure everywhere at
+        # once is not what this protects from. It would cost a disk's latency in every part of every round.
+        path = self._path(plan)
+        if path.name not in self._ends:
+            self._ends[path.name] = self._end_of(path)
+        end = self._ends[path.name]
+        with writing(path), path.open("ab") as file:
+            if file.tell() != end:  # a kill or a full disk has left some of another one
+                file.truncate(end)
+            file.write(_header(part, len(payload)))
+            file.write(payload)
+        self._ends[path.name] = end + _HEADER.size + len(payload)
+
+    def load(self, plan: bytes, part: int) -> bytes | None:
+        """What was appended last; None when nothing was, or not all of it."""
+        path = self._path(plan)
+        if not path.exists():
+            return None
+        with path.open("rb") as file:
+            found = [(start, num_bytes) for of, start, num_bytes in _entries(file) if of == part]
+            if not found:
+                return None
+            start, num_bytes = found[-1]
+            file.seek(start)
+            return file.read(num_bytes)
+
+    def sync(self, plan: bytes) -> None:
+        """What has been appended survives a power failure from now on."""
+        path = self._path(plan)
+        if not path.exists():
+            return
+        with writing(path), path.open("rb") as file:
+            os.fsync(file.fileno())
+            if sys.platform == "linux":  # read again only after a restart: it need not fill the system's cache
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        sync_folder(self._folder)
+
+    def drop(self, plan: bytes) -> None:
+        """Forget all means of the plan; `plan` may be the first PLAN_BYTES of it."""
+        path = self._path(plan)
+        self._ends.pop(path.name, None)
+        path.unlink(missing_ok=True)
+
+    def plans(self) -> set[bytes]:
+        """The first PLAN_BYTES of each plan that has a file. Other files are not ours to touch."""
+        return {bytes.fromhex(path.name) for path in self._folder.iterdir() if _NAME.fullmatch(path.name)}
+
+    def _path(self, plan: bytes) -> Path:
+        return self._folder / plan[:PLAN_BYTES].hex()
+
+    def _end_of(self, path: Path) -> int:
+        if not path.exists():
+            return 0
+        with path.open("rb") as file:
+            return max((start + num_bytes for _, start, num_bytes in _entries(file)), default=0)
+
+
+def _header(part: int, num_bytes: int) -> bytes:
+    about = struct.pack(">IQ", part, num_bytes)
+    return about + zlib.crc32(about).to_bytes(4, "big")
+
+
+def _entries(file: BufferedReader) -> Iterator[tuple[int, int, int]]:
+    """Part, begin and bytes of each payload, up to the first entry that is not whole."""
+    size = file.seek(0, os.SEEK_END)
+    position = 0
+    while True:
+        file.seek(position)
+        header = file.read(_HEADER.size)
+        if len(header) < _HEADER.size:
+            return
+        part, num_bytes, _ = _HEADER.unpack(header)
+        start = position + _HEADER.size
+        if header != _header(part, num_bytes) or start + num_bytes > size:
+            return
+        yield part, start, num_bytes
+        position = start + num_bytes

@@ -1,0 +1,110 @@
+"""Means of a plan in one file: what was appended last counts, and what a kill breaks off is not there."""
+
+import errno
+from io import BufferedWriter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farflung.node.mean_files import PLAN_BYTES, MeanFiles
+from farflung.protocol.errors import LocalError
+
+PLAN, OTHER = b"p" * 32, b"o" * 32
+
+APPENDED = st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=20)), max_size=6)
+
+
+@given(appended=APPENDED, restarts=st.sets(st.integers(0, 5)))
+def test_what_was_appended_last_of_a_part_is_what_is_loaded(
+    tmp_path_factory: pytest.TempPathFactory, appended: list[tuple[int, bytes]], restarts: set[int]
+) -> None:
+    folder = tmp_path_factory.mktemp("means")
+    files = MeanFiles(folder)
+    for k, (part, payload) in enumerate(appended):
+        if k in restarts:
+            files = MeanFiles(folder)
+        files.append(PLAN, part, payload)
+    assert [files.load(PLAN, part) for part in range(4)] == [dict(appended).get(part) for part in range(4)]
+    assert files.load(OTHER, 0) is None and files.plans() == ({PLAN[:PLAN_BYTES]} if appended else set())
+
+
+def test_an_entry_that_a_kill_has_broken_off_is_not_there_and_the_next_takes_its_place(tmp_path: Path) -> None:
+    files = MeanFiles(tmp_path)
+    files.append(PLAN, 0, b"first")
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    files.append(PLAN, 1, b"second")
+    longer = path.read_bytes()
+    for length in range(len(whole), len(longer)):
+        path.write_bytes(longer[:length])
+        again = MeanFiles(tmp_path)
+        assert (again.load(PLAN, 0), again.load(PLAN, 1)) == (b"first", None)
+        again.append(PLAN, 2, b"third")
+        again.append(PLAN, 1, b"again")
+        assert [again.load(PLAN, part) for part in range(3)] == [b"first", b"again", b"third"]
+
+
+@pytest.mark.parametrize("at", range(16))
+def test_a_damaged_header_hides_what_follows(tmp_path: Path, at: int) -> None:
+    files = MeanFiles(tmp_path)
+    for part in range(3):
+        files.append(PLAN, part, b"mean")
+    (path,) = tmp_path.iterdir()
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3 + at] ^= 1
+    path.write_bytes(data)
+    again = MeanFiles(tmp_path)
+    assert [again.load(PLAN, part) for part in range(3)] == [b"mean", None, None]
+
+
+def test_what_the_disk_did_not_take_is_said_and_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = MeanFiles(tmp_path)
+    files.append(PLAN, 0, b"first")
+    taken = 0
+
+    class Full:
+        """A file of a disk with room for some bytes only."""
+
+        def __init__(self, file: BufferedWriter) -> None:
+            self._file = file
+
+        def __enter__(self) -> "Full":
+            return self
+
+        def __exit__(self, *args: object) -> None:
+            self._file.close()
+
+        def tell(self) -> int:
+            return self._file.tell()
+
+        def write(self, data: bytes) -> None:
+            nonlocal taken
+            taken += self._file.write(data[:10])
+            if len(data) > 10:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    real = Path.open
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", lambda path, mode: Full(real(path, mode)) if mode == "ab" else real(path, mode))
+        with pytest.raises(LocalError, match=rf"{PLAN[:PLAN_BYTES].hex()} cannot be written .*No space left"):
+            files.append(PLAN, 1, b"second")
+    assert taken == 10 and files.load(PLAN, 1) is None
+    files.append(PLAN, 1, b"second")
+    assert files.load(PLAN, 0) == b"first" and files.load(PLAN, 1) == b"second"
+
+
+def test_dropped_means_are_gone_and_others_stay(tmp_path: Path) -> None:
+    (tmp_path / "strange").write_bytes(b"?")
+    files = MeanFiles(tmp_path)
+    for plan in (PLAN, OTHER):
+        files.append(plan, 0, b"mean")
+    files.sync(PLAN)
+    files.drop(PLAN[:PLAN_BYTES])
+    files.drop(PLAN)
+    files.sync(PLAN)
+    assert files.load(PLAN, 0) is None and files.load(OTHER, 0) == b"mean"
+    assert files.plans() == {OTHER[:PLAN_BYTES]} and (tmp_path / "strange").exists()
+    files.append(PLAN, 1, b"new")
+    assert files.load(PLAN, 0) is None and files.load(PLAN, 1) == b"new"
