@@ -16,6 +16,7 @@ from farflung.node.flags import Device, Dtype, Home, Json, Swarm, print_json
 from farflung.node.id_cli import id_app
 from farflung.node.model_cli import model_app
 from farflung.protocol.errors import FarflungError
+from farflung.training.errors import TrainingError
 
 
 class ErrorsAsLines(TyperGroup):
@@ -26,13 +27,22 @@ class ErrorsAsLines(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except FarflungError as error:
+        except (FarflungError, TrainingError, OSError) as error:
             from rich.console import Console
             from rich.text import Text
 
-            said = Text.assemble(("error: ", "bold red"), str(error))
+            known = error if isinstance(error, FarflungError) else _no_bug(error)
+            if known is None:
+                raise
+            said = Text.assemble(("error: ", "bold red"), str(known))
             Console(stderr=True, highlight=False).print(said, soft_wrap=True)
             raise typer.Exit(2) from error
+
+
+def _no_bug(error: Exception) -> FarflungError | None:
+    from farflung.node.runner import no_bug  # which brings torch
+
+    return no_bug(error)
 
 
 app = typer.Typer(

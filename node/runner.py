@@ -26,7 +26,7 @@ def run_loop(main: Coroutine[Any, Any, T]) -> T:
                 raise
             raise said from group
         except (TrainingError, OSError) as error:
-            said = _said(error)
+            said = no_bug(error)
             if said is None:
                 raise
             raise said from error
@@ -62,11 +62,11 @@ def _on_purpose(group: BaseExceptionGroup[BaseException]) -> FarflungError | Non
     """The error to show when every error in the group was made on purpose; None when there is a bug among them."""
     errors: list[BaseException] = []
     _collect(group, errors)
-    said = [known for error in errors if (known := _said(error)) is not None]
+    said = [known for error in errors if (known := no_bug(error)) is not None]
     return said[0] if len(said) == len(errors) else None
 
 
-def _said(error: BaseException) -> FarflungError | None:
+def no_bug(error: BaseException) -> FarflungError | None:
     """What to show of an error that is no bug; None when it may be one."""
     match error:
         case FarflungError():
@@ -76,7 +76,9 @@ def _said(error: BaseException) -> FarflungError | None:
         case OSError(errno=errno.ENOSPC | errno.EDQUOT | errno.EROFS):
             return not_taken(error.filename or "a file of this node", error)
         case (
-            PermissionError(filename=str() as path) | OSError(errno=errno.EIO, filename=str() as path)
+            PermissionError(filename=str() as path)
+            | NotADirectoryError(filename=str() as path)
+            | OSError(errno=errno.EIO, filename=str() as path)
         ):  # not of a socket
             return not_taken(path, error)
     return None

@@ -10,6 +10,7 @@ from farflung.node.options import SampleOptions
 from farflung.node.paths import resolve_paths
 from farflung.node.recipe import swarm_tokenizer
 from farflung.node.swarmfiles import tokenizer_file
+from farflung.protocol.errors import ConfigError
 from farflung.training.flat import Layout, unflatten
 from farflung.training.model import Decoder
 from farflung.training.sample import Sampling, sample_pieces
@@ -17,6 +18,10 @@ from farflung.training.sample import Sampling, sample_pieces
 
 def sample_swarm(options: SampleOptions) -> tuple[int, Iterator[str]]:
     """The version of the outer parameters, and the text piece by piece. Blocks. Raises ConfigError, LocalError."""
+    if any(
+        "\ud800" <= one <= "\udfff" for one in options.prompt
+    ):  # how bytes that are none of any text come from a command line
+        raise ConfigError("--prompt is no UTF-8 text")
     swarm = resolve_paths(options.home).find_swarm(options.swarm)
     kept = kept_model(swarm)
     manifest = kept.recipe.manifest

@@ -1,6 +1,7 @@
 """The command line: help, errors, options handed on, and answers of a node behind the real control socket."""
 
 import asyncio
+import errno
 import json
 import stat
 import subprocess
@@ -24,6 +25,7 @@ from farflung.node.paths import resolve_paths
 from farflung.node.query import peer_table
 from farflung.node.status import LedgerStatus, NodeStatus, PeerStatus, SampleStatus, SampleStop
 from farflung.protocol.errors import NetworkError
+from farflung.training.errors import DataError
 
 SWARM = "ab" * 32
 PEER = "12" * 32
@@ -373,3 +375,44 @@ def test_a_sealed_copy_needs_its_passphrase(tmp_path: Path) -> None:
     words = ["id", "restore", str(copy), "--home", str(tmp_path / "b")]
     assert CliRunner().invoke(app, words, input="wrong\n").exit_code == 2
     assert CliRunner().invoke(app, words, input="open sesame\n").exit_code == 0
+
+
+# ---- errors that are no bugs, wherever they arise -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (DataError("tokenizer t.json has no ids for some text; give another"), "error: tokenizer t.json has no ids"),
+        (PermissionError(errno.EACCES, "Permission denied", "/x/lock"), "error: /x/lock cannot be written (Permission"),
+        (
+            NotADirectoryError(errno.ENOTDIR, "Not a directory", "/x/y"),
+            "error: /x/y cannot be written (Not a directory",
+        ),
+    ],
+)
+def test_a_disk_that_refuses_and_unfit_data_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, home: Path, error: Exception, said: str
+) -> None:
+    def pieces() -> Iterator[str]:
+        yield "it wa"
+        raise error
+
+    monkeypatch.setattr("farflung.node.sampling.sample_swarm", lambda options: (1, pieces()))
+    told = run("sample", "--home", home)
+    assert told.exit_code == 2 and told.output.startswith("it wa") and said in told.output
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EBADF, "Bad file descriptor"), ZeroDivisionError()])
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, home: Path, error: Exception) -> None:
+    def broken(options: options.SampleOptions) -> None:
+        raise error
+
+    monkeypatch.setattr("farflung.node.sampling.sample_swarm", broken)
+    told = run("sample", "--home", home)
+    assert told.exit_code == 1 and told.exception is error
+
+
+def test_a_prompt_of_bytes_that_are_no_text_is_said(home: Path) -> None:
+    told = run("sample", "--prompt", "a\udcff", "--home", home)
+    assert told.exit_code == 2 and "--prompt is no UTF-8 text" in told.output

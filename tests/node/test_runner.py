@@ -36,6 +36,7 @@ def test_who_has_a_damaged_checkpoint_is_not_told_to_remove_its_votes() -> None:
         (OSError(errno.ENOSPC, "No space left on device"), r"^a file of this node cannot be written \(No space left"),
         (OSError(errno.EROFS, "Read-only file system", "/x/y"), r"^/x/y cannot be written \(Read-only"),
         (PermissionError(errno.EACCES, "Permission denied", "/x/y"), r"^/x/y cannot be written \(Perm.* let this user"),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory", "/x/y"), r"^/x/y cannot be written \(Not a dir"),
         (OSError(errno.EIO, "I/O error: No space left", "/x/y"), r"^/x/y cannot be written \(I/O error: No space left"),
     ],
 )
