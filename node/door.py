@@ -11,6 +11,7 @@ step then took 20 % longer (2 cores, measured), although the other pool did noth
 """
 
 import asyncio
+import contextlib
 import os
 import sys
 import threading
@@ -82,6 +83,17 @@ def _set_up(torch_threads: int, niceness: int) -> None:
     """How many threads torch uses when called from this one, and how far this one stands back behind others."""
     torch.get_num_threads()  # or else the first computation here would take the number that any thread set last
     torch.set_num_threads(torch_threads)
-    if niceness and sys.platform == "linux":  # elsewhere it is the whole process that has a niceness
+    if sys.platform == "linux":  # elsewhere it is the whole process that has a policy and a niceness
+        with contextlib.suppress(OSError):  # in a sandbox that refuses it all goes a little slower
+            _stand_back(niceness)
+
+
+def _stand_back(niceness: int) -> None:
+    """Let this thread, when it is woken, not take the processor from who woke it: that is the loop, which has more to do, and holds what
+    Python code here would wait for. And by `niceness` behind all others.
+    """
+    if os.sched_getscheduler(0) == os.SCHED_OTHER:
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    if niceness:
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + niceness)

@@ -50,3 +50,17 @@ def test_only_the_idle_door_stands_back() -> None:
             return [await door.run(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())) for door in four]
 
         assert asyncio.run(main()) == [before, before, before, min(19, before + IDLE_NICENESS)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have a policy of their own on Linux only")
+def test_whom_the_loop_wakes_does_not_take_its_processor() -> None:
+    if os.sched_getscheduler(0) != os.SCHED_OTHER:
+        pytest.skip("this process has been given another policy")
+    with contextlib.closing(Doors.threads()) as doors:
+
+        async def main() -> list[int]:
+            four = (doors.learner, doors.side, doors.journal, doors.idle)
+            return [await door.run(os.sched_getscheduler, 0) for door in four]
+
+        assert asyncio.run(main()) == [os.SCHED_BATCH] * 4
+        assert os.sched_getscheduler(0) == os.SCHED_OTHER
