@@ -7,12 +7,13 @@ What is tried first is `training/recovery_ladder.py`'s decision, by expected cos
 have measured them (the median of what they say), and the uplinks of those who would send. Whoever was a member of an earlier life offers what it has of it
 itself (`remains`): where the stage has only lost its quorum that is all of it, to the bit, and costs nothing. Other offers are shadows, here or at other
 peers, and the stages around: the mean of the two neighbours' outer parameters, weighted by the norms of their gradients, the nearest stages where
-neighbours are lost too, and at last new initial weights, which everybody can make. Only stages of as many layers count, and of stage 0 only its layers.
+neighbours are lost too, and at last new initial weights, which everybody can make. A neighbour that is lost too, but of which somebody has a copy, is
+waited for, where it is worth it: it will be there in a moment, and is nearer than the next one. Only stages of as many layers count, and of stage 0 only its layers.
 Moments begin afresh with these, and where the stage was made of others its learning rate is raised for a while (`recovery_checkfree`).
 
 Peers before and after the stage remember what it was given last, and what it made of that (`imprints`). So before anybody computes with a stage that was made,
-it is tried on those activations: where it does far worse than none (`MOST_MISFIT`), as when a shadow is none, the next offer's turn comes. And a mean or new
-weights are fitted to them.
+it is tried on those activations: where it does far worse than none (`MOST_MISFIT`), as when a shadow is none, the next offer's turn comes. And a mean, what was made of
+one neighbour or further ones, and new weights are fitted to them.
 
 Meanwhile we say that we are at it, so that the stage is not found lost again; and if the data nodes begin yet another life because they did not hear us,
 ours ends before it has begun. No file is read for any of this but our own of that earlier life. What was made is on our disk before anybody can count on
@@ -42,7 +43,7 @@ from farflung.protocol.pipeline_messages import Present
 from farflung.training.outer import BYTES_PER_ELEMENT
 from farflung.training.pipeline_online import RATE_BYTES_PER_S, RECOMPUTED
 from farflung.training.pipeline_slice import layers_of
-from farflung.training.recovery_costs import Rung
+from farflung.training.recovery_costs import Rung, Setbacks
 from farflung.training.recovery_fit import MOST_MISFIT, Fit, Pair
 from farflung.training.recovery_ladder import Loss, Offer, Recovery, decide, rebuilt
 from farflung.training.recovery_rules import interpolated, weighted_mean
@@ -52,6 +53,9 @@ LISTEN_S = 2.0
 
 STEP_S = 10.0
 """Of the pipeline, while nobody has measured one."""
+
+FITTED = (Rung.FITTED, Rung.INTERPOLATION, Rung.RANDOM)
+"""What is fitted to what neighbours remember, where they do: at an end also what was made of the one neighbour alone."""
 
 
 class Renewal:
@@ -119,6 +123,8 @@ class Renewal:
         """Try one offer after another; the last one needs nobody."""
         self._initial = await self._doors.learner.run(self._learner.outer.params.clone)
         self._pairs = await self._remembered()
+        if not self._own() and not self._shadows():
+            await self._wait_for_neighbours()
         recovery = self._decide()
         self._log.emit(
             "stage.recovery",
@@ -167,19 +173,40 @@ class Renewal:
             refused=self._outside.refused,
         )
 
+    async def _wait_for_neighbours(self) -> None:
+        """Until those of the two stages beside ours that are lost and come back from a copy are there; no longer than they are worth."""
+        stage = self._life.stage
+        beside = [other for other in (stage - 1, stage + 1) if 0 <= other < self._roll.stages]
+        loss, costs = self._loss(), Setbacks()
+        further, nearer = (
+            costs.iterations(rung, stage=stage, steps_behind=0, failures_per_hour=loss.failures_per_hour)
+            for rung in (Rung.INTERPOLATION, Rung.MEAN)
+        )
+        until = self._outside.now() + (further - nearer) * loss.iteration_s
+        while (late := [other for other in beside if self._comes_back(other)]) and self._outside.now() < until:
+            why = f"stage {late[0]} is lost too, and comes back from a copy: it is waited for, to make this one of"
+            self._log.emit("stage.waits", stage=stage, life=self._life.number, reason=why)
+            await asyncio.sleep(LISTEN_S)
+
+    def _comes_back(self, stage: int) -> bool:
+        """Whether nobody has a stage, and somebody a copy of it."""
+        roll, now = self._roll, self._outside.now()
+        heard = (said for peer in roll.known if roll.alive(peer, now) and (said := roll.present(peer)) is not None)
+        return roll.holders(stage, now) is None and any(copy.stage == stage for said in heard for copy in said.shadows)
+
     def _decide(self) -> Recovery:
+        return decide(self._loss(), [*self._own(), *self._shadows(), *self._offers()])
+
+    def _loss(self) -> Loss:
         said = self._data_nodes()
         steps = [one.step_s for one in said if one.step_s > 0.0]
         losses = [one.losses_per_hour for one in said] or [self._roll.losses_per_hour]
         pipeline = self._recipe.pipeline
-        return decide(
-            Loss(
-                stage=self._life.stage,
-                iteration_s=median(steps) if steps else STEP_S,
-                failures_per_hour=min(0.99, median(losses)),
-                may_skip=pipeline.visits < pipeline.stages,
-            ),
-            [*self._own(), *self._shadows(), *self._offers()],
+        return Loss(
+            stage=self._life.stage,
+            iteration_s=median(steps) if steps else STEP_S,
+            failures_per_hour=min(0.99, median(losses)),
+            may_skip=pipeline.visits < pipeline.stages,
         )
 
     def _own(self) -> list[Offer]:
@@ -243,7 +270,7 @@ class Renewal:
             return None
         fetch_s = self._outside.now() - began
         await self._doors.learner.run(self._learner.begin_with, layers)
-        if offer.rung is Rung.FITTED or (offer.rung is Rung.RANDOM and self._pairs):
+        if offer.rung in FITTED and self._pairs:
             await self._doors.learner.run(self._learner.fit, self._pairs)
         return fetch_s
 

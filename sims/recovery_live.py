@@ -84,13 +84,18 @@ class Live:
         self._scene.lives |= {node.stage: node.life for node in new}
         self._nodes[0].roll.renew(self._scene.lives.values(), self._loop.time())  # all others believe the data node
         self._hear(living)
-        self._run(_all(node.begin() for node in new))
+        self._run(_all(self._renewed(node) for node in new))
         for node in new:
             pipeline.replace(node.stage - 1, node.learner.outer.params.clone(), bump=node.was_made_of_others)
             self.rungs[node.rung] += 1
             self.sent.recovered += node.recovered_bytes
-            node.serve()
         self.sent.kept = self._shadow_bytes()
+
+    async def _renewed(self, node: Node) -> None:
+        """Others that are being made may wait for this one."""
+        await node.begin()
+        node.serve()
+        self._hear([node])
 
     def close(self) -> None:
         """End the nodes."""

@@ -10,7 +10,7 @@ from farflung.node.imprints import Imprints
 from farflung.node.recipe import Recipe
 from farflung.node.shadows import Shadows
 from farflung.node.stage_learner import StageLearner
-from farflung.protocol.keys import PeerId
+from farflung.protocol.keys import PeerId, short
 from farflung.protocol.pipeline_messages import Domains
 from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
@@ -259,6 +259,23 @@ def test_a_stage_that_is_made_of_its_neighbours_is_fitted_to_what_they_remember(
     assert made["misfit"] < 0.35  # 0.7 without the fit
 
 
+def test_an_end_that_is_made_of_its_one_neighbour_is_fitted_too() -> None:
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(4):
+            swarm.start(peer)
+        await until(swarm, lambda: swarm.rounds().get(3) == 2)
+        swarm.kill(members_of(swarm, 3)[0])
+        await asyncio.sleep(12.0)
+        swarm.start(4)
+        await until_done(swarm, *swarm.peers)
+
+    swarm = simulate(without_shadows(), Counting(), signers(5), story)
+    assert not swarm.broken and lives(swarm) == [(3, 1, 4)]
+    [made] = swarm.happened("stage.made")
+    assert made["rung"] == "interpolation" and len(made["holders"]) == 1
+    assert made["misfit"] < 0.2  # 0.45 without the fit
+
+
 def test_a_peer_that_made_its_stage_of_others_is_killed_and_goes_on_with_the_raised_rate() -> None:
     async def story(swarm: PipelineSwarm) -> None:
         await lose_stage_2(swarm)
@@ -330,6 +347,36 @@ def test_a_region_is_lost_and_its_stages_come_back_from_shadows_elsewhere() -> N
 def test_where_nobody_tells_a_region_two_stages_may_hold_each_others_shadows() -> None:
     swarm = lose_it_where({})
     assert "shadow" not in {event["rung"] for event in swarm.happened("stage.made")}
+
+
+def test_a_neighbour_that_comes_back_from_a_copy_is_waited_for() -> None:
+    """Stage 2 is lost with the holder of its copy, which is of a stage beside it, and has a copy elsewhere itself."""
+    lost: list[int] = []
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(4):
+            swarm.start(peer)
+        await until(swarm, lambda: all(swarm.rounds().get(stage, 0) >= 2 for stage in range(4)))
+        keys = [short(key) for key in swarm.ids]
+        holder = {event["stage"]: keys.index(event["peer"]) for event in swarm.happened("shadow")}
+        lost.extend([2, swarm.disks[holder[2]].stage])
+        assert lost == [2, 1] and holder[lost[1]] not in (holder[2], members_of(swarm, 2)[0])
+        for stage in lost:
+            swarm.kill(members_of(swarm, stage)[0])
+        await asyncio.sleep(12.0)
+        swarm.start(4)
+        await asyncio.sleep(3.0)
+        swarm.start(5)
+        await until_done(swarm, *swarm.peers)
+
+    one = recipe(stages=4, total_steps=16, pipeline={"shadows": 1.0})
+    regions = {0: "a", 1: "b", 2: "a", 3: "c", 4: "d", 5: "e"}
+    domains = {peer: Domains(region=region) for peer, region in regions.items()}
+    swarm = simulate(one, Counting(), signers(6), story, wanted={0: 0, 1: 1, 2: 2, 3: 3, 4: 2, 5: 1}, domains=domains)
+    assert not swarm.broken
+    made = {event["stage"]: event for event in swarm.happened("stage.made")}
+    assert made[lost[1]]["rung"] == "shadow" and made[2]["rung"] == "neighbour mean"
+    assert len(made[2]["holders"]) == 2 and {event["stage"] for event in swarm.happened("stage.waits")} == {2}
 
 
 def test_a_stage_of_many_peers_of_one_owner_has_a_shadow_elsewhere() -> None:
