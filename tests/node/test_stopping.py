@@ -66,6 +66,19 @@ def in_the_middle(node: Node) -> bool:
     return saved.height == commits[-1]["height"] and saved.steps > 0
 
 
+def stopped_in_the_middle(victim: Node, *others: Node) -> None:
+    """Halt all of them where `victim` is in the middle and no round is under way anywhere, which takes more than one try where steps are quick."""
+    while True:
+        victim.until(lambda: in_the_middle(victim))
+        for node in (victim, *others):
+            node.process.send_signal(signal.SIGSTOP)
+        newest = max(event["round"] for node in (victim, *others) for event in node.events("round.plan"))
+        if in_the_middle(victim) and newest <= place(victim).height:
+            return
+        for node in (victim, *others):
+            node.process.send_signal(signal.SIGCONT)
+
+
 def leaves(node: Node, ask: Callable[[], None], *, told: Node | None = None) -> None:
     """It ends by itself and has saved what it has. Whoever stays has heard the goodbye, so that nobody need find it dead."""
     before = len(node.events("node.stop"))
@@ -97,9 +110,7 @@ def test_nodes_leave_when_asked_to_and_go_on_where_they_were_when_killed(tmp_pat
             node.until(lambda node=node: contributes(node))
 
         # c is killed in training. b is stopped by somebody who does not wait until the others, who cannot answer, let it go.
-        c.until(lambda: in_the_middle(c))
-        for node in (a, b, c):
-            node.process.send_signal(signal.SIGSTOP)
+        stopped_in_the_middle(c, a, b)
         saved, who, ours = place(c), key(c), children(b) + children(c)
         c.process.kill()
         assert c.ended() == -signal.SIGKILL
