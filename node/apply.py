@@ -73,7 +73,7 @@ class Applier:
         self._learner = learner
         self._learn = doors.learner.run
         self._aside = doors.side.run
-        self._idly = doors.idle.run
+        self._hash = doors.digest.run
         self._storage = storage
         self._log = log
         self._checkpoint_s = checkpoint_s
@@ -209,7 +209,7 @@ class Applier:
 
     async def _say_where(self) -> None:
         """Say where we stand, with the digest of the state."""
-        digests = await self._idly(self._learner.outer.chunk_digests)
+        digests = await self._hash(self._learner.outer.chunk_digests)
         self.donor.remember(self.version, digests)
         self._digest = hashlib.sha256(b"".join(digests)).digest()
         self._applied(self.height, self.version, self._digest)

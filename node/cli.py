@@ -20,9 +20,7 @@ from farflung.training.errors import TrainingError
 
 
 class ErrorsAsLines(TyperGroup):
-    """A command group that prints errors made on purpose as one line and exits with 2. Others keep their
-    traceback.
-    """
+    """A command group that prints errors that are no bugs as one line and exits with 2. Others keep their traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -3,8 +3,8 @@
     header      part u32 | bytes u64 | CRC-32 of these two u32, big-endian
     payload     the encoded mean
 
-The last entry of a part is the one that counts. One file for all of a plan, since a file of its own for every mean cost a peer a millisecond of each
-round of 16 MB (its inode, its name, its own sync). A kill can break off the last entry only: it is cut off before the next is appended. Payloads have no
+The last entry of a part is the one that counts. One file for all of a plan, for a file of its own for every mean takes an inode, a name and a
+sync each. A kill can break off the last entry only: it is cut off before the next is appended. Payloads have no
 checksum of their own: whoever reads one knows its sha256.
 """
 
@@ -13,8 +13,6 @@ import re
 import struct
 import sys
 import zlib
-from collections.abc import Iterator
-from io import BufferedReader
 from pathlib import Path
 
 from farflung.compression.codec import Payload
@@ -24,7 +22,8 @@ PLAN_BYTES = 16
 """Of a plan's hash that are in file names: 128 bits."""
 
 _NAME = re.compile(rf"[0-9a-f]{{{2 * PLAN_BYTES}}}")
-_HEADER = struct.Struct(">IQI")
+_ABOUT = struct.Struct(">IQ")
+_HEADER_BYTES = _ABOUT.size + 4
 
 
 class MeanFiles:
@@ -43,25 +42,23 @@ class MeanFiles:
         # once is not what this protects from. It would cost a disk's latency in every part of every round.
         path = self._path(plan)
         if path.name not in self._ends:
-            self._ends[path.name] = self._end_of(path)
+            self._ends[path.name] = max((start + num_bytes for _, start, num_bytes in _entries(path)), default=0)
         end = self._ends[path.name]
         with writing(path), path.open("ab") as file:
             if file.tell() != end:  # a kill or a full disk has left some of another one
                 file.truncate(end)
             file.write(_header(part, len(payload)))
             file.write(payload)
-        self._ends[path.name] = end + _HEADER.size + len(payload)
+        self._ends[path.name] = end + _HEADER_BYTES + len(payload)
 
     def load(self, plan: bytes, part: int) -> bytes | None:
         """What was appended last; None when nothing was, or not all of it."""
         path = self._path(plan)
-        if not path.exists():
+        found = {of: (start, num_bytes) for of, start, num_bytes in _entries(path)}
+        if part not in found:
             return None
+        start, num_bytes = found[part]
         with path.open("rb") as file:
-            found = [(start, num_bytes) for of, start, num_bytes in _entries(file) if of == part]
-            if not found:
-                return None
-            start, num_bytes = found[-1]
             file.seek(start)
             return file.read(num_bytes)
 
@@ -89,30 +86,24 @@ class MeanFiles:
     def _path(self, plan: bytes) -> Path:
         return self._folder / plan[:PLAN_BYTES].hex()
 
-    def _end_of(self, path: Path) -> int:
-        if not path.exists():
-            return 0
-        with path.open("rb") as file:
-            return max((start + num_bytes for _, start, num_bytes in _entries(file)), default=0)
-
 
 def _header(part: int, num_bytes: int) -> bytes:
-    about = struct.pack(">IQ", part, num_bytes)
+    about = _ABOUT.pack(part, num_bytes)
     return about + zlib.crc32(about).to_bytes(4, "big")
 
 
-def _entries(file: BufferedReader) -> Iterator[tuple[int, int, int]]:
-    """Part, begin and bytes of each payload, up to the first entry that is not whole."""
-    size = file.seek(0, os.SEEK_END)
-    position = 0
-    while True:
-        file.seek(position)
-        header = file.read(_HEADER.size)
-        if len(header) < _HEADER.size:
-            return
-        part, num_bytes, _ = _HEADER.unpack(header)
-        start = position + _HEADER.size
-        if header != _header(part, num_bytes) or start + num_bytes > size:
-            return
-        yield part, start, num_bytes
-        position = start + num_bytes
+def _entries(path: Path) -> list[tuple[int, int, int]]:
+    """Part, begin and bytes of each payload, up to the first entry that is not whole; none where there is no file."""
+    found: list[tuple[int, int, int]] = []
+    if not path.exists():
+        return found
+    position, size = 0, path.stat().st_size
+    with path.open("rb") as file:
+        while len(header := file.read(_HEADER_BYTES)) == _HEADER_BYTES:
+            part, num_bytes = _ABOUT.unpack(header[: _ABOUT.size])
+            start, position = position + _HEADER_BYTES, position + _HEADER_BYTES + num_bytes
+            if header != _header(part, num_bytes) or position > size:
+                break
+            found.append((part, start, num_bytes))
+            file.seek(position)
+    return found

@@ -39,7 +39,7 @@ from farflung.protocol.chain import founded
 from farflung.protocol.errors import NetworkError, RemoteError
 from farflung.protocol.keys import PeerId, Signer, short
 from farflung.protocol.lives import Life
-from farflung.protocol.pipeline_messages import Present
+from farflung.protocol.pipeline_messages import Copy, Present
 from farflung.training.outer import BYTES_PER_ELEMENT
 from farflung.training.pipeline_online import RATE_BYTES_PER_S, RECOMPUTED
 from farflung.training.pipeline_slice import layers_of
@@ -53,9 +53,6 @@ LISTEN_S = 2.0
 
 STEP_S = 10.0
 """Of the pipeline, while nobody has measured one."""
-
-FITTED = (Rung.FITTED, Rung.INTERPOLATION, Rung.RANDOM)
-"""What is fitted to what neighbours remember, where they do: at an end also what was made of the one neighbour alone."""
 
 
 class Renewal:
@@ -176,23 +173,36 @@ class Renewal:
     async def _wait_for_neighbours(self) -> None:
         """Until those of the two stages beside ours that are lost and come back from a copy are there; no longer than they are worth."""
         stage = self._life.stage
-        beside = [other for other in (stage - 1, stage + 1) if 0 <= other < self._roll.stages]
+        beside = [other for other in (stage - 1, stage + 1) if 0 <= other < self._roll.stages and self._is_alike(other)]
         loss, costs = self._loss(), Setbacks()
         further, nearer = (
             costs.iterations(rung, stage=stage, steps_behind=0, failures_per_hour=loss.failures_per_hour)
             for rung in (Rung.INTERPOLATION, Rung.MEAN)
         )
         until = self._outside.now() + (further - nearer) * loss.iteration_s
+        said: list[int] = []
         while (late := [other for other in beside if self._comes_back(other)]) and self._outside.now() < until:
-            why = f"stage {late[0]} is lost too, and comes back from a copy: it is waited for, to make this one of"
-            self._log.emit("stage.waits", stage=stage, life=self._life.number, reason=why)
+            if late != said:
+                why = f"stage {' and stage '.join(map(str, late))}, lost too, will be back from a copy: to be made of that is worth a while"
+                self._log.emit("stage.waits", stage=stage, life=self._life.number, reason=why)
+                said = late
             await asyncio.sleep(LISTEN_S)
 
     def _comes_back(self, stage: int) -> bool:
         """Whether nobody has a stage, and somebody a copy of it."""
+        return self._roll.holders(stage, self._outside.now()) is None and bool(self._copies(stage))
+
+    def _copies(self, stage: int) -> list[tuple[PeerId, Copy]]:
+        """Of a stage, at peers that are heard."""
         roll, now = self._roll, self._outside.now()
-        heard = (said for peer in roll.known if roll.alive(peer, now) and (said := roll.present(peer)) is not None)
-        return roll.holders(stage, now) is None and any(copy.stage == stage for said in heard for copy in said.shadows)
+        heard = [
+            (peer, said) for peer in roll.known if roll.alive(peer, now) and (said := roll.present(peer)) is not None
+        ]
+        return [(peer, copy) for peer, said in heard for copy in said.shadows if copy.stage == stage]
+
+    def _is_alike(self, stage: int) -> bool:
+        """Whether it has as many layers."""
+        return len(self._part(stage).part.layers) == len(self._recipe.part.layers)
 
     def _decide(self) -> Recovery:
         return decide(self._loss(), [*self._own(), *self._shadows(), *self._offers()])
@@ -218,32 +228,28 @@ class Renewal:
 
     def _shadows(self) -> list[Offer]:
         """Copies of the stage."""
-        stage, now, step = self._life.stage, self._outside.now(), self._step()
+        stage, step = self._life.stage, self._step()
         found = []
         mine = self._outside.shelf.shadows.get(stage)
         if mine is not None:
             found.append(Offer(rung=Rung.SHADOW, steps_behind=max(0, step - mine.step)))
-        for peer in self._roll.known:
-            said = self._roll.present(peer)
-            for copy in said.shadows if said is not None and self._roll.alive(peer, now) else ():
-                if copy.stage == stage:
-                    self._sources[short(peer)] = peer
-                    found.append(
-                        Offer(
-                            rung=Rung.SHADOW,
-                            holders=(short(peer),),
-                            nbytes=copy.nbytes,
-                            bytes_s=self._rate(peer),
-                            steps_behind=max(0, step - copy.step),
-                        )
-                    )
+        for peer, copy in self._copies(stage):
+            self._sources[short(peer)] = peer
+            found.append(
+                Offer(
+                    rung=Rung.SHADOW,
+                    holders=(short(peer),),
+                    nbytes=copy.nbytes,
+                    bytes_s=self._rate(peer),
+                    steps_behind=max(0, step - copy.step),
+                )
+            )
         return found
 
     def _offers(self) -> list[Offer]:
         now, stages = self._outside.now(), range(self._roll.stages)
         held = {stage: found for stage in stages if (found := self._roll.holders(stage, now)) is not None}
-        alike = {stage for stage in held if len(self._part(stage).part.layers) == len(self._recipe.part.layers)}
-        ready = {stage for stage in alike if stage != self._life.stage}
+        ready = {stage for stage in held if stage != self._life.stage and self._is_alike(stage)}
         self._sources |= {short(held[stage][2][0]): held[stage][2][0] for stage in ready}
         peer_of = [short(held[stage][2][0]) if stage in ready else "" for stage in stages]
         sizes = [self._part(stage).own.num_parameters for stage in ready]
@@ -270,7 +276,7 @@ class Renewal:
             return None
         fetch_s = self._outside.now() - began
         await self._doors.learner.run(self._learner.begin_with, layers)
-        if offer.rung in FITTED and self._pairs:
+        if offer.rung.is_fitted and self._pairs:
             await self._doors.learner.run(self._learner.fit, self._pairs)
         return fetch_s
 

@@ -18,10 +18,10 @@ from farflung.training.sample import Sampling, sample_pieces
 
 def sample_swarm(options: SampleOptions) -> tuple[int, Iterator[str]]:
     """The version of the outer parameters, and the text piece by piece. Blocks. Raises ConfigError, LocalError."""
-    if any(
-        "\ud800" <= one <= "\udfff" for one in options.prompt
-    ):  # how bytes that are none of any text come from a command line
-        raise ConfigError("--prompt is no UTF-8 text")
+    try:
+        options.prompt.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError("--prompt is no UTF-8 text") from error
     swarm = resolve_paths(options.home).find_swarm(options.swarm)
     kept = kept_model(swarm)
     manifest = kept.recipe.manifest

@@ -155,7 +155,7 @@ class FileStorage:
         self._votes = Slots(folder / VOTE, MAX_VOTE_BYTES, LOST_VOTE)
         self._history = Journal(folder / HISTORY_FILE, LOST_HISTORY)
         self._means = MeanFiles(folder / "means")
-        (folder / "chunks").mkdir(exist_ok=True)
+        (folder / "chunks").mkdir(parents=True, exist_ok=True)
 
     def save_vote(self, vote: SavedVote) -> None:
         self._votes.save(msgspec.msgpack.encode(vote))
@@ -215,7 +215,7 @@ class FileStorage:
                 write_state(folder / RESIDUALS, residuals, {})
         write_atomically(folder / PLACE, msgspec.msgpack.encode(place))
         write_atomically(self.folder / CURRENT, slot.encode())
-        for plan in self._means.plans() & set(drop):
+        for plan in drop:
             self._means.drop(plan)
         for *_, path in self._saved_chunks():
             path.unlink()

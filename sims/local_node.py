@@ -125,7 +125,7 @@ def meter(doors: Doors, file: Path) -> Doors:
         learner=MeteredDoor(doors.learner, note),
         side=MeteredDoor(doors.side, note),
         journal=MeteredDoor(doors.journal, note),
-        idle=MeteredDoor(doors.idle, note),
+        digest=MeteredDoor(doors.digest, note),
     )
 
 

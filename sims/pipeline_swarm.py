@@ -255,7 +255,7 @@ class PipelineSwarm:
         def door() -> VirtualDoor:
             return VirtualDoor(seconds)
 
-        doors = Doors(learner=door(), side=door(), journal=door(), idle=door())
+        doors = Doors(learner=door(), side=door(), journal=door(), digest=door())
         made = life.number > 0 and life.founder == signer.peer_id and not storage.load_history()
         if made:
             renewal = Renewal(outside, recipe, life, learner, disk.remains(life.stage), doors, log)

@@ -12,7 +12,7 @@ The bench's stage s is the swarm's stage s + 1, for a swarm has a data node befo
 with safe ends. A manifest wants a layer there, too; nobody computes with it.
 
 What is not as in a swarm: a round of one peer with an outer learning rate of 1 and no momentum changes nothing, so that training is that of all other methods; all layers
-have their round at once; and nothing is trained while a stage is found lost: `recovery_clock` charges for that time. Links are fast, and said to be those of the clock, scaled from the published model's stage to
+have their round at once; and nothing is trained while a stage is found lost: `recovery_clock` charges for that time, though not for a wait for a neighbour. Links are fast, and said to be those of the clock, scaled from the published model's stage to
 the bench's: so the ladder prices what it would there.
 """
 
@@ -84,15 +84,15 @@ class Live:
         self._scene.lives |= {node.stage: node.life for node in new}
         self._nodes[0].roll.renew(self._scene.lives.values(), self._loop.time())  # all others believe the data node
         self._hear(living)
-        self._run(_all(self._renewed(node) for node in new))
+        self._run(_all(self._renew(node) for node in new))
         for node in new:
             pipeline.replace(node.stage - 1, node.learner.outer.params.clone(), bump=node.was_made_of_others)
             self.rungs[node.rung] += 1
             self.sent.recovered += node.recovered_bytes
         self.sent.kept = self._shadow_bytes()
 
-    async def _renewed(self, node: Node) -> None:
-        """Others that are being made may wait for this one."""
+    async def _renew(self, node: Node) -> None:
+        """Begin its stage anew, and let the others hear it: one of them may be waiting for that."""
         await node.begin()
         node.serve()
         self._hear([node])

@@ -76,7 +76,7 @@ class Node:
         self.norm = 0.0
         self.rung, self.recovered_bytes = "", 0
         self._door = VirtualDoor(lambda name: 0.0)
-        self._doors = Doors(learner=self._door, side=self._door, journal=self._door, idle=self._door)
+        self._doors = Doors(learner=self._door, side=self._door, journal=self._door, digest=self._door)
         self._log = EventLog(None, swarm="bench", peer=short(self.id), clock=scene.hub.loop.time)
         self._log.subscribe(self._on_event)
         self._digest = b""

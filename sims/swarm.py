@@ -156,7 +156,7 @@ class Swarm:
                 learner=door,
                 side=VirtualDoor(lambda name: self._seconds(index, name)),
                 journal=VirtualDoor(lambda name: self._seconds(index, name)),
-                idle=VirtualDoor(lambda name: self._seconds(index, name)),
+                digest=VirtualDoor(lambda name: self._seconds(index, name)),
             ),
             storage=self.disks[index],
             log=log,

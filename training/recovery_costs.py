@@ -58,6 +58,11 @@ class Rung(StrEnum):
         """The stage's learning rate is raised for a while: it was made of others, and has to become itself again."""
         return self in (Rung.TWIN, Rung.FITTED, Rung.MEAN, Rung.INTERPOLATION)
 
+    @property
+    def is_fitted(self) -> bool:
+        """To what the neighbours remember of the lost one, where they do: it has nothing of that itself. A plain mean is what remains where they do not."""
+        return self in (Rung.FITTED, Rung.INTERPOLATION, Rung.RANDOM)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setbacks:

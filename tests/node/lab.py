@@ -50,7 +50,7 @@ def payload_of(numel: int, seed: int) -> bytes:
 
 
 def doors() -> Doors:
-    return Doors(**{name: VirtualDoor(lambda _: 0.001) for name in ("learner", "side", "journal", "idle")})
+    return Doors(**{name: VirtualDoor(lambda _: 0.001) for name in ("learner", "side", "journal", "digest")})
 
 
 class Node:

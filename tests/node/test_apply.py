@@ -1,6 +1,7 @@
 """Commits enter the learner one after another: from means that are held, fetched or on disk."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tests.node.applying import (
 from tests.node.lab import Lab, Node, in_lab
 
 from farflung.node.trainer import Progress
+from farflung.sims.toy import VirtualDoor
 
 # ---- where it begins ------------------------------------------------------------------------------------------
 
@@ -100,6 +102,27 @@ def test_what_is_not_here_is_fetched_from_members() -> None:
         assert one.digest == expected(1) and not one.node.errors
 
     in_lab(2, main)
+
+
+def test_a_digest_that_takes_long_holds_up_no_mean_of_the_next_round() -> None:
+    async def main(lab: Lab) -> None:
+        node = lab.nodes[0]
+        node.doors = replace(node.doors, digest=VirtualDoor(lambda name: 60.0))
+        one = Applying(lab, node)
+        await one.start([genesis()])
+        said = list(one.said)
+        await hold(node, 1)
+        first = round_after(genesis().commit)
+        one.member.history.append(first)
+        one.applier.push(first)
+        await asyncio.sleep(1.0)
+        async with asyncio.timeout(1.0):
+            await hold(node, 2)
+        assert one.applier.version == 1 and one.said == said
+        await one.idle()
+        assert one.said[-1] == (1, 1, one.digest) and one.digest == expected(1)
+
+    in_lab(1, main)
 
 
 def test_what_follows_from_a_commit_waits_for_the_disk_and_the_outer_step_does_not() -> None:

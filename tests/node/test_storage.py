@@ -322,7 +322,6 @@ WRITES: list[tuple[str, Callable[[FileStorage], None]]] = [
     ("vote", lambda storage: storage.save_vote(SavedVote(2, 0, None))),
     ("history.msgpack", lambda storage: storage.append_commit(None, certified(1))),
     ("chunks/1-2", lambda storage: storage.save_chunk(1, 2, b"chunk")),
-    ("means/0+", lambda storage: storage.save_mean(PLANS[0], 0, b"mean")),
     ("learner-b", lambda storage: storage.save_learner(FullDisk(), {}, place(1), ())),  # type: ignore[arg-type]
 ]
 
@@ -340,7 +339,7 @@ def test_a_full_disk_is_said_with_the_file(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        for owner, step in ((os, "fsync"), (os, "fdatasync"), (Path, "write_bytes"), (mean_files, "_header")):
+        for owner, step in ((os, "fsync"), (os, "fdatasync"), (Path, "write_bytes")):
             patched.setattr(owner, step, full)
         with pytest.raises(LocalError, match=rf"/{name} cannot be written .*No space left .* make room on its disk"):
             write(storage)
