@@ -6,10 +6,10 @@ training pauses only while the learner really changes.
 """
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable
 
 from farflung.compression.codec import Payload
+from farflung.compression.digest import digest_of
 from farflung.node.catchup import Catchup
 from farflung.node.door import Doors
 from farflung.node.evaluator import Budget, Extent, evaluator
@@ -211,7 +211,7 @@ class Applier:
         """Say where we stand, with the digest of the state."""
         digests = await self._hash(self._learner.outer.chunk_digests)
         self.donor.remember(self.version, digests)
-        self._digest = hashlib.sha256(b"".join(digests)).digest()
+        self._digest = digest_of(*digests)
         self._applied(self.height, self.version, self._digest)
 
     def _counted(self, result: RoundResult) -> int:

@@ -1,11 +1,11 @@
 """The outer state of a stage that is not ours, from those who hold it: to evaluate the whole model, or to make a lost stage of its neighbours."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from farflung.compression.digest import digest_of
 from farflung.node.door import Door
 from farflung.node.network import Network, PeerId
 from farflung.node.statesync import Download, StateSync
@@ -46,11 +46,11 @@ async def borrow(
             continue
 
         async def arrived(index: int, at: int, data: bytes, wanted: tuple[bytes, ...] = listing.digests) -> None:
-            if hashlib.sha256(data).digest() == wanted[index]:
+            if digest_of(data) == wanted[index]:
                 shelf.outer.load_chunk(index, data)
 
         await sync.fetch(Download(shelf.outer.num_chunks), holders, arrived)
         mine = await side.run(shelf.outer.chunk_digests)
-        if hashlib.sha256(b"".join(mine)).digest() == digest:
+        if digest_of(*mine) == digest:
             return shelf.outer
     return None

@@ -6,10 +6,10 @@ announces. What an earlier process had already fetched is taken up again. A repa
 
 import asyncio
 import contextlib
-import hashlib
 
 from torch import Tensor
 
+from farflung.compression.digest import digest_of
 from farflung.node.door import Doors
 from farflung.node.events import EventLog
 from farflung.node.exchange import Exchange
@@ -114,7 +114,7 @@ class Catchup:
     async def _verified(self, download: Download, digest: bytes, holders: tuple[PeerId, ...]) -> bool:
         """Whether the state is the one announced. If not, a list tells which chunks are wrong, while there is somebody at that version."""
         mine = await self._aside(self._learner.outer.chunk_digests)
-        if hashlib.sha256(b"".join(mine)).digest() == digest:
+        if digest_of(*mine) == digest:
             return True
         listing = await self._listing(holders, digest)
         if listing is None:
@@ -133,7 +133,7 @@ class Catchup:
         chunks: dict[int, bytes] = {}
 
         async def check(index: int, version: int, data: bytes) -> None:
-            if version == work.version and hashlib.sha256(data).digest() == listing.digests[index]:
+            if version == work.version and digest_of(data) == listing.digests[index]:
                 chunks[index] = data
 
         await self._sync.fetch(Download(len(mine), have=dict(same)), list(work.donors), check)

@@ -4,11 +4,11 @@ What comes back is checked before it is kept: its digest, and that it decodes.
 """
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from farflung.compression.codec import CodecError, Payload, VectorCodec
+from farflung.compression.digest import digest_of
 from farflung.compression.policy import FlatCodec
 from farflung.node import framing
 from farflung.node.door import Door
@@ -154,7 +154,7 @@ class Fetcher:
             raise NetworkError(f"no answer to a request for part {request.part}") from error
         if payload is None:
             return None
-        if await self._side.run(_sha256, payload) != request.digest:
+        if await self._side.run(digest_of, payload) != request.digest:
             raise Refused(f"a mean of part {request.part} with another digest than asked for", peer=peer)
         try:
             await check_payload(self._side, codec, payload, numel)
@@ -186,7 +186,3 @@ def rotated(peers: Sequence[PeerId], me: PeerId) -> list[PeerId]:
     ring = sorted(peers)
     after = [p for p in ring if p > me]
     return after + [p for p in ring if p < me]
-
-
-def _sha256(payload: Payload) -> bytes:
-    return hashlib.sha256(payload).digest()

@@ -5,7 +5,7 @@
 
 The last entry of a part is the one that counts. One file for all of a plan, for a file of its own for every mean takes an inode, a name and a
 sync each. A kill can break off the last entry only: it is cut off before the next is appended. Payloads have no
-checksum of their own: whoever reads one knows its sha256.
+checksum of their own: whoever reads one knows its digest.
 """
 
 import os

@@ -6,11 +6,11 @@ besides, those of recent commits, for those who catch up, and all since the last
 """
 
 import asyncio
-import hashlib
 from collections import deque
 from collections.abc import Callable
 
 from farflung.compression.codec import Payload
+from farflung.compression.digest import digest_of
 from farflung.node.door import Door
 from farflung.node.storage import Storage
 
@@ -46,7 +46,7 @@ class MeanStore:
         replace: bool = False,
         check: Callable[[Payload], None] | None = None,
     ) -> bytes:
-        """Keep a mean of a plan that is not decided yet; it is on disk when this returns. Returns its sha256.
+        """Keep a mean of a plan that is not decided yet; it is on disk when this returns. Returns its digest.
 
         What comes from others goes through `check` first, behind the same door; raises what that raises, with nothing changed.
 
@@ -72,7 +72,7 @@ class MeanStore:
         if check is not None:
             check(payload)
         self._storage.save_mean(plan, part, payload)
-        return _sha256(payload)
+        return digest_of(payload)
 
     def confirm(self, plan: bytes) -> None:
         """Early means of the plan, those that are still to come included, are as good as others: they may be reported, and stay."""
@@ -84,7 +84,7 @@ class MeanStore:
         if payload is not None and self._digests[plan, part] == digest:
             return payload
         stored = await self._aside(self._storage.load_mean, plan, part)
-        if stored is not None and await self._aside(_sha256, stored) == digest:
+        if stored is not None and await self._aside(digest_of, stored) == digest:
             return stored
         return None
 
@@ -118,7 +118,3 @@ class MeanStore:
     def needed(self) -> set[bytes]:
         """Plans whose means must stay on disk after a checkpoint."""
         return {*self._undecided, *self._protected, *self._committed}
-
-
-def _sha256(payload: Payload) -> bytes:
-    return hashlib.sha256(payload).digest()

@@ -2,12 +2,11 @@
 
 Donors serve the state they have at the moment. When a round commits in the middle of a download, some chunks are of the older version and some of
 the newer; since the outer step is elementwise, each older chunk is rolled forward by the round's mean, which is at most a byte a
-parameter. Chunks are believed when, rolled to one version, their sha256 stand in a list whose own digest a quorum of the view announces in
+parameter. Chunks are believed when, rolled to one version, their digests stand in a list whose own digest a quorum of the view announces in
 signed heartbeats; those that do not are fetched again, from somebody else if possible.
 """
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -15,6 +14,7 @@ from typing import Protocol
 import msgspec
 import torch
 
+from farflung.compression.digest import digest_of
 from farflung.node import framing
 from farflung.node.learner import Learner
 from farflung.node.network import Network, PeerId, Stream
@@ -199,7 +199,7 @@ class StateSync:
         if data is None:
             raise NetworkError("the donor is between two versions")
         listing = wire.decode(_LISTS, data, what="list of chunks", limit=limit, peer=donor)
-        if hashlib.sha256(b"".join(listing.digests)).digest() != digest:
+        if digest_of(*listing.digests) != digest:
             raise NetworkError("the donor's state is not the one a quorum announced")
         if len(listing.digests) != num_chunks:
             raise Refused(f"a list of {len(listing.digests)} chunks", peer=donor)

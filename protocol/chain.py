@@ -86,7 +86,7 @@ class PartResult(Struct, frozen=True, array_like=True):
     start: Offset
     stop: Offset
     digest: OptionalDigest
-    """sha256 of the encoded mean; empty when the part was left out for everybody alike."""
+    """Of the encoded mean (`compression.digest`); empty when the part was left out for everybody alike."""
 
 
 class RoundResult(Struct, frozen=True, array_like=True):

@@ -10,10 +10,10 @@ Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
 """A peer: its Ed25519 public key."""
 
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
-"""A sha256."""
+"""A hash: SHA-256, of bulk data BLAKE3."""
 
 OptionalDigest = Annotated[bytes, Meta(max_length=32)]
-"""A sha256, or empty where there is none."""
+"""A hash, or empty where there is none."""
 
 Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]

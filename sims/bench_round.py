@@ -30,8 +30,8 @@ from farflung.sims.wan import Link
 MB = 1_000_000
 
 LEAST_ROUNDS = 3
-MOST_ROUNDS = 9
-ROUNDS_MB = 320
+MOST_ROUNDS = 25
+ROUNDS_MB = 400
 """Rounds measured after one of warm-up, in which connections are made: as many as this many megabytes hold, within the bounds. Short ones
 differ more, and cost less.
 """

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from farflung.compression.digest import digest_of
 from farflung.node.door import Doors
 from farflung.node.events import Event, EventLog
 from farflung.node.imprints import Imprints, serve_imprints
@@ -134,7 +135,7 @@ class Node:
         """There are other outer parameters."""
         digests = self.learner.outer.chunk_digests()
         self._donor.remember(self._scene.version, digests)
-        self._digest = hashlib.sha256(b"".join(digests)).digest()
+        self._digest = digest_of(*digests)
 
     async def begin(self) -> None:
         """The stage anew."""

@@ -15,7 +15,6 @@ alone.
 PyTorch needs eight passes over memory for a step; outer.c, once `compression.kernels.prepare` has run, does the same operations in one.
 """
 
-import hashlib
 from ctypes import c_float, c_size_t, c_void_p
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor
 
 from farflung.compression import kernels
+from farflung.compression.digest import digest_of
 from farflung.training.errors import BadChunk
 
 BYTES_PER_ELEMENT = 8
@@ -146,21 +146,20 @@ class OuterState:
         self.momentum[start:stop] = momentum
 
     def chunk_digests(self) -> list[bytes]:
-        """SHA-256 of each chunk's bytes."""
+        """Of each chunk's bytes."""
         params: Any  # numpy declares no buffer protocol before 3.12
         momentum: Any
         params, momentum = (tensor.numpy().astype("<f4", copy=False) for tensor in (self.params, self.momentum))
         digests = []
         for index in range(self.num_chunks):
             start, stop = self.chunk_range(index)
-            chunk = hashlib.sha256(params[start:stop])  # as it lies there: a copy of everything would cost more
-            chunk.update(momentum[start:stop])
-            digests.append(chunk.digest())
+            pieces = (values[start:stop].view(np.uint8) for values in (params, momentum))
+            digests.append(digest_of(*pieces))  # as it lies there: a copy of everything would cost more
         return digests
 
     def digest(self) -> bytes:
-        """SHA-256 of the joined chunk digests: equal exactly when the states are (for one chunk size)."""
-        return hashlib.sha256(b"".join(self.chunk_digests())).digest()
+        """Of the chunk digests: equal exactly when the states are (for one chunk size)."""
+        return digest_of(*self.chunk_digests())
 
 
 def parse_chunk(data: bytes | bytearray | memoryview, num_elements: int) -> tuple[Tensor, Tensor]:

@@ -14,13 +14,13 @@ A shadow's name is a hash over the payloads that made it, and a refresh says whi
 missed or repeated is noticed without hashing the weights.
 """
 
-import hashlib
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from farflung.compression.codec import Payload, VectorCodec
+from farflung.compression.digest import digest_of
 from farflung.training.errors import TrainingError
 
 NAME_NBYTES = 32
@@ -61,12 +61,12 @@ class Refresh:
 
 def empty(numel: int) -> Shadow:
     """Nothing yet: what a first refresh continues."""
-    return Shadow(values=torch.zeros(numel), name=hashlib.sha256(_EMPTY + numel.to_bytes(8, "little")).digest(), step=0)
+    return Shadow(values=torch.zeros(numel), name=digest_of(_EMPTY, numel.to_bytes(8, "little")), step=0)
 
 
 def seeded(values: Tensor) -> Shadow:
     """What both ends know without a byte, fp32 [n]: the initial weights, which follow from the model's seed."""
-    name = hashlib.sha256(_EMPTY + values.numpy().tobytes()).digest()
+    name = digest_of(_EMPTY, values.numpy().tobytes())
     return Shadow(values=values.clone(), name=name, step=0)
 
 
@@ -100,7 +100,4 @@ def handed_over(shadow: Shadow, codec: VectorCodec) -> tuple[Refresh, Shadow]:
 
 
 def _continued(name: bytes, step: int, payload: Payload) -> bytes:
-    digest = hashlib.sha256(name)
-    digest.update(step.to_bytes(8, "little"))
-    digest.update(payload)
-    return digest.digest()
+    return digest_of(name, step.to_bytes(8, "little"), payload)

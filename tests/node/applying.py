@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from tests.node.lab import CODEC, NUMEL, OUTER, Lab, Node, peer, sha
+from tests.node.lab import CODEC, NUMEL, OUTER, Lab, Node, peer
 from tests.protocol.bus import beat
 
+from farflung.compression.digest import digest_of
 from farflung.node.apply import Applier
 from farflung.node.catchup import Catchup
 from farflung.node.evaluator import Extent
@@ -153,7 +154,7 @@ def round_after(parent: Commit, *, samples: int = 4, kept: Sequence[int] = (0, 1
     """A round to which the whole view contributed, with means that follow from its version."""
     version = parent.version + 1
     parts = tuple(
-        PartResult(parent.view[0], a, b, sha(mean_of(version, k)) if k in kept else b"")
+        PartResult(parent.view[0], a, b, digest_of(mean_of(version, k)) if k in kept else b"")
         for k, (a, b) in enumerate(PARTS)
     )
     contributors = tuple(Contribution(p, samples, samples, 1000) for p in parent.view)

@@ -1,7 +1,6 @@
 """A few nodes' exchanges, donors and learners over an in-memory network under a virtual clock."""
 
 import asyncio
-import hashlib
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -38,10 +37,6 @@ PLAN_ID = b"P" * 32
 
 def peer(number: int) -> PeerId:
     return bytes([number + 1]) * 32
-
-
-def sha(payload: Any) -> bytes:
-    return hashlib.sha256(payload).digest()
 
 
 def payload_of(numel: int, seed: int) -> bytes:

@@ -18,9 +18,9 @@ from tests.node.lab import (
     peer,
     round_of,
     say,
-    sha,
 )
 
+from farflung.compression.digest import digest_of
 from farflung.compression.policy import parse_policy, uniform
 from farflung.compression.registry import codec_of, parse_codec
 from farflung.node import framing
@@ -147,7 +147,7 @@ def test_a_mean_made_after_the_cut_takes_the_place_of_an_early_one_everywhere(fe
                 )
             early = {k: lab.nodes[0].held[PLAN_ID, k] for k in range(3)}
         assert all(node.held == lab.nodes[0].held for node in lab.nodes)
-        assert all(sha(n.disk.means[key]) == digest for n in lab.nodes for key, digest in n.held.items())
+        assert all(digest_of(n.disk.means[key]) == digest for n in lab.nodes for key, digest in n.held.items())
         pair = (lab.nodes[0], lab.nodes[1])
         deltas = sum(n.learner.outer.params - n.learner.parameters[0] for n in pair) / 2
         mean = torch.cat([CODEC.decode(lab.nodes[2].disk.means[PLAN_ID, k], numel(plan, k)) for k in range(3)])
@@ -298,11 +298,13 @@ def test_a_mean_is_fetched_from_whoever_has_it() -> None:
         a, b, c = lab.nodes
         mean = payload_of(NUMEL, 3)
         await c.means.put(PLAN_ID, 0, mean)
-        found = await a.exchange.fetcher.fetch(PLAN_ID, 0, sha(mean), [b.id, c.id], WHOLE)
+        found = await a.exchange.fetcher.fetch(PLAN_ID, 0, digest_of(mean), [b.id, c.id], WHOLE)
         assert found is not None and bytes(found) == mean
-        assert a.held == {(PLAN_ID, 0): sha(mean)} and sha(a.disk.means[PLAN_ID, 0]) == sha(mean)
+        assert a.held == {(PLAN_ID, 0): digest_of(mean)} and digest_of(a.disk.means[PLAN_ID, 0]) == digest_of(mean)
         lab.hub.kill(c.id)
-        assert await a.exchange.fetcher.fetch(PLAN_ID, 0, sha(mean), [c.id], WHOLE) is not None, "it is here by now"
+        assert await a.exchange.fetcher.fetch(PLAN_ID, 0, digest_of(mean), [c.id], WHOLE) is not None, (
+            "it is here by now"
+        )
 
     in_lab(3, main)
 
@@ -355,7 +357,7 @@ def test_a_holder_that_serves_other_bytes_is_named_and_another_asked() -> None:
             await framing.write_blob(stream, b"other bytes")
 
         b.network.serve("fetch", lie)
-        found = await a.exchange.fetcher.fetch(PLAN_ID, 0, sha(mean), [b.id, c.id], WHOLE)
+        found = await a.exchange.fetcher.fetch(PLAN_ID, 0, digest_of(mean), [b.id, c.id], WHOLE)
         assert found is not None and bytes(found) == mean
         assert [(type(e), e.peer) for e in a.errors] == [(Refused, b.id)]
 
@@ -374,7 +376,7 @@ def test_a_holder_that_does_not_answer_is_left_for_another() -> None:
 
         b.network.serve("fetch", stall)
         async with asyncio.timeout(60.0):
-            found = await a.exchange.fetcher.fetch(PLAN_ID, 0, sha(mean), [b.id, c.id], WHOLE)
+            found = await a.exchange.fetcher.fetch(PLAN_ID, 0, digest_of(mean), [b.id, c.id], WHOLE)
         assert found is not None and bytes(found) == mean and a.lost == [b.id]
 
     in_lab(3, main)
@@ -384,7 +386,7 @@ def test_a_mean_that_does_not_decode_is_refused_though_its_digest_fits() -> None
     async def main(lab: Lab) -> None:
         a, b = lab.nodes
         await b.means.put(PLAN_ID, 0, b"nonsense")
-        assert await a.exchange.fetcher.fetch(PLAN_ID, 0, sha(b"nonsense"), [b.id], WHOLE) is None
+        assert await a.exchange.fetcher.fetch(PLAN_ID, 0, digest_of(b"nonsense"), [b.id], WHOLE) is None
         assert [(type(e), e.peer) for e in a.errors] == [(Malformed, b.id)] and not a.disk.means
 
     in_lab(2, main)

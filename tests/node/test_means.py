@@ -1,10 +1,10 @@
 """Means: on disk before they count as held, found by digest, and kept for those who catch up."""
 
 import asyncio
-import hashlib
 from collections.abc import Coroutine
 from typing import Any
 
+from farflung.compression.digest import digest_of
 from farflung.node.means import KEPT_ROUNDS, MeanStore
 from farflung.sims.toy import MemoryStorage
 
@@ -40,10 +40,6 @@ def run(main: Coroutine[Any, Any, None]) -> None:
     asyncio.run(main)
 
 
-def sha(payload: bytes) -> bytes:
-    return hashlib.sha256(payload).digest()
-
-
 def store(disk: MemoryStorage | None = None) -> tuple[MeanStore, MemoryStorage]:
     disk = disk or MemoryStorage()
     return MeanStore(disk, InlineDoor()), disk
@@ -52,9 +48,9 @@ def store(disk: MemoryStorage | None = None) -> tuple[MeanStore, MemoryStorage]:
 def test_held_means_on_disk() -> None:
     async def main() -> None:
         means, disk = store()
-        assert await means.put(PLANS[0], 2, b"mean") == sha(b"mean")
+        assert await means.put(PLANS[0], 2, b"mean") == digest_of(b"mean")
         assert disk.means == {(PLANS[0], 2): b"mean"}
-        assert await means.get(PLANS[0], 2, sha(b"mean")) == b"mean"
+        assert await means.get(PLANS[0], 2, digest_of(b"mean")) == b"mean"
 
     run(main())
 
@@ -63,9 +59,9 @@ def test_found_by_plan_part_and_digest_only() -> None:
     async def main() -> None:
         means, _ = store()
         await means.put(PLANS[0], 2, b"mean")
-        assert await means.get(PLANS[0], 2, sha(b"other")) is None
-        assert await means.get(PLANS[0], 1, sha(b"mean")) is None
-        assert await means.get(PLANS[1], 2, sha(b"mean")) is None
+        assert await means.get(PLANS[0], 2, digest_of(b"other")) is None
+        assert await means.get(PLANS[0], 1, digest_of(b"mean")) is None
+        assert await means.get(PLANS[1], 2, digest_of(b"mean")) is None
 
     run(main())
 
@@ -75,9 +71,11 @@ def test_a_restart_finds_what_was_held() -> None:
         means, disk = store()
         await means.put(PLANS[0], 0, b"mean")
         again, _ = store(disk)
-        assert await again.get(PLANS[0], 0, sha(b"mean")) == b"mean"
+        assert await again.get(PLANS[0], 0, digest_of(b"mean")) == b"mean"
         disk.means[PLANS[0], 0] = b"rotten"
-        assert await again.get(PLANS[0], 0, sha(b"mean")) is None, "what is on disk is believed by its digest only"
+        assert await again.get(PLANS[0], 0, digest_of(b"mean")) is None, (
+            "what is on disk is believed by its digest only"
+        )
 
     run(main())
 
@@ -89,9 +87,11 @@ def test_recent_rounds_are_kept_for_others() -> None:
             await means.put(plan, 0, plan[:4])
             means.decide(plan)
         assert means.needed() == set(PLANS[-KEPT_ROUNDS:])
-        assert await means.get(PLANS[-1], 0, sha(PLANS[-1][:4])) == PLANS[-1][:4]
+        assert await means.get(PLANS[-1], 0, digest_of(PLANS[-1][:4])) == PLANS[-1][:4]
         disk.means.clear()
-        assert await means.get(PLANS[-1], 0, sha(PLANS[-1][:4])) is None, "they are on disk only: rounds take no memory"
+        assert await means.get(PLANS[-1], 0, digest_of(PLANS[-1][:4])) is None, (
+            "they are on disk only: rounds take no memory"
+        )
 
     run(main())
 
@@ -108,13 +108,13 @@ def test_what_is_not_decided_yet_survives_a_checkpoint() -> None:
 def test_an_early_mean_gives_way_to_one_made_after_the_cut_and_never_the_other_way() -> None:
     async def main() -> None:
         means, disk = store()
-        assert await means.put(PLANS[0], 0, b"early", early=True) == sha(b"early")
-        assert await means.put(PLANS[0], 0, b"late", early=True) == sha(b"early"), "what came first stays"
-        assert await means.put(PLANS[0], 0, b"final") == sha(b"final") == sha(disk.means[PLANS[0], 0])
-        assert await means.put(PLANS[0], 0, b"early", early=True) == sha(b"final")
-        assert await means.put(PLANS[0], 0, b"other") == sha(b"final")
-        assert await means.get(PLANS[0], 0, sha(b"final")) == b"final" == disk.means[PLANS[0], 0]
-        assert await means.get(PLANS[0], 0, sha(b"early")) is None
+        assert await means.put(PLANS[0], 0, b"early", early=True) == digest_of(b"early")
+        assert await means.put(PLANS[0], 0, b"late", early=True) == digest_of(b"early"), "what came first stays"
+        assert await means.put(PLANS[0], 0, b"final") == digest_of(b"final") == digest_of(disk.means[PLANS[0], 0])
+        assert await means.put(PLANS[0], 0, b"early", early=True) == digest_of(b"final")
+        assert await means.put(PLANS[0], 0, b"other") == digest_of(b"final")
+        assert await means.get(PLANS[0], 0, digest_of(b"final")) == b"final" == disk.means[PLANS[0], 0]
+        assert await means.get(PLANS[0], 0, digest_of(b"early")) is None
 
     run(main())
 
@@ -126,7 +126,7 @@ def test_what_is_held_is_what_is_on_disk_whatever_comes_at_once() -> None:
             means = MeanStore(disk, SlowDoor())
             puts = [means.put(PLANS[0], 0, which.encode(), early=which == "early") for which in order]
             await asyncio.gather(*puts)
-            assert await means.get(PLANS[0], 0, sha(b"final")) == b"final" == disk.means[PLANS[0], 0]
+            assert await means.get(PLANS[0], 0, digest_of(b"final")) == b"final" == disk.means[PLANS[0], 0]
 
     run(main())
 
@@ -140,7 +140,7 @@ def test_a_confirmed_mean_stays_though_it_came_early() -> None:
                 means.decide(PLANS[0])
             else:
                 means.confirm(PLANS[0])
-            assert await means.put(PLANS[0], 0, b"other") == sha(b"early") == sha(disk.means[PLANS[0], 0])
-            assert await means.put(PLANS[0], 0, b"asked for", replace=True) == sha(b"asked for")
+            assert await means.put(PLANS[0], 0, b"other") == digest_of(b"early") == digest_of(disk.means[PLANS[0], 0])
+            assert await means.put(PLANS[0], 0, b"asked for", replace=True) == digest_of(b"asked for")
 
     run(main())

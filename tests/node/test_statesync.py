@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.node.lab import NUMEL, OUTER, Lab, Node, in_lab, sha
+from tests.node.lab import NUMEL, OUTER, Lab, Node, in_lab
 
+from farflung.compression.digest import digest_of
 from farflung.node import framing, statesync
 from farflung.node.network import Stream
 from farflung.node.statesync import CHUNK_S, SERVED_AT_ONCE, Donor, Download, StateSync
@@ -400,7 +401,7 @@ def test_a_list_of_another_length_is_refused() -> None:
         serve_list(other, encode(ChunkList(5, digests)))
         sync, *_ = newcomer(me)
         with pytest.raises(Refused, match="a list of 3 chunks") as caught:
-            await sync.list_chunks(other.id, sha(b"".join(digests)))
+            await sync.list_chunks(other.id, digest_of(b"".join(digests)))
         assert caught.value.peer == other.id
 
     in_lab(2, main)

@@ -3,11 +3,13 @@
 import contextlib
 import secrets
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import psutil
 import pytest
 
-from farflung.sims.baselines import BaselineError, BaselineResult, gloo_average, hivemind_average
+from farflung.sims import baselines
+from farflung.sims.baselines import BaselineError, BaselineResult, PeerEnded, gloo_average, hivemind_average
 
 
 def check(result: BaselineResult, *, nmse: float) -> None:
@@ -44,6 +46,39 @@ def test_hivemind() -> None:
     result = hivemind_average(1_000_000, peers=2, rounds=1, timeout_s=100)
     check(result, nmse=1e-2)
     assert result.codec == "uniform 8 bit" or "hence fp16" in result.note
+
+
+@pytest.mark.parametrize("ends", [1, 2])
+def test_hivemind_is_measured_once_more_when_one_of_its_peers_ends(monkeypatch: pytest.MonkeyPatch, ends: int) -> None:
+    done = BaselineResult(
+        method="hivemind",
+        codec="uniform 8 bit",
+        peers=2,
+        num_bytes=8,
+        seconds=1.0,
+        setup_seconds=1.0,
+        mb_per_s=1.0,
+        nmse=0.0,
+        rounds=(1.0,),
+        note="all-reduce alone",
+    )
+    tries = []
+
+    async def measure(*arguments: object) -> BaselineResult:
+        tries.append(arguments)
+        if len(tries) <= ends:
+            raise PeerEnded("a peer ended early: Traceback\nBaselineError: no mean within 120 s\n")
+        return done
+
+    monkeypatch.setattr(baselines, "_measure", measure)
+    if ends == 1:
+        result = hivemind_average(8, peers=2, rounds=1)
+        assert result.note == "all-reduce alone; second try, after: BaselineError: no mean within 120 s"
+        assert result == replace(done, note=result.note)
+    else:
+        with pytest.raises(PeerEnded):
+            hivemind_average(8, peers=2, rounds=1)
+    assert tries == [("hivemind", 8, 2, 1, 600.0)] * 2
 
 
 @pytest.mark.parametrize("average", [gloo_average, hivemind_average])

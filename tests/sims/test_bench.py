@@ -243,7 +243,7 @@ def test_goals_that_are_missed_are_named(canned: pytest.MonkeyPatch) -> None:
 
 
 def test_short_rounds_are_measured_more_often() -> None:
-    assert [bench_round.rounds_of(size) for size in (1, 16, 64, 256, 1024)] == [9, 9, 5, 3, 3]
+    assert [bench_round.rounds_of(size) for size in (1, 16, 64, 256, 1024)] == [25, 25, 6, 3, 3]
 
 
 def test_overhead_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
