@@ -24,7 +24,7 @@ from farflung.compression.digest import digest_of
 from farflung.training.errors import TrainingError
 
 NAME_NBYTES = 32
-"""Of a shadow's name: a SHA-256."""
+"""Of a shadow's name."""
 
 _EMPTY = b"farflung shadow 1"  # what the names of all shadows begin with
 
