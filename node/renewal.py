@@ -308,7 +308,8 @@ class Renewal:
             ours = outside.shelf.shadows.get(self._life.stage)
             return None if ours is None else ours.values
         try:
-            shadow, _ = await fetch(outside.network, self._doors.side, holders[0], self._life.stage, numel)
+            stage = self._life.stage
+            shadow, _ = await fetch(outside.network, self._doors.side, holders[0], stage, numel, founds=True)
         except NetworkError:
             return None
         except RemoteError as error:

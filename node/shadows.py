@@ -6,8 +6,8 @@ peers or more has none, unless they would all be lost together: another peer of 
 machines (`Domains`); of the network we see the addresses.
 
 A copy is of what its source trains, not of the outer parameters: those change by rounds only, and where a stage has one peer nobody else has what that has trained since.
-The first copy is whole, in `WHOLE`. After that the source sends what has changed since, in `DIFFERENCE`, a quarter of it, and so does the founder who was
-given a copy to begin the stage with (`recovery_shadow.py`). For that both keep the copy as it is, four bytes a parameter in host memory. Another source, and the
+The first copy is whole, in `FIRST`. After that the source sends what has changed since, in `DIFFERENCE`, half of it, and so does the founder who was
+given a copy to begin the stage with, in `WHOLE` (`recovery_shadow.py`). For that both keep the copy as it is, four bytes a parameter in host memory. Another source, and the
 same after a refresh that failed, begins with a whole copy. Weights alone are kept: moments and outer momentum begin afresh.
 
 The budget is a share of what the pipeline's steps send, and each holder has the part of it that its shadows are of all. Both are counted in `Shelf`.
@@ -19,7 +19,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from farflung.compression.codec import CodecError
+from farflung.compression.codec import CodecError, VectorCodec
 from farflung.compression.registry import parse_codec
 from farflung.node import framing
 from farflung.node.door import Door, Doors
@@ -47,8 +47,11 @@ from farflung.training.recovery_shadow import (
     refresh,
 )
 
+FIRST = parse_codec("deadzone(bits=4.0)")
+"""Of a copy to be kept that continues none. It overdraws the budget, so half of int8's bytes; what it leaves out is in the next difference."""
+
 WHOLE = parse_codec("int8(block=128)")
-"""Of a copy that continues none."""
+"""Of a copy to begin a stage with."""
 
 DIFFERENCE = parse_codec("deadzone(bits=2.0)")
 """Of what has changed since the copy before."""
@@ -122,14 +125,15 @@ def serve_shelf(
     roll: Roll,
     side: Door,
     stage: int = -1,
-    own: Callable[[PeerId, bytes], Awaitable[Refresh | None]] | None = None,
+    own: Callable[[PeerId, ShadowRequest], Awaitable[Refresh | None]] | None = None,
 ) -> None:
-    """Hand out what we hold; `own` makes a refresh of the `stage` that we serve ourselves, if we do, for a holder that has the copy of this name."""
+    """Hand out what we hold; `own` makes a refresh of the `stage` that we serve ourselves, if we do, for who asks for it."""
 
-    async def hand_over(to: PeerId, wanted: int) -> Refresh | None:
+    async def hand_over(to: PeerId, request: ShadowRequest) -> Refresh | None:
+        wanted = request.stage
         if wanted not in shelf.shadows:
             return None
-        sent, handed = await side.run(handed_over, shelf.shadows[wanted], WHOLE)
+        sent, handed = await side.run(handed_over, shelf.shadows[wanted], _whole(request))
         life = roll.life(wanted)
         if life is not None and life.founder == to:  # it begins the stage with this, and can say how that changes
             shelf.keep(wanted, handed, to)
@@ -140,9 +144,9 @@ def serve_shelf(
             raise Refused("asks for a shadow before being admitted to the swarm", peer=stream.peer)
         request = await framing.read_header(stream, ShadowRequest)
         if own is not None and request.stage == stage:
-            sent = await own(stream.peer, request.have)
+            sent = await own(stream.peer, request)
         else:
-            sent = await hand_over(stream.peer, request.stage)
+            sent = await hand_over(stream.peer, request)
         step, base = (0, bytes(NAME_NBYTES)) if sent is None else (sent.step, sent.base)
         await stream.write(step.to_bytes(COUNT_BYTES, "big") + base)
         await framing.write_blob(stream, None if sent is None else sent.payload)
@@ -151,32 +155,43 @@ def serve_shelf(
 
 
 async def fetch(
-    network: Network, side: Door, holder: PeerId, stage: int, num_parameters: int, have: Shadow | None = None
+    network: Network,
+    side: Door,
+    holder: PeerId,
+    stage: int,
+    num_parameters: int,
+    have: Shadow | None = None,
+    *,
+    founds: bool = False,
 ) -> tuple[Shadow, int]:
-    """A shadow of a stage, from who serves that stage or has one, and the bytes that it came in. `have`: what we have of it, which is to be continued.
-    Raises NetworkError; Refused naming the peer for what is none."""
-    name = b"" if have is None else have.name
-    limit = max(WHOLE.max_nbytes(num_parameters), DIFFERENCE.max_nbytes(num_parameters))
+    """A shadow of a stage, from who serves that stage or has one, and the bytes that it came in. `have`: what we have of it, which is to be continued;
+    `founds`: to begin the stage with it. Raises NetworkError; Refused naming the peer for what is none."""
+    request = ShadowRequest(stage, b"" if have is None else have.name, founds)
+    old, codec = (empty(num_parameters), _whole(request)) if have is None else (have, DIFFERENCE)
     try:
         async with asyncio.timeout(FETCH_S):
             stream = await network.open_stream(holder, "shadow")
             try:
-                await framing.write_header(stream, ShadowRequest(stage, name))
+                await framing.write_header(stream, request)
                 step = int.from_bytes(await framing.read_exactly(stream, COUNT_BYTES), "big")
                 base = bytes(await framing.read_exactly(stream, NAME_NBYTES))
-                payload = await framing.read_blob(stream, limit)
+                payload = await framing.read_blob(stream, codec.max_nbytes(num_parameters))
             finally:
                 await stream.close()
     except TimeoutError as error:
         raise NetworkError("no answer to a request for a shadow") from error
     if payload is None:
         raise NetworkError(f"{short(holder)} has no such shadow of stage {stage}")
-    old, codec = (empty(num_parameters), WHOLE) if have is None else (have, DIFFERENCE)
     try:
         await check_payload(side, codec, payload, num_parameters)
         return await side.run(applied, old, Refresh(base=base, step=step, payload=payload), codec), len(payload)
     except (CodecError, WrongBase) as error:
         raise Refused(f"not a shadow of stage {stage}: {error}", peer=holder) from error
+
+
+def _whole(request: ShadowRequest) -> VectorCodec:
+    """What encodes a copy that continues none."""
+    return WHOLE if request.founds else FIRST
 
 
 class Shadows:
@@ -239,13 +254,13 @@ class Shadows:
             for one in self._due():
                 self._shelf.bucket_bytes += one.kept.nbytes - await self._refresh(one)
 
-    async def own(self, holder: PeerId, have: bytes) -> Refresh | None:
-        """Of the stage that we serve: whole, or for who has the copy of this name; None where we do not know it (any more)."""
+    async def own(self, holder: PeerId, request: ShadowRequest) -> Refresh | None:
+        """Of the stage that we serve: whole, or for who has the copy of that name; None where we do not know it (any more)."""
         async with self._encoding:  # each takes memory
             known = self._shelf.given.get(holder)
-            if not have:
-                old, codec = empty(self._sizes[self._recipe.stage]), WHOLE
-            elif known is not None and known.name == have:
+            if not request.have:
+                old, codec = empty(self._sizes[self._recipe.stage]), _whole(request)
+            elif known is not None and known.name == request.have:
                 old, codec = known, DIFFERENCE
             else:
                 return None
@@ -337,7 +352,7 @@ class Shadows:
             piece=str(stage),
             holder=self._roll.me.hex(),
             step=None if shadow is None else shadow.step,
-            nbytes=(DIFFERENCE if stage in self._shelf.sources else WHOLE).expected_nbytes(self._sizes[stage]),
+            nbytes=(DIFFERENCE if stage in self._shelf.sources else FIRST).expected_nbytes(self._sizes[stage]),
             replicas=replicas,
             setback_per_step=self._setbacks.per_step(stage),
             missing_setback=self._setbacks.iterations(Rung.MEAN, stage=stage, steps_behind=0, failures_per_hour=rate),

@@ -390,6 +390,8 @@ class ShadowRequest(Struct, frozen=True, array_like=True, tag=73):
     stage: Annotated[int, Meta(ge=0, lt=MAX_HOPS)]
     have: OptionalDigest
     """Name of the copy that the asker has, to which it wants the difference; empty: a whole one."""
+    founds: bool
+    """Whether the asker begins the stage with it, and so wants it fine; else it keeps it, and is sent differences."""
 
 
 class ImprintListRequest(Struct, frozen=True, array_like=True, tag=74):

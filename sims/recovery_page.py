@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from farflung.compression.codec import spec_of
-from farflung.node.shadows import DIFFERENCE, WHOLE
+from farflung.node.shadows import DIFFERENCE, FIRST, WHOLE
 from farflung.protocol.manifest_sections import PipelineSpec
 from farflung.sims.check import machine
 from farflung.sims.recovery_clock import recovery_s
@@ -25,7 +25,7 @@ ABOUT = {
     "copy": "a copy of the stage before",
     "random": "new initial weights",
     "ours": "the ladder, with shadows within {share:g} % of the bytes, refreshed by `{codec}` differences, of the ends as well: no live node keeps such ones yet",
-    "ours (live)": "what live nodes do, decided by their own code: the ladder, and shadows within {live_share:g} % of the bytes, whole as `{whole}` and then refreshed by `{difference}` differences",
+    "ours (live)": "what live nodes do, decided by their own code: the ladder, and shadows within {live_share:g} % of the bytes, whole as `{whole}` (to begin a stage with) or `{first}` (to keep), and then refreshed by `{difference}` differences",
 }
 
 
@@ -109,6 +109,7 @@ def _about(name: str, tier: Tier) -> str:
         codec=DELTAS.codec,
         live_share=100 * PipelineSpec().shadows,
         whole=spec_of(WHOLE),
+        first=spec_of(FIRST),
         difference=spec_of(DIFFERENCE),
     )
 

@@ -119,7 +119,7 @@ HEADERS: dict[str, BulkHeader] = {
     ),
     "settle request": messages.SettleRequest(PLAN, True),
     "settled": messages.Settled(12),
-    "shadow request": messages.ShadowRequest(3, b"h" * 32),
+    "shadow request": messages.ShadowRequest(3, b"h" * 32, False),
     "imprint list request": messages.ImprintListRequest(3),
     "imprint list": messages.ImprintList((messages.ImprintKey(PLAN, 0), messages.ImprintKey(PLAN, 2)), ()),
     "imprint request": messages.ImprintRequest(3, True, messages.ImprintKey(PLAN, 2)),

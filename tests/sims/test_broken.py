@@ -276,7 +276,7 @@ CAUGHT: dict[str, tuple[int, int]] = {
     "loses_progress_with_a_missed_round": (0, 2),
     "keeps_progress_that_was_counted": (0, 2),
     "moves_for_a_round_that_failed": (1, 2),
-    "accepts_state_of_a_stale_version": (5, 2),
+    "accepts_state_of_a_stale_version": (13, 1),
     "forgets_its_vote_when_killed": (80, 5),
     "applies_a_repeated_commit_again": (0, 8),
 }
