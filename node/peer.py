@@ -442,14 +442,13 @@ class Peer:
             return "finished", "the run is complete"
         if attendance.part is not None and attendance.ready is not None:
             return "round", f"round {attendance.part.plan.height}"
-        if attendance.ready is not None:
-            return "ready", member.reason
-        if self.applier.idle and self.trainer.out_of_samples:
+        offers = attendance.ready is not None
+        if self.applier.idle and self.trainer.out_of_samples and not (offers and member.consensus.has_quorum):
             return (
                 "waiting",
                 f"the samples handed out are used up until the swarm commits a round; {member.reason}",
             )
-        return "training", member.reason
+        return "ready" if offers else "training", member.reason
 
 
 class _Ended(Exception):

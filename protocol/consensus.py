@@ -87,14 +87,19 @@ class Consensus:
             return True
         return self.proposer is not None and self.proposer.busy
 
+    @property
+    def has_quorum(self) -> bool:
+        """Whether the live members that hold the outer state can decide anything."""
+        return patience.holders_decide(self)
+
     def reason(self) -> str:
         """Why nothing happens, or what does: a sentence for people."""
         if not self.follower.in_view:
             return "not a member yet"
+        if not self.has_quorum:
+            return patience.why_no_quorum(self)
         if not self.standing.holds(self.me):
             return "downloading the outer state; votes once it is here"
-        if not patience.holders_decide(self):
-            return patience.why_no_quorum(self)
         if self.proposer is not None:
             return self.proposer.reason
         return f"following {short(self.proposer_now())}"
@@ -273,7 +278,7 @@ class Consensus:
 
     def _watch_quorum(self, now: float) -> list[Effect]:
         """A ready member without a quorum trains on by itself after a while: its progress stays its own."""
-        if not self.attendance.waits_in_vain(quorum=patience.holders_decide(self), now=now):
+        if not self.attendance.waits_in_vain(quorum=self.has_quorum, now=now):
             return []
         over = self.attendance.give_up(patience.why_no_quorum(self))
         return [*self.attendance.drop(final=False), *self.promise(now), *over]

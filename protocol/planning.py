@@ -86,9 +86,11 @@ def decide(s: Situation) -> StartRound | ChangeView | Wait:
 
 def no_quorum(view: Collection[PeerId], live: Collection[PeerId], holders: Collection[PeerId]) -> str:
     """Why nothing can be decided now, and what helps, for people."""
-    if is_quorum(view, live):
-        return f"no quorum: {len(holders)} of {len(view)} members hold the outer state, the others download it"
     missing = frozenset(view) - frozenset(live)
+    if is_quorum(view, live):
+        if missing and not holders:
+            return f"no quorum: nobody reachable holds the outer state; who has it must come back ({_names(missing)})"
+        return f"no quorum: {len(holders)} of {len(view)} members hold the outer state, the others download it"
     needed = len(view) // 2 + 1 - len(live)
     back = "must come back" if needed == len(missing) else f"must come back, {needed} of them"
     return f"no quorum: {len(live)} of {len(view)} members reachable; {_names(missing)} {back}"

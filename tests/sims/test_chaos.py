@@ -10,6 +10,7 @@ from multiprocessing import get_context
 import pytest
 
 from farflung.node.peer import SAY_AGAIN_S
+from farflung.protocol.keys import short
 from farflung.sims.chaos import Wire, run_schedule, run_seed, toy_plan
 from farflung.sims.faults import Delay, Heal, Kill, Leave, Partition, Schedule, Start
 from farflung.sims.simulation import Report, simulate
@@ -130,7 +131,8 @@ def test_who_lost_the_state_waits_for_the_holder_instead_of_voting_it_out() -> N
         for wait in (15.0, 49.0):
             await asyncio.sleep(wait)
             heights.append(swarm.peers[1].member.head.commit.height)
-        assert swarm.peers[1].member.reason == "downloading the outer state; votes once it is here"
+        holder = f"who has it must come back ({short(swarm.ids[0])})"
+        assert swarm.peers[1].member.reason == f"no quorum: nobody reachable holds the outer state; {holder}"
 
     report = run_schedule(16, quiet(3, *kills, *starts, duration_s=300.0), look, BRISK)
     assert report.violations == []
@@ -196,6 +198,10 @@ def test_why_a_node_stands_is_said_from_the_beginning_and_when_it_changes() -> N
             event = json.loads(line[line.index("{") :])
             said[int(peer)].append((float(at), event["state"], event["reason"]))
     assert "no quorum: 1 of 3 members reachable" in said[2][-1][2]
+    states = [state for _, state, _ in said[2]]
+    assert states[-1] == "waiting" and states.count("waiting") == 1, (
+        "nor does it say each time that it offers again what it has"
+    )
     (first, *_), (later, *_) = said[3]
     assert later - first >= SAY_AGAIN_S
     assert [what for _, *what in said[3]] == [
