@@ -42,22 +42,21 @@ def export_swarm(options: ExportOptions) -> dict[str, Any]:
 
 def _facts(swarm: SwarmPaths, recipe: Recipe, commits: list[Commit], at_version: int) -> dict[str, Any]:
     manifest = recipe.manifest
-    rounds = [c for c in commits if c.round is not None and c.version <= at_version]
-    contributors = {c.peer for commit in rounds if commit.round for c in commit.round.contributors}
+    past = [commit for commit in commits if commit.version <= at_version]
+    contributors = {c.peer for commit in past if commit.round for c in commit.round.contributors}
     events = list(read_events(swarm.events)) if swarm.events.exists() else []
     # The history is cut now and then; the log tells of all rounds that this node saw.
     contributors |= {bytes.fromhex(p) for e in events if e["event"] == "round.commit" for p in e["contributors"]}
-    tokens = max((c.tokens for c in commits if c.version <= at_version), default=0)
     losses = [e for e in events if e["event"] == "outer.eval" and e["loss"] is not None and e["version"] <= at_version]
     facts: dict[str, Any] = {
         "swarm": manifest.name,
         "manifest hash": swarm.hash_hex,
         "parameters": recipe.num_parameters,
         "rounds": at_version,
-        "steps": max((c.steps for c in commits if c.version <= at_version), default=0),
-        "tokens": tokens,
         "peers that contributed": len(contributors),
     }
+    if past:  # a damaged history is to be removed, and the model still worth having
+        facts |= {"steps": max(commit.steps for commit in past), "tokens": max(commit.tokens for commit in past)}
     if losses:
         newest = max(losses, key=lambda e: int(e["version"]))
         facts["held-out loss"] = f"{newest['loss']:.4f} nats per token, after round {newest['version']}"

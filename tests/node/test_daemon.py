@@ -22,6 +22,7 @@ from farflung.node.options import CreateOptions, ExportOptions, JoinOptions
 from farflung.node.paths import resolve_paths
 from farflung.node.peerbook import PeerBook
 from farflung.node.status import LedgerStatus
+from farflung.node.storage import HISTORY_FILE
 from farflung.protocol.errors import ConfigError, FarflungError, LocalError, NameContested
 from farflung.protocol.invitation import decode_invitation
 from farflung.protocol.naming import full_name
@@ -264,4 +265,8 @@ def test_three_real_nodes_join_late_leave_restart_and_outlive_the_first(tmp_path
     assert (tmp_path / "model" / "model.safetensors").exists()
     with pytest.raises(LocalError, match="name another folder"):
         daemon.export(ExportOptions(swarm="alpha", folder=corpus / "model", home=tmp_path / "c"))
+    swarm = resolve_paths(tmp_path / "c", {}).find_swarm("alpha")
+    (swarm.checkpoint / HISTORY_FILE).unlink()  # what is advised where it is damaged and nobody else has it
+    without = daemon.export(ExportOptions(swarm="alpha", folder=tmp_path / "again", home=tmp_path / "c"))
+    assert without == {key: fact for key, fact in facts.items() if key not in ("steps", "tokens")}
     assert facts["manifest hash"] == made.hash_hex and manifest.name in (tmp_path / "model" / "README.md").read_text()
