@@ -11,7 +11,7 @@
     16  param           u64      the codec's parameters, packed as it says
     24  body length     u64      bytes after the header
 
-There is no checksum: bytes come over authenticated streams or are known by their SHA-256, and a payload that
+There is no checksum: bytes come over authenticated streams or are known by their digest, and a payload that
 was changed decodes to finite numbers or not at all. Name, round and peer are in the signed messages around it.
 
 Tensors are little-endian in memory on every machine torch ships for; a big-endian one is refused.

@@ -48,7 +48,9 @@ from farflung.training.recovery_shadow import (
 )
 
 FIRST = parse_codec("deadzone(bits=4.0)")
-"""Of a copy to be kept that continues none. It overdraws the budget, so half of int8's bytes; what it leaves out is in the next difference."""
+"""Of a copy to be kept that continues none. It overdraws the budget, so half of int8's bytes; what it leaves out is in the next difference.
+
+One step for the whole stage: of matrices whose weights are small next to the others' it keeps little until then (docs/experiments.md)."""
 
 WHOLE = parse_codec("int8(block=128)")
 """Of a copy to begin a stage with."""
@@ -131,7 +133,7 @@ def serve_shelf(
 
     async def hand_over(to: PeerId, request: ShadowRequest) -> Refresh | None:
         wanted = request.stage
-        if wanted not in shelf.shadows:
+        if request.have or wanted not in shelf.shadows:  # differences are made by who trains it
             return None
         sent, handed = await side.run(handed_over, shelf.shadows[wanted], _whole(request))
         life = roll.life(wanted)

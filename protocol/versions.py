@@ -6,7 +6,7 @@ A version is named in every envelope, record and manifest; decoders take it from
 * **2**: laps: commits say how many inner steps the run has made and how many lie before the next round.
 * **3**: lives: the chain of stage 0 begins lost stages of a pipeline anew.
 * **4**: rounds in waves: several parts of one owner, means before the cut, and one stream for what a peer sends of a round.
-* **5**: means, chunks of the state and shadows are named by BLAKE3, no longer by SHA-256.
+* **5**: means, chunks of the state and shadows are named by BLAKE3, no longer by SHA-256; who asks for a shadow says whether a stage begins with it.
 """
 
 from collections.abc import Iterable

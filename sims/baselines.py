@@ -14,7 +14,6 @@ with it, by id. Every round starts from fresh values and the result is compared 
 
 import argparse
 import asyncio
-import concurrent.futures
 import contextlib
 import json
 import os
@@ -38,7 +37,7 @@ PATTERN_NUMEL = 1 << 16
 GROUP_WAIT_S = 60.0
 """How long hivemind may look for a complete group in one round."""
 MEAN_WAIT_S = 120.0
-"""Then hivemind's all-reduce hangs: it has no deadline of its own, and now and then one peer of eight has its mean and the others wait for ever."""
+"""Then hivemind's all-reduce hangs: none of its own deadlines is set by default, and now and then one peer of eight has its mean and the others wait for ever."""
 GOODBYE_S = 10.0
 """How long a peer may take to end when asked to; then its session is killed."""
 POLL_S = 0.002
@@ -79,7 +78,9 @@ class BaselineResult:
 
 
 def hivemind_average(num_bytes: int, *, peers: int = 8, rounds: int = 3, timeout_s: float = 600.0) -> BaselineResult:
-    """Average `num_bytes` of fp32 with hivemind's averager; all once more when one of its peers ends or hangs. Call it outside event loops.
+    """Average `num_bytes` of fp32 with hivemind's averager; all once more when one of its peers ends or hangs.
+
+    `timeout_s` is for each try. Call it outside event loops.
 
     Raises BaselineError.
     """
@@ -315,7 +316,7 @@ def _hivemind(arguments: argparse.Namespace, vector: Tensor, say: Callable[..., 
         step.allow_allreduce()
         try:
             return len(step.result(timeout=MEAN_WAIT_S))
-        except concurrent.futures.TimeoutError as error:
+        except TimeoutError as error:
             raise BaselineError(f"no mean within {MEAN_WAIT_S:.0f} s") from error
 
     yield prepare, average

@@ -34,7 +34,7 @@ from farflung.training.pipeline_worker import HEAD
 from farflung.training.recovery_costs import Rung
 
 COPY_ERROR = 0.3
-"""Largest relative error of a shadow against what was trained around that time. A whole one has about 0.005; a difference of two bits leaves up to a third of what has changed,
+"""Largest relative error of a shadow against what was trained around that time. One to begin a stage with has about 0.005, a first one to keep 0.1; a difference of two bits leaves up to a third of what has changed,
 which is most of a model that learns to count when the copy before is 50 steps old. Another stage is off by 1 and more."""
 
 OVER_BUDGET = "over budget"

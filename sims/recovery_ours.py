@@ -14,6 +14,7 @@ from torch import Tensor
 from farflung.compression.codec import Codec
 from farflung.compression.hashing import random_seed
 from farflung.compression.registry import parse_codec
+from farflung.node.shadows import FIRST, WHOLE
 from farflung.sims.recovery_keepers import WEIGHTS, Sent, pipeline_nbytes
 from farflung.sims.recovery_methods import Method
 from farflung.sims.recovery_pipeline import Part, Pipeline
@@ -27,10 +28,6 @@ from farflung.training.recovery_refresh import Kept, due, filled
 from farflung.training.recovery_rules import drawn, interpolated
 from farflung.training.recovery_shadow import NAME_NBYTES, empty, handed_over, refresh, seeded
 
-FIRST = parse_codec("deadzone(bits=4.0)")
-"""Of a first copy, which differences then refine."""
-HANDED_OVER = parse_codec("int8(block=128)")
-"""Of what a new peer gets, which is what it trains."""
 ENDS_COPIES = 2
 FIT = Fit()
 
@@ -163,7 +160,7 @@ class Ladder:
         """Give the new peer the freshest shadow. It does not know other holders' to the bit, so their next refresh is whole."""
         place = self._freshest(number)
         assert place is not None
-        sent, shadow = handed_over(self._shadows[place], HANDED_OVER)
+        sent, shadow = handed_over(self._shadows[place], WHOLE)
         self._shadows[place] = shadow
         self._detached |= {other for other in self._shadows if other[0] == number and other != place}
         self.sent.recovered += sent.nbytes
@@ -212,7 +209,7 @@ class Ladder:
                 Offer(
                     rung=Rung.SHADOW,
                     holders=(place[1],),
-                    nbytes=round(scale * HANDED_OVER.max_nbytes(numel)),
+                    nbytes=round(scale * WHOLE.max_nbytes(numel)),
                     bytes_s=clock.link_bytes_s,
                     steps_behind=step - self._shadows[place].step,
                 )

@@ -16,6 +16,7 @@ missed or repeated is noticed without hashing the weights.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,7 +67,7 @@ def empty(numel: int) -> Shadow:
 
 def seeded(values: Tensor) -> Shadow:
     """What both ends know without a byte, fp32 [n]: the initial weights, which follow from the model's seed."""
-    name = digest_of(_EMPTY, values.numpy().tobytes())
+    name = digest_of(_EMPTY, values.numpy().view(np.uint8).data)
     return Shadow(values=values.clone(), name=name, step=0)
 
 

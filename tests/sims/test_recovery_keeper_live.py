@@ -119,6 +119,15 @@ def test_a_copy_to_keep_is_coarse_and_one_to_begin_with_is_fine(begun: tuple[Pip
     assert (begins.values - trained).norm() / trained.norm() < 0.01
 
 
+def test_who_only_holds_a_stage_makes_no_differences(begun: tuple[Pipeline, Live]) -> None:
+    pipeline, keeper = begun
+    steps(pipeline, keeper, SAFE.warm_steps + 2)
+    holder, asks = holder_of(keeper, 1), keeper._nodes[1]
+    held = holder.shelf.shadows[1]
+    with pytest.raises(NetworkError, match="no such shadow of stage 1"):
+        keeper._loop.run_until_complete(fetch(asks.network, DOOR, holder.id, 1, held.values.numel(), held))
+
+
 def test_only_so_many_holders_are_remembered(begun: tuple[Pipeline, Live]) -> None:
     _, keeper = begun
     shelf, one = keeper._nodes[1].shelf, empty(5)
