@@ -196,11 +196,11 @@ class Meter:
 
     def __init__(self) -> None:
         self._up = self._down = 0.0
-        self._sent_bytes = self._received_bytes = 0
+        self.sent_bytes = self.received_bytes = 0
 
     def sent(self, num_bytes: int) -> None:
         """Count bytes sent."""
-        self._sent_bytes += num_bytes
+        self.sent_bytes += num_bytes
 
     def sent_at(self, num_bytes: int, seconds: float) -> None:
         """Measure the rate of one write, unless it took no time."""
@@ -208,7 +208,7 @@ class Meter:
 
     def received(self, num_bytes: int) -> None:
         """Count bytes received."""
-        self._received_bytes += num_bytes
+        self.received_bytes += num_bytes
 
     def received_at(self, num_bytes: int, seconds: float) -> None:
         """Measure the rate of one read, unless it took no time."""
@@ -220,8 +220,8 @@ class Meter:
             carrier="memory",
             up_bytes_per_s=self._up,
             down_bytes_per_s=self._down,
-            sent_bytes=self._sent_bytes,
-            received_bytes=self._received_bytes,
+            sent_bytes=self.sent_bytes,
+            received_bytes=self.received_bytes,
         )
 
 

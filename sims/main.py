@@ -100,6 +100,18 @@ def bench_feedback(
     run_feedback(as_json=as_json, page=page)
 
 
+@bench_app.command("drift")
+def bench_drift(
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each way.")] = 1,
+    page: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write drift.md and its plot here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """What it costs that peers of a pipeline's stage train apart, by routes and rounds: half an hour for each seed."""
+    from farflung.sims.bench_drift import run_drift
+
+    run_drift(seeds=seeds, page=page, as_json=as_json)
+
+
 @bench_app.command("quality")
 def bench_quality(
     tier: Annotated[str, typer.Option(help="ci (minutes per method), nightly (hours), or gpu.")] = "ci",

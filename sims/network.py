@@ -93,7 +93,7 @@ class MemoryNetwork:
         return self._hub.delivered_bytes[self._peer_id]
 
     def received_bytes(self) -> int:
-        return sum(meter.stats().received_bytes for meter in self._meters.values())
+        return sum(meter.received_bytes for meter in self._meters.values())
 
     def pace(self, up_bytes_per_s: float | None) -> None:
         """The model's control messages do not queue behind bulk, so there is nothing to do."""

@@ -1,0 +1,153 @@
+"""`farflung bench drift`: routes and rounds of a pipeline whose peers train apart, beside peers that average their gradients in each step, in one run.
+
+What is trained, and how: `pipeline_drift`. All ways of a seed have the same initial parameters and the same batches in the same order.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from farflung.compression import kernels
+from farflung.node.paths import resolve_paths
+from farflung.sims.bench_codec import one_thread
+from farflung.sims.pipeline_drift import DriftTask, Trained, Way, train
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DriftRow:
+    """One way, beside gradients that are averaged in each step."""
+
+    way: Way
+    runs: tuple[Trained, ...]
+    """Seed by seed."""
+    gaps: tuple[float, ...]
+    """Percent of the held-out loss, seed by seed."""
+
+    @property
+    def gap(self) -> float:
+        return fmean(self.gaps)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drift:
+    """What was measured."""
+
+    together: tuple[Trained, ...]
+    """Gradients averaged in each step, seed by seed."""
+    rows: tuple[DriftRow, ...]
+
+    def row(self, routes: str, inner_steps: int, rounds: str) -> DriftRow:
+        """The one of this way."""
+        wanted = (routes, inner_steps, rounds)
+        return next(r for r in self.rows if (r.way.routes, r.way.inner_steps, r.way.rounds) == wanted)
+
+
+def run_drift(
+    *,
+    seeds: int = 1,
+    page: Path | None = None,  # folder for drift.md and its picture
+    as_json: bool = False,
+    task: DriftTask | None = None,
+) -> Drift:
+    """Train, show, and return the figures. Raises DataError, OSError."""
+    task = DriftTask() if task is None else task
+    console = Console(stderr=as_json)
+    kernels.prepare(resolve_paths().cache / "kernels")
+    with one_thread():
+        found = measure(task, seeds, console)
+    if page is not None:
+        from farflung.sims.drift_page import write_page
+
+        write_page(page, task, found)
+    if as_json:
+        sys.stdout.write(json.dumps(figures(found), indent=2) + "\n")
+    else:
+        console.print(_table(task, found))
+    return found
+
+
+def measure(task: DriftTask, seeds: int, console: Console) -> Drift:
+    """All ways with all seeds; says what each run came to."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    ways: list[Way | None] = [None, *task.ways()]
+    runs: dict[Way | None, list[Trained]] = {way: [] for way in ways}
+    # refreshed by hand: a thread that draws would take time from the one core that trains
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as shown:
+        bar = shown.add_task("starting", total=seeds * len(ways) * task.steps)
+        for seed in range(seeds):
+            for way in ways:
+                done = shown.tasks[0].completed
+
+                def say(step: int, loss: float, told: str = f"{name_of(way)}, seed {seed}", done: float = done) -> None:
+                    if step % 10 == 0:
+                        shown.update(bar, completed=done + step, description=f"{told}: loss {loss:.3f}", refresh=True)
+
+                trained = train(task, way, seed, say)
+                runs[way].append(trained)
+                shown.update(bar, completed=done + task.steps)
+                gap = _percent(trained, runs[None][seed])
+                console.print(f"{name_of(way)}, seed {seed}: {trained.heldout:.4f} ({gap:+.2f} %)", highlight=False)
+    together = tuple(runs[None])
+    return Drift(
+        together=together,
+        rows=tuple(
+            DriftRow(way=way, runs=tuple(own), gaps=tuple(map(_percent, own, together)))
+            for way, own in runs.items()
+            if way is not None
+        ),
+    )
+
+
+def name_of(way: Way | None) -> str:
+    """For people."""
+    return "averaged in each step" if way is None else f"{way.routes}, H = {way.inner_steps}, {way.rounds} rounds"
+
+
+def figures(found: Drift) -> dict[str, Any]:
+    """For JSON."""
+    return {
+        "together": [asdict(one) for one in found.together],
+        "rows": [
+            asdict(row.way)
+            | {"rounds": row.way.rounds, "gap_percent": row.gap, "runs": [asdict(one) for one in row.runs]}
+            for row in found.rows
+        ],
+    }
+
+
+HEADINGS = ("routes", "H", "rounds", "held-out loss", "gap %", "of each seed", "in training")
+
+
+def cells(row: DriftRow) -> Sequence[str]:
+    """One row of the table."""
+    return (
+        row.way.routes,
+        str(row.way.inner_steps),
+        row.way.rounds,
+        f"{fmean(one.heldout for one in row.runs):.4f}",
+        f"{row.gap:+.2f}",
+        ", ".join(f"{gap:+.2f}" for gap in row.gaps),
+        f"{fmean(one.local for one in row.runs):.4f}",
+    )
+
+
+def _percent(one: Trained, against: Trained) -> float:
+    return 100 * (one.heldout / against.heldout - 1)
+
+
+def _table(task: DriftTask, found: Drift) -> Table:
+    title = f"{task.model.num_layers} stages of {task.columns} peers, {task.steps} steps; averaged in each step: "
+    table = Table(title=title + f"{fmean(one.heldout for one in found.together):.4f}", title_justify="left")
+    for name in HEADINGS:
+        table.add_column(name, justify="left" if name in ("routes", "rounds") else "right")
+    for row in found.rows:
+        table.add_row(*cells(row))
+    return table
