@@ -83,7 +83,10 @@ def test_a_round_leaves_peers_with_the_mean_of_what_they_had(fragments: int) -> 
 def test_peers_that_meet_after_each_plain_step_are_one_peer(monkeypatch: pytest.MonkeyPatch, leave: float) -> None:
     """Plain gradient steps without clipping: the mean of the steps is the step of the mean, wherever microbatches went."""
     plain = InnerConfig(
-        schedule=replace(SMALL.inner.schedule, peak=0.3), optimizer="torch.optim.SGD", weight_decay=0.0, max_grad_norm=1e9
+        schedule=replace(SMALL.inner.schedule, peak=0.3),
+        optimizer="torch.optim.SGD",
+        weight_decay=0.0,
+        max_grad_norm=1e9,
     )
     monkeypatch.setattr(DriftTask, "inner", plain)
     monkeypatch.setattr(DriftTask, "outer", OuterConfig(lr=1.0, momentum=0.0))
