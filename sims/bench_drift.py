@@ -5,8 +5,7 @@ What is trained, and how: `pipeline_drift`. All ways of a seed have the same ini
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,36 +17,9 @@ from rich.table import Table
 from farflung.compression import kernels
 from farflung.node.paths import resolve_paths
 from farflung.sims.bench_codec import one_thread
+from farflung.sims.drift_page import write_page
+from farflung.sims.drift_rows import HEADINGS, Drift, DriftRow, cells
 from farflung.sims.pipeline_drift import DriftTask, Trained, Way, train
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DriftRow:
-    """One way, beside gradients that are averaged in each step."""
-
-    way: Way
-    runs: tuple[Trained, ...]
-    """Seed by seed."""
-    gaps: tuple[float, ...]
-    """Percent of the held-out loss, seed by seed."""
-
-    @property
-    def gap(self) -> float:
-        return fmean(self.gaps)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Drift:
-    """What was measured."""
-
-    together: tuple[Trained, ...]
-    """Gradients averaged in each step, seed by seed."""
-    rows: tuple[DriftRow, ...]
-
-    def row(self, routes: str, inner_steps: int, rounds: str) -> DriftRow:
-        """The one of this way."""
-        wanted = (routes, inner_steps, rounds)
-        return next(r for r in self.rows if (r.way.routes, r.way.inner_steps, r.way.rounds) == wanted)
 
 
 def run_drift(
@@ -64,8 +36,6 @@ def run_drift(
     with one_thread():
         found = measure(task, seeds, console)
     if page is not None:
-        from farflung.sims.drift_page import write_page
-
         write_page(page, task, found)
     if as_json:
         sys.stdout.write(json.dumps(figures(found), indent=2) + "\n")
@@ -121,22 +91,6 @@ def figures(found: Drift) -> dict[str, Any]:
             for row in found.rows
         ],
     }
-
-
-HEADINGS = ("routes", "H", "rounds", "held-out loss", "gap %", "of each seed", "in training")
-
-
-def cells(row: DriftRow) -> Sequence[str]:
-    """One row of the table."""
-    return (
-        row.way.routes,
-        str(row.way.inner_steps),
-        row.way.rounds,
-        f"{fmean(one.heldout for one in row.runs):.4f}",
-        f"{row.gap:+.2f}",
-        ", ".join(f"{gap:+.2f}" for gap in row.gaps),
-        f"{fmean(one.local for one in row.runs):.4f}",
-    )
 
 
 def _percent(one: Trained, against: Trained) -> float:

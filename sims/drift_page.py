@@ -8,8 +8,8 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from farflung.sims import png
-from farflung.sims.bench_drift import HEADINGS, Drift, cells
 from farflung.sims.check import machine
+from farflung.sims.drift_rows import HEADINGS, Drift, cells
 from farflung.sims.pipeline_drift import LAST_STEPS, DriftTask
 from farflung.sims.plots import WIDTH_IN
 from farflung.sims.svg import INK
