@@ -89,9 +89,8 @@ def no_quorum(view: Collection[PeerId], live: Collection[PeerId], holders: Colle
     missing = frozenset(view) - frozenset(live)
     if is_quorum(view, live):
         if not holders:
-            return "no quorum: nobody reachable holds the outer state" + (
-                f"; who has it must come back ({_names(missing)})" if missing else ""
-            )
+            who = f"; who has it must come back ({_names(missing)})" if missing else ""
+            return f"no quorum: nobody reachable holds the outer state{who}"
         return f"no quorum: {len(holders)} of {len(view)} members hold the outer state, the others download it"
     needed = len(view) // 2 + 1 - len(live)
     back = "must come back" if needed == len(missing) else f"must come back, {needed} of them"

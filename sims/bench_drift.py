@@ -34,17 +34,17 @@ def run_drift(
     console = Console(stderr=as_json)
     kernels.prepare(resolve_paths().cache / "kernels")
     with one_thread():
-        found = measure(task, seeds, console)
+        found = _measure(task, seeds, console)
     if page is not None:
         write_page(page, task, found)
     if as_json:
-        sys.stdout.write(json.dumps(figures(found), indent=2) + "\n")
+        sys.stdout.write(json.dumps(_figures(found), indent=2) + "\n")
     else:
         console.print(_table(task, found))
     return found
 
 
-def measure(task: DriftTask, seeds: int, console: Console) -> Drift:
+def _measure(task: DriftTask, seeds: int, console: Console) -> Drift:
     """All ways with all seeds; says what each run came to."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     ways: list[Way | None] = [None, *task.ways()]
@@ -56,7 +56,9 @@ def measure(task: DriftTask, seeds: int, console: Console) -> Drift:
             for way in ways:
                 done = shown.tasks[0].completed
 
-                def say(step: int, loss: float, told: str = f"{name_of(way)}, seed {seed}", done: float = done) -> None:
+                def say(
+                    step: int, loss: float, told: str = f"{_name_of(way)}, seed {seed}", done: float = done
+                ) -> None:
                     if step % 10 == 0:
                         shown.update(bar, completed=done + step, description=f"{told}: loss {loss:.3f}", refresh=True)
 
@@ -64,7 +66,7 @@ def measure(task: DriftTask, seeds: int, console: Console) -> Drift:
                 runs[way].append(trained)
                 shown.update(bar, completed=done + task.steps)
                 gap = _percent(trained, runs[None][seed])
-                console.print(f"{name_of(way)}, seed {seed}: {trained.heldout:.4f} ({gap:+.2f} %)", highlight=False)
+                console.print(f"{_name_of(way)}, seed {seed}: {trained.heldout:.4f} ({gap:+.2f} %)", highlight=False)
     together = tuple(runs[None])
     return Drift(
         together=together,
@@ -76,12 +78,12 @@ def measure(task: DriftTask, seeds: int, console: Console) -> Drift:
     )
 
 
-def name_of(way: Way | None) -> str:
+def _name_of(way: Way | None) -> str:
     """For people."""
     return "averaged in each step" if way is None else f"{way.routes}, H = {way.inner_steps}, {way.rounds} rounds"
 
 
-def figures(found: Drift) -> dict[str, Any]:
+def _figures(found: Drift) -> dict[str, Any]:
     """For JSON."""
     return {
         "together": [asdict(one) for one in found.together],

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from farflung.sims.batches import batch_of
+from farflung.sims.pipeline_model import inner_of, model_of
 from farflung.training.flat import flatten
 from farflung.training.fragments import Fragment, cut
 from farflung.training.inner import InnerConfig
@@ -25,14 +26,11 @@ from farflung.training.outer import OuterConfig
 from farflung.training.pipeline_slice import StageSlice
 from farflung.training.pipeline_worker import Accumulated
 from farflung.training.runtime import Runtime
-from farflung.training.schedule import Schedule
 from farflung.training.sources import open_dataset
 from farflung.training.stage_replica import StageReplica
 from farflung.training.tokenizer import ByteTokenizer
 
-MODEL = ModelConfig(
-    vocab_size=264, dim=64, num_layers=4, num_heads=4, num_kv_heads=4, ffn_dim=168, seq_len=64, tie_embeddings=False
-)
+MODEL = model_of(4)
 LAST_STEPS = 30
 """Steps at the end over which the loss of what peers train is averaged."""
 
@@ -69,8 +67,7 @@ class DriftTask:
 
     @property
     def inner(self) -> InnerConfig:
-        schedule = Schedule(peak=0.02, warmup_steps=self.steps // 30, total_steps=self.steps, kind="wsd")
-        return InnerConfig(schedule=schedule, optimizer="muon(momentum=0.95, adamw_lr=0.01)", weight_decay=0.0)
+        return inner_of(self.steps)
 
     @property
     def outer(self) -> OuterConfig:
@@ -125,28 +122,27 @@ def train(
     data = open_dataset("python", ByteTokenizer(), task.model.seq_len)
     order, rng = SampleOrder(num_samples=data.num_samples, seed=seed), random.Random(seed)
     stages = range(task.model.num_layers)
-    columns = 1 if way is None else task.columns
+    columns, leave, fragments = (1, 0.0, 1) if way is None else (task.columns, way.leave, way.fragments)
     peers = [
         [StageReplica(task.model, StageSlice(task.sizes, stage), task.inner, task.outer, seed=seed) for stage in stages]
         for _ in range(columns)
     ]
-    parts = [cut(one.layout.slots, 1 if way is None else way.fragments) for one in peers[0]]
+    parts = [cut(one.layout.slots, fragments) for one in peers[0]]
     size = task.microbatches * task.batch
     last: list[float] = []
     for step in range(task.steps):
-        samples = [data.tokens(order.index(number)) for number in range(step * size, (step + 1) * size)]
-        tokens = torch.from_numpy(np.stack(samples)).view(task.microbatches, task.batch, -1)
+        tokens = batch_of(data, order, step, size).view(task.microbatches, task.batch, -1)
         sums = [[Accumulated() for _ in stages] for _ in range(columns)]
-        routes = dealt(task, columns, 0.0 if way is None else way.leave, rng)
+        routes = dealt(task, columns, leave, rng)
         losses = [visit(peers, sums, route, one) for route, one in zip(routes, tokens, strict=True)]
         for column, row in enumerate(peers):
             for stage, peer in enumerate(row):
                 seen = sums[column][stage]
                 peer.step(seen, step, loss=float("nan"), tokens=seen.visits[stage] * task.batch * task.model.seq_len)
-        if way is not None and (step + 1) % (every := way.inner_steps // way.fragments) == 0:
+        if way is not None and (step + 1) % (every := way.inner_steps // fragments) == 0:
             turn = (step + 1) // every - 1
             for stage in stages:
-                take_round([row[stage] for row in peers], parts[stage][turn % way.fragments])
+                take_round([row[stage] for row in peers], parts[stage][turn % fragments])
         if step >= task.steps - LAST_STEPS:
             last += losses
         say(step + 1, fmean(losses))

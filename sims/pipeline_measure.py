@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from farflung.sims.batches import batch_of
 from farflung.sims.bench_workers import BenchError
 from farflung.sims.pipeline_task import BenchTask
 from farflung.sims.stage_group import Death, StageGroup, StepSeen
@@ -94,8 +94,7 @@ class Feed:
     def batches(self, step: int) -> Tensor:
         """Int64 [microbatches, batch, seq_len + 1]."""
         size = self._task.microbatches * self._task.batch
-        samples = [self._data.tokens(self._order.index(number)) for number in range(step * size, (step + 1) * size)]
-        return torch.from_numpy(np.stack(samples)).view(self._task.microbatches, self._task.batch, -1)
+        return batch_of(self._data, self._order, step, size).view(self._task.microbatches, self._task.batch, -1)
 
     @torch.no_grad()
     def loss(self, parameters: dict[str, Tensor]) -> float:

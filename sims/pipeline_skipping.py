@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from farflung.sims.batches import batch_of
+from farflung.sims.pipeline_model import inner_of, model_of
 from farflung.training.inner import InnerConfig, make_optimizer
 from farflung.training.model import Decoder, ModelConfig, next_token_loss
 from farflung.training.order import SampleOrder
@@ -25,13 +26,10 @@ from farflung.training.pipeline_plan import Plan
 from farflung.training.pipeline_routes import Routes, Task
 from farflung.training.pipeline_rules import Rules
 from farflung.training.pipeline_stages import split
-from farflung.training.schedule import Schedule
 from farflung.training.sources import open_dataset
 from farflung.training.tokenizer import ByteTokenizer
 
-MODEL = ModelConfig(
-    vocab_size=264, dim=64, num_layers=8, num_heads=4, num_kv_heads=4, ffn_dim=168, seq_len=64, tie_embeddings=False
-)
+MODEL = model_of(8)
 SHARES = (25, 50)
 """Percent of the stages left out at inference."""
 
@@ -58,8 +56,7 @@ class SkippingTask:
 
     @property
     def inner(self) -> InnerConfig:
-        schedule = Schedule(peak=0.02, warmup_steps=self.steps // 30, total_steps=self.steps, kind="wsd")
-        return InnerConfig(schedule=schedule, optimizer="muon(momentum=0.95, adamw_lr=0.01)", weight_decay=0.0)
+        return inner_of(self.steps)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,8 +89,7 @@ def skipping_rows(say: Callable[[str], None], task: SkippingTask | None = None) 
         model, rng = Decoder(task.model, seed=task.seed), random.Random(task.seed)
         optimizer = make_optimizer(model, task.inner)
         for step in range(task.steps):
-            samples = [data.tokens(order.index(number)) for number in range(step * size, (step + 1) * size)]
-            tokens = torch.from_numpy(np.stack(samples)).view(task.microbatches, task.batch, -1)
+            tokens = batch_of(data, order, step, size).view(task.microbatches, task.batch, -1)
             losses, means = execute(
                 routes(task, visits, rng), model, (1,) * task.stages, [(one[:, :-1], one[:, 1:]) for one in tokens]
             )

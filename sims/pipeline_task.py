@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from farflung.sims.pipeline_model import LR, OPTIMIZER, model_of
 from farflung.sims.pipeline_networks import Network, volunteers
 from farflung.sims.stage_group import Far
 from farflung.sims.stage_peer import Pace, World, key_of
@@ -34,9 +35,7 @@ COLUMNS, FULL, SKIPPING = "full columns", "full routed", "skipping"
 BACKWARD, LOSS = 2.5, 0.5
 """Over a forward: a backward that computes its forward again; head and loss, both ways."""
 
-MODEL = ModelConfig(
-    vocab_size=264, dim=64, num_layers=6, num_heads=4, num_kv_heads=4, ffn_dim=168, seq_len=64, tie_embeddings=False
-)
+MODEL = model_of(6)
 
 _ASSIGNING = 10_000
 _FULL_HOT = 0.05
@@ -67,8 +66,8 @@ class BenchTask:
     """Held-out loss of the whole model, nats per byte, that training goes on to."""
     most_steps: int = 60
     """Then it ends all the same."""
-    optimizer: str = "muon(momentum=0.95, adamw_lr=0.01)"
-    lr: float = 0.02
+    optimizer: str = OPTIMIZER
+    lr: float = LR
 
     @property
     def tokens(self) -> int:

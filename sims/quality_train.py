@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from farflung.sims.batches import batch_of
 from farflung.sims.quality_exchange import Averager
 from farflung.sims.quality_methods import Inner, Method, Outer
 from farflung.sims.quality_tiers import Tier
@@ -59,12 +59,6 @@ def corpus(tier: Tier) -> Dataset:
     return open_dataset(tier.data, ByteTokenizer(), tier.model.seq_len)
 
 
-def batch_of(data: Dataset, order: SampleOrder, tier: Tier, step: int) -> Tensor:
-    """The samples of step `step` >= 0 of all peers: int64 [batch, seq_len + 1]."""
-    numbers = range(step * tier.batch, (step + 1) * tier.batch)
-    return torch.from_numpy(np.stack([data.tokens(order.index(number)) for number in numbers]))
-
-
 def train(method: Method, tier: Tier, *, lr: float, seed: int, progress: Progress = lambda step, loss: None) -> Outcome:
     """Run it. Raises DataError, and RuntimeError when the tier wants a GPU and there is none."""
     if tier.on_gpu and not torch.cuda.is_available():
@@ -78,7 +72,7 @@ def train(method: Method, tier: Tier, *, lr: float, seed: int, progress: Progres
         workers = [start.copy(method.inner) for _ in range(count)]
         rounds = None if method.outer is None else Rounds(method.outer, workers, last=tier.steps - tier.warm_steps)
         for step in range(tier.warm_steps, tier.steps):
-            batch = batch_of(data, order, tier, step)
+            batch = batch_of(data, order, step, tier.batch)
             shares = [batch] if method.whole_batch else batch.tensor_split(tier.peers)
             rate = schedule.at(step)
             losses = [
@@ -237,7 +231,7 @@ def _warm_start(tier: Tier, inner: Inner, lr: float, seed: int) -> Worker:
     schedule = Schedule(peak=lr, warmup_steps=tier.rise_steps, total_steps=tier.steps)
     worker = Worker(tier, inner, seed=seed)
     for step in range(tier.warm_steps):
-        worker.step(batch_of(data, order, tier, step), step=step, lr=schedule.at(step))
+        worker.step(batch_of(data, order, step, tier.batch), step=step, lr=schedule.at(step))
     return worker
 
 

@@ -10,10 +10,10 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from farflung.sims.batches import batch_of
 from farflung.sims.recovery_clock import Curve
 from farflung.sims.recovery_failures import pattern
 from farflung.sims.recovery_keepers import Keeper, Neighbours, pipeline_nbytes
@@ -77,8 +77,7 @@ class Feed:
     def step(self, pipeline: Pipeline, step: int) -> float:
         """Step `step` of the run. Returns its loss. Raises NonFinite."""
         size = self._tier.microbatches * self._tier.sequences
-        samples = [self._data.tokens(self._order.index(number)) for number in range(step * size, (step + 1) * size)]
-        tokens = torch.from_numpy(np.stack(samples)).view(self._tier.microbatches, self._tier.sequences, -1)
+        tokens = batch_of(self._data, self._order, step, size).view(self._tier.microbatches, self._tier.sequences, -1)
         return pipeline.step(tokens, step=step, lr=self._schedule.at(step))
 
 

@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 
 from farflung.protocol.keys import short
 from farflung.protocol.messages import Ready
-from farflung.protocol.planning import ChangeView, Situation, StartRound, Wait, agreed, choose_cut, conclude, decide
+from farflung.protocol.planning import (
+    ChangeView,
+    Situation,
+    StartRound,
+    Wait,
+    agreed,
+    choose_cut,
+    conclude,
+    decide,
+    no_quorum,
+)
 from farflung.protocol.quorum import is_quorum
 
 A, B, C, D, E = (bytes([i]) * 32 for i in range(1, 6))
@@ -221,3 +231,16 @@ def test_a_round_is_held_back_while_a_newcomer_catches_up() -> None:
     held = decide(situation(hold_s=1.0))
     assert isinstance(held, Wait) and "newcomer" in held.reason
     assert isinstance(decide(situation(hold_s=-1.0)), StartRound)
+
+
+@pytest.mark.parametrize(
+    ("live", "holders", "said"),
+    [
+        ((A,), (A,), f"1 of 3 members reachable; {short(B)}, {short(C)} must come back, 1 of them"),
+        ((A, B), (A,), "1 of 3 members hold the outer state, the others download it"),
+        ((A, B), (), f"nobody reachable holds the outer state; who has it must come back ({short(C)})"),
+        ((A, B, C), (), "nobody reachable holds the outer state"),
+    ],
+)
+def test_what_a_quorum_lacks(live: tuple[bytes, ...], holders: tuple[bytes, ...], said: str) -> None:
+    assert no_quorum((A, B, C), live, holders) == f"no quorum: {said}"

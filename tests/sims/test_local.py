@@ -234,9 +234,8 @@ def quick(text: str, *, seconds: float) -> str:
 @pytest.mark.timeout(200)
 def test_three_processes_train_one_is_killed_and_all_of_it_is_told(text: str, tmp_path: Path) -> None:
     file, out = tmp_path / "small.toml", tmp_path / "out"
-    late = quick(text, seconds=60.0).replace(
-        "at = 25.0", "at = 40.0"
-    )  # a member of two takes the quorum along: all three must be in by then
+    # All three must be members when one is killed: one of two would take the quorum along.
+    late = quick(text, seconds=60.0).replace("at = 25.0", "at = 40.0")
     file.write_text(late + "\n[expect]\nmin_rounds = 1\n")
     with sim_local(file, out) as run:
         said, errors = run.communicate(timeout=180)

@@ -12,6 +12,7 @@ import torch
 
 from farflung.compression.registry import codec_of, parse_codec
 from farflung.sims import quality, quality_train
+from farflung.sims.batches import batch_of
 from farflung.sims.quality import run_quality
 from farflung.sims.quality_exchange import Averager
 from farflung.sims.quality_methods import METHODS, Method, Outer, Wire, by_names
@@ -19,7 +20,7 @@ from farflung.sims.quality_plot import frontier
 from farflung.sims.quality_rows import Row, Tuned, references, rows
 from farflung.sims.quality_runs import Run, Runs, best, grid
 from farflung.sims.quality_tiers import CI, TIERS, Tier
-from farflung.sims.quality_train import Outcome, batch_of, train
+from farflung.sims.quality_train import Outcome, train
 from farflung.sims.quality_words import budget, checks, goals, settings
 from farflung.sims.quality_worker import Worker
 from farflung.training.data import TokenWindows
@@ -99,14 +100,14 @@ def test_one_fragment_without_delay_is_plain_diloco_to_the_bit() -> None:
     ]  # fmt: skip
     for step in range(TOY.warm_steps):
         for replica in replicas:
-            replica.train_step(batch_of(data, order, TOY, step), step)
+            replica.train_step(batch_of(data, order, step, TOY.batch), step)
     for replica in replicas:
         replica.pseudo_gradient()
         assert replica.sent is not None
         replica.outer.params.copy_(replica.sent)
         replica.discard_progress()
     for step in range(TOY.warm_steps, TOY.steps):
-        for replica, share in zip(replicas, batch_of(data, order, TOY, step).tensor_split(2), strict=True):
+        for replica, share in zip(replicas, batch_of(data, order, step, TOY.batch).tensor_split(2), strict=True):
             replica.train_step(share, step)
         if (step + 1 - TOY.warm_steps) % 4 == 0:
             deltas = [replica.pseudo_gradient() for replica in replicas]
