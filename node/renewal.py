@@ -373,8 +373,9 @@ class Renewal:
         passes = Fit().steps * (1.0 + RECOMPUTED) * tokens / self._recipe.tokens_per_microbatch
         return passes * median(known) if known else 0.0
 
-    def _norm(self, stage: int) -> float:
-        """Of a stage's gradient: the median of what its peers say."""
+    def _norm(self, stage: int) -> float | None:
+        """Of the gradient of a stage's layers: the median of what its peers know; None where nobody does."""
         now = self._outside.now()
-        norms = [said.grad_norm for peer in self._roll.serving(stage, now) if (said := self._roll.present(peer))]
-        return median(norms) if norms else 0.0
+        said = [found for peer in self._roll.serving(stage, now) if (found := self._roll.present(peer))]
+        norms = [one.grad_norm for one in said if one.grad_norm > 0.0]
+        return median(norms) if norms else None

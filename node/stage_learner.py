@@ -17,12 +17,14 @@ from farflung.training.flat import flatten, host_buffer
 from farflung.training.inner import StepReport
 from farflung.training.order import SampleOrder
 from farflung.training.pipeline_worker import Accumulated, Batch, Worker
-from farflung.training.recovery_checkfree import CheckFree, lr_factor
+from farflung.training.recovery_checkfree import CheckFree, lr_factor, smoothed
 from farflung.training.recovery_fit import Pair
 from farflung.training.stage_replica import StageReplica
 
 MADE_OF_OTHERS_AT = "made_of_others_at"
 """In a saved learner's facts."""
+LAYERS_NORM = "layers_norm"
+"""In the same facts."""
 
 
 class StageLearner(LearnerOf[StageReplica]):
@@ -34,6 +36,11 @@ class StageLearner(LearnerOf[StageReplica]):
         self.data = data
         self.made_of_others_at: int | None = None
         """The step of the pipeline at which our stage was made of its neighbours: its learning rate is raised for a while."""
+        self.layers_norm: float | None = None
+        """Of the gradient of our layers, of late, before clipping; None before the first step.
+
+        How much our stage still changes, which weighs it when a neighbour is made of it.
+        """
         self._heldout = None if data is None else torch.from_numpy(data[0].heldout(HELDOUT_SAMPLES)).long()
 
     @property
@@ -56,18 +63,23 @@ class StageLearner(LearnerOf[StageReplica]):
         tokens = len(numbers) * self.replica.model.config.seq_len
         since = None if self.made_of_others_at is None else max(0, global_step - self.made_of_others_at)
         raised = lr_factor(CheckFree(), since)
-        return self.replica.step(accumulated, global_step, loss=loss, tokens=tokens, lr_factor=raised)
+        report = self.replica.step(accumulated, global_step, loss=loss, tokens=tokens, lr_factor=raised)
+        self.layers_norm = smoothed(CheckFree(), self.layers_norm, report.layers_norm)
+        return report
 
     def save(self, folder: Path) -> None:
-        at = self.made_of_others_at
-        self.replica.save(folder, {} if at is None else {MADE_OF_OTHERS_AT: at})
+        facts = {MADE_OF_OTHERS_AT: self.made_of_others_at, LAYERS_NORM: self.layers_norm}
+        self.replica.save(folder, {name: fact for name, fact in facts.items() if fact is not None})
 
     def load(self, folder: Path) -> None:
-        match self.replica.load(folder).get(MADE_OF_OTHERS_AT):
-            case int() | None as at:
-                self.made_of_others_at = at
-            case at:
-                raise DamagedCheckpoint(f"{folder} says that the stage was made of others at step {at!r}")
+        facts = self.replica.load(folder)
+        match facts.get(MADE_OF_OTHERS_AT), facts.get(LAYERS_NORM):
+            case (int() | None as at, float() | None as norm):
+                self.made_of_others_at, self.layers_norm = at, norm
+            case at, norm:
+                raise DamagedCheckpoint(
+                    f"{folder} says that the stage was made of others at step {at!r}, and has a gradient of norm {norm!r}"
+                )
 
     def local_params(self) -> Tensor:
         """What it trains, fp32 [n] on the CPU; the caller's to keep."""

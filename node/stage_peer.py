@@ -101,7 +101,7 @@ class StagePeer(Peer):
             keep=keep_model,
         )
         self.pipeline.me = self
-        self._shelf, self._doors = shelf, doors
+        self._stage_learner, self._shelf, self._doors = learner, shelf, doors
         service, pipeline = self.pipeline.work.service, recipe.pipeline
         tokens = recipe.tokens_per_microbatch
         message_bytes = service.forward.max_nbytes(tokens) + service.backward.max_nbytes(tokens)
@@ -164,7 +164,7 @@ class StagePeer(Peer):
 
     @property
     def grad_norm(self) -> float:
-        return self._stage_trainer.grad_norm or 0.0
+        return self._stage_learner.layers_norm or 0.0
 
     @property
     def copies(self) -> tuple[Copy, ...]:

@@ -49,7 +49,7 @@ class Self(Protocol):
 
     @property
     def grad_norm(self) -> float:
-        """Of its gradient, of late; 0 while there was none."""
+        """Of the gradient of its layers, of late; 0 while there was none."""
 
     @property
     def copies(self) -> tuple[Copy, ...]:

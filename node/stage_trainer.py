@@ -22,7 +22,6 @@ from farflung.protocol.chain import Commit
 from farflung.protocol.keys import PeerId
 from farflung.protocol.ledger import count, join, split
 from farflung.protocol.types import Intervals
-from farflung.training.recovery_checkfree import CheckFree, smoothed
 
 
 class Steps(Protocol):
@@ -71,8 +70,6 @@ class StageTrainer(Trainer):
         self._next_after: int | None = None
         """The pipeline's step after our last one, or that at our beginning."""
         self.in_step = False
-        self.grad_norm: float | None = None
-        """Of late, before clipping: how much our stage still changes, which weighs it when a neighbour is made of it."""
 
     @property
     def global_step(self) -> int:
@@ -136,7 +133,6 @@ class StageTrainer(Trainer):
         trained = split(fresh, done.samples)[0]
         numbers = _numbers(trained)
         report = await self._door.run(self._stage.step, done.accumulated, numbers, job.number, loss=done.loss)
-        self.grad_norm = smoothed(CheckFree(), self.grad_norm, report.grad_norm)
         if self.progress.steps == 0:
             self.progress.began_at = began
         if self.progress.steps == self._offered_steps:

@@ -117,7 +117,7 @@ class Present(Struct, frozen=True, array_like=True, tag=21):
     losses_per_hour: Rate
     """Peers that fell silent, over the hours that all were heard, as far as this peer knows."""
     grad_norm: Rate
-    """Of this peer's gradient, of late; 0 while there was none."""
+    """Of the gradient of this peer's layers, of late; 0 while there was none."""
     shadows: Annotated[tuple[Copy, ...], Meta(max_length=MAX_HOPS)]
     since: Count
     """The pipeline's step at which it took its stage, or was started anew."""

@@ -93,13 +93,13 @@ class SimStageLearner(BookedLearner[StageReplica], StageLearner):
         return report
 
     def freeze(self) -> dict[str, object]:
-        return super().freeze() | {"made_of_others_at": self.made_of_others_at}
+        return super().freeze() | {"made_of_others_at": self.made_of_others_at, "layers_norm": self.layers_norm}
 
     def thaw(self, state: dict[str, object]) -> None:
         super().thaw(state)
         match state:
-            case {"made_of_others_at": int() | None as at}:
-                self.made_of_others_at = at
+            case {"made_of_others_at": int() | None as at, "layers_norm": float() | None as norm}:
+                self.made_of_others_at, self.layers_norm = at, norm
             case _:
                 raise ValueError("not what `freeze` gave")
 

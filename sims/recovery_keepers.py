@@ -79,7 +79,7 @@ class Neighbours:
     def recover(self, pipeline: Pipeline, lost: frozenset[int], step: int) -> None:
         """By the method's rule; anew where that fails."""
         survivors = {stage: vector.clone() for stage, vector in pipeline.survivors(lost).items()}
-        norms = {stage: pipeline.stages[stage].norm or 0.0 for stage in survivors}
+        norms = {stage: pipeline.stages[stage].norm for stage in survivors}
         for stage in sorted(lost):
             try:
                 vector, rung = self._made(pipeline, stage, lost, survivors, norms, step)
@@ -101,7 +101,7 @@ class Neighbours:
         stage: int,
         lost: frozenset[int],
         survivors: dict[int, Tensor],
-        norms: dict[int, float],
+        norms: dict[int, float | None],
         step: int,
     ) -> tuple[Tensor, str]:
         if self._method.kind == "random":

@@ -118,7 +118,7 @@ class Ladder:
         gone = {_name(stage) for stage in lost}
         self._shadows = {place: one for place, one in self._shadows.items() if place[1] not in gone}
         survivors = {stage: vector.clone() for stage, vector in pipeline.survivors(lost).items()}
-        norms = {stage: pipeline.stages[stage].norm or 0.0 for stage in survivors}
+        norms = {stage: pipeline.stages[stage].norm for stage in survivors}
         for stage in sorted(lost):
             if stage == 0 and not self._tier.safe_ends:
                 self._bring_back_ends(pipeline, step)

@@ -22,7 +22,7 @@ from farflung.training.errors import DamagedCheckpoint
 
 FORMAT = 2
 
-Fact = int | str
+Fact = int | float | str
 
 
 def write_state(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Fact]) -> None:
@@ -63,8 +63,8 @@ def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Fact]]:
             raise DamagedCheckpoint(f"{folder / 'state.json'} does not describe a state")
     if format_ != FORMAT:
         raise DamagedCheckpoint(f"{folder} has format {format_}; this version reads {FORMAT}")
-    if not all(isinstance(value, int | str) for value in facts.values()):
-        raise DamagedCheckpoint(f"{folder / 'state.json'} has facts that are neither integers nor text")
+    if not all(isinstance(value, Fact) for value in facts.values()):
+        raise DamagedCheckpoint(f"{folder / 'state.json'} has facts that are neither numbers nor text")
     tensor_file = folder / Path(name).name  # a name only: never outside of the folder
     try:
         if _sha256(tensor_file) != digest:

@@ -47,10 +47,15 @@ class StageSlice:
         return [(name, shape) for name, shape in parameter_shapes(config) if self.holds(name)]
 
 
+def is_of_layers(name: str) -> bool:
+    """Whether the parameter of this name is of a layer, not of the embedding, the last norm or the head."""
+    return _LAYER.match(name) is not None
+
+
 def layers_of(config: ModelConfig, part: StageSlice, flat: Tensor) -> Tensor:
     """The elements of a stage's flat vector [n] that are of its layers, in their order: without embedding, last norm and head."""
     slots = slots_of(part.shapes(config))
-    return torch.cat([flat[slot.start : slot.stop] for slot in slots if _LAYER.match(slot.name)])
+    return torch.cat([flat[slot.start : slot.stop] for slot in slots if is_of_layers(slot.name)])
 
 
 def assemble(config: ModelConfig, sizes: Sequence[int], flats: Mapping[int, Tensor]) -> Tensor:

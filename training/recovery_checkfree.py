@@ -87,7 +87,7 @@ def rule(config: CheckFree, stage: int, num_stages: int, lost: frozenset[int]) -
     return Mean(before=stage - 1, after=stage + 1)
 
 
-def made(how: Mean | Copy, survivors: Mapping[int, Tensor], norms: Mapping[int, float]) -> Tensor:
+def made(how: Mean | Copy, survivors: Mapping[int, Tensor], norms: Mapping[int, float | None]) -> Tensor:
     """The new stage, fp32 [n], from the survivors' vectors and gradient norms. Raises Unrecoverable for unequal sizes."""
     if isinstance(how, Copy):
         return survivors[how.of].clone()

@@ -33,11 +33,16 @@ NORM_FLOOR = 1e-4
 def weighted_mean(
     before: Tensor,  # fp32 [n], stage i - 1
     after: Tensor,  # fp32 [n], stage i + 1
-    before_norm: float,  # gradient norms of those stages, before clipping
-    after_norm: float,
+    before_norm: float | None,  # gradient norms of those stages, before clipping
+    after_norm: float | None,
 ) -> Tensor:
-    """CheckFree's stage i, fp32 [n]. Raises Unrecoverable when the stages have different sizes."""
+    """CheckFree's stage i, fp32 [n]. Raises Unrecoverable when the stages have different sizes.
+
+    Evenly where a norm is not known: a stage that has just come back, and taken no step yet, is no worse for that.
+    """
     check_sizes([before, after])
+    if before_norm is None or after_norm is None:
+        before_norm = after_norm = 0.0
     total = (before_norm + NORM_FLOOR) + (after_norm + NORM_FLOOR)
     mean = before.mul((before_norm + NORM_FLOOR) / total)
     return mean.add_(after.mul((after_norm + NORM_FLOOR) / total))

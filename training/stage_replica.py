@@ -14,6 +14,7 @@ room for that.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,10 +25,18 @@ from farflung.training.inner import InnerConfig, StepReport
 from farflung.training.model import Decoder, ModelConfig, next_token_loss
 from farflung.training.model_state import ModelState
 from farflung.training.outer import OuterConfig
-from farflung.training.pipeline_slice import StageSlice
+from farflung.training.pipeline_slice import StageSlice, is_of_layers
 from farflung.training.pipeline_worker import HEAD, Accumulated, Worker, mean_gradients
 from farflung.training.recovery_fit import Fit, Pair, fit_, misfit
 from farflung.training.runtime import Runtime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageReport(StepReport):
+    """What one inner step of a stage did."""
+
+    layers_norm: float
+    """As `grad_norm`, of its layers alone: that of all stages is of the same parameters, and weighs them (`recovery_rules`)."""
 
 
 class StageReplica(ModelState):
@@ -64,20 +73,24 @@ class StageReplica(ModelState):
         loss: float,  # for the report; NaN where it is not known
         tokens: int,
         lr_factor: float = 1.0,  # on the schedule's learning rate
-    ) -> StepReport:
+    ) -> StageReport:
         """One inner step on the mean gradient. Raises NonFinite, with nothing changed."""
         lr = self.inner_config.schedule.at(global_step) * lr_factor
         means = mean_gradients([accumulated])
+        of_layers = list[Tensor]()
         for name, parameter in self.model.named_parameters():
             mean = means.get(name)
             parameter.grad = torch.zeros_like(parameter) if mean is None else mean.to(parameter.dtype)
+            if is_of_layers(name):
+                of_layers.append(parameter.grad)
+        layers_norm = float(torch.nn.utils.get_total_norm(of_layers))
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.inner_config.max_grad_norm))
         if not math.isfinite(norm):
             self.optimizer.zero_grad()
             raise NonFinite(global_step=global_step, loss=loss, grad_norm=norm)
         self.optimizer.step(lr)
         self.optimizer.zero_grad()
-        return StepReport(loss=loss, tokens=tokens, grad_norm=norm, lr=lr)
+        return StageReport(loss=loss, tokens=tokens, grad_norm=norm, lr=lr, layers_norm=layers_norm)
 
     def misfit(self, pairs: Sequence[Pair]) -> float:
         """Of a stage that begins anew, to inputs and outputs of the lost one; see `recovery_fit`."""

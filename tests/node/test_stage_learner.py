@@ -46,6 +46,17 @@ def test_a_stage_that_was_not_made_of_others_is_not_so_after_a_restart(tmp_path:
     assert after.made_of_others_at is None
 
 
+def test_how_much_the_stage_changes_is_known_after_a_restart(tmp_path: Path) -> None:
+    before, after = learner(), learner()
+    before.save(tmp_path)
+    after.load(tmp_path)
+    assert after.layers_norm is None
+    rate(before, 0)
+    before.save(tmp_path)
+    after.load(tmp_path)
+    assert after.layers_norm == before.layers_norm is not None
+
+
 def test_another_word_for_the_step_is_damage(tmp_path: Path) -> None:
     before = learner()
     before.made_of_others_at = 3

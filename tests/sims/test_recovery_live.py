@@ -6,7 +6,9 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from torch import Tensor
 
+from farflung.node import renewal
 from farflung.node.imprints import Imprints
 from farflung.node.recipe import Recipe
 from farflung.node.shadows import Shadows
@@ -16,6 +18,7 @@ from farflung.protocol.messages import ShadowRequest
 from farflung.protocol.pipeline_messages import Domains
 from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
+from farflung.training.recovery_rules import weighted_mean
 from farflung.training.recovery_shadow import Refresh
 
 
@@ -342,9 +345,19 @@ def test_where_nobody_tells_a_region_two_stages_may_hold_each_others_shadows() -
     assert "shadow" not in {event["rung"] for event in swarm.happened("stage.made")}
 
 
-def test_a_neighbour_that_comes_back_from_a_copy_is_waited_for() -> None:
-    """Stage 2 is lost with the holder of its copy, which is of a stage beside it, and has a copy elsewhere itself."""
+def test_a_neighbour_that_comes_back_from_a_copy_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stage 2 is lost with the holder of its copy, which is of a stage beside it, and has a copy elsewhere itself.
+
+    And that stage, which has taken no step since, counts in the mean as much as the other one.
+    """
     lost: list[int] = []
+    norms: list[tuple[float | None, float | None]] = []
+
+    def noted(before: Tensor, after: Tensor, *of: float | None) -> Tensor:
+        norms.append((of[0], of[1]))
+        return weighted_mean(before, after, *of)
+
+    monkeypatch.setattr(renewal, "weighted_mean", noted)
 
     async def story(swarm: PipelineSwarm) -> None:
         for peer in range(4):
@@ -370,6 +383,8 @@ def test_a_neighbour_that_comes_back_from_a_copy_is_waited_for() -> None:
     made = {event["stage"]: event for event in swarm.happened("stage.made")}
     assert made[lost[1]]["rung"] == "shadow" and made[2]["rung"] == "neighbour mean"
     assert len(made[2]["holders"]) == 2 and [event["stage"] for event in swarm.happened("stage.waits")] == [2]
+    ((before, after),) = norms
+    assert before is None and after is not None and after > 0.0
 
 
 def test_a_stage_of_many_peers_of_one_owner_has_a_shadow_elsewhere() -> None:

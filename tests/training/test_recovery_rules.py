@@ -37,6 +37,11 @@ def test_the_mean_takes_the_norm_and_not_its_square() -> None:
     assert float(mean) == pytest.approx(0.75, abs=1e-4)  # squares would give 0.9
 
 
+def test_a_neighbour_whose_norm_nobody_knows_counts_as_much_as_the_other() -> None:
+    for norms in ((None, 3.0), (3.0, None), (None, None)):
+        assert float(weighted_mean(torch.zeros(1), torch.ones(1), *norms)) == 0.5
+
+
 def test_the_mean_rounds_once_per_operation() -> None:
     """In numpy, operation by operation: the same bits, so no fused multiply-add on any machine."""
     a, b = vector(0, 1000).numpy(), vector(1, 1000).numpy()

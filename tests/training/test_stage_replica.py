@@ -13,6 +13,7 @@ from farflung.training.model import Decoder, ModelConfig
 from farflung.training.outer import OuterConfig
 from farflung.training.pipeline_slice import StageSlice
 from farflung.training.pipeline_stages import Head, Stage
+from farflung.training.pipeline_worker import Accumulated
 from farflung.training.replica import Replica
 from farflung.training.runtime import Runtime
 from farflung.training.schedule import Schedule
@@ -21,6 +22,22 @@ from farflung.training.stage_replica import StageReplica, pass_through
 CONFIG = ModelConfig(vocab_size=32, dim=16, num_layers=3, num_heads=2, num_kv_heads=1, ffn_dim=24, seq_len=8)
 INNER = InnerConfig(schedule=Schedule(peak=1e-2, kind="constant"), z_loss=1e-3)
 SIZES = (1, 2)
+
+
+def test_the_norm_of_a_stage_that_weighs_it_is_of_its_layers() -> None:
+    """Embedding, last norm and head are in no other stage's, and a mean of two stages is of layers only."""
+    for stage, others in ((0, True), (1, False)):
+        one = StageReplica(CONFIG, StageSlice(SIZES, stage), INNER, OuterConfig(), seed=3)
+        accumulated, squares = Accumulated(), {True: 0.0, False: 0.0}
+        for name, parameter in one.model.named_parameters():
+            gradient = torch.full_like(parameter, 2.0)
+            accumulated.sums[stage, name] = gradient
+            squares["layers" in name] += float(gradient.square().sum())
+        accumulated.visits[stage] += 1
+        report = one.step(accumulated, 0, loss=1.0, tokens=8)
+        assert report.layers_norm == pytest.approx(squares[True] ** 0.5)
+        assert report.grad_norm == pytest.approx(sum(squares.values()) ** 0.5)
+        assert (report.layers_norm < report.grad_norm) == others
 
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
