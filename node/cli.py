@@ -72,7 +72,8 @@ def create(
     inner_steps: Annotated[
         str | None,
         typer.Option(
-            metavar="STEPS|auto", help="H: inner steps between two rounds of a fragment; `auto`: as few as links allow."
+            metavar="STEPS|auto",
+            help="H: inner steps between two rounds of a fragment; `auto`: as few as links allow. Default: 100, with --stages 15.",
         ),
     ] = None,
     fragments: Annotated[

@@ -92,6 +92,13 @@ def test_defaults_need_nothing_but_a_name_and_fit_together(tmp_path: Path, corpu
     assert recipe.rounds_text == "1 rounds"
 
 
+def test_stages_have_rounds_more_often(tmp_path: Path, corpus: Path) -> None:
+    """Unless it is said how often."""
+    for name, flags, steps in (("alpha", {}, 15), ("beta", {"inner_steps": 60}, 60)):
+        _, manifest = found(tmp_path, corpus, name=name, config=None, preset="1m", stages=2, **flags)
+        assert manifest.inner_steps == steps
+
+
 @pytest.mark.parametrize("name", sorted(TRAINING_METHODS))
 def test_a_method_is_what_neither_flags_nor_the_file_say(tmp_path: Path, corpus: Path, name: str) -> None:
     options = CreateOptions(name="b", method=name, data=str(corpus), steps=300, home=tmp_path / "a", open=True)
