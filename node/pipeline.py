@@ -8,7 +8,7 @@ sends. What goes on within the stage (its chain, its rounds) is `peer.Peer`'s bu
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -401,7 +401,7 @@ class Pipeline:
     def take(self) -> Job | None:
         return self.work.take()
 
-    async def carry_out(self, job: Job, numbers: list[int]) -> Done | None:
+    async def carry_out(self, job: Job, numbers: Sequence[int]) -> Done | None:
         return await self.work.carry_out(job, numbers)
 
     def _over(self, report: Report | None, window: bytes) -> None:

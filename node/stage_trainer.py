@@ -4,13 +4,15 @@ A step begins when somebody plans it, not when the last one ends, and what a pee
 
     a step      the next one that we are asked for; then one inner step with the mean gradient of our visits
     a batch     as many samples (or tickets, see `stage_recipe`) as passed through us; those of microbatches that did not come home come first
-                in the next step, so that what a round counts is what was trained, but for those of the last step before it
-    a round     is due when the pipeline's steps pass a multiple of a lap, for all stages at once, whoever missed some of them
+                in the next step
+    a round     is due when the pipeline's steps pass a multiple of a lap, for all stages at once, whoever missed some of them. Who has samples that
+                did not come home waits for them, so that what a round counts is what was trained
 
 Rounds of all stages thus fall into the same pause of the pipeline, and with `delay_steps` it goes on while they are under way.
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Protocol
 
 from farflung.node.door import Door
@@ -38,7 +40,7 @@ class Steps(Protocol):
     def take(self) -> Job | None:
         """A step that we have been asked for."""
 
-    async def carry_out(self, job: Job, numbers: list[int]) -> Done | None:
+    async def carry_out(self, job: Job, numbers: Sequence[int]) -> Done | None:
         """Our part of it; `numbers`: the samples for our own microbatches, one after another. None when nothing came of it."""
 
     def changed(self) -> None:
@@ -63,8 +65,6 @@ class StageTrainer(Trainer):
         self._steps = steps
         self._sizes: list[int] = []
         """Samples of each step of `progress`."""
-        self._missed: list[int] = []
-        """Samples of ours that were in a step and did not come home."""
         self._number: int | None = None
         """Of the pipeline's lap in which the progress that was not offered yet began."""
         self._next_after: int | None = None
@@ -107,7 +107,12 @@ class StageTrainer(Trainer):
         number = self._steps.step // self.lap
         if self._number is None:  # restarted, with progress
             self._number = number
-        return number > self._number or self.out_of_samples or self._steps.finished
+        if self.out_of_samples or self._steps.finished:
+            return True
+        # Rounds count samples from the front. What did not come home is trained first in the next step, and then those are what was trained;
+        # but not for ever, for gradients age.
+        laps = 1 if self.progress.missed else 0
+        return number > self._number + laps
 
     async def _step(self) -> bool:
         if self._finishing or not self._host.may_train() or self._stands() or (job := self._steps.take()) is None:
@@ -122,16 +127,19 @@ class StageTrainer(Trainer):
 
     async def _take_part(self, job: Job, began: float) -> None:
         fresh = split(self.window, count(self.progress.trained))[1]
-        again, self._missed = self._missed[: job.own_samples], self._missed[job.own_samples :]
-        # a place for each that was missed is still in the window
-        untouched = split(fresh, len(again) + len(self._missed))[1]
+        missed = self.progress.missed
+        again, later = missed[: job.own_samples], missed[job.own_samples :]
+        untouched = split(fresh, len(missed))[1]  # the places of those are still in the window
         given = again + _numbers(split(untouched, job.own_samples - len(again))[0])
         done = await self._steps.carry_out(job, given)
-        self._missed += again if done is None else done.missed
-        if done is None or not done.samples:
+        if done is None:
+            return
+        self.progress.missed = later + done.missed
+        if not done.samples:
             return
         trained = split(fresh, done.samples)[0]
-        numbers = _numbers(trained)
+        home = tuple(number for number in given if number not in done.missed)
+        numbers = home or _numbers(trained)  # tickets, where we are no data node
         report = await self._door.run(self._stage.step, done.accumulated, numbers, job.number, loss=done.loss)
         if self.progress.steps == 0:
             self.progress.began_at = began
@@ -141,14 +149,15 @@ class StageTrainer(Trainer):
         self.progress.steps += 1
         self._sizes.append(done.samples)
         self._next_after = job.number + 1
-        home = [number for number in given if number not in done.missed]
         self._note(
             report, began, self.pace.step_tokens, home
         )  # tokens of the pipeline: all its peers take equally long
 
     def settle(self, commit: Commit, version: int, contributed_samples: int) -> bool:
         stays = super().settle(commit, version, contributed_samples)
-        self._missed = [n for n in self._missed if any(start <= n < stop for start, stop in self.window)]
+        self.progress.missed = tuple(
+            number for number in self.progress.missed if any(start <= number < stop for start, stop in self.window)
+        )
         return stays
 
     async def _offer(self) -> None:
@@ -168,8 +177,7 @@ class StageTrainer(Trainer):
     def drop(self) -> None:
         super().drop()
         self._sizes.clear()
-        self._missed.clear()
 
 
-def _numbers(intervals: Intervals) -> list[int]:
-    return [number for start, stop in intervals for number in range(start, stop)]
+def _numbers(intervals: Intervals) -> tuple[int, ...]:
+    return tuple(number for start, stop in intervals for number in range(start, stop))

@@ -5,7 +5,7 @@ have said whether what we summed up for them counts, or have been lost.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from farflung.node.diary import Diary
@@ -125,7 +125,7 @@ class StageWork:
         elif entry.present.window != job.window and entry.since > job.began_at + LATE_S:
             self.server.lost(home)
 
-    async def carry_out(self, job: Job, numbers: list[int]) -> Done | None:
+    async def carry_out(self, job: Job, numbers: Sequence[int]) -> Done | None:
         """See `stage_trainer.Steps`."""
         driver = await self._driver_of(job, numbers) if job.own else None
         await self.server.open(job.step, None if driver is None else driver.listen)
@@ -156,7 +156,7 @@ class StageWork:
             missed=tuple(number for index in missed for number in numbers[index * each : (index + 1) * each]),
         )
 
-    async def _driver_of(self, job: Job, numbers: list[int]) -> Driver:
+    async def _driver_of(self, job: Job, numbers: Sequence[int]) -> Driver:
         each = job.samples_per_microbatch
         batches = {
             microbatch: await self._side.run(self._learner.batch, numbers[index * each : (index + 1) * each])

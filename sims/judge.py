@@ -30,6 +30,7 @@ from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.envelope import Envelope
 from farflung.protocol.errors import BadSignature
 from farflung.protocol.keys import SIGNATURE_BYTES, PeerId, verify
+from farflung.protocol.ledger import count, split
 from farflung.protocol.messages import Promise, Voted
 from farflung.sims.audit import HONEST_REFUSALS
 from farflung.sims.swarm import Swarm
@@ -306,7 +307,9 @@ class Judge:
                 self.violate(2, f"peer {index}: the outer state is not that of version {applier.version}")
             if trainer.busy.locked():
                 continue  # a step is under way: trained, and accounted for when it is over
-            if learner.trained != _numbers(trainer.progress.trained):
+            progress = trainer.progress
+            front = split(trainer.window, count(progress.trained) + len(progress.missed))[0]
+            if sorted([*learner.trained, *progress.missed]) != sorted(_numbers(front)):
                 self.violate(6, f"peer {index} trained other samples than it accounts for")
             if learner.strayed() > ROUNDING:
                 self.violate(2, f"peer {index}: local progress was lost, or made twice")

@@ -13,7 +13,7 @@ A step in which a data node was lost is not looked at for 7: `docs/architecture.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -62,7 +62,7 @@ class WatchedSteps:
     def take(self) -> Job | None:
         return self.steps.take()
 
-    async def carry_out(self, job: Job, numbers: list[int]) -> Done | None:
+    async def carry_out(self, job: Job, numbers: Sequence[int]) -> Done | None:
         done = await self.steps.carry_out(job, numbers)
         if done is not None:
             self.done(job, done)

@@ -1,7 +1,7 @@
 """The training loop of a peer of a pipeline: steps of any size, samples that did not come home, and when a round is due."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -39,14 +39,14 @@ class Script:
     told: list[tuple[int, int, tuple[int, ...]]]
     step: int = 0
     finished: bool = False
-    seen: list[list[int]] = field(default_factory=list)
+    seen: list[tuple[int, ...]] = field(default_factory=list)
 
     def take(self) -> Job | None:
         return cast(Job, Asked(self.step, self.told[0][0])) if self.told else None
 
-    async def carry_out(self, job: Job, numbers: list[int]) -> Done | None:
+    async def carry_out(self, job: Job, numbers: Sequence[int]) -> Done | None:
         _, samples, places = self.told.pop(0)
-        self.seen.append(numbers)
+        self.seen.append(tuple(numbers))
         await asyncio.sleep(2.0)
         self.step = job.number + 1
         missed = tuple(numbers[place] for place in places)
@@ -114,27 +114,69 @@ def test_samples_that_did_not_come_home_come_first_in_the_next_step() -> None:
             ((2, 4), (6, 8)),
             ((0, 2), (4, 6), (8, 10)),
         ], "those that came home"
-        assert lab.script.seen == [list(range(8)), [0, 1, 4, 5, 8, 9], []]
+        assert lab.script.seen == [tuple(range(8)), (0, 1, 4, 5, 8, 9), ()]
         assert lab.trainer.progress.trained == ((0, 10),)  # what is offered is what was trained
         assert lab.ready[0].samples == 10
 
     run(lab, main)
 
 
-def test_what_a_round_has_counted_meanwhile_is_not_taken_again() -> None:
-    lab = Lab((8, 4, (0, 1, 2, 3)))
+def test_a_round_counts_what_was_trained_so_it_waits_for_what_did_not_come_home() -> None:
+    """Half of the last step of a lap is cut; its samples are in the next step, and then the front of the window is what was trained."""
+    lab = Lab((8, 8, ()), (8, 8, ()), (8, 4, (0, 1, 4, 5)))
 
     async def main() -> None:
+        await asyncio.sleep(30.0)
+        assert not lab.ready and lab.trainer.free
+        assert lab.trainer.progress.trained == ((0, 20),) and lab.trainer.progress.missed == (16, 17, 20, 21)
+        lab.script.told.append((8, 8, ()))
+        lab.trainer.wake()
         await asyncio.sleep(10.0)
-        ledger = Ledger(99, (Holding(ME, ((4, 60),)),))
+        assert lab.ready[0].samples == 28 and not lab.trainer.progress.missed
+        assert sorted(number for numbers in lab.script.seen for number in numbers) == sorted(
+            [*range(28), 16, 17, 20, 21]
+        )
+
+    run(lab, main)
+
+
+def test_but_no_longer_than_a_lap() -> None:
+    """Where one microbatch is cut again and again."""
+    lab = Lab(*[(8, 6, (0, 1))] * 8)
+
+    async def main() -> None:
+        await asyncio.sleep(60.0)
+        assert lab.script.step == 6 and lab.ready[0].samples == 36
+        ledger = Ledger(99, (Holding(ME, ((36, 60),)),))
         commit = Commit(
             height=1, parent=b"", version=1, steps=3, lap=3, tokens=0, view=(ME,), left=(), ledger=ledger, round=None
         )
-        assert lab.trainer.settle(commit, 1, 4)
+        assert lab.trainer.progress.missed == (0, 1)
+        assert lab.trainer.settle(commit, 1, 36)
+        assert not lab.trainer.progress.missed  # nobody counts these two any more
+
+    run(lab, main)
+
+
+def test_what_did_not_come_home_is_still_next_when_a_round_has_counted_the_rest() -> None:
+    """Trained while the round was under way."""
+    lab = Lab((8, 8, ()))
+
+    async def main() -> None:
+        await asyncio.sleep(10.0)
+        lab.trainer.progress.missed = (10, 11)  # of a step after the offer, with (8, 9, 12, 13) trained
+        lab.trainer.progress.trained, lab.trainer.progress.steps = ((0, 12),), 2
+        lab.trainer._sizes.append(4)
+        ledger = Ledger(99, (Holding(ME, ((8, 60),)),))
+        commit = Commit(
+            height=1, parent=b"", version=1, steps=3, lap=3, tokens=0, view=(ME,), left=(), ledger=ledger, round=None
+        )
+        assert lab.trainer.settle(commit, 1, 8)
+        assert lab.trainer.progress.missed == (10, 11) and lab.trainer.progress.trained == ((8, 12),)
         lab.script.told.append((4, 4, ()))
         lab.trainer.wake()
         await asyncio.sleep(10.0)
-        assert lab.script.seen[1] == [4, 5, 6, 7]
+        assert lab.script.seen[1] == (10, 11, 14, 15)
 
     run(lab, main)
 
