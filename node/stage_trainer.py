@@ -109,9 +109,9 @@ class StageTrainer(Trainer):
             self._number = number
         if self.out_of_samples or self._steps.finished:
             return True
-        # Rounds count samples from the front. What did not come home is trained first in the next step, and then those are what was trained;
-        # but not for ever, for gradients age.
-        laps = 1 if self.progress.missed else 0
+        # Rounds count samples from the front. What did not come home and lies there is trained first in the next step, and then those are what
+        # was trained; but it is not waited for for ever, since gradients age.
+        laps = 1 if any(_has(self.progress.trained, sample) for sample in self.progress.missed) else 0
         return number > self._number + laps
 
     async def _step(self) -> bool:
@@ -155,9 +155,7 @@ class StageTrainer(Trainer):
 
     def settle(self, commit: Commit, version: int, contributed_samples: int) -> bool:
         stays = super().settle(commit, version, contributed_samples)
-        self.progress.missed = tuple(
-            number for number in self.progress.missed if any(start <= number < stop for start, stop in self.window)
-        )
+        self.progress.missed = tuple(sample for sample in self.progress.missed if _has(self.window, sample))
         return stays
 
     async def _offer(self) -> None:
@@ -181,3 +179,7 @@ class StageTrainer(Trainer):
 
 def _numbers(intervals: Intervals) -> tuple[int, ...]:
     return tuple(number for start, stop in intervals for number in range(start, stop))
+
+
+def _has(intervals: Intervals, number: int) -> bool:
+    return any(start <= number < stop for start, stop in intervals)

@@ -103,7 +103,7 @@ class Judge:
 
     def on_gradient(self, index: int, samples: tuple[int, ...], gradient: Tensor) -> None:
         kept = self._gradients.setdefault(index, OrderedDict())
-        kept[samples] = gradient.clone()
+        kept[tuple(sorted(samples))] = gradient.clone()
         while len(kept) > KEPT_GRADIENTS:
             kept.popitem(last=False)
 
@@ -205,7 +205,7 @@ class Judge:
         for contribution in commit.round.contributors:
             index = self.swarm.ids.index(contribution.peer)
             counted, _ = ledger.split(parent.ledger.window(contribution.peer), contribution.samples)
-            gradient = self._gradients.get(index, OrderedDict()).get(tuple(_numbers(counted)))
+            gradient = self._gradients.get(index, OrderedDict()).get(tuple(sorted(_numbers(counted))))
             if gradient is None:
                 self.violate(6, f"peer {index} contributed other samples than commit {commit.height} counts")
                 return None

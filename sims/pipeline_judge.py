@@ -40,8 +40,8 @@ which is most of a model that learns to count when the copy before is 50 steps o
 OVER_BUDGET = "over budget"
 """What is said of a copy that may be."""
 
-UNFORESEEN = 0.02
-"""Share of a copy by which it may be larger than its codec foresaw: a difference's size is known when it is coded. The next waits for that as well."""
+UNFORESEEN = 0.1
+"""Share of a copy by which it may be larger than its codec foresaw: its size is known when it is coded. The next waits for that as well."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,17 @@ def test_a_round_counts_what_was_trained_so_it_waits_for_what_did_not_come_home(
     run(lab, main)
 
 
+def test_a_step_that_is_cut_as_a_whole_is_not_waited_for() -> None:
+    """What was trained before it is the front of the window."""
+    lab = Lab((8, 8, ()), (8, 8, ()), (8, 0, tuple(range(8))))
+
+    async def main() -> None:
+        await asyncio.sleep(30.0)
+        assert lab.ready[0].samples == 16 and lab.trainer.progress.missed == tuple(range(16, 24))
+
+    run(lab, main)
+
+
 def test_but_no_longer_than_a_lap() -> None:
     """Where one microbatch is cut again and again."""
     lab = Lab(*[(8, 6, (0, 1))] * 8)
