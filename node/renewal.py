@@ -224,7 +224,7 @@ class Renewal:
         if self._remains is None:
             return []
         behind = max(0, self._step() - self._remains.step)
-        return [Offer(rung=Rung.BEHIND if behind else Rung.REPLICA, steps_behind=behind)]
+        return [Offer(rung=Rung.OWN, steps_behind=behind)]
 
     def _shadows(self) -> list[Offer]:
         """Copies of the stage."""

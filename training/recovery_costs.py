@@ -40,6 +40,8 @@ class Rung(StrEnum):
     """A way to get a stage back."""
 
     REPLICA = "live replica"
+    OWN = "own disk"
+    """What the new peer was itself in an earlier life of the stage: nobody serves that, and nobody need send it."""
     BEHIND = "replica behind"
     SHADOW = "shadow"
     TWIN = "swap twin"
@@ -51,7 +53,7 @@ class Rung(StrEnum):
     @property
     def keeps_moments(self) -> bool:
         """The optimiser's state comes with the weights; else it begins afresh."""
-        return self in (Rung.REPLICA, Rung.BEHIND)
+        return self in (Rung.REPLICA, Rung.OWN, Rung.BEHIND)
 
     @property
     def bumps_lr(self) -> bool:
@@ -84,7 +86,7 @@ class Setbacks:
 
     def iterations(self, rung: Rung, *, stage: int, steps_behind: int, failures_per_hour: float) -> float:
         """Of one recovery of `stage` by this rung, at so many failures per stage and hour (a share, 0 to 1)."""
-        if rung in (Rung.REPLICA, Rung.BEHIND, Rung.SHADOW):
+        if rung.keeps_moments or rung is Rung.SHADOW:
             return self.per_step(stage) * steps_behind
         return self.times_mean[rung] * self._mean(failures_per_hour)
 

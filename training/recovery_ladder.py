@@ -8,14 +8,15 @@ much of the pipeline stands still, p the chance that the try succeeds and s what
     a / p + s
 
 costs least in expectation (exchange two neighbours in any other order). So usually the rungs come in the order of the
-digest's 5.5: live replica, replica behind, shadow, twin, fitted mean, mean, interpolation, random. But the order is a
-result and not a rule: over a slow link a shadow of a large stage may cost more than the neighbour mean of near
-neighbours, and an old one more than a twin (Unicron argues for costs; digest, 3.17). An offer whose weights would be
-older than `MOST_STEPS_BEHIND` is not used.
+digest's 5.5: live replica, replica behind, shadow, twin, fitted mean, mean, interpolation, random; what the new peer's
+own disk has of an earlier life is as good as a replica that is as old, and need not be sent. But the order is a result
+and not a rule: over a slow link a shadow of a large stage may cost more than the neighbour mean of near neighbours, and
+an old one more than a twin (Unicron argues for costs; digest, 3.17). An offer whose weights would be older than
+`MOST_STEPS_BEHIND` is not used.
 
-A live replica serves while another peer of its stage is made. Without one, routes leave the stage out until it serves
-again, unless it is the first one, which is never skipped, or the routes' rules have no room for it; then everybody
-waits, and fast rungs gain.
+A live replica serves while another peer of its stage is made; what lies on a disk does not. Without one, routes leave
+the stage out until it serves again, unless it is the first one, which is never skipped, or the routes' rules have no
+room for it; then everybody waits, and fast rungs gain.
 """
 
 import math
@@ -29,6 +30,9 @@ from farflung.training.recovery_costs import SKIP_TAX, Rung, Setbacks, per_secon
 
 MOST_STEPS_BEHIND = 10_000
 """An older copy is of another time of the training; what the setback per step says was measured up to 200."""
+
+OWN_SAID = "what this machine's disk has of an earlier life of the stage"
+"""For people, of the founder's own offer."""
 
 
 class Meanwhile(StrEnum):
@@ -56,6 +60,10 @@ class Offer:
     """Before the stage serves, besides the transfer: a fit."""
 
     def __post_init__(self) -> None:
+        if self.rung in (Rung.REPLICA, Rung.BEHIND) and not self.holders:
+            raise ValueError(f"somebody has a {self.rung}")
+        if self.rung is Rung.OWN and (self.holders or self.nbytes):
+            raise ValueError("what is on one's own disk nobody sends")
         if self.nbytes < 0 or self.steps_behind < 0 or self.compute_s < 0 or not self.bytes_s > 0:
             raise ValueError("bytes, age and time of an offer are not negative, and its link has a speed")
 
@@ -186,7 +194,7 @@ def _price(loss: Loss, offer: Offer, stands_still: float, setbacks: Setbacks) ->
 def _why(loss: Loss, order: Sequence[Priced], expected_s: float, meanwhile: Meanwhile) -> str:
     chosen = order[0]
     offer = chosen.offer
-    said = f"stage {loss.stage}: {offer.rung}"
+    said = f"stage {loss.stage}: {OWN_SAID if offer.rung is Rung.OWN else offer.rung}"
     if offer.holders:
         said += f" from {' and '.join(offer.holders)}"
     if offer.steps_behind:

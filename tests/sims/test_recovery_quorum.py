@@ -101,7 +101,12 @@ def test_a_stage_of_two_loses_its_first_and_the_other_begins_with_what_it_has() 
     assert said["stage"] == 1 and said["reason"].startswith("no quorum: 1 of 2 members reachable; ")
     assert len(swarm.happened("stage.lost")) == 1
     [made] = swarm.happened("stage.made", other)
-    assert (made["rung"], made["holders"], made["bytes"]) == ("live replica", [], 0)
+    assert (made["rung"], made["holders"], made["bytes"]) == ("own disk", [], 0)
+    [decided] = swarm.happened("stage.recovery", other)
+    assert decided["reason"].startswith(
+        "stage 1: what this machine's disk has of an earlier life of the stage, expected"
+    )
+    assert decided["reason"].endswith("everybody waits meanwhile"), "nobody serves it"
     assert seen["exact"] and seen["progress"]  # what it had trained by itself, too
     assert DETECTED_S < seen["seconds"] < DETECTED_S + 30.0
     assert swarm.rounds() == {0: 6, 1: 6}  # the new life counts on
@@ -156,7 +161,7 @@ def test_a_stage_of_three_loses_two() -> None:
     survivor = by_key(swarm, 1, 2, 3)[2]
     assert not swarm.broken and lives(swarm) == [(1, 1, survivor)]
     assert "1 of 3 members reachable" in swarm.happened("stage.lost", survivor)[0]["reason"]
-    assert rungs(swarm) == [(swarm.happened("stage.made", survivor)[0]["peer"], "live replica")]
+    assert rungs(swarm) == [(swarm.happened("stage.made", survivor)[0]["peer"], "own disk")]
     assert swarm.rounds() == {0: 8, 1: 8}
 
 
@@ -184,7 +189,7 @@ def test_the_founder_of_the_next_life_dies_in_the_middle_of_it() -> None:
     assert not swarm.broken
     assert lives(swarm) == [(1, 1, third), (1, 2, fourth)]  # alike but for their keys
     assert swarm.happened("node.stop", fourth)[0]["reason"] == "stage 1 was begun anew while its chain had no quorum"
-    assert [rung for _, rung in rungs(swarm)] == ["live replica"] and swarm.happened("stage.made", fourth)
+    assert [rung for _, rung in rungs(swarm)] == ["own disk"] and swarm.happened("stage.made", fourth)
     assert seen["new digest"] == seen["digest"]
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -63,10 +64,35 @@ def test_the_first_stage_is_never_routed_around() -> None:
     assert found.order[0].cost_s > decide(LOSS, shadow).order[0].cost_s  # it is more sensitive, too
 
 
+def test_what_is_on_ones_own_disk_is_served_by_nobody() -> None:
+    """So others wait for it, and what else there is costs as much as without it."""
+    waits = Loss(stage=3, iteration_s=91.3, failures_per_hour=0.10, may_skip=False)
+    shadow = Offer(rung=Rung.SHADOW, holders=("p0",), nbytes=STAGE_BYTES // 4, bytes_s=LINK, steps_behind=10)
+    for loss, meanwhile in ((LOSS, Meanwhile.ROUTED_AROUND), (waits, Meanwhile.WAITING)):
+        for behind in (0, 5):
+            own = Offer(rung=Rung.OWN, steps_behind=behind)
+            found, without = decide(loss, [shadow, own, *others()]), decide(loss, [shadow, *others()])
+            assert found.first is own and own.rung.keeps_moments and not own.rung.bumps_lr
+            assert found.order[0].cost_s == pytest.approx(0.05 * behind * 91.3), "nothing is sent, nobody can fail"
+            assert found.order[1:] == without.order
+            assert found.why.startswith("stage 3: what this machine's disk has of an earlier life of the stage, ")
+            assert found.why.endswith(meanwhile)
+    both = decide(waits, [Offer(rung=Rung.OWN), *copies()])
+    assert both.why.endswith(Meanwhile.SERVED) and both.order[0].offer.holders, "where a replica lives, it does serve"
+
+
+@pytest.mark.parametrize(
+    "offer", [{"rung": Rung.REPLICA}, {"rung": Rung.BEHIND}, {"rung": Rung.OWN, "holders": ("p0",)}], ids=str
+)
+def test_others_have_replicas_and_nobody_sends_what_is_here(offer: Any) -> None:
+    with pytest.raises(ValueError, match=r"somebody has a|nobody sends"):
+        Offer(**offer)
+
+
 offers = st.lists(
     st.builds(
         Offer,
-        rung=st.sampled_from([rung for rung in Rung if rung is not Rung.RANDOM]),
+        rung=st.sampled_from([rung for rung in Rung if rung not in (Rung.OWN, Rung.RANDOM)]),
         holders=st.lists(st.sampled_from(PEERS), min_size=1, max_size=2, unique=True).map(tuple),
         nbytes=st.integers(0, 10**9),
         bytes_s=st.floats(1e5, 1e8),
