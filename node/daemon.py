@@ -28,7 +28,7 @@ from farflung.node.discovery import Announcer, Finder, check_record
 from farflung.node.door import Doors
 from farflung.node.engine import Engine, EngineConfig, told_to_the_log
 from farflung.node.enginelog import engine_log
-from farflung.node.events import Event, EventLog
+from farflung.node.events import Event, EventLog, Follower
 from farflung.node.heap import keep_freed_memory
 from farflung.node.identity import Identity
 from farflung.node.inside import NodeInside
@@ -212,9 +212,15 @@ class NodeDaemon:
                 say=self.say,
             )
             life = partial(self._life, engine, swarm, signed, recipe, book, seed)
-            moves_to = await life(*await making.make())
-            while moves_to is not None:
-                moves_to = await life(*await making.move(moves_to))
+            to: int | None = None
+            while True:
+                status = self._fresh_status(engine, swarm, recipe)
+                with ExitStack() as watching:  # from before there is a peer: it may begin a stage anew first
+                    watching.callback(log.subscribe(status.apply))
+                    events = watching.enter_context(log.follow())
+                    to = await life(status, events, *await (making.make() if to is None else making.move(to)))
+                if to is None:
+                    return
 
     async def _life(
         self,
@@ -224,6 +230,8 @@ class NodeDaemon:
         recipe: Recipe,
         book: PeerBook,
         seed: bytes,
+        status: NodeStatus,
+        events: Follower,
         peer: Peer,
         storage: FileStorage,
     ) -> int | None:
@@ -235,7 +243,7 @@ class NodeDaemon:
             peer,
             recipe,
             name=swarm.name,
-            started=self._fresh_status(engine, swarm, recipe),
+            status=status,
             seed=seed,
         )
         announcer = Announcer(
@@ -257,7 +265,8 @@ class NodeDaemon:
         )
         await announcer.claim_name()
         self._invite(inside)
-        left = await self._together(engine, swarm, recipe, peer, storage, inside, announcer, finder, list(book.peers()))
+        known = list(book.peers())
+        left = await self._together(engine, swarm, recipe, peer, storage, inside, announcer, finder, events, known)
         return left.moves_to
 
     async def _together(
@@ -270,6 +279,7 @@ class NodeDaemon:
         inside: NodeInside,
         announcer: Announcer,
         finder: Finder,
+        events: Follower,
         known: list[PeerId],
     ) -> Left:
         anchor, history = newest_history(storage.load_history())
@@ -277,13 +287,8 @@ class NodeDaemon:
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(control.run())
             await control.started.wait()
-            unsubscribe = peer.log.subscribe(inside.status.apply)
-            status, events = self._fresh_status(engine, swarm, recipe), _until_stopped(peer.log)
-            viewing = tasks.create_task(
-                show_json(events) if self._options.as_json else show(events, status, self._console)
-            )
+            viewing = tasks.create_task(self._view(events, self._fresh_status(engine, swarm, recipe)))
             others = [tasks.create_task(work) for work in (announcer.run(), finder.run(), engine.wait_failed())]
-            await asyncio.sleep(0)  # the view follows from here on
             self._peer = peer
             if self._stop_reason:
                 peer.stop(self._stop_reason)
@@ -295,7 +300,6 @@ class NodeDaemon:
             inside.left(left.reason)
             control.stop()
             await asyncio.wait([serving, viewing])
-            unsubscribe()
         return left
 
     # ---- small things ------------------------------------------------------------------------------------------
@@ -338,6 +342,11 @@ class NodeDaemon:
         """Bytes that are not even frames, and bad records."""
         tell = told_to_the_log if self._peer is None else self._peer.refused
         tell(error)
+
+    async def _view(self, events: Follower, status: NodeStatus) -> None:
+        """Show what the node does, until its `node.stop`."""
+        watched = _until_stopped(events)
+        await (show_json(watched) if self._options.as_json else show(watched, status, self._console))
 
     def _log(self, engine: Engine, swarm: SwarmPaths) -> EventLog:
         return EventLog(swarm.events, swarm=swarm.name, peer=engine.peer_id.hex())
@@ -389,10 +398,9 @@ async def _until_signalled(node: NodeDaemon) -> None:
             loop.remove_signal_handler(kind)
 
 
-async def _until_stopped(log: EventLog) -> AsyncIterator[Event]:
+async def _until_stopped(events: Follower) -> AsyncIterator[Event]:
     """Events of the node, its `node.stop` being the last."""
-    with log.follow() as follower:
-        async for event in follower:
-            yield event
-            if event["event"] == "node.stop":
-                return
+    async for event in events:
+        yield event
+        if event["event"] == "node.stop":
+            return

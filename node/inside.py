@@ -29,10 +29,10 @@ class NodeInside:
     """Reads a peer and its engine; changes nothing but by `leave`."""
 
     def __init__(
-        self, engine: Engine, peer: Peer, recipe: Recipe, *, name: str, started: NodeStatus, seed: bytes
+        self, engine: Engine, peer: Peer, recipe: Recipe, *, name: str, status: NodeStatus, seed: bytes
     ) -> None:
-        """`started` is the status that the node's events are folded into; `seed` is the invitation's secret, or empty."""
-        self.status = started
+        """`status` is what the node's events are folded into; `seed` is the invitation's secret, or empty."""
+        self.status = status
         self._engine = engine
         self._peer = peer
         self._recipe = recipe

@@ -61,6 +61,11 @@ class LifeWatch:
             self._said = self.stranded
             self._log.emit("stage.lost", stage=stage, reason=self._stranded.reason if self._said else "")
 
+    def tell(self) -> None:
+        """Write down which stages had been begun anew before we came."""
+        for life in self._known.values():
+            self._tell(life)
+
     def follow(self, now: float) -> bool:
         """Which stages were begun anew, and whether that ends our part here. True when others should hear of it."""
         me, stage = self._part.me, self._life.stage
@@ -70,7 +75,7 @@ class LifeWatch:
         if not news and not over:
             return False
         for life in news:
-            self._log.emit("stage.anew", stage=life.stage, life=life.number, founder=life.founder.hex())
+            self._tell(life)
         self._known, self._over = dict(self._roll.renewed), self._over or over
         self._keep()
         open_to_us = [life for life in self._roll.renewed.values() if (over if life.stage == stage else life in news)]
@@ -82,6 +87,9 @@ class LifeWatch:
             why = "its chain had no quorum" if self.stranded else "it did not hear us"
             me.go(OUTSIDE, f"stage {stage} was begun anew while {why}")
         return True
+
+    def _tell(self, life: Life) -> None:
+        self._log.emit("stage.anew", stage=life.stage, life=life.number, founder=life.founder.hex())
 
     def _calls(self, life: Life, now: float) -> bool:
         """Whether it is us who are to begin this life, and it has not been begun."""

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from farflung.node.events import rendered
-from farflung.node.status import NodeStatus
+from farflung.node.status import BegunAnew, NodeStatus
 
 REDRAW_S = 0.25
 """Shortest time between two redraws of the panel."""
@@ -109,12 +109,10 @@ def panel(status: NodeStatus) -> Panel:
         rounds += f" · last took {status.last_round_s:.1f} s"
     facts.add_row("rounds", rounds)
     if status.stage is not None:
-        peers = " + ".join(map(str, status.stage_peers))
-        lost = f" · {status.visits_lost:,} visits lost" if status.visits_lost else ""
-        pipeline = f"stage {status.stage} of {len(status.stage_peers)} · {peers} peers · last step took {status.last_step_s:.1f} s{lost}"
-        facts.add_row("pipeline", pipeline)
+        facts.add_row("pipeline", _pipeline(status))
     if status.recovered:
-        facts.add_row("begun anew", status.recovered)
+        said = "\n".join(_recovered(one, status.peer) for one in status.recovered)
+        facts.add_row("begun anew", Text(said))
     if status.shadow_bytes:
         budget = f"{status.shadow_budget_bytes / 1e6:,.1f} MB allowed"
         facts.add_row("shadows", f"{status.shadow_bytes / 1e6:,.1f} MB of other stages fetched · {budget}")
@@ -180,9 +178,11 @@ def line(event: dict[str, Any]) -> str | None:
         case "stage.lost":
             said = f"stage {event['stage']} has a quorum again"
         case "stage.anew":
-            said = f"stage {event['stage']} was lost and begins anew, life {event['life']}, by {event['founder'][:12]}"
+            said = f"stage {event['stage']} was lost and begun anew by {event['founder'][:12]} (life {event['life']})"
         case "stage.recovery":
-            said = f"this node begins it: {event['reason']}"
+            said = f"this node begins stage {event['stage']} anew (life {event['life']}): {event['reason']}"
+        case "shadow.given":
+            said = f"{event['to'][:12]}, who begins stage {event['stage']} anew, has fetched this node's copy of step {event['of_step']:,}"
         case "stage.made":
             said = (
                 f"stage {event['stage']} is made: {event['rung']}, {event['bytes']:,} bytes in {event['seconds']:.1f} s"
@@ -209,6 +209,30 @@ def line(event: dict[str, Any]) -> str | None:
         case _:
             return None
     return f"{at} {said}"
+
+
+def _pipeline(status: NodeStatus) -> str:
+    """Which stage it serves, who is there, and how the last step went."""
+    said = f"stage {status.stage}"
+    if status.stage_peers:
+        said += f" of {len(status.stage_peers)} · {' + '.join(map(str, status.stage_peers))} peers"
+    if status.coordinator:
+        planner = "this node" if status.coordinator == status.peer else status.coordinator[:12]
+        said += f" · last step took {status.last_step_s:.1f} s, planned by {planner}"
+    if status.visits_lost:
+        said += f" · {status.visits_lost:,} visits lost"
+    return said
+
+
+def _recovered(one: BegunAnew, me: str) -> str:
+    """How a lost stage came back, as far as a node knows."""
+    founder = "this node" if one.founder == me else one.founder[:12]
+    said = f"stage {one.stage} lost, begun anew by {founder} (life {one.life})"
+    if one.copy_step is not None:
+        said += f", who has fetched this node's copy of step {one.copy_step:,}"
+    if one.rung:
+        said += f", made of: {one.rung}"
+    return f"{said} · {one.reason}" if one.reason else said
 
 
 def _alarm(replicas: dict[str, int]) -> str:

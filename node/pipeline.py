@@ -163,6 +163,7 @@ class Pipeline:
     async def run(self) -> None:
         """Serve our stage, and take part, until cancelled."""
         work = self.work
+        self.watch.tell()
         work.server.serve()
         imprints, boundary = work.server.imprints, work.service.forward
         serve_imprints(self._network, imprints, boundary, self._side, self.admitted, self._refused)

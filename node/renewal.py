@@ -97,6 +97,7 @@ class Renewal:
             outside.refused,
             roll=self._roll,
             side=self._doors.side,
+            log=self._log,
         )
         async with asyncio.TaskGroup() as group:
             saying = group.create_task(self._say())

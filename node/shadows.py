@@ -126,6 +126,7 @@ def serve_shelf(
     *,
     roll: Roll,
     side: Door,
+    log: EventLog,
     stage: int = -1,
     own: Callable[[PeerId, ShadowRequest], Awaitable[Refresh | None]] | None = None,
 ) -> None:
@@ -139,6 +140,7 @@ def serve_shelf(
         life = roll.life(wanted)
         if life is not None and life.founder == to:  # it begins the stage with this, and can say how that changes
             shelf.keep(wanted, handed, to)
+            log.emit("shadow.given", stage=wanted, life=life.number, to=to.hex(), of_step=handed.step)
         return sent
 
     async def serve(stream: Stream) -> None:

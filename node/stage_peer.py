@@ -279,6 +279,7 @@ class StagePeer(Peer):
             self.refused,
             roll=self.pipeline.roll,
             side=self._doors.side,
+            log=self.log,
             stage=self.pipeline.recipe.stage,
             own=self._shadows.own,
         )

@@ -22,6 +22,22 @@ class MissedRound(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class BegunAnew(msgspec.Struct, frozen=True, kw_only=True):
+    """A stage that was lost, and its newest life as far as this node knows."""
+
+    stage: int
+    life: int
+    """Its number."""
+    founder: str
+    """Who begins it: public key in hex."""
+    reason: str = ""
+    """What its founder tries first, what that is expected to cost, and why so; empty where that is another node."""
+    rung: str = ""
+    """What the founder has made the stage of; empty where that is another node."""
+    copy_step: int | None = None
+    """Step of this node's copy of the stage that the founder has fetched to begin with; None where it has fetched none here."""
+
+
 class NodeStatus(msgspec.Struct, kw_only=True):
     """One running node, for people and scripts. Rates are per second; `*_s` are seconds, `*_bytes` bytes."""
 
@@ -87,12 +103,14 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     """Why the chain of this node's stage can decide nothing, for long; empty while it can."""
     last_step_s: float = 0.0
     """Of the pipeline's last step that went through this node."""
+    coordinator: str = ""
+    """Who planned that step: public key in hex; empty before the first one."""
     shadow_bytes: int = 0
     """Of copies of other stages that this node has fetched since it started."""
     shadow_budget_bytes: int = 0
     """What the manifest allowed for them until the last one."""
-    recovered: str = ""
-    """How the stage that this node began anew was to come back, what that was expected to cost, and why so; empty where it has begun none."""
+    recovered: list[BegunAnew] = []
+    """By stage, those that were lost."""
     refused: int = 0
     """Bad messages, streams and records of others."""
     last_refused: str = ""
@@ -110,6 +128,7 @@ class NodeStatus(msgspec.Struct, kw_only=True):
             case "node.start":
                 self.started, self.state, self.reason, self.lost = self.time, "joining", "", ""
                 self.pid, self.device, self.agent = event["pid"], event["device"], event["agent"]
+                self.stage = event.get("stage")
                 self.round_step = self.step
             case "node.stop":
                 self.state, self.reason, self.next_sync_s = "stopped", event["reason"], None
@@ -135,6 +154,7 @@ class NodeStatus(msgspec.Struct, kw_only=True):
                 self.last_missed = MissedRound(round=event["round"], reason=event["reason"])
             case "pipeline.step":
                 self.stage_peers, self.last_step_s = event["peers"], event["seconds"]
+                self.coordinator = event["coordinator"]
                 self.visits_lost += event["cut"] + len(event["lost"])
             case "stage.alarm":
                 self.alarm = event["replicas"]
@@ -142,8 +162,14 @@ class NodeStatus(msgspec.Struct, kw_only=True):
                 self.lost = event["reason"]
             case "shadow":
                 self.shadow_bytes, self.shadow_budget_bytes = event["received_bytes"], event["allowed_bytes"]
+            case "stage.anew":
+                self._begun_anew(event, founder=event["founder"])
             case "stage.recovery":
-                self.recovered = event["reason"]
+                self._begun_anew(event, founder=self.peer, reason=event["reason"])
+            case "stage.made":
+                self._begun_anew(event, founder=self.peer, rung=event["rung"])
+            case "shadow.given":
+                self._begun_anew(event, founder=event["to"], copy_step=event["of_step"])
             case "outer.eval":
                 self.swarm_tokens = event["tokens"]
                 if event["loss"] is None:
@@ -158,6 +184,19 @@ class NodeStatus(msgspec.Struct, kw_only=True):
                 self.last_refused = f"{event['reason']} ({event['of'][:12] or 'nobody knows whose'})"
             case "state.sync":
                 self.synced_chunks, self.chunks = event["chunks_done"], event["chunks"]
+
+    def _begun_anew(self, event: dict[str, Any], **known: Any) -> None:
+        """Something is `known` of the life that an event is about, which ends the earlier ones of its stage."""
+        stage, life = event["stage"], event["life"]
+        others = [one for one in self.recovered if one.stage != stage]
+        before = next((one for one in self.recovered if one.stage == stage), None)
+        if before is None or before.life < life:
+            others.append(BegunAnew(stage=stage, life=life, **known))
+        elif before.life == life:
+            others.append(msgspec.structs.replace(before, **known))
+        else:
+            return
+        self.recovered = sorted(others, key=lambda one: one.stage)
 
     def _apply_step(self, event: dict[str, Any]) -> None:
         self.loss, self.tokens_per_s = event["loss"], event["tokens_per_s"]

@@ -118,6 +118,7 @@ class Node:
             _refused,
             roll=self.roll,
             side=self._door,
+            log=self._log,
             stage=self.stage,
             own=self.shadows.own,
         )

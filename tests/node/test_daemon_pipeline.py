@@ -180,6 +180,13 @@ def test_processes_train_two_stages_though_one_of_a_stage_is_killed_and_then_its
         [made] = d.events("stage.made")
         assert (made["rung"], made["stage"]) == ("shadow", 1)
         assert len(a.events("node.start")) == 1 and a.events("stage.anew")[-1]["life"] == 1
+        told, founded = (
+            asyncio.run(request(node.paths.find_swarm("pipe"), "status"))["recovered"][0] for node in (a, d)
+        )
+        assert told["founder"] == founded["founder"] == made["peer"] and told["life"] == founded["life"] == 1
+        assert told["copy_step"] == a.events("shadow.given")[-1]["of_step"] and not told["rung"]
+        assert (founded["rung"], founded["reason"]) == ("shadow", d.events("stage.recovery")[0]["reason"])
+        assert "stage 1 is made: shadow" in d.log.read_text()
         assert any(step["landed"] for step in a.events("pipeline.step")[before:])
         served_at = min(step["time"] for step in d.events("pipeline.step"))
         homes = {node.home: node for node in (a, b, c, d)}

@@ -159,6 +159,79 @@ def test_numbers_for_people() -> None:
     assert len(sparkline([1.0] * 100, 40)) == 40
 
 
+def drawn(status: NodeStatus) -> str:
+    """The panel, its lines without borders and joined where they are folded."""
+    console = Console(file=io.StringIO(), width=240)
+    console.print(panel(status))
+    assert isinstance(console.file, io.StringIO)
+    return " ".join(console.file.getvalue().replace("│", " ").split())
+
+
+A, B = "ab" * 32, "cd" * 32
+STEP = {"number": 21, "landed": 3, "visits": 8, "ops": [], "sent": [], "notes": []}
+
+
+def test_a_stage_of_a_pipeline_says_where_it_is_and_who_planned_its_last_step() -> None:
+    start = RUN[0] | {"stage": 1}
+    assert "pipeline stage 1 network" in drawn(folded([start])), "nobody is counted before the first step"
+    step = event(110.0, "pipeline.step", stage=1, seconds=4.25, peers=[2, 1], coordinator=A, cut=0, lost=[], **STEP)
+    status = folded([start, step])
+    assert (status.stage, status.stage_peers, status.last_step_s, status.coordinator) == (1, [2, 1], 4.25, A)
+    text = drawn(status)
+    assert "pipeline stage 1 of 2 · 2 + 1 peers · last step took 4.2 s, planned by abababababab network" in text
+    assert "loss seen by stage 0, this is stage 1" in text
+    status.apply(step | {"cut": 1, "lost": [B, B], "coordinator": PEER})
+    assert "last step took 4.2 s, planned by this node · 3 visits lost" in drawn(status)
+    assert "pipeline" not in drawn(folded(RUN)), "where every node holds the whole model there is none"
+
+
+def test_how_a_lost_stage_came_back_is_shown_by_everybody_who_knows() -> None:
+    anew = event(110.0, "stage.anew", stage=3, life=2, founder=A)
+    given = event(111.0, "shadow.given", stage=3, life=2, to=A, of_step=1200)
+    assert (line(anew) or "").endswith("stage 3 was lost and begun anew by abababababab (life 2)")
+    said = "abababababab, who begins stage 3 anew, has fetched this node's copy of step 1,200"
+    assert (line(given) or "").endswith(said)
+    told = "begun anew stage 3 lost, begun anew by abababababab (life 2)"
+    assert f"{told} next sync" in drawn(folded([*RUN, anew]))
+    for events in ([anew, given], [given, anew]):
+        assert f"{told}, who has fetched this node's copy of step 1,200 next sync" in drawn(folded([*RUN, *events]))
+    assert "begun anew" not in drawn(folded(RUN))
+
+    decided = event(110.0, "stage.recovery", stage=3, life=2, expected_s=7.25, reason="stage 3: shadow from a [b]")
+    facts = {"holders": ["a"], "bytes": 5000, "fetch_s": 0.5, "seconds": 1.5, "misfit": 0.25}
+    made = event(112.0, "stage.made", stage=3, life=2, rung="shadow", **facts)
+    assert (line(decided) or "").endswith("this node begins stage 3 anew (life 2): stage 3: shadow from a [b]")
+    assert (line(made) or "").endswith(
+        "stage 3 is made: shadow, 5,000 bytes in 1.5 s; its error is 0.25 of that without it"
+    )
+    assert (line(made | {"misfit": None}) or "").endswith("5,000 bytes in 1.5 s")
+    founder = folded([*RUN, decided, made, anew | {"founder": PEER}])
+    assert "stage 3 lost, begun anew by this node (life 2), made of: shadow · stage 3: shadow from a [b]" in drawn(
+        founder
+    )
+    assert msgspec.convert(msgspec.to_builtins(founder), NodeStatus) == founder
+
+
+def test_of_each_lost_stage_the_newest_life_is_shown() -> None:
+    later = event(110.0, "stage.anew", stage=3, life=2, founder=A)
+    other = event(111.0, "stage.anew", stage=1, life=1, founder=B)
+    newest = event(112.0, "stage.anew", stage=3, life=3, founder=B)
+    given = event(109.0, "shadow.given", stage=3, life=2, to=A, of_step=7)
+    status = folded([*RUN, given, later, other, newest, later])
+    assert [(one.stage, one.life, one.founder, one.copy_step) for one in status.recovered] == [
+        (1, 1, B, None),
+        (3, 3, B, None),
+    ]
+    assert "stage 1 lost, begun anew by cdcdcdcdcdcd (life 1) stage 3 lost, begun anew by cdcd" in drawn(status)
+
+
+def test_copies_of_other_stages_are_counted_beside_what_is_allowed() -> None:
+    facts = {"stage": 2, "of_step": 9, "bytes": 1000, "received_bytes": 2_500_000, "allowed_bytes": 4_000_000}
+    status = folded([*RUN, event(110.0, "shadow", **facts, reason="nobody has a copy")])
+    assert "shadows 2.5 MB of other stages fetched · 4.0 MB allowed" in drawn(status)
+    assert "shadows" not in drawn(folded(RUN))
+
+
 def test_a_stage_without_a_quorum_is_said_in_plain_words() -> None:
     why = "no quorum: 1 of 2 members reachable; abcdef must come back"
     lost, found = event(110.0, "stage.lost", stage=1, reason=why), event(120.0, "stage.lost", stage=1, reason="")

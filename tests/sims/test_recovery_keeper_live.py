@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.sims.recovery_cases import SAFE, TOY, use_small_corpus
 
+from farflung.node.events import EventLog
 from farflung.node.shadows import FIRST, MOST_HOLDERS, WHOLE, fetch, serve_shelf
 from farflung.protocol.errors import NetworkError, Refused
 from farflung.protocol.keys import PeerId
@@ -153,7 +154,15 @@ def test_what_is_no_refresh_is_refused(begun: tuple[Pipeline, Live], sent: Refre
         return Refresh(base=b"x" * 32, step=3, payload=bytes(whole)) if sent is None else sent
 
     serve_shelf(
-        source.network, source.shelf, lambda peer: True, pytest.fail, roll=source.roll, side=DOOR, stage=1, own=lies
+        source.network,
+        source.shelf,
+        lambda peer: True,
+        pytest.fail,
+        roll=source.roll,
+        side=DOOR,
+        log=EventLog(None, swarm="s", peer="p"),
+        stage=1,
+        own=lies,
     )
     with pytest.raises(Refused, match=why) as caught:
         ask(keeper, holder, source, None)

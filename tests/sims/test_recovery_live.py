@@ -13,6 +13,7 @@ from farflung.node.imprints import Imprints
 from farflung.node.recipe import Recipe
 from farflung.node.shadows import Shadows
 from farflung.node.stage_learner import StageLearner
+from farflung.node.status import NodeStatus
 from farflung.protocol.keys import PeerId, short
 from farflung.protocol.messages import ShadowRequest
 from farflung.protocol.pipeline_messages import Domains
@@ -343,6 +344,35 @@ def test_a_region_is_lost_and_its_stages_come_back_from_shadows_elsewhere() -> N
 def test_where_nobody_tells_a_region_two_stages_may_hold_each_others_shadows() -> None:
     swarm = lose_it_where({})
     assert "shadow" not in {event["rung"] for event in swarm.happened("stage.made")}
+
+
+def test_everybody_says_how_a_lost_stage_came_back() -> None:
+    """Who was there, who began it, who had its copy, and who came later."""
+
+    async def story(swarm: PipelineSwarm) -> None:
+        await lose_one(swarm, 2)
+        await until(swarm, lambda: swarm.happened("stage.made"))
+        swarm.start(5)
+        await until_done(swarm, *swarm.peers)
+
+    swarm = simulate(recipe(stages=4, total_steps=16, pipeline={"shadows": 1.0}), Counting(), signers(6), story)
+    assert not swarm.broken and lives(swarm) == [(2, 1, 4)]
+    [made] = swarm.happened("stage.made")
+    copies = []
+    for peer in range(6):
+        status = NodeStatus(swarm="s", peer=swarm.ids[peer].hex())
+        for _, who, event in swarm.events:
+            if who == peer:
+                status.apply(event | {"peer": status.peer})
+        if status.stage == 2 and peer < 4:  # it was killed
+            assert not status.recovered
+            continue
+        [told] = status.recovered
+        assert (told.stage, told.life, told.founder) == (2, 1, swarm.ids[4].hex())
+        assert (told.rung, bool(told.reason)) == (("shadow", True) if peer == 4 else ("", False))
+        if told.copy_step is not None:
+            copies.append(short(swarm.ids[peer]))
+    assert made["rung"] == "shadow" and copies == made["holders"]
 
 
 def test_a_neighbour_that_comes_back_from_a_copy_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
