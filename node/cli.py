@@ -210,7 +210,10 @@ def join(
     ] = None,
     region: Annotated[
         str,
-        typer.Option(help="Of a pipeline: where this machine stands, as eu-west; copies of its stage lie elsewhere."),
+        typer.Option(
+            help="Of a pipeline: where this machine stands, as eu-west; copies of its stage lie elsewhere. Reports have "
+            "london, iowa and others of a dozen on their map, the rest beside it."
+        ),
     ] = "",
     owner: Annotated[
         str,

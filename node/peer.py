@@ -210,7 +210,14 @@ class Peer:
         `history` is the genesis (founder), what was saved (restart), or empty (newcomer); `known` are peers to talk to first.
         """
         resumed = await self.applier.restore(history)
-        self.log.emit("node.start", pid=self.facts.pid, device=self.facts.device, agent=AGENT, resumed=resumed)
+        self.log.emit(
+            "node.start",
+            pid=self.facts.pid,
+            device=self.facts.device,
+            agent=AGENT,
+            resumed=resumed,
+            region=self.facts.domains.region,
+        )
         try:
             async with asyncio.TaskGroup() as group:
                 if history:

@@ -33,7 +33,7 @@ class PeerFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     role: str = ""
     """For people: `founder`, `joined late`, `replacement`."""
     region: str = ""
-    """Where it is, one of `regions.NAMES`; empty while nobody knows."""
+    """Where it is, one of `regions.NAMES`; empty where only the node itself may tell (`told_regions`)."""
     group: str = ""
     """Its class of machines, in which utilisation is told; empty: by the device that the node names."""
 
@@ -150,6 +150,17 @@ def infer_run(events_by_peer: Mapping[str, Sequence[Event]]) -> RunFacts:
         timeline=sorted(timeline, key=lambda incident: incident.time),
         description="Told from the nodes' events alone.",
     )
+
+
+def told_regions(events_by_peer: Mapping[str, Sequence[Event]]) -> dict[str, str]:
+    """What nodes said of where they stand when they last started (`join --region`), by public key in hex; without those that said nothing."""
+    said = {
+        peer: str(event.get("region", ""))
+        for peer, events in events_by_peer.items()
+        for event in events
+        if event["event"] == "node.start"
+    }
+    return {peer: region for peer, region in said.items() if region}
 
 
 def save_run(path: Path, run: RunFacts) -> None:

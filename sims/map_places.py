@@ -37,6 +37,25 @@ def spread(points: Sequence[Point]) -> list[Point]:
     return found
 
 
+def on_a_circle(num: int, width: float, height: float, margin: float) -> list[Point]:
+    """So many places evenly around an ellipse that leaves a margin at both sides, from the left clockwise; one alone is in the middle."""
+    if num == 1:
+        return [(width / 2, height / 2)]
+    turns = [2.0 * math.pi * number / num for number in range(num)]
+    across, up = width / 2 - margin, height / 2 - 4.0 * DOT_IN
+    return [(width / 2 - across * math.cos(turn), height / 2 + up * math.sin(turn)) for turn in turns]
+
+
+def in_a_column(counts: Sequence[int], x: float) -> tuple[list[Point], float]:
+    """Places one above the other with room for so many dots and a label each, from the bottom up, and how high they are together."""
+    places, top = [], 0.0
+    for count in counts:
+        room = 2.0 * LINE_IN + 2.4 * DOT_IN * math.ceil(math.sqrt(2 * count))
+        places.append((x, top + room / 2 + LINE_IN / 2))
+        top += room
+    return places, top
+
+
 def label_places(labels: Sequence[tuple[str, Sequence[Point]]], dots: Sequence[Point]) -> list[Point]:
     """For each (text, its dots) the middle of its text: below them, above, right or left, where it covers least of dots and earlier labels."""
     taken: list[tuple[float, float, float, float]] = [(x - DOT_IN, y - DOT_IN, x + DOT_IN, y + DOT_IN) for x, y in dots]

@@ -9,7 +9,7 @@ from farflung.sims.markup import Markup, text
 from farflung.sims.pipeline_log import LoggedStep
 from farflung.sims.plots import human_bytes
 from farflung.sims.plots_pipeline import plot_stages, plot_step_seconds, plot_steps
-from farflung.sims.plots_routes import MOST_ROUTES, plot_routes, shown_step
+from farflung.sims.plots_routes import MOST_ROUTES, places_told, plot_routes, shown_step
 from farflung.sims.scene import Scene
 from farflung.sims.svg import SERIES
 
@@ -36,7 +36,7 @@ def pipeline_sections(scene: Scene) -> list[Markup]:
         markup.section(
             "Routes",
             f"Where the microbatches of step {step.number} went: dots are peers with the number of their stage, colours are microbatches, dashed "
-            f"the way home to the loss. Gradients come back the same way.{more}",
+            f"the way home to the loss. Gradients come back the same way.{more} {places_told(scene)}".strip(),
             markup.wide(plot_routes(scene)),
         ),
         markup.section(

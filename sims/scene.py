@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from farflung.node.events import Event
-from farflung.sims.facts import RunFacts
+from farflung.sims.facts import RunFacts, told_regions
 from farflung.sims.logs import Events, stage_of
 from farflung.sims.pipeline_log import LoggedStep, logged_steps
 from farflung.sims.spans import Span, kill_time, state_spans
@@ -73,8 +73,8 @@ class Scene:
 
     @cached_property
     def regions(self) -> dict[str, str]:
-        """Of the peers whose region is known."""
-        return {facts.peer: facts.region for facts in self.run.peers if facts.region}
+        """Of the peers whose region is known, or that have told one."""
+        return told_regions(self.events) | {facts.peer: facts.region for facts in self.run.peers if facts.region}
 
     @property
     def has_losses(self) -> bool:

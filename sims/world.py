@@ -20,6 +20,8 @@ PLACES: dict[str, tuple[float, float]] = {
 }
 """Longitude and latitude, degrees."""
 
+_BY_LABEL = {name.lower(): name for name in PLACES}
+
 _COASTS = """
 -772,38 -791,90 -804,73 -835,84 -857,99 -875,133 -1035,183 -1055,199 -1060,228 -1122,289 -1132,312 -1148,318 -1147,302
 -1094,232 -1122,247 -1123,260 -1151,277 -1142,286 -1173,330 -1206,346 -1244,403 -1247,482 -1226,471 -1229,490
@@ -88,6 +90,11 @@ _COASTS = """
 """Longitude and latitude in tenths of a degree; a slash ends an island or continent."""
 
 Ring = list[tuple[float, float]]
+
+
+def name_on_map(region: str) -> str | None:
+    """The region of `PLACES` that is meant: people who join write in lower case. None for one that is not there."""
+    return _BY_LABEL.get(region.lower())
 
 
 def coasts() -> list[Ring]:

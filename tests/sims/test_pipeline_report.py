@@ -4,7 +4,7 @@ import asyncio
 import math
 import re
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.sims.test_pipeline_swarm import stage_of, steps_done, until, until_done
 
+from farflung.node.events import EventLog
 from farflung.sims.audit import Check, check_digests
-from farflung.sims.facts import Incident, PeerFacts, RunFacts
+from farflung.sims.facts import Incident, PeerFacts, RunFacts, load_folder
 from farflung.sims.logs import Logs
-from farflung.sims.map_places import DOT_IN, Point, label_places, spread
+from farflung.sims.map_places import DOT_IN, Point, in_a_column, label_places, on_a_circle, spread
 from farflung.sims.pipeline_log import logged_steps, pipeline_figures
 from farflung.sims.pipeline_recoveries import Recovered, recoveries
 from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
 from farflung.sims.plots_pipeline import stage_counts, window_steps
-from farflung.sims.plots_routes import plot_routes
+from farflung.sims.plots_routes import places_told, plot_routes
 from farflung.sims.report import render
 from farflung.sims.report_pipeline import takeovers_told, trouble_letters
 from farflung.sims.scene import Scene
@@ -275,6 +276,67 @@ def test_the_page_tells_of_a_pipeline_and_draws_a_map_where_regions_are_known() 
     assert all(f">{region}<" in plot_routes(somewhere) for region in ("Iowa", "London", "Japan"))
     calm = {peer: one[:1] for peer, one in by_hand().items()}
     assert "Nothing went wrong in any step." in render([scene_of(calm)])
+
+
+def node_folder(folder: Path, regions: Mapping[str, str]) -> Path:
+    """What real nodes leave: an `events.jsonl` in a folder of each, and nothing else. A peer without a region gave none to `join`."""
+    for peer, events in by_hand().items():
+        log = EventLog(folder / peer[:8] / "events.jsonl", swarm="s", peer=peer, clock=lambda: START)
+        with log:
+            log.emit("node.start", pid=7, device="cpu", agent="a", resumed=False, region="elsewhere")  # before it moved
+            log.emit("node.start", pid=7, device="cpu", agent="a", resumed=True, region=regions.get(peer, ""))
+            for event in events:
+                log.emit(**event)
+    return folder
+
+
+def real_scene(folder: Path, regions: Mapping[str, str]) -> Scene:
+    run, events = load_folder(node_folder(folder, regions))
+    return Scene(events=events, run=run)
+
+
+def test_the_regions_that_real_nodes_tell_are_on_the_map(tmp_path: Path) -> None:
+    """As `farflung join --region` has them: in lower case."""
+    told = real_scene(tmp_path, {HOME: "iowa", LEFT: "london", RIGHT: "japan"})
+    picture = plot_routes(told)
+    assert all(f">{region}<" in picture for region in ("Iowa", "London", "Japan"))
+    assert "not on the map" not in picture and places_told(told) == ""
+    known = RunFacts(name="s", started=START, ended=START, peers=[PeerFacts(peer=HOME, name="a", region="Belgium")])
+    assert Scene(events=told.events, run=known).regions == {HOME: "Belgium", LEFT: "london", RIGHT: "japan"}
+
+
+def test_a_region_that_the_map_does_not_have_stands_beside_it(tmp_path: Path) -> None:
+    told = real_scene(tmp_path, {HOME: "iowa", LEFT: "eu-west"})
+    picture = plot_routes(told)
+    assert all(f">{label}<" in picture for label in ("Iowa", "eu-west", "region not told", "not on the map"))
+    assert "not on the map, or was not told" in render([told])
+
+
+def test_regions_of_which_the_map_has_none_stand_in_a_circle(tmp_path: Path) -> None:
+    told = real_scene(tmp_path, {HOME: "eu-west", LEFT: "attic", RIGHT: "attic"})
+    picture = plot_routes(told)
+    assert ">eu-west<" in picture and ">attic<" in picture and "peer 1" not in picture
+    assert "they stand in a circle, and distances mean nothing" in render([told])
+
+
+def test_where_no_node_tells_a_region_routes_are_drawn_by_stages(tmp_path: Path) -> None:
+    silent = real_scene(tmp_path, {})
+    assert silent.regions == {} and places_told(silent) == ""
+    picture = plot_routes(silent)
+    assert ">stage 1<" in picture and ">peer 1<" in picture
+
+
+def test_places_beside_the_map_and_in_a_circle_are_apart() -> None:
+    column, tall = in_a_column([1, 9, 1], 10.0)
+    assert all(x == 10.0 for x, _ in column) and column[-1][1] < tall
+    (below, middle, above) = (y for _, y in column)
+    assert middle - below > 3.0 * DOT_IN and above - middle > 3.0 * DOT_IN
+    found = spread([column[0], *[column[1]] * 9, column[2]])
+    assert all(abs(at[1] - middle) < (above - below) / 2 - DOT_IN for at in found[1:10])
+    assert on_a_circle(1, 11.0, 4.0, 1.0) == [(5.5, 2.0)]
+    circle = on_a_circle(8, 11.0, 4.0, 1.0)
+    assert all(1.0 - 1e-9 <= x <= 10.0 + 1e-9 and 0.0 < y < 4.0 for x, y in circle)
+    assert min(math.dist(a, b) for a, b in combinations(circle, 2)) > 6.0 * DOT_IN
 
 
 def test_a_swarm_under_virtual_time_can_be_drawn() -> None:

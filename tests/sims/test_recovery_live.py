@@ -338,6 +338,7 @@ def test_a_region_is_lost_and_its_stages_come_back_from_shadows_elsewhere() -> N
     assert not swarm.broken
     assert [life[:2] for life in lives(swarm)] == [(1, 1), (3, 1)]
     assert [event["rung"] for event in swarm.happened("stage.made")] == ["shadow", "shadow"]
+    assert {event["region"] for event in swarm.happened("node.start", 1)} == {"a"}, "as its person told"
     assert swarm.rounds()[0] == 4 and swarm.losses()[-1] < 0.6 * swarm.losses()[0]
 
 
