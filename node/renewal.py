@@ -12,7 +12,7 @@ waited for, where it is worth it: it will be there in a moment, and is nearer th
 Moments begin afresh with these, and where the stage was made of others its learning rate is raised for a while (`recovery_checkfree`).
 
 Peers before and after the stage remember what it was given last, and what it made of that (`imprints`). So before anybody computes with a stage that was made,
-it is tried on those activations: where it does far worse than none (`MOST_MISFIT`), as when a shadow is none, the next offer's turn comes. And a mean, what was made of
+it is tried on those activations: where it does no better than none (`MISFIT_OF_NONE`), as when a shadow is none, the next offer's turn comes. And a mean, what was made of
 one neighbour or further ones, and new weights are fitted to them.
 
 Meanwhile we say that we are at it, so that the stage is not found lost again; and if the data nodes begin yet another life because they did not hear us,
@@ -44,7 +44,7 @@ from farflung.training.outer import BYTES_PER_ELEMENT
 from farflung.training.pipeline_online import RATE_BYTES_PER_S, RECOMPUTED
 from farflung.training.pipeline_slice import layers_of
 from farflung.training.recovery_costs import Rung, Setbacks
-from farflung.training.recovery_fit import MOST_MISFIT, Fit, Pair
+from farflung.training.recovery_fit import MISFIT_OF_NONE, Fit, Pair
 from farflung.training.recovery_ladder import Loss, Offer, Recovery, decide, rebuilt
 from farflung.training.recovery_rules import interpolated, weighted_mean
 
@@ -139,7 +139,7 @@ class Renewal:
                 continue
             misfit = await self._doors.learner.run(self._learner.misfit, self._pairs) if self._pairs else None
             needs_others = offer.rung is not Rung.RANDOM and not offer.rung.keeps_moments
-            if needs_others and misfit is not None and misfit > MOST_MISFIT:
+            if needs_others and misfit is not None and misfit >= MISFIT_OF_NONE:
                 why = f"on what its neighbours remember its error is {misfit:.3g} times that of leaving the stage out"
                 self._log.emit("stage.unmade", rung=str(offer.rung), reason=why)
                 self._outside.shelf.given.clear()  # we shall not go on from that

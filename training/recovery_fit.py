@@ -11,7 +11,8 @@ a cache that is never filled.
 
 The same pairs tell how much of that function a rebuilt stage has, before anybody computes with it: its *misfit* is the squared error of its outputs,
 relative to those of leaving the stage out. After 600 steps of a model of six stages (docs/experiments.md) it is 0.2 for a copy 50 steps old and 0.4 for one
-200 steps old, 0.8 for the neighbour mean and 0.4 after its fit, 1.0 for new weights, and 4 for the stage's own weights with the wrong sign.
+200 steps old, 0.8 for the neighbour mean and 0.4 after its fit, 1.0 for new weights, and 4 for the stage's own weights with the wrong sign. Within the first
+100 steps a copy has less than 1 as well, be it of the initial weights, and new weights up to 2 before they are fitted.
 """
 
 import math
@@ -26,8 +27,8 @@ from torch import Tensor, nn
 Pair = tuple[Tensor, Tensor]
 """Input and output of a stage, each [B, T, D]."""
 
-MOST_MISFIT = 2.0
-"""Of a stage that may serve. New weights are at 1, and harmless; beyond, a stage does what the lost one did not."""
+MISFIT_OF_NONE = 1.0
+"""Of leaving the stage out. What was made of others and is not below has nothing of the lost stage: new weights that are fitted, which everybody can make, are better."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
 from torch import Tensor
 
 from farflung.node import renewal
@@ -297,10 +298,23 @@ def test_without_memories_nothing_is_tried_nor_fitted(monkeypatch: pytest.Monkey
     assert made["rung"] == "neighbour mean" and made["misfit"] is None
 
 
-def test_a_shadow_that_is_none_is_found_out_before_anybody_computes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def opposite(weights: Tensor) -> Tensor:
+    """They do what the lost stage did not."""
+    return weights * -3.0
+
+
+def shuffled(weights: Tensor) -> Tensor:
+    """They do nothing of what it did."""
+    return weights[torch.randperm(len(weights), generator=torch.Generator().manual_seed(0))]
+
+
+@pytest.mark.parametrize("spoilt", [opposite, shuffled])
+def test_a_shadow_that_is_none_is_found_out_before_anybody_computes_with_it(
+    monkeypatch: pytest.MonkeyPatch, spoilt: Callable[[Tensor], Tensor]
+) -> None:
     """It has the right size, and other weights."""
     trained = StageLearner.local_params
-    monkeypatch.setattr(StageLearner, "local_params", lambda self: trained(self) * -3.0)
+    monkeypatch.setattr(StageLearner, "local_params", lambda self: spoilt(trained(self)))
     honest = recipe(stages=4, total_steps=16, pipeline={"shadows": 1.0})
     swarm = simulate(honest, Counting(), signers(5), replace_one)
     assert not swarm.broken and lives(swarm) == [(2, 1, 4)]
