@@ -27,7 +27,7 @@ from farflung.node.swarmfiles import load_manifest
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.manifest import Manifest
 from farflung.training.inner import InnerConfig
-from farflung.training.memory import RESERVE, free_bytes
+from farflung.training.memory import NOTHING_BESIDE, RESERVE, Beside, free_bytes
 from farflung.training.model import ModelConfig
 from farflung.training.presets import num_parameters, preset
 from farflung.training.schedule import Schedule
@@ -51,8 +51,7 @@ class Patient:
     inner: InnerConfig
     batch: int
     """Sequences in one inner step."""
-    copies: int = 0
-    """See `memory.forecast`."""
+    beside: Beside = NOTHING_BESIDE
     mean_bytes: int
     """An encoded mean, which is kept for those who catch up."""
     divisible: bool = True
@@ -70,7 +69,7 @@ def examine(options: DoctorOptions) -> dict[str, Any]:
         patient.batch,
         runtime,
         options.save_memory,
-        copies=patient.copies,
+        beside=patient.beside,
         divisible=patient.divisible,
     )
     needs = plan.forecast
@@ -90,6 +89,7 @@ def examine(options: DoctorOptions) -> dict[str, Any]:
             "inner state": needs.optimizer_bytes,
             "activations": needs.activation_bytes,
             "casts": needs.cast_bytes,
+            "waiting microbatches": needs.kept_bytes,
             "inner step": needs.step_bytes,
             "peak": needs.device_bytes,
             "usable": int(free_bytes(torch.device(runtime.device), runtime.memory_bytes) * (1 - RESERVE)),
@@ -159,7 +159,7 @@ def _patient(options: DoctorOptions) -> Patient:
         model=recipe.model,
         inner=recipe.inner,
         batch=manifest.samples_per_step,
-        copies=manifest.feedback.directions,
+        beside=Beside(copies=manifest.feedback.directions),
         mean_bytes=recipe.downlink.expected_nbytes(),
     )
 
@@ -175,7 +175,7 @@ def _stage_patient(swarm: SwarmPaths, recipe: Recipe) -> Patient:
         model=one.shape(),
         inner=recipe.inner,
         batch=one.samples_per_microbatch,
-        copies=one.copies,
+        beside=one.beside,
         mean_bytes=one.own.downlink.expected_nbytes(),
         divisible=False,
     )

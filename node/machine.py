@@ -12,7 +12,15 @@ from farflung.compression import kernels
 from farflung.protocol.errors import ConfigError
 from farflung.training.errors import NotEnoughMemory
 from farflung.training.inner import InnerConfig
-from farflung.training.memory import BY_COST, MemoryPlan, choose_options, free_bytes, parse_options
+from farflung.training.memory import (
+    BY_COST,
+    NOTHING_BESIDE,
+    Beside,
+    MemoryPlan,
+    choose_options,
+    free_bytes,
+    parse_options,
+)
 from farflung.training.model import ModelConfig
 from farflung.training.optimizers import parse_optimizer
 from farflung.training.runtime import Runtime
@@ -71,7 +79,7 @@ def plan_memory(
     runtime: Runtime,
     save: str = "auto",  # what `--save-memory` says
     *,
-    copies: int = 0,  # see `memory.forecast`
+    beside: Beside = NOTHING_BESIDE,
     divisible: bool = True,  # whether the batch may be computed in pieces
 ) -> MemoryPlan:
     """How to train this model here, before anything is allocated. Raises ConfigError when it cannot be done."""
@@ -84,7 +92,7 @@ def plan_memory(
             device_bytes=free_bytes(device, runtime.memory_bytes),
             host_bytes=None if on_host(runtime) else free_bytes(torch.device("cpu")),
             compute_bytes=runtime.compute_bytes,
-            copies=copies,
+            beside=beside,
             allowed=BY_COST if save == "auto" else (parse_options(save),),
             divisible=divisible,
         )
@@ -105,11 +113,11 @@ def fit_memory(
     runtime: Runtime,
     save: str = "auto",
     *,
-    copies: int = 0,
+    beside: Beside = NOTHING_BESIDE,
     divisible: bool = True,
 ) -> Runtime:
     """The runtime with the options of `plan_memory`, and its limit enforced where torch can. Raises ConfigError."""
-    plan = plan_memory(model, inner, batch, runtime, save, copies=copies, divisible=divisible)
+    plan = plan_memory(model, inner, batch, runtime, save, beside=beside, divisible=divisible)
     device = torch.device(runtime.device)
     if device.type == "cuda" and runtime.memory_bytes is not None:
         total = torch.cuda.get_device_properties(device).total_memory

@@ -32,6 +32,7 @@ from farflung.training.errors import DataError
 from farflung.training.flat import slots_of
 from farflung.training.fragments import cut
 from farflung.training.inner import InnerConfig
+from farflung.training.memory import Beside
 from farflung.training.model import ModelConfig, parameter_shapes
 from farflung.training.order import SampleOrder
 from farflung.training.outer import OuterConfig
@@ -171,7 +172,7 @@ class Recipe:
         """A fresh replica on this machine, fed from `dataset`. Blocks; raises ConfigError when memory is too small."""
         copies = self.manifest.feedback.directions
         runtime = fit_memory(
-            self.model, self.inner, self.manifest.samples_per_step, runtime, save_memory, copies=copies
+            self.model, self.inner, self.manifest.samples_per_step, runtime, save_memory, beside=Beside(copies=copies)
         )
         replica = Replica(
             self.model,

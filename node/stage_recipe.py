@@ -23,6 +23,7 @@ from farflung.protocol.lives import Life, group_of
 from farflung.protocol.manifest_sections import PipelineSpec
 from farflung.protocol.settings import Settings
 from farflung.training.data import Dataset
+from farflung.training.memory import Beside
 from farflung.training.model import ModelConfig
 from farflung.training.order import SampleOrder
 from farflung.training.pipeline_boundary import Boundary
@@ -91,10 +92,15 @@ class StageRecipe:
         return Droppable(fewest=max(2, pipeline.visits - 1), max_jump=rules.max_jump)
 
     @property
-    def copies(self) -> int:
-        """Vectors of the stage's size in host memory, beside those of every replica: residuals, and for shadows the one that is held and the one that
-        somebody was given (`shadows`)."""
-        return self.whole.manifest.feedback.directions + (2 if self.pipeline.shadows > 0.0 else 0)
+    def beside(self) -> Beside:
+        """What a peer of the stage holds in memory that a replica does not: for shadows the one that is held and the one that somebody was given
+        (`shadows`); the sums of a step's gradients; and in each slot an input and a gradient (`stage_server`)."""
+        boundary_bytes = 4 * self.tokens_per_microbatch * self.whole.model.dim
+        return Beside(
+            copies=self.whole.manifest.feedback.directions + (2 if self.pipeline.shadows > 0.0 else 0),
+            sums=1,
+            kept_bytes=2 * self.pipeline.slots * boundary_bytes,
+        )
 
     def shape(self) -> ModelConfig:
         """A model of about the memory that the stage takes."""
@@ -105,7 +111,7 @@ class StageRecipe:
     def fit(self, runtime: Runtime, save_memory: str = "auto") -> Runtime:
         """How to hold the stage here, forecast before anything is allocated. Raises ConfigError when it does not fit."""
         inner, batch = self.whole.inner, self.samples_per_microbatch
-        return fit_memory(self.shape(), inner, batch, runtime, save_memory, copies=self.copies, divisible=False)
+        return fit_memory(self.shape(), inner, batch, runtime, save_memory, beside=self.beside, divisible=False)
 
     def learner(self, dataset: Dataset | None, runtime: Runtime) -> StageLearner:
         """The stage on this machine; `dataset` at data nodes. Blocks."""

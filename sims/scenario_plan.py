@@ -35,7 +35,7 @@ from farflung.sims.simulation import Plan
 from farflung.sims.swarm import START_UNIX_S, Outfit, SimLearner
 from farflung.training.data import Dataset
 from farflung.training.errors import DataError, NotEnoughMemory
-from farflung.training.memory import choose_options
+from farflung.training.memory import Beside, choose_options
 from farflung.training.model import ModelConfig
 from farflung.training.optimizers import parse_optimizer
 from farflung.training.order import SampleOrder
@@ -186,7 +186,7 @@ def _check_memory(peer_class: PeerClass, recipe: Recipe) -> None:
             device_bytes=int(peer_class.memory_gb * 1e9),
             host_bytes=None,
             compute_bytes=2,
-            copies=recipe.manifest.feedback.directions,
+            beside=Beside(copies=recipe.manifest.feedback.directions),
         )
     except NotEnoughMemory as error:
         raise ConfigError(

@@ -88,6 +88,21 @@ so they come last: for where there is no other memory to move to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Beside:
+    """What a peer holds that a replica which trains alone does not."""
+
+    copies: int = 0
+    """Vectors of n in host memory: residuals of error feedback, shadows."""
+    sums: int = 0
+    """Vectors of n on the device: gradients that are summed up while others are computed."""
+    kept_bytes: int = 0
+    """On the device: what waits there to be computed with."""
+
+
+NOTHING_BESIDE = Beside()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryForecast:
     """What one replica will take, in bytes; the terms of the module's formula."""
 
@@ -99,6 +114,8 @@ class MemoryForecast:
     """At the peak of one microbatch."""
     cast_bytes: int
     """Copies of matrices in the precision of the products, while they are kept for the backward pass."""
+    kept_bytes: int
+    """Inputs and gradients that wait to be computed with."""
     step_bytes: int
     """Work of the inner optimiser, when the activations are gone."""
     outer_bytes: int
@@ -110,7 +127,7 @@ class MemoryForecast:
 
     @property
     def device_bytes(self) -> int:
-        resident = self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+        resident = self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.kept_bytes
         return resident + max(self.activation_bytes + self.cast_bytes, self.step_bytes)
 
     @property
@@ -159,7 +176,7 @@ def forecast(
     *,
     microbatch: int = 1,
     compute_bytes: int = 4,
-    copies: int = 0,  # further vectors of n in host memory: residuals of error feedback, shadows
+    beside: Beside = NOTHING_BESIDE,
 ) -> MemoryForecast:
     """Memory of one replica that trains `microbatch` sequences at a time."""
     n = num_parameters(config)
@@ -178,12 +195,13 @@ def forecast(
     kept = activation_bytes(config, microbatch, compute_bytes, checkpoint_layers=options.checkpoint_layers)
     return MemoryForecast(
         parameter_bytes=4 * n,
-        gradient_bytes=4 * n + 4 * largest,
+        gradient_bytes=4 * n * (1 + beside.sums) + 4 * largest,
         optimizer_bytes=0 if options.inner_state.offload else state,
         activation_bytes=kept,
         cast_bytes=casts,
+        kept_bytes=beside.kept_bytes,
         step_bytes=fetched + MUON_BYTES * batch + coding,
-        outer_bytes=(16 + 4 * copies) * n,
+        outer_bytes=(16 + 4 * beside.copies) * n,
         round_bytes=4 * n,
         offloaded_bytes=state if options.inner_state.offload else 0,
     )
@@ -222,7 +240,7 @@ def choose_options(
     device_bytes: int,  # that training may use on the device, the reserve included
     host_bytes: int | None,  # the same in host memory; None when the device is the host
     compute_bytes: int = 4,
-    copies: int = 0,  # as in `forecast`
+    beside: Beside = NOTHING_BESIDE,
     allowed: tuple[MemoryOptions, ...] = BY_COST,  # from cheap to dear
     divisible: bool = True,  # whether the batch may be computed in pieces
 ) -> MemoryPlan:
@@ -231,7 +249,7 @@ def choose_options(
     for options in allowed:
         for microbatch in even_microbatches(batch) if divisible else [batch]:
             needs = forecast(
-                config, optimizer, options, microbatch=microbatch, compute_bytes=compute_bytes, copies=copies
+                config, optimizer, options, microbatch=microbatch, compute_bytes=compute_bytes, beside=beside
             )
             if _fits(needs, device_bytes, host_bytes):
                 return MemoryPlan(options=options, microbatch=microbatch, forecast=needs)

@@ -26,7 +26,7 @@ from farflung.protocol.lap import Laps
 from farflung.protocol.manifest import Manifest, open_manifest
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.training.inner import InnerConfig
-from farflung.training.memory import RESERVE, forecast, parse_options
+from farflung.training.memory import RESERVE, Beside, forecast, parse_options
 from farflung.training.methods import TRAINING_METHODS
 from farflung.training.optimizers import parse_optimizer
 from farflung.training.presets import PRESETS
@@ -333,12 +333,12 @@ def test_memory_and_devices_are_checked_before_anything_is_allocated(monkeypatch
     huge = dataclasses.replace(PRESETS["8b"], dim=1 << 16, num_heads=64, num_kv_heads=64)
     with pytest.raises(ConfigError, match="or join a swarm with a smaller model"):
         fit_memory(huge, plain, 1, Runtime())
-    needs = forecast(PRESETS["1m"], parse_optimizer(plain.optimizer), parse_options("none"), copies=1)
+    needs = forecast(PRESETS["1m"], parse_optimizer(plain.optimizer), parse_options("none"), beside=Beside(copies=1))
     usable = needs.device_bytes + needs.host_bytes
     monkeypatch.setattr(machine, "free_bytes", lambda device, limit=None: int(usable / (1 - RESERVE)) + 1)
-    assert fit_memory(PRESETS["1m"], plain, 1, Runtime(), "none", copies=1) == Runtime()
+    assert fit_memory(PRESETS["1m"], plain, 1, Runtime(), "none", beside=Beside(copies=1)) == Runtime()
     with pytest.raises(ConfigError, match="need"):
-        fit_memory(PRESETS["1m"], plain, 1, Runtime(), "none", copies=2)
+        fit_memory(PRESETS["1m"], plain, 1, Runtime(), "none", beside=Beside(copies=2))
     for device in ("abacus", "meta", "xpu", "hpu:0", "cuda:x"):
         with pytest.raises(ConfigError, match=f"--device '{device}': give auto, cpu, cuda"):
             choose_runtime(device, "auto", compiled=False)
