@@ -425,6 +425,7 @@ class Pipeline:
             landed=0 if outcome is None else len(outcome.losses),
             cut=0 if outcome is None else len(outcome.cut),
             lost=[peer.hex() for peer in lost],
+            settled=[home.hex() for home in report.settled],
             visits=0 if outcome is None else sum(outcome.visits.values()),
             peers=list(self.counts()),
             coordinator=job.coordinator.hex(),

@@ -1,7 +1,7 @@
 """A data node's step: its microbatches go along the routes of a plan and come home, whoever dies on the way.
 
 `protocol/flights.py` decides; this module hears what peers say, keeps its deadlines, and carries out its effects through the stage server
-that runs here. At the end it tells every peer whether what it has accumulated counts.
+that runs here. At the end it tells every peer that it has not lost that what that one has accumulated for it counts.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class Outcome:
     routes: dict[int, Route]
     """Where all of them went in the end."""
     lost: frozenset[int]
-    """Peers whose accumulated gradients do not count."""
+    """Peers whose gradients of our microbatches do not count."""
     notes: tuple[Note, ...]
     """What was decided on the way, and why."""
     seconds: float
@@ -106,7 +106,7 @@ class Driver:
                     holding[place].cancel()  # whoever is never told does not count
                 else:
                     tether.settle(counts=True)
-        visits = {self._home: self._server.settle(self._step.window, counts=True)}
+        visits = {self._home: self._server.settle(self._step.window)}
         visits |= {place: tether.visits for place, tether in tethers.items() if tether.visits is not None}
         untold = frozenset(tethers.keys() - visits.keys())
         return Outcome(

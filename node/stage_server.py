@@ -4,8 +4,10 @@ What to do with a request is decided by `protocol/desk.py`, in which order by th
 is `training/pipeline_worker.py`; this module has the streams, the tensors and the door to the model. The same code runs over the
 real engine and, in simulations, over the in-memory network under a virtual clock.
 
-Kept per visit: its input until the backward, and the encoded gradient of its input until the microbatch has landed. Accumulated gradients of
-a step count when every data node of the plan has said so (`settle`), so what a peer did that was given up for lost never counts.
+Kept per visit: its input until the backward, and the encoded gradient of its input until the microbatch has landed. Gradients are summed up apart for each
+data node of the plan, and what was summed up for one counts if that one has said so at the end of its step (`settle`), and not otherwise: it may have
+given us up and had others do our part, which nobody else knows. So one that dies before it has told us takes what we did for it along, and nothing
+counts twice. The price is memory: a gradient of the stage, 4 bytes a parameter, for each data node whose microbatches come by (at a data node, its own).
 """
 
 import asyncio
@@ -43,7 +45,7 @@ from farflung.protocol.visit import Work
 from farflung.training.errors import Overflow
 from farflung.training.pipeline_boundary import TARGET_BYTES, Boundary, decode_targets, encode_targets
 from farflung.training.pipeline_plan import BadPlan, Kind, Op
-from farflung.training.pipeline_worker import Accumulated, Batch, Worker
+from farflung.training.pipeline_worker import Accumulated, Batch, Worker, together
 
 BUSY_S = 0.2
 """Until a busy peer is asked again."""
@@ -121,10 +123,15 @@ class StageServer:
             self._opened.notify_all()
 
     async def settled(self, window: bytes) -> Accumulated:
-        """What was accumulated in a step, once all data nodes have settled it; nothing, if one of them says that it does not count."""
+        """What counts of a step, once each data node has settled it or is lost: what was summed up for those who have said that it counts."""
         open_ = self._open[window]
         await open_.settled.wait()
-        return open_.accumulated if all(open_.verdicts.values()) else Accumulated()
+        # behind a backward that still runs for one of them: of a microbatch that it has cut short
+        return await self._learner.run(together, [open_.accumulated[home] for home in open_.counting])
+
+    def counting(self, window: bytes) -> list[int]:
+        """The data nodes whose microbatches count here in a step that is settled; places in its plan."""
+        return self._open[window].counting
 
     def diary(self, window: bytes) -> Diary:
         """What we did in a step, which is open."""
@@ -134,14 +141,15 @@ class StageServer:
         """Forget a step."""
         self._open.pop(window, None)
 
-    def lost(self, peer: PeerId, *, counts: bool = True) -> None:
-        """A data node is gone: its microbatches are void, and what was accumulated for it counts, unless it went on without us."""
+    def lost(self, peer: PeerId) -> None:
+        """A data node is gone, or went on without us: its microbatches are void, and what was summed up for it does not count, unless it has told us
+        that it does."""
         for open_ in self._open.values():
             place = open_.step.place.get(peer)
             if place in open_.step.homes:
                 its = [number for number in range(len(open_.step.routes)) if open_.step.home(number) == place]
                 self._do(open_, open_.desk.on_landed(its))
-                open_.settle(place, counts=counts)
+                open_.settle(place, counts=False)
 
     def start(self, order: Again, batch: Batch) -> None:
         """Our data node's: begin a microbatch, or let stage 0 send it once more. Tokens and targets [B, T]."""
@@ -190,10 +198,10 @@ class StageServer:
             effects = open_.desk.on_give_up(message)
         self._do(open_, effects)
 
-    def settle(self, window: bytes, *, counts: bool) -> int:
-        """Our own data node's word at the end of a step; how many visits of its were accumulated here."""
+    def settle(self, window: bytes) -> int:
+        """Our own data node is done with a step; how many visits of its count here."""
         open_ = self._open[window]
-        return open_.settle(open_.me, counts=counts)
+        return open_.settle(open_.me, counts=True)
 
     # ---- effects ---------------------------------------------------------------------------------------------------
 
@@ -300,7 +308,7 @@ class StageServer:
         while True:
             self._wake.clear()
             for open_ in list(self._open.values()):
-                op = open_.worklist.start()
+                op = None if open_.settled.is_set() else open_.worklist.start()
                 if op is not None:
                     await self._compute(open_, op)
                     break
@@ -314,18 +322,19 @@ class StageServer:
         key = (work.microbatch, work.hop)
         x, targets = open_.inputs[key]
         home = open_.step.home(work.microbatch)
+        into = open_.accumulated[home]
         began = self._now()
         try:
             if op.kind is Kind.LOSS:
                 if targets is None:
                     targets = open_.batches[work.microbatch][1]
-                loss, output = await self._learner.run(self._loss, open_.accumulated, x, targets)
+                loss, output = await self._learner.run(self._loss, into, x, targets)
                 effects = open_.desk.finished(work, home, loss)
                 open_.counted(work, x, output, keep=bool(effects))
             elif op.kind is Kind.B:
                 gradient = open_.gradients[key]
                 stage = open_.step.routes[work.microbatch][work.hop].stage
-                output = await self._learner.run(self._backward, open_.accumulated, stage, x, gradient)
+                output = await self._learner.run(self._backward, into, stage, x, gradient)
                 effects = open_.desk.finished(work, home)
                 open_.counted(work, x, output, keep=bool(effects))
             else:

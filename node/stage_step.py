@@ -1,6 +1,7 @@
 """A step that is going on at one peer: its plan, its pure desk, its worklist, and the tensors that belong to them."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -45,7 +46,8 @@ class OpenStep:
     me: int
     desk: Desk
     worklist: Worklist
-    accumulated: Accumulated = field(default_factory=Accumulated)
+    accumulated: defaultdict[int, Accumulated] = field(default_factory=lambda: defaultdict(Accumulated))
+    """By data node, what was summed up for its microbatches: apart, for each of them says for itself whether it counts."""
     inputs: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = field(default_factory=dict)
     """By (microbatch, hop): the input, and targets where they travel with it."""
     gradients: dict[tuple[int, int], Tensor] = field(default_factory=dict)
@@ -57,8 +59,9 @@ class OpenStep:
     diary: Diary = field(default_factory=Diary)
     listener: Listener | None = None
     verdicts: dict[int, bool] = field(default_factory=dict)
-    """By data node: whether what we accumulated counts."""
+    """By data node that is done with the step, or lost: whether what we summed up for it counts."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when there is a verdict about each. Nothing is computed after that, and no verdict changes."""
 
     @classmethod
     def begin(cls, step: Step, me: int, service: Service, listener: Listener | None) -> "OpenStep":
@@ -106,9 +109,18 @@ class OpenStep:
             for key in gone:
                 del tensors[key]
 
+    @property
+    def counting(self) -> list[int]:
+        """The data nodes whose microbatches count here, of a step that is settled."""
+        return sorted(home for home, counts in self.verdicts.items() if counts)
+
     def settle(self, home: int, *, counts: bool) -> int:
-        """A data node's word at the end; how many visits of its were accumulated here."""
-        self.verdicts[home] = counts and self.verdicts.get(home, True)
-        if self.verdicts.keys() >= self.step.homes:
-            self.settled.set()
-        return len(self.desk.counted.get(home, ()))
+        """A data node's own word at the end, or that there will be none (`counts` is false); how many visits of its count here.
+
+        Its word that they count stands, for it says so when it gives nothing to other peers any more: whatever becomes of it after that, and
+        whatever we believed of it before."""
+        if not self.settled.is_set():
+            self.verdicts[home] = counts or self.verdicts.get(home, False)
+            if self.verdicts.keys() >= self.step.homes:
+                self.settled.set()
+        return len(self.desk.counted.get(home, ())) if self.verdicts[home] else 0

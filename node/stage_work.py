@@ -1,7 +1,7 @@
 """A peer's work in one step of the pipeline: from a plan that it accepted to the gradients that count.
 
-One job at a time. The stage server computes what others send, a driver sends our own microbatches on their way; in the end all data nodes of the step
-have said whether what we summed up for them counts, or have been lost.
+One job at a time. The stage server computes what others send, a driver sends our own microbatches on their way; in the end each data node of the step
+has said that what we summed up for it counts, or has been lost.
 """
 
 import asyncio
@@ -38,6 +38,8 @@ class Report:
     seconds: float
     diary: Diary
     """What we did in it."""
+    settled: tuple[PeerId, ...]
+    """The data nodes for which it counts."""
 
 
 class StageWork:
@@ -120,9 +122,9 @@ class StageWork:
             return
         entry = self._roll.entries[home]
         assert entry.present is not None
-        if entry.present.step > job.number:
-            self.server.lost(home, counts=False)
-        elif entry.present.window != job.window and entry.since > job.began_at + LATE_S:
+        if entry.present.window == job.window:
+            return  # it is at it, also where it has heard of a newer step from somebody who is done
+        if entry.present.step > job.number or entry.since > job.began_at + LATE_S:
             self.server.lost(home)
 
     async def carry_out(self, job: Job, numbers: Sequence[int]) -> Done | None:
@@ -140,8 +142,12 @@ class StageWork:
             if driver is not None:
                 self._driver = driver
                 outcome = await driver.run()
+                for place in outcome.lost & job.step.homes:
+                    # It has nothing to say to us, and may have lost us: we would wait for each other, and others for both.
+                    self.server.lost(job.step.keys[place])
             accumulated = await self.server.settled(job.window)
-            report = Report(job, outcome, self._now() - job.began_at, self.server.diary(job.window))
+            settled = tuple(job.step.keys[place] for place in self.server.counting(job.window))
+            report = Report(job, outcome, self._now() - job.began_at, self.server.diary(job.window), settled)
         finally:
             self.server.close(job.window)
             self.job = self._driver = None

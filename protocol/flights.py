@@ -8,7 +8,7 @@ what follows (the digest's table, 5.4):
     longer, or out of reach    it is asked to give the hop up. Only when it has answered that it did, or is lost, does another peer
                                of the stage get it: the one with the fewest of our flights. So a slow peer and its
                                replacement never both count a microbatch
-    no answer to that          the peer is lost, for the whole step: nothing that it has accumulated will count
+    no answer to that          the peer is lost, for the whole step: nothing that it has accumulated for us will count
     silence of a holder that   the peer after it is asked whether it is there: the holder may be sending to it, and learns only much later that
     says that all is well      nobody listens. No answer, and that one is lost
 
@@ -110,7 +110,7 @@ class Flights:
         self._doubts: dict[int, _Doubt] = {}
         """By peer."""
         self.lost: set[int] = set()
-        """Peers whose accumulated gradients do not count."""
+        """Peers whose gradients of our microbatches do not count."""
         self.losses: dict[int, float] = {}
         """Of the microbatches that have landed."""
         self.cut: dict[int, str] = {}

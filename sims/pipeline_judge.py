@@ -3,12 +3,10 @@
     1  same version, same bits     a stage that begins anew from a copy, or from what its founder has, begins with what it once was
     5  one history                 a life of a stage has one founder, that a commit of stage 0 names, and the next number; nobody believes in another;
                                    no step is done with two lives of a stage; none begins while its stage was there for everybody
-    7  exactly-once accumulation   of all peers whose sums count in a step, one has counted each visit
+    7  exactly-once accumulation   of all peers one counts each visit of a step, and sums are of what was computed for the data nodes that they count for
     8  nothing unbounded           shadows within the budget, but for first copies of what one peer has alone; parameters are numbers
 
 Like the other one it sees events and, every two seconds, what peers hold, and asks the code that it judges for none of it.
-
-A step in which a data node was lost is not looked at for 7: `docs/architecture.md` says what may count twice then.
 """
 
 import math
@@ -73,17 +71,6 @@ class WatchedSteps:
 
 
 @dataclass(slots=True)
-class Window:
-    """What counts in a step."""
-
-    homes: frozenset[PeerId]
-    """Its data nodes."""
-    began_at: float
-    counted: dict[tuple[Kind, int, int], int] = field(default_factory=dict)
-    """By operation, microbatch and hop, the peer that has counted it."""
-
-
-@dataclass(slots=True)
 class PipelineJudge:
     """See the module. Peers are numbers."""
 
@@ -94,8 +81,6 @@ class PipelineJudge:
     """Those that serve."""
     chains: Mapping[Life, Judge]
     """Of all lives that have begun."""
-    disturbed_at: float = 0.0
-    """When a data node, or the network, last had something the matter with it."""
     _verdicts: set[str] = field(default_factory=set)
     _decided: dict[tuple[int, int], Life] = field(default_factory=dict)
     """By stage and number, what commits of stage 0 name."""
@@ -112,9 +97,10 @@ class PipelineJudge:
     """By peer, the version that was looked at."""
     _rungs: dict[int, Rung] = field(default_factory=dict)
     """By peer, how it last made a stage."""
-    _ops: dict[int, list[tuple[Kind, int, int]]] = field(default_factory=dict)
-    """By peer, what it computed in its last step."""
-    _windows: dict[bytes, Window] = field(default_factory=dict)
+    _steps: dict[int, Event] = field(default_factory=dict)
+    """By peer, what it told of its last step."""
+    _counted: dict[bytes, dict[tuple[Kind, int, int], int]] = field(default_factory=dict)
+    """By step, and by operation, microbatch and hop, the peer that has counted it."""
     _lives: dict[tuple[bytes, int], int] = field(default_factory=dict)
     """By step and stage, the number of the life that serves in it."""
 
@@ -129,7 +115,7 @@ class PipelineJudge:
     def on_event(self, index: int, event: Event) -> None:
         match event["event"]:
             case "pipeline.step":
-                self._ops[index] = [(Kind(kind), microbatch, hop) for kind, microbatch, hop, _, _ in event["ops"]]
+                self._steps[index] = event
             case "stage.made":
                 self._rungs[index] = Rung(event["rung"])
             case "stage.anew":
@@ -155,18 +141,17 @@ class PipelineJudge:
 
     def on_done(self, index: int, job: Job, done: Done) -> None:
         """A peer's part in a step is over, and this is what counts of it."""
-        visits = done.accumulated.visits
-        if not visits:
-            return
-        ran = [op for op in self._ops[index] if op[0] is not Kind.F]
+        event, step, visits = self._steps[index], job.step, done.accumulated.visits
+        homes = {step.place[bytes.fromhex(home)] for home in event["settled"]}
+        ops = [(Kind(kind), microbatch, hop) for kind, microbatch, hop, _, _ in event["ops"]]
+        ran = [op for op in ops if op[0] is not Kind.F and step.home(op[1]) in homes]
         computed = Counter(HEAD if kind is Kind.LOSS else peer_stage(job) for kind, _, _ in ran)
         if computed != visits:
             self.violate(7, f"peer {index} computed {dict(computed)} in step {job.number} and counts {dict(visits)}")
-        homes = frozenset(job.step.keys[place] for place in job.step.homes)
-        window = self._windows.setdefault(job.window, Window(homes, job.began_at))
+        counted = self._counted.setdefault(job.window, {})
         for op in ran:
-            other = window.counted.setdefault(op, index)
-            if (other != index or ran.count(op) > 1) and self.disturbed_at < window.began_at:
+            other = counted.setdefault(op, index)
+            if other != index or ran.count(op) > 1:
                 kind, microbatch, hop = op
                 self.violate(7, f"peers {other} and {index} both count {kind} of microbatch {microbatch}, hop {hop}")
 
@@ -182,8 +167,6 @@ class PipelineJudge:
 
     def look(self) -> None:
         now = self.hub.now()
-        if not self._calm():
-            self.disturbed_at = now
         self._read_lives()
         for index, peer in sorted(self.peers.items()):
             for life in peer.pipeline.roll.renewed.values():
@@ -253,11 +236,6 @@ class PipelineJudge:
 
     def _heartbeat_s(self) -> float:
         return max((peer.pipeline.roll.heartbeat_s for peer in self.peers.values()), default=0.0)
-
-    def _calm(self) -> bool:
-        """Whether the network is well, and all data nodes are."""
-        homes = [index for index, peer in self.peers.items() if peer.pipeline.recipe.stage == 0]
-        return self.hub.quiet and not any(self.hub.is_paused(self.ids[index]) for index in homes)
 
     def _is_there(self, stage: int) -> bool:
         """Whether somebody who has its state is heard by everybody, in a chain with a quorum."""

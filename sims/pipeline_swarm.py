@@ -180,8 +180,6 @@ class PipelineSwarm:
     def kill(self, peer: int, *, reset: bool = True) -> None:
         """`reset`: its kernel still tells others that its connections are gone."""
         gone = self.peers.pop(peer, None)
-        if gone is not None and gone.pipeline.life.stage == 0:
-            self.judge.disturbed_at = self.hub.now()
         for view in self._views.values():
             if view.peers.get(peer) is gone:
                 view.peers.pop(peer, None)

@@ -120,6 +120,8 @@ class StageGroup:
             its: dict[str, Any] = {"number": number, "sums": str(sums[rank]) if sums else ""}
             if death is not None and death.rank == rank:
                 its |= death.order()
+            elif death is not None:
+                its["loses_home"] = death.rank in homes
             self._members[rank].tell(**order, **its)
         for rank in ranks:
             self._members[rank].hear()
@@ -128,8 +130,11 @@ class StageGroup:
         if death is not None:
             self._members[death.rank].hear()
             self._members[death.rank].cut()
-        landed = {rank: self._members[rank].hear()["landed"] for rank in sorted(homes)}
         alive = [rank for rank in ranks if death is None or rank != death.rank]
+        if death is not None and death.rank in homes:
+            for rank in alive:
+                self._members[rank].tell(lost=self._names[death.rank])
+        landed = {rank: self._members[rank].hear()["landed"] for rank in alive if rank in homes}
         settled = {rank: self._members[rank].hear()["settled"] for rank in alive}
         refused = sorted({said for one in settled.values() for said in one["refused"]})
         if refused and death is None:

@@ -285,6 +285,10 @@ class StagePeer:
             began = time.monotonic()
             outcome = await driver.run()
             self._say(landed=_told(outcome, began))
+        if order.get("loses_home"):  # nobody here watches over who lives, so whoever killed it says so
+            news = await hear()
+            assert news is not None
+            server.lost(bytes.fromhex(news["lost"]))
         accumulated = await server.settled(window)
         sent = self._engine.delivered_bytes() - sent
         parcels = [[op.kind, op.microbatch, op.hop, *rest] for op, *rest in server.diary(window).sent]

@@ -28,7 +28,7 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accumulated:
-    """What one peer has summed up in one step."""
+    """What one peer has summed up in one step, for one data node or for all of them."""
 
     sums: dict[tuple[int, str], Tensor] = field(default_factory=dict)
     """By (stage or HEAD, the parameter's name in the whole model)."""
@@ -137,15 +137,20 @@ class Worker:
         return found[-1] if len(found) > len(named) else None
 
 
+def together(contributions: Iterable[Accumulated]) -> Accumulated:
+    """The sums of all of them. They stay as they are; a tensor that only one of them has is shared with it."""
+    found = Accumulated()
+    for one in contributions:
+        found.visits.update(one.visits)
+        for key, total in one.sums.items():
+            found.sums[key] = found.sums[key] + total if key in found.sums else total
+    return found
+
+
 def mean_gradients(contributions: Iterable[Accumulated]) -> dict[str, Tensor]:
     """By the model's parameter names: the sum of each stage over all peers, divided by its visits at all of them."""
-    sums: dict[tuple[int, str], Tensor] = {}
-    visits = Counter[int]()
-    for one in contributions:
-        visits.update(one.visits)
-        for key, total in one.sums.items():
-            sums[key] = sums[key] + total if key in sums else total
+    found = together(contributions)
     means: dict[str, Tensor] = defaultdict(lambda: torch.zeros(()))
-    for (part, name), total in sums.items():
-        means[name] = means[name] + total / visits[part]
+    for (part, name), total in found.sums.items():
+        means[name] = means[name] + total / found.visits[part]
     return dict(means)

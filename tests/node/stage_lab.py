@@ -68,7 +68,8 @@ def costs(peers: int) -> Costs:
     )
 
 
-Happens = Callable[["StageLab", int, Op, str], None]
+Happens = Callable[["StageLab", int, Op | None, str], None]
+"""Sees (the lab, a peer, what it computes, `started` or `finished`), and (the lab, a peer, None, `told`) when a data node has told it that its work counts."""
 
 
 def signer(number: int) -> Ed25519Signer:
@@ -153,6 +154,15 @@ class _Watched(StageServer):
         await super()._compute(open_, op)
         self.lab.happens(self.lab, self.number, op, "finished")
 
+    async def _serve_settle(self, stream: Any) -> None:
+        home = self.lab.step.place[stream.peer]
+        try:
+            await super()._serve_settle(stream)
+        finally:  # it has heard it even where its answer meets nobody
+            if self._open[WINDOW].verdicts.get(home):
+                self.lab.told.append((self.number, home))
+                self.lab.happens(self.lab, self.number, None, "told")
+
 
 class StageLab:
     """One process per peer of a plan."""
@@ -177,6 +187,8 @@ class StageLab:
         self.step = step_of(plan, droppable)
         self.happens = happens if happens is not None else lambda *_: None
         self.dead: set[int] = set()
+        self.told: list[tuple[int, int]] = []
+        """(peer, data node): who was told that its work counts, and by whom."""
         self.errors: list[RemoteError] = []
         self.drivers: dict[int, Driver] = {}
         self.tasks: dict[int, asyncio.Task[None]] = {}

@@ -11,12 +11,11 @@ from torch import Tensor
 from farflung.node import shadows
 from farflung.node.renewal import Renewal
 from farflung.node.stage_learner import StageLearner
-from farflung.node.stage_server import StageServer
+from farflung.node.stage_step import OpenStep
 from farflung.protocol.keys import PeerId
 from farflung.protocol.roll import Roll
 from farflung.sims.chaos_pipeline import run_scene
 from farflung.sims.stage_losses import Blow, Scene, What, Whom, draw_scene
-from farflung.training.pipeline_worker import Accumulated
 
 
 def run(name: str, seed: int) -> list[str]:
@@ -94,12 +93,8 @@ def goes_on_with_half_of_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @broken
 def counts_what_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def settled(self: StageServer, window: bytes) -> Accumulated:
-        open_ = self._open[window]
-        await open_.settled.wait()
-        return open_.accumulated
-
-    monkeypatch.setattr(StageServer, "settled", settled)
+    settle = OpenStep.settle
+    monkeypatch.setattr(OpenStep, "settle", lambda self, home, *, counts: settle(self, home, counts=True))
 
 
 @broken

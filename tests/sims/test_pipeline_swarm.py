@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from farflung.node.diary import NAME_BYTES
+from farflung.node.stage_job import Job
+from farflung.node.stage_work import StageWork
 from farflung.node.status import PeerStatus
+from farflung.protocol.keys import PeerId
 from farflung.protocol.roll import in_order
+from farflung.protocol.visit import Phase
 from farflung.sims.links import LinkModel
 from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
@@ -316,6 +320,88 @@ def test_a_data_node_is_started_anew_in_the_middle_of_a_step() -> None:
     assert not swarm.broken and swarm.rounds() == {0: ROUNDS, 1: ROUNDS}
     longest = max(step["seconds"] for step in swarm.happened("pipeline.step"))
     assert longest < 15.0  # virtual seconds; others take 2 to 4
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_data_node_dies_that_had_given_up_a_peer(right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection to a peer breaks, another does its visit as well, and then the data node dies: neither counts it. The judge sees it where both do."""
+    found: list[tuple[int, int]] = []
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(4):
+            swarm.start(peer)
+        await until(swarm, lambda: steps_done(swarm) >= 5)
+        given_up, mate = (swarm.peers[peer].pipeline.work for peer in (2, 3))
+        await until(swarm, lambda: given_up.job is not None and given_up.job.goes)
+        swarm.slow(2, 4.0)  # what its mate does again shall be about as soon
+        job = given_up.job
+        assert job is not None
+
+        def computing() -> list[int]:
+            visits = given_up.server._open[job.window].desk._visits
+            return [job.step.home(m) for (m, _), visit in visits.items() if visit.backward is Phase.RUNNING]
+
+        await until(swarm, computing)
+        place = computing()[0]
+        home = swarm.ids.index(job.step.keys[place])
+        driver = swarm.peers[home].pipeline.work._driver
+        assert driver is not None
+        driver.lost(job.place, "connection reset")
+        swarm.slow(home, 8.0)
+
+        def counted(work: StageWork) -> set[tuple[int, int]]:
+            return work.server._open[job.window].desk.counted.get(place, set())
+
+        await until(swarm, lambda: counted(given_up) & counted(mate))
+        swarm.kill(home)
+        for peer in (2, home):
+            swarm.slow(peer, 1.0)
+        found.append((home, job.number))
+        await until(swarm, lambda: steps_done(swarm) >= job.number + 2)
+
+    if not right:
+        watch_home = StageWork._watch_home
+
+        def counts_for_the_dead(self: StageWork, job: Job, home: PeerId, now: float) -> None:
+            if not self._roll.alive(home, now):
+                self.server._open[job.window].settle(job.step.place[home], counts=True)
+            watch_home(self, job, home, now)
+
+        monkeypatch.setattr(StageWork, "_watch_home", counts_for_the_dead)
+    swarm = simulate(RECIPE, Counting(), signers(4), story, wanted={1: 0, 2: 1, 3: 1})
+    assert len(swarm.broken) == (not right) and all("both count" in one for one in swarm.broken)
+    if right:
+        home, number = found[0]
+        steps = [step for step in swarm.happened("pipeline.step") if step["number"] == number]
+        assert len(steps) == 3 and all(step["settled"] == [swarm.ids[1 - home].hex()] for step in steps)
+
+
+def test_data_nodes_that_lose_each_other_do_not_wait_for_each_other() -> None:
+    """The connections of one of two break, all at once, and it is there again before anybody takes it for dead: it has told nobody, and is told nothing."""
+    kept: list[tuple[int, int]] = []
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(4):
+            swarm.start(peer)
+        await until(swarm, lambda: steps_done(swarm) >= 5)
+        one, other = (swarm.peers[peer].pipeline.work for peer in range(4) if stage_of(swarm, peer) == 0)
+        await until(swarm, lambda: one._driver is not None and other._driver is not None)
+        assert one.job is not None and one._driver is not None and other._driver is not None
+        job = one.job
+        for place in range(len(job.step.keys)):
+            if place != job.place:
+                one._driver.lost(place, "connection reset")
+        other._driver.lost(job.place, "connection reset")
+        await until(swarm, lambda: steps_done(swarm) >= job.number + 3, seconds=30.0)
+        kept.append((job.number, swarm.ids.index(job.me)))
+
+    swarm = simulate(RECIPE, Counting(), signers(4), story, wanted={1: 1, 2: 0, 3: 1})
+    assert not swarm.broken
+    number, one = kept[0]
+    steps = {peer: next(s for s in swarm.happened("pipeline.step", peer) if s["number"] == number) for peer in range(4)}
+    assert steps[one]["cut"] and steps[one]["settled"] == [swarm.ids[one].hex()]
+    for peer in {*range(4)} - {one}:
+        assert len(steps[peer]["settled"]) == 1 and swarm.ids[one].hex() not in steps[peer]["settled"]
 
 
 def test_a_chain_without_quorum_waits_and_the_pipeline_does_not() -> None:

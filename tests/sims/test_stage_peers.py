@@ -1,8 +1,10 @@
 """Pipelines of real peers: a process each, the real engine on loopback, and one of them killed at every moment that matters."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from tests.node.stage_lab import expected
@@ -69,6 +71,36 @@ def test_pipelines_of_processes(tmp_path: Path) -> None:
             assert seen.lost == {DIES} and not seen.cut, (moment, seen)
             assert [seen.routes[kept][1].peer for kept in (1, 3)] == [2, 2], moment
             assert seen.routes[0][1].peer == (DIES if moment == "after B" else 2), moment
+
+
+TWO_HOMES = msgspec.structs.replace(WORLD, stages=((0, 4), (1, 2), (3,)))
+HOME_DEATHS = [Death(rank=0, before=Op(Kind.LOSS, 1, 0)), Death(rank=0, before=Op(Kind.B, 0, 0))]
+"""With some of its visits summed up at all others."""
+
+
+def test_one_of_two_data_nodes_is_killed(tmp_path: Path) -> None:
+    """Before it has told anybody that its step is over: all of the other one's work counts, and nothing else."""
+    peers = tuple(key_of(rank) for rank in range(5))
+    lanes = tuple(Lane(route=(Hop(0, home), Hop(1, middle), Hop(2, 3))) for home in (0, 4) for middle in (1, 2))
+    plan = Plan(peers=peers, stages=TWO_HOMES.stages, lanes=lanes, slots=(8,) * 5, policy=Policy.BACKWARD)
+    data = [(one[:, :-1], one[:, 1:]) for one in BATCHES]
+    ways = {2: range(3), 3: range(3)}
+    counted = [(m, part) for m in ways for part in (*range(3), HEAD)]
+    wanted = expected(WORLD.decoder(), WORLD.layers, data, ways, counted)
+    with stage_group(5, tmp_path, within_s=300.0) as group:
+        group.enter(TWO_HOMES)
+        for number, death in enumerate(HOME_DEATHS):
+            if number:
+                group.revive(0)
+            files = {rank: tmp_path / f"{number}-{rank}.npz" for rank in range(5)}
+            seen = group.step(plan, BATCHES, death=death, sums=files)
+            assert sorted(seen.losses) == [2, 3] and not seen.cut and seen.lost <= {0}, seen
+            sums = [load_sums(files[rank]) for rank in range(1, 5)]
+            assert sum((one.visits for one in sums), Counter[int]()) == {0: 2, 1: 2, 2: 2, HEAD: 2}, death
+            found = mean_gradients(sums)
+            assert found.keys() == wanted.keys()
+            for key, gradient in found.items():
+                torch.testing.assert_close(gradient, wanted[key], rtol=1e-5, atol=1e-7, msg=key)
 
 
 def step(group: StageGroup, plan: Plan, folder: Path, death: Death | None = None) -> StepSeen:

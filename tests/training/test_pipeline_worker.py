@@ -9,7 +9,7 @@ from farflung.training.model import Decoder, ModelConfig
 from farflung.training.pipeline_boundary import Boundary, decode_targets, encode_targets
 from farflung.training.pipeline_machine import Worklist
 from farflung.training.pipeline_plan import BadPlan, Kind, Op, Policy
-from farflung.training.pipeline_worker import HEAD, Accumulated, Worker, mean_gradients
+from farflung.training.pipeline_worker import HEAD, Accumulated, Worker, mean_gradients, together
 
 CONFIG = ModelConfig(vocab_size=32, dim=16, num_layers=3, num_heads=2, num_kv_heads=2, ffn_dim=24, seq_len=8)
 
@@ -44,6 +44,12 @@ def test_a_tied_table_has_two_sums_and_one_mean() -> None:
         torch.testing.assert_close(mean, wanted[name])
     # a peer whose visits of one stage are lost leaves the other sums as they are
     assert set(mean_gradients([once, Accumulated()])) == set(wanted)
+    # what was summed up apart is the same together, and stays as it was
+    both = together([once, sums])
+    assert both.visits == {0: 3, HEAD: 3} and once.visits == {0: 1, HEAD: 1} and sums.visits == {0: 2, HEAD: 2}
+    for key, total in both.sums.items():
+        torch.testing.assert_close(total, 3.0 * once.sums[key])
+        torch.testing.assert_close(sums.sums[key], 2.0 * once.sums[key])
 
 
 def test_an_overflow_adds_nothing() -> None:
