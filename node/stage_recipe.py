@@ -32,6 +32,9 @@ from farflung.training.pipeline_slice import StageSlice
 from farflung.training.runtime import Runtime
 from farflung.training.stage_replica import StageReplica
 
+HOMES = 2
+"""Data nodes that a swarm is taken to have, for forecasts: the fewest that outlive the loss of one."""
+
 NO_TABLE = 2
 """Rows of an embedding that is not there, for forecasts: the fewest that a model's shape may have."""
 
@@ -94,11 +97,11 @@ class StageRecipe:
     @property
     def beside(self) -> Beside:
         """What a peer of the stage holds in memory that a replica does not: for shadows the one that is held and the one that somebody was given
-        (`shadows`); the sums of a step's gradients; and in each slot an input and a gradient (`stage_server`)."""
+        (`shadows`); the sums of a step's gradients, apart for each data node; and in each slot an input and a gradient (`stage_server`)."""
         boundary_bytes = 4 * self.tokens_per_microbatch * self.whole.model.dim
         return Beside(
             copies=self.whole.manifest.feedback.directions + (2 if self.pipeline.shadows > 0.0 else 0),
-            sums=1,
+            sums=min(HOMES, self.pipeline.microbatches),
             kept_bytes=2 * self.pipeline.slots * boundary_bytes,
         )
 

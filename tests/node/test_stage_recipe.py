@@ -16,7 +16,7 @@ from farflung.protocol.lives import Counters, Life, group_of
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import AdmissionSpec, DataSpec, InnerSpec, ModelSpec, PipelineSpec
 from farflung.protocol.route import DROPPED, Leg
-from farflung.training.memory import RESERVE, forecast, parse_options
+from farflung.training.memory import NOTHING_BESIDE, RESERVE, Beside, forecast, parse_options
 from farflung.training.model import ModelConfig
 from farflung.training.optimizers import parse_optimizer
 from farflung.training.runtime import Runtime
@@ -112,13 +112,14 @@ def test_a_stage_fits_where_the_model_does_not() -> None:
     )
     spec = parse_optimizer(whole.inner.optimizer)
 
-    def needs(config: ModelConfig, microbatch: int) -> int:
-        one = forecast(config, spec, parse_options("none"), microbatch=microbatch)
+    def needs(config: ModelConfig, microbatch: int, beside: Beside = NOTHING_BESIDE) -> int:
+        one = forecast(config, spec, parse_options("none"), microbatch=microbatch, beside=beside)
         return int((one.device_bytes + one.host_bytes) / (1 - RESERVE)) + 1
 
     second = stage_recipe(whole, 1)
-    stage, model = (needs(config, second.samples_per_microbatch) for config in (second.shape(), whole.model))
-    assert stage < 0.7 * model
+    microbatch = second.samples_per_microbatch
+    stage, model = needs(second.shape(), microbatch, second.beside), needs(whole.model, microbatch)
+    assert needs(second.shape(), microbatch) < stage < model
     # the limit of a process is above what it has already
     used = psutil.Process().memory_info().rss
     roomy = replace(Runtime(), memory_bytes=used + stage + (64 << 20))

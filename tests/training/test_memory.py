@@ -173,7 +173,6 @@ def test_the_peak_of_a_stage_is_forecast(stage: int, options: str) -> None:
     beside = Beside(sums=1, kept_bytes=2 * waiting * 4 * math.prod(boundary))
     needs = forecast(shape, parse_optimizer("adamw"), save, microbatch=4, beside=beside)
     resident = needs.parameter_bytes + needs.optimizer_bytes  # there before the step
-    print("RATIO", stage, options, (needs.device_bytes - resident) / peak, needs, peak)
     assert 0.9 < (needs.device_bytes - resident) / peak < 1.5
     without = forecast(shape, parse_optimizer("adamw"), save, microbatch=4)
     assert without.device_bytes - resident < peak or stage == 0  # where the loss is computed there is room for them
