@@ -137,7 +137,7 @@ class Renewal:
             if fetch_s is None:
                 self._log.emit("stage.unmade", rung=str(offer.rung), reason="it could not be had in one piece")
                 continue
-            misfit = await self._doors.learner.run(self._learner.misfit, self._pairs) if self._pairs else None
+            misfit = await self._misfit()
             needs_others = offer.rung is not Rung.RANDOM and not offer.rung.keeps_moments
             if needs_others and misfit is not None and misfit >= MISFIT_OF_NONE:
                 why = f"on what its neighbours remember its error is {misfit:.3g} times that of leaving the stage out"
@@ -170,6 +170,13 @@ class Renewal:
             side=self._doors.side,
             refused=self._outside.refused,
         )
+
+    async def _misfit(self) -> float | None:
+        """Of what we have made; None where nobody remembers anything."""
+        if not self._pairs:
+            return None
+        boundary = self._recipe.service(self._learner).forward
+        return await self._doors.learner.run(self._learner.misfit, self._pairs, boundary)
 
     async def _wait_for_neighbours(self) -> None:
         """Until those of the two stages beside ours that are lost and come back from a copy are there; no longer than they are worth."""

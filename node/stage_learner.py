@@ -16,6 +16,7 @@ from farflung.training.errors import DamagedCheckpoint
 from farflung.training.flat import flatten, host_buffer
 from farflung.training.inner import StepReport
 from farflung.training.order import SampleOrder
+from farflung.training.pipeline_boundary import Boundary
 from farflung.training.pipeline_worker import Accumulated, Batch, Worker
 from farflung.training.recovery_checkfree import CheckFree, lr_factor, smoothed
 from farflung.training.recovery_fit import Pair
@@ -96,9 +97,9 @@ class StageLearner(LearnerOf[StageReplica]):
         """After `begin_with`: towards what the lost stage has made of its inputs."""
         self.replica.fit(pairs)
 
-    def misfit(self, pairs: Sequence[Pair]) -> float:
+    def misfit(self, pairs: Sequence[Pair], boundary: Boundary) -> float:
         """How far the stage is from that: 0 not at all, 1 as far as no stage."""
-        return self.replica.misfit(pairs)
+        return self.replica.misfit(pairs, boundary)
 
     def begin_again(self) -> None:
         """What was loaded goes on in another life of the stage: nothing is in flight, and no round has counted what was trained since the last one."""

@@ -55,6 +55,11 @@ class Boundary:
             self.codec.decode(payload, x)
         return x.view(batch, length, self.width)
 
+    def carried(self, x_BTD: Tensor) -> Tensor:
+        """What arrives of it. Raises CodecError when an element is not finite."""
+        batch, length, _ = x_BTD.shape
+        return self.decode(self.encode(x_BTD), batch, length, device=x_BTD.device)
+
 
 def encode_targets(targets_BT: Tensor) -> bytes:
     """Little-endian int32."""

@@ -67,8 +67,15 @@ def fit_(
 def misfit(
     forward: Callable[[Tensor], Tensor],  # the stage: [B, T, D] -> [B, T, D]
     pairs: Sequence[Pair],  # cached, at least one
+    carried: Callable[[Tensor], Tensor],  # what arrives of an output where the pairs come from
 ) -> float:
     """See the module; the median over the pairs, for each comes from other peers, and one of them may be wrong. Infinite where an output is not finite."""
-    with torch.no_grad():
-        found = [float((forward(x) - y).square().sum() / (x - y).square().sum()) for x, y in pairs]
-    return median(one if math.isfinite(one) else math.inf for one in found)
+    found = list[float]()
+    for x, y in pairs:
+        with torch.no_grad():
+            output = forward(x)
+        if not bool(output.isfinite().all()):
+            found.append(math.inf)
+        else:
+            found.append(float((carried(output) - y).square().sum() / (x - y).square().sum()))
+    return median(found)

@@ -25,6 +25,7 @@ from farflung.training.inner import InnerConfig, StepReport
 from farflung.training.model import Decoder, ModelConfig, next_token_loss
 from farflung.training.model_state import ModelState
 from farflung.training.outer import OuterConfig
+from farflung.training.pipeline_boundary import Boundary
 from farflung.training.pipeline_slice import StageSlice, is_of_layers
 from farflung.training.pipeline_worker import HEAD, Accumulated, Worker, mean_gradients
 from farflung.training.recovery_fit import Fit, Pair, fit_, misfit
@@ -92,9 +93,9 @@ class StageReplica(ModelState):
         self.optimizer.zero_grad()
         return StageReport(loss=loss, tokens=tokens, grad_norm=norm, lr=lr, layers_norm=layers_norm)
 
-    def misfit(self, pairs: Sequence[Pair]) -> float:
-        """Of a stage that begins anew, to inputs and outputs of the lost one; see `recovery_fit`."""
-        return misfit(self._run, self._here(pairs))
+    def misfit(self, pairs: Sequence[Pair], boundary: Boundary) -> float:
+        """Of a stage that begins anew, to inputs and outputs of the lost one that came through `boundary`; see `recovery_fit`."""
+        return misfit(self._run, self._here(pairs), boundary.carried)
 
     def fit(self, pairs: Sequence[Pair]) -> None:
         """Change it so that it does what the lost one did; local and outer parameters stay the same."""

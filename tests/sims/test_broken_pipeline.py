@@ -73,7 +73,7 @@ def makes_it_of_another_stage(monkeypatch: pytest.MonkeyPatch) -> None:
         return None if found is None else found.flip(0)
 
     monkeypatch.setattr(Renewal, "_shadow", wrong)
-    monkeypatch.setattr(StageLearner, "misfit", lambda self, pairs: 0.0)
+    monkeypatch.setattr(StageLearner, "misfit", lambda self, pairs, boundary: 0.0)
 
 
 @broken

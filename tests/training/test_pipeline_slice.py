@@ -13,6 +13,7 @@ from farflung.training.flat import Layout, flatten
 from farflung.training.inner import InnerConfig
 from farflung.training.model import Decoder, ModelConfig, parameter_shapes
 from farflung.training.outer import OuterConfig
+from farflung.training.pipeline_boundary import Boundary
 from farflung.training.pipeline_plan import BadPlan
 from farflung.training.pipeline_slice import StageSlice, assemble
 from farflung.training.pipeline_worker import Accumulated
@@ -103,6 +104,17 @@ def test_a_step_that_is_not_finite_changes_nothing() -> None:
     assert torch.equal(flat(stage.model), before) and stage.optimizer.steps == 0
 
 
+@pytest.mark.parametrize("spec", ["fp32", "tokenint8(width=16)", "subspace(width=16,rank=4)"])
+def test_a_copy_fits_whatever_its_neighbours_saw_of_the_outputs(spec: str) -> None:
+    """Subspace leaves out more of an output than the stage has added to it."""
+    lost, boundary = stage_replica((2, 3), 1), Boundary.parse(spec, 16)
+    x = boundary.carried(torch.randn(1, 8, 16, generator=torch.Generator().manual_seed(2)))
+    pairs = [(x, boundary.carried(lost.worker.forward(1, x)))]
+    assert lost.misfit(pairs, boundary) < 1e-3
+    if spec.startswith("subspace"):
+        assert lost.misfit(pairs, Boundary.parse("fp32", 16)) > 1.0
+
+
 def test_a_fit_changes_outer_and_local_parameters_alike() -> None:
     """Nothing of it is progress that a round would count, and no moments are left of it."""
     lost, new = stage_replica((2, 3), 1), StageReplica(CONFIG, StageSlice((2, 3), 1), INNER, OUTER, seed=4)
@@ -111,9 +123,10 @@ def test_a_fit_changes_outer_and_local_parameters_alike() -> None:
             parameter.mul_(1.5)  # so that it does something
     x = torch.randn(1, 8, 16, generator=torch.Generator().manual_seed(2))
     pairs = [(x, lost.worker.forward(1, x))]
-    before = new.misfit(pairs)
+    boundary = Boundary.parse("fp32", 16)
+    before = new.misfit(pairs, boundary)
     new.fit(pairs)
-    assert lost.misfit(pairs) == pytest.approx(0.0, abs=1e-6)
-    assert new.misfit(pairs) < 0.7 * before
+    assert lost.misfit(pairs, boundary) == pytest.approx(0.0, abs=1e-6)
+    assert new.misfit(pairs, boundary) < 0.7 * before
     assert torch.equal(new.outer.params, flat(new.model)) and new.optimizer.steps == 0
     assert all(parameter.grad is None for parameter in new.model.parameters())

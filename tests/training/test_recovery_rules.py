@@ -167,12 +167,12 @@ def test_the_misfit_is_relative_to_leaving_the_stage_out() -> None:
     stage, other = nn.Linear(8, 8), nn.Linear(8, 8)
     inputs = [torch.randn(1, 16, 8) for _ in range(3)]
     pairs = [(x, stage(x).detach()) for x in inputs]
-    assert misfit(stage, pairs) == pytest.approx(0.0, abs=1e-6)
-    assert misfit(lambda x: x, pairs) == pytest.approx(1.0)
-    assert misfit(lambda x: 2 * x - stage(x), pairs) == pytest.approx(4.0)  # as far, the other way
-    assert misfit(lambda x: x * torch.nan, pairs) == math.inf
+    assert misfit(stage, pairs, torch.clone) == pytest.approx(0.0, abs=1e-6)
+    assert misfit(lambda x: x, pairs, torch.clone) == pytest.approx(1.0)
+    assert misfit(lambda x: 2 * x - stage(x), pairs, torch.clone) == pytest.approx(4.0)  # as far, the other way
+    assert misfit(lambda x: x * torch.nan, pairs, torch.clone) == math.inf
     pairs[1] = (inputs[1], other(inputs[1]).detach())  # somebody sent what was of another stage
-    assert misfit(stage, pairs) == pytest.approx(0.0, abs=1e-6)
+    assert misfit(stage, pairs, torch.clone) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_fit_brings_a_stage_back_to_what_its_neighbours_saw() -> None:
