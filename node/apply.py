@@ -108,7 +108,7 @@ class Applier:
             await self._aside(self._residuals.load, await self._learn(self._storage.load_residuals))
             self.height, self.version = place.height, place.version
             self._exchange.in_flight = place.in_flight
-            self._trainer.progress = Progress(place.trained, place.steps, missed=place.missed)
+            self._trainer.progress = Progress(place.trained, place.steps)
             self._trainer.version = place.version
         elif history and history[0].commit.height == 0 and self._member.me == self._member.settings.founder:
             self.height, self.version = 0, history[0].commit.version
@@ -355,9 +355,7 @@ class Applier:
         on_disk = await self._aside(self._storage.plans_with_means)
         async with self._trainer.busy:
             progress = self._trainer.progress
-            place = Place(
-                self.height, self.version, progress.trained, progress.steps, self._exchange.in_flight, progress.missed
-            )
+            place = Place(self.height, self.version, progress.trained, progress.steps, self._exchange.in_flight)
             ahead = [c.commit for c in self._member.history if c.commit.height > self.height]
             needed = self._means_kept.needed() | {c.round.plan for c in ahead if c.round is not None}
             drop = on_disk - {plan[:PLAN_BYTES] for plan in needed}

@@ -303,7 +303,11 @@ def _fill_steps(sections: Sections) -> None:
     steps = swarm.setdefault("total_steps", DEFAULT_STEPS)
     swarm.setdefault("batch_tokens", DEFAULT_BATCH * seq_len)
     if isinstance(steps, int) and steps >= 1:
-        usual = PIPELINE_INNER_STEPS if sections.get("pipeline", {}).get("stages", 1) != 1 else DEFAULT_INNER_STEPS
+        usual, fragments = DEFAULT_INNER_STEPS, swarm.get("fragments", 1)
+        if "pipeline" in sections and sections["pipeline"].get("stages", 1) != 1:
+            usual = PIPELINE_INNER_STEPS
+            if isinstance(fragments, int) and fragments > 1:
+                usual = -(-usual // fragments) * fragments
         swarm.setdefault("inner_steps", min(usual, steps))
         inner.setdefault("warmup_steps", min(100, steps // 10))
 

@@ -429,7 +429,7 @@ class Pipeline:
             visits=0 if outcome is None else sum(outcome.visits.values()),
             peers=list(self.counts()),
             coordinator=job.coordinator.hex(),
-            **report.diary.told(job.began_at, job.step.keys, () if outcome is None else outcome.notes),
+            **report.diary.told(report.began_at, job.step.keys, () if outcome is None else outcome.notes),
         )
 
     def _now(self) -> float:

@@ -13,7 +13,7 @@ from farflung.node.network import Network
 from farflung.node.pipeline_step import Step
 from farflung.node.sealed_mail import Post
 from farflung.node.stage_server import StageServer
-from farflung.node.tether import Tether
+from farflung.node.tether import CLOSE_S, Tether
 from farflung.protocol.errors import Refused, RemoteError
 from farflung.protocol.flight import Patience
 from farflung.protocol.flights import Effect, Flights, Note, Start, Tell
@@ -102,10 +102,13 @@ class Driver:
             seconds = self._now() - began
             lost = frozenset(self._flights.lost)
             for place, tether in tethers.items():
-                if place in lost:
-                    holding[place].cancel()  # whoever is never told does not count
-                else:
-                    tether.settle(counts=True)
+                tether.settle(counts=place not in lost)
+            # Whoever is lost and never told does not count either; but a data node may be waiting for our word, as we may for another's.
+            waiting = [holding[place] for place in lost & self._step.homes if place in holding]
+            if waiting:
+                await asyncio.wait(waiting, timeout=CLOSE_S)
+            for place in lost & holding.keys():
+                holding[place].cancel()
         visits = {self._home: self._server.settle(self._step.window)}
         visits |= {place: tether.visits for place, tether in tethers.items() if tether.visits is not None}
         untold = frozenset(tethers.keys() - visits.keys())

@@ -52,8 +52,8 @@ class Job:
     """Set by the coordinator's word, or when none can come."""
     goes: bool = False
     """What the word was: whether it begins."""
-    began_at: float = 0.0
-    """When we heard the word, seconds."""
+    began_at: float | None = None
+    """When we began it, after the word, seconds; None before."""
     taken: bool = False
     """We are at it."""
     ready: bool = False

@@ -101,7 +101,7 @@ class StageRecipe:
         boundary_bytes = 4 * self.tokens_per_microbatch * self.whole.model.dim
         return Beside(
             copies=self.whole.manifest.feedback.directions + (2 if self.pipeline.shadows > 0.0 else 0),
-            sums=min(HOMES, self.pipeline.microbatches),
+            sums=min(HOMES, self.pipeline.microbatches) if self.stage else 1,  # a data node has its own only
             kept_bytes=2 * self.pipeline.slots * boundary_bytes,
         )
 

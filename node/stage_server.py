@@ -133,13 +133,20 @@ class StageServer:
         """The data nodes whose microbatches count here in a step that is settled; places in its plan."""
         return self._open[window].counting
 
+    def at_home(self, window: bytes) -> set[int]:
+        """Microbatches of our own data node whose gradient has come back to stage 0, and is in its sums, whether or not they count as landed."""
+        open_ = self._open[window]
+        return {microbatch for microbatch, hop in open_.desk.counted.get(open_.me, ()) if hop == 0}
+
     def diary(self, window: bytes) -> Diary:
         """What we did in a step, which is open."""
         return self._open[window].diary
 
     def close(self, window: bytes) -> None:
-        """Forget a step."""
-        self._open.pop(window, None)
+        """Forget a step. Its sums go at once, whoever still looks at it: there has to be room for the inner step."""
+        gone = self._open.pop(window, None)
+        if gone is not None:
+            gone.accumulated.clear()
 
     def lost(self, peer: PeerId) -> None:
         """A data node is gone, or went on without us: its microbatches are void, and what was summed up for it does not count, unless it has told us

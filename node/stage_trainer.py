@@ -4,9 +4,9 @@ A step begins when somebody plans it, not when the last one ends, and what a pee
 
     a step      the next one that we are asked for; then one inner step with the mean gradient of our visits
     a batch     as many samples (or tickets, see `stage_recipe`) as passed through us; those of microbatches that did not come home come first
-                in the next step
-    a round     is due when the pipeline's steps pass a multiple of a lap, for all stages at once, whoever missed some of them. Who has samples that
-                did not come home waits for them, so that what a round counts is what was trained
+                in the next step, in the places of as many behind them that came home already. So each is trained once, though a round in between
+                counts by places; unless we are lost before that step
+    a round     is due when the pipeline's steps pass a multiple of a lap, for all stages at once, whoever missed some of them
 
 Rounds of all stages thus fall into the same pause of the pipeline, and with `delay_steps` it goes on while they are under way.
 """
@@ -65,6 +65,8 @@ class StageTrainer(Trainer):
         self._steps = steps
         self._sizes: list[int] = []
         """Samples of each step of `progress`."""
+        self._missed: list[int] = []
+        """Samples of ours that were in a step and did not come home."""
         self._number: int | None = None
         """Of the pipeline's lap in which the progress that was not offered yet began."""
         self._next_after: int | None = None
@@ -107,12 +109,7 @@ class StageTrainer(Trainer):
         number = self._steps.step // self.lap
         if self._number is None:  # restarted, with progress
             self._number = number
-        if self.out_of_samples or self._steps.finished:
-            return True
-        # Rounds count samples from the front. What did not come home and lies there is trained first in the next step, and then those are what
-        # was trained; but it is not waited for for ever, since gradients age.
-        laps = 1 if any(_has(self.progress.trained, sample) for sample in self.progress.missed) else 0
-        return number > self._number + laps
+        return number > self._number or self.out_of_samples or self._steps.finished
 
     async def _step(self) -> bool:
         if self._finishing or not self._host.may_train() or self._stands() or (job := self._steps.take()) is None:
@@ -127,20 +124,17 @@ class StageTrainer(Trainer):
 
     async def _take_part(self, job: Job, began: float) -> None:
         fresh = split(self.window, count(self.progress.trained))[1]
-        missed = self.progress.missed
-        again, later = missed[: job.own_samples], missed[job.own_samples :]
-        untouched = split(fresh, len(missed))[1]  # the places of those are still in the window
+        again, later = self._missed[: job.own_samples], self._missed[job.own_samples :]
+        untouched = split(fresh, len(self._missed))[1]
         given = again + _numbers(split(untouched, job.own_samples - len(again))[0])
         done = await self._steps.carry_out(job, given)
         if done is None:
             return
-        self.progress.missed = later + done.missed
+        self._missed = later + list(done.missed)
         if not done.samples:
             return
         trained = split(fresh, done.samples)[0]
-        home = tuple(number for number in given if number not in done.missed)
-        numbers = home or _numbers(trained)  # tickets, where we are no data node
-        report = await self._door.run(self._stage.step, done.accumulated, numbers, job.number, loss=done.loss)
+        report = await self._door.run(self._stage.step, done.accumulated, _numbers(trained), job.number, loss=done.loss)
         if self.progress.steps == 0:
             self.progress.began_at = began
         if self.progress.steps == self._offered_steps:
@@ -149,14 +143,21 @@ class StageTrainer(Trainer):
         self.progress.steps += 1
         self._sizes.append(done.samples)
         self._next_after = job.number + 1
+        home = [number for number in given if number not in done.missed]
         self._note(
             report, began, self.pace.step_tokens, home
         )  # tokens of the pipeline: all its peers take equally long
 
     def settle(self, commit: Commit, version: int, contributed_samples: int) -> bool:
+        places = self._places_of_missed()
         stays = super().settle(commit, version, contributed_samples)
-        self.progress.missed = tuple(sample for sample in self.progress.missed if _has(self.window, sample))
+        if self._places_of_missed() != places:  # they are others' now, who train what lies there
+            self._missed.clear()
         return stays
+
+    def _places_of_missed(self) -> Intervals:
+        """Where they will be counted: the front of what is left of our window. What lies there has been trained, but for those of them that do."""
+        return join(split(split(self.window, count(self.progress.trained))[1], len(self._missed))[0])
 
     async def _offer(self) -> None:
         await super()._offer()
@@ -175,11 +176,8 @@ class StageTrainer(Trainer):
     def drop(self) -> None:
         super().drop()
         self._sizes.clear()
+        self._missed.clear()
 
 
-def _numbers(intervals: Intervals) -> tuple[int, ...]:
-    return tuple(number for start, stop in intervals for number in range(start, stop))
-
-
-def _has(intervals: Intervals, number: int) -> bool:
-    return any(start <= number < stop for start, stop in intervals)
+def _numbers(intervals: Intervals) -> list[int]:
+    return [number for start, stop in intervals for number in range(start, stop)]

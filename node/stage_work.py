@@ -33,6 +33,8 @@ class Report:
     """A step that is over, for people."""
 
     job: Job
+    began_at: float
+    """Seconds."""
     outcome: Outcome | None
     """Of our own microbatches."""
     seconds: float
@@ -112,10 +114,10 @@ class StageWork:
                 continue
             if not self._roll.alive(key, now) and self._driver is not None:
                 self._driver.lost(place, "it has fallen silent")
-            if place in job.step.homes and job.goes:
-                self._watch_home(job, key, now)
+            if place in job.step.homes and job.began_at is not None:
+                self._watch_home(job, job.began_at, key, now)
 
-    def _watch_home(self, job: Job, home: PeerId, now: float) -> None:
+    def _watch_home(self, job: Job, began_at: float, home: PeerId, now: float) -> None:
         """A data node that is dead, or has been started anew, settles nothing any more; nor does one that went on, for it gave us up."""
         if not self._roll.alive(home, now):
             self.server.lost(home)
@@ -124,7 +126,7 @@ class StageWork:
         assert entry.present is not None
         if entry.present.window == job.window:
             return  # it is at it, also where it has heard of a newer step from somebody who is done
-        if entry.present.step > job.number or entry.since > job.began_at + LATE_S:
+        if entry.present.step > job.number or entry.since > began_at + LATE_S:
             self.server.lost(home)
 
     async def carry_out(self, job: Job, numbers: Sequence[int]) -> Done | None:
@@ -137,7 +139,7 @@ class StageWork:
             self._ready(job)
             if not await self._told_to_go(job):
                 return None
-            job.began_at = self._now()
+            job.began_at = began_at = self._now()
             outcome = None
             if driver is not None:
                 self._driver = driver
@@ -146,15 +148,16 @@ class StageWork:
                     # It has nothing to say to us, and may have lost us: we would wait for each other, and others for both.
                     self.server.lost(job.step.keys[place])
             accumulated = await self.server.settled(job.window)
+            at_home = self.server.at_home(job.window)
             settled = tuple(job.step.keys[place] for place in self.server.counting(job.window))
-            report = Report(job, outcome, self._now() - job.began_at, self.server.diary(job.window), settled)
+            report = Report(job, began_at, outcome, self._now() - began_at, self.server.diary(job.window), settled)
         finally:
             self.server.close(job.window)
             self.job = self._driver = None
             self._over(report, job.window)
         landed = {} if outcome is None else outcome.losses
         each = job.samples_per_microbatch
-        missed = [index for index, microbatch in enumerate(job.own) if microbatch not in landed]
+        missed = [index for index, microbatch in enumerate(job.own) if microbatch not in at_home]
         return Done(
             accumulated=accumulated,
             samples=accumulated.visits[self._recipe.stage] * each,

@@ -88,8 +88,6 @@ class Place(Struct, frozen=True, array_like=True):
     """Inner steps of that progress."""
     in_flight: bytes
     """Plan to which its last pseudo-gradient went; empty when none is in flight."""
-    missed: tuple[int, ...] = ()
-    """Samples that its next step begins with, see `trainer.Progress`."""
 
 
 class Link(Struct, frozen=True, array_like=True):

@@ -47,15 +47,10 @@ class Progress:
     """Local training since the outer state last counted it."""
 
     trained: Intervals = ()
-    """The front of this node's window, as long as samples were used: those themselves, but for `missed`."""
+    """Samples used, a prefix of this node's window."""
     steps: int = 0
     began_at: float = 0.0
     """When this interval of training began."""
-    missed: tuple[int, ...] = ()
-    """Samples that were in a step of a pipeline and did not come home; as many that lie behind `trained` were used in their places.
-
-    So those used and these are together the front of the window. They are trained next.
-    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,7 +234,7 @@ class Trainer(ABC):
             rest = split(self.progress.trained, samples)[1]
             steps = self._steps_in(count(rest))
             self._offered_steps = max(0, self._offered_steps - (self.progress.steps - steps))
-            self.progress = Progress(rest, steps, self._offered_at, self.progress.missed)
+            self.progress = Progress(rest, steps, self._offered_at)
 
     def drop(self) -> None:
         """Give up local progress."""

@@ -30,7 +30,6 @@ from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.envelope import Envelope
 from farflung.protocol.errors import BadSignature
 from farflung.protocol.keys import SIGNATURE_BYTES, PeerId, verify
-from farflung.protocol.ledger import count, split
 from farflung.protocol.messages import Promise, Voted
 from farflung.sims.audit import HONEST_REFUSALS
 from farflung.sims.swarm import Swarm
@@ -103,7 +102,7 @@ class Judge:
 
     def on_gradient(self, index: int, samples: tuple[int, ...], gradient: Tensor) -> None:
         kept = self._gradients.setdefault(index, OrderedDict())
-        kept[tuple(sorted(samples))] = gradient.clone()
+        kept[samples] = gradient.clone()
         while len(kept) > KEPT_GRADIENTS:
             kept.popitem(last=False)
 
@@ -205,7 +204,7 @@ class Judge:
         for contribution in commit.round.contributors:
             index = self.swarm.ids.index(contribution.peer)
             counted, _ = ledger.split(parent.ledger.window(contribution.peer), contribution.samples)
-            gradient = self._gradients.get(index, OrderedDict()).get(tuple(sorted(_numbers(counted))))
+            gradient = self._gradients.get(index, OrderedDict()).get(tuple(_numbers(counted)))
             if gradient is None:
                 self.violate(6, f"peer {index} contributed other samples than commit {commit.height} counts")
                 return None
@@ -307,9 +306,7 @@ class Judge:
                 self.violate(2, f"peer {index}: the outer state is not that of version {applier.version}")
             if trainer.busy.locked():
                 continue  # a step is under way: trained, and accounted for when it is over
-            progress = trainer.progress
-            front = split(trainer.window, count(progress.trained) + len(progress.missed))[0]
-            if sorted([*learner.trained, *progress.missed]) != sorted(_numbers(front)):
+            if learner.trained != _numbers(trainer.progress.trained):
                 self.violate(6, f"peer {index} trained other samples than it accounts for")
             if learner.strayed() > ROUNDING:
                 self.violate(2, f"peer {index}: local progress was lost, or made twice")

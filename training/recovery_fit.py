@@ -24,6 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from farflung.compression.codec import CodecError
+
 Pair = tuple[Tensor, Tensor]
 """Input and output of a stage, each [B, T, D]."""
 
@@ -67,15 +69,16 @@ def fit_(
 def misfit(
     forward: Callable[[Tensor], Tensor],  # the stage: [B, T, D] -> [B, T, D]
     pairs: Sequence[Pair],  # cached, at least one
-    carried: Callable[[Tensor], Tensor],  # what arrives of an output where the pairs come from
+    carried: Callable[[Tensor], Tensor],  # what arrives of an output where the pairs come from; may raise CodecError
 ) -> float:
     """See the module; the median over the pairs, for each comes from other peers, and one of them may be wrong. Infinite where an output is not finite."""
     found = list[float]()
     for x, y in pairs:
         with torch.no_grad():
             output = forward(x)
-        if not bool(output.isfinite().all()):
-            found.append(math.inf)
-        else:
-            found.append(float((carried(output) - y).square().sum() / (x - y).square().sum()))
+        try:
+            error = float((carried(output) - y).square().sum() / (x - y).square().sum())
+        except CodecError:  # not finite, or beyond what the codec has numbers for
+            error = math.inf
+        found.append(error if math.isfinite(error) else math.inf)
     return median(found)

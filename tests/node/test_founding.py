@@ -94,7 +94,11 @@ def test_defaults_need_nothing_but_a_name_and_fit_together(tmp_path: Path, corpu
 
 def test_stages_have_rounds_more_often(tmp_path: Path, corpus: Path) -> None:
     """Unless it is said how often."""
-    for name, flags, steps in (("alpha", {}, 15), ("beta", {"inner_steps": 60}, 60)):
+    for name, flags, steps in (
+        ("alpha", {}, 15),
+        ("beta", {"inner_steps": 60}, 60),
+        ("gamma", {"fragments": 4}, 16),
+    ):
         _, manifest = found(tmp_path, corpus, name=name, config=None, preset="1m", stages=2, **flags)
         assert manifest.inner_steps == steps
 

@@ -121,73 +121,41 @@ def test_samples_that_did_not_come_home_come_first_in_the_next_step() -> None:
     run(lab, main)
 
 
-def test_a_round_counts_what_was_trained_so_it_waits_for_what_did_not_come_home() -> None:
-    """Half of the last step of a lap is cut; its samples are in the next step, and then the front of the window is what was trained."""
-    lab = Lab((8, 8, ()), (8, 8, ()), (8, 4, (0, 1, 4, 5)))
+def counted(first: int, held: tuple[int, int]) -> Commit:
+    """A commit after which we hold these samples."""
+    ledger = Ledger(99, (Holding(ME, (held,)),))
+    return Commit(
+        height=1, parent=b"", version=1, steps=first, lap=3, tokens=0, view=(ME,), left=(), ledger=ledger, round=None
+    )
+
+
+def test_what_did_not_come_home_before_a_round_is_next_after_it() -> None:
+    """The round counts as many places as samples came home; those behind stand for the others."""
+    lab = Lab((8, 4, (0, 1, 6, 7)))
 
     async def main() -> None:
-        await asyncio.sleep(30.0)
-        assert not lab.ready and lab.trainer.free
-        assert lab.trainer.progress.trained == ((0, 20),) and lab.trainer.progress.missed == (16, 17, 20, 21)
-        lab.script.told.append((8, 8, ()))
+        await asyncio.sleep(10.0)
+        assert lab.trainer.settle(counted(3, (4, 60)), 1, 4)
+        lab.script.told += [(4, 2, (0, 1)), (4, 4, ())]
         lab.trainer.wake()
         await asyncio.sleep(10.0)
-        assert lab.ready[0].samples == 28 and not lab.trainer.progress.missed
-        assert sorted(number for numbers in lab.script.seen for number in numbers) == sorted(
-            [*range(28), 16, 17, 20, 21]
-        )
+        assert lab.script.seen == [tuple(range(8)), (0, 1, 6, 7), (0, 1, 8, 9)]  # 2 to 5 had come home
+        assert lab.trainer.progress.trained == ((4, 10),)
+        assert lab.ready[-1].samples == 6  # with the four counted: all of the first ten, each once
 
     run(lab, main)
 
 
-def test_a_step_that_is_cut_as_a_whole_is_not_waited_for() -> None:
-    """What was trained before it is the front of the window."""
-    lab = Lab((8, 8, ()), (8, 8, ()), (8, 0, tuple(range(8))))
-
-    async def main() -> None:
-        await asyncio.sleep(30.0)
-        assert lab.ready[0].samples == 16 and lab.trainer.progress.missed == tuple(range(16, 24))
-
-    run(lab, main)
-
-
-def test_but_no_longer_than_a_lap() -> None:
-    """Where one microbatch is cut again and again."""
-    lab = Lab(*[(8, 6, (0, 1))] * 8)
-
-    async def main() -> None:
-        await asyncio.sleep(60.0)
-        assert lab.script.step == 6 and lab.ready[0].samples == 36
-        ledger = Ledger(99, (Holding(ME, ((36, 60),)),))
-        commit = Commit(
-            height=1, parent=b"", version=1, steps=3, lap=3, tokens=0, view=(ME,), left=(), ledger=ledger, round=None
-        )
-        assert lab.trainer.progress.missed == (0, 1)
-        assert lab.trainer.settle(commit, 1, 36)
-        assert not lab.trainer.progress.missed  # nobody counts these two any more
-
-    run(lab, main)
-
-
-def test_what_did_not_come_home_is_still_next_when_a_round_has_counted_the_rest() -> None:
-    """Trained while the round was under way."""
-    lab = Lab((8, 8, ()))
+def test_what_did_not_come_home_is_forgotten_when_others_have_its_places() -> None:
+    lab = Lab((8, 4, (0, 1, 6, 7)))
 
     async def main() -> None:
         await asyncio.sleep(10.0)
-        lab.trainer.progress.missed = (10, 11)  # of a step after the offer, with (8, 9, 12, 13) trained
-        lab.trainer.progress.trained, lab.trainer.progress.steps = ((0, 12),), 2
-        lab.trainer._sizes.append(4)
-        ledger = Ledger(99, (Holding(ME, ((8, 60),)),))
-        commit = Commit(
-            height=1, parent=b"", version=1, steps=3, lap=3, tokens=0, view=(ME,), left=(), ledger=ledger, round=None
-        )
-        assert lab.trainer.settle(commit, 1, 8)
-        assert lab.trainer.progress.missed == (10, 11) and lab.trainer.progress.trained == ((8, 12),)
+        assert lab.trainer.settle(counted(3, (20, 60)), 1, 4)
         lab.script.told.append((4, 4, ()))
         lab.trainer.wake()
         await asyncio.sleep(10.0)
-        assert lab.script.seen[1] == (10, 11, 14, 15)
+        assert lab.script.seen[1] == (20, 21, 22, 23)
 
     run(lab, main)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
+import msgspec
 import pytest
 
 from farflung.node.diary import NAME_BYTES
@@ -362,10 +363,10 @@ def test_a_data_node_dies_that_had_given_up_a_peer(right: bool, monkeypatch: pyt
     if not right:
         watch_home = StageWork._watch_home
 
-        def counts_for_the_dead(self: StageWork, job: Job, home: PeerId, now: float) -> None:
+        def counts_for_the_dead(self: StageWork, job: Job, began_at: float, home: PeerId, now: float) -> None:
             if not self._roll.alive(home, now):
                 self.server._open[job.window].settle(job.step.place[home], counts=True)
-            watch_home(self, job, home, now)
+            watch_home(self, job, began_at, home, now)
 
         monkeypatch.setattr(StageWork, "_watch_home", counts_for_the_dead)
     swarm = simulate(RECIPE, Counting(), signers(4), story, wanted={1: 0, 2: 1, 3: 1})
@@ -402,6 +403,52 @@ def test_data_nodes_that_lose_each_other_do_not_wait_for_each_other() -> None:
     assert steps[one]["cut"] and steps[one]["settled"] == [swarm.ids[one].hex()]
     for peer in {*range(4)} - {one}:
         assert len(steps[peer]["settled"]) == 1 and swarm.ids[one].hex() not in steps[peer]["settled"]
+
+
+def test_data_nodes_that_lose_each_other_in_a_circle_do_not_wait_for_each_other() -> None:
+    """Of three each has lost the next one, so each waits for the word of the one that has lost it."""
+    numbers: list[int] = []
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(4):
+            swarm.start(peer)
+        await until(swarm, lambda: steps_done(swarm) >= 5)
+        works = [swarm.peers[peer].pipeline.work for peer in range(4) if stage_of(swarm, peer) == 0]
+        await until(swarm, lambda: all(work._driver is not None for work in works))
+        assert len(works) == 3 and works[0].job is not None
+        numbers.append(works[0].job.number)
+        for work, other in zip(works, [*works[1:], works[0]], strict=True):
+            assert work._driver is not None and other.job is not None
+            work._driver.lost(other.job.place, "connection reset")
+        await until(swarm, lambda: steps_done(swarm) >= numbers[0] + 3, seconds=60.0)
+
+    swarm = simulate(RECIPE, Counting(), signers(4), story, wanted={1: 0, 2: 0, 3: 1})
+    assert not swarm.broken
+    steps = [step for step in swarm.happened("pipeline.step") if step["number"] == numbers[0]]
+    assert len(steps) == 4
+
+
+def test_nobody_is_lost_between_the_word_and_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers look around several times a second; the data nodes' last heartbeats may be of before the step."""
+    told_to_go = StageWork._told_to_go
+
+    async def and_look(self: StageWork, job: Job) -> bool:
+        goes = await told_to_go(self, job)
+        for entry in self._roll.entries.values():
+            if entry.present is not None:
+                entry.present = msgspec.structs.replace(entry.present, window=b"")
+        self.watch(self._now())
+        return goes
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(4):
+            swarm.start(peer)
+        await until_done(swarm, *range(4))
+
+    monkeypatch.setattr(StageWork, "_told_to_go", and_look)
+    swarm = simulate(RECIPE, Counting(), signers(4), story, wanted={1: 1, 2: 0, 3: 1})
+    assert not swarm.broken
+    assert all(len(step["settled"]) == 2 for step in swarm.happened("pipeline.step") if step["number"] > 4)
 
 
 def test_a_chain_without_quorum_waits_and_the_pipeline_does_not() -> None:

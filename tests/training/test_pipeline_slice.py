@@ -1,5 +1,6 @@
 """The slices of a model's stages: together they are the model, and each begins as it does in the whole."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -113,6 +114,10 @@ def test_a_copy_fits_whatever_its_neighbours_saw_of_the_outputs(spec: str) -> No
     assert lost.misfit(pairs, boundary) < 1e-3
     if spec.startswith("subspace"):
         assert lost.misfit(pairs, Boundary.parse("fp32", 16)) > 1.0
+    with torch.no_grad():
+        for parameter in lost.model.parameters():
+            parameter.fill_(1e30)
+    assert lost.misfit(pairs, boundary) == math.inf  # beyond what codecs have numbers for; no error
 
 
 def test_a_fit_changes_outer_and_local_parameters_alike() -> None:

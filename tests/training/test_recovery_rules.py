@@ -171,6 +171,9 @@ def test_the_misfit_is_relative_to_leaving_the_stage_out() -> None:
     assert misfit(lambda x: x, pairs, torch.clone) == pytest.approx(1.0)
     assert misfit(lambda x: 2 * x - stage(x), pairs, torch.clone) == pytest.approx(4.0)  # as far, the other way
     assert misfit(lambda x: x * torch.nan, pairs, torch.clone) == math.inf
+    huge = (torch.full((1, 16, 8), 1e25), torch.full((1, 16, 8), -1e25))  # infinitely far from both
+    assert misfit(other, [pairs[0], huge, pairs[2]], torch.clone) > 0.0
+    assert misfit(stage, [huge], torch.clone) == math.inf
     pairs[1] = (inputs[1], other(inputs[1]).detach())  # somebody sent what was of another stage
     assert misfit(stage, pairs, torch.clone) == pytest.approx(0.0, abs=1e-6)
 
