@@ -1,7 +1,7 @@
 """A data node's step: its microbatches go along the routes of a plan and come home, whoever dies on the way.
 
 `protocol/flights.py` decides; this module hears what peers say, keeps its deadlines, and carries out its effects through the stage server
-that runs here. At the end it tells every peer that it has not lost that what that one has accumulated for it counts.
+that runs here. At the end it tells every peer whether what that one has accumulated for it counts: it does, but at those that it has lost.
 """
 
 import asyncio
@@ -104,10 +104,10 @@ class Driver:
             for place, tether in tethers.items():
                 tether.settle(counts=place not in lost)
             # Whoever is lost and never told does not count either; but a data node may be waiting for our word, as we may for another's.
-            waiting = [holding[place] for place in lost & self._step.homes if place in holding]
-            if waiting:
+            others_lost = lost & holding.keys()
+            if waiting := [holding[place] for place in others_lost & self._step.homes]:
                 await asyncio.wait(waiting, timeout=CLOSE_S)
-            for place in lost & holding.keys():
+            for place in others_lost:
                 holding[place].cancel()
         visits = {self._home: self._server.settle(self._step.window)}
         visits |= {place: tether.visits for place, tether in tethers.items() if tether.visits is not None}

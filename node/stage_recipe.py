@@ -96,8 +96,8 @@ class StageRecipe:
 
     @property
     def beside(self) -> Beside:
-        """What a peer of the stage holds in memory that a replica does not: for shadows the one that is held and the one that somebody was given
-        (`shadows`); the sums of a step's gradients, apart for each data node; and in each slot an input and a gradient (`stage_server`)."""
+        """What a peer of the stage holds in memory that a replica does not: residuals, and for shadows the one that is held and the one that somebody
+        was given (`shadows`); the sums of a step's gradients, apart for each data node; and in each slot an input and a gradient (`stage_server`)."""
         boundary_bytes = 4 * self.tokens_per_microbatch * self.whole.model.dim
         return Beside(
             copies=self.whole.manifest.feedback.directions + (2 if self.pipeline.shadows > 0.0 else 0),

@@ -20,6 +20,7 @@ from farflung.protocol.droppable import Droppable
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.flight import Patience
 from farflung.protocol.keys import Ed25519Signer
+from farflung.protocol.route import live_hops
 from farflung.sims import clock
 from farflung.sims.hub import MemoryHub
 from farflung.sims.links import LinkModel
@@ -29,9 +30,9 @@ from farflung.sims.toy import VirtualDoor
 from farflung.training.model import Decoder, ModelConfig, next_token_loss
 from farflung.training.pipeline_boundary import Boundary
 from farflung.training.pipeline_costs import Costs
-from farflung.training.pipeline_plan import Op, Plan
+from farflung.training.pipeline_plan import Hop, Lane, Op, Plan, Policy
 from farflung.training.pipeline_stages import split
-from farflung.training.pipeline_worker import HEAD, Accumulated, Batch, Worker
+from farflung.training.pipeline_worker import HEAD, Accumulated, Batch, Worker, mean_gradients
 
 T = TypeVar("T")
 
@@ -297,3 +298,32 @@ def in_stages(main: Callable[[StageLab], Awaitable[T]], plan: Plan, **options: A
 
     torch.set_num_threads(1)
     return clock.run(until_over())
+
+
+def two_columns(microbatches: int = 4, *, loss_at_home: bool = True) -> Plan:
+    """Peer 0 is the data node; stages 1 to 3 have two peers each, and the microbatches take them by turns."""
+    stages = ((0,), (1, 2), (3, 4), (5, 6))
+    routes = [tuple(Hop(stage, peers[lane % len(peers)]) for stage, peers in enumerate(stages)) for lane in (0, 1)]
+    return Plan(
+        peers=tuple(names(7)),
+        stages=stages,
+        lanes=tuple(Lane(route=routes[lane % 2]) for lane in range(microbatches)),
+        slots=(8,) * 7,
+        policy=Policy.BACKWARD,
+        loss_at_home=loss_at_home,
+    )
+
+
+async def whole(lab: StageLab) -> Outcome:
+    """Run the step, and check its gradients and that nothing counts twice."""
+    outcome = await lab.run()
+    visits = lab.visits(outcome)
+    assert all(len(peers) == 1 for peers in visits.values()), "counted twice"
+    parts = [(m, HEAD if hop == len(outcome.routes[m]) else outcome.routes[m][hop].stage) for m, hop in visits]
+    ways = {m: [route[hop].stage for hop in live_hops(route)] for m, route in outcome.routes.items()}
+    wanted = expected(lab.model, LAYERS, lab.data, ways, parts, lab.boundary)
+    found = mean_gradients(await lab.contributions(outcome))
+    assert found.keys() == wanted.keys()
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, wanted[name], rtol=1e-5, atol=1e-7, msg=name)
+    return outcome

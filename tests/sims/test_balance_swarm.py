@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.sims.test_pipeline_swarm import stage_of, steps_done, until, until_done
+from tests.sims.pipeline_story import stage_of, steps_done, until, until_done
 
 from farflung.node.stage_peer import StagePeer
 from farflung.node.stage_self import OUTSIDE

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.sims.pipeline_story import stage_of, until, until_done
 from tests.sims.test_feedback_swarm import close, kept_parts
-from tests.sims.test_pipeline_swarm import stage_of, until, until_done
 from torch import Tensor
 
 from farflung.node.residuals import Residuals

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sims.test_pipeline_swarm import stage_of, steps_done, until, until_done
+from tests.sims.pipeline_story import stage_of, steps_done, until, until_done
 
 from farflung.node.events import EventLog
 from farflung.sims.audit import Check, check_digests

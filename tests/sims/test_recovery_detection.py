@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from tests.sims.test_recovery_live import lives, members_of, until, until_done
+from tests.sims.pipeline_story import lives, members_of, until, until_done
 
 from farflung.protocol.lives import GONE_AFTER, LOST_AFTER
 from farflung.sims.links import Disturbance

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import torch
-from tests.sims.test_recovery_live import lives, until, until_done
+from tests.sims.pipeline_story import lives, until, until_done
 
 from farflung.protocol.lives import LOST_AFTER, NO_QUORUM_AFTER
 from farflung.sims.learners import freeze_replica
