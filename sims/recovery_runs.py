@@ -30,9 +30,9 @@ class Run:
 
     @property
     def fingerprint(self) -> str:
-        """Of all settings but the names, and but those of a tier that only say which runs are made."""
+        """Of all settings but the names, and but those of a tier that only say which runs are made, or what is computed from them."""
         method = replace(self.method, name="")
-        tier = replace(self.tier, name="", seeds=1, rates=())
+        tier = replace(self.tier, name="", seeds=1, rates=(), checkpoint_every=1)
         return hashlib.sha256(repr((method, tier, self.rate, self.seed, self.once)).encode()).hexdigest()[:16]
 
     @property
