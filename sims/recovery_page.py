@@ -90,7 +90,7 @@ def _lines(methods: Sequence[Method], tier: Tier, rows: Sequence[Row], once: Seq
         "",
         "## Single losses",
         "",
-        f"After the undisturbed iterations something is lost, once. *jump*: loss right after the recovery, over the undisturbed; *left*: {tier.event_steps} iterations later; "
+        f"After {tier.midway.warm_steps} undisturbed iterations, in the middle of a run, something is lost, once. *jump*: loss right after the recovery, over the undisturbed; *left*: {tier.event_steps} iterations later; "
         "*behind*: iterations by which training then lags, at the speed at which it learns there. Twins are compared with training in the swapped order.",
         "",
         *(f"* **{event.name}**: {event.about}, {_numbers(event.stages)}." for event in events(tier)),

@@ -4,7 +4,8 @@ All differences are taken seed by seed. Iterations count from the first in which
 what training without failures has at half of them, so each seed has its own. Hours are of `recovery_clock`; a method
 that does not get to the target in one of its runs has none.
 
-A single loss is compared with the same training undisturbed, whose loss falls by `slope` per step meanwhile:
+A single loss comes in the middle of a run (`Tier.midway`) and is compared with the same training undisturbed, whose loss falls by `slope` per
+step meanwhile:
 
     jump       loss right after the recovery, before any step, minus the undisturbed
     setback    what is left of that after `event_steps`, over the slope: steps by which training lags behind
@@ -206,12 +207,12 @@ def _none(tier: Tier, seed: int) -> Run:
 def _calm(method: Method, tier: Tier, seed: int) -> Run:
     """The same training, and nothing is lost."""
     same = SWAPS_ALONE if method.checkfree.plus else NONE
-    return Run(method=same, tier=tier, rate=ONCE_RATE, seed=seed, once=())
+    return Run(method=same, tier=tier.midway, rate=ONCE_RATE, seed=seed, once=())
 
 
 def _once(event: Event, method: Method, tier: Tier, seed: int) -> list[Run]:
     """The undisturbed run first."""
-    lost = [Run(method=method, tier=tier, rate=ONCE_RATE, seed=seed, once=stages) for stages in event.stages]
+    lost = [Run(method=method, tier=tier.midway, rate=ONCE_RATE, seed=seed, once=stages) for stages in event.stages]
     return [_calm(method, tier, seed), *lost]
 
 

@@ -6,7 +6,8 @@ stage of the bench's model fails with in each of its iterations. So a run has as
 had, and one of 200 iterations with six stages some 2, 3, 5 and 12 losses at 5, 10, 16 and 33 %.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from farflung.training.model import ModelConfig
 from farflung.training.presets import preset
@@ -84,6 +85,11 @@ class Tier:
     def layers(self) -> int:
         """Of a stage."""
         return self.model.num_layers // self.stages
+
+    @property
+    def midway(self) -> Self:
+        """The same with undisturbed steps up to the middle of a run: when something is lost once, stages have learnt what is theirs to do."""
+        return replace(self, warm_steps=self.warm_steps + self.steps // 2)
 
     @property
     def num_tokens(self) -> int:
