@@ -20,7 +20,7 @@ from farflung.node.mean_files import PLAN_BYTES
 from farflung.node.means import MeanStore
 from farflung.node.residuals import Residuals
 from farflung.node.statesync import Donor
-from farflung.node.storage import Place, Storage
+from farflung.node.storage import Held, Place, Storage
 from farflung.node.trainer import Progress, Trainer
 from farflung.protocol.chain import Certified, Commit, RoundResult
 from farflung.protocol.effects import Repair
@@ -101,11 +101,12 @@ class Applier:
         self._pending += 1
         self._queue.put_nowait((work, on_disk))
 
-    async def restore(self, history: list[Certified]) -> bool:
-        """Load the last checkpoint, or take the fresh parameters as the genesis state. Returns whether a checkpoint was there."""
-        place = await self._learn(self._storage.load_learner, self._learner)
+    async def restore(self, history: list[Certified], held: Held | None) -> bool:
+        """Go on from what is held, or load the last checkpoint, or take the fresh parameters as the genesis state. Returns whether there was a checkpoint."""
+        place = held.place if held else await self._learn(self._storage.load_learner, self._learner)
         if place is not None:
-            await self._aside(self._residuals.load, await self._learn(self._storage.load_residuals))
+            residuals = held.residuals if held else await self._learn(self._storage.load_residuals)
+            await self._aside(self._residuals.load, residuals)
             self.height, self.version = place.height, place.version
             self._exchange.in_flight = place.in_flight
             self._trainer.progress = Progress(place.trained, place.steps)

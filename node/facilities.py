@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from farflung.node.door import Doors
 from farflung.node.events import EventLog
 from farflung.node.network import Network
-from farflung.node.storage import Storage
+from farflung.node.storage import Held, Storage
 from farflung.protocol.keys import Signer
 from farflung.protocol.pipeline_messages import UNKNOWN, Domains
 
@@ -33,4 +33,6 @@ class Facilities:
     facts: Facts
     checkpoint_s: float = 300.0
     """Between two checkpoints."""
+    held: Held | None = None
+    """What the learner has already; None: what is in `storage`, if anything."""
     exit_when_done: bool = True

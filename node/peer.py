@@ -170,6 +170,7 @@ class Peer:
         self.applier.donor = self._donor
         self._journal = doors.journal.run
         self._storage = storage
+        self._held = facilities.held
         self._mail = SealedMail(network, signer, settings.swarm, messages.decode)
         self._exit_when_done = facilities.exit_when_done
         self._executor = Executor(
@@ -209,7 +210,7 @@ class Peer:
 
         `history` is the genesis (founder), what was saved (restart), or empty (newcomer); `known` are peers to talk to first.
         """
-        resumed = await self.applier.restore(history)
+        resumed, self._held = await self.applier.restore(history, self._held), None
         self.log.emit(
             "node.start",
             pid=self.facts.pid,

@@ -19,11 +19,12 @@ from farflung.node.peerbook import PeerBook
 from farflung.node.recipe import Recipe, swarm_dataset, swarm_tokenizer
 from farflung.node.refusals import Refusals
 from farflung.node.rehearsal import Rehearsal
+from farflung.node.renewal import Overtaken
 from farflung.node.replica_peer import ReplicaPeer
 from farflung.node.runner import free_the_last_life
 from farflung.node.stage_self import OUTSIDE
 from farflung.node.stage_start import Stage, StageStart, stage_storage
-from farflung.node.storage import FileStorage
+from farflung.node.storage import FileStorage, Held
 from farflung.node.swarmfiles import data_file, data_here, save_tokenizer, tokenizer_file
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.keys import Signer
@@ -118,9 +119,11 @@ class PeerMaking:
             learner = self.rehearsal.stage_learner(learner)
         self._say_saving(stage.runtime)
         storage = stage_storage(self.swarm, stage.life)
-        if not await self._start.begin(stage, learner, storage, self.doors, self.log):
+        try:
+            held = await self._start.begin(stage, learner, storage, self.doors, self.log)
+        except Overtaken:
             return await self.move(OUTSIDE)
-        facilities = self._facilities(storage, stage.recipe.own.checkpoint_s)
+        facilities = self._facilities(storage, stage.recipe.own.checkpoint_s, held)
         return self._start.peer(stage, learner, facilities, self._prepare), storage
 
     async def _prepare(self, stage: int) -> None:
@@ -144,7 +147,7 @@ class PeerMaking:
             data_file(swarm).write_text(spec + "\n", encoding="utf-8")
         return dataset
 
-    def _facilities(self, storage: FileStorage, checkpoint_s: float) -> Facilities:
+    def _facilities(self, storage: FileStorage, checkpoint_s: float, held: Held | None = None) -> Facilities:
         return Facilities(
             network=self.engine,
             signer=self.signer,
@@ -158,6 +161,7 @@ class PeerMaking:
                 domains=self._domains,
             ),
             checkpoint_s=checkpoint_s,
+            held=held,
             exit_when_done=self.options.exit_when_done,
         )
 

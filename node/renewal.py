@@ -17,7 +17,7 @@ one neighbour or further ones, and new weights are fitted to them.
 
 Meanwhile we say that we are at it, so that the stage is not found lost again; and if the data nodes begin yet another life because they did not hear us,
 ours ends before it has begun. No file is read for any of this but our own of that earlier life. What was made is on our disk before anybody can count on
-it, as after every download.
+it, as after every download, and is served from memory.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from farflung.node.remains import Remains
 from farflung.node.shadows import fetch, serve_shelf
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
-from farflung.node.storage import Place, Storage
+from farflung.node.storage import Held, Place, Storage
 from farflung.protocol.chain import founded
 from farflung.protocol.errors import NetworkError, RemoteError
 from farflung.protocol.keys import PeerId, Signer, short
@@ -53,6 +53,10 @@ LISTEN_S = 2.0
 
 STEP_S = 10.0
 """Of the pipeline, while nobody has measured one."""
+
+
+class Overtaken(Exception):
+    """Another life of the stage was begun meanwhile."""
 
 
 class Renewal:
@@ -85,8 +89,8 @@ class Renewal:
         self._owed: dict[str, Tensor] = {}
         """What the codecs have left unsent of what we have made."""
 
-    async def run(self, signer: Signer, storage: Storage) -> bool:
-        """Make the stage, and write its first commit. False: another life of it was begun meanwhile, and nothing was written."""
+    async def run(self, signer: Signer, storage: Storage) -> Held:
+        """Make the stage, and write its first commit. Returns what the learner has from then on. Raises Overtaken, and nothing was written then."""
         self._outside.wants, self._outside.fits = self._life.stage, frozenset()
         self._outside.listen(lambda present: None)
         outside = self._outside
@@ -105,15 +109,15 @@ class Renewal:
             rung = await self._make()
             saying.cancel()
         if not self._counts():
-            return False
+            raise Overtaken
         if rung.bumps_lr:
             self._learner.made_of_others_at = self._step()
-        place = Place(0, self._life.since.version, (), 0, b"")
-        await self._doors.learner.run(storage.save_learner, self._learner, self._owed, place, ())
+        held = Held(Place(0, self._life.since.version, (), 0, b""), self._owed)
+        await self._doors.learner.run(storage.save_learner, self._learner, held.residuals, held.place, ())
         settings = self._recipe.settings(self._life)
         first = founded(settings.swarm, signer, settings.rules)
         await self._doors.journal.run(storage.append_commit, None, first)
-        return True
+        return held
 
     # ---- making it ---------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from farflung.node.shadows import Shelf
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_peer import StagePeer
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
-from farflung.node.storage import FileStorage
+from farflung.node.storage import FileStorage, Held
 from farflung.node.whole_model import save_model
 from farflung.protocol import pipeline_messages
 from farflung.protocol.appointment import Appointment
@@ -138,11 +138,12 @@ class StageStart:
 
     async def begin(
         self, taken: Stage, learner: StageLearner, storage: FileStorage, doors: Doors, log: EventLog
-    ) -> bool:
-        """Before there is a peer: begin the stage anew, if that is what we were called for. False: somebody else has been called since."""
+    ) -> Held | None:
+        """Before there is a peer: begin the stage anew, if that is what we were called for. What the learner has then; None where its state is on the
+        disk, or at other peers. Raises Overtaken when somebody else has been called since."""
         called = taken.life.number > 0 and taken.life.founder == self._signer.peer_id
         if not called or storage.load_history():
-            return True
+            return None
         mine = self._remains(taken.life.stage, taken.life.number - 1)
         renewal = Renewal(self._outside, taken.recipe, taken.life, learner, mine, doors, log)
         return await renewal.run(self._signer, storage)

@@ -14,6 +14,7 @@
 import re
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -88,6 +89,14 @@ class Place(Struct, frozen=True, array_like=True):
     """Inner steps of that progress."""
     in_flight: bytes
     """Plan to which its last pseudo-gradient went; empty when none is in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a learner has in memory already, and what has been saved with it: nothing needs to be read."""
+
+    place: Place
+    residuals: dict[str, Tensor]
 
 
 class Link(Struct, frozen=True, array_like=True):

@@ -24,7 +24,7 @@ from farflung.node.facilities import Facilities, Facts
 from farflung.node.outside import Outside
 from farflung.node.recipe import Recipe
 from farflung.node.remains import Remains, remains
-from farflung.node.renewal import Renewal
+from farflung.node.renewal import Overtaken, Renewal
 from farflung.node.sealed_mail import PipelineMail
 from farflung.node.shadows import Shelf
 from farflung.node.stage_peer import StagePeer
@@ -255,9 +255,12 @@ class PipelineSwarm:
 
         doors = Doors(learner=door(), side=door(), journal=door(), digest=door())
         made = life.number > 0 and life.founder == signer.peer_id and not storage.load_history()
+        held = None
         if made:
             renewal = Renewal(outside, recipe, life, learner, disk.remains(life.stage), doors, log)
-            if not await renewal.run(signer, storage):
+            try:
+                held = await renewal.run(signer, storage)
+            except Overtaken:
                 disk.life = None
                 return True
             self.judge.on_made(index, life, learner)
@@ -269,6 +272,7 @@ class PipelineSwarm:
             log=log,
             facts=Facts(device="simulated", pid=0, domains=self.domains.get(index, UNKNOWN)),
             checkpoint_s=60.0,
+            held=held,
         )
         peer = StagePeer(
             recipe,

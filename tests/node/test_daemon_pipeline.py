@@ -63,9 +63,6 @@ ALLOWED = (
 )
 """What nodes open while a stage is recovered, by the folders of their homes: what they write all the time, and nothing that has a state and is whole."""
 
-MADE = r"d/state/swarms/\w+/stage-1-life-1/learner-a/(\w+\.safetensors|place\.msgpack|state\.json)"
-"""What the new peer has made is on its own disk before it serves, and it begins with what is there."""
-
 OURS = re.compile(r"\w+\.(log|opened)|\w+\.watcher/\S+|\w+/state/swarms/\w+/events\.jsonl")
 """What this test reads."""
 
@@ -73,10 +70,9 @@ ELSEWHERE = re.compile(rf"/dev/\S+|\S+/__pycache__/\S+|{tempfile.gettempdir()}/(
 """Where nodes write beside their homes: what Python compiles, keys of connections, and whether there is a place for such things."""
 
 
-def may_open(path: Path, is_made: bool) -> bool:
-    """Whether this file may be opened while a stage is recovered; `is_made`: the new peer has the stage."""
-    allowed = (*ALLOWED, MADE) if is_made else ALLOWED
-    return any(re.fullmatch(one, str(path)) for one in allowed)
+def may_open(path: Path) -> bool:
+    """Whether this file may be opened while a stage is recovered."""
+    return any(re.fullmatch(one, str(path)) for one in ALLOWED)
 
 
 def found(tmp_path: Path, **flags: Any) -> CreatedSwarm:
@@ -198,7 +194,7 @@ def test_processes_train_two_stages_though_one_of_a_stage_is_killed_and_then_its
         within = [(at, path) for at, path in opened if killed_at <= at <= served_at and path.is_relative_to(tmp_path)]
         files = [(at, path.relative_to(tmp_path)) for at, path in within if not path.is_dir()]
         assert {path.parts[0] for _, path in files} == {"a", "d"}
-        assert [path for at, path in files if not may_open(path, at >= made["time"])] == []
+        assert [path for _, path in files if not may_open(path)] == []
         print(f"{served_at - killed_at:.1f} s from the kill to the end of the first step with it")
     # The founder's machine has the whole model, as it was last evaluated.
     facts = daemon.export(ExportOptions(swarm="pipe", folder=tmp_path / "model", home=tmp_path / "a"))
