@@ -189,6 +189,8 @@ class Peer:
         self._stop = asyncio.Event()
         self._let_go = asyncio.Event()
         self._leaving_at: float | None = None
+        self._was_member = False
+        """When we began to leave."""
         self._let_go_s = LET_GO_S
         self._rest = asyncio.Event()
         """Ends when something is under way again."""
@@ -284,6 +286,7 @@ class Peer:
 
     async def _leave(self, working: set[asyncio.Task[None]]) -> None:
         """Finish what is being computed, wait to be let go, so that the others are not left short of a vote, and save."""
+        self._was_member = self.member.in_view
         self.member.membership.state = "leaving"
         self._do(self.member.withdraw(self._now()))
         self.trainer.finish()
@@ -300,13 +303,22 @@ class Peer:
         """Whether a node that leaves since so long may go: nobody can be made to let us go, and they will find us gone."""
         membership = self.member.membership
         if not self.member.in_view:
-            return True
+            return self.is_let_go or since_s >= self._let_go_s
         others = [p for p in self.member.head.commit.view if p != self.member.me]
         if others:
             return not membership.live(others) or since_s >= self._let_go_s
         beats = [membership.heartbeat(p) for p in membership.live(membership.known())]
         joining = any(beat is not None and beat.state == "joining" for beat in beats)
         return not joining or since_s >= HAND_OVER_S
+
+    @property
+    def is_let_go(self) -> bool:
+        """Whether our chain goes on without us: we are no member of it, and if we were one, somebody who stays knows that. Of two members the one that
+        stays might have been away, and needs a vote from us for ever if it does not hear of the commit."""
+        if not self._was_member or self.member.in_view:
+            return not self.member.in_view
+        head, heartbeat = self.member.head.commit, self.member.membership.heartbeat
+        return any((beat := heartbeat(p)) is not None and beat.height >= head.height for p in head.view)
 
     def _watch_end(self, now: float) -> None:
         """When the run is complete: serve those who are behind for a moment, then leave."""

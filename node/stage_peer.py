@@ -212,7 +212,7 @@ class StagePeer(Peer):
     async def run(self, *, anchor: Commit | None, history: list[Certified], known: list[PeerId]) -> Left:
         left = await super().run(anchor=anchor, history=history, known=known)
         to = self.moves_to
-        if to not in (None, OUTSIDE) and self.member.in_view:  # its chain could not let it go, and may need its vote
+        if to not in (None, OUTSIDE) and not self.is_let_go:  # its chain may need its vote, or its word
             to = self.pipeline.recipe.stage
         return Left(left.reason, to)
 

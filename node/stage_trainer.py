@@ -102,10 +102,12 @@ class StageTrainer(Trainer):
         return self.lap - self._steps.step % self.lap
 
     def _is_ready(self) -> bool:
-        if self._offering or not self._host.may_train() or self.progress.steps == self._offered_steps:
+        if self._offering or not self._host.may_train() or self.progress.steps == 0:
             return False
         if self.finished:  # no round comes any more
             return False
+        if self.progress.steps == self._offered_steps:  # no round took it; without samples nothing more will come
+            return self.out_of_samples
         number = self._steps.step // self.lap
         if self._number is None:  # restarted, with progress
             self._number = number

@@ -121,6 +121,24 @@ def test_samples_that_did_not_come_home_come_first_in_the_next_step() -> None:
     run(lab, main)
 
 
+def test_what_no_round_took_is_offered_again_when_no_samples_are_left() -> None:
+    """Without another step there will never be anything else to offer. While there are samples, training goes on first."""
+    lab = Lab((8, 8, ()), (8, 8, ()), (8, 8, ()), (8, 8, ()))
+    lab.trainer.window = ((0, 20),)
+
+    async def main() -> None:
+        await asyncio.sleep(15.0)
+        lab.trainer.over()  # there was no quorum
+        await asyncio.sleep(15.0)
+        assert lab.trainer.out_of_samples
+        offers = [ready.samples for ready in lab.ready]
+        lab.trainer.over()
+        await asyncio.sleep(1.0)
+        assert [ready.samples for ready in lab.ready] == [*offers, 16] and not lab.trainer.free
+
+    run(lab, main)
+
+
 def counted(first: int, held: tuple[int, int]) -> Commit:
     """A commit after which we hold these samples."""
     ledger = Ledger(99, (Holding(ME, (held,)),))
