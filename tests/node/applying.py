@@ -92,7 +92,7 @@ class Applying:
         return self.node.learner.evaluate()
 
     async def start(self, history: Sequence[Certified]) -> None:
-        await self.applier.restore(list(history))
+        await self.applier.restore(list(history), None)
         self.member.history.replace(None, history)
         await self.applier.resume(list(history))
         await self.idle()

@@ -36,7 +36,7 @@ def test_the_founder_begins_with_the_fresh_state() -> None:
 def test_nobody_else_does() -> None:
     async def main(lab: Lab) -> None:
         one = Applying(lab, lab.nodes[1])
-        assert not await one.applier.restore([genesis()])
+        assert not await one.applier.restore([genesis()], None)
         assert one.applier.version == -1
 
     in_lab(2, main)
