@@ -1,7 +1,8 @@
 """What a member offers to the rounds of one height, and what comes of it.
 
 A proposer plans a round anew when a plan comes to nothing, so a height may see several plans; our part in the newest is a `Participation`.
-What is offered (`Ready`) ends in one `RoundOver`, unless it is withdrawn: with the commit of a round, ours or not, or when it is given up.
+What is offered (`Ready`) ends in one `RoundOver`, unless it is withdrawn before anything of it was sent: with the commit of a round, ours or not, at this
+height or a later one, or when it is given up.
 """
 
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ class Attendance:
     _over: set[bytes] = field(default_factory=set)
     """Plans of this height of which nothing can come: a late copy must not bring one back."""
     _contributing: bool = False
-    """Whether a plan of this height has had us contribute."""
+    """Whether a plan since the last round has had us contribute, and nobody has said what came of it."""
     _no_quorum_since: float | None = None
 
     def offer(self, ready: Ready, now: float) -> None:
@@ -35,10 +36,10 @@ class Attendance:
         self.ready, self.ready_at, self._no_quorum_since = ready, now, None
 
     def give_up(self, reason: str) -> list[Effect]:
-        """No round counts what we offer: training goes on from it."""
-        if self.ready is None:
+        """No round counts what we offer, or had sent for one: training goes on from it."""
+        if self.ready is None and not self._contributing:
             return []
-        self.ready = None
+        self.ready, self._contributing = None, False
         return [RoundOver(None, False, reason)]
 
     def waits_in_vain(self, *, quorum: bool, now: float) -> bool:
@@ -100,8 +101,8 @@ class Attendance:
             contributed = any(c.peer == self.me for c in commit.round.contributors)
             reason = "committed" if contributed else self._why_missed(commit.round)
             effects.append(RoundOver(commit.round.plan, contributed, reason))
-            self.ready = None
-        self.part, self._contributing = None, False
+            self.ready, self._contributing = None, False
+        self.part = None
         self._over.clear()
         return effects
 

@@ -55,6 +55,35 @@ def test_who_takes_back_what_it_had_sent_hears_that_the_round_missed_it() -> Non
     assert not of(one.receive(LEADER, messages.Committed(certify(again, INSIDE)), 2.0), RoundOver), "only once"
 
 
+def test_who_takes_back_what_it_had_sent_hears_so_after_a_change_of_view_too() -> None:
+    one = member()
+    one.set_ready(ready(), 0.1)
+    assert of(one.receive(LEADER, plan(), 0.5), Contribute)
+    one.withdraw(0.6)
+    let_go = follow(HEAD, tuple(peer for peer in IDS if peer != FOLLOWER))
+    assert not of(one.receive(LEADER, messages.Committed(certify(let_go, INSIDE)), 1.0), RoundOver)
+    result = commit(samples=4).round
+    assert result is not None
+    less = tuple(c for c in result.contributors if c.peer != FOLLOWER)
+    after = follow(let_go, let_go.view, result=but(result, contributors=less))
+    left = [signer for signer in INSIDE if signer.peer_id in let_go.view]
+    over = of(one.receive(LEADER, messages.Committed(certify(after, left)), 2.0), RoundOver)
+    assert [(o.contributed, "given up by us" in o.reason) for o in over] == [(False, True)]
+
+
+def test_who_takes_back_what_it_had_sent_and_then_jumps_says_so_once() -> None:
+    one = member()
+    one.set_ready(ready(), 0.1)
+    assert of(one.receive(LEADER, plan(), 0.5), Contribute)
+    one.withdraw(0.6)
+    later = certify(commit(samples=4), INSIDE)
+    over = of(one.begin(None, [later], 1.0), RoundOver)
+    assert [(o.contributed, o.reason) for o in over] == [(False, "the history went on without us")]
+    assert later.commit.round is not None
+    again = follow(later.commit, IDS, result=but(later.commit.round, plan=b"q" * 32))
+    assert not of(one.receive(LEADER, messages.Committed(certify(again, INSIDE)), 2.0), RoundOver)
+
+
 def test_a_change_of_view_does_not_end_readiness() -> None:
     one = member()
     one.set_ready(ready(), 0.1)
