@@ -1,7 +1,7 @@
 """Small swarms with a pipeline under seeded misfortune: whole stages are lost, and whoever mends that is hit, too (`stage_losses`). What `make soak` runs by the hundred.
 
-Nodes are as they are, the model is of a few layers that learn to count, time is virtual. In the end links are well again, the machines of stage 0 are there, and as many
-others as there are stages: then every stage has to be served again and all have to train on, within `PATIENCE_S`. Run by hand:
+Nodes are as they are, the model is of a few layers that learn to count, time is virtual. In the end links are well again, the machines of stage 0 are there, and others,
+newcomers or some that were gone, until there is one more than stages: then every stage has to be served again and all have to train on, within `PATIENCE_S`. Run by hand:
 
     python -m farflung.sims.chaos_pipeline --seeds 1000 --repeat-every 10   # `make soak`
     python -m farflung.sims.chaos_pipeline --seed 17 --events               # one of them, with its log

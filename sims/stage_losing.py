@@ -52,7 +52,7 @@ class Misfortune:
                 group.create_task(self._fall(blow), name=f"blow: {blow.what}")
 
     async def end(self) -> None:
-        """Machines of stage 0 come back, and others, until there are enough."""
+        """Machines of stage 0 come back; newcomers come, and after the last of them others come back, until there is one more than stages."""
         swarm = self._swarm
         await asyncio.sleep(RESTART_S)
         for peer, disk in enumerate(swarm.disks):
@@ -63,6 +63,10 @@ class Misfortune:
             self._come()
         if self._scene.tied:
             self._bring_back()
+            return
+        for peer in range(self._scene.num_peers):  # newcomers may have been hit, too
+            if len(self._running()) <= self._scene.stages and not self._runs(peer):
+                self._begin(Start(at=self._now(), peer=peer))
 
     def _bring_back(self) -> None:
         """A machine of each stage that has none left, but for as many stages as there are newcomers who have none."""

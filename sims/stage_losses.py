@@ -2,7 +2,7 @@
 
 Who serves which stage shows only as it goes, so a `Blow` says whom it hits by what he does (`Whom`), and `stage_losing` finds him when it falls.
 Machines may be gone for good, but for those of stage 0, which come back in the end: nobody can replace these (`protocol/lives.py`). So do links, and
-as many new machines as the stages need come at the latest then.
+as many new machines as the stages need come at the latest then; where too many of these are gone, too, some of the others come back.
 """
 
 import random

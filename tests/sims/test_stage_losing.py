@@ -1,0 +1,58 @@
+"""Who is there when all blows have fallen, with machines that do nothing."""
+
+import asyncio
+import random
+from dataclasses import replace
+
+import pytest
+
+from farflung.protocol.lives import Life
+from farflung.sims.pipeline_small import Counting, recipe, signers
+from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
+from farflung.sims.stage_losing import Misfortune
+from farflung.sims.stage_losses import Blow, Scene, What, draw_scene
+
+
+@pytest.fixture(autouse=True)
+def idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def live(self: PipelineSwarm, index: int) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(PipelineSwarm, "_live", live)
+
+
+def running(swarm: PipelineSwarm) -> set[int]:
+    return {peer for peer, task in swarm.tasks.items() if not task.done()}
+
+
+async def lose_most(scene: Scene, swarm: PipelineSwarm, rng: random.Random) -> None:
+    """Two of three machines, newcomers among them, are gone when the last blow has fallen."""
+    coming = (Blow(at=0.0, what=What.COME),) * rng.randint(0, scene.newcomers)
+    misfortune = Misfortune(replace(scene, blows=coming), swarm, lambda line: None)
+    for peer, stage in enumerate(scene.placed):
+        swarm.disks[peer].life = Life(stage, 0, swarm.ids[peer])
+        swarm.start(peer)
+    await misfortune.run()
+    for peer in running(swarm):
+        if rng.random() < 2 / 3:
+            swarm.kill(peer)
+    await misfortune.end()
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_in_the_end_every_stage_can_have_a_machine(seed: int) -> None:
+    """With fewer no swarm gets well, whatever its nodes do."""
+    scene = draw_scene(seed)
+
+    async def story(swarm: PipelineSwarm) -> None:
+        await lose_most(scene, swarm, random.Random(seed))
+        there = running(swarm)
+        assert {peer for peer, disk in enumerate(swarm.disks) if disk.stage == 0} <= there
+        if scene.tied:
+            free = [peer for peer in there if swarm.disks[peer].stage is None]
+            deserted = set(range(scene.stages)) - {swarm.disks[peer].stage for peer in there}
+            assert len(free) >= len(deserted)
+        else:
+            assert len(there) > scene.stages
+
+    simulate(recipe(stages=scene.stages, layers=scene.layers), Counting(), signers(scene.num_peers), story)
