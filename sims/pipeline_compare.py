@@ -1,6 +1,8 @@
 """Plans for one network beside their baselines, all timed by the same simulator with the same number of microbatches.
 
     full columns         every route visits all stages of its column: DT-FM's assignment and matchings, our annealing
+    listed columns       the same assignment, columns in the order in which each stage's peers happen to be listed, as if
+                         nobody had matched them: mean of thirty orders
     random columns       the same matchings, peers dealt to stages at random: mean of five
     cost-blind skip      DT-FM's assignment, random feasible routes ("DT-FM skip"): mean of five
     random feasible      peers dealt to stages at random, random feasible routes: mean of five
@@ -12,6 +14,7 @@ Time per step is not work per step: routes that skip a third do a third less, an
 
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -26,6 +29,8 @@ from farflung.training.pipeline_rules import Rules, validate
 from farflung.training.pipeline_search import Search, improve, makespan_of
 
 _REPEATS = 5
+_ORDERS = 30
+"""Of the peers in their stages, for listed columns."""
 _FULL_HOT = 0.05
 """Fewer and longer lanes: the search for full routes needs more heat to get from one plan to another."""
 _ASSIGNMENT_WORK = 600_000
@@ -39,6 +44,8 @@ class Comparison:
     """Seconds of a step, unless said otherwise."""
 
     full_columns_s: float
+    listed_columns_s: tuple[float, ...]
+    """Of each order."""
     random_columns_s: float
     cost_blind_skip_s: float
     random_feasible_s: float
@@ -66,6 +73,10 @@ class Comparison:
     def routing_percent(self) -> float:
         """What routing alone takes off full columns."""
         return 100.0 * (1.0 - self.planned_full_s / self.full_columns_s)
+
+    @property
+    def mean_listed_columns_s(self) -> float:
+        return fmean(self.listed_columns_s)
 
 
 def task_for(network: Network, groups: Groups, *, visits: int) -> Task:
@@ -100,9 +111,20 @@ def dealt(network: Network, sizes: list[int], rng: random.Random) -> Groups:
 
 
 def columns_s(network: Network, groups: Groups) -> float:
-    """A step of full columns, each with as many lanes as a peer has slots."""
+    """A step of full columns of matched peers."""
     task = task_for(network, groups, visits=network.num_stages)
-    chains = columns(task.costs, groups)
+    return _chains_s(network, task, columns(task.costs, groups))
+
+
+def listed_columns_s(network: Network, groups: Groups, rng: random.Random) -> float:
+    """A step of full columns whose peers are those with the same place in each stage's list, in some order of the lists."""
+    lists = [rng.sample(group, len(group)) for group in groups]
+    task = task_for(network, groups, visits=network.num_stages)
+    return _chains_s(network, task, [list(chain) for chain in zip(*lists, strict=False)])
+
+
+def _chains_s(network: Network, task: Task, chains: Sequence[Sequence[int]]) -> float:
+    """A step of these columns, each with as many lanes as a peer has slots."""
     lanes = min(len(chains) * network.slots, network.num_microbatches)
     each, more = divmod(network.num_microbatches, lanes)
     makespan = Makespan(task.costs, [each + (lane < more) for lane in range(lanes)], network.num_stages)
@@ -164,6 +186,7 @@ def compare(network: Network, search: Search) -> Comparison:
     seeds = range(_REPEATS)
     return Comparison(
         full_columns_s=columns_s(network, groups),
+        listed_columns_s=tuple(listed_columns_s(network, groups, random.Random(order)) for order in range(_ORDERS)),
         random_columns_s=fmean(columns_s(network, one) for one in shuffled),
         cost_blind_skip_s=fmean(blind_s(network, groups, seed) for seed in seeds),
         random_feasible_s=fmean(blind_s(network, shuffled[seed], seed) for seed in seeds),

@@ -137,6 +137,17 @@ def sim_report(
         typer.echo(f"report: {out}" + (f"\ntrace:  {trace}" if trace is not None else ""))
 
 
+def _plan_all(page: Path, proposals: int | None, seed: int, as_json: bool) -> None:
+    from farflung.sims.pipeline_run import describe
+    from farflung.sims.plan_page import make_page
+
+    found = make_page(page, proposals=proposals, seed=seed, say=lambda text: typer.echo(text, err=True))
+    if as_json:
+        print_json([dict(one) for one in found])
+    else:
+        typer.echo("\n\n".join(describe(dict(one)).rpartition("\n\n")[0] for one in found))
+
+
 @sim_app.command("plan")
 def sim_plan(
     network: Annotated[str, typer.Option(help="reference, forty-two, or volunteers.")] = "reference",
@@ -144,12 +155,19 @@ def sim_plan(
     proposals: Annotated[int | None, typer.Option(min=1, help="Budget of the search; by default, what fits.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the search, and of random networks.")] = 0,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan's step as a Chrome trace.")] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Plan all networks instead, and write planning.md and its plot here."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Plan pipeline routes for a network and compare them with full columns and others: a minute or two."""
     from farflung.sims.pipeline_run import describe, run_plan
 
     try:
+        if page is not None:
+            _plan_all(page, proposals, seed, as_json)
+            return
         figures = run_plan(network, peers=peers, proposals=proposals, seed=seed, trace=trace)
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
