@@ -8,7 +8,7 @@ as long as its peer would take, so that twelve processes do not fight for the pr
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,18 @@ from rich.table import Table
 from farflung.compression import kernels
 from farflung.node.paths import resolve_paths
 from farflung.sims.bench_codec import one_thread
-from farflung.sims.pipeline_figures import NOTES, Measured, codec_cells, death_cells, plan_cells, skipping_cells
-from farflung.sims.pipeline_measure import Feed, PlanFigures, Say, computed, deaths, time_plan, train
-from farflung.sims.pipeline_page import write_page
+from farflung.sims.pipeline_figures import (
+    NOTES,
+    USED_HEADINGS,
+    Measured,
+    codec_cells,
+    death_cells,
+    plan_cells,
+    skipping_cells,
+    used_cells,
+)
+from farflung.sims.pipeline_measure import Feed, PlanFigures, Say, computed, data_node_death, deaths, time_plan, train
+from farflung.sims.pipeline_page import checks, write_page
 from farflung.sims.pipeline_skipping import SkippingRow, skipping_rows
 from farflung.sims.pipeline_task import COLUMNS, FULL, SKIPPING, BenchTask
 from farflung.sims.stage_group import stage_group
@@ -49,7 +58,11 @@ def measure(task: BenchTask, say: Say = lambda text: None) -> Measured:
             for codec in codecs_of(task.model.dim):
                 say(codec)
                 codecs.append(time_plan(group, task, feed, FULL, plans[FULL], codec=codec)[0])
-            died = deaths(group, task, feed, plans[FULL], full.measured_s, say)
+            died = [
+                *deaths(group, task, feed, full, plans[FULL], say),
+                *deaths(group, task, feed, skipping, plans[SKIPPING], say),
+                data_node_death(group, task, feed, full, plans[FULL], say),
+            ]
     return Measured(
         plans=(computed(columns, full), full, skipping),
         codecs=(full, *codecs),
@@ -115,6 +128,11 @@ def run_pipeline(
     return figures
 
 
+def missed(figures: Mapping[str, Any]) -> list[str]:
+    """The goals that the figures of `run_pipeline` miss, for people."""
+    return [f"{goal['target']}: {goal['measured']}" for goal in figures.get("goals", []) if goal["met"] is False]
+
+
 def _figures(task: BenchTask, found: Measured | None, rows: Sequence[SkippingRow]) -> dict[str, Any]:
     told: dict[str, Any] = {}
     if found is not None:
@@ -129,6 +147,7 @@ def _figures(task: BenchTask, found: Measured | None, rows: Sequence[SkippingRow
             "plans": [_row(one) for one in found.plans],
             "codecs": [_row(one) for one in found.codecs],
             "deaths": [asdict(one) for one in found.deaths],
+            "goals": [asdict(check) for check in checks(found)],
         }
     return told | ({"skipped_at_inference": [asdict(row) for row in rows]} if rows else {})
 
@@ -163,6 +182,12 @@ def _show_plans(task: BenchTask, found: Measured, console: Console) -> None:
     for one in found.plans:
         table.add_row(*plan_cells(one))
     console.print(table)
+    table = _table("Utilisation of each peer, measured and simulated")
+    for name in USED_HEADINGS:
+        table.add_column(name, justify="right")
+    for cells in used_cells(found.plans):
+        table.add_row(*cells)
+    console.print(table)
 
 
 def _show_codecs(found: Measured, console: Console) -> None:
@@ -175,8 +200,8 @@ def _show_codecs(found: Measured, console: Console) -> None:
 
 
 def _show_deaths(found: Measured, console: Console) -> None:
-    table = _table(f"A peer is killed, {FULL}")
-    for name in ("moment", "seconds", "times normal", "simulated without it", "rerouted", "cut"):
+    table = _table("A peer is killed")
+    for name in ("plan", "moment", "seconds", "times normal", "simulated without it", "rerouted", "cut", "void"):
         table.add_column(name, justify="right" if table.columns else "left")
     for one in found.deaths:
         table.add_row(*death_cells(one))

@@ -196,13 +196,14 @@ def bench_pipeline(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """A pipeline of twelve processes on slow links against its simulation, and what skipping stages is worth: six minutes."""
-    from farflung.sims.bench_pipeline import run_pipeline
+    """A pipeline of twelve processes on slow links against its simulation, and what skipping stages is worth: eight minutes. Fails when a goal is missed."""
+    from farflung.sims.bench_pipeline import missed, run_pipeline
 
     try:
-        run_pipeline(as_json=as_json, out=out, page=page, skip_stages=skip_stages, trace=trace)
+        figures = run_pipeline(as_json=as_json, out=out, page=page, skip_stages=skip_stages, trace=trace)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    _fail_if(missed(figures))
 
 
 def _fail_if(missed: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from farflung.sims.pipeline_measure import DeathFigures, PlanFigures
 from farflung.sims.pipeline_skipping import SkippingRow
+from farflung.sims.pipeline_task import COLUMNS, FULL, SKIPPING
 from farflung.sims.recovery_words import number_or_dash
 from farflung.training.pipeline_simulate import Timeline
 
@@ -44,9 +45,21 @@ def codec_cells(one: PlanFigures) -> list[str]:
 
 
 def death_cells(one: DeathFigures) -> list[str]:
-    """Moment, seconds, times normal, simulated without the peer, microbatches rerouted, and cut."""
-    seconds = (f"{one.seconds:.2f}", f"{one.times_normal:.2f}", f"{one.simulated_without_s:.2f}")
-    return [one.moment, *seconds, str(one.rerouted), str(one.cut)]
+    """Plan, moment, seconds, times normal, simulated without the peer, microbatches rerouted, cut, and void."""
+    seconds = (f"{one.seconds:.2f}", f"{one.times_normal:.2f}", number_or_dash(one.simulated_without_s, ".2f"))
+    return [one.plan, one.moment, *seconds, str(one.rerouted), str(one.cut), str(one.void)]
+
+
+USED_HEADINGS = ("peer", *(f"{plan}{of}" for plan in (COLUMNS, FULL, SKIPPING) for of in ("", ", simulated")))
+
+
+def used_cells(plans: Sequence[PlanFigures]) -> list[list[str]]:
+    """For each peer its share of the step in operations, measured and simulated, plan by plan."""
+    shares = [shares for one in plans for shares in (one.utilisation, one.utilisation_simulated)]
+    return [
+        [str(peer), *(f"{100 * share:.0f} %" for share in of_peer)]
+        for peer, of_peer in enumerate(zip(*shares, strict=True))
+    ]
 
 
 def skipping_cells(row: SkippingRow) -> list[str]:

@@ -71,15 +71,19 @@ class PlanFigures:
 class DeathFigures:
     """A peer was killed in a step."""
 
+    plan: str
     moment: str
     seconds: float
     times_normal: float
     rerouted: int
     """Microbatches that got another peer."""
     cut: int
-    """Microbatches that did not come home."""
-    simulated_without_s: float
-    """A step in which the other peer of the stage does everything from the beginning: what losing half of a stage costs by itself."""
+    """Microbatches of living data nodes that did not come home."""
+    void: int
+    """Microbatches of a data node that was killed: they count nowhere."""
+    simulated_without_s: float | None
+    """A step in which the other peer of the stage does everything from the beginning: what losing half of a stage costs by itself. None
+    for a data node, whose microbatches nobody takes over."""
 
 
 class Feed:
@@ -149,9 +153,12 @@ def computed(columns: PlanFigures, full: PlanFigures) -> PlanFigures:
     return replace(columns, steps_to_target=full.steps_to_target, seconds_to_target=seconds, computed=True)
 
 
-def deaths(group: StageGroup, task: BenchTask, feed: Feed, plan: Plan, normal_s: float, say: Say) -> list[DeathFigures]:
+def deaths(
+    group: StageGroup, task: BenchTask, feed: Feed, one: PlanFigures, plan: Plan, say: Say
+) -> list[DeathFigures]:
     """A peer in the middle of the first lane is killed at three moments of a step; between them it comes back."""
-    lane, hop = 0, len(plan.stages) // 2
+    lane = 0
+    hop = len(plan.lanes[lane].route) // 2
     peer = plan.lanes[lane].route[hop].peer
     assert peer is not None, "searched routes name their peers"
     forward, backward = Op(Kind.F, lane, hop), Op(Kind.B, lane, hop)
@@ -162,26 +169,50 @@ def deaths(group: StageGroup, task: BenchTask, feed: Feed, plan: Plan, normal_s:
     }
     without = simulate(_without(plan, peer), task.costs("fp32")).makespan_s
     group.enter(task.world(plan))
-    found = []
-    for number, (moment, death) in enumerate(moments.items()):
-        say(f"a peer dies {moment}")
-        group.step(plan, feed.batches(number))  # whoever came back is dialled
-        seen = group.step(plan, feed.batches(number), death=death)
-        if seen.lost != {peer}:
-            raise BenchError(f"peer {peer} was killed, and {sorted(seen.lost)} were lost")
-        rerouted = sum(seen.routes[m] != _planned(plan, m) for m in seen.routes)
-        found.append(
-            DeathFigures(
-                moment=moment,
-                seconds=seen.seconds,
-                times_normal=seen.seconds / normal_s,
-                rerouted=rerouted,
-                cut=len(seen.cut),
-                simulated_without_s=without,
-            )
-        )
-        group.revive(peer)
-    return found
+    return [_die(group, feed, one, plan, moment, death, without, say) for moment, death in moments.items()]
+
+
+def data_node_death(
+    group: StageGroup, task: BenchTask, feed: Feed, one: PlanFigures, plan: Plan, say: Say
+) -> DeathFigures:
+    """The data node of the last lane is killed when the first of its microbatches has come to its loss; the others' go on."""
+    lane = len(plan.lanes) - 1
+    home = plan.lanes[lane].route[0].peer
+    assert home is not None, "routes begin at a data node"
+    group.enter(task.world(plan))
+    death = Death(rank=home, before=Op(Kind.LOSS, lane, 0))
+    return _die(group, feed, one, plan, "a data node, before its first loss", death, None, say)
+
+
+def _die(
+    group: StageGroup,
+    feed: Feed,
+    one: PlanFigures,
+    plan: Plan,
+    moment: str,
+    death: Death,
+    without_s: float | None,
+    say: Say,
+) -> DeathFigures:
+    """A step with a death; afterwards the peer is back."""
+    say(f"{one.plan}: a peer dies, {moment}")
+    group.step(plan, feed.batches(0))  # whoever came back is dialled
+    seen = group.step(plan, feed.batches(1), death=death)
+    if not seen.lost <= {death.rank}:
+        raise BenchError(f"peer {death.rank} was killed, and {sorted(seen.lost)} were lost")
+    schedule = plan.schedule()
+    void = sum(plan.lanes[lane].route[0].peer == death.rank for lane, _ in schedule)
+    group.revive(death.rank)
+    return DeathFigures(
+        plan=one.plan,
+        moment=moment,
+        seconds=seen.seconds,
+        times_normal=seen.seconds / one.measured_s,
+        rerouted=sum(route != _planned(plan, m) for m, route in seen.routes.items()),
+        cut=len(seen.cut),
+        void=void,
+        simulated_without_s=without_s,
+    )
 
 
 def _without(plan: Plan, lost: int) -> Plan:

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,10 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from farflung.sims.bench_pipeline import codecs_of, run_pipeline
+from farflung.sims.bench_pipeline import codecs_of, missed, run_pipeline
 from farflung.sims.main import app
 from farflung.sims.pipeline_figures import Measured
-from farflung.sims.pipeline_measure import DeathFigures, Feed, PlanFigures, computed, time_plan
+from farflung.sims.pipeline_measure import DeathFigures, Feed, PlanFigures, computed, data_node_death, time_plan
 from farflung.sims.pipeline_page import PAGE, checks, write_page
 from farflung.sims.pipeline_skipping import MODEL, SkippingRow, SkippingTask, evaluate, routes, skipping_rows
 from farflung.sims.pipeline_task import COLUMNS, FULL, SKIPPING, BenchTask
@@ -91,6 +92,8 @@ def test_processes_learn_what_one_process_learns(tmp_path: Path) -> None:
         assert 2 * 18 < figures.bytes_per_token_and_boundary < 2 * 18 + 80  # headers weigh much on 32 tokens
         assert all(0 < share <= 1 for share in figures.utilisation)
         assert figures.measured_s >= 0.9 * figures.simulated_s
+        lost = data_node_death(group, TASK, feed, figures, plans[FULL], lambda text: None)
+        assert (lost.void, lost.cut, lost.plan) == (2, 0, FULL) and lost.simulated_without_s is None
 
 
 def figures(plan: str, *, seconds: float | None, ratio: float = 1.02) -> PlanFigures:
@@ -131,23 +134,43 @@ def test_the_page_says_what_was_measured(tmp_path: Path) -> None:
         codecs=(figures(FULL, seconds=40.0), figures(FULL, seconds=None)),
         deaths=(
             DeathFigures(
+                plan=FULL,
                 moment="after a backward",
                 seconds=3.0,
                 times_normal=1.4,
                 rerouted=2,
                 cut=0,
+                void=0,
                 simulated_without_s=2.5,
+            ),
+            DeathFigures(
+                plan=SKIPPING,
+                moment="a data node",
+                seconds=2.0,
+                times_normal=1.6,
+                rerouted=0,
+                cut=0,
+                void=6,
+                simulated_without_s=None,
             ),
         ),
         ran=timeline,
         simulated=timeline,
     )
-    assert [check.met for check in checks(found)] == [False, True, True, True]
+    assert [check.met for check in checks(found)] == [False, True, False, True]
+    assert [said.split(":")[0] for said in missed({"goals": [asdict(check) for check in checks(found)]})] == [
+        "a step takes what is simulated, within 10 %",
+        "a step in which a peer is lost takes at most 1.5 times as long",
+    ]
+    assert missed({}) == []
     row = SkippingRow(trained="whole", perplexity=10.0, left_out={25: (11.0, 10.5, 12.0), 50: (15.0, 12.0, 20.0)})
     write_page(tmp_path, TASK, found, [row])
     page = (tmp_path / PAGE).read_text()
     assert "+20.0 % at worst (full routed, fp32)" in page and "20 s and 40 s" in page
     assert "11.00 (10.50 to 12.00), +10.0 %" in page
+    assert "| 1 | 25 % | 30 % | 25 % | 30 % | 25 % | 30 % |" in page
+    assert "| skipping | a data node | 2.00 | 1.60 | - | 0 | 0 | 6 |" in page
+    assert "1.60 times at worst (skipping, a data node)" in page
     assert {file.name for file in tmp_path.iterdir()} == {PAGE, "pipeline-step.png", "pipeline-loss.png"}
 
 
