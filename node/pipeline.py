@@ -31,13 +31,14 @@ from farflung.node.timing import TimedDoor
 from farflung.protocol.appointment import appoint
 from farflung.protocol.coordination import Coordinator, Post
 from farflung.protocol.errors import Refused, RemoteError
-from farflung.protocol.keys import Signer, digest
+from farflung.protocol.keys import Signer, digest, short
 from farflung.protocol.limits import MAX_ADDRESSES
 from farflung.protocol.lives import Life
 from farflung.protocol.messages import PipelineMessage
 from farflung.protocol.pipeline_messages import MoveOrder, Present, StepAnswer, StepGo, StepPlan, SwarmMessage
 from farflung.protocol.replay import first_seq
 from farflung.protocol.roll import Roll
+from farflung.protocol.turns import PASSED_S, TURN_S
 from farflung.training.pipeline_online import Server, plan_step
 from farflung.training.pipeline_plan import BadPlan, Plan, Policy
 
@@ -284,11 +285,18 @@ class Pipeline:
             case StepGo():
                 job = self.work.job
                 if job is not None and job.window == message.window and job.coordinator == sender:
+                    if message.go and self.recipe.stage == 0:
+                        self._begins(job, now)
                     self.work.hear(job, goes=message.go)
             case MoveOrder():
                 self.balance.asked(sender, message, now)
             case _:
                 self.work.server.handle(sender, message)
+
+    def _begins(self, job: Job, now: float) -> None:
+        for peer in self.coordinator.begins(job.coordinator, now):
+            reason = f"began no step for {TURN_S:.0f} s, though one could begin; {short(job.coordinator)} has"
+            self._log.emit("pipeline.passed", peer=peer.hex(), step=job.number, seconds=PASSED_S, reason=reason)
 
     def _on_present(self, sender: PeerId, said: Present, now: float) -> None:
         if not self._admits(sender, said.admission):
@@ -356,7 +364,7 @@ class Pipeline:
 
     def _lead(self) -> None:
         """Plan a step when it is our turn, and the time."""
-        if self._ended or self._planning is not None or not self.leads:
+        if self._ended or self._planning is not None or self.recipe.stage != 0 or not self.me.trains:
             return
         stages = self.coordinator.participants(self._now(), free=self.me.free and self.work.job is None)
         if stages is not None:

@@ -3,20 +3,22 @@
     who is free ──▶ plan ──▶ StepPlan to all ──▶ all ready: StepGo ──▶ ... the step ... ──▶ who is free
                                    └──▶ somebody refuses, or says nothing: StepGo(go=False), and another plan
 
-The coordinator is the first data node that lives, in an order that is the same everywhere (`roll.in_order`). Peers may disagree for a while about
-who lives, and then two of them plan: a peer takes part in one step at a time, so one of the two is refused. Nothing is lost by it, for a step
-that has not begun has changed nothing. When the coordinator dies before the word, its plan is void; when it dies after it, the step goes on
-without the microbatches that were its own, and the next in the order plans the step after it.
+The coordinator is the first data node that lives, in an order that is the same everywhere, and the next one where nothing comes of its turn
+(`turns`). Peers may disagree for a while about who that is, and then two of them plan: a peer takes part in one step at a time, so one of the two
+is refused. Nothing is lost by it, for a step that has not begun has changed nothing. When the coordinator dies before the word, its plan is
+void; when it dies after it, the step goes on without the microbatches that were its own, and the next in the order plans the step after it.
 
 Only one machine here, and it is pure: `Coordinator` says whom to plan with and what to send; the plan is made by whoever has a model of costs
 (`training/pipeline_online.py`), and checked by every peer that it is sent to.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from farflung.protocol.keys import PeerId, short
 from farflung.protocol.pipeline_messages import StepAnswer, StepGo, StepPlan
-from farflung.protocol.roll import Roll, in_order
+from farflung.protocol.roll import Roll
+from farflung.protocol.turns import Turns
 
 ANSWER_S = 8.0
 """Until a peer of the plan has answered: it may have to read samples first."""
@@ -63,19 +65,25 @@ class Coordinator:
     """Since when every stage has somebody free, and not all are."""
     _pause_until: float = 0.0
     _aside: dict[PeerId, float] = field(default_factory=dict)
+    _turns: Turns = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._turns = Turns(self.roll)
 
     def leads(self, now: float) -> bool:
         """Whether it is our turn, we being a data node that trains."""
-        return in_order(self.roll.swarm, [self.roll.me, *self.roll.training(0, now)])[0] == self.roll.me
+        return self._turns.holder(now) == self.roll.me
 
     def participants(self, now: float, *, free: bool) -> list[list[PeerId]] | None:
-        """With whom to plan a step, by stage, ourselves (who are `free`) included; None while there is none to plan."""
+        """With whom to plan a step, by stage, ourselves, a data node that trains (and is `free`), included; None while there is none to plan."""
         roll = self.roll
+        living = [roll.training(stage, now) for stage in range(roll.stages)]
+        missing = sum(not peers and stage > 0 for stage, peers in enumerate(living))
+        self._turns.look(now, possible=missing <= self.may_miss, under_way=self._under_way(living))
         if self.attempt is not None or not self.leads(now):
             return None
         if now < self._pause_until:
             return None
-        living = [roll.training(stage, now) for stage in range(roll.stages)]
         stages: list[list[PeerId]] = []
         for peers in living:
             able = [p for p in peers if (said := roll.present(p)) and said.free]
@@ -144,10 +152,23 @@ class Coordinator:
             return self._tell(attempt, go=True, reason="all are ready")
         return [(peer, attempt.plan) for peer in silent]
 
+    def begins(self, planner: PeerId, now: float) -> list[PeerId]:
+        """We have heard the word for a step that we take part in. Returns the data nodes that are passed over from now on (`turns`)."""
+        return self._turns.began(planner, now)
+
     def over(self, window: bytes) -> None:
         """Our own part in a step is over."""
+        self._turns.over()
         if self.attempt is not None and self.attempt.plan.window == window:
             self.attempt = None
+
+    def _under_way(self, living: list[list[PeerId]]) -> bool:
+        """Whether two of the others name the same step: one alone may say what it wants."""
+        said = [
+            present.window for peers in living for peer in peers if (present := self.roll.present(peer)) is not None
+        ]
+        windows = Counter(window for window in said if window)
+        return max(windows.values(), default=0) > 1
 
     def _void(self, reason: str, now: float) -> list[Post]:
         assert self.attempt is not None

@@ -13,7 +13,10 @@ from tests.sims.pipeline_story import coordinator_of, stage_of, steps_done, unti
 from farflung.node.pipeline_driver import Driver, Outcome
 from farflung.node.stage_job import Job
 from farflung.node.stage_work import StageWork
+from farflung.protocol.coordination import Coordinator, Post
 from farflung.protocol.keys import PeerId
+from farflung.protocol.pipeline_messages import StepPlan
+from farflung.protocol.turns import TURN_S
 from farflung.protocol.visit import Phase
 from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
@@ -49,6 +52,43 @@ def test_the_coordinator_dies(moment: str) -> None:
     killed = swarm.ids[leaders[0]].hex()
     said = [step["coordinator"] for step in swarm.happened("pipeline.step")]
     assert killed in said and said[-1] != killed
+
+
+@pytest.mark.parametrize("fault", ["plans break a rule", "plans nothing"])
+def test_a_data_node_whose_plans_come_to_nothing_is_passed_over(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lives, and is the first in the order. Nobody takes part in what breaks a rule, so nothing counts twice or wrongly, and another one's steps go on."""
+    broken: list[bytes] = []
+    propose, participants = Coordinator.propose, Coordinator.participants
+
+    def lie(machine: Coordinator, plan: StepPlan, now: float) -> list[Post]:
+        if machine.roll.me in broken:
+            lanes = (*plan.lanes, plan.lanes[0])  # more microbatches than the manifest's
+            plan = msgspec.structs.replace(plan, lanes=lanes)
+        return propose(machine, plan, now)
+
+    def idle(machine: Coordinator, now: float, *, free: bool) -> list[list[bytes]] | None:
+        found = participants(machine, now, free=free)
+        return None if machine.roll.me in broken else found
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(4):
+            swarm.start(peer)
+        await until(swarm, lambda: steps_done(swarm) >= 3)
+        broken.append(swarm.ids[coordinator_of(swarm)])
+        await until_done(swarm, *range(4))
+
+    monkeypatch.setattr(
+        *((Coordinator, "propose", lie) if fault == "plans break a rule" else (Coordinator, "participants", idle))
+    )
+    swarm = simulate(RECIPE, Counting(), signers(4), story, wanted={1: 1, 2: 0, 3: 0})
+    assert not swarm.broken and swarm.rounds() == {0: ROUNDS, 1: ROUNDS}
+    passed = swarm.happened("pipeline.passed")
+    assert {event["peer"] for event in passed} == {broken[0].hex()} and f"{TURN_S:.0f} s" in passed[0]["reason"]
+    planned = [step["coordinator"] for step in swarm.happened("pipeline.step")]
+    assert broken[0].hex() in planned and planned[-1] != broken[0].hex()
+    refused = [e for e in swarm.happened("refused") if "microbatches, where the manifest says" in e["reason"]]
+    assert bool(refused) == (fault == "plans break a rule")
+    assert all(event["peer"] == broken[0].hex() for event in refused)
 
 
 def test_plans_go_on_from_those_of_the_last_step_whoever_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
