@@ -24,7 +24,7 @@ from farflung.protocol.errors import NetworkError, Refused, RemoteError
 from farflung.protocol.member import Member
 from farflung.protocol.messages import ChunkList
 from farflung.training.errors import BadChunk
-from farflung.training.outer import OuterConfig
+from farflung.training.rules import OuterRule
 
 RETRY_S = 1.0
 """Between attempts that depend on what others say in their heartbeats."""
@@ -52,7 +52,7 @@ class Catchup:
         doors: Doors,
         storage: Storage,
         log: EventLog,
-        outer: OuterConfig,
+        outer: OuterRule,
     ) -> None:
         self._sync = sync
         self._member = member
@@ -191,7 +191,7 @@ class Catchup:
                 download.have |= dict.fromkeys(chunks, target)
 
     def _outer_step(self, start: int, stop: int, mean: Tensor) -> None:
-        self._learner.outer.step_(start, stop, mean, self._outer.lr, self._outer.momentum)
+        self._learner.outer.advance_(start, stop, mean)
 
     def _donors(self, download: Download) -> list[PeerId]:
         """Everybody alive who holds a state, beginning at a place of our own so that newcomers do not all ask the same."""

@@ -26,6 +26,7 @@ from farflung.protocol.errors import ConfigError, RemoteError
 from farflung.protocol.keys import PeerId, short
 from farflung.protocol.limits import CHUNK_BYTES
 from farflung.protocol.manifest import Manifest, manifest_hash
+from farflung.protocol.manifest_sections import OuterSpec
 from farflung.protocol.settings import Settings
 from farflung.training.data import Dataset
 from farflung.training.errors import DataError
@@ -35,8 +36,8 @@ from farflung.training.inner import InnerConfig
 from farflung.training.memory import Beside
 from farflung.training.model import ModelConfig, parameter_shapes
 from farflung.training.order import SampleOrder
-from farflung.training.outer import OuterConfig
 from farflung.training.replica import Replica
+from farflung.training.rules import HeavyBall, Nesterov, OuterRule, Sgd
 from farflung.training.runtime import Runtime
 from farflung.training.schedule import Schedule
 from farflung.training.sources import open_dataset
@@ -70,7 +71,7 @@ class Recipe:
     """The manifest's hash, 32 bytes."""
     model: ModelConfig
     inner: InnerConfig
-    outer: OuterConfig
+    outer: OuterRule
     tensors: tuple[tuple[str, torch.Size], ...]
     """Names and shapes of what one peer holds, in the order of its flat vector: of the model, or of one stage of it."""
     uplink: FlatCodec
@@ -80,6 +81,11 @@ class Recipe:
     def num_parameters(self) -> int:
         """That one peer holds."""
         return sum(shape.numel() for _, shape in self.tensors)
+
+    @property
+    def mix(self) -> float | None:
+        """alpha; None rebases (`training.coupled`)."""
+        return None if self.manifest.mix == "rebase" else self.manifest.mix
 
     @property
     def rounds_text(self) -> str:
@@ -180,6 +186,7 @@ class Recipe:
             self.outer,
             seed=self.manifest.model.init_seed,
             runtime=runtime,
+            mix=self.mix,
             chunk_bytes=CHUNK_BYTES,
         )
         order = SampleOrder(
@@ -227,13 +234,22 @@ def read_recipe(manifest: Manifest) -> Recipe:
                 max_grad_norm=inner.grad_clip,
                 z_loss=inner.z_loss,
             ),
-            outer=OuterConfig(lr=outer.lr, momentum=outer.momentum),
+            outer=outer_rule(outer),
             tensors=tensors,
             uplink=parse_policy(manifest.uplink_codec).resolve(tensors),
             downlink=parse_policy(manifest.downlink_codec).resolve(tensors),
         )
     except ValueError as error:
         raise ConfigError(f"the manifest of {manifest.name!r} cannot be used: {error}") from error
+
+
+def outer_rule(spec: OuterSpec) -> OuterRule:
+    """What moves outer parameters in a round."""
+    if spec.optimizer == "sgd":
+        return Sgd(lr=spec.lr)
+    if spec.optimizer == "heavyball":
+        return HeavyBall(lr=spec.lr, momentum=spec.momentum, clip=spec.clip or math.inf)
+    return Nesterov(lr=spec.lr, momentum=spec.momentum)
 
 
 def admission_check(manifest: Manifest) -> Callable[[PeerId, bytes], bool]:

@@ -126,6 +126,7 @@ class StageRecipe:
             self.whole.outer,
             seed=manifest.model.init_seed,
             runtime=runtime,
+            mix=self.whole.mix,
             chunk_bytes=CHUNK_BYTES,
         )
         if dataset is None:

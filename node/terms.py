@@ -6,7 +6,7 @@ from farflung.compression.policy import FlatCodec
 from farflung.node.trainer import Pace
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.settings import Settings
-from farflung.training.outer import OuterConfig
+from farflung.training.rules import OuterRule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,4 +22,5 @@ class Terms:
     downlink: FlatCodec
     """Of means."""
     feedback: FeedbackSpec
-    outer: OuterConfig
+    outer: OuterRule
+    """What moves outer parameters in a round."""

@@ -1,6 +1,7 @@
 """`create` and what follows from it: manifests made and refused, recipes, and machines that they do not fit."""
 
 import dataclasses
+import math
 import stat
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from farflung.training.memory import RESERVE, Beside, forecast, parse_options
 from farflung.training.methods import TRAINING_METHODS
 from farflung.training.optimizers import parse_optimizer
 from farflung.training.presets import PRESETS
+from farflung.training.rules import HeavyBall, Nesterov, OuterRule, Sgd
 from farflung.training.runtime import Runtime
 from farflung.training.schedule import Schedule
 
@@ -283,6 +285,43 @@ def test_feedback_follows_the_codec_unless_it_is_said(
 ) -> None:
     _, manifest = found(tmp_path, corpus, **flags)
     assert manifest.feedback == wanted, "of 100 rounds"
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "mix"),
+    [
+        ("", Nesterov(lr=0.7, momentum=0.9), None),
+        ('[outer]\noptimizer = "sgd"\nlr = 1.0\nmomentum = 0.0\n', Sgd(lr=1.0), None),
+        ('[outer]\noptimizer = "heavyball"\nlr = 1.0\nmomentum = 0.5\n', HeavyBall(clip=math.inf), None),
+        (
+            '[outer]\noptimizer = "heavyball"\nmomentum = 0.2\nclip = 0.1\n',
+            HeavyBall(lr=0.7, momentum=0.2, clip=0.1),
+            None,
+        ),
+        ("[swarm]\nmix = 0.5\n[outer]\nlr = 0.4\n", Nesterov(lr=0.4, momentum=0.9), 0.5),
+    ],
+)
+def test_the_outer_options_reach_the_learner(
+    tmp_path: Path, corpus: Path, text: str, rule: OuterRule, mix: float | None
+) -> None:
+    file = tmp_path / "swarm.toml"
+    file.write_text(text, encoding="utf-8")
+    options = CreateOptions(
+        name="b", config=file, preset="tiny", data=str(corpus), steps=30, home=tmp_path / "a", open=True
+    )
+    manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
+    recipe = read_recipe(manifest)
+    assert recipe.terms().outer == rule
+    replica = recipe.learner(swarm_dataset(manifest, swarm_tokenizer(manifest, tmp_path / "none")), Runtime()).replica
+    assert (replica.outer.rule, replica.mix) == (rule, mix)
+
+
+def test_mixing_would_lose_what_is_kept(tmp_path: Path, corpus: Path) -> None:
+    file = tmp_path / "swarm.toml"
+    file.write_text("[swarm]\nmix = 0.5\n", encoding="utf-8")
+    options = CreateOptions(name="b", config=file, method="default", data=str(corpus), home=tmp_path / "a", open=True)
+    with pytest.raises(ConfigError, match=r'swarm.mix = 0.5: with feedback.uplink = "kept".*write mix = "rebase"'):
+        daemon.create(options)
 
 
 def test_feedback_is_in_the_file_as_well(tmp_path: Path, corpus: Path) -> None:
