@@ -8,7 +8,7 @@ into objects, so the node, the export and the demo's solo worker cannot disagree
 import hashlib
 import math
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -76,6 +76,8 @@ class Recipe:
     """Names and shapes of what one peer holds, in the order of its flat vector: of the model, or of one stage of it."""
     uplink: FlatCodec
     downlink: FlatCodec
+    last: FlatCodec | None
+    """Of both directions in the last round of the run; None: as always."""
 
     @property
     def num_parameters(self) -> int:
@@ -97,7 +99,7 @@ class Recipe:
     @property
     def align(self) -> int:
         """Parts and fragments begin at multiples of this many elements."""
-        return math.lcm(self.uplink.block, self.downlink.block)
+        return math.lcm(*(codec.block for codec in (self.uplink, self.downlink, self.last) if codec is not None))
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -144,6 +146,8 @@ class Recipe:
             align=self.align,
             uplink=self.uplink.spec,
             downlink=self.downlink.spec,
+            last_codec="" if self.last is None else self.last.spec,
+            last_bytes_per_element=0.0 if self.last is None else self.last.expected_nbytes() / self.num_parameters,
             bytes_per_element=max(self.uplink.expected_nbytes(), self.downlink.expected_nbytes()) / self.num_parameters,
             min_contributors=m.min_contributors,
             min_round_s=m.deadlines.min_round_s,
@@ -172,6 +176,7 @@ class Recipe:
             downlink=self.downlink,
             feedback=self.manifest.feedback,
             outer=self.outer,
+            last=self.last,
         )
 
     def learner(self, dataset: Dataset, runtime: Runtime, save_memory: str = "auto") -> SwarmLearner:
@@ -238,9 +243,16 @@ def read_recipe(manifest: Manifest) -> Recipe:
             tensors=tensors,
             uplink=parse_policy(manifest.uplink_codec).resolve(tensors),
             downlink=parse_policy(manifest.downlink_codec).resolve(tensors),
+            last=last_codec(manifest, tensors),
         )
     except ValueError as error:
         raise ConfigError(f"the manifest of {manifest.name!r} cannot be used: {error}") from error
+
+
+def last_codec(manifest: Manifest, tensors: Sequence[tuple[str, torch.Size]]) -> FlatCodec | None:
+    """Of the last round, where it has one of its own. Raises ValueError."""
+    spec = manifest.feedback.last_codec
+    return parse_policy(spec).resolve(tensors) if spec else None
 
 
 def outer_rule(spec: OuterSpec) -> OuterRule:

@@ -123,6 +123,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for key, codec in (
             ("swarm.uplink_codec", self.uplink_codec),
             ("swarm.downlink_codec", self.downlink_codec),
+            ("feedback.last_codec", self.feedback.last_codec or self.uplink_codec),
         ):
             if not _CODEC.fullmatch(codec):
                 raise ConfigError(f"{key} = {codec[:160]!r}: no codec looks like that; one is 'int8(block=128)'")

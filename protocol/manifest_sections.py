@@ -190,12 +190,19 @@ class FeedbackSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Of reduced means, by the owners of parts: `none` or `residual`."""
     decay: float = 1.0
     """Share of a residual that is still owed a round later."""
+    last_codec: str = ""
+    """With `kept`: codec of contributions and means in the last round of the run, which moves everything; empty: the same as always. What is kept until
+    then is rounds too late for momentum, so that in that round the outer optimiser is the plain mean, whatever the codec."""
     after_rounds: int = 0
     """Rounds of the swarm without feedback: from random weights it gains less, or does harm (`docs/feedback.md`)."""
 
     def __post_init__(self) -> None:
         check_one_of("feedback.uplink", self.uplink, ("none", "residual", "kept"))
         check_one_of("feedback.downlink", self.downlink, ("none", "residual"))
+        if self.last_codec and self.uplink != "kept":
+            raise ConfigError(
+                f"feedback.last_codec = {self.last_codec[:160]!r}: only with feedback.uplink = 'kept' does the last round have a codec of its own; leave it out"
+            )
         check_range("feedback.decay", self.decay, 0.0, 1.0)
         check_range("feedback.after_rounds", self.after_rounds, 0, 1 << 40)
 

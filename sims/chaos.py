@@ -57,6 +57,8 @@ class Wire:
     """None: four steps a round, and every other seed trains on while rounds are under way; every fifth chooses its laps."""
     fragments: int | None = None
     """Synchronised in turn. None: one, and in every third seed three."""
+    last: Codec | None = None
+    """Of the last round, where it has one of its own."""
     outer: OuterRule = OUTER
     mix: float | None = None
     """alpha; None rebases."""
@@ -97,7 +99,9 @@ def toy_outfit(seed: int, schedule: Schedule, wire: Wire = INT8) -> Outfit:
         align=wire.codec.block,
         uplink=wire.codec.spec,
         downlink=wire.codec.spec,
+        last_codec="" if wire.last is None else wire.last.spec,
         bytes_per_element=1.1,
+        last_bytes_per_element=1.1,
         min_contributors=wire.min_contributors,
         min_round_s=3.0,
         max_round_s=30.0,
@@ -115,6 +119,7 @@ def toy_outfit(seed: int, schedule: Schedule, wire: Wire = INT8) -> Outfit:
             downlink=flat,
             feedback=wire.feedback,
             outer=wire.outer,
+            last=None if wire.last is None else uniform(wire.last, wire.numel),
         ),
         learner=lambda index: ToyLearner(wire.numel, wire.outer, mix=wire.mix),
         seconds=lambda index, name: step_s[index] if name == "train" else HAND_S,

@@ -179,7 +179,9 @@ class Judge:
         if before is None or before[0] != version - 1 or commit is None or commit.round is None or parent is None:
             return
         _, params, momentum = before
-        mean, step = taken_step(self.swarm.outfit.terms.outer, (params, momentum), (outer.params, outer.momentum))
+        mean, step = taken_step(
+            self.swarm.outfit.terms.rule(commit), (params, momentum), (outer.params, outer.momentum)
+        )
         stepped = params.clone()
         for part in commit.round.parts:
             if part.digest:  # other fragments, and parts left out for everybody alike, do not move

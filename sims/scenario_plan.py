@@ -246,6 +246,7 @@ def _cost(recipe: Recipe, scenario: Scenario, signers: list[Ed25519Signer]) -> t
         align=CELL_CODEC.block,
         uplink=flat.spec,
         downlink=flat.spec,
+        last_codec="",
         bytes_per_element=flat.expected_nbytes() / CELLS,
     )
     terms = Terms(

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.node.founded import TEXT, TOML, found
 
+from farflung.compression.policy import parse_policy
 from farflung.node import daemon, founding, machine
 from farflung.node.identity import Identity
 from farflung.node.listening import PORTS
@@ -117,6 +118,15 @@ def test_a_method_is_what_neither_flags_nor_the_file_say(tmp_path: Path, corpus:
     )
     assert manifest.uplink_codec == manifest.downlink_codec == method.codec
     assert (manifest.feedback.uplink, manifest.feedback.downlink) == ("kept", "residual")
+    assert manifest.feedback.last_codec == method.last_codec == "deadzone(bits=2.0)"
+    last, usual = (parse_policy(codec).default for codec in (method.last_codec, method.codec))
+    terms = read_recipe(manifest).terms()
+    assert terms.last is not None and terms.settings.last_codec == method.last_codec
+    assert (
+        terms.settings.last_bytes_per_element >= terms.settings.bytes_per_element
+        and terms.settings.align % last.block == 0
+    )
+    assert terms.settings.align == math.lcm(last.block, usual.block)
     assert (manifest.inner_steps, manifest.fragments, manifest.laps) == (30, 3, Laps(least=10, most=10))
     assert read_recipe(manifest).settings().uplink == method.codec
 
@@ -132,6 +142,7 @@ def test_a_method_is_what_neither_flags_nor_the_file_say(tmp_path: Path, corpus:
     )
     assert manifest.uplink_codec == "int8(block=128)" and manifest.laps == Laps(least=5, most=5)
     assert manifest.fragments == 1, "three do not divide five steps"
+    assert manifest.feedback.last_codec == "", "it might be coarser than the codec of the flag"
 
 
 def test_laps_may_be_left_to_the_swarm(tmp_path: Path, corpus: Path) -> None:
