@@ -38,10 +38,14 @@ class Ending:
         """By version that a step led to, of all peers."""
         self.locals: list[Tensor] = []
         """Of each that contributed to the last round, the parameters before it."""
+        self.averaged = 0
+        """Peers that took the last round, as the mean, with its means."""
         self.outer = torch.zeros(NUMEL)
 
 
-def run(last: Codec | None, uplink: str, monkeypatch: pytest.MonkeyPatch, *faults: Fault) -> Ending:
+def run(
+    last: Codec | None, uplink: str, monkeypatch: pytest.MonkeyPatch, *faults: Fault, downlink: str = "residual"
+) -> Ending:
     """The judge finds nothing, whatever the way."""
     ending = Ending()
     apply = ToyLearner.apply
@@ -50,6 +54,7 @@ def run(last: Codec | None, uplink: str, monkeypatch: pytest.MonkeyPatch, *fault
     def watched(self: ToyLearner, updates: Sequence[Update], **how: object) -> None:
         taken[id(self)] = number = taken.get(id(self), 0) + 1
         ending.rules.setdefault(number, set()).add(self.outer.rule)
+        ending.averaged += self.outer.rule == Sgd(lr=1.0)
         if number == ROUNDS and how["contributed"]:
             assert self.sent is not None
             ending.locals.append(self.sent.clone())
@@ -68,7 +73,7 @@ def run(last: Codec | None, uplink: str, monkeypatch: pytest.MonkeyPatch, *fault
 
     wire = Wire(
         codec=COARSE,
-        feedback=FeedbackSpec(uplink=uplink, downlink="residual"),
+        feedback=FeedbackSpec(uplink=uplink, downlink=downlink),
         last=last,
         numel=NUMEL,
         fragments=2,
@@ -95,12 +100,11 @@ def test_nothing_much_is_kept_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_ends_at_the_mean_of_the_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `sims.quality_train.Rounds` ends: no momentum, and the learning rate is 1."""
-    ending = run(FINE, "kept", monkeypatch)
+    ending = run(FINE, "kept", monkeypatch, downlink="none")
     assert len(ending.locals) == PEERS
     mean = torch.stack(ending.locals).mean(dim=0)
     apart = (torch.stack(ending.locals) - mean).abs().max()
-    # The owners' own remainder of earlier means is in the last ones as well; the downlink is the benchmark's only difference.
-    assert (ending.outer - mean).abs().mean() < apart
+    assert (ending.outer - mean).abs().max() < 0.02 * apart, "what int8 leaves out"
 
 
 def test_without_kept_progress_it_is_a_round_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,8 +114,8 @@ def test_without_kept_progress_it_is_a_round_like_any_other(monkeypatch: pytest.
 
 def test_who_was_away_takes_the_last_round_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed before the last rounds, and back when they are over: it replays them with means of others."""
-
-    run(FINE, "kept", monkeypatch, Kill(at=46.0, peer=2), Start(at=80.0, peer=2))
+    ending = run(FINE, "kept", monkeypatch, Kill(at=46.0, peer=2), Start(at=80.0, peer=2))
+    assert ending.averaged == PEERS
 
 
 def test_a_plan_names_the_codec_of_its_round(monkeypatch: pytest.MonkeyPatch) -> None:
