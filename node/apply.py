@@ -21,6 +21,7 @@ from farflung.node.means import MeanStore
 from farflung.node.residuals import Residuals
 from farflung.node.statesync import Donor
 from farflung.node.storage import Held, Place, Storage
+from farflung.node.terms import Terms
 from farflung.node.trainer import Progress, Trainer
 from farflung.protocol.chain import Certified, Commit, RoundResult
 from farflung.protocol.effects import Repair
@@ -43,6 +44,7 @@ class Applier:
     def __init__(
         self,
         *,
+        terms: Terms,
         member: Member,
         exchange: Exchange,
         means: MeanStore,
@@ -64,6 +66,7 @@ class Applier:
         """Height of the last commit applied here."""
         self.version = -1
         """Version of the outer state in the learner; -1 before there is one."""
+        self._terms = terms
         self._member = member
         self._exchange = exchange
         self._means_kept = means
@@ -151,7 +154,9 @@ class Applier:
             commit.version == self.version + 1 and commit.round is not None
         ):  # a jump in the history may have left it out
             holders = self._member.membership.live(p for p in commit.view if p != self._member.me)
-            means = await self._exchange.fetcher.collect(commit.round, holders, attempts=FETCH_ATTEMPTS)
+            means = await self._exchange.collect(
+                commit.round, holders, last=self._terms.settings.rules.ended_by(commit), attempts=FETCH_ATTEMPTS
+            )
         downloaded = means is None
         if downloaded:
             with self._log.span("download", commit.height):
@@ -161,7 +166,7 @@ class Applier:
             if taken is not None and means is not None:
                 self.steady.clear()
                 with self._log.span("apply", commit.height):
-                    await self._take_round(commit.height, taken, means)
+                    await self._take_round(commit, taken, means)
                 self.version = commit.version
             await self._settle(commit, taken)  # rounds that came with a downloaded state have been counted with it
             self.height = commit.height  # training may go on: digests, reports and the like need not be waited for
@@ -180,13 +185,15 @@ class Applier:
         await self._evaluate(commit)
         await self._checkpoint_when_due()
 
-    async def _take_round(self, height: int, result: RoundResult, means: dict[int, Payload]) -> None:
+    async def _take_round(self, commit: Commit, result: RoundResult, means: dict[int, Payload]) -> None:
         """The outer step, and what it does to our progress."""
         counted = self._counted(result)
         contributed = counted > 0 and self._exchange.in_flight == result.plan
-        with self._log.span("decode", height):
-            updates = await self._aside(self._exchange.decode, result, means)
+        with self._log.span("decode", commit.height):
+            last = self._terms.settings.rules.ended_by(commit)
+            updates = await self._aside(self._exchange.decode, result, means, last=last)
         told = await self._aside(self._residuals.told, result) if contributed else None
+        self._learner.outer.rule = self._terms.rule(commit)
         await self._learn(self._learner.apply, updates, contributed=contributed, told=told)
         await self._aside(self._residuals.settle, result)
         if counted and not contributed:

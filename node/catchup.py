@@ -7,8 +7,6 @@ announces. What an earlier process had already fetched is taken up again. A repa
 import asyncio
 import contextlib
 
-from torch import Tensor
-
 from farflung.compression.digest import digest_of
 from farflung.node.door import Doors
 from farflung.node.events import EventLog
@@ -18,13 +16,13 @@ from farflung.node.means import KEPT_ROUNDS
 from farflung.node.network import PeerId
 from farflung.node.statesync import Download, StateSync
 from farflung.node.storage import Storage
+from farflung.node.terms import Terms
 from farflung.protocol import standing
 from farflung.protocol.effects import Repair
 from farflung.protocol.errors import NetworkError, Refused, RemoteError
 from farflung.protocol.member import Member
 from farflung.protocol.messages import ChunkList
 from farflung.training.errors import BadChunk
-from farflung.training.outer import OuterConfig
 
 RETRY_S = 1.0
 """Between attempts that depend on what others say in their heartbeats."""
@@ -52,7 +50,7 @@ class Catchup:
         doors: Doors,
         storage: Storage,
         log: EventLog,
-        outer: OuterConfig,
+        terms: Terms,
     ) -> None:
         self._sync = sync
         self._member = member
@@ -62,7 +60,7 @@ class Catchup:
         self._learn = doors.learner.run
         self._storage = storage
         self._log = log
-        self._outer = outer
+        self._terms = terms
         self._download: Download | None = None
 
     async def download(self, at_least: int) -> int:
@@ -183,15 +181,14 @@ class Catchup:
             if commit is None or commit.round is None:
                 continue
             holders = self._member.membership.live(p for p in commit.view if p != self._member.me)
-            means = await self._exchange.fetcher.collect(commit.round, holders)
+            last = self._terms.settings.rules.ended_by(commit)
+            means = await self._exchange.collect(commit.round, holders, last=last)
             if means is not None:
-                updates = await self._aside(self._exchange.decode, commit.round, means)
+                updates = await self._aside(self._exchange.decode, commit.round, means, last=last)
+                self._learner.outer.rule = self._terms.rule(commit)
                 chunks = download.at(target - 1)  # more may come meanwhile; but nobody else changes these
-                await self._learn(self._sync.roll, chunks, updates, self._outer_step)
+                await self._learn(self._sync.roll, chunks, updates, self._learner.outer.advance_)
                 download.have |= dict.fromkeys(chunks, target)
-
-    def _outer_step(self, start: int, stop: int, mean: Tensor) -> None:
-        self._learner.outer.step_(start, stop, mean, self._outer.lr, self._outer.momentum)
 
     def _donors(self, download: Download) -> list[PeerId]:
         """Everybody alive who holds a state, beginning at a place of our own so that newcomers do not all ask the same."""

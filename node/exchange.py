@@ -62,6 +62,7 @@ class Exchange:
         *,
         uplink: FlatCodec,
         downlink: FlatCodec,
+        last: FlatCodec | None = None,  # of both in the last round of the run
         residuals: Residuals,
         news: News,
     ) -> None:
@@ -71,6 +72,7 @@ class Exchange:
         self._means = means
         self._uplink = uplink
         self._downlink = downlink
+        self._last = last
         self._residuals = residuals
         self._news = news
         self._rounds = Rounds()
@@ -79,7 +81,7 @@ class Exchange:
         self._incoming: Counter[PeerId] = Counter()
         """Streams that bring transfers at the moment."""
         self._group: asyncio.TaskGroup
-        self.fetcher = Fetcher(network, doors.side, means, downlink=downlink, news=news, received=self._count_received)
+        self.fetcher = Fetcher(network, doors.side, means, news=news, received=self._count_received)
         self._decoded = torch.empty(0, dtype=torch.float32)
         self.in_flight = b""
         """Plan to which the learner's last pseudo-gradient went."""
@@ -96,6 +98,7 @@ class Exchange:
     def expect(self, plan_id: bytes, plan: Plan) -> None:
         """A plan was accepted: transfers that name it are welcome."""
         self._rounds.begin(plan_id, plan)
+        self._residuals.expect(plan_id, self.uplink_of(plan), self._down(plan))
         self._heights[plan_id] = plan.height
 
     def start(self, plan_id: bytes, work: Coroutine[None, None, None], group: asyncio.TaskGroup) -> None:
@@ -119,6 +122,7 @@ class Exchange:
         over = [plan for plan, at in self._heights.items() if at <= height]
         for plan in over:
             del self._heights[plan]
+            self._residuals.forget(plan)
             if plan != plan_id:
                 self.forget(plan)
                 await self._means.discard(plan)
@@ -183,11 +187,11 @@ class Exchange:
                     reduce_part,
                     bounds.stop - bounds.start,
                     [(payloads[peer], weight) for peer, weight in weights],
-                    part_codec(self._uplink, bounds),
+                    part_codec(self.uplink_of(round_.plan), bounds),
                     lambda mean: self._residuals.encode_mean(plan_id, mean, bounds.start),
                 )
         except CodecError as error:
-            await self._name_unfit(part, bounds, [(peer, payloads[peer]) for peer, _ in weights], error)
+            await self._name_unfit(part, round_.plan, [(peer, payloads[peer]) for peer, _ in weights], error)
             return
         if not early:
             round_.contributions.pop(part, None)
@@ -201,12 +205,13 @@ class Exchange:
             await asyncio.gather(*sending)
 
     async def _name_unfit(
-        self, part: int, bounds: Part, contributions: Sequence[tuple[PeerId, Payload]], error: CodecError
+        self, part: int, plan: Plan, contributions: Sequence[tuple[PeerId, Payload]], error: CodecError
     ) -> None:
         """Say whose contributions have no place in a mean, or why else there is none. The round leaves the part for the next one: who counts is the same for
         all parts, and no owner decides it.
         """
-        uplink, downlink = part_codec(self._uplink, bounds), part_codec(self._downlink, bounds)
+        bounds = plan.parts[part]
+        uplink, downlink = part_codec(self.uplink_of(plan), bounds), part_codec(self._down(plan), bounds)
         named = False
         for peer, payload in contributions:
             reason = await self._doors.side.run(_unfit, payload, bounds.stop - bounds.start, uplink, downlink)
@@ -227,12 +232,23 @@ class Exchange:
         round_ = self._rounds.get(plan_id)
         if round_ is not None:
             with self._news.span("fetch", round_.plan.height):
-                await self.fetcher.fetch(plan_id, part, digest, holders, round_.plan.parts[part])
+                await self.fetcher.fetch(
+                    plan_id, part, digest, holders, round_.plan.parts[part], self._down(round_.plan)
+                )
 
-    def decode(self, result: RoundResult, means: dict[int, Payload]) -> list[tuple[int, int, torch.Tensor]]:
+    async def collect(
+        self, result: RoundResult, holders: Sequence[PeerId], *, last: bool, attempts: int = 1
+    ) -> dict[int, Payload] | None:
+        """What `Fetcher.collect` says. `last`: the round is the last one of the run."""
+        return await self.fetcher.collect(result, holders, self._means_codec(last=last), attempts=attempts)
+
+    def decode(
+        self, result: RoundResult, means: dict[int, Payload], *, last: bool
+    ) -> list[tuple[int, int, torch.Tensor]]:
         """The updates of a committed round, good until the next call: they lie where those of the last round did, for to get so much fresh memory from the
         system takes six times as long as to decode. Raises CodecError. Blocks: call through the door.
         """
+        codec = self._means_codec(last=last)
         kept = [(k, part) for k, part in enumerate(result.parts) if part.digest]
         numel = sum(part.stop - part.start for _, part in kept)
         if numel > len(self._decoded):
@@ -241,7 +257,7 @@ class Exchange:
         at = 0
         for k, part in kept:
             mean = self._decoded[at : at + part.stop - part.start]
-            part_codec(self._downlink, part).decode(means[k], len(mean), out=mean)
+            part_codec(codec, part).decode(means[k], len(mean), out=mean)
             updates.append((part.start, part.stop, mean))
             at += len(mean)
         return updates
@@ -285,7 +301,7 @@ class Exchange:
     async def _take_contribution(self, stream: Stream, header: ContributionHeader, round_: Round, part: Part) -> None:
         if part.owner != self._network.peer_id or all(c.peer != stream.peer for c in round_.plan.contributors):
             raise Refused("a contribution that the plan does not send here", peer=stream.peer)
-        if header.nbytes > part_codec(self._uplink, part).max_nbytes(part.stop - part.start):
+        if header.nbytes > part_codec(self.uplink_of(round_.plan), part).max_nbytes(part.stop - part.start):
             raise Refused(f"a contribution of {header.nbytes} bytes to part {header.part}", peer=stream.peer)
         if stream.peer in round_.contributions.get(header.part, {}):  # sent again, since our answer was lost
             await framing.drain(stream, header.nbytes)
@@ -294,7 +310,9 @@ class Exchange:
         with self.receiving.transfer(header.nbytes):
             payload = await framing.read_payload(stream, header.nbytes)
         try:
-            await check_payload(self._doors.side, part_codec(self._uplink, part), payload, part.stop - part.start)
+            await check_payload(
+                self._doors.side, part_codec(self.uplink_of(round_.plan), part), payload, part.stop - part.start
+            )
         except CodecError as error:
             raise Malformed(f"a contribution to part {header.part}: {error}", peer=stream.peer) from error
         await stream.write(ACK)
@@ -304,7 +322,7 @@ class Exchange:
     async def _take_mean(self, stream: Stream, header: MeanHeader, round_: Round, part: Part) -> None:
         if part.owner != stream.peer:
             raise Refused("a mean from somebody who does not own the part", peer=stream.peer)
-        codec, numel = part_codec(self._downlink, part), part.stop - part.start
+        codec, numel = part_codec(self._down(round_.plan), part), part.stop - part.start
         if header.nbytes > codec.max_nbytes(numel):
             raise Refused(f"a mean of {header.nbytes} bytes for part {header.part}", peer=stream.peer)
         with self.receiving.transfer(header.nbytes):
@@ -331,6 +349,20 @@ class Exchange:
 
     def _guard(self, handler: Callable[[Stream], Awaitable[None]]) -> StreamHandler:
         return framing.guarded(handler, self._news.refused, within_s=TRANSFER_S)
+
+    # ---- which codec -------------------------------------------------------------------------------------------
+
+    def uplink_of(self, plan: Plan) -> FlatCodec:
+        """Of contributions. A plan that was accepted names the codecs that its round must have."""
+        return self._last if self._last is not None and plan.uplink == self._last.spec else self._uplink
+
+    def _down(self, plan: Plan) -> FlatCodec:
+        """Of means."""
+        return self._last if self._last is not None and plan.downlink == self._last.spec else self._downlink
+
+    def _means_codec(self, *, last: bool) -> FlatCodec:
+        """Of means that were committed."""
+        return self._last if last and self._last is not None else self._downlink
 
     # ---- small things ------------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ does to the learner need not wait for the disk, what follows from it does.
 import asyncio
 from collections.abc import Callable
 
-from farflung.compression.policy import FlatCodec
 from farflung.node.apply import Applier
 from farflung.node.door import Door
 from farflung.node.events import EventLog
@@ -55,7 +54,6 @@ class Executor:
         journal: Door,
         log: EventLog,
         refused: Callable[[RemoteError], None],
-        uplink: FlatCodec,  # of contributions
     ) -> None:
         self._member = member
         self._mail = mail
@@ -67,7 +65,6 @@ class Executor:
         self._journal = journal.run
         self._log = log
         self._refused = refused
-        self._bytes_per_element = uplink.expected_nbytes() / uplink.numel
         self._queue: asyncio.Queue[list[Effect]] = asyncio.Queue()
 
     def push(self, effects: list[Effect]) -> None:
@@ -128,4 +125,5 @@ class Executor:
     def _contribution_bytes(self, plan: Plan) -> int:
         """What is about to be sent to the others, more or less."""
         others = sum(p.stop - p.start for p in plan.parts if p.owner != self._member.me)
-        return int(others * self._bytes_per_element)
+        codec = self._exchange.uplink_of(plan)
+        return int(others * codec.expected_nbytes() / codec.numel)

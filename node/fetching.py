@@ -59,14 +59,12 @@ class Fetcher:
         side: Door,
         means: MeanStore,
         *,
-        downlink: FlatCodec,
         news: FetchNews,
         received: Callable[[bytes, int], None],
     ) -> None:
         self._network = network
         self._side = side
         self._means = means
-        self._downlink = downlink
         self._news = news
         self._received = received
         """Told the plan and the bytes of what came from others."""
@@ -76,14 +74,14 @@ class Fetcher:
         self._network.serve("fetch", framing.guarded(self._serve_fetch, self._news.refused, within_s=TRANSFER_S))
 
     async def fetch(
-        self, plan_id: bytes, part: int, digest: bytes, holders: Sequence[PeerId], bounds: Bounds
+        self, plan_id: bytes, part: int, digest: bytes, holders: Sequence[PeerId], bounds: Bounds, codec: FlatCodec
     ) -> Payload | None:
         """Get the encoded mean of a part from whoever of `holders` has it; None when nobody can give it."""
-        payload, _ = await self._search(plan_id, part, digest, holders, bounds)
+        payload, _ = await self._search(plan_id, part, digest, holders, bounds, codec)
         return payload
 
     async def _search(
-        self, plan_id: bytes, part: int, digest: bytes, holders: Sequence[PeerId], bounds: Bounds
+        self, plan_id: bytes, part: int, digest: bytes, holders: Sequence[PeerId], bounds: Bounds, codec: FlatCodec
     ) -> tuple[Payload | None, bool]:
         """What `fetch` says, and whether a None is final: all `holders` have been heard and have no such mean."""
         here = await self._means.get(plan_id, part, digest)
@@ -93,7 +91,9 @@ class Fetcher:
         final = bool(holders)
         for peer in rotated(holders, self._network.peer_id):
             try:
-                payload = await self._fetch_from(peer, MeanRequest(plan_id, part, digest), bounds)
+                payload = await self._fetch_from(
+                    peer, MeanRequest(plan_id, part, digest), bounds, part_codec(codec, bounds)
+                )
             except NetworkError as error:
                 self._news.unreachable(peer, str(error))
                 final = False
@@ -110,7 +110,7 @@ class Fetcher:
         return None, final
 
     async def collect(
-        self, result: RoundResult, holders: Sequence[PeerId], *, attempts: int = 1
+        self, result: RoundResult, holders: Sequence[PeerId], codec: FlatCodec, *, attempts: int = 1
     ) -> dict[int, Payload] | None:
         """Encoded means of all parts that a committed round kept; None when nobody has them any more.
 
@@ -126,7 +126,8 @@ class Fetcher:
                 batch = [(k, result.parts[k]) for k in missing[first : first + FETCHES]]
                 async with asyncio.TaskGroup() as group:
                     searches = [
-                        group.create_task(self._search(result.plan, k, part.digest, holders, part)) for k, part in batch
+                        group.create_task(self._search(result.plan, k, part.digest, holders, part, codec))
+                        for k, part in batch
                     ]
                 for (k, _), search in zip(batch, searches, strict=True):
                     payload, final = search.result()
@@ -138,9 +139,11 @@ class Fetcher:
                 return means
         return None
 
-    async def _fetch_from(self, peer: PeerId, request: MeanRequest, bounds: Bounds) -> Payload | None:
+    async def _fetch_from(
+        self, peer: PeerId, request: MeanRequest, bounds: Bounds, codec: VectorCodec
+    ) -> Payload | None:
         """One answer, checked: digest, and that it decodes. Raises NetworkError, RemoteError naming the peer."""
-        codec, numel = part_codec(self._downlink, bounds), bounds.stop - bounds.start
+        numel = bounds.stop - bounds.start
         limit = codec.max_nbytes(numel)
         try:
             async with asyncio.timeout(FETCH_S + limit / SLOWEST_BYTES_PER_S):

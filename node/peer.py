@@ -126,6 +126,7 @@ class Peer:
             self._means,
             uplink=terms.uplink,
             downlink=terms.downlink,
+            last=terms.last,
             residuals=self.residuals,
             news=self,
         )
@@ -140,6 +141,7 @@ class Peer:
             )
         )
         self.applier = Applier(
+            terms=terms,
             member=self.member,
             exchange=self.exchange,
             means=self._means,
@@ -152,7 +154,7 @@ class Peer:
                 doors=doors,
                 storage=storage,
                 log=log,
-                outer=terms.outer,
+                terms=terms,
             ),
             trainer=self.trainer,
             learner=learner,
@@ -184,7 +186,6 @@ class Peer:
             journal=doors.journal,
             log=log,
             refused=self.refused,
-            uplink=terms.uplink,
         )
         self._stop = asyncio.Event()
         self._let_go = asyncio.Event()

@@ -8,7 +8,7 @@ into objects, so the node, the export and the demo's solo worker cannot disagree
 import hashlib
 import math
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +26,7 @@ from farflung.protocol.errors import ConfigError, RemoteError
 from farflung.protocol.keys import PeerId, short
 from farflung.protocol.limits import CHUNK_BYTES
 from farflung.protocol.manifest import Manifest, manifest_hash
+from farflung.protocol.manifest_sections import OuterSpec
 from farflung.protocol.settings import Settings
 from farflung.training.data import Dataset
 from farflung.training.errors import DataError
@@ -35,8 +36,8 @@ from farflung.training.inner import InnerConfig
 from farflung.training.memory import Beside
 from farflung.training.model import ModelConfig, parameter_shapes
 from farflung.training.order import SampleOrder
-from farflung.training.outer import OuterConfig
 from farflung.training.replica import Replica
+from farflung.training.rules import HeavyBall, Nesterov, OuterRule, Sgd
 from farflung.training.runtime import Runtime
 from farflung.training.schedule import Schedule
 from farflung.training.sources import open_dataset
@@ -70,16 +71,23 @@ class Recipe:
     """The manifest's hash, 32 bytes."""
     model: ModelConfig
     inner: InnerConfig
-    outer: OuterConfig
+    outer: OuterRule
     tensors: tuple[tuple[str, torch.Size], ...]
     """Names and shapes of what one peer holds, in the order of its flat vector: of the model, or of one stage of it."""
     uplink: FlatCodec
     downlink: FlatCodec
+    last: FlatCodec | None
+    """Of both directions in the last round of the run; None: as always."""
 
     @property
     def num_parameters(self) -> int:
         """That one peer holds."""
         return sum(shape.numel() for _, shape in self.tensors)
+
+    @property
+    def mix(self) -> float | None:
+        """alpha; None rebases (`training.coupled`)."""
+        return None if self.manifest.mix == "rebase" else self.manifest.mix
 
     @property
     def rounds_text(self) -> str:
@@ -91,7 +99,7 @@ class Recipe:
     @property
     def align(self) -> int:
         """Parts and fragments begin at multiples of this many elements."""
-        return math.lcm(self.uplink.block, self.downlink.block)
+        return math.lcm(*(codec.block for codec in (self.uplink, self.downlink, self.last) if codec is not None))
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -138,6 +146,8 @@ class Recipe:
             align=self.align,
             uplink=self.uplink.spec,
             downlink=self.downlink.spec,
+            last_codec="" if self.last is None else self.last.spec,
+            last_bytes_per_element=0.0 if self.last is None else self.last.expected_nbytes() / self.num_parameters,
             bytes_per_element=max(self.uplink.expected_nbytes(), self.downlink.expected_nbytes()) / self.num_parameters,
             min_contributors=m.min_contributors,
             min_round_s=m.deadlines.min_round_s,
@@ -166,6 +176,7 @@ class Recipe:
             downlink=self.downlink,
             feedback=self.manifest.feedback,
             outer=self.outer,
+            last=self.last,
         )
 
     def learner(self, dataset: Dataset, runtime: Runtime, save_memory: str = "auto") -> SwarmLearner:
@@ -180,6 +191,7 @@ class Recipe:
             self.outer,
             seed=self.manifest.model.init_seed,
             runtime=runtime,
+            mix=self.mix,
             chunk_bytes=CHUNK_BYTES,
         )
         order = SampleOrder(
@@ -227,13 +239,29 @@ def read_recipe(manifest: Manifest) -> Recipe:
                 max_grad_norm=inner.grad_clip,
                 z_loss=inner.z_loss,
             ),
-            outer=OuterConfig(lr=outer.lr, momentum=outer.momentum),
+            outer=outer_rule(outer),
             tensors=tensors,
             uplink=parse_policy(manifest.uplink_codec).resolve(tensors),
             downlink=parse_policy(manifest.downlink_codec).resolve(tensors),
+            last=last_codec(manifest, tensors),
         )
     except ValueError as error:
         raise ConfigError(f"the manifest of {manifest.name!r} cannot be used: {error}") from error
+
+
+def last_codec(manifest: Manifest, tensors: Sequence[tuple[str, torch.Size]]) -> FlatCodec | None:
+    """Of the last round, where it has one of its own. Raises ValueError."""
+    spec = manifest.feedback.last_codec
+    return parse_policy(spec).resolve(tensors) if spec else None
+
+
+def outer_rule(spec: OuterSpec) -> OuterRule:
+    """What moves outer parameters in a round."""
+    if spec.optimizer == "sgd":
+        return Sgd(lr=spec.lr)
+    if spec.optimizer == "heavyball":
+        return HeavyBall(lr=spec.lr, momentum=spec.momentum, clip=spec.clip or math.inf)
+    return Nesterov(lr=spec.lr, momentum=spec.momentum)
 
 
 def admission_check(manifest: Manifest) -> Callable[[PeerId, bytes], bool]:

@@ -62,13 +62,24 @@ class Residuals:
             if wanted[way] == "residual"
         }
 
-        self._sent: tuple[bytes, dict[int, Payload]] = b"", {}
-        """Plan, and by start of the part our contribution to it, when the rest of it is to stay with us."""
+        self._expected: dict[bytes, dict[str, FlatCodec]] = {}
+        """Codecs of plans that are not over."""
+        self._sent: tuple[bytes, FlatCodec, dict[int, Payload]] = b"", uplink, {}
+        """Plan, its codec, and by start of the part our contribution to it, when the rest of it is to stay with us."""
 
     @property
     def keeps_contributions(self) -> bool:
         """Whether there is feedback for contributions."""
         return "up" in self._feedbacks
+
+    def expect(self, plan_id: bytes, uplink: FlatCodec, downlink: FlatCodec) -> None:
+        """What is encoded for a plan has these codecs, until `forget`: the last round of a run may have its own. Others have the usual ones. This and `forget`
+        may be called from anywhere."""
+        self._expected[plan_id] = {"up": uplink, "down": downlink}
+
+    def forget(self, plan_id: bytes) -> None:
+        """A plan is over."""
+        self._expected.pop(plan_id, None)
 
     def begin(self, plan_id: bytes) -> None:
         """We are about to contribute to a plan: what is pending of an earlier one is given up, before this one takes memory."""
@@ -79,8 +90,8 @@ class Residuals:
         payload = self._encode("up", plan_id, x, start)
         if self._spec.uplink == "kept" and self._started:
             if self._sent[0] != plan_id:
-                self._sent = plan_id, {}
-            self._sent[1][start] = payload
+                self._sent = plan_id, self._codec("up", plan_id), {}
+            self._sent[2][start] = payload
         return payload
 
     def encode_mean(self, plan_id: bytes, x: Tensor, start: int) -> memoryview:
@@ -90,10 +101,14 @@ class Residuals:
     def _encode(self, way: str, plan_id: bytes, x: Tensor, start: int) -> memoryview:
         feedback = self._feedbacks.get(way)
         if feedback is None or not self._started:
-            return self._codecs[way].part(start, start + x.numel()).encode(x)
+            return self._codec(way, plan_id).part(start, start + x.numel()).encode(x)
+        feedback.codec = self._codec(way, plan_id)
         if feedback.round != plan_id:
             feedback.begin(plan_id)
         return feedback.encode_(x, start)
+
+    def _codec(self, way: str, plan_id: bytes) -> FlatCodec:
+        return self._expected.get(plan_id, self._codecs)[way]
 
     @property
     def _started(self) -> bool:
@@ -108,10 +123,9 @@ class Residuals:
 
     def told(self, result: RoundResult) -> dict[int, Tensor] | None:
         """What our contribution to a committed round told the others, by start of the part, fp32; None when nothing is to stay with us."""
-        plan, payloads = self._sent
+        plan, codec, payloads = self._sent
         if plan != result.plan:
             return None
-        codec = self._codecs["up"]
         return {
             start: codec.part(start, stop).decode(payloads[start], stop - start)
             for start, stop in _slices(result)

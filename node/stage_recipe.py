@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from farflung.compression.policy import parse_policy
 from farflung.node.machine import fit_memory
-from farflung.node.recipe import Recipe
+from farflung.node.recipe import Recipe, last_codec
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_step import Service
 from farflung.node.terms import Terms
@@ -126,6 +126,7 @@ class StageRecipe:
             self.whole.outer,
             seed=manifest.model.init_seed,
             runtime=runtime,
+            mix=self.whole.mix,
             chunk_bytes=CHUNK_BYTES,
         )
         if dataset is None:
@@ -162,6 +163,7 @@ def stage_recipe(whole: Recipe, stage: int) -> StageRecipe:
         tensors=tensors,
         uplink=parse_policy(manifest.uplink_codec).resolve(tensors),
         downlink=parse_policy(manifest.downlink_codec).resolve(tensors),
+        last=last_codec(manifest, tensors),
     )
     return StageRecipe(whole=whole, own=own, part=part)
 

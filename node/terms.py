@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 from farflung.compression.policy import FlatCodec
 from farflung.node.trainer import Pace
+from farflung.protocol.chain import Commit
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.settings import Settings
-from farflung.training.outer import OuterConfig
+from farflung.training.rules import OuterRule, Sgd
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,4 +23,14 @@ class Terms:
     downlink: FlatCodec
     """Of means."""
     feedback: FeedbackSpec
-    outer: OuterConfig
+    outer: OuterRule
+    """What moves outer parameters in a round."""
+    last: FlatCodec | None = None
+    """Of both directions in the last round of the run; None: as always."""
+
+    def rule(self, commit: Commit) -> OuterRule:
+        """What moves outer parameters in the round that `commit` carries. What peers have kept until the last one is too late for momentum: then it is
+        the plain mean, and the run ends where the peers are together."""
+        if self.feedback.uplink == "kept" and self.settings.rules.ended_by(commit):
+            return Sgd(lr=1.0)
+        return self.outer

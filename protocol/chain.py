@@ -58,11 +58,19 @@ class Rules:
         """Whether the run is complete."""
         return self.laps.finished(self.total_steps - commit.steps)
 
+    def is_last(self, parent: "Commit") -> bool:
+        """Whether the round after `parent` is the last one of the run, after which nothing is to stay behind."""
+        return self.laps.finished(self.total_steps - parent.steps - parent.lap)
+
+    def ended_by(self, commit: "Commit") -> bool:
+        """Whether `commit` carries the last round of the run."""
+        return commit.round is not None and self.finished(commit)
+
     def span(self, parent: "Commit") -> tuple[int, int]:
         """Elements [start, stop) that the round after `parent` moves: the fragment whose turn it is (in the order of
         `training.streaming.Timetable`), and in the last round of the run everything, so that no progress stays behind.
         """
-        if self.laps.finished(self.total_steps - parent.steps - parent.lap):
+        if self.is_last(parent):
             return 0, self.numel
         fragment = (parent.version + 1) % self.num_fragments
         return self.cuts[fragment], self.cuts[fragment + 1]

@@ -5,7 +5,7 @@ Encoding is MessagePack with field names, all fields present, in the order below
 that it would itself write, so one manifest has one hash. About 1 kB. What a peer decides for itself (device,
 caps, dtype) is not here.
 
-Some fields have one legal value so far (mix, outer optimiser, aggregation). They are in the format already so that a manifest says
+One field has one legal value so far (aggregation). It is in the format already so that a manifest says
 what its swarm does, and a later version need not guess.
 """
 
@@ -83,8 +83,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
     delay_steps: int | Auto = 0
     """tau: inner steps that a peer may train while a round is under way; less than H / P. 0: it stands. `auto`: a step less than H / P."""
-    mix: float = 0.0
-    """alpha: share of the local parameters kept when a round's result is applied."""
+    mix: float | Literal["rebase"] = "rebase"
+    """Where the local parameters of a contributor go when a round's result is applied. `rebase`: to the new outer ones and all that was trained since
+    sending. Or alpha, from 0 to 1: the share that they keep of themselves, the rest is the outer ones' (Streaming DiLoCo's is 0.5)."""
     uplink_codec: str = "int8(block=128)"
     """Codec of pseudo-gradients on their way to the owners of parts, as `farflung.compression` reads it."""
     downlink_codec: str = "int8(block=128)"
@@ -111,12 +112,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         self._check_versions()
         self._check_steps()
         self._check_pipeline()
-        check_range("swarm.mix", self.mix, 0.0, 1.0)
-        check_supported("swarm.mix", self.mix, 0.0)
+        if self.mix != "rebase":
+            check_range("swarm.mix", self.mix, 0.0, 1.0)
+            if self.feedback.uplink == "kept":
+                raise ConfigError(
+                    f'swarm.mix = {self.mix}: with feedback.uplink = "kept" local parameters hold what codecs left out, and none of it may be '
+                    'mixed away; write mix = "rebase", or uplink = "residual"'
+                )
         check_supported("swarm.aggregation", self.aggregation, "mean")
         for key, codec in (
             ("swarm.uplink_codec", self.uplink_codec),
             ("swarm.downlink_codec", self.downlink_codec),
+            ("feedback.last_codec", self.feedback.last_codec or self.uplink_codec),
         ):
             if not _CODEC.fullmatch(codec):
                 raise ConfigError(f"{key} = {codec[:160]!r}: no codec looks like that; one is 'int8(block=128)'")

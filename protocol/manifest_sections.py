@@ -8,7 +8,7 @@ import re
 
 import msgspec
 
-from farflung.protocol.checks import check_length, check_one_of, check_range, check_supported, check_text
+from farflung.protocol.checks import check_length, check_one_of, check_range, check_text
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.limits import MAX_HOPS, MAX_MICROBATCHES, MAX_PARAMETERS, MAX_TEXT
 
@@ -155,13 +155,25 @@ class OuterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """
 
     optimizer: str = "nesterov"
+    """`nesterov`; `sgd`, without momentum: local SGD and SparseLoCo (arXiv 2508.15706), with lr 1 the plain mean of the peers; or `heavyball`: CO2
+    (arXiv 2401.16265)."""
     lr: float = 0.7
     momentum: float = 0.9
+    """0 with `sgd`."""
+    clip: float = 0.0
+    """Of `heavyball`: largest magnitude of an element of the momentum that is applied; 0: any."""
 
     def __post_init__(self) -> None:
-        check_supported("outer.optimizer", self.optimizer, "nesterov")
+        check_one_of("outer.optimizer", self.optimizer, ("nesterov", "sgd", "heavyball"))
         check_range("outer.lr", self.lr, 1e-6, 10.0)
         check_range("outer.momentum", self.momentum, 0.0, 0.999999)
+        check_range("outer.clip", self.clip, 0.0, 1e6)
+        if self.optimizer == "sgd" and self.momentum:
+            raise ConfigError(
+                f"outer.momentum = {self.momentum}: sgd has none; write momentum = 0, or choose nesterov or heavyball"
+            )
+        if self.optimizer != "heavyball" and self.clip:
+            raise ConfigError(f"outer.clip = {self.clip}: only heavyball clips; leave it out, or choose heavyball")
 
 
 class FeedbackSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -178,12 +190,19 @@ class FeedbackSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Of reduced means, by the owners of parts: `none` or `residual`."""
     decay: float = 1.0
     """Share of a residual that is still owed a round later."""
+    last_codec: str = ""
+    """With `kept`: codec of contributions and means in the last round of the run, which moves everything; empty: the same as always. What is kept until
+    then is rounds too late for momentum, so that in that round the outer optimiser is the plain mean, whatever the codec."""
     after_rounds: int = 0
     """Rounds of the swarm without feedback: from random weights it gains less, or does harm (`docs/feedback.md`)."""
 
     def __post_init__(self) -> None:
         check_one_of("feedback.uplink", self.uplink, ("none", "residual", "kept"))
         check_one_of("feedback.downlink", self.downlink, ("none", "residual"))
+        if self.last_codec and self.uplink != "kept":
+            raise ConfigError(
+                f"feedback.last_codec = {self.last_codec[:160]!r}: only with feedback.uplink = 'kept' does the last round have a codec of its own; leave it out"
+            )
         check_range("feedback.decay", self.decay, 0.0, 1.0)
         check_range("feedback.after_rounds", self.after_rounds, 0, 1 << 40)
 

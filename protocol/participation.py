@@ -56,8 +56,8 @@ def check_plan(plan: Plan, head: Commit, settings: Settings, me: PeerId, ready: 
     demand(bool(contributors) and me in plan.members, "without contributors, or sent to an outsider")
     demand(len(plan.members) <= settings.rules.max_group, f"with {len(plan.members)} members")
     demand(
-        (plan.uplink, plan.downlink) == (settings.uplink, settings.downlink),
-        "with codecs that the manifest does not name",
+        (plan.uplink, plan.downlink) == settings.codecs(head),
+        "with codecs that the manifest does not name for it",
     )
     limit = settings.max_round_s
     demand(0 < plan.scatter_s <= limit and 0 < plan.gather_s <= limit, f"with deadlines above {limit} s")

@@ -254,13 +254,15 @@ class Proposer:
         downs = partition.narrow([readies[p].down_bytes_per_s for p in owners], ups, len(decision.members))
         shares = partition.fractions(ups, len(decision.members), downs)
         first, last = rules.rules.span(s.head.commit)
+        uplink, downlink = rules.codecs(s.head.commit)
+        nbytes = rules.expected_bytes(s.head.commit)
         elements = {o: share * (last - first) for o, share in zip(owners, shares, strict=True)}
         rates = {p: ready.up_bytes_per_s for p, ready in readies.items() if ready.up_bytes_per_s > 0.0}
         slow = {p: rate for p, rate in rates.items() if rate < FAST_BYTES_PER_S}
         narrow = {p: rate for p, rate in zip(owners, downs, strict=True) if rate > 0.0}
-        into_s = transfer_seconds(rules, elements, narrow, len(owners))
-        estimate = max(into_s, transfer_seconds(rules, elements, rates, len(decision.members)))
-        slow_s = max(into_s, transfer_seconds(rules, elements, slow, len(decision.members)))
+        into_s = transfer_seconds(nbytes, elements, narrow, len(owners))
+        estimate = max(into_s, transfer_seconds(nbytes, elements, rates, len(decision.members)))
+        slow_s = max(into_s, transfer_seconds(nbytes, elements, slow, len(decision.members)))
         waves = 2 if slow_s >= rules.waves_from_s else 1
         ranges = partition.in_waves(first, last, shares, rules.align, waves)
         parts = tuple(Part(owners[o], start, stop) for o, (start, stop) in ranges)
@@ -277,8 +279,8 @@ class Proposer:
             members=decision.members,
             contributors=tuple(Contributor(p, readies[p]) for p in owners),
             parts=parts,
-            uplink=rules.uplink,
-            downlink=rules.downlink,
+            uplink=uplink,
+            downlink=downlink,
             scatter_s=budget,
             gather_s=budget,
             reason=decision.reason,
@@ -447,7 +449,7 @@ class Proposer:
 
 
 def transfer_seconds(
-    rules: Settings,
+    nbytes: float,  # of an element, as it is encoded
     elements: Mapping[PeerId, float],  # that each owner reduces
     bytes_per_s: Mapping[PeerId, float],  # of the links that are known
     num_others: int,  # with whom an owner shares its part, itself included: who gets its means, or sends it contributions
@@ -458,5 +460,5 @@ def transfer_seconds(
     for owner, rate in bytes_per_s.items():
         mine = elements.get(owner, 0.0)
         most = max(numel - mine, mine * (num_others - 1))
-        slowest = max(slowest, most * rules.bytes_per_element / rate)
+        slowest = max(slowest, most * nbytes / rate)
     return slowest

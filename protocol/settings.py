@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from farflung.protocol.chain import Rules
+from farflung.protocol.chain import Commit, Rules
 from farflung.protocol.keys import PeerId
 from farflung.protocol.rhythm import Rhythm
 
@@ -56,8 +56,12 @@ class Settings:
     """Parts begin at multiples of this many elements (the codecs' block)."""
     uplink: str
     downlink: str
+    last_codec: str = ""
+    """Of both directions in the last round of the run; empty: the same as always."""
     bytes_per_element: float
     """Expected of encoded contributions and means, whichever are longer; for estimates of transfer times."""
+    last_bytes_per_element: float = 0.0
+    """The same of the last round, where it has a codec of its own."""
     min_contributors: int
     min_round_s: float
     """Lower bound of adaptive deadlines, seconds; and a round is planned no earlier after the last, unless all are ready."""
@@ -70,6 +74,17 @@ class Settings:
     heartbeat_s: float
     admits: Callable[[PeerId, bytes], bool]
     """Whether a peer may be here: the founder, and who shows a token that opens the swarm to it."""
+
+    def codecs(self, parent: Commit) -> tuple[str, str]:
+        """Of contributions and of means, in the round after `parent`."""
+        return (self.last_codec,) * 2 if self._has_its_own(parent) else (self.uplink, self.downlink)
+
+    def expected_bytes(self, parent: Commit) -> float:
+        """Per element of what that round moves, either way."""
+        return self.last_bytes_per_element if self._has_its_own(parent) else self.bytes_per_element
+
+    def _has_its_own(self, parent: Commit) -> bool:
+        return bool(self.last_codec) and self.rules.is_last(parent)
 
     def rhythm(self, lap: int) -> Rhythm:
         """That of a lap of so many steps."""

@@ -29,7 +29,7 @@ from farflung.sims.simulation import Meddler, Plan, Report, simulate
 from farflung.sims.soak import soak
 from farflung.sims.swarm import Outfit
 from farflung.sims.toy import ToyLearner
-from farflung.training.outer import OuterConfig
+from farflung.training.rules import Nesterov, OuterRule
 
 NUMEL = 1500
 BLOCK = 32
@@ -37,7 +37,7 @@ INNER_STEPS = 4
 LIVE = Laps(least=INNER_STEPS, most=4 * INNER_STEPS)
 SAMPLES_PER_STEP = 2
 TOKENS_PER_SAMPLE = 8
-OUTER = OuterConfig(lr=0.7, momentum=0.5)
+OUTER = Nesterov(lr=0.7, momentum=0.5)
 CHURN_S = 300.0
 CALM_S = 240.0
 HAND_S = 0.002
@@ -57,6 +57,11 @@ class Wire:
     """None: four steps a round, and every other seed trains on while rounds are under way; every fifth chooses its laps."""
     fragments: int | None = None
     """Synchronised in turn. None: one, and in every third seed three."""
+    last: Codec | None = None
+    """Of the last round, where it has one of its own."""
+    outer: OuterRule = OUTER
+    mix: float | None = None
+    """alpha; None rebases."""
     step_s: tuple[float, ...] = ()
     """Seconds of each peer's steps; empty: drawn by the seed."""
 
@@ -94,7 +99,9 @@ def toy_outfit(seed: int, schedule: Schedule, wire: Wire = INT8) -> Outfit:
         align=wire.codec.block,
         uplink=wire.codec.spec,
         downlink=wire.codec.spec,
+        last_codec="" if wire.last is None else wire.last.spec,
         bytes_per_element=1.1,
+        last_bytes_per_element=1.1,
         min_contributors=wire.min_contributors,
         min_round_s=3.0,
         max_round_s=30.0,
@@ -105,8 +112,16 @@ def toy_outfit(seed: int, schedule: Schedule, wire: Wire = INT8) -> Outfit:
     )
     return Outfit(
         signers=signers,
-        terms=Terms(settings=settings, pace=pace, uplink=flat, downlink=flat, feedback=wire.feedback, outer=OUTER),
-        learner=lambda index: ToyLearner(wire.numel, OUTER),
+        terms=Terms(
+            settings=settings,
+            pace=pace,
+            uplink=flat,
+            downlink=flat,
+            feedback=wire.feedback,
+            outer=wire.outer,
+            last=None if wire.last is None else uniform(wire.last, wire.numel),
+        ),
+        learner=lambda index: ToyLearner(wire.numel, wire.outer, mix=wire.mix),
         seconds=lambda index, name: step_s[index] if name == "train" else HAND_S,
         checkpoint_s=wire.checkpoint_s,
     )

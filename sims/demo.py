@@ -376,14 +376,14 @@ def _clear(out: Path) -> None:
 def _plan(began: float, minutes: float) -> Budget:
     """Measure a training step, and fit rounds, the solo runs and the report into the time."""
     from farflung.training.inner import InnerConfig
-    from farflung.training.outer import OuterConfig
     from farflung.training.presets import preset
     from farflung.training.replica import Replica
+    from farflung.training.rules import Nesterov
     from farflung.training.schedule import Schedule
 
     torch.set_num_threads(1)
     model = preset("tiny", vocab_size=ByteTokenizer.vocab_size, seq_len=SEQ_LEN)
-    replica = Replica(model, InnerConfig(schedule=Schedule(peak=1e-3, kind="constant")), OuterConfig(), seed=0)
+    replica = Replica(model, InnerConfig(schedule=Schedule(peak=1e-3, kind="constant")), Nesterov(), seed=0)
     tokens = torch.randint(0, 256, (BATCH, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
     replica.train_step(tokens, 0)
     times: list[float] = []

@@ -30,9 +30,9 @@ from farflung.compression.policy import FlatCodec, Policy, Rule, uniform
 from farflung.training.data import Dataset, Tokens
 from farflung.training.inner import InnerConfig
 from farflung.training.order import SampleOrder
-from farflung.training.outer import OuterConfig
 from farflung.training.presets import preset
 from farflung.training.replica import Replica
+from farflung.training.rules import Nesterov
 from farflung.training.runtime import Runtime
 from farflung.training.schedule import Schedule
 from farflung.training.sources import open_dataset
@@ -223,7 +223,7 @@ def _batches(data: Dataset, steps: int, *, seed: int) -> Tokens:
 
 
 def _replica(schedule: Schedule) -> Replica:
-    model, average = preset("tiny", seq_len=SEQ_LEN), OuterConfig(lr=1.0, momentum=0.0)
+    model, average = preset("tiny", seq_len=SEQ_LEN), Nesterov(lr=1.0, momentum=0.0)
     return Replica(model, InnerConfig(schedule=schedule), average, seed=1, runtime=Runtime(microbatch=BATCH))
 
 

@@ -32,6 +32,7 @@ from farflung.protocol.errors import BadSignature
 from farflung.protocol.keys import SIGNATURE_BYTES, PeerId, verify
 from farflung.protocol.messages import Promise, Voted
 from farflung.sims.audit import HONEST_REFUSALS
+from farflung.sims.outer_audit import taken_step
 from farflung.sims.swarm import Swarm
 from farflung.training.outer import OuterState
 
@@ -178,9 +179,9 @@ class Judge:
         if before is None or before[0] != version - 1 or commit is None or commit.round is None or parent is None:
             return
         _, params, momentum = before
-        config = self.swarm.outfit.terms.outer
-        mean = outer.momentum - config.momentum * momentum
-        step = config.lr * (mean + config.momentum * outer.momentum)
+        mean, step = taken_step(
+            self.swarm.outfit.terms.rule(commit), (params, momentum), (outer.params, outer.momentum)
+        )
         stepped = params.clone()
         for part in commit.round.parts:
             if part.digest:  # other fragments, and parts left out for everybody alike, do not move

@@ -22,9 +22,9 @@ from farflung.training.inner import InnerConfig
 from farflung.training.left_out import heldout_loss
 from farflung.training.model import ModelConfig
 from farflung.training.order import SampleOrder
-from farflung.training.outer import OuterConfig
 from farflung.training.pipeline_slice import StageSlice
 from farflung.training.pipeline_worker import Accumulated
+from farflung.training.rules import Nesterov
 from farflung.training.runtime import Runtime
 from farflung.training.sources import open_dataset
 from farflung.training.stage_replica import StageReplica
@@ -70,8 +70,8 @@ class DriftTask:
         return inner_of(self.steps)
 
     @property
-    def outer(self) -> OuterConfig:
-        return OuterConfig(lr=0.7, momentum=0.5)
+    def outer(self) -> Nesterov:
+        return Nesterov(lr=0.7, momentum=0.5)
 
     def ways(self) -> list["Way"]:
         """All that are compared, after peers that average their gradients in each step."""

@@ -41,6 +41,7 @@ from farflung.training.optimizers import parse_optimizer
 from farflung.training.order import SampleOrder
 from farflung.training.presets import PRESETS, preset
 from farflung.training.replica import Replica
+from farflung.training.rules import HeavyBall, Nesterov, OuterRule
 from farflung.training.runtime import Runtime
 from farflung.training.sources import open_dataset
 from farflung.training.tokenizer import ByteTokenizer
@@ -223,7 +224,9 @@ def _real(recipe: Recipe, dataset: Dataset, scenario: Scenario, signers: list[Ed
 
     def learner(index: int) -> SimLearner:
         runtime = Runtime(device="cpu", microbatch=manifest.samples_per_step)
-        replica = Replica(recipe.model, recipe.inner, recipe.outer, seed=manifest.model.init_seed, runtime=runtime)
+        replica = Replica(
+            recipe.model, recipe.inner, recipe.outer, seed=manifest.model.init_seed, runtime=runtime, mix=recipe.mix
+        )
         return ReplicaLearner(replica, dataset, order)
 
     return _outfit(recipe, scenario, signers, learner)
@@ -235,17 +238,30 @@ def _cost(recipe: Recipe, scenario: Scenario, signers: list[Ed25519Signer]) -> t
     factor = (recipe.uplink.expected_nbytes() + recipe.downlink.expected_nbytes()) / (2 * flat.expected_nbytes())
     share = CELLS / recipe.num_parameters / CELL_CODEC.block
     cuts = (*(round(cut * share) * CELL_CODEC.block for cut in recipe.cuts[:-1]), CELLS)
-    outer = dataclasses.replace(recipe.outer, momentum=min(recipe.outer.momentum, 0.5))  # numbers that stay small
-    outfit = _outfit(recipe, scenario, signers, lambda index: CostLearner(CELLS, outer))
+    outer = _calmed(recipe.outer)
+    outfit = _outfit(recipe, scenario, signers, lambda index: CostLearner(CELLS, outer, mix=recipe.mix))
     settings = dataclasses.replace(
         outfit.terms.settings,
         rules=dataclasses.replace(outfit.terms.settings.rules, cuts=cuts),
         align=CELL_CODEC.block,
         uplink=flat.spec,
         downlink=flat.spec,
+        last_codec="",
         bytes_per_element=flat.expected_nbytes() / CELLS,
     )
     terms = Terms(
-        settings=settings, pace=outfit.terms.pace, uplink=flat, downlink=flat, feedback=FeedbackSpec(), outer=outer
+        settings=settings,
+        pace=outfit.terms.pace,
+        uplink=flat,
+        downlink=flat,
+        feedback=FeedbackSpec(),
+        outer=outer,
     )
     return dataclasses.replace(outfit, terms=terms), factor
+
+
+def _calmed(rule: OuterRule) -> OuterRule:
+    """The same with little momentum: numbers that stay small."""
+    if isinstance(rule, Nesterov | HeavyBall):
+        return dataclasses.replace(rule, momentum=min(rule.momentum, 0.5))
+    return rule

@@ -23,7 +23,7 @@ from farflung.protocol.chain import Certified, Commit
 from farflung.sims.books import SampleBook
 from farflung.training.coupled import Coupled, Slice, Update
 from farflung.training.inner import StepReport
-from farflung.training.outer import OuterConfig
+from farflung.training.rules import OuterRule
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,8 +46,8 @@ class Vector(nn.Module):
 class ToyLearner(Coupled, SampleBook):
     """See the module."""
 
-    def __init__(self, numel: int, outer: OuterConfig, *, chunk_bytes: int = 1 << 10) -> None:
-        Coupled.__init__(self, Vector(numel), outer, device=torch.device("cpu"), chunk_bytes=chunk_bytes)
+    def __init__(self, numel: int, outer: OuterRule, *, mix: float | None = None, chunk_bytes: int = 1 << 10) -> None:
+        Coupled.__init__(self, Vector(numel), outer, device=torch.device("cpu"), mix=mix, chunk_bytes=chunk_bytes)
         SampleBook.__init__(self)
         self._made = torch.zeros(numel, dtype=torch.float64)
         """Local progress that no round has counted: what outer minus local parameters should be."""
@@ -84,11 +84,25 @@ class ToyLearner(Coupled, SampleBook):
         self.book_gradient(self.outer.params - self.sent)
         return gradient
 
-    def apply(self, updates: Sequence[Update], *, contributed: bool, told: Mapping[int, Tensor] | None = None) -> None:
+    def apply(
+        self,
+        updates: Sequence[Update],
+        *,
+        contributed: bool,
+        told: Mapping[int, Tensor] | None = None,
+    ) -> None:
+        old = self.outer.params.double()
         super().apply(updates, contributed=contributed, told=told)
         if not contributed:
             return
         self.book_counted()
+        if self.mix is not None:
+            mix = self.mix
+            moved = self.outer.params.double() - old
+            self._made, self._offered_made = (
+                _mixed(made, moved, updates, mix) for made in (self._made, self._offered_made)
+            )
+            return
         counted = torch.zeros_like(self._made)
         for start, stop, _ in updates:
             counted[start:stop] = self._sent_made[start:stop] if told is None else told[start].double()
@@ -158,6 +172,14 @@ class ToyLearner(Coupled, SampleBook):
         self.trained = state["trained"]  # type: ignore[assignment]
         self.sent_samples = state["sent_samples"]  # type: ignore[assignment]
         self._made, self._sent_made = state["made"], state["sent_made"]  # type: ignore[assignment]
+
+
+def _mixed(made: Tensor, moved: Tensor, updates: Sequence[Update], alpha: float) -> Tensor:
+    """How far local parameters are behind the outer ones once they have been mixed with where these have moved to."""
+    mixed = made.clone()
+    for start, stop, _ in updates:
+        mixed[start:stop] = alpha * (made[start:stop] + moved[start:stop])
+    return mixed
 
 
 class VirtualDoor:

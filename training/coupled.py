@@ -8,6 +8,10 @@ where the reference is what the local parameters would be without the progress t
 parameters at the time of sending, if what was sent has been counted (or what they would have been with no more progress
 than the codec let through); the old outer ones, if not. What is offered or in flight is a copy of local parameters, and
 moves in the same way.
+
+With mixing (Streaming DiLoCo) those who contributed move elsewhere: local and offered parameters alike go to alpha of themselves and 1 - alpha of the
+new outer ones (`late.mix_`), so that a share of what was trained since sending is given up for being nearer to the others. Whoever did not
+contribute moves as above all the same, or a missed round would cost it progress.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from farflung.training.flat import Layout, flatten, host_buffer, synchronize, unflatten
-from farflung.training.late import rebase_
-from farflung.training.outer import OuterConfig, OuterState
+from farflung.training.late import mix_, rebase_
+from farflung.training.outer import OuterState
+from farflung.training.rules import OuterRule
 
 Slice = tuple[int, int]
 """Elements [start, stop) of the flat vector."""
@@ -32,18 +37,19 @@ class Coupled:
     def __init__(
         self,
         module: nn.Module,  # on its device already
-        outer: OuterConfig,
+        outer: OuterRule,
         *,
         device: torch.device,
+        mix: float | None = None,  # alpha in [0, 1], of contributors; None rebases
         chunk_bytes: int = 1 << 20,  # of one chunk of outer state
     ) -> None:
         self.device = device
         self.layout = Layout(module)
         self.parameters = [parameter.detach() for parameter in module.parameters()]  # the live ones, by slot
-        self.outer_config = outer
+        self.mix = mix
         params = flatten(self.layout, self.parameters, host_buffer(self.num_parameters, device))
         momentum = host_buffer(self.num_parameters, device).zero_()
-        self.outer = OuterState(params, momentum, chunk_bytes=chunk_bytes)
+        self.outer = OuterState(params, momentum, rule=outer, chunk_bytes=chunk_bytes)
         self.offered: Tensor | None = None
         """Local parameters [n] at the last `offer()`, until a round has counted them; the steps after it may go on."""
         self.sent: Tensor | None = None
@@ -91,8 +97,11 @@ class Coupled:
 
         Elements in no slice keep everything, and their progress stays in the next pseudo-gradient; so
         does all progress of a peer that did not contribute. Raises ValueError, with nothing changed, when
-        an update does not fit, when two overlap, or when nothing is in flight that could have contributed.
+        an update does not fit, when two overlap, when nothing is in flight that could have contributed, or when a share of the
+        local parameters would be mixed away that `told` says is to stay in them.
         """
+        if self.mix is not None and told is not None:
+            raise ValueError("what a codec left out cannot stay in local parameters that are mixed")
         covered = 0
         for start, stop, mean in sorted(updates, key=lambda update: update[:2]):
             self.outer.check_update(start, stop, mean)
@@ -102,8 +111,13 @@ class Coupled:
         sent = self._take_sent() if contributed else None
         for start, stop, mean in updates:
             old = self.outer.params[start:stop].clone()
-            self.outer.step_(start, stop, mean, self.outer_config.lr, self.outer_config.momentum)
+            self.outer.advance_(start, stop, mean)
             new = self.outer.params[start:stop]
+            if sent is not None and self.mix is not None:
+                self._mix(start, stop, self.mix)
+                if self.offered is not None:
+                    mix_(self.offered[start:stop], new, self.mix)
+                continue  # nothing is in flight any more
             if sent is None:
                 reference = old
             elif told is not None and start in told:
@@ -151,6 +165,12 @@ class Coupled:
             self.offered = None
         self._spare = sent
         return sent
+
+    def _mix(self, start: int, stop: int, alpha: float) -> None:
+        """Mix one slice of the live parameters with the outer ones."""
+        for low, high, local in self.layout.pieces(self.parameters, start, stop):
+            mix_(local, self.outer.params[low:high].to(self.device, non_blocking=True), alpha)
+        synchronize(self.device)
 
     def _rebase(
         self,

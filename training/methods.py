@@ -28,6 +28,8 @@ class TrainingMethod:
     outer_momentum: float
     codec: str
     """Of contributions, and of means, as `compression` reads it."""
+    last_codec: str = "deadzone(bits=2.0)"
+    """In the last exchange, so that little is kept when the run is over; it comes too late for momentum, and the outer optimiser is the mean then."""
 
     def fragments_of(self, inner_steps: int | Literal["auto"]) -> int:
         """P for another H: the most that divide it."""
@@ -38,7 +40,7 @@ class TrainingMethod:
         return {
             "inner": {"optimizer": self.optimizer},
             "outer": {"lr": self.outer_lr, "momentum": self.outer_momentum},
-            "feedback": {"uplink": "kept", "downlink": "residual"},
+            "feedback": {"uplink": "kept", "downlink": "residual", "last_codec": self.last_codec},
             "swarm": {
                 "inner_steps": inner_steps,
                 "fragments": fragments,

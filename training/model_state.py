@@ -18,7 +18,7 @@ from farflung.training.inner import InnerConfig, make_optimizer
 from farflung.training.inner_optimizer import PREFIX
 from farflung.training.model import Decoder, ModelConfig, everything
 from farflung.training.optimizers import parse_optimizer
-from farflung.training.outer import OuterConfig
+from farflung.training.rules import OuterRule
 from farflung.training.runtime import Runtime
 
 
@@ -29,10 +29,11 @@ class ModelState(Coupled):
         self,
         model: ModelConfig,
         inner: InnerConfig,
-        outer: OuterConfig,
+        outer: OuterRule,
         *,
         seed: int,  # of the initial parameters of the whole model, the same for all peers of a swarm
         runtime: Runtime | None = None,  # CPU in fp32 when not given
+        mix: float | None = None,  # see `training.coupled`
         chunk_bytes: int = 1 << 20,  # of one chunk of outer state
         held: Callable[[str], bool] = everything,  # what of the model this peer has, see `Decoder`
     ) -> None:
@@ -40,7 +41,7 @@ class ModelState(Coupled):
         device = torch.device(self.runtime.device)
         self.model = Decoder(model, seed=seed, held=held).to(device)
         self.model.model.checkpoint_layers = self.runtime.save.checkpoint_layers
-        super().__init__(self.model, outer, device=device, chunk_bytes=chunk_bytes)
+        super().__init__(self.model, outer, device=device, mix=mix, chunk_bytes=chunk_bytes)
         self.inner_config = inner
         self.optimizer = make_optimizer(self.model, inner, self.runtime.save.inner_state)
 

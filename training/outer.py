@@ -1,4 +1,4 @@
-"""The outer optimiser: SGD with Nesterov momentum on the mean pseudo-gradient, and its state in chunks.
+"""The outer state of a swarm, how a rule of `training.rules` moves it, and its chunks. The rule of the default is SGD with Nesterov momentum.
 
 Source: DiLoCo (2311.08105); the formulas are those of torch.optim.SGD(nesterov=True, dampening=0) without
 weight decay. With d the mean of outer minus local parameters, u the momentum and theta the outer parameters:
@@ -16,7 +16,6 @@ PyTorch needs eight passes over memory for a step; outer.c, once `compression.ke
 """
 
 from ctypes import c_float, c_size_t, c_void_p
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,50 +25,31 @@ from torch import Tensor
 from farflung.compression import kernels
 from farflung.compression.digest import digest_of
 from farflung.training.errors import BadChunk
+from farflung.training.rules import BLOCK_ELEMENTS, Nesterov, OuterRule, roll_forward
 
 BYTES_PER_ELEMENT = 8
 """One parameter and its momentum, fp32 each."""
 
-BLOCK_ELEMENTS = 1 << 20
-"""Elements that a step works on at a time: temporaries stay in the cache, and in megabytes for any model."""
-
 _STEP = (c_void_p, c_void_p, c_void_p, c_size_t, c_float, c_float)  # params, momentum, mean, numel, lr, mu
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OuterConfig:
-    """The outer optimiser, the same for all peers of a swarm."""
-
-    lr: float = 0.7
-    momentum: float = 0.9
-    """0.9 for hundreds of rounds or more; 0.5 is better for toy runs (digest 7.2)."""
-
-    def __post_init__(self) -> None:
-        if self.lr <= 0 or not 0 <= self.momentum < 1:
-            raise ValueError(f"outer lr {self.lr} must be positive and momentum {self.momentum} in [0, 1)")
-
-
-def roll_forward(
-    params: Tensor,  # fp32, CPU
-    momentum: Tensor,  # same shape
-    mean: Tensor,  # same shape: mean pseudo-gradient
-    lr: float,
-    mu: float,
-) -> tuple[Tensor, Tensor]:
-    """The parameters and momentum one step later, as new tensors. Same bits on every machine."""
-    momentum = momentum.mul(mu).add(mean)
-    update = momentum.mul(mu).add(mean).mul(lr)
-    return params.sub(update), momentum
+NESTEROV = Nesterov()
+OuterConfig = Nesterov
+"""What benchmarks of nodes (`sims.bench_node`) call the rule of the default."""
 
 
 class OuterState:
-    """Outer parameters and momentum, both fp32 [n] on the CPU; identical on all peers at the same version."""
+    """Outer parameters and momentum, both fp32 [n] on the CPU; identical on all peers at the same version.
+
+    The momentum is the one buffer that rules of swarms may have. One that has none leaves it as it is: zeros, in chunks as well.
+    """
 
     def __init__(
         self,
         params: Tensor,  # fp32 [n], CPU, contiguous; kept, not copied
         momentum: Tensor | None = None,  # same; zeros when not given
         *,
+        rule: OuterRule = NESTEROV,  # by which `advance_` moves it
         chunk_bytes: int = 1 << 20,  # of one chunk of a state transfer
     ) -> None:
         momentum = torch.zeros_like(params) if momentum is None else momentum
@@ -84,6 +64,8 @@ class OuterState:
             raise ValueError(f"a chunk must have at least {BYTES_PER_ELEMENT} bytes")
         self.params = params
         self.momentum = momentum
+        self.rule = rule
+        """Of the next step: of a run's last round there may be another."""
         self.chunk_elements = chunk_bytes // BYTES_PER_ELEMENT
 
     @property
@@ -94,6 +76,29 @@ class OuterState:
     def num_chunks(self) -> int:
         return -(-self.num_parameters // self.chunk_elements)
 
+    def advance_(
+        self,
+        start: int,
+        stop: int,  # elements [start, stop) move
+        mean: Tensor,  # fp32 [stop - start], CPU: mean pseudo-gradient
+    ) -> None:
+        """Advance one slice by one step of `rule`, in place. Raises ValueError, with nothing changed, when `mean` does not fit it, or the rule
+        has more than one buffer."""
+        rule = self.rule
+        if rule.num_buffers > 1:
+            raise ValueError(f"{rule} has {rule.num_buffers} buffers; outer state holds one")
+        if isinstance(rule, Nesterov):
+            self.step_(start, stop, mean, rule.lr, rule.momentum)
+            return
+        self.check_update(start, stop, mean)
+        for low in range(start, stop, BLOCK_ELEMENTS):
+            high = min(stop, low + BLOCK_ELEMENTS)
+            params, buffers = self.params[low:high], [self.momentum[low:high]][: rule.num_buffers]
+            moved, changed = rule.step(params, buffers, mean[low - start : high - start])
+            params.copy_(moved)
+            for buffer, values in zip(buffers, changed, strict=True):
+                buffer.copy_(values)
+
     def step_(
         self,
         start: int,
@@ -102,7 +107,7 @@ class OuterState:
         lr: float,
         momentum: float,
     ) -> None:
-        """Advance one slice by one outer step, in place. Raises ValueError when `mean` does not fit it."""
+        """Advance one slice by one step of Nesterov's, in place. Raises ValueError when `mean` does not fit it."""
         self.check_update(start, stop, mean)
         native = kernels.find("outer_step", *_STEP)
         if native is not None:

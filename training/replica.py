@@ -25,8 +25,8 @@ from farflung.training.memory import MemoryForecast, choose_microbatch, even_mic
 from farflung.training.model import ModelConfig, next_token_loss
 from farflung.training.model_state import ModelState
 from farflung.training.optimizers import parse_optimizer
-from farflung.training.outer import OuterConfig
 from farflung.training.probe import largest_that_fits
+from farflung.training.rules import OuterRule
 from farflung.training.runtime import Runtime
 
 T = TypeVar("T")
@@ -39,13 +39,14 @@ class Replica(ModelState):
         self,
         model: ModelConfig,
         inner: InnerConfig,
-        outer: OuterConfig,
+        outer: OuterRule,
         *,
         seed: int,  # of the initial parameters, the same for all peers of a swarm
         runtime: Runtime | None = None,  # CPU in fp32 when not given
+        mix: float | None = None,  # see `training.coupled`
         chunk_bytes: int = 1 << 20,  # of one chunk of outer state
     ) -> None:
-        super().__init__(model, inner, outer, seed=seed, runtime=runtime, chunk_bytes=chunk_bytes)
+        super().__init__(model, inner, outer, seed=seed, runtime=runtime, mix=mix, chunk_bytes=chunk_bytes)
         self._forward = torch.compile(self.model) if self.runtime.compile else self.model
         self._microbatch = self.runtime.microbatch
 

@@ -15,7 +15,8 @@ with penalty = 0 for the code's.
 
 When an update is one round late it is given to these rules just the same; what stands in for the late mean is in
 `training.late`. All peers must get the same bits, so everything is as in `training.outer`: fp32 on the CPU, element by
-element, one rounding per operation. Hence any slice can be advanced alone, and is: `advance_`.
+element, one rounding per operation. Hence any slice can be advanced alone, and is: `advance_`; by swarms, whose rules have one buffer at most, through
+`training.outer.OuterState.advance_`.
 """
 
 from collections.abc import Sequence
@@ -26,9 +27,11 @@ import torch
 from torch import Tensor
 
 from farflung.training.fragments import Fragment
-from farflung.training.outer import BLOCK_ELEMENTS, roll_forward
 
 Buffers = tuple[Tensor, ...]
+
+BLOCK_ELEMENTS = 1 << 20
+"""Elements that a step works on at a time: temporaries stay in the cache, and in megabytes for any model."""
 
 
 class OuterRule(Protocol):
@@ -70,6 +73,7 @@ class Nesterov:
 
     lr: float = 0.7
     momentum: float = 0.9
+    """0.9 for hundreds of rounds or more; 0.5 is better for toy runs (digest 7.2)."""
 
     def __post_init__(self) -> None:
         _check_lr(self.lr)
@@ -91,14 +95,14 @@ class HeavyBall:
     lr: float = 1.0
     momentum: float = 0.5
     clip: float = 1.0
-    """Largest magnitude of an element of the momentum that is applied."""
+    """Largest magnitude of an element of the momentum that is applied; infinity for any."""
     penalty: float = 0.0
     """Of the staleness gap; 0 for none."""
 
     def __post_init__(self) -> None:
         _check_lr(self.lr)
         _check_momentum(self.momentum)
-        if self.clip <= 0 or self.penalty < 0:
+        if not self.clip > 0 or self.penalty < 0:
             raise ValueError(f"clip {self.clip} must be positive and penalty {self.penalty} at least 0")
 
     @property
@@ -133,6 +137,19 @@ class Sign:
 
     def step(self, params: Tensor, buffers: Sequence[Tensor], update: Tensor) -> tuple[Tensor, Buffers]:
         return params.sub(update.sign().mul(self.lr)), ()
+
+
+def roll_forward(
+    params: Tensor,  # fp32, CPU
+    momentum: Tensor,  # same shape
+    mean: Tensor,  # same shape: mean pseudo-gradient
+    lr: float,
+    mu: float,
+) -> tuple[Tensor, Tensor]:
+    """The parameters and momentum one step of Nesterov's later, as new tensors. Same bits on every machine."""
+    momentum = momentum.mul(mu).add(mean)
+    update = momentum.mul(mu).add(mean).mul(lr)
+    return params.sub(update), momentum
 
 
 def empty_buffers(rule: OuterRule, params: Tensor) -> Buffers:

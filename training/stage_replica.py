@@ -24,11 +24,11 @@ from farflung.training.flat import Layout, flatten, unflatten
 from farflung.training.inner import InnerConfig, StepReport
 from farflung.training.model import Decoder, ModelConfig, next_token_loss
 from farflung.training.model_state import ModelState
-from farflung.training.outer import OuterConfig
 from farflung.training.pipeline_boundary import Boundary
 from farflung.training.pipeline_slice import StageSlice, is_of_layers
 from farflung.training.pipeline_worker import HEAD, Accumulated, Worker, mean_gradients
 from farflung.training.recovery_fit import Fit, Pair, fit_, misfit
+from farflung.training.rules import OuterRule
 from farflung.training.runtime import Runtime
 
 
@@ -48,13 +48,16 @@ class StageReplica(ModelState):
         model: ModelConfig,
         part: StageSlice,
         inner: InnerConfig,
-        outer: OuterConfig,
+        outer: OuterRule,
         *,
         seed: int,  # of the initial parameters of the whole model
         runtime: Runtime | None = None,  # CPU in fp32 when not given
+        mix: float | None = None,  # see `training.coupled`
         chunk_bytes: int = 1 << 20,  # of one chunk of outer state
     ) -> None:
-        super().__init__(model, inner, outer, seed=seed, runtime=runtime, chunk_bytes=chunk_bytes, held=part.holds)
+        super().__init__(
+            model, inner, outer, seed=seed, runtime=runtime, mix=mix, chunk_bytes=chunk_bytes, held=part.holds
+        )
         self.part = part
         self.worker = Worker(
             self.model,

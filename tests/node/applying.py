@@ -10,18 +10,21 @@ from tests.node.lab import CODEC, NUMEL, OUTER, Lab, Node, peer
 from tests.protocol.bus import beat
 
 from farflung.compression.digest import digest_of
+from farflung.compression.policy import uniform
 from farflung.node.apply import Applier
 from farflung.node.catchup import Catchup
 from farflung.node.evaluator import Extent
 from farflung.node.events import EventLog
 from farflung.node.replica_trainer import ReplicaTrainer
 from farflung.node.statesync import Donor, StateSync
+from farflung.node.terms import Terms
 from farflung.node.trainer import Host, Pace, Progress
 from farflung.protocol import chain
 from farflung.protocol.chain import Certified, Commit, Contribution, PartResult, RoundResult, Rules
 from farflung.protocol.history import History
 from farflung.protocol.keys import PeerId
 from farflung.protocol.lap import Laps
+from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.membership import Membership
 from farflung.sims.toy import ToyLearner
 
@@ -70,12 +73,14 @@ class Applying:
         host = Host(may_train=lambda: False, is_due=lambda step_s: False, set_ready=lambda ready: None, withdraw=lambda: None, up_bytes_per_s=lambda: 0.0, down_bytes_per_s=lambda: 0.0)  # fmt: skip
         self.trainer = ReplicaTrainer(node.id, node.learner, node.doors.learner, log, PACE, host)
         member: Any = self.member
+        flat, settings = uniform(CODEC, NUMEL), member.settings
+        terms = Terms(settings=settings, pace=PACE, uplink=flat, downlink=flat, feedback=FeedbackSpec(), outer=OUTER)
         catchup = Catchup(
             sync=StateSync(node.network, node.learner, node.refused), member=member, exchange=node.exchange,
-            learner=node.learner, doors=node.doors, storage=node.disk, log=log, outer=OUTER,
+            learner=node.learner, doors=node.doors, storage=node.disk, log=log, terms=terms,
         )  # fmt: skip
         self.applier = Applier(
-            member=member, exchange=node.exchange, means=node.means, residuals=node.residuals, catchup=catchup, trainer=self.trainer,
+            terms=terms, member=member, exchange=node.exchange, means=node.means, residuals=node.residuals, catchup=catchup, trainer=self.trainer,
             learner=node.learner, doors=node.doors, storage=node.disk, log=log, checkpoint_s=checkpoint_s, evaluate=self._evaluate, evaluates_few=True,
             all_evaluate_last=False,
             applied=lambda *where: self.said.append(where),

@@ -25,13 +25,13 @@ from farflung.sims.hub import MemoryHub
 from farflung.sims.links import LinkModel
 from farflung.sims.network import MemoryNetwork
 from farflung.sims.toy import MemoryStorage, ToyLearner, VirtualDoor
-from farflung.training.outer import OuterConfig
+from farflung.training.rules import Nesterov
 
 T = TypeVar("T")
 
 NUMEL = 600
 CODEC = Int8(block=16)
-OUTER = OuterConfig(lr=0.7, momentum=0.5)
+OUTER = Nesterov(lr=0.7, momentum=0.5)
 PLAN_ID = b"P" * 32
 
 

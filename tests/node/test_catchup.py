@@ -1,17 +1,37 @@
 """The whole outer state by download: newcomers, who was away for too long, jumps of the history, and repairs."""
 
 import asyncio
+import dataclasses
+from typing import Any
 
 import pytest
 import torch
-from tests.node.applying import RULES, SWARM, Applying, change, expected, founded, hold, plan_of, round_after, train
-from tests.node.lab import NUMEL, Lab, in_lab, peer
+from tests.node.applying import (
+    PACE,
+    PARTS,
+    RULES,
+    SWARM,
+    Applying,
+    Settings,
+    change,
+    expected,
+    founded,
+    hold,
+    mean_of,
+    plan_of,
+    round_after,
+    train,
+)
+from tests.node.lab import CODEC, NUMEL, OUTER, Lab, in_lab, peer
 
 from farflung.node.catchup import FOLLOWED_ROUNDS
 from farflung.node.statesync import Download
 from farflung.protocol import chain
 from farflung.protocol.chain import Certified, RoundResult
 from farflung.protocol.effects import Repair
+from farflung.protocol.manifest_sections import FeedbackSpec
+from farflung.sims.toy import ToyLearner
+from farflung.training.rules import Sgd
 
 
 def test_a_newcomer_downloads_the_state_that_a_quorum_announces() -> None:
@@ -115,6 +135,40 @@ def test_means_that_cannot_be_had_do_not_hold_up_a_download() -> None:
         assert asked[1:] == [(2 * FOLLOWED_ROUNDS, False)]
         fetched.set()
         await following
+
+    in_lab(2, main)
+
+
+def test_the_last_round_is_the_mean_for_who_applies_it_and_for_downloaded_chunks() -> None:
+    """What is kept until then is too late for momentum (`Terms.rule`)."""
+
+    async def main(lab: Lab) -> None:
+        one, new = (Applying(lab, n) for n in lab.nodes)
+        history = await founded(one, new)
+        for _ in range(2):
+            history.append(round_after(history[-1].commit))
+            await hold(one.node, history[-1].commit.version)
+            await hold(new.node, history[-1].commit.version)
+        toy = ToyLearner(NUMEL, OUTER, chunk_bytes=800)
+        for version, rule in ((1, OUTER), (2, Sgd(lr=1.0))):
+            toy.outer.rule = rule
+            for k, (start, stop) in enumerate(PARTS):
+                toy.outer.advance_(start, stop, CODEC.decode(mean_of(version, k), stop - start))
+        for node in (one, new):
+            terms = node.applier._terms
+            ending: Any = Settings(terms.settings.founder, dataclasses.replace(RULES, total_steps=2 * PACE.laps.least))
+            terms = dataclasses.replace(terms, settings=ending, feedback=FeedbackSpec(uplink="kept"))
+            node.applier._terms = node.applier._catchup._terms = terms
+
+        await one.take(*history[-2:])
+        assert one.node.learner.outer.digest() == toy.outer.digest()
+        for certified in history[-2:]:
+            new.member.history.append(certified)
+        chunks = new.node.learner.outer.num_chunks
+        download = Download(chunks, have=dict.fromkeys(range(chunks), 0))
+        await new.applier._catchup._roll_forward(download, 2)
+        assert set(download.have.values()) == {2}
+        assert new.node.learner.outer.digest() == toy.outer.digest()
 
     in_lab(2, main)
 

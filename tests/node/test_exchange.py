@@ -68,7 +68,7 @@ def test_a_round_gives_everybody_the_weighted_mean(num: int, policy: str, feedba
             parts=tuple(PartResult(p.owner, p.start, p.stop, first.held[PLAN_ID, k]) for k, p in enumerate(plan.parts)),
         )  # fmt: skip
         means = {k: bytes(first.disk.means[PLAN_ID, k]) for k in range(num)}
-        mean = torch.cat([m for *_, m in first.exchange.decode(result, means)])
+        mean = torch.cat([m for *_, m in first.exchange.decode(result, means, last=False)])
         deltas = [n.learner.outer.params - n.learner.parameters[0] for n in lab.nodes]
         expected = sum(d * w for d, (_, w) in zip(deltas, weights, strict=True))
         torch.testing.assert_close(mean, expected, atol=2e-3, rtol=0.05)
@@ -115,7 +115,7 @@ def test_each_way_has_its_codec(up: str, down: str, feedback: str) -> None:
             plan=PLAN_ID, contributors=(), seconds_ms=0,
             parts=tuple(PartResult(p.owner, p.start, p.stop, a.held[PLAN_ID, k]) for k, p in enumerate(plan.parts)),
         )  # fmt: skip
-        mean = torch.cat([m for *_, m in a.exchange.decode(result, means)])
+        mean = torch.cat([m for *_, m in a.exchange.decode(result, means, last=False)])
         exact = sum(n.learner.outer.params - n.learner.parameters[0] for n in lab.nodes) / 2
         assert float((mean - exact).norm() / exact.norm()) < 0.15
         assert not a.errors and not b.errors
@@ -291,6 +291,7 @@ def test_work_for_a_forgotten_plan_is_not_begun() -> None:
 # ---- fetching -------------------------------------------------------------------------------------------------
 
 WHOLE = Part(peer(0), 0, NUMEL)
+FLAT = uniform(CODEC, NUMEL)
 
 
 def test_a_mean_is_fetched_from_whoever_has_it() -> None:
@@ -298,11 +299,11 @@ def test_a_mean_is_fetched_from_whoever_has_it() -> None:
         a, b, c = lab.nodes
         mean = payload_of(NUMEL, 3)
         await c.means.put(PLAN_ID, 0, mean)
-        found = await a.exchange.fetcher.fetch(PLAN_ID, 0, digest_of(mean), [b.id, c.id], WHOLE)
+        found = await a.exchange.fetcher.fetch(PLAN_ID, 0, digest_of(mean), [b.id, c.id], WHOLE, FLAT)
         assert found is not None and bytes(found) == mean
         assert a.held == {(PLAN_ID, 0): digest_of(mean)} and digest_of(a.disk.means[PLAN_ID, 0]) == digest_of(mean)
         lab.hub.kill(c.id)
-        assert await a.exchange.fetcher.fetch(PLAN_ID, 0, digest_of(mean), [c.id], WHOLE) is not None, (
+        assert await a.exchange.fetcher.fetch(PLAN_ID, 0, digest_of(mean), [c.id], WHOLE, FLAT) is not None, (
             "it is here by now"
         )
 
@@ -320,14 +321,14 @@ def test_means_that_all_holders_lack_are_not_looked_for_again(one_is_away: bool)
         asked: Counter[tuple[bytes, int]] = Counter()
         ask = a.exchange.fetcher._fetch_from
 
-        async def count(peer: bytes, request: MeanRequest, bounds: Any) -> Any:
+        async def count(peer: bytes, request: MeanRequest, bounds: Any, codec: Any) -> Any:
             asked[peer, request.part] += 1
-            return await ask(peer, request, bounds)
+            return await ask(peer, request, bounds, codec)
 
         a.exchange.fetcher._fetch_from = count  # type: ignore[method-assign]
         parts = tuple(PartResult(n.id, 64 * k, 64 * (k + 1), b"d" * 32) for k, n in enumerate(lab.nodes))
         result = RoundResult(plan=PLAN_ID, contributors=(), seconds_ms=0, parts=parts)
-        assert await a.exchange.fetcher.collect(result, [n.id for n in others], attempts=3) is None
+        assert await a.exchange.collect(result, [n.id for n in others], last=False, attempts=3) is None
         if one_is_away:
             assert set(asked.values()) == {3}, "it may have them, and may come back"
         else:
@@ -340,7 +341,7 @@ def test_nobody_has_it() -> None:
     async def main(lab: Lab) -> None:
         a, b, c = lab.nodes
         lab.hub.kill(c.id)
-        assert await a.exchange.fetcher.fetch(PLAN_ID, 0, b"d" * 32, [b.id, c.id], WHOLE) is None
+        assert await a.exchange.fetcher.fetch(PLAN_ID, 0, b"d" * 32, [b.id, c.id], WHOLE, FLAT) is None
         assert a.lost == [c.id] and not a.held and not a.disk.means
 
     in_lab(3, main)
@@ -357,7 +358,7 @@ def test_a_holder_that_serves_other_bytes_is_named_and_another_asked() -> None:
             await framing.write_blob(stream, b"other bytes")
 
         b.network.serve("fetch", lie)
-        found = await a.exchange.fetcher.fetch(PLAN_ID, 0, digest_of(mean), [b.id, c.id], WHOLE)
+        found = await a.exchange.fetcher.fetch(PLAN_ID, 0, digest_of(mean), [b.id, c.id], WHOLE, FLAT)
         assert found is not None and bytes(found) == mean
         assert [(type(e), e.peer) for e in a.errors] == [(Refused, b.id)]
 
@@ -376,7 +377,7 @@ def test_a_holder_that_does_not_answer_is_left_for_another() -> None:
 
         b.network.serve("fetch", stall)
         async with asyncio.timeout(60.0):
-            found = await a.exchange.fetcher.fetch(PLAN_ID, 0, digest_of(mean), [b.id, c.id], WHOLE)
+            found = await a.exchange.fetcher.fetch(PLAN_ID, 0, digest_of(mean), [b.id, c.id], WHOLE, FLAT)
         assert found is not None and bytes(found) == mean and a.lost == [b.id]
 
     in_lab(3, main)
@@ -386,7 +387,7 @@ def test_a_mean_that_does_not_decode_is_refused_though_its_digest_fits() -> None
     async def main(lab: Lab) -> None:
         a, b = lab.nodes
         await b.means.put(PLAN_ID, 0, b"nonsense")
-        assert await a.exchange.fetcher.fetch(PLAN_ID, 0, digest_of(b"nonsense"), [b.id], WHOLE) is None
+        assert await a.exchange.fetcher.fetch(PLAN_ID, 0, digest_of(b"nonsense"), [b.id], WHOLE, FLAT) is None
         assert [(type(e), e.peer) for e in a.errors] == [(Malformed, b.id)] and not a.disk.means
 
     in_lab(2, main)

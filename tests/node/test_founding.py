@@ -1,6 +1,7 @@
 """`create` and what follows from it: manifests made and refused, recipes, and machines that they do not fit."""
 
 import dataclasses
+import math
 import stat
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from tests.node.founded import TEXT, TOML, found
 
+from farflung.compression.policy import parse_policy
 from farflung.node import daemon, founding, machine
 from farflung.node.identity import Identity
 from farflung.node.listening import PORTS
@@ -30,6 +32,7 @@ from farflung.training.memory import RESERVE, Beside, forecast, parse_options
 from farflung.training.methods import TRAINING_METHODS
 from farflung.training.optimizers import parse_optimizer
 from farflung.training.presets import PRESETS
+from farflung.training.rules import HeavyBall, Nesterov, OuterRule, Sgd
 from farflung.training.runtime import Runtime
 from farflung.training.schedule import Schedule
 
@@ -115,6 +118,15 @@ def test_a_method_is_what_neither_flags_nor_the_file_say(tmp_path: Path, corpus:
     )
     assert manifest.uplink_codec == manifest.downlink_codec == method.codec
     assert (manifest.feedback.uplink, manifest.feedback.downlink) == ("kept", "residual")
+    assert manifest.feedback.last_codec == method.last_codec == "deadzone(bits=2.0)"
+    last, usual = (parse_policy(codec).default for codec in (method.last_codec, method.codec))
+    terms = read_recipe(manifest).terms()
+    assert terms.last is not None and terms.settings.last_codec == method.last_codec
+    assert (
+        terms.settings.last_bytes_per_element >= terms.settings.bytes_per_element
+        and terms.settings.align % last.block == 0
+    )
+    assert terms.settings.align == math.lcm(last.block, usual.block)
     assert (manifest.inner_steps, manifest.fragments, manifest.laps) == (30, 3, Laps(least=10, most=10))
     assert read_recipe(manifest).settings().uplink == method.codec
 
@@ -130,6 +142,7 @@ def test_a_method_is_what_neither_flags_nor_the_file_say(tmp_path: Path, corpus:
     )
     assert manifest.uplink_codec == "int8(block=128)" and manifest.laps == Laps(least=5, most=5)
     assert manifest.fragments == 1, "three do not divide five steps"
+    assert manifest.feedback.last_codec == "", "it might be coarser than the codec of the flag"
 
 
 def test_laps_may_be_left_to_the_swarm(tmp_path: Path, corpus: Path) -> None:
@@ -283,6 +296,43 @@ def test_feedback_follows_the_codec_unless_it_is_said(
 ) -> None:
     _, manifest = found(tmp_path, corpus, **flags)
     assert manifest.feedback == wanted, "of 100 rounds"
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "mix"),
+    [
+        ("", Nesterov(lr=0.7, momentum=0.9), None),
+        ('[outer]\noptimizer = "sgd"\nlr = 1.0\nmomentum = 0.0\n', Sgd(lr=1.0), None),
+        ('[outer]\noptimizer = "heavyball"\nlr = 1.0\nmomentum = 0.5\n', HeavyBall(clip=math.inf), None),
+        (
+            '[outer]\noptimizer = "heavyball"\nmomentum = 0.2\nclip = 0.1\n',
+            HeavyBall(lr=0.7, momentum=0.2, clip=0.1),
+            None,
+        ),
+        ("[swarm]\nmix = 0.5\n[outer]\nlr = 0.4\n", Nesterov(lr=0.4, momentum=0.9), 0.5),
+    ],
+)
+def test_the_outer_options_reach_the_learner(
+    tmp_path: Path, corpus: Path, text: str, rule: OuterRule, mix: float | None
+) -> None:
+    file = tmp_path / "swarm.toml"
+    file.write_text(text, encoding="utf-8")
+    options = CreateOptions(
+        name="b", config=file, preset="tiny", data=str(corpus), steps=30, home=tmp_path / "a", open=True
+    )
+    manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
+    recipe = read_recipe(manifest)
+    assert recipe.terms().outer == rule
+    replica = recipe.learner(swarm_dataset(manifest, swarm_tokenizer(manifest, tmp_path / "none")), Runtime()).replica
+    assert (replica.outer.rule, replica.mix) == (rule, mix)
+
+
+def test_mixing_would_lose_what_is_kept(tmp_path: Path, corpus: Path) -> None:
+    file = tmp_path / "swarm.toml"
+    file.write_text("[swarm]\nmix = 0.5\n", encoding="utf-8")
+    options = CreateOptions(name="b", config=file, method="default", data=str(corpus), home=tmp_path / "a", open=True)
+    with pytest.raises(ConfigError, match=r'swarm.mix = 0.5: with feedback.uplink = "kept".*write mix = "rebase"'):
+        daemon.create(options)
 
 
 def test_feedback_is_in_the_file_as_well(tmp_path: Path, corpus: Path) -> None:

@@ -17,7 +17,7 @@ from farflung.protocol.ledger import Holding, Ledger, Suspended
 from farflung.protocol.messages import Ready
 from farflung.sims import clock
 from farflung.sims.toy import ToyLearner, VirtualDoor
-from farflung.training.outer import OuterConfig
+from farflung.training.rules import Nesterov
 
 ME, OTHER = b"m" * 32, b"o" * 32
 PACE = Pace(laps=Laps.fixed(3), samples_per_step=2, tokens_per_sample=10, total_steps=300)
@@ -27,7 +27,7 @@ class Lab:
     """A trainer with a window of 18 samples: three rounds."""
 
     def __init__(self, window: int = 18, pace: Pace = PACE) -> None:
-        self.learner = ToyLearner(8, OuterConfig(lr=0.7, momentum=0.5))
+        self.learner = ToyLearner(8, Nesterov(lr=0.7, momentum=0.5))
         self.ready: list[Ready] = []
         self.withdrawn = 0
         self.may = True
@@ -169,7 +169,7 @@ def test_what_is_sent_is_what_was_offered_and_what_came_after_stays() -> None:
         await asyncio.sleep(20.0)
         assert len(lab.learner.trained) == 10
         delta = lab.learner.offered_gradient(0, lab.learner.num_parameters)
-        alone = ToyLearner(8, OuterConfig(lr=0.7, momentum=0.5))
+        alone = ToyLearner(8, Nesterov(lr=0.7, momentum=0.5))
         alone.train(range(6), 0)
         assert torch.equal(delta, alone.pseudo_gradient())
         later = alone.parameters[0].clone()

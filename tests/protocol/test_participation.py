@@ -308,3 +308,17 @@ def test_a_commit_that_misreports_the_plan(changes: dict[str, Any], why: str) ->
     with pytest.raises(Refused, match=why) as caught:
         take_part().check_result(commit(**changes), PROPOSER)
     assert caught.value.peer == PROPOSER
+
+
+def test_the_last_round_has_the_codec_that_the_manifest_names_for_it() -> None:
+    """Of a run that ends with the lap that is under way, and of one that does not."""
+    for steps, wanted in ((HEAD.steps + HEAD.lap, "int8(block=32)"), (HEAD.steps + 9 * HEAD.lap, RULES.uplink)):
+        ends = replace(RULES.rules, total_steps=steps)
+        settings = replace(RULES, rules=ends, last_codec="int8(block=32)", last_bytes_per_element=1.2)
+        assert settings.codecs(HEAD) == (wanted, wanted)
+        assert settings.expected_bytes(HEAD) == (1.1 if wanted == RULES.uplink else 1.2)
+        named = plan(uplink=wanted, downlink=wanted)
+        check_plan(named, HEAD, settings, C, None, PROPOSER)
+        for other in ({"uplink": "int8(block=64)"}, {"downlink": "int8(block=64)"}):
+            with pytest.raises(Refused, match="codecs that the manifest does not name for it"):
+                check_plan(msgspec.structs.replace(named, **other), HEAD, settings, C, None, PROPOSER)

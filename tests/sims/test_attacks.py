@@ -14,7 +14,7 @@ from farflung.sims.scenario import SHIPPED, Scenario, load_scenario
 from farflung.sims.scenario_plan import prepare
 from farflung.sims.simulation import Report, simulate
 from farflung.sims.toy import ToyLearner
-from farflung.training.outer import OuterConfig
+from farflung.training.rules import Nesterov
 
 SECONDS = 300.0
 
@@ -52,7 +52,7 @@ def test_a_peer_without_attacks_is_honest() -> None:
 
 @pytest.mark.parametrize("numel", [64, 65])
 def test_noise_has_the_norm_of_the_progress_it_hides(numel: int) -> None:
-    honest, evil = (ToyLearner(numel, OuterConfig(lr=0.7, momentum=0.5)) for _ in range(2))
+    honest, evil = (ToyLearner(numel, Nesterov(lr=0.7, momentum=0.5)) for _ in range(2))
     sabotaged = Backwards(evil, evil.coupled)
     for learner in (honest, sabotaged):
         learner.train([1, 2, 3], 0)

@@ -12,8 +12,8 @@ import torch
 from farflung.compression import kernels
 from farflung.training.inner import InnerConfig
 from farflung.training.model import ModelConfig
-from farflung.training.outer import OuterConfig
 from farflung.training.replica import Replica
+from farflung.training.rules import Nesterov
 from farflung.training.runtime import Runtime
 from farflung.training.schedule import Schedule
 
@@ -49,9 +49,9 @@ def config() -> ModelConfig:
 
 @pytest.fixture
 def make_replica(config: ModelConfig) -> MakeReplica:
-    def make(*, outer: OuterConfig | None = None, chunk_bytes: int = 4096, **runtime: Any) -> Replica:
+    def make(*, outer: Nesterov | None = None, chunk_bytes: int = 4096, **runtime: Any) -> Replica:
         schedule = Schedule(peak=6e-3, warmup_steps=5, total_steps=100)
-        outer = outer or OuterConfig(lr=0.7, momentum=0.5)
+        outer = outer or Nesterov(lr=0.7, momentum=0.5)
         chosen = Runtime(**{"microbatch": 4, **runtime})
         inner = InnerConfig(schedule=schedule)
         return Replica(config, inner, outer, seed=7, runtime=chosen, chunk_bytes=chunk_bytes)

@@ -29,7 +29,7 @@ def replica(config: ModelConfig, request: pytest.FixtureRequest, make_replica: A
     like = make_replica()
     tied, qk_norm = request.param
     config = replace(config, vocab_size=264, tie_embeddings=tied, qk_norm=qk_norm, rope_theta=50_000.0)
-    replica = Replica(config, like.inner_config, like.outer_config, seed=3)
+    replica = Replica(config, like.inner_config, like.outer.rule, seed=3)
     for number, parameter in enumerate(replica.parameters):
         if parameter.dim() == 1:  # as after training: a norm left out or misplaced then shows
             parameter.add_(torch.linspace(-0.3, 0.3, parameter.numel()).roll(number))

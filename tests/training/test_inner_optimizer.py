@@ -23,11 +23,11 @@ NAMES = ["adamw", "muon", "torch.optim.NAdam(momentum_decay=0.01)", "torch.optim
 
 
 def replica(config: ModelConfig, optimizer: str, home: StateHome | None = None) -> Replica:
-    from farflung.training.outer import OuterConfig
+    from farflung.training.rules import Nesterov
 
     runtime = Runtime(microbatch=4, save=MemoryOptions(inner_state=home or StateHome()))
     inner = InnerConfig(schedule=SCHEDULE, optimizer=optimizer)
-    return Replica(config, inner, OuterConfig(lr=0.7, momentum=0.5), seed=7, runtime=runtime)
+    return Replica(config, inner, Nesterov(lr=0.7, momentum=0.5), seed=7, runtime=runtime)
 
 
 def losses(replica: Replica, batch: Any, start: int, stop: int) -> list[float]:

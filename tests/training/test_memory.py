@@ -33,12 +33,12 @@ from farflung.training.memory import (
 )
 from farflung.training.model import Decoder, ModelConfig, next_token_loss
 from farflung.training.optimizers import parse_optimizer
-from farflung.training.outer import OuterConfig
 from farflung.training.pipeline_slice import StageSlice
 from farflung.training.pipeline_worker import Accumulated
 from farflung.training.presets import num_parameters, preset
 from farflung.training.probe import largest_that_fits
 from farflung.training.replica import Replica
+from farflung.training.rules import Nesterov
 from farflung.training.runtime import Runtime
 from farflung.training.schedule import Schedule
 from farflung.training.stage_replica import StageReplica
@@ -153,7 +153,7 @@ def test_the_peak_of_a_stage_is_forecast(stage: int, options: str) -> None:
     """Two microbatches wait with their gradients while a third is computed, and the step begins while the sums are there."""
     part, waiting = StageSlice((1, SMALL.num_layers - 1), stage), 2
     inner, save = InnerConfig(schedule=SCHEDULE, optimizer="adamw"), parse_options(options)
-    replica = StageReplica(SMALL, part, inner, OuterConfig(), seed=1, runtime=Runtime(save=save))
+    replica = StageReplica(SMALL, part, inner, Nesterov(), seed=1, runtime=Runtime(save=save))
     boundary = (4, SMALL.seq_len, SMALL.dim)
 
     def step() -> None:
@@ -350,7 +350,7 @@ class Cramped:
 
 def make(config: ModelConfig, microbatch: int | None = None, save: MemoryOptions = PLAIN) -> Replica:
     runtime = Runtime(microbatch=microbatch, save=save)
-    return Replica(config, InnerConfig(schedule=SCHEDULE), OuterConfig(), seed=7, runtime=runtime)
+    return Replica(config, InnerConfig(schedule=SCHEDULE), Nesterov(), seed=7, runtime=runtime)
 
 
 def test_a_trial_leaves_nothing_behind(config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.training.errors import BadChunk
-from farflung.training.outer import OuterConfig, OuterState, roll_forward
+from farflung.training.outer import OuterState
+from farflung.training.rules import Nesterov, roll_forward
 
 pytestmark = pytest.mark.usefixtures("kernel")
 
@@ -164,4 +165,4 @@ def test_bad_chunks_change_nothing(value: float) -> None:
 @pytest.mark.parametrize("wrong", [{"lr": 0.0}, {"momentum": 1.0}, {"momentum": -0.1}])
 def test_impossible_outer_optimisers_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError):
-        OuterConfig(**wrong)
+        Nesterov(**wrong)

@@ -13,18 +13,18 @@ from farflung.training.errors import NonFinite
 from farflung.training.flat import Layout, flatten
 from farflung.training.inner import InnerConfig
 from farflung.training.model import Decoder, ModelConfig, parameter_shapes
-from farflung.training.outer import OuterConfig
 from farflung.training.pipeline_boundary import Boundary
 from farflung.training.pipeline_plan import BadPlan
 from farflung.training.pipeline_slice import StageSlice, assemble
 from farflung.training.pipeline_worker import Accumulated
 from farflung.training.replica import Replica
+from farflung.training.rules import Nesterov
 from farflung.training.schedule import Schedule
 from farflung.training.stage_replica import StageReplica
 
 CONFIG = ModelConfig(vocab_size=32, dim=16, num_layers=5, num_heads=2, num_kv_heads=2, ffn_dim=24, seq_len=8)
 INNER = InnerConfig(schedule=Schedule(peak=1e-2, warmup_steps=0, total_steps=10))
-OUTER = OuterConfig(lr=0.7, momentum=0.9)
+OUTER = Nesterov(lr=0.7, momentum=0.9)
 
 
 def flat(model: Decoder) -> torch.Tensor:

@@ -16,8 +16,8 @@ from farflung.training.errors import DamagedCheckpoint, NonFinite
 from farflung.training.flat import flatten
 from farflung.training.inner import InnerConfig, make_optimizer
 from farflung.training.model import Decoder, ModelConfig, next_token_loss
-from farflung.training.outer import OuterConfig
 from farflung.training.replica import Replica
+from farflung.training.rules import Nesterov
 
 GOLDEN = Path(__file__).parent / "golden" / "trajectory.json"
 
@@ -41,7 +41,7 @@ def mean_of_another(replica: Replica, seed: int = 5) -> torch.Tensor:
 class PlainDiLoCo:
     """DiLoCo with one peer, straight from the paper: tensors, no slices, no flat vectors."""
 
-    def __init__(self, config: ModelConfig, inner: InnerConfig, outer: OuterConfig, seed: int) -> None:
+    def __init__(self, config: ModelConfig, inner: InnerConfig, outer: Nesterov, seed: int) -> None:
         self.model, self.inner, self.outer = Decoder(config, seed=seed), inner, outer
         self.optimizer = make_optimizer(self.model, inner)
         self.theta = [p.detach().clone() for p in self.model.parameters()]
@@ -65,7 +65,7 @@ class PlainDiLoCo:
 
 def test_one_peer_is_diloco_to_the_bit(make_replica: Any, batch: Any, config: ModelConfig) -> None:
     replica = make_replica()
-    plain = PlainDiLoCo(config, replica.inner_config, replica.outer_config, seed=7)
+    plain = PlainDiLoCo(config, replica.inner_config, replica.outer.rule, seed=7)
     for round_ in range(4):
         for step in range(round_ * 5, round_ * 5 + 5):
             replica.train_step(batch(step), step)
@@ -78,7 +78,7 @@ def test_one_peer_is_diloco_to_the_bit(make_replica: Any, batch: Any, config: Mo
 
 
 def test_a_trivial_outer_step_is_the_inner_optimiser(make_replica: Any, batch: Any) -> None:
-    alone, synced = make_replica(), make_replica(outer=OuterConfig(lr=1.0, momentum=0.0))
+    alone, synced = make_replica(), make_replica(outer=Nesterov(lr=1.0, momentum=0.0))
     for step in range(10):
         alone.train_step(batch(step), step)
         synced.train_step(batch(step), step)

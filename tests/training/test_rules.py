@@ -103,6 +103,26 @@ def test_nesterov_is_the_outer_state_that_swarms_have() -> None:
     assert torch.equal(state.params, params) and torch.equal(state.momentum, buffers[0])
 
 
+@pytest.mark.parametrize("rule", [rule for rule, _ in RULES if rule.num_buffers <= 1], ids=repr)
+def test_outer_states_move_by_their_rule(rule: OuterRule, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farflung.training.outer.BLOCK_ELEMENTS", 7)
+    state, params = OuterState(random(N, 1), rule=rule), random(N, 1)
+    buffers = empty_buffers(rule, params)
+    for round_ in range(5):
+        state.advance_(10, N, random(N - 10, round_))
+        advance_(rule, params, buffers, Fragment(((10, N),)), random(N - 10, round_))
+    assert torch.equal(state.params, params)
+    assert torch.equal(state.momentum, buffers[0] if buffers else torch.zeros(N))
+
+
+def test_an_outer_state_has_one_buffer() -> None:
+    state = OuterState(random(N, 1), rule=HeavyBall(penalty=1.0))
+    before = state.digest()
+    with pytest.raises(ValueError, match="has 3 buffers; outer state holds one"):
+        state.advance_(0, N, random(N, 2))
+    assert state.digest() == before
+
+
 def test_an_update_that_does_not_fit_changes_nothing() -> None:
     rule, params = Nesterov(), random(N, 1)
     buffers = empty_buffers(rule, params)

@@ -10,11 +10,11 @@ from farflung.training.flat import Layout, flatten
 from farflung.training.inner import InnerConfig
 from farflung.training.left_out import heldout_loss
 from farflung.training.model import Decoder, ModelConfig
-from farflung.training.outer import OuterConfig
 from farflung.training.pipeline_slice import StageSlice
 from farflung.training.pipeline_stages import Head, Stage
 from farflung.training.pipeline_worker import Accumulated
 from farflung.training.replica import Replica
+from farflung.training.rules import Nesterov
 from farflung.training.runtime import Runtime
 from farflung.training.schedule import Schedule
 from farflung.training.stage_replica import StageReplica, pass_through
@@ -27,7 +27,7 @@ SIZES = (1, 2)
 def test_the_norm_of_a_stage_that_weighs_it_is_of_its_layers() -> None:
     """Embedding, last norm and head are in no other stage's, and a mean of two stages is of layers only."""
     for stage, others in ((0, True), (1, False)):
-        one = StageReplica(CONFIG, StageSlice(SIZES, stage), INNER, OuterConfig(), seed=3)
+        one = StageReplica(CONFIG, StageSlice(SIZES, stage), INNER, Nesterov(), seed=3)
         accumulated, squares = Accumulated(), {True: 0.0, False: 0.0}
         for name, parameter in one.model.named_parameters():
             gradient = torch.full_like(parameter, 2.0)
@@ -47,9 +47,9 @@ def test_stages_are_evaluated_a_sequence_at_a_time(
     """And without gradients: there is room for that wherever a microbatch is trained."""
     tokens = torch.from_numpy(np.random.default_rng(1).integers(0, 32, (5, 9)))
     runtime = Runtime(autocast=autocast, microbatch=1)
-    whole = Replica(CONFIG, INNER, OuterConfig(), seed=3, runtime=runtime)
+    whole = Replica(CONFIG, INNER, Nesterov(), seed=3, runtime=runtime)
     loss = whole.evaluate(tokens)
-    ends = StageReplica(CONFIG, StageSlice(SIZES, 0), INNER, OuterConfig(), seed=3, runtime=runtime)
+    ends = StageReplica(CONFIG, StageSlice(SIZES, 0), INNER, Nesterov(), seed=3, runtime=runtime)
     layers = Decoder(CONFIG, seed=3, held=StageSlice(SIZES, 1).holds)
     params = flatten(Layout(layers), list(layers.parameters()), torch.empty(Layout(layers).num_parameters))
     parts = list[type]()
