@@ -1,7 +1,7 @@
 """A stage begins anew here: what it is made of, and the first commit of its new life.
 
     called by the data nodes (`protocol/lives.py`) ──▶ who has what ──▶ the ladder: an order of tries ──▶ the first that succeeds
-                                                                        ──▶ on disk ──▶ the chain's first commit ──▶ we serve
+                                                                        ──▶ the chain's first commit ──▶ we serve
 
 What is tried first is `training/recovery_ladder.py`'s decision, by expected cost: with the time of a step and the chance to lose a peer as the data nodes
 have measured them (the median of what they say), and the uplinks of those who would send. Whoever was a member of an earlier life offers what it has of it
@@ -16,8 +16,12 @@ it is tried on those activations: where it does no better than none (`MISFIT_OF_
 one neighbour or further ones, and new weights are fitted to them.
 
 Meanwhile we say that we are at it, so that the stage is not found lost again; and if the data nodes begin yet another life because they did not hear us,
-ours ends before it has begun. No file is read for any of this but our own of that earlier life. What was made is on our disk before anybody can count on
-it, as after every download, and is served from memory.
+ours ends before it has begun.
+
+No file is read for any of this but our own of that earlier life, and of what was made none is written: it is served from memory. On disk goes the chain's first
+commit (`history.msgpack`), for whoever has founded a chain must not found it again with other bits, as later what it votes for (`vote`): promises, from which no
+stage comes back. The state is saved as any peer's, for the first time when it has computed a step (`Peer`). A founder that is ended before that has a chain and no
+state (`remains.spent`): its life is lost with it, and the next one begins.
 """
 
 import asyncio
@@ -91,7 +95,7 @@ class Renewal:
 
     async def run(self, signer: Signer, storage: Storage) -> Held:
         """Make the stage, and write its first commit. Returns what the learner has from then on. Raises Overtaken, and nothing was written then."""
-        self._outside.wants, self._outside.fits = self._life.stage, frozenset()
+        self._outside.wants, self._outside.fits, self._outside.makes = self._life.stage, frozenset(), self._life.number
         self._outside.listen(lambda present: None)
         outside = self._outside
         serve_shelf(
@@ -112,12 +116,10 @@ class Renewal:
             raise Overtaken
         if rung.bumps_lr:
             self._learner.made_of_others_at = self._step()
-        held = Held(Place(0, self._life.since.version, (), 0, b""), self._owed)
-        await self._doors.learner.run(storage.save_learner, self._learner, held.residuals, held.place, ())
         settings = self._recipe.settings(self._life)
         first = founded(settings.swarm, signer, settings.rules)
         await self._doors.journal.run(storage.append_commit, None, first)
-        return held
+        return Held(Place(0, self._life.since.version, (), 0, b""), self._owed)
 
     # ---- making it ---------------------------------------------------------------------------------------------
 

@@ -89,6 +89,7 @@ class StagePeer(Peer):
             evaluate=self._evaluate,
             evaluates_few=False,  # what it costs is to get the other stages
             all_evaluate_last=True,
+            initial_is_genesis=life.number == 0,
         )
         self._whole = WholeModel(
             network=network,

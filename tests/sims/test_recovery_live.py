@@ -18,6 +18,7 @@ from farflung.protocol.keys import short
 from farflung.protocol.pipeline_messages import Domains
 from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
+from farflung.sims.toy import MemoryStorage
 from farflung.training.recovery_rules import weighted_mean
 
 
@@ -116,6 +117,93 @@ def test_the_new_founder_dies_before_it_has_begun() -> None:
     assert not swarm.broken
     assert lives(swarm) == [(1, 1, 2), (1, 2, 3)]
     assert swarm.rounds()[0] == 3 and not swarm.happened("round.commit", 2)
+
+
+async def lose_a_founder(swarm: PipelineSwarm) -> None:
+    """Who has begun stage 1 anew computes a step of the pipeline with it, and is killed before its state is on its disk."""
+    await lose_stage_1(swarm)
+    await asyncio.sleep(12.0)
+    swarm.start(2)
+    await until(swarm, lambda: steps_of(swarm, 2))
+    swarm.kill(2)
+    disk = storage_of(swarm, 2)
+    assert disk.history and disk.learner is None  # till then nothing of what was made was written
+    await asyncio.sleep(1.0)
+
+
+def storage_of(swarm: PipelineSwarm, peer: int) -> MemoryStorage:
+    """Of the life that a peer's disk names."""
+    disk = swarm.disks[peer]
+    assert disk.life is not None
+    return disk.storages[disk.life]
+
+
+def test_a_founder_that_is_killed_before_its_state_is_saved_comes_in_again_as_a_newcomer() -> None:
+    """It has a chain and no state, says so, and waits outside until the next life begins: here by itself, for there is nobody else."""
+
+    async def story(swarm: PipelineSwarm) -> None:
+        await lose_a_founder(swarm)
+        swarm.start(2)
+        await until_done(swarm, 0, 2)
+
+    swarm = simulate(recipe(total_steps=16), Counting(), signers(3), story)
+    assert not swarm.broken and lives(swarm) == [(1, 1, 2), (1, 2, 2)]
+    [spent] = swarm.happened("stage.spent", 2)
+    assert (spent["stage"], spent["life"]) == (1, 1) and "before its state was on disk" in spent["reason"]
+    assert swarm.rounds() == {0: 4, 1: 4}
+
+
+def test_a_founder_that_has_lost_its_state_may_be_replaced() -> None:
+    """Whoever is called next is not one that began the stage the last time, if there is another; then the first one joins that."""
+
+    async def story(swarm: PipelineSwarm) -> None:
+        await lose_a_founder(swarm)
+        swarm.start(3)
+        swarm.start(2)
+        await until_done(swarm, 0, 2, 3)
+
+    swarm = simulate(recipe(total_steps=24), Counting(), signers(4), story, wanted={3: 1})
+    assert not swarm.broken and lives(swarm) == [(1, 1, 2), (1, 2, 3)]
+    assert len(swarm.happened("stage.spent", 2)) == 1
+    assert swarm.happened("round.commit", 2) and swarm.rounds()[0] == 6
+
+
+def test_a_founder_that_has_lost_its_state_downloads_it_where_somebody_has_it() -> None:
+    """In its own chain, with its votes; and never takes its initial parameters for what that began with."""
+
+    async def story(swarm: PipelineSwarm) -> None:
+        await lose_stage_1(swarm)
+        await asyncio.sleep(12.0)
+        swarm.start(2)
+        await until(swarm, lambda: steps_of(swarm, 2))
+        swarm.start(3)
+        await until(swarm, lambda: steps_of(swarm, 3))
+        swarm.kill(2)
+        storage_of(swarm, 2).learner = None  # as if it had been killed sooner
+        await asyncio.sleep(1.0)
+        swarm.start(2)
+        await until_done(swarm, 0, 2, 3)
+
+    swarm = simulate(recipe(total_steps=48), Counting(), signers(4), story, wanted={3: 1})
+    assert not swarm.broken and lives(swarm) == [(1, 1, 2)]
+    assert len(swarm.happened("stage.spent", 2)) == 1 and len(swarm.happened("stage.made")) == 1
+    _, again = swarm.happened("node.start", 2)
+    assert not again["resumed"]
+    assert any(event["contributed"] for event in swarm.happened("round.commit", 2) if event["time"] > again["time"])
+
+
+def test_what_was_made_is_saved_once_it_has_computed() -> None:
+    async def story(swarm: PipelineSwarm) -> None:
+        await lose_stage_1(swarm)
+        await asyncio.sleep(12.0)
+        swarm.start(2)
+        await until(swarm, lambda: steps_of(swarm, 2))
+        await until(swarm, lambda: storage_of(swarm, 2).learner, seconds=5.0)  # not after a minute, as later ones
+        assert not swarm.happened("round.commit", 2)
+        await until_done(swarm, 0, 2)
+
+    swarm = simulate(recipe(total_steps=12), Counting(), signers(3), story)
+    assert not swarm.broken and lives(swarm) == [(1, 1, 2)]
 
 
 def test_two_adjacent_stages_are_lost_together() -> None:
