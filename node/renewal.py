@@ -9,6 +9,8 @@ itself (`remains`): where the stage has only lost its quorum that is all of it, 
 peers, and the stages around: the mean of the two neighbours' outer parameters, weighted by the norms of their gradients, the nearest stages where
 neighbours are lost too, and at last new initial weights, which everybody can make. A neighbour that is lost too, but of which somebody has a copy, is
 waited for, where it is worth it: it will be there in a moment, and is nearer than the next one. Only stages of as many layers count, and of stage 0 only its layers.
+Where the manifest says `pipeline.recovery = "checkfree"`, for comparison, the only offer is what CheckFree's rule makes of the neighbours: no copy, no fit, no trial and no waiting. What a
+member of the earlier life has in memory is not lost, and goes on in both cases.
 Moments begin afresh with these, and where the stage was made of others its learning rate is raised for a while (`recovery_checkfree`).
 
 Peers before and after the stage remember what it was given last, and what it made of that (`imprints`). So before anybody computes with a stage that was made,
@@ -43,6 +45,7 @@ from farflung.protocol.chain import founded
 from farflung.protocol.errors import NetworkError, RemoteError
 from farflung.protocol.keys import PeerId, Signer, short
 from farflung.protocol.lives import Life
+from farflung.protocol.manifest_sections import CHECKFREE
 from farflung.protocol.pipeline_messages import Copy, Present
 from farflung.training.outer import BYTES_PER_ELEMENT
 from farflung.training.pipeline_online import RATE_BYTES_PER_S, RECOMPUTED
@@ -54,6 +57,9 @@ from farflung.training.recovery_rules import interpolated, weighted_mean
 
 LISTEN_S = 2.0
 """Until those who were asked have answered."""
+
+BY_RULE = "by CheckFree's rule alone, as the manifest says (where it has none, with new initial weights)"
+"""For people."""
 
 STEP_S = 10.0
 """Of the pipeline, while nobody has measured one."""
@@ -126,16 +132,17 @@ class Renewal:
     async def _make(self) -> Rung:
         """Try one offer after another; the last one needs nobody."""
         self._initial = await self._doors.learner.run(self._learner.outer.params.clone)
-        self._pairs = await self._remembered()
-        if not self._own() and not self._shadows():
-            await self._wait_for_neighbours()
+        if not self._by_rule:
+            self._pairs = await self._remembered()
+            if not self._own() and not self._shadows():
+                await self._wait_for_neighbours()
         recovery = self._decide()
         self._log.emit(
             "stage.recovery",
             stage=self._life.stage,
             life=self._life.number,
             expected_s=round(recovery.expected_s, 3),
-            reason=recovery.why,
+            reason=f"{BY_RULE}; {recovery.why}" if self._by_rule else recovery.why,
         )
         for priced in recovery.order:
             offer, began = priced.offer, self._outside.now()
@@ -219,7 +226,13 @@ class Renewal:
         return len(self._part(stage).part.layers) == len(self._recipe.part.layers)
 
     def _decide(self) -> Recovery:
-        return decide(self._loss(), [*self._own(), *self._shadows(), *self._offers()])
+        copies = [] if self._by_rule else self._shadows()
+        return decide(self._loss(), [*self._own(), *copies, *self._offers()])
+
+    @property
+    def _by_rule(self) -> bool:
+        """Whether the manifest wants nothing but CheckFree."""
+        return self._recipe.pipeline.recovery == CHECKFREE
 
     def _loss(self) -> Loss:
         said = self._data_nodes()
@@ -277,6 +290,7 @@ class Renewal:
             swaps=False,
             boundary_nbytes=0 if self._pairs else None,  # they are here already
             fit_s=self._fit_s(),
+            rule_only=self._by_rule,
         )
 
     async def _try(self, offer: Offer) -> float | None:

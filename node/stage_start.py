@@ -45,6 +45,7 @@ from farflung.protocol.chain import founded
 from farflung.protocol.errors import ConfigError, RemoteError
 from farflung.protocol.keys import Signer
 from farflung.protocol.lives import Life
+from farflung.protocol.manifest_sections import CHECKFREE
 from farflung.protocol.pipeline_messages import Domains
 from farflung.protocol.roll import Roll
 from farflung.training.runtime import Runtime
@@ -105,6 +106,8 @@ class Stage:
     mail: PipelineMail
     others: frozenset[int]
     """Stages to which this machine may move."""
+    survives: bool = False
+    """It has served an earlier life of the stage until now."""
 
 
 class StageStart:
@@ -140,6 +143,8 @@ class StageStart:
             admits=recipe.settings().admits,
             refused=refused,
         )
+        self._serves: int | None = None
+        """The stage that was taken last."""
         self._fits: dict[int, tuple[StageRecipe, Runtime]] = {}
         """Stages that this machine may take: those that it holds, or the one that a person wants."""
 
@@ -153,7 +158,8 @@ class StageStart:
         called = taken.life.number > 0 and taken.life.founder == self._signer.peer_id
         if not called or storage.load_history():
             return None
-        mine = self._remains(taken.life.stage, taken.life.number - 1)
+        by_rule = self._recipe.manifest.pipeline.recovery == CHECKFREE  # to which disks are no source
+        mine = None if by_rule and not taken.survives else self._remains(taken.life.stage, taken.life.number - 1)
         renewal = Renewal(self._outside, taken.recipe, taken.life, learner, mine, doors, self._log)
         return await renewal.run(self._signer, storage)
 
@@ -230,12 +236,20 @@ class StageStart:
         """Take another of those that fit; from now on a restart takes it, too."""
         life = self._roll.life(stage)
         assert life is not None, "whoever moves knows where to"
-        return self._taken(life, say)
+        return self._taken(life, say, survives=self._serves == stage)
 
-    def _taken(self, life: Life, say: Callable[[str], None]) -> Stage:
+    def _taken(self, life: Life, say: Callable[[str], None], *, survives: bool = False) -> Stage:
         recipe, runtime = self._fits[life.stage]
-        others = frozenset(self._fits) - {life.stage}
-        taken = Stage(recipe=recipe, life=life, runtime=runtime, roll=self._roll, mail=self._mail, others=others)
+        taken = Stage(
+            recipe=recipe,
+            life=life,
+            runtime=runtime,
+            roll=self._roll,
+            mail=self._mail,
+            others=frozenset(self._fits) - {life.stage},
+            survives=survives,
+        )
+        self._serves = life.stage
         self._keep(taken)
         layers = recipe.part.layers
         say(

@@ -40,6 +40,7 @@ from farflung.protocol.envelope import swarm_of
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.keys import PeerId, Signer, short
 from farflung.protocol.lives import Life, group_of
+from farflung.protocol.manifest_sections import CHECKFREE
 from farflung.protocol.pipeline_messages import UNKNOWN, Domains
 from farflung.protocol.roll import Roll
 from farflung.sims import clock
@@ -229,9 +230,11 @@ class PipelineSwarm:
             if lost is not None:
                 log.emit("stage.spent", stage=lost.stage, life=lost.number, reason=SPENT)
                 disk.life = None
+            serves: int | None = None
             goes_on = True
             while goes_on:
                 if disk.life is None:
+                    serves = None
                     told = self.wanted.get(index) if lost is None else lost.stage
                     lost = None
                     fits = range(manifest.pipeline.stages) if told is None else (told,)
@@ -239,7 +242,8 @@ class PipelineSwarm:
                     outside.kept = {stage: one.place.version for stage, one in found.items() if one is not None}
                     disk.life = await Entrance(outside, fits, spent=is_spent).run()
                     disk.keep(roll)
-                goes_on = await self._serve(index, disk.life, outside, mail, log)
+                survives, serves = serves == disk.life.stage, disk.life.stage
+                goes_on = await self._serve(index, disk.life, outside, mail, log, survives=survives)
         finally:
             self.peers.pop(index, None)
             await network.close()
@@ -251,6 +255,8 @@ class PipelineSwarm:
         outside: Outside,
         mail: PipelineMail,
         log: EventLog,
+        *,
+        survives: bool,  # it has served an earlier life of that stage until now
     ) -> bool:
         """One life; whether another follows it."""
         recipe, roll = stage_recipe(self.recipe, life.stage), outside.roll
@@ -268,7 +274,9 @@ class PipelineSwarm:
         made = life.number > 0 and life.founder == signer.peer_id and not storage.load_history()
         held = None
         if made:
-            renewal = Renewal(outside, recipe, life, learner, disk.remains(life.stage), doors, log)
+            by_rule = recipe.pipeline.recovery == CHECKFREE
+            mine = None if by_rule and not survives else disk.remains(life.stage)
+            renewal = Renewal(outside, recipe, life, learner, mine, doors, log)
             try:
                 held = await renewal.run(signer, storage)
             except Overtaken:

@@ -113,6 +113,23 @@ def test_a_stage_of_two_loses_its_first_and_the_other_begins_with_what_it_has() 
     assert swarm.losses()[-1] < 0.7 * swarm.losses()[0]
 
 
+def test_what_a_survivor_has_is_not_lost_for_checkfree_either() -> None:
+    """Its rule is for stages of which nobody is left."""
+
+    async def story(swarm: PipelineSwarm) -> None:
+        first, other = by_key(swarm, 1, 2)
+        await begin(swarm, 3, (1, 2))
+        swarm.kill(first)
+        await until_done(swarm, 0, other)
+
+    by_rule = recipe(total_steps=28, pipeline={"shadows": 0.0, "recovery": "checkfree"})
+    swarm = simulate(by_rule, Counting(), signers(3), story, wanted={1: 1, 2: 1})
+    _, other = by_key(swarm, 1, 2)
+    assert not swarm.broken and lives(swarm) == [(1, 1, other)]
+    [made] = swarm.happened("stage.made")
+    assert made["rung"] == "own disk"
+
+
 def test_the_lost_member_comes_back_in_time_and_nothing_begins() -> None:
     """The survivor has said already that the stage is lost, and takes it back."""
 

@@ -426,3 +426,16 @@ def test_refreshes_stay_within_their_share(
         most = max(sizes) if alarms else 0
         assert bucket >= -most
         assert sent <= budget.share * traffic * step + most + 1e-6
+
+
+def test_what_checkfree_has_no_rule_for_nobody_offers() -> None:
+    """Of two neighbours that are lost together neither can be made; an end alone is a copy, another stage a mean."""
+
+    def by_rule(stage: int, *lost: int) -> list[Rung]:
+        offers = rebuilt(
+            stage, 6, frozenset(lost), PEERS, weights_nbytes=STAGE_BYTES, bytes_s=LINK, swaps=False, rule_only=True
+        )
+        return [offer.rung for offer in offers]
+
+    assert by_rule(2, 2) == [Rung.MEAN] and by_rule(5, 5) == [Rung.INTERPOLATION]
+    assert by_rule(2, 2, 3) == by_rule(5, 4, 5) == []
