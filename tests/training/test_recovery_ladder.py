@@ -307,6 +307,17 @@ domain = st.sampled_from(["", *"abc"])
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.tuples(domain, domain, domain), st.integers(0, 40)), max_size=8))
+@example(
+    [
+        (0, ("b", "", ""), 20),
+        (0, ("b", "", ""), 10),
+        (1, ("b", "", ""), 0),
+        (1, ("b", "", ""), 0),
+        (2, ("", "", ""), 0),
+        (2, ("a", "", ""), 20),
+        (3, ("", "", ""), 0),
+    ]
+)  # where two copies of a piece come late, and it chooses first then, once
 def test_places_are_sound(some: list[tuple[int, tuple[str, str, str], int]]) -> None:
     peers = [
         Peer(name=f"p{n}", stage=stage, domains=domains, room_bytes=room, uplink_bytes_s=1.0)
