@@ -4,7 +4,7 @@
                                                                         ──▶ the chain's first commit ──▶ we serve
 
 What is tried first is `training/recovery_ladder.py`'s decision, by expected cost: with the time of a step and the chance to lose a peer as the data nodes
-have measured them (the median of what they say), and the uplinks of those who would send. Whoever was a member of an earlier life offers what it has of it
+have measured them, and the links over which it would come (`offers`). Whoever was a member of an earlier life offers what it has of it
 itself (`remains`): where the stage has only lost its quorum that is all of it, to the bit, and costs nothing. Other offers are shadows, here or at other
 peers, and the stages around: the mean of the two neighbours' outer parameters, weighted by the norms of their gradients, the nearest stages where
 neighbours are lost too, and at last new initial weights, which everybody can make. A neighbour that is lost too, but of which somebody has a copy, is
@@ -35,6 +35,7 @@ from farflung.node.borrowing import borrow
 from farflung.node.door import Doors
 from farflung.node.events import EventLog
 from farflung.node.imprints import gather_pairs
+from farflung.node.offers import arrives, data_nodes, loss_of
 from farflung.node.outside import Outside
 from farflung.node.remains import Remains
 from farflung.node.shadows import fetch, serve_shelf
@@ -46,7 +47,7 @@ from farflung.protocol.errors import NetworkError, RemoteError
 from farflung.protocol.keys import PeerId, Signer, short
 from farflung.protocol.lives import Life
 from farflung.protocol.manifest_sections import CHECKFREE
-from farflung.protocol.pipeline_messages import Copy, Present
+from farflung.protocol.pipeline_messages import Copy
 from farflung.training.outer import BYTES_PER_ELEMENT
 from farflung.training.pipeline_online import RATE_BYTES_PER_S, RECOMPUTED
 from farflung.training.pipeline_slice import layers_of
@@ -60,9 +61,6 @@ LISTEN_S = 2.0
 
 BY_RULE = "by CheckFree's rule alone, as the manifest says (where it has none, with new initial weights)"
 """For people."""
-
-STEP_S = 10.0
-"""Of the pipeline, while nobody has measured one."""
 
 
 class Overtaken(Exception):
@@ -235,16 +233,7 @@ class Renewal:
         return self._recipe.pipeline.recovery == CHECKFREE
 
     def _loss(self) -> Loss:
-        said = self._data_nodes()
-        steps = [one.step_s for one in said if one.step_s > 0.0]
-        losses = [one.losses_per_hour for one in said] or [self._roll.losses_per_hour]
-        pipeline = self._recipe.pipeline
-        return Loss(
-            stage=self._life.stage,
-            iteration_s=median(steps) if steps else STEP_S,
-            failures_per_hour=min(0.99, median(losses)),
-            may_skip=pipeline.visits < pipeline.stages,
-        )
+        return loss_of(self._roll, self._recipe, self._outside.now())
 
     def _own(self) -> list[Offer]:
         """What we have of an earlier life."""
@@ -375,13 +364,9 @@ class Renewal:
         """Whether the life that we begin is still the newest."""
         return self._roll.number(self._life.stage) <= self._life.number
 
-    def _data_nodes(self) -> list[Present]:
-        roll = self._roll
-        return [said for peer in roll.training(0, self._outside.now()) if (said := roll.present(peer)) is not None]
-
     def _step(self) -> int:
         """Of the pipeline, the next one."""
-        return max((said.step for said in self._data_nodes()), default=0)
+        return max((said.step for said in data_nodes(self._roll, self._outside.now())), default=0)
 
     def _stage_of(self, peer: PeerId) -> int:
         said = self._roll.present(peer)
@@ -391,8 +376,7 @@ class Renewal:
         return stage_recipe(self._recipe.whole, stage)
 
     def _rate(self, peer: PeerId) -> float:
-        said = self._roll.present(peer)
-        return RATE_BYTES_PER_S if said is None or said.up_bytes_per_s == 0.0 else said.up_bytes_per_s
+        return arrives(self._roll, self._outside.network.links(), peer)
 
     def _fit_s(self) -> float:
         """What a fit takes: so many forwards and backwards of the tokens that we have, at the speed that peers of the pipeline know of theirs."""

@@ -10,7 +10,7 @@ import torch
 from tests.sims.pipeline_story import lives, members_of, until, until_done
 from torch import Tensor
 
-from farflung.node import renewal
+from farflung.node import offers, renewal
 from farflung.node.imprints import Imprints
 from farflung.node.recipe import Recipe
 from farflung.node.stage_learner import StageLearner
@@ -413,6 +413,15 @@ def test_everybody_says_how_a_lost_stage_came_back() -> None:
         if told.copy_step is not None:
             copies.append(short(swarm.ids[peer]))
     assert made["rung"] == "shadow" and copies == made["holders"]
+
+
+def test_what_comes_over_a_founders_narrow_downlink_is_expected_to_take_as_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(offers, "_downlink", lambda roll, links: 1000.0)
+    swarm = simulate(without_shadows(), Counting(), signers(5), replace_one)
+    [made], [decided] = swarm.happened("stage.made"), swarm.happened("stage.recovery")
+    assert f"{made['bytes'] / 1e6:.3g} MB in {made['bytes'] / 1000.0:.3g} s" in decided["reason"]
 
 
 def by_checkfree(**changes: Any) -> Recipe:
