@@ -102,9 +102,10 @@ def _told(scenes: Sequence[Scene]) -> str:
 def _mark_recoveries(axis: Axes, scene: Scene, key: str, scale: float) -> None:
     """When a stage of a pipeline lost its last peer, when it computed again, and what is between: there it had nobody."""
     for one in scene.figures["recoveries"]:
-        lost, serves = (_place(scene, one[moment], key, scale) for moment in ("lost_s", "serving_s"))
-        if lost is not None:
-            until = _place(scene, scene.seconds, key, scale) if serves is None else serves
+        ends_s = scene.seconds if one["serving_s"] is None else one["serving_s"]
+        until = _place(scene, ends_s, key) / scale
+        if one["lost_s"] is not None:
+            lost = _place(scene, one["lost_s"], key) / scale
             axis.axvspan(lost, until, color=BAD, alpha=0.15, linewidth=0)
             axis.axvline(lost, color=BAD, linewidth=1.1, linestyle=(0, (2, 2)), zorder=3)
             axis.annotate(
@@ -119,17 +120,16 @@ def _mark_recoveries(axis: Axes, scene: Scene, key: str, scale: float) -> None:
                 color=BAD,
                 fontsize=8,
             )
-        if serves is not None:
-            axis.axvline(serves, color=GOOD, linewidth=1.1, zorder=2)
+        if one["serving_s"] is not None:
+            axis.axvline(until, color=GOOD, linewidth=1.1, zorder=2)
 
 
-def _place(scene: Scene, seconds: float | None, key: str, scale: float) -> float | None:
-    """Of a time since the start, on an axis of that; None where there is none."""
-    if seconds is None:
-        return None
+def _place(scene: Scene, seconds: float, key: str) -> float:
+    """Of a time since the start, on an axis of seconds, tokens or bytes."""
+    if key == "seconds":
+        return seconds
     at = [scene.run.started + seconds]
-    found = {"seconds": lambda: [seconds], "tokens": lambda: scene.tokens_at(at), "bytes": lambda: scene.bytes_at(at)}
-    return found[key]()[0] / scale
+    return scene.tokens_at(at)[0] if key == "tokens" else scene.bytes_at(at)[0]
 
 
 def _draw(axis: Axes, curve: Columns, key: str, scale: float, **look: Any) -> None:

@@ -344,7 +344,7 @@ def _peers_table(scene: Scene) -> Markup:
         headings.append("copies of stages, of what was allowed")
     listed = markup.table(headings, rows, numbers=frozenset(range(3, len(headings))))
     if have_copies:
-        listed += markup.note(COPIES_NOTE)
+        listed = Markup(listed + markup.note(COPIES_NOTE))
     if len(shown) < len(scene.peers):
         return Markup(markup.note(f"The {len(shown)} of {len(scene.peers)} that trained most.") + listed)
     return listed
