@@ -174,12 +174,12 @@ def test_a_stage_of_three_loses_two() -> None:
         swarm.kill(second, reset=False)
         await until_done(swarm, 0, by_key(swarm, 1, 2, 3)[2])
 
-    swarm = simulate(recipe(total_steps=32), Counting(), signers(4), story, wanted=dict.fromkeys((1, 2, 3), 1))
+    swarm = simulate(recipe(total_steps=64), Counting(), signers(4), story, wanted=dict.fromkeys((1, 2, 3), 1))
     survivor = by_key(swarm, 1, 2, 3)[2]
     assert not swarm.broken and lives(swarm) == [(1, 1, survivor)]
     assert "1 of 3 members reachable" in swarm.happened("stage.lost", survivor)[0]["reason"]
     assert rungs(swarm) == [(swarm.happened("stage.made", survivor)[0]["peer"], "own disk")]
-    assert swarm.rounds() == {0: 8, 1: 8}
+    assert swarm.rounds() == {0: 16, 1: 16}
 
 
 def test_the_founder_of_the_next_life_dies_in_the_middle_of_it() -> None:
@@ -200,7 +200,7 @@ def test_the_founder_of_the_next_life_dies_in_the_middle_of_it() -> None:
         await until_done(swarm, 0, fourth, 5)
 
     swarm = simulate(
-        recipe(total_steps=36), Counting(), signers(6), story, wanted=dict.fromkeys(range(1, 6), 1), seconds=large
+        recipe(total_steps=72), Counting(), signers(6), story, wanted=dict.fromkeys(range(1, 6), 1), seconds=large
     )
     third, fourth = by_key(swarm, 1, 2, 3, 4)[2:]
     assert not swarm.broken

@@ -101,7 +101,7 @@ def test_a_quarter_of_the_swarm_is_lost_with_its_region(shadows: float) -> None:
     [(stage, number, founder)] = lives(swarm)
     assert (stage, number) == (1, 1) and STAGES[founder] in (2, 3)
     [made] = swarm.happened("stage.made")
-    assert made["rung"] == ("shadow" if shadows else "fitted mean")
+    assert made["rung"] in (("shadow",) if shadows else ("fitted mean", "neighbour mean"))  # a fit takes time, too
     assert not set(made["holders"]) & {short(swarm.ids[peer]) for peer in REGION}
     moved = [peer for peer in range(16) if peer not in REGION and len(swarm.happened("node.start", peer)) > 1]
     assert len(moved) == 2 and founder in moved and {stage_of(swarm, peer) for peer in moved} == {1}
