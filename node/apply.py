@@ -36,6 +36,10 @@ Evaluate = Callable[[Extent], Awaitable[float | None]]
 """Held-out loss of the outer parameters, by so many samples; None where it cannot be told."""
 
 
+class Keep:
+    """Work for the apply loop: a checkpoint, for what it saves is of one commit between two others only."""
+
+
 class Applier:
     """Brings the learner along the history, and knows where it is."""
 
@@ -59,6 +63,7 @@ class Applier:
         evaluate: Evaluate,
         evaluates_few: bool,  # whether a few samples cost less than all
         all_evaluate_last: bool,
+        initial_is_genesis: bool,  # whether the chain's first commit is of the initial parameters
         applied: Callable[[int, int, bytes], None],
         lost_state: Callable[[], None],
     ) -> None:
@@ -83,10 +88,11 @@ class Applier:
         self._evaluate_outer = evaluate
         self._budget = Budget(has_few=evaluates_few)
         self._all_evaluate_last = all_evaluate_last
+        self._initial_is_genesis = initial_is_genesis
         self._checkpoint_at = 0.0
         self._applied = applied
         self._lost_state = lost_state
-        self._queue: asyncio.Queue[tuple[Certified | Repair, asyncio.Event | None] | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[Certified | Repair | Keep, asyncio.Event | None] | None] = asyncio.Queue()
         self._pending = 0
         self._digest = b""
         self._finishing = False
@@ -99,7 +105,7 @@ class Applier:
         """Whether everything known has been applied."""
         return self._pending == 0
 
-    def push(self, work: Certified | Repair, on_disk: asyncio.Event | None = None) -> None:
+    def push(self, work: Certified | Repair | Keep, on_disk: asyncio.Event | None = None) -> None:
         """Apply this after everything before it. `on_disk` is set once it is on disk; None: it is, or need not be."""
         self._pending += 1
         self._queue.put_nowait((work, on_disk))
@@ -114,9 +120,13 @@ class Applier:
             self._exchange.in_flight = place.in_flight
             self._trainer.progress = Progress(place.trained, place.steps)
             self._trainer.version = place.version
-        elif history and history[0].commit.height == 0 and self._member.me == self._member.settings.founder:
+        elif self._initial_is_genesis and self._founded(history):
             self.height, self.version = 0, history[0].commit.version
         return place is not None
+
+    def _founded(self, history: list[Certified]) -> bool:
+        """Whether that is ours from its beginning."""
+        return bool(history) and history[0].commit.height == 0 and self._member.me == self._member.settings.founder
 
     async def resume(self, history: list[Certified]) -> None:
         """After a start with a history: what the learner lacks of it is applied; where it stands is announced."""
@@ -139,6 +149,8 @@ class Applier:
             work, on_disk = due
             if isinstance(work, Repair):
                 await self._repair(work)
+            elif isinstance(work, Keep):
+                await self._checkpoint()
             elif work.commit.height > self.height:
                 await self._apply(work, on_disk)
             self._pending -= 1

@@ -6,11 +6,12 @@ who were told count newcomers too, so of several who come at once the later ones
 stages more even.
 
 It goes in when somebody has the state of that stage, or when it is itself to begin it: a stage that nobody has begun yet the founder's node lets the first begin who
-wants it (`protocol/appointment.py`), one that was lost the data nodes (`protocol/lives.py`), and till then it waits here.
+wants it (`protocol/appointment.py`), one that was lost the data nodes (`protocol/lives.py`), and till then it waits here. So does who has begun a life and
+lost its state (`remains.spent`), until somebody else has that, or the next life is begun.
 """
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from farflung.node.network import PeerId
 from farflung.node.outside import Outside
@@ -31,14 +32,15 @@ def neediest(counts: Sequence[int], fits: Collection[int], key: PeerId) -> int:
 class Entrance:
     """See the module. `run` once, before there is a peer."""
 
-    def __init__(self, outside: Outside, fits: Collection[int]) -> None:
-        """`fits`: stages that may be taken; one, when it was chosen by a person."""
+    def __init__(self, outside: Outside, fits: Collection[int], *, spent: Callable[[Life], bool]) -> None:
+        """`fits`: stages that may be taken; one, when it was chosen by a person. `spent`: whether we began a life once, and its state is lost."""
         self.reason = "asks who serves which stage"
         """What it waits for: a sentence for people."""
-        outside.wants, outside.fits = -1, frozenset(fits)
+        outside.wants, outside.fits, outside.makes = -1, frozenset(fits), 0
         self._outside = outside
         self._roll = outside.roll
         self._fits = fits
+        self._spent = spent
         self._counts: list[int] = []
         """Peers of each stage, those included who want it, by what we were told since we last said what we want."""
         self._news = asyncio.Event()
@@ -61,7 +63,7 @@ class Entrance:
             wanted = self._outside.wants
             life = self._roll.life(wanted)
             now = self._outside.now()
-            if life is not None and (life.founder == self._roll.me or self._roll.holders(wanted, now) is not None):
+            if life is not None and (self._is_ours(life) or self._roll.holders(wanted, now) is not None):
                 return life
             self.reason = f"waits until somebody has stage {wanted}, or we are to begin it"
             await asyncio.sleep(ASK_S)
@@ -69,8 +71,12 @@ class Entrance:
     def _called(self) -> Life | None:
         """A life that we are to begin, whatever we wanted."""
         roll, now = self._roll, self._outside.now()
-        mine = [life for life in roll.renewed.values() if life.founder == roll.me and life.stage in self._fits]
+        mine = [life for life in roll.renewed.values() if life.stage in self._fits and self._is_ours(life)]
         return next((life for life in mine if roll.holders(life.stage, now) is None), None)
+
+    def _is_ours(self, life: Life) -> bool:
+        """Whether we are to begin it, or have it."""
+        return life.founder == self._roll.me and not self._spent(life)
 
     def _choose(self) -> bool:
         """Want something else than so far, if that is better."""

@@ -110,9 +110,13 @@ def panel(status: NodeStatus) -> Panel:
     facts.add_row("rounds", rounds)
     if status.stage is not None:
         facts.add_row("pipeline", _pipeline(status))
+    if status.joined:
+        facts.add_row("joined", Text(status.joined))
     if status.recovered:
         said = "\n".join(_recovered(one, status.peer) for one in status.recovered)
         facts.add_row("begun anew", Text(said))
+    if status.trial:
+        facts.add_row("trial", Text(status.trial))
     if status.shadow_bytes:
         budget = f"{status.shadow_budget_bytes / 1e6:,.1f} MB allowed"
         facts.add_row("shadows", f"{status.shadow_bytes / 1e6:,.1f} MB of other stages fetched · {budget}")
@@ -177,6 +181,10 @@ def line(event: dict[str, Any]) -> str | None:
             )
         case "stage.lost":
             said = f"stage {event['stage']} has a quorum again"
+        case "stage.trial":
+            said = event["reason"]
+        case "stage.join":
+            said = f"joins {event['reason']}"
         case "stage.anew":
             said = f"stage {event['stage']} was lost and begun anew by {event['founder'][:12]} (life {event['life']})"
         case "stage.recovery":

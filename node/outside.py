@@ -38,6 +38,8 @@ class Outside:
         self.refused = refused
         self.wants = -1
         """The stage that we are about to take; -1 while we have not chosen."""
+        self.makes = 0
+        """Number of the life of that stage that we are making; 0 while we make none."""
         self.fits: frozenset[int] = frozenset()
         """The stages that we could take."""
         self.kept: Mapping[int, int] = {}
@@ -87,7 +89,7 @@ class Outside:
     def _present(self) -> Present:
         return Present(
             stage=-1,
-            life=0,
+            life=self.makes,
             wants=self.wants,
             trains=False,
             free=False,

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from farflung.node.apply import Applier, Evaluate
+from farflung.node.apply import Applier, Evaluate, Keep
 from farflung.node.catchup import Catchup
 from farflung.node.exchange import Exchange
 from farflung.node.executor import Executor
@@ -102,6 +102,7 @@ class Peer:
         evaluate: Evaluate,
         evaluates_few: bool = True,  # see `Applier`
         all_evaluate_last: bool = False,
+        initial_is_genesis: bool = True,
     ) -> None:
         network, signer, doors = facilities.network, facilities.signer, facilities.doors
         storage, log, settings = facilities.storage, facilities.log, terms.settings
@@ -165,6 +166,7 @@ class Peer:
             evaluate=evaluate,
             evaluates_few=evaluates_few,
             all_evaluate_last=all_evaluate_last,
+            initial_is_genesis=initial_is_genesis,
             applied=self._applied,
             lost_state=self._lost_state,
         )
@@ -213,7 +215,8 @@ class Peer:
 
         `history` is the genesis (founder), what was saved (restart), or empty (newcomer); `known` are peers to talk to first.
         """
-        resumed, self._held = await self.applier.restore(history, self._held), None
+        held, self._held = self._held, None
+        resumed = await self.applier.restore(history, held)
         self.log.emit(
             "node.start",
             pid=self.facts.pid,
@@ -236,6 +239,8 @@ class Peer:
                 self._donor.serve(self.refused, self.admitted, within_s=TRANSFER_S)
                 working = {group.create_task(self.applier.run()), group.create_task(self.trainer.run())}
                 self._begin(group)
+                if held is not None:
+                    group.create_task(self._keep_held(), name="first checkpoint")
                 for peer in known:
                     self.discovered(peer)
                 await self._stop.wait()
@@ -250,6 +255,11 @@ class Peer:
         """What goes on beside applying and training."""
         group.create_task(self._executor.run(group))
         group.create_task(self._tick())
+
+    async def _keep_held(self) -> None:
+        """What we began with is on no disk yet. It goes there once it computes, and not before: nobody need wait for a disk."""
+        await self.trainer.has_stepped.wait()
+        self.applier.push(Keep())
 
     def admitted(self, peer: PeerId) -> bool:
         """Whether a peer has shown that it may be here."""

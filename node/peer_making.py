@@ -86,6 +86,7 @@ class PeerMaking:
             admission=self.admission,
             domains=self._domains,
             refused=refused,
+            log=self.log,
         )
         finder = Finder(
             self.engine,
@@ -120,7 +121,7 @@ class PeerMaking:
         self._say_saving(stage.runtime)
         storage = stage_storage(self.swarm, stage.life)
         try:
-            held = await self._start.begin(stage, learner, storage, self.doors, self.log)
+            held = await self._start.begin(stage, learner, storage, self.doors)
         except Overtaken:
             return await self.move(OUTSIDE)
         facilities = self._facilities(storage, stage.recipe.own.checkpoint_s, held)

@@ -426,6 +426,17 @@ class Pipeline:
         lost = [] if outcome is None else [job.step.keys[place] for place in sorted(outcome.lost)]
         for peer in lost:
             self.roll.lose(peer)
+        for tried in () if outcome is None else outcome.tried:
+            self._log.emit(
+                "stage.trial",
+                of=tried.stage,
+                life=tried.life,
+                number=tried.number,
+                loss=tried.loss,
+                usual=tried.usual,
+                passes=tried.passes,
+                reason=tried.why,
+            )
         self._log.emit(
             "pipeline.step",
             number=job.number,

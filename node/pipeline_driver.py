@@ -1,11 +1,12 @@
 """A data node's step: its microbatches go along the routes of a plan and come home, whoever dies on the way.
 
 `protocol/flights.py` decides; this module hears what peers say, keeps its deadlines, and carries out its effects through the stage server
-that runs here. At the end it tells every peer whether what that one has accumulated for it counts: it does, but at those that it has lost.
+that runs here. At the end it tells every peer whether what that one has accumulated for it counts: it does, but at those that it has lost, and where a stage
+is on trial that its losses speak against, at the others (`training/recovery_trial.py`).
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,6 +21,7 @@ from farflung.protocol.flights import Effect, Flights, Note, Start, Tell
 from farflung.protocol.messages import Passage
 from farflung.protocol.route import Route
 from farflung.training.pipeline_worker import Batch
+from farflung.training.recovery_trial import LossTrial, Tried, counting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +42,10 @@ class Outcome:
     """Until the last of them was home."""
     visits: dict[int, int]
     """By peer: our (microbatch, hop) that count there, losses included."""
+    tried: Sequence[Tried]
+    """Stages that were on trial."""
+    counts_here: bool
+    """Whether that leaves our own gradients, and so our samples trained."""
 
 
 class Driver:
@@ -56,6 +62,8 @@ class Driver:
         batches: Mapping[int, Batch],  # of our microbatches
         patience: Patience,
         refused: Callable[[RemoteError], None],
+        lives: Mapping[int, int],  # by stage, the life that serves in this step
+        trial: LossTrial,
     ) -> None:
         lanes: dict[int, list[tuple[int, Route]]] = {}
         for microbatch, (lane, route) in enumerate(zip(step.lanes, step.routes, strict=True)):
@@ -68,6 +76,8 @@ class Driver:
         self._step = step
         self._home = home
         self._batches = batches
+        self._lives = lives
+        self._trial = trial
         self._flights = Flights(
             window=step.window,
             home=home,
@@ -101,15 +111,19 @@ class Driver:
             await self._until_home()
             seconds = self._now() - began
             lost = frozenset(self._flights.lost)
+            tried = self._try()
+            stages = counting(tried, len(self._step.plan.stages))
+            counted = {place for stage in stages for place in self._step.plan.stages[stage]}
             for place, tether in tethers.items():
-                tether.settle(counts=place not in lost)
+                tether.settle(counts=place in counted - lost)
             # Whoever is lost and never told does not count either; but a data node may be waiting for our word, as we may for another's.
             others_lost = lost & holding.keys()
             if waiting := [holding[place] for place in others_lost & self._step.homes]:
                 await asyncio.wait(waiting, timeout=CLOSE_S)
             for place in others_lost:
                 holding[place].cancel()
-        visits = {self._home: self._server.settle(self._step.window)}
+        counts_here = self._home in counted
+        visits = {self._home: self._server.settle(self._step.window, counts=counts_here)}
         visits |= {place: tether.visits for place, tether in tethers.items() if tether.visits is not None}
         untold = frozenset(tethers.keys() - visits.keys())
         return Outcome(
@@ -120,7 +134,15 @@ class Driver:
             notes=tuple(self._notes),
             seconds=seconds,
             visits={place: count for place, count in visits.items() if place not in lost},
+            tried=tried,
+            counts_here=counts_here,
         )
+
+    def _try(self) -> list[Tried]:
+        """What our losses say of stages that were begun anew."""
+        routes = self._flights.routes
+        visited = {microbatch: {leg.stage for leg in route} for microbatch, route in routes.items()}
+        return self._trial.look(self._flights.losses, visited, self._lives)
 
     async def _until_home(self) -> None:
         self._do(self._flights.begin(self._now()))

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from farflung.node.storage import Place, Storage, newest_history
+from farflung.protocol.lives import Life
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +32,12 @@ def remains(lives: Iterable[Storage]) -> Remains | None:
         if counted:
             return Remains(storage, place, counted[0] + place.steps)
     return None
+
+
+def spent(life: Life, storage: Storage) -> bool:
+    """Whether a life of which this is its founder's disk was begun here, and its state is gone with the process that had it. Blocks.
+
+    It can be neither served nor made again: others may have the state, and that would be other bits of the same version. The first life of a stage
+    begins with what the manifest says, so whoever began that has it always.
+    """
+    return life.number > 0 and bool(storage.load_history()) and storage.load_place() is None

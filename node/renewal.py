@@ -1,14 +1,16 @@
 """A stage begins anew here: what it is made of, and the first commit of its new life.
 
     called by the data nodes (`protocol/lives.py`) ──▶ who has what ──▶ the ladder: an order of tries ──▶ the first that succeeds
-                                                                        ──▶ on disk ──▶ the chain's first commit ──▶ we serve
+                                                                        ──▶ the chain's first commit ──▶ we serve
 
 What is tried first is `training/recovery_ladder.py`'s decision, by expected cost: with the time of a step and the chance to lose a peer as the data nodes
-have measured them (the median of what they say), and the uplinks of those who would send. Whoever was a member of an earlier life offers what it has of it
+have measured them, and the links over which it would come (`offers`). Whoever was a member of an earlier life offers what it has of it
 itself (`remains`): where the stage has only lost its quorum that is all of it, to the bit, and costs nothing. Other offers are shadows, here or at other
 peers, and the stages around: the mean of the two neighbours' outer parameters, weighted by the norms of their gradients, the nearest stages where
 neighbours are lost too, and at last new initial weights, which everybody can make. A neighbour that is lost too, but of which somebody has a copy, is
 waited for, where it is worth it: it will be there in a moment, and is nearer than the next one. Only stages of as many layers count, and of stage 0 only its layers.
+Where the manifest says `pipeline.recovery = "checkfree"`, for comparison, the only offer is what CheckFree's rule makes of the neighbours: no copy, no fit, no trial and no waiting. What a
+member of the earlier life has in memory is not lost, and goes on in both cases.
 Moments begin afresh with these, and where the stage was made of others its learning rate is raised for a while (`recovery_checkfree`).
 
 Peers before and after the stage remember what it was given last, and what it made of that (`imprints`). So before anybody computes with a stage that was made,
@@ -16,8 +18,12 @@ it is tried on those activations: where it does no better than none (`MISFIT_OF_
 one neighbour or further ones, and new weights are fitted to them.
 
 Meanwhile we say that we are at it, so that the stage is not found lost again; and if the data nodes begin yet another life because they did not hear us,
-ours ends before it has begun. No file is read for any of this but our own of that earlier life. What was made is on our disk before anybody can count on
-it, as after every download, and is served from memory.
+ours ends before it has begun.
+
+No file is read for any of this but our own of that earlier life, and of what was made none is written: it is served from memory. On disk goes the chain's first
+commit (`history.msgpack`), for whoever has founded a chain must not found it again with other bits, as later what it votes for (`vote`): promises, from which no
+stage comes back. The state is saved as any peer's, for the first time when it has computed a step (`Peer`). A founder that is ended before that has a chain and no
+state (`remains.spent`): its life is lost with it, and the next one begins.
 """
 
 import asyncio
@@ -29,6 +35,7 @@ from farflung.node.borrowing import borrow
 from farflung.node.door import Doors
 from farflung.node.events import EventLog
 from farflung.node.imprints import gather_pairs
+from farflung.node.offers import arrives, data_nodes, loss_of
 from farflung.node.outside import Outside
 from farflung.node.remains import Remains
 from farflung.node.shadows import fetch, serve_shelf
@@ -39,7 +46,8 @@ from farflung.protocol.chain import founded
 from farflung.protocol.errors import NetworkError, RemoteError
 from farflung.protocol.keys import PeerId, Signer, short
 from farflung.protocol.lives import Life
-from farflung.protocol.pipeline_messages import Copy, Present
+from farflung.protocol.manifest_sections import CHECKFREE
+from farflung.protocol.pipeline_messages import Copy
 from farflung.training.outer import BYTES_PER_ELEMENT
 from farflung.training.pipeline_online import RATE_BYTES_PER_S, RECOMPUTED
 from farflung.training.pipeline_slice import layers_of
@@ -51,8 +59,8 @@ from farflung.training.recovery_rules import interpolated, weighted_mean
 LISTEN_S = 2.0
 """Until those who were asked have answered."""
 
-STEP_S = 10.0
-"""Of the pipeline, while nobody has measured one."""
+BY_RULE = "by CheckFree's rule alone, as the manifest says (where it has none, with new initial weights)"
+"""For people."""
 
 
 class Overtaken(Exception):
@@ -91,7 +99,7 @@ class Renewal:
 
     async def run(self, signer: Signer, storage: Storage) -> Held:
         """Make the stage, and write its first commit. Returns what the learner has from then on. Raises Overtaken, and nothing was written then."""
-        self._outside.wants, self._outside.fits = self._life.stage, frozenset()
+        self._outside.wants, self._outside.fits, self._outside.makes = self._life.stage, frozenset(), self._life.number
         self._outside.listen(lambda present: None)
         outside = self._outside
         serve_shelf(
@@ -112,28 +120,27 @@ class Renewal:
             raise Overtaken
         if rung.bumps_lr:
             self._learner.made_of_others_at = self._step()
-        held = Held(Place(0, self._life.since.version, (), 0, b""), self._owed)
-        await self._doors.learner.run(storage.save_learner, self._learner, held.residuals, held.place, ())
         settings = self._recipe.settings(self._life)
         first = founded(settings.swarm, signer, settings.rules)
         await self._doors.journal.run(storage.append_commit, None, first)
-        return held
+        return Held(Place(0, self._life.since.version, (), 0, b""), self._owed)
 
     # ---- making it ---------------------------------------------------------------------------------------------
 
     async def _make(self) -> Rung:
         """Try one offer after another; the last one needs nobody."""
         self._initial = await self._doors.learner.run(self._learner.outer.params.clone)
-        self._pairs = await self._remembered()
-        if not self._own() and not self._shadows():
-            await self._wait_for_neighbours()
+        if not self._by_rule:
+            self._pairs = await self._remembered()
+            if not self._own() and not self._shadows():
+                await self._wait_for_neighbours()
         recovery = self._decide()
         self._log.emit(
             "stage.recovery",
             stage=self._life.stage,
             life=self._life.number,
             expected_s=round(recovery.expected_s, 3),
-            reason=recovery.why,
+            reason=f"{BY_RULE}; {recovery.why}" if self._by_rule else recovery.why,
         )
         for priced in recovery.order:
             offer, began = priced.offer, self._outside.now()
@@ -217,19 +224,16 @@ class Renewal:
         return len(self._part(stage).part.layers) == len(self._recipe.part.layers)
 
     def _decide(self) -> Recovery:
-        return decide(self._loss(), [*self._own(), *self._shadows(), *self._offers()])
+        copies = [] if self._by_rule else self._shadows()
+        return decide(self._loss(), [*self._own(), *copies, *self._offers()])
+
+    @property
+    def _by_rule(self) -> bool:
+        """Whether the manifest wants nothing but CheckFree."""
+        return self._recipe.pipeline.recovery == CHECKFREE
 
     def _loss(self) -> Loss:
-        said = self._data_nodes()
-        steps = [one.step_s for one in said if one.step_s > 0.0]
-        losses = [one.losses_per_hour for one in said] or [self._roll.losses_per_hour]
-        pipeline = self._recipe.pipeline
-        return Loss(
-            stage=self._life.stage,
-            iteration_s=median(steps) if steps else STEP_S,
-            failures_per_hour=min(0.99, median(losses)),
-            may_skip=pipeline.visits < pipeline.stages,
-        )
+        return loss_of(self._roll, self._recipe, self._outside.now())
 
     def _own(self) -> list[Offer]:
         """What we have of an earlier life."""
@@ -275,6 +279,7 @@ class Renewal:
             swaps=False,
             boundary_nbytes=0 if self._pairs else None,  # they are here already
             fit_s=self._fit_s(),
+            rule_only=self._by_rule,
         )
 
     async def _try(self, offer: Offer) -> float | None:
@@ -359,13 +364,9 @@ class Renewal:
         """Whether the life that we begin is still the newest."""
         return self._roll.number(self._life.stage) <= self._life.number
 
-    def _data_nodes(self) -> list[Present]:
-        roll = self._roll
-        return [said for peer in roll.training(0, self._outside.now()) if (said := roll.present(peer)) is not None]
-
     def _step(self) -> int:
         """Of the pipeline, the next one."""
-        return max((said.step for said in self._data_nodes()), default=0)
+        return max((said.step for said in data_nodes(self._roll, self._outside.now())), default=0)
 
     def _stage_of(self, peer: PeerId) -> int:
         said = self._roll.present(peer)
@@ -375,8 +376,7 @@ class Renewal:
         return stage_recipe(self._recipe.whole, stage)
 
     def _rate(self, peer: PeerId) -> float:
-        said = self._roll.present(peer)
-        return RATE_BYTES_PER_S if said is None or said.up_bytes_per_s == 0.0 else said.up_bytes_per_s
+        return arrives(self._roll, self._outside.network.links(), peer)
 
     def _fit_s(self) -> float:
         """What a fit takes: so many forwards and backwards of the tokens that we have, at the speed that peers of the pipeline know of theirs."""

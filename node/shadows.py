@@ -290,7 +290,9 @@ class Shadows:
         ]
         staying = [peer for peer in training if said[bytes.fromhex(peer.name)].wants < 0]
         mine = self._places(said, staying, poor)
-        for stage in set(self._shelf.shadows) - set(mine):
+        elsewhere = {copy.stage for peer, one in said.items() if peer != self._roll.me for copy in one.shadows}
+        needed = set(poor) - elsewhere - {self._recipe.stage}  # whoever is to hold them has not fetched them yet
+        for stage in set(self._shelf.shadows) - set(mine) - needed:
             if trained[stage]:  # it lies somewhere else, or nowhere
                 self._shelf.drop(stage)
         for stage, source in list(self._shelf.sources.items()):

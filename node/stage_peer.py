@@ -14,6 +14,7 @@ from farflung.node.balance import Prepare
 from farflung.node.evaluator import Extent
 from farflung.node.facilities import Facilities
 from farflung.node.network import PeerId
+from farflung.node.offers import loss_of, replicas
 from farflung.node.peer import LET_GO_S, Left, Peer, Serving
 from farflung.node.peer_rows import Rows, add_roll
 from farflung.node.pipeline import Pipeline
@@ -32,6 +33,7 @@ from farflung.protocol.lives import Life, group_of
 from farflung.protocol.lost import begins
 from farflung.protocol.pipeline_messages import Copy
 from farflung.protocol.roll import Roll
+from farflung.training.recovery_ladder import decide
 
 MOVER_LET_GO_S = 120.0
 """How long a peer that moves waits to be let go by its chain. Nobody waits for it as for a person's Ctrl-C; and a chain that loses another
@@ -89,6 +91,7 @@ class StagePeer(Peer):
             evaluate=self._evaluate,
             evaluates_few=False,  # what it costs is to get the other stages
             all_evaluate_last=True,
+            initial_is_genesis=life.number == 0,
         )
         self._whole = WholeModel(
             network=network,
@@ -284,6 +287,29 @@ class StagePeer(Peer):
             own=self._shadows.own,
         )
         group.create_task(self._shadows.run(), name="shadows")
+
+    def _lost_state(self) -> None:
+        super()._lost_state()
+        self._say_source()
+
+    def _say_source(self) -> None:
+        """From whom our stage's state comes, as the ladder has it. While somebody serves the stage nothing costs less than what that peer has."""
+        recipe, roll, now = self.pipeline.recipe, self.pipeline.roll, self._now()
+        offers = replicas(roll, recipe, self.network.links(), now)
+        if not offers:
+            return  # they have just gone; the download says what comes of it
+        decided = decide(loss_of(roll, recipe, now), offers)
+        self.log.emit(
+            "stage.join",
+            stage=recipe.stage,
+            life=self.pipeline.life.number,
+            rung=str(decided.first.rung),
+            holders=list(decided.first.holders),
+            bytes=decided.first.nbytes,
+            fetch_s=round(decided.first.duration_s, 3),
+            expected_s=round(decided.expected_s, 3),
+            reason=decided.why,
+        )
 
     def _on_message(self, sender: PeerId, data: bytes) -> None:
         try:

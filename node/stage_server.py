@@ -205,10 +205,10 @@ class StageServer:
             effects = open_.desk.on_give_up(message)
         self._do(open_, effects)
 
-    def settle(self, window: bytes) -> int:
+    def settle(self, window: bytes, *, counts: bool) -> int:
         """Our own data node is done with a step; how many visits of its count here."""
         open_ = self._open[window]
-        return open_.settle(open_.me, counts=True)
+        return open_.settle(open_.me, counts=counts)
 
     # ---- effects ---------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,9 @@
 A machine keeps its stage over restarts: it has the state of it. `--stage` makes it take another one, and stay there. Any other machine but the
 founder's may move to a stage that needs it more (`balance.py`). What it had of the old stage stays on its disk: its votes, which it must not forget if it
 ever comes back, and a state that may be the last copy.
+
+A machine that has begun a life of its stage, and was ended before the state of that was on its disk, comes in again as a newcomer of that stage: to
+download the state, should somebody else have it, with the chain and the votes that it still has; or else to have part in the next life.
 """
 
 import asyncio
@@ -27,7 +30,7 @@ from farflung.node.network import PeerId
 from farflung.node.outside import Outside
 from farflung.node.paths import SwarmPaths
 from farflung.node.recipe import HEARTBEAT_S, Recipe
-from farflung.node.remains import Remains, remains
+from farflung.node.remains import Remains, remains, spent
 from farflung.node.renewal import Renewal
 from farflung.node.sealed_mail import PipelineMail
 from farflung.node.shadows import Shelf
@@ -42,9 +45,16 @@ from farflung.protocol.chain import founded
 from farflung.protocol.errors import ConfigError, RemoteError
 from farflung.protocol.keys import Signer
 from farflung.protocol.lives import Life
+from farflung.protocol.manifest_sections import CHECKFREE
 from farflung.protocol.pipeline_messages import Domains
 from farflung.protocol.roll import Roll
 from farflung.training.runtime import Runtime
+
+SPENT = (
+    "this machine began it, and was ended before its state was on disk; it comes in again as a newcomer, and the next life of the stage begins unless "
+    "somebody else has that state"
+)
+"""For people."""
 
 
 class SavedStage(msgspec.Struct, frozen=True, array_like=True):
@@ -96,6 +106,8 @@ class Stage:
     mail: PipelineMail
     others: frozenset[int]
     """Stages to which this machine may move."""
+    survives: bool = False
+    """It has served an earlier life of the stage until now."""
 
 
 class StageStart:
@@ -111,8 +123,10 @@ class StageStart:
         admission: bytes,
         domains: Domains,
         refused: Callable[[RemoteError], None],
+        log: EventLog,
     ) -> None:
         manifest = recipe.manifest
+        self._log = log
         self._engine = engine
         self._signer = signer
         self._swarm = swarm
@@ -129,6 +143,8 @@ class StageStart:
             admits=recipe.settings().admits,
             refused=refused,
         )
+        self._serves: int | None = None
+        """The stage that was taken last."""
         self._fits: dict[int, tuple[StageRecipe, Runtime]] = {}
         """Stages that this machine may take: those that it holds, or the one that a person wants."""
 
@@ -136,16 +152,15 @@ class StageStart:
         """A record or a cache mentions a peer."""
         self._roll.discover(peer, asyncio.get_running_loop().time())
 
-    async def begin(
-        self, taken: Stage, learner: StageLearner, storage: FileStorage, doors: Doors, log: EventLog
-    ) -> Held | None:
+    async def begin(self, taken: Stage, learner: StageLearner, storage: FileStorage, doors: Doors) -> Held | None:
         """Before there is a peer: begin the stage anew, if that is what we were called for. What the learner has then; None where its state is on the
         disk, or at other peers. Raises Overtaken when somebody else has been called since."""
         called = taken.life.number > 0 and taken.life.founder == self._signer.peer_id
         if not called or storage.load_history():
             return None
-        mine = self._remains(taken.life.stage, taken.life.number - 1)
-        renewal = Renewal(self._outside, taken.recipe, taken.life, learner, mine, doors, log)
+        by_rule = self._recipe.manifest.pipeline.recovery == CHECKFREE  # to which disks are no source
+        mine = None if by_rule and not taken.survives else self._remains(taken.life.stage, taken.life.number - 1)
+        renewal = Renewal(self._outside, taken.recipe, taken.life, learner, mine, doors, self._log)
         return await renewal.run(self._signer, storage)
 
     def _remains(self, stage: int, newest: int) -> Remains | None:
@@ -191,6 +206,10 @@ class StageStart:
             life = saved.life
             self._fits = self.fitting(runtime, save_memory, life.stage)
             self._fits |= {} if stays else self.fitting(runtime, save_memory, None)
+            if self._spent(life):
+                self._log.emit("stage.spent", stage=life.stage, life=life.number, reason=SPENT)
+                say(f"stage {life.stage}, life {life.number}: {SPENT}")
+                return await self._enter({life.stage}, say)
         elif is_founder:
             raise ConfigError("the founder's machine serves stage 0, for it began it; leave out --stage")
         else:
@@ -200,21 +219,37 @@ class StageStart:
 
     async def enter(self, say: Callable[[str], None]) -> Stage:
         """The neediest of the stages that fit."""
+        return await self._enter(set(self._fits), say)
+
+    async def _enter(self, stages: set[int], say: Callable[[str], None]) -> Stage:
         say("asking the swarm which stage needs a peer ...")
-        found = {stage: self._remains(stage, self._roll.number(stage)) for stage in self._fits}
+        found = {stage: self._remains(stage, self._roll.number(stage)) for stage in stages}
         self._outside.kept = {stage: one.place.version for stage, one in found.items() if one is not None}
-        return self._taken(await Entrance(self._outside, set(self._fits)).run(), say)
+        return self._taken(await Entrance(self._outside, stages, spent=self._spent).run(), say)
+
+    def _spent(self, life: Life) -> bool:
+        """See `remains.spent`."""
+        folder = _stage_folder(self._swarm, life.stage, life.number)
+        return life.founder == self._signer.peer_id and folder.exists() and spent(life, FileStorage(folder))
 
     def move(self, stage: int, say: Callable[[str], None]) -> Stage:
         """Take another of those that fit; from now on a restart takes it, too."""
         life = self._roll.life(stage)
         assert life is not None, "whoever moves knows where to"
-        return self._taken(life, say)
+        return self._taken(life, say, survives=self._serves == stage)
 
-    def _taken(self, life: Life, say: Callable[[str], None]) -> Stage:
+    def _taken(self, life: Life, say: Callable[[str], None], *, survives: bool = False) -> Stage:
         recipe, runtime = self._fits[life.stage]
-        others = frozenset(self._fits) - {life.stage}
-        taken = Stage(recipe=recipe, life=life, runtime=runtime, roll=self._roll, mail=self._mail, others=others)
+        taken = Stage(
+            recipe=recipe,
+            life=life,
+            runtime=runtime,
+            roll=self._roll,
+            mail=self._mail,
+            others=frozenset(self._fits) - {life.stage},
+            survives=survives,
+        )
+        self._serves = life.stage
         self._keep(taken)
         layers = recipe.part.layers
         say(

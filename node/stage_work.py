@@ -20,6 +20,7 @@ from farflung.node.stage_server import StageServer
 from farflung.protocol.coordination import ANSWER_S
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.roll import Roll
+from farflung.training.recovery_trial import LossTrial
 
 WORD_S = 2 * ANSWER_S
 """A peer that is ready waits so long for the coordinator's word; it repeats it."""
@@ -85,6 +86,7 @@ class StageWork:
         self._ready = ready
         self._over = over
         self._driver: Driver | None = None
+        self._trial = LossTrial()
 
     def take(self) -> Job | None:
         """The job that we have accepted and not begun."""
@@ -155,6 +157,10 @@ class StageWork:
             self.server.close(job.window)
             self.job = self._driver = None
             self._over(report, job.window)
+        if outcome is not None and not outcome.counts_here:
+            return (
+                None  # our samples are trained another time, and those that did not come home before still wait for it
+            )
         landed = {} if outcome is None else outcome.losses
         each = job.samples_per_microbatch
         missed = [index for index, microbatch in enumerate(job.own) if microbatch not in at_home]
@@ -180,6 +186,8 @@ class StageWork:
             batches=batches,
             patience=patience(job.leg_s),
             refused=self._refused,
+            lives={stage: self._roll.number(stage) for stage in range(1, self._roll.stages)},
+            trial=self._trial,
         )
 
     async def _told_to_go(self, job: Job) -> bool:

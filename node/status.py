@@ -109,6 +109,10 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     """Of copies of other stages that this node has fetched since it started."""
     shadow_budget_bytes: int = 0
     """What the manifest allowed for them until the last one."""
+    joined: str = ""
+    """From whom this node has, or gets, the state of its stage, and why so; empty where it began the stage, or had that on its disk."""
+    trial: str = ""
+    """Of a data node: what its last trial of a stage that was begun anew came to; empty before the first."""
     recovered: list[BegunAnew] = []
     """By stage, those that were lost."""
     refused: int = 0
@@ -162,6 +166,10 @@ class NodeStatus(msgspec.Struct, kw_only=True):
                 self.lost = event["reason"]
             case "shadow":
                 self.shadow_bytes, self.shadow_budget_bytes = event["received_bytes"], event["allowed_bytes"]
+            case "stage.trial":
+                self.trial = event["reason"]
+            case "stage.join":
+                self.joined = event["reason"]
             case "stage.anew":
                 self._begun_anew(event, founder=event["founder"])
             case "stage.recovery":

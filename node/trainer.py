@@ -97,6 +97,8 @@ class Trainer(ABC):
         self._door = door
         self._log = log
         self._host = host
+        self.has_stepped = asyncio.Event()
+        """Set after the first step."""
         self.busy = asyncio.Lock()
         """Held while the learner and `progress` change together: a step, or the application of a commit."""
         self._finishing = False
@@ -183,6 +185,7 @@ class Trainer(ABC):
             self.loss = report.loss
         tokens_per_s = tokens / seconds
         self.tokens_per_s = (tokens_per_s + (self.tokens_per_s or tokens_per_s)) / 2
+        self.has_stepped.set()
         self._log.bind(step=self.global_step)
         self._log.emit(
             "step",

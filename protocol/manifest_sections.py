@@ -15,6 +15,9 @@ from farflung.protocol.limits import MAX_HOPS, MAX_MICROBATCHES, MAX_PARAMETERS,
 MAX_SEED = (1 << 63) - 1
 """Seeds fit a signed 64-bit integer, the least that every generator takes."""
 
+LADDER, CHECKFREE = "ladder", "checkfree"
+"""Of `pipeline.recovery`."""
+
 _CODEC = re.compile(r"[a-z0-9][a-z0-9_(),.=+:-]{0,127}")
 _OPTIMIZER = re.compile(r"[a-z][A-Za-z0-9_.]{0,63}(\([A-Za-z0-9_.,=+()\[\] '-]{0,128}\))?")
 
@@ -238,6 +241,9 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     shadows: float = 0.018
     """Bytes for compressed copies of stages with one or two peers at peers of other stages, over those of activations and their gradients; 0: no
     copies, and a stage whose peers are all gone is made of its neighbours."""
+    recovery: str = LADDER
+    """How such a stage comes back: by the `ladder`, from whatever is expected to cost least, or by `checkfree` (arXiv 2506.15461) alone, for comparison: the
+    mean of its neighbours by gradient norms, an end as a copy of its only one, unfitted, from nobody's copy and without waiting for anybody."""
 
     def __post_init__(self) -> None:
         check_range("pipeline.stages", self.stages, 1, MAX_HOPS)
@@ -257,6 +263,11 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         check_range("pipeline.slots", self.slots, 1, 1024)
         check_range("pipeline.shadows", self.shadows, 0.0, 1.0)
         check_one_of("pipeline.policy", self.policy, ("arrival", "backward"))
+        check_one_of("pipeline.recovery", self.recovery, (LADDER, CHECKFREE))
+        if self.recovery == CHECKFREE and self.shadows:
+            raise ConfigError(
+                f'pipeline.shadows = {self.shadows}: with pipeline.recovery = "checkfree" nobody would use the copies; set it to 0, or recovery to "ladder"'
+            )
         for key, codec in (("forward_codec", self.forward_codec), ("backward_codec", self.backward_codec)):
             if not _CODEC.fullmatch(codec):
                 raise ConfigError(f"pipeline.{key} = {codec[:160]!r}: no codec looks like that; one is 'fp32'")

@@ -80,7 +80,7 @@ class Present(Struct, frozen=True, array_like=True, tag=21):
     stage: Annotated[int, Meta(ge=-1, lt=MAX_HOPS)]
     """-1: none yet; who says so is told who serves what, and appointed if that is needed."""
     life: Count
-    """Number of the life of that stage (`lives`)."""
+    """Number of the life of that stage (`lives`); without a stage, of the life that it is making of the one it wants, 0 while it makes none."""
     wants: Annotated[int, Meta(ge=-1, lt=MAX_HOPS)]
     """The stage that it is about to take, having none yet or leaving its own for it; -1 while there is no such one."""
     trains: bool

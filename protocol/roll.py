@@ -107,10 +107,7 @@ class Roll:
         self._believe(present.lives, now)
         for stage in {present.stage, present.wants}:
             life = self.life(stage)
-            holds = present.stage == stage and life is not None and present.life == life.number and present.digest
-            if (holds and stage not in present.lost) or (
-                present.wants == stage and life is not None and life.founder == peer
-            ):
+            if life is not None and (_has(present, life) or _makes(peer, present, life)):
                 self._shown[stage] = now
         return before is None or before.present is None or present.stage < 0
 
@@ -293,3 +290,16 @@ def in_order(swarm: bytes, peers: Iterable[PeerId]) -> list[PeerId]:
     """Data nodes in the order in which they coordinate: the first of the living does. The same everywhere, and nobody can choose its place
     in all swarms."""
     return sorted(peers, key=lambda peer: (sha256(swarm + peer).digest(), peer))
+
+
+def _has(present: Present, life: Life) -> bool:
+    """Whether a peer says that it has the state of a life, and its chain a quorum."""
+    held = (present.stage, present.life) == (life.stage, life.number) and present.digest
+    return bool(held) and life.stage not in present.lost
+
+
+def _makes(peer: PeerId, present: Present, life: Life) -> bool:
+    """Whether it makes that, or leaves its own stage to do so. From outside it says which life it makes: a founder that has lost the state of one waits
+    there for the next."""
+    called = present.wants == life.stage and life.founder == peer
+    return called and (present.stage >= 0 or present.life == life.number)

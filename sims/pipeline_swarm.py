@@ -23,13 +23,14 @@ from farflung.node.events import Event, EventLog
 from farflung.node.facilities import Facilities, Facts
 from farflung.node.outside import Outside
 from farflung.node.recipe import Recipe
-from farflung.node.remains import Remains, remains
+from farflung.node.remains import Remains, remains, spent
 from farflung.node.renewal import Overtaken, Renewal
 from farflung.node.sealed_mail import PipelineMail
 from farflung.node.shadows import Shelf
 from farflung.node.stage_peer import StagePeer
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
 from farflung.node.stage_self import OUTSIDE
+from farflung.node.stage_start import SPENT
 from farflung.node.storage import newest_history
 from farflung.node.terms import Terms
 from farflung.protocol import pipeline_messages
@@ -39,6 +40,7 @@ from farflung.protocol.envelope import swarm_of
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.keys import PeerId, Signer, short
 from farflung.protocol.lives import Life, group_of
+from farflung.protocol.manifest_sections import CHECKFREE
 from farflung.protocol.pipeline_messages import UNKNOWN, Domains
 from farflung.protocol.roll import Roll
 from farflung.sims import clock
@@ -88,6 +90,10 @@ class Disk:
         """What is left of a stage's lives; of one that has only just begun that is nothing yet."""
         held = sorted((life for life in self.storages if life.stage == stage), key=lambda life: -life.number)
         return remains(self.storages[life] for life in held)
+
+    def spent(self, founder: PeerId, life: Life) -> bool:
+        """See `remains.spent`."""
+        return life.founder == founder and life in self.storages and spent(life, self.storages[life])
 
     def keep(self, roll: Roll) -> None:
         self.appointments.update(roll.appointments)
@@ -219,16 +225,25 @@ class PipelineSwarm:
                 admits=settings.admits,
                 refused=refused,
             )
+            is_spent = partial(disk.spent, signer.peer_id)
+            lost = disk.life if disk.life is not None and is_spent(disk.life) else None
+            if lost is not None:
+                log.emit("stage.spent", stage=lost.stage, life=lost.number, reason=SPENT)
+                disk.life = None
+            serves: int | None = None
             goes_on = True
             while goes_on:
                 if disk.life is None:
-                    told = self.wanted.get(index)
+                    serves = None
+                    told = self.wanted.get(index) if lost is None else lost.stage
+                    lost = None
                     fits = range(manifest.pipeline.stages) if told is None else (told,)
                     found = {stage: disk.remains(stage) for stage in fits}
                     outside.kept = {stage: one.place.version for stage, one in found.items() if one is not None}
-                    disk.life = await Entrance(outside, fits).run()
+                    disk.life = await Entrance(outside, fits, spent=is_spent).run()
                     disk.keep(roll)
-                goes_on = await self._serve(index, disk.life, outside, mail, log)
+                survives, serves = serves == disk.life.stage, disk.life.stage
+                goes_on = await self._serve(index, disk.life, outside, mail, log, survives=survives)
         finally:
             self.peers.pop(index, None)
             await network.close()
@@ -240,6 +255,8 @@ class PipelineSwarm:
         outside: Outside,
         mail: PipelineMail,
         log: EventLog,
+        *,
+        survives: bool,  # it has served an earlier life of that stage until now
     ) -> bool:
         """One life; whether another follows it."""
         recipe, roll = stage_recipe(self.recipe, life.stage), outside.roll
@@ -257,7 +274,9 @@ class PipelineSwarm:
         made = life.number > 0 and life.founder == signer.peer_id and not storage.load_history()
         held = None
         if made:
-            renewal = Renewal(outside, recipe, life, learner, disk.remains(life.stage), doors, log)
+            by_rule = recipe.pipeline.recovery == CHECKFREE
+            mine = None if by_rule and not survives else disk.remains(life.stage)
+            renewal = Renewal(outside, recipe, life, learner, mine, doors, log)
             try:
                 held = await renewal.run(signer, storage)
             except Overtaken:

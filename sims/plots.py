@@ -17,7 +17,7 @@ from farflung.sims.markup import Markup
 from farflung.sims.scene import Scene
 from farflung.sims.series import Columns, bytes_by_peer, few_curve, outer_curve, solo_curve, training_curves
 from farflung.sims.summary import commits_by_round
-from farflung.sims.svg import BAD, INK, MUTED, SERIES, STATES, STYLE, to_svg
+from farflung.sims.svg import BAD, GOOD, INK, MUTED, SERIES, STATES, STYLE, to_svg
 
 WIDTH_IN = 11.0
 """Width of every wide picture; 72 points per inch, scaled by the page."""
@@ -70,8 +70,8 @@ def plot_losses(scenes: Sequence[Scene]) -> dict[str, Markup]:
                 marker = "o" if len(scene.outer) <= LABELLED_ROUNDS else ""
                 _draw(axis, solo, key, scale, color=colour, linewidth=1.5, linestyle=(0, (4, 2)), zorder=4)
                 _draw(axis, outer, key, scale, color=colour, linewidth=2.2, marker=marker, markersize=3.5, zorder=5)
-            if key == "seconds":
-                _shade_losses(axis, scenes, scale)
+            for scene in scenes:
+                _mark_recoveries(axis, scene, key, scale)
             axis.set_xlabel(label)
             axis.set_ylabel("loss, nats per token")
             axis.set_xlim(left=0)
@@ -99,13 +99,37 @@ def _told(scenes: Sequence[Scene]) -> str:
     return "; ".join(said)
 
 
-def _shade_losses(axis: Axes, scenes: Sequence[Scene], scale: float) -> None:
-    """While a stage of a pipeline had nobody."""
-    for scene in scenes:
-        for one in scene.figures["recoveries"]:
-            if one["lost_s"] is not None:
-                until_s = scene.seconds if one["serving_s"] is None else one["serving_s"]
-                axis.axvspan(one["lost_s"] / scale, until_s / scale, color=BAD, alpha=0.15, linewidth=0)
+def _mark_recoveries(axis: Axes, scene: Scene, key: str, scale: float) -> None:
+    """When a stage of a pipeline lost its last peer, when it computed again, and what is between: there it had nobody."""
+    for one in scene.figures["recoveries"]:
+        ends_s = scene.seconds if one["serving_s"] is None else one["serving_s"]
+        until = _place(scene, ends_s, key) / scale
+        if one["lost_s"] is not None:
+            lost = _place(scene, one["lost_s"], key) / scale
+            axis.axvspan(lost, until, color=BAD, alpha=0.15, linewidth=0)
+            axis.axvline(lost, color=BAD, linewidth=1.1, linestyle=(0, (2, 2)), zorder=3)
+            axis.annotate(
+                f"stage {one['stage']}",
+                (lost, 1.0),
+                (-3, -3),
+                xycoords=("data", "axes fraction"),
+                textcoords="offset points",
+                rotation=90,
+                ha="right",
+                va="top",
+                color=BAD,
+                fontsize=8,
+            )
+        if one["serving_s"] is not None:
+            axis.axvline(until, color=GOOD, linewidth=1.1, zorder=2)
+
+
+def _place(scene: Scene, seconds: float, key: str) -> float:
+    """Of a time since the start, on an axis of seconds, tokens or bytes."""
+    if key == "seconds":
+        return seconds
+    at = [scene.run.started + seconds]
+    return scene.tokens_at(at)[0] if key == "tokens" else scene.bytes_at(at)[0]
 
 
 def _draw(axis: Axes, curve: Columns, key: str, scale: float, **look: Any) -> None:

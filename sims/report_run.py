@@ -12,7 +12,7 @@ from farflung.sims.plots_time import plot_gantt, plot_membership
 from farflung.sims.report_pipeline import pipeline_sections, pipeline_tiles
 from farflung.sims.scene import Scene
 from farflung.sims.spans import USES
-from farflung.sims.summary import checked, commits_by_round, not_better, total_bytes, violations
+from farflung.sims.summary import checked, commits_by_round, copies_bytes, not_better, total_bytes, violations
 from farflung.sims.svg import SERIES
 
 USE_LABELS = {
@@ -44,6 +44,11 @@ CHECKED_NOTE = (
 
 BITS = {True: ("equal", "good"), False: ("DIFFERENT", "bad"), None: ("not compared", "")}
 """What a tile says of `digests_equal`, and how it looks."""
+
+COPIES_NOTE = (
+    "Copies are of other stages, in case they lose all their peers. The first one of a stage of which nobody else has any may overdraw what is allowed, and is "
+    "paid back by those that follow."
+)
 
 MOST_PEERS = 60
 """Rows of the table of peers: those that trained most."""
@@ -233,7 +238,7 @@ def _loss_note(scene: Scene) -> str:
     if scene.run.solo_loss:
         note += ", beside one worker that trained alone, on the same text"
     if scene.figures["recoveries"]:
-        note += "; red, against time: a stage had nobody"
+        note += "; red: a stage had nobody, from the loss of its last peer until it computed again"
     return note + "." + (" Thin lines: training loss of each peer that sees it, smoothed." if scene.seers else "")
 
 
@@ -244,6 +249,8 @@ def _loss_legend(scene: Scene) -> Markup:
         entries.append(("--ink", f"swarm, {few} of the held-out samples, always the same (rings)"))
     if scene.run.solo_loss:
         entries.append(("--ink", "one worker alone, held out (dashed)"))
+    if scene.figures["recoveries"]:
+        entries += [("--bad", "a stage loses its last peer (dashed)"), ("--good", "it computes again")]
     entries += [(_colour(scene.peers.index(peer) + 1), scene.names[peer]) for peer in scene.seers]
     return markup.legend(entries, mark="line")
 
@@ -311,6 +318,8 @@ def _peers_table(scene: Scene) -> Markup:
     shown = scene.peers
     if len(shown) > MOST_PEERS:
         shown = sorted(shown, key=lambda peer: -tokens[peer])[:MOST_PEERS]
+    copies = {peer: copies_bytes(scene.events.get(peer, ())) for peer in shown}
+    have_copies = any(received for received, _ in copies.values())
     rows = []
     for peer in shown:
         events, commits = scene.events.get(peer, ()), scene.of(peer, "round.commit")
@@ -325,10 +334,17 @@ def _peers_table(scene: Scene) -> Markup:
             human_bytes(total_bytes(events, "sent_bytes")),
             human_bytes(total_bytes(events, "received_bytes")),
         ]
+        if have_copies:
+            received, allowed = copies[peer]
+            cells.append(f"{human_bytes(received)} of {human_bytes(allowed)}" if received else "")
         name = markup.dotted(_colour(number), scene.names[peer])
         rows.append([name, *map(text, cells)])
     headings = ["peer", "role", "key", "steps", "tokens", "rounds contributed", "missed", "sent", "received"]
-    listed = markup.table(headings, rows, numbers=frozenset(range(3, 9)))
+    if have_copies:
+        headings.append("copies of stages, of what was allowed")
+    listed = markup.table(headings, rows, numbers=frozenset(range(3, len(headings))))
+    if have_copies:
+        listed = Markup(listed + markup.note(COPIES_NOTE))
     if len(shown) < len(scene.peers):
         return Markup(markup.note(f"The {len(shown)} of {len(scene.peers)} that trained most.") + listed)
     return listed

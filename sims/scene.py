@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 from farflung.node.events import Event
@@ -94,6 +95,15 @@ class Scene:
     def states(self, peer: str) -> list[Span]:
         """See `spans.state_spans`."""
         return state_spans(self.events.get(peer, ()), kill_time(self.run.timeline, peer))
+
+    def tokens_at(self, times: Sequence[float]) -> list[int]:
+        """What all workers together had trained by then; of a pipeline the data nodes, for the other stages compute the same tokens."""
+        steps = sorted(
+            (e["time"], e["tokens"]) for peer in self.peers for e in self.of(peer, "step") if stage_of(e) == 0
+        )
+        moments = [at for at, _ in steps]
+        totals = list(accumulate((tokens for _, tokens in steps), initial=0))
+        return [totals[bisect_right(moments, time)] for time in times]
 
     def bytes_at(self, times: Sequence[float]) -> list[int]:
         """What all peers together had sent by then, as their `net` events have it."""

@@ -58,6 +58,7 @@ from farflung.training.optimizers import parse_optimizer
 from farflung.training.pipeline_boundary import Boundary
 from farflung.training.pipeline_plan import Kind, Op, Plan
 from farflung.training.pipeline_worker import Accumulated, Batch, Worker, mean_gradients
+from farflung.training.recovery_trial import LossTrial
 
 PATIENCE = Patience(leg_s=10.0, answer_s=2.0, hard_s=60.0)
 
@@ -276,6 +277,8 @@ class StagePeer:
                 batches={number: batches[number] for number in range(len(step.routes)) if step.home(number) == home},
                 patience=PATIENCE,
                 refused=self._refuse,
+                lives={},
+                trial=LossTrial(),
             )
         await server.open(step, None if driver is None else driver.listen)
         self._say(opened=order["window"])

@@ -169,6 +169,19 @@ def commits_by_round(events_by_peer: Events) -> dict[int, Event]:
     return dict(sorted(found.items()))
 
 
+def copies_bytes(events: Sequence[Event]) -> tuple[int, int]:
+    """Of copies of other stages that a peer has fetched, and what the budget allowed for them until the last one. Both are counted on when it moves to
+    another stage, and from nothing when its process is started anew."""
+    received = allowed = current = 0
+    for event in events:
+        if event["event"] == "shadow":
+            received += event["bytes"]
+            if event["allowed_bytes"] < current:
+                allowed += current
+            current = event["allowed_bytes"]
+    return received, allowed + current
+
+
 def total_bytes(events: Sequence[Event], key: str) -> int:
     """`sent_bytes` or `received_bytes` of a peer's last `net` in each of its lives, added up."""
     total = current = 0

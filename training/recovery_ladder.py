@@ -154,6 +154,7 @@ def rebuilt(
     swaps: bool,  # CheckFree+'s order is on, so that end stages have twins
     boundary_nbytes: int | None = None,  # of cached activations on both sides; None: there are none
     fit_s: float = 0.0,
+    rule_only: bool = False,  # what CheckFree has no rule for, nobody offers
 ) -> list[Offer]:
     """The offers that other stages can make: twin or mean, fitted if activations are there, and interpolation for adjacent losses."""
     found: list[Offer] = []
@@ -175,7 +176,7 @@ def rebuilt(
         min((other for other in range(stage + 1, num_stages) if other not in lost), default=None),
     ]
     there = tuple(peer_of[other] for other in nearest if other is not None)
-    if how is None and there:
+    if how is None and there and not rule_only:
         nbytes = len(there) * weights_nbytes
         found.append(Offer(rung=Rung.INTERPOLATION, holders=there, nbytes=nbytes, bytes_s=bytes_s))
     return found

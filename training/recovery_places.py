@@ -128,7 +128,8 @@ def _placed(
 
             best = min(candidates, key=rank)
             others = [peer for peer in peers if peer.stage != piece.stage]
-            if _danger(best, apart)[0] and not all(_danger(peer, apart)[0] for peer in others):
+            crowded = _danger(best, apart)[0] and not all(_danger(peer, apart)[0] for peer in others)
+            if crowded and piece not in late:  # it may be so for each of its copies
                 late.append(piece)
             held.append(Holding(piece=piece.name, holder=best.name, why=_why(best, apart, best.name in now)))
             room[best.name] -= piece.nbytes

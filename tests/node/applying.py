@@ -82,7 +82,7 @@ class Applying:
         self.applier = Applier(
             terms=terms, member=member, exchange=node.exchange, means=node.means, residuals=node.residuals, catchup=catchup, trainer=self.trainer,
             learner=node.learner, doors=node.doors, storage=node.disk, log=log, checkpoint_s=checkpoint_s, evaluate=self._evaluate, evaluates_few=True,
-            all_evaluate_last=False,
+            all_evaluate_last=False, initial_is_genesis=True,
             applied=lambda *where: self.said.append(where),
             lost_state=lambda: self.lost.append(self.applier.version),
         )  # fmt: skip

@@ -33,6 +33,7 @@ from farflung.training.pipeline_costs import Costs
 from farflung.training.pipeline_plan import Hop, Lane, Op, Plan, Policy
 from farflung.training.pipeline_stages import split
 from farflung.training.pipeline_worker import HEAD, Accumulated, Batch, Worker, mean_gradients
+from farflung.training.recovery_trial import LossTrial
 
 T = TypeVar("T")
 
@@ -234,6 +235,8 @@ class StageLab:
                     batches=dict(enumerate(self.data)),
                     patience=patience,
                     refused=self.errors.append,
+                    lives={},
+                    trial=LossTrial(),
                 )
 
     async def _live(self, server: StageServer) -> None:

@@ -52,16 +52,18 @@ min_round_s = 1.0
 
 
 SWARM = r"[ad]/state/swarms/\w+"
-LIFE = r"(a/state/swarms/\w+/checkpoint|d/state/swarms/\w+/stage-1-life-1)"
+OWN = r"a/state/swarms/\w+/checkpoint"
+NEW = r"d/state/swarms/\w+/stage-1-life-1"
 ALLOWED = (
     rf"{SWARM}/(events\.jsonl|engine\.log)",  # logs: the second is opened by the first warning of a library
     rf"{SWARM}/(name|lock|peers\.json|stage|claim|invite|manifest)(\.new)?",  # who is in the swarm
     r"d/(config|cache/kernels)/\S+",  # a key, and compiled codecs: of every new machine
-    rf"{LIFE}/(current|vote|history\.msgpack)(\.new)?",  # votes and commits of a node's own chain, and which checkpoint of its own counts
-    rf"{LIFE}/means/\w+-\d+(\.new)?",  # of its own rounds: written, and opened again to be synced
-    rf"{LIFE}/learner-[ab]/(\.tmp\w+|place\.msgpack\.new|state\.(json|safetensors)\.partial)",  # its own checkpoint, while it is written
+    rf"({OWN}|{NEW})/(vote|history\.msgpack)(\.new)?",  # what a node has voted for in its own chain, and that chain
+    rf"{OWN}/means/\w+-\d+(\.new)?",  # of rounds of stage 0: written, and opened again to be synced
+    rf"{OWN}/(current(\.new)?|learner-[ab]/(\.tmp\w+|place\.msgpack\.new|state\.(json|safetensors)\.partial))",  # checkpoints of stage 0, as usual
 )
-"""What nodes open while a stage is recovered, by the folders of their homes: what they write all the time, and nothing that has a state and is whole."""
+"""What nodes open while a stage is recovered, by the folders of their homes: what they write all the time, and of the stage that comes back its new chain only,
+which has no state in it."""
 
 OURS = re.compile(r"\w+\.(log|opened)|\w+\.watcher/\S+|\w+/state/swarms/\w+/events\.jsonl")
 """What this test reads."""

@@ -225,6 +225,14 @@ def test_of_each_lost_stage_the_newest_life_is_shown() -> None:
     assert "stage 1 lost, begun anew by cdcdcdcdcdcd (life 1) stage 3 lost, begun anew by cdcd" in drawn(status)
 
 
+def test_whose_state_a_node_joined_with_is_shown() -> None:
+    why = "stage 1: live replica from abab, 4 MB in 2 s"
+    facts = {"stage": 1, "life": 0, "rung": "live replica", "holders": ["abab"], "bytes": 4_000_000, "fetch_s": 2.0}
+    joined = event(101.0, "stage.join", **facts, expected_s=2.0, reason=why)
+    assert (line(joined) or "").endswith(f"joins {why}")
+    assert f"joined {why}" in drawn(folded([*RUN, joined])) and "joined" not in drawn(folded(RUN))
+
+
 def test_copies_of_other_stages_are_counted_beside_what_is_allowed() -> None:
     facts = {"stage": 2, "of_step": 9, "bytes": 1000, "received_bytes": 2_500_000, "allowed_bytes": 4_000_000}
     status = folded([*RUN, event(110.0, "shadow", **facts, reason="nobody has a copy")])

@@ -154,7 +154,9 @@ def test_a_stage_is_lost_when_nobody_who_has_its_state_was_heard_for_long() -> N
     hear(roll, LATE, C=says(1, life=0, digest=b"c" * 32))  # an old life
     hear(roll, LATE, D=says(2, life=1, digest=b""))  # it downloads
     assert roll.lost(1.0 + LATE, held=0) == (1, 2)
-    hear(roll, LATE, C=says(-1, wants=1))  # its founder is at it
+    hear(roll, LATE, C=says(-1, wants=1))  # its founder wants the stage, but does not make it: it has lost that
+    assert roll.lost(1.0 + LATE, held=0) == (1, 2)
+    hear(roll, LATE, C=says(-1, life=1, wants=1))  # its founder is at it
     assert roll.lost(1.0 + LATE, held=0) == (2,)
 
 

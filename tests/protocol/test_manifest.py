@@ -44,6 +44,8 @@ from farflung.protocol.manifest_sections import (
 
 FOUNDER, CARRIER = Ed25519Signer(b"f" * 32), b"c" * 32
 MODEL = ModelSpec(vocab_size=256, dim=64, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=128, seq_len=128)
+OF_FOUR = msgspec.structs.replace(MODEL, num_layers=4)
+BY_RULE = PipelineSpec(stages=3, recovery="checkfree", shadows=0.0)
 
 
 def manifest(**changes: Any) -> Manifest:
@@ -126,6 +128,7 @@ def test_every_field_counts_in_the_hash() -> None:
         ({"inner_steps": "auto", "fragments": 11}, "swarm.fragments = 11: must be between 1 and 10"),
         ({"inner_steps": "auto", "fragments": 3, "delay_steps": 4}, "swarm.delay_steps = 4: must be between 0 and 3"),
         ({"mix": 1.5}, "swarm.mix = 1.5: must be between"),
+        ({"pipeline": BY_RULE, "model": OF_FOUR}, "with as many layers, and these have [1, 1, 2]; take as many"),
         ({"mix": float("nan")}, "swarm.mix = nan: must be between"),
         ({"aggregation": "median"}, "swarm.aggregation = 'median': not supported yet"),
         ({"feedback": FeedbackSpec(uplink="kept", last_codec="int8 ")}, "feedback.last_codec = 'int8 '"),
@@ -208,6 +211,12 @@ def test_model_ranges(change: dict[str, Any], says: str) -> None:
         (PipelineSpec, {"stages": 0}, "pipeline.stages = 0: must be between 1 and 64"),
         (PipelineSpec, {"stages": 2, "layers": (3,)}, "must name the layers of each of the 2 stages"),
         (PipelineSpec, {"stages": 2, "layers": (3, 0)}, "pipeline.layers = 0"),
+        (PipelineSpec, {"recovery": "checkfre"}, "must be one of ladder, checkfree; did you mean 'checkfree'"),
+        (
+            PipelineSpec,
+            {"recovery": "checkfree"},
+            'pipeline.shadows = 0.018: with pipeline.recovery = "checkfree" nobody',
+        ),
         (PipelineSpec, {"stages": 6, "skip": 0.05}, "pipeline.skip = 0.05: leaves out none of 6 stages"),
         (PipelineSpec, {"stages": 2, "skip": 0.5}, "pipeline.skip = 0.5: leaves out none of 2 stages"),
         (PipelineSpec, {"microbatches": 0}, "pipeline.microbatches = 0"),

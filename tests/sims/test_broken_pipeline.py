@@ -109,7 +109,7 @@ CAUGHT: dict[str, tuple[int, str]] = {
     "begins_a_stage_that_is_there": (0, "though it was there"),
     "makes_it_of_another_stage": (2, "of nothing that it ever was"),
     "goes_on_with_half_of_what_it_has": (3, "not as it ever was"),
-    "counts_what_was_given_up": (0, "both count"),
+    "counts_what_was_given_up": (8, "both count"),
     "copies_cost_nothing": (0, "of copies when it got one more"),
 }
 """Name → first seed, and what is said."""

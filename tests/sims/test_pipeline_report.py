@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from tests.sims.pipeline_story import stage_of, steps_done, until, until_done
 
 from farflung.node.events import EventLog
+from farflung.sims import plots
 from farflung.sims.audit import Check, check_digests
 from farflung.sims.facts import Incident, PeerFacts, RunFacts, load_folder
 from farflung.sims.logs import Logs
@@ -30,6 +32,7 @@ from farflung.sims.scene import Scene
 from farflung.sims.series import training_curves
 from farflung.sims.sim_result import slowest_recovery
 from farflung.sims.spans import compute_spans, kills
+from farflung.sims.summary import copies_bytes
 from farflung.sims.swarm import START_UNIX_S
 from farflung.sims.trace import COMPUTING, SENDING, trace_events
 from farflung.sims.world import PLACES, coasts
@@ -218,12 +221,58 @@ def test_how_a_lost_stage_came_back() -> None:
     assert slowest_recovery([one]) == 1.5
     page = render([scene])
     assert "stage 1: shadow from a" in page and "7.2 s" in page
-    assert "Stages that were lost" in page and "red, against time: a stage had nobody" in page
+    assert "Stages that were lost" in page and "red: a stage had nobody, from the loss of its last peer" in page
     assert scene.figures["recoveries"][0] == {
         "stage": 1, "life": 1, "rung": "shadow", "bytes": 500, "lost_s": 7.0, "anew_s": 9.0, "made_s": 10.0, "serving_s": 11.5,
         "seconds": 4.5, "transfer_s": 0.75, "step_s": 2.5, "iterations": 1.5,
         "expected_s": 7.25, "why": "stage 1: shadow from a",
     }  # fmt: skip
+
+
+def marks(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
+    """Where the plots of losses have vertical lines: against seconds, tokens, bytes."""
+    drawn: list[list[float]] = []
+
+    def seen(figure: Figure, name: str, told: str) -> str:
+        [axis] = figure.axes
+        ends = [list(line.get_xdata()) for line in axis.lines]
+        drawn.append([float(x[0]) for x in ends if len(x) == 2 and x[0] == x[1]])
+        return ""
+
+    monkeypatch.setattr(plots, "to_svg", seen)
+    plots.plot_losses([scene])
+    return drawn
+
+
+def test_losses_are_marked_where_a_stage_was_lost_and_where_it_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = after_a_loss()
+    common = {"swarm": "s", "peer": HOME, "stage": 0, "height": 0, "version": 0, "step": 0}
+    known = {"loss": 3.0, "tokens_per_s": 1.0, "grad_norm": 1.0, "lr": 0.1, "seconds": 1.0, "samples": []}
+    for at, tokens in ((3.0, 100), (6.0, 100), (15.0, 100)):
+        events[HOME].append(common | known | {"event": "step", "time": START + at, "tokens": tokens})
+    for at, sent in ((5.0, 1000), (9.0, 1500), (19.0, 4000)):
+        events[HOME].append(
+            common | {"event": "net", "time": START + at, "sent_bytes": sent, "received_bytes": 0, "peers": 1}
+        )
+    timed = Scene(events=events, run=killed({RIGHT: 6.5, LEFT: 7.0, HOME: 8.0}))
+    assert marks(timed, monkeypatch) == [[7.0, 11.5], [200.0, 200.0], [1000.0, 1500.0]]
+    events[SPARE].pop()  # it never computed
+    assert marks(Scene(events=events, run=killed({LEFT: 7.0})), monkeypatch)[0] == [7.0]
+    assert marks(scene_of(by_hand()), monkeypatch) == [[], [], []]
+
+
+def test_copies_of_other_stages_are_told_by_peer_beside_what_was_allowed() -> None:
+    def fetched(at: float, nbytes: int, received: int, allowed: int) -> dict[str, Any]:
+        of = {"time": START + at, "event": "shadow", "swarm": "s", "peer": LEFT, "stage": 1, "height": 0, "version": 0}
+        return of | {"step": 0, "of_step": 4, "bytes": nbytes, "received_bytes": received, "allowed_bytes": allowed, "reason": ""}  # fmt: skip
+
+    events = by_hand()
+    assert "copies" not in render([scene_of(events)])
+    # two copies, and after a restart, from which on both are counted anew, another
+    events[LEFT] += [fetched(1.0, 4000, 4000, 1000), fetched(2.0, 1000, 5000, 6000), fetched(3.0, 500, 500, 900)]
+    assert copies_bytes(events[LEFT]) == (5500, 6900) and copies_bytes(events[HOME]) == (0, 0)
+    page = render([scene_of(events)])
+    assert "copies of stages, of what was allowed" in page and "5.5 kB of 6.9 kB" in page
 
 
 def test_a_stage_that_was_lost_without_a_kill_or_never_served_has_no_figure() -> None:

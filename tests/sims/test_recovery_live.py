@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from tests.sims.pipeline_story import lives, members_of, until, until_done
 from torch import Tensor
 
-from farflung.node import renewal
+from farflung.node import offers, renewal
 from farflung.node.imprints import Imprints
 from farflung.node.recipe import Recipe
 from farflung.node.stage_learner import StageLearner
@@ -18,6 +19,7 @@ from farflung.protocol.keys import short
 from farflung.protocol.pipeline_messages import Domains
 from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
+from farflung.sims.toy import MemoryStorage
 from farflung.training.recovery_rules import weighted_mean
 
 
@@ -116,6 +118,93 @@ def test_the_new_founder_dies_before_it_has_begun() -> None:
     assert not swarm.broken
     assert lives(swarm) == [(1, 1, 2), (1, 2, 3)]
     assert swarm.rounds()[0] == 3 and not swarm.happened("round.commit", 2)
+
+
+async def lose_a_founder(swarm: PipelineSwarm) -> None:
+    """Who has begun stage 1 anew computes a step of the pipeline with it, and is killed before its state is on its disk."""
+    await lose_stage_1(swarm)
+    await asyncio.sleep(12.0)
+    swarm.start(2)
+    await until(swarm, lambda: steps_of(swarm, 2))
+    swarm.kill(2)
+    disk = storage_of(swarm, 2)
+    assert disk.history and disk.learner is None  # till then nothing of what was made was written
+    await asyncio.sleep(1.0)
+
+
+def storage_of(swarm: PipelineSwarm, peer: int) -> MemoryStorage:
+    """Of the life that a peer's disk names."""
+    disk = swarm.disks[peer]
+    assert disk.life is not None
+    return disk.storages[disk.life]
+
+
+def test_a_founder_that_is_killed_before_its_state_is_saved_comes_in_again_as_a_newcomer() -> None:
+    """It has a chain and no state, says so, and waits outside until the next life begins: here by itself, for there is nobody else."""
+
+    async def story(swarm: PipelineSwarm) -> None:
+        await lose_a_founder(swarm)
+        swarm.start(2)
+        await until_done(swarm, 0, 2)
+
+    swarm = simulate(recipe(total_steps=16), Counting(), signers(3), story)
+    assert not swarm.broken and lives(swarm) == [(1, 1, 2), (1, 2, 2)]
+    [spent] = swarm.happened("stage.spent", 2)
+    assert (spent["stage"], spent["life"]) == (1, 1) and "before its state was on disk" in spent["reason"]
+    assert swarm.rounds() == {0: 4, 1: 4}
+
+
+def test_a_founder_that_has_lost_its_state_may_be_replaced() -> None:
+    """Whoever is called next is not one that began the stage the last time, if there is another; then the first one joins that."""
+
+    async def story(swarm: PipelineSwarm) -> None:
+        await lose_a_founder(swarm)
+        swarm.start(3)
+        swarm.start(2)
+        await until_done(swarm, 0, 2, 3)
+
+    swarm = simulate(recipe(total_steps=24), Counting(), signers(4), story, wanted={3: 1})
+    assert not swarm.broken and lives(swarm) == [(1, 1, 2), (1, 2, 3)]
+    assert len(swarm.happened("stage.spent", 2)) == 1
+    assert swarm.happened("round.commit", 2) and swarm.rounds()[0] == 6
+
+
+def test_a_founder_that_has_lost_its_state_downloads_it_where_somebody_has_it() -> None:
+    """In its own chain, with its votes; and never takes its initial parameters for what that began with."""
+
+    async def story(swarm: PipelineSwarm) -> None:
+        await lose_stage_1(swarm)
+        await asyncio.sleep(12.0)
+        swarm.start(2)
+        await until(swarm, lambda: steps_of(swarm, 2))
+        swarm.start(3)
+        await until(swarm, lambda: steps_of(swarm, 3))
+        swarm.kill(2)
+        storage_of(swarm, 2).learner = None  # as if it had been killed sooner
+        await asyncio.sleep(1.0)
+        swarm.start(2)
+        await until_done(swarm, 0, 2, 3)
+
+    swarm = simulate(recipe(total_steps=48), Counting(), signers(4), story, wanted={3: 1})
+    assert not swarm.broken and lives(swarm) == [(1, 1, 2)]
+    assert len(swarm.happened("stage.spent", 2)) == 1 and len(swarm.happened("stage.made")) == 1
+    _, again = swarm.happened("node.start", 2)
+    assert not again["resumed"]
+    assert any(event["contributed"] for event in swarm.happened("round.commit", 2) if event["time"] > again["time"])
+
+
+def test_what_was_made_is_saved_once_it_has_computed() -> None:
+    async def story(swarm: PipelineSwarm) -> None:
+        await lose_stage_1(swarm)
+        await asyncio.sleep(12.0)
+        swarm.start(2)
+        await until(swarm, lambda: steps_of(swarm, 2))
+        await until(swarm, lambda: storage_of(swarm, 2).learner, seconds=5.0)  # not after a minute, as later ones
+        assert not swarm.happened("round.commit", 2)
+        await until_done(swarm, 0, 2)
+
+    swarm = simulate(recipe(total_steps=12), Counting(), signers(3), story)
+    assert not swarm.broken and lives(swarm) == [(1, 1, 2)]
 
 
 def test_two_adjacent_stages_are_lost_together() -> None:
@@ -324,6 +413,99 @@ def test_everybody_says_how_a_lost_stage_came_back() -> None:
         if told.copy_step is not None:
             copies.append(short(swarm.ids[peer]))
     assert made["rung"] == "shadow" and copies == made["holders"]
+
+
+def test_what_comes_over_a_founders_narrow_downlink_is_expected_to_take_as_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(offers, "_downlink", lambda roll, links: 1000.0)
+    swarm = simulate(without_shadows(), Counting(), signers(5), replace_one)
+    [made], [decided] = swarm.happened("stage.made"), swarm.happened("stage.recovery")
+    assert f"{made['bytes'] / 1e6:.3g} MB in {made['bytes'] / 1000.0:.3g} s" in decided["reason"]
+
+
+def by_checkfree(**changes: Any) -> Recipe:
+    return recipe(stages=4, total_steps=16, pipeline={"shadows": 0.0, "recovery": "checkfree"}, **changes)
+
+
+def test_checkfree_alone_takes_the_mean_of_the_neighbours_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the norms of their gradients; unfitted, untried, with fresh moments and a learning rate that is a tenth higher, and falls back."""
+    means: list[tuple[Tensor, float]] = []
+    begun: list[Tensor] = []
+    begins = StageLearner.begin_with
+
+    def noted(before: Tensor, after: Tensor, *norms: float | None) -> Tensor:
+        mean = weighted_mean(before, after, *norms)
+        one, other = norms
+        assert one and other
+        means.append((mean, one / (one + other)))
+        assert torch.allclose(mean, before * means[-1][1] + after * (1.0 - means[-1][1]), atol=1e-4)
+        return mean
+
+    def seen(self: StageLearner, layers: Tensor) -> None:
+        begins(self, layers)
+        begun.append(self.local_params())
+        assert not self.outer.momentum.any() and not self.replica.optimizer.steps
+
+    def never(*_: object) -> None:
+        raise AssertionError("CheckFree has no fit, and no trial")
+
+    monkeypatch.setattr(renewal, "weighted_mean", noted)
+    monkeypatch.setattr(renewal, "gather_pairs", never)
+    monkeypatch.setattr(StageLearner, "begin_with", seen)
+    monkeypatch.setattr(StageLearner, "fit", never)
+    swarm = simulate(by_checkfree(), Counting(), signers(5), replace_one)
+    assert not swarm.broken and lives(swarm) == [(2, 1, 4)]
+    [made], [decided] = swarm.happened("stage.made"), swarm.happened("stage.recovery")
+    assert made["rung"] == "neighbour mean" and len(made["holders"]) == 2 and made["misfit"] is None
+    assert "CheckFree's rule alone" in decided["reason"]
+    assert torch.equal(begun[0], means[0][0]) and means[0][1] != 0.5
+    usual = {event["step"]: event["lr"] for event in swarm.happened("step", 0)}
+    raised = [event["lr"] / usual[event["step"]] for event in swarm.happened("step", 4)]
+    assert raised[0] == pytest.approx(1.1) and raised == sorted(raised, reverse=True) and raised[-1] < raised[0]
+
+
+def test_checkfree_alone_copies_the_only_neighbour_of_an_end() -> None:
+    swarm = simulate(by_checkfree(), Counting(), signers(5), partial(replace_one, stage=3))
+    assert not swarm.broken and lives(swarm) == [(3, 1, 4)]
+    [made] = swarm.happened("stage.made")
+    assert made["rung"] == "interpolation" and len(made["holders"]) == 1 and made["misfit"] is None
+
+
+def test_checkfree_alone_has_no_rule_for_neighbours_that_are_lost_together() -> None:
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(4):
+            swarm.start(peer)
+        await until(swarm, lambda: swarm.rounds() == dict.fromkeys(range(4), 1))
+        for stage in (1, 2):
+            swarm.kill(members_of(swarm, stage)[0])
+        await asyncio.sleep(12.0)
+        swarm.start(4)
+        swarm.start(5)
+        await until_done(swarm, *swarm.peers)
+
+    swarm = simulate(by_checkfree(), Counting(), signers(6), story)
+    assert not swarm.broken and swarm.rounds()[0] == 4
+    first, second = swarm.happened("stage.made")
+    assert first["rung"] == "random" and not swarm.happened("stage.waits")
+    assert second["rung"] in ("random", "neighbour mean")  # of which the first may be one by then
+
+
+def test_checkfree_alone_is_for_stages_of_which_nobody_is_left() -> None:
+    """Who comes back with the old life's disk begins the next one, but not from that; a member that is still there would (`test_recovery_quorum`)."""
+
+    async def story(swarm: PipelineSwarm) -> None:
+        await lose_one(swarm, 2)
+        await until(swarm, lambda: lives(swarm))
+        swarm.kill(4)
+        swarm.start(next(peer for peer in range(4) if peer not in swarm.peers))
+        await until_done(swarm, *swarm.peers)
+
+    swarm = simulate(by_checkfree(), Counting(), signers(5), story)
+    assert not swarm.broken
+    assert [number for _, number, _ in lives(swarm)] == [1, 2]
+    [made] = swarm.happened("stage.made")
+    assert made["rung"] == "neighbour mean"
 
 
 def test_a_neighbour_that_comes_back_from_a_copy_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,23 @@ def test_a_stage_of_two_loses_its_first_and_the_other_begins_with_what_it_has() 
     assert swarm.losses()[-1] < 0.7 * swarm.losses()[0]
 
 
+def test_what_a_survivor_has_is_not_lost_for_checkfree_either() -> None:
+    """Its rule is for stages of which nobody is left."""
+
+    async def story(swarm: PipelineSwarm) -> None:
+        first, other = by_key(swarm, 1, 2)
+        await begin(swarm, 3, (1, 2))
+        swarm.kill(first)
+        await until_done(swarm, 0, other)
+
+    by_rule = recipe(total_steps=28, pipeline={"shadows": 0.0, "recovery": "checkfree"})
+    swarm = simulate(by_rule, Counting(), signers(3), story, wanted={1: 1, 2: 1})
+    _, other = by_key(swarm, 1, 2)
+    assert not swarm.broken and lives(swarm) == [(1, 1, other)]
+    [made] = swarm.happened("stage.made")
+    assert made["rung"] == "own disk"
+
+
 def test_the_lost_member_comes_back_in_time_and_nothing_begins() -> None:
     """The survivor has said already that the stage is lost, and takes it back."""
 
@@ -157,12 +174,12 @@ def test_a_stage_of_three_loses_two() -> None:
         swarm.kill(second, reset=False)
         await until_done(swarm, 0, by_key(swarm, 1, 2, 3)[2])
 
-    swarm = simulate(recipe(total_steps=32), Counting(), signers(4), story, wanted=dict.fromkeys((1, 2, 3), 1))
+    swarm = simulate(recipe(total_steps=64), Counting(), signers(4), story, wanted=dict.fromkeys((1, 2, 3), 1))
     survivor = by_key(swarm, 1, 2, 3)[2]
     assert not swarm.broken and lives(swarm) == [(1, 1, survivor)]
     assert "1 of 3 members reachable" in swarm.happened("stage.lost", survivor)[0]["reason"]
     assert rungs(swarm) == [(swarm.happened("stage.made", survivor)[0]["peer"], "own disk")]
-    assert swarm.rounds() == {0: 8, 1: 8}
+    assert swarm.rounds() == {0: 16, 1: 16}
 
 
 def test_the_founder_of_the_next_life_dies_in_the_middle_of_it() -> None:
@@ -183,7 +200,7 @@ def test_the_founder_of_the_next_life_dies_in_the_middle_of_it() -> None:
         await until_done(swarm, 0, fourth, 5)
 
     swarm = simulate(
-        recipe(total_steps=36), Counting(), signers(6), story, wanted=dict.fromkeys(range(1, 6), 1), seconds=large
+        recipe(total_steps=72), Counting(), signers(6), story, wanted=dict.fromkeys(range(1, 6), 1), seconds=large
     )
     third, fourth = by_key(swarm, 1, 2, 3, 4)[2:]
     assert not swarm.broken

@@ -307,6 +307,17 @@ domain = st.sampled_from(["", *"abc"])
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.tuples(domain, domain, domain), st.integers(0, 40)), max_size=8))
+@example(
+    [
+        (0, ("b", "", ""), 20),
+        (0, ("b", "", ""), 10),
+        (1, ("b", "", ""), 0),
+        (1, ("b", "", ""), 0),
+        (2, ("", "", ""), 0),
+        (2, ("a", "", ""), 20),
+        (3, ("", "", ""), 0),
+    ]
+)  # where two copies of a piece come late, and it chooses first then, once
 def test_places_are_sound(some: list[tuple[int, tuple[str, str, str], int]]) -> None:
     peers = [
         Peer(name=f"p{n}", stage=stage, domains=domains, room_bytes=room, uplink_bytes_s=1.0)
@@ -426,3 +437,16 @@ def test_refreshes_stay_within_their_share(
         most = max(sizes) if alarms else 0
         assert bucket >= -most
         assert sent <= budget.share * traffic * step + most + 1e-6
+
+
+def test_what_checkfree_has_no_rule_for_nobody_offers() -> None:
+    """Of two neighbours that are lost together neither can be made; an end alone is a copy, another stage a mean."""
+
+    def by_rule(stage: int, *lost: int) -> list[Rung]:
+        offers = rebuilt(
+            stage, 6, frozenset(lost), PEERS, weights_nbytes=STAGE_BYTES, bytes_s=LINK, swaps=False, rule_only=True
+        )
+        return [offer.rung for offer in offers]
+
+    assert by_rule(2, 2) == [Rung.MEAN] and by_rule(5, 5) == [Rung.INTERPOLATION]
+    assert by_rule(2, 2, 3) == by_rule(5, 4, 5) == []

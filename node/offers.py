@@ -1,0 +1,85 @@
+"""What the ladder (`training/recovery_ladder.py`) is told of a stage: what the swarm has measured, at which speed somebody's bytes would arrive here, and who has
+the stage's state already.
+
+Bytes come as fast as the sender's uplink gives, which it tells, and no faster than our downlink takes. What our links have been seen to bring is a lower bound
+of that: mostly the senders are slower. So it counts where the one that brought most could clearly have sent more (as in `protocol.partition.narrow`).
+"""
+
+import math
+from collections.abc import Mapping
+from statistics import median
+
+from farflung.node.network import LinkStats, PeerId
+from farflung.node.stage_recipe import StageRecipe
+from farflung.protocol.keys import short
+from farflung.protocol.partition import OFFERED
+from farflung.protocol.pipeline_messages import Present
+from farflung.protocol.roll import Roll
+from farflung.training.outer import BYTES_PER_ELEMENT
+from farflung.training.pipeline_online import RATE_BYTES_PER_S
+from farflung.training.recovery_costs import Rung
+from farflung.training.recovery_ladder import Loss, Offer
+
+STEP_S = 10.0
+"""Of the pipeline, while nobody has measured one."""
+
+
+def data_nodes(roll: Roll, now: float) -> list[Present]:
+    """What those that train say."""
+    return [said for peer in roll.training(0, now) if (said := roll.present(peer)) is not None]
+
+
+def loss_of(roll: Roll, recipe: StageRecipe, now: float) -> Loss:
+    """The loss of a stage, or of a peer of it: by the medians of what the data nodes have measured."""
+    said = data_nodes(roll, now)
+    steps = [one.step_s for one in said if one.step_s > 0.0]
+    losses = [one.losses_per_hour for one in said] or [roll.losses_per_hour]
+    pipeline = recipe.pipeline
+    return Loss(
+        stage=recipe.stage,
+        iteration_s=median(steps) if steps else STEP_S,
+        failures_per_hour=min(0.99, median(losses)),
+        may_skip=pipeline.visits < pipeline.stages,
+    )
+
+
+def arrives(roll: Roll, links: Mapping[PeerId, LinkStats], sender: PeerId) -> float:
+    """Bytes/s."""
+    return min(_uplink(roll, sender) or RATE_BYTES_PER_S, _downlink(roll, links))
+
+
+def replicas(roll: Roll, recipe: StageRecipe, links: Mapping[PeerId, LinkStats], now: float) -> list[Offer]:
+    """Of a stage's state by peers that serve it: of the one that most of them have, and of older ones, from which it is caught up with."""
+    held = roll.holders(recipe.stage, now)
+    if held is None:
+        return []
+    newest, digest, _ = held
+    by_version: dict[int, list[PeerId]] = {}
+    for peer in roll.serving(recipe.stage, now):
+        said = roll.present(peer)
+        if said is not None and (said.digest == digest or (said.digest and said.version < newest)):
+            by_version.setdefault(said.version, []).append(peer)
+    return [
+        Offer(
+            rung=Rung.REPLICA if version == newest else Rung.BEHIND,
+            holders=tuple(map(short, peers)),
+            nbytes=BYTES_PER_ELEMENT * recipe.own.num_parameters,
+            bytes_s=min(sum(arrives(roll, links, peer) for peer in peers), _downlink(roll, links)),
+            steps_behind=(newest - version) * recipe.whole.manifest.laps.least,
+        )
+        for version, peers in sorted(by_version.items(), reverse=True)
+    ]
+
+
+def _uplink(roll: Roll, peer: PeerId) -> float:
+    """As it tells; 0 while unknown."""
+    said = roll.present(peer)
+    return 0.0 if said is None else said.up_bytes_per_s
+
+
+def _downlink(roll: Roll, links: Mapping[PeerId, LinkStats]) -> float:
+    """Of ours; infinite where nothing shows a bound."""
+    fastest = max(links, key=lambda peer: links[peer].down_bytes_per_s, default=None)
+    if fastest is None or not (seen := links[fastest].down_bytes_per_s):
+        return math.inf
+    return seen if OFFERED * seen < _uplink(roll, fastest) else math.inf

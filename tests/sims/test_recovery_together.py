@@ -1,0 +1,107 @@
+"""What is lost together and for good, under virtual time: both ends of the pipeline, and a quarter of the swarm that stands in one region.
+
+Nobody who was killed comes back. Stage 0, which the data nodes hold, counts the run and is not lost; the first stage of layers behind it, and the last, are.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable
+
+import pytest
+from tests.sims.pipeline_story import lives, members_of, stage_of, steps_done, until, until_done
+
+from farflung.protocol.keys import short
+from farflung.protocol.pipeline_messages import Domains
+from farflung.sims.pipeline_small import Counting, recipe, signers
+from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
+
+FIRST, LAST = 1, 4
+STEPS = 24
+
+
+async def lose_together(swarm: PipelineSwarm, killed: Callable[[], list[int]], newcomers: list[int]) -> None:
+    """After two rounds of every stage; everybody else trains on to the end."""
+    stages = range(swarm.recipe.manifest.pipeline.stages)
+    await until(swarm, lambda: all(swarm.rounds().get(stage, 0) >= 2 for stage in stages))
+    before = steps_done(swarm)
+    for peer in killed():
+        swarm.kill(peer)
+    await asyncio.sleep(12.0)
+    for peer in newcomers:
+        swarm.start(peer)
+    await until(swarm, lambda: steps_done(swarm) >= before + 4)
+    await until_done(swarm, *swarm.peers)
+
+
+async def lose_both_ends(swarm: PipelineSwarm) -> None:
+    for peer in range(5):
+        swarm.start(peer)
+    await lose_together(swarm, lambda: [peer for stage in (FIRST, LAST) for peer in members_of(swarm, stage)], [5, 6])
+
+
+def trained_on(swarm: PipelineSwarm) -> None:
+    """To the end of the run: all its steps, in all stages, with losses that are numbers and fall."""
+    assert not swarm.broken
+    assert steps_done(swarm) == STEPS and set(swarm.rounds().values()) == {STEPS // 4}
+    losses = swarm.losses()
+    assert len(losses) >= STEPS and all(map(math.isfinite, losses))
+    assert sum(losses[-4:]) < sum(losses[8:12])  # the last round, and the first one after the loss
+
+
+def rungs(swarm: PipelineSwarm) -> dict[int, str]:
+    return {event["stage"]: event["rung"] for event in swarm.happened("stage.made")}
+
+
+@pytest.mark.parametrize(
+    ("shadows", "made"),
+    [
+        # the copy of stage 1 lies with the peer of stage 4, for only that and stage 3 are not beside it; that of stage 4 with another
+        (1.0, {FIRST: "fitted mean", LAST: "shadow"}),
+        (0.0, {FIRST: "fitted mean", LAST: "interpolation"}),  # of both neighbours, and of the only one
+    ],
+)
+def test_the_first_and_the_last_stage_are_lost_together(shadows: float, made: dict[int, str]) -> None:
+    one = recipe(stages=5, layers=5, total_steps=STEPS, pipeline={"shadows": shadows})
+    swarm = simulate(one, Counting(), signers(7), lose_both_ends, wanted={peer: peer for peer in range(5)})
+    trained_on(swarm)
+    assert sorted(life[:2] for life in lives(swarm)) == [(FIRST, 1), (LAST, 1)]
+    assert rungs(swarm) == made
+    assert [len(swarm.happened("node.start", peer)) for peer in (0, 2, 3)] == [1, 1, 1]
+
+
+def test_both_ends_come_back_from_copies_that_were_not_lost_with_them() -> None:
+    """As where the person of each machine tells its region: the two ends stand in one."""
+    one = recipe(stages=5, layers=5, total_steps=STEPS, pipeline={"shadows": 1.0})
+    domains = {peer: Domains(region="a" if peer in (FIRST, LAST) else "bcd"[peer % 3]) for peer in range(7)}
+    swarm = simulate(one, Counting(), signers(7), lose_both_ends, wanted={peer: peer for peer in range(5)}, domains=domains)  # fmt: skip
+    trained_on(swarm)
+    assert rungs(swarm) == {FIRST: "shadow", LAST: "shadow"}
+
+
+REGION = (3, 4, 5, 10)
+"""A quarter of sixteen: a data node, all of stage 1, and one peer of stage 2."""
+
+STAGES = {**dict.fromkeys(range(4), 0), 4: 1, 5: 1, **dict.fromkeys(range(6, 11), 2), **dict.fromkeys(range(11, 16), 3)}
+
+
+@pytest.mark.parametrize("shadows", [1.0, 0.0])
+def test_a_quarter_of_the_swarm_is_lost_with_its_region(shadows: float) -> None:
+    """Three stages are hit, and one has nobody left. No machine comes: one of a rich stage begins the lost one anew, another moves to be its second
+    peer, and all others keep their place."""
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(16):
+            swarm.start(peer)
+        await lose_together(swarm, lambda: list(REGION), [])
+
+    one = recipe(stages=4, total_steps=STEPS, pipeline={"shadows": shadows, "microbatches": 8})
+    domains = {peer: Domains(region="d" if peer in REGION else "abc"[peer % 3]) for peer in range(16)}
+    swarm = simulate(one, Counting(), signers(16), story, wanted=STAGES, tied=False, domains=domains)
+    trained_on(swarm)
+    [(stage, number, founder)] = lives(swarm)
+    assert (stage, number) == (1, 1) and STAGES[founder] in (2, 3)
+    [made] = swarm.happened("stage.made")
+    assert made["rung"] in (("shadow",) if shadows else ("fitted mean", "neighbour mean"))  # a fit takes time, too
+    assert not set(made["holders"]) & {short(swarm.ids[peer]) for peer in REGION}
+    moved = [peer for peer in range(16) if peer not in REGION and len(swarm.happened("node.start", peer)) > 1]
+    assert len(moved) == 2 and founder in moved and {stage_of(swarm, peer) for peer in moved} == {1}
