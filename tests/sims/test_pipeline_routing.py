@@ -2,17 +2,26 @@
 
 import asyncio
 from collections import Counter
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from tests.node.stage_lab import step_of, two_columns
 from tests.sims.pipeline_story import stage_of, steps_done, until, until_done
 
 from farflung.node.recipe import Recipe
+from farflung.node.stage_job import Done, Job
 from farflung.node.stage_work import StageWork
+from farflung.protocol.droppable import Droppable
+from farflung.sims.hub import MemoryHub
+from farflung.sims.pipeline_judge import PipelineJudge
 from farflung.sims.pipeline_log import logged_steps
 from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
 from farflung.training.pipeline_online import plan_step
 from farflung.training.pipeline_plan import Kind
+from farflung.training.pipeline_schedules import opened
+from farflung.training.pipeline_worker import Accumulated
 
 ROUNDS = 3
 
@@ -127,3 +136,15 @@ def test_routes_that_swap_stages_train(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(step["cut"] == 0 for step in swarm.happened("pipeline.step"))
     losses = swarm.losses()
     assert sum(losses[-2:]) < 0.7 * sum(losses[:2])
+
+
+@pytest.mark.parametrize(("hop", "wrong"), [(1, False), (2, True)])
+def test_the_judge_knows_whose_stage_a_hop_of_an_open_route_is(hop: int, wrong: bool) -> None:
+    """Peer 1 serves stage 1; that its sums are as large as they should be does not show what they are of."""
+    found: list[str] = []
+    step = step_of(opened(two_columns()), Droppable())
+    job = cast(Job, SimpleNamespace(step=step, window=step.window, place=1, number=7))
+    judge = PipelineJudge(found.append, cast(MemoryHub, None), [], {}, {})
+    judge.on_event(1, {"event": "pipeline.step", "settled": [step.keys[0].hex()], "ops": [["B", 0, hop, 0, 1]]})
+    judge.on_done(1, job, Done(accumulated=Accumulated(visits=Counter({1: 1})), samples=2, loss=1.0))
+    assert found == (["invariant 7: peer 1 counts hop 2 of microbatch 0, which is of another stage"] if wrong else [])
