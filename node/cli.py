@@ -95,6 +95,13 @@ def create(
     skip: Annotated[
         float | None, typer.Option(help="With --stages: share of them that a microbatch leaves out. Default: 0.")
     ] = None,
+    routing: Annotated[
+        str | None,
+        typer.Option(
+            metavar="planned|dynamic",
+            help="With --stages: whether a microbatch's way is planned for each step, or chosen by who sends it on. Default: planned.",
+        ),
+    ] = None,
     microbatches: Annotated[
         int | None, typer.Option(help="With --stages: microbatches of one step. Default: 4.")
     ] = None,
@@ -145,6 +152,7 @@ def create(
         batch_tokens=batch_tokens,
         stages=stages,
         skip=skip,
+        routing=routing,
         microbatches=microbatches,
         optimizer=optimizer,
         lr=lr,

@@ -182,6 +182,7 @@ def _sections(options: CreateOptions) -> Sections:
         ("swarm", "batch_tokens", options.batch_tokens),
         ("pipeline", "stages", options.stages),
         ("pipeline", "skip", options.skip),
+        ("pipeline", "routing", options.routing),
         ("pipeline", "microbatches", options.microbatches),
         ("inner", "optimizer", options.optimizer),
         ("inner", "lr", options.lr),

@@ -46,6 +46,8 @@ class CreateOptions:
     """Parts of the model that different peers hold; 1: every peer holds all of it."""
     skip: float | None = None
     """Share of the stages that a microbatch leaves out."""
+    routing: str | None = None
+    """Who chooses the peers on a microbatch's way: `planned` or `dynamic`."""
     microbatches: int | None = None
     """Of one step of the pipeline."""
     optimizer: str | None = None

@@ -388,6 +388,7 @@ class Pipeline:
                 policy=Policy(pipeline.policy),
                 seed=self.step,
                 before=self._last_plan,
+                open_hops=pipeline.dynamic,
             )
         except BadPlan as error:
             self.coordinator.reason = str(error)

@@ -86,6 +86,7 @@ class Driver:
             loss_at_home=step.plan.loss_at_home,
             patience=patience,
             droppable=step.droppable,
+            visit_s=step.visit_s,
         )
         self._heard: asyncio.Queue[tuple[int, Passage | str]] = asyncio.Queue()
         self._notes: list[Note] = []
@@ -176,6 +177,8 @@ class Driver:
                         self._post(self._step.keys[place], message)
                 case Note():
                     self._notes.append(effect)
+                    if effect.what == "lost":
+                        self._server.avoid(self._step.window, effect.peer)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

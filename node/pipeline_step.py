@@ -1,5 +1,6 @@
-"""One step of a pipeline as all its peers know it: the plan, who its peers are, and what a parcel of it may be."""
+"""One step of a pipeline: the plan, who its peers are, what a parcel of it may be, all of which they know alike; and how fast they are, as far as we know."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -8,6 +9,7 @@ from farflung.protocol.droppable import Droppable
 from farflung.protocol.errors import Refused
 from farflung.protocol.messages import Again, GiveUp, ParcelHeader
 from farflung.protocol.route import OPEN, Leg, Route, following, peer_of, preceding
+from farflung.protocol.wiring import UNMEASURED
 from farflung.training.pipeline_plan import BadPlan, Plan
 from farflung.training.pipeline_rules import validate
 
@@ -24,6 +26,8 @@ class Step:
     """Of a microbatch, and of a sequence of it."""
     droppable: Droppable = field(default_factory=Droppable)
     """What its routes may lose on their way."""
+    visit_s: Mapping[int, float] = field(default_factory=lambda: UNMEASURED)
+    """By place in the plan, what a microbatch takes a peer, seconds: right against each other, and by what we have heard."""
 
     def __post_init__(self) -> None:
         validate(self.plan)
@@ -53,6 +57,12 @@ class Step:
             for lane in self.plan.lanes
         ]
         return tuple(ways[lane] for lane, _ in turns)
+
+    @cached_property
+    def ascends(self) -> bool:
+        """Whether all routes meet stages in one order."""
+        ways = [[hop.stage for hop in lane.route] for lane in self.plan.lanes]
+        return all(stages == sorted(stages) for stages in ways)
 
     @cached_property
     def lanes(self) -> tuple[int, ...]:

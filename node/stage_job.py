@@ -2,7 +2,7 @@
 
 A plan is believed in nothing but what cannot be checked: which routes are quick. Whoever plans may be broken or lie, so each peer looks for itself
 whether the plan is by a data node, whether everybody serves the stage that it is planned for, and whether routes keep the manifest's rules
-(`training/pipeline_rules.py`).
+(`training/pipeline_rules.py`), and name their peers, or leave them open, as the manifest says (`pipeline.routing`).
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from farflung.protocol.flight import Patience
 from farflung.protocol.keys import PeerId, short
 from farflung.protocol.pipeline_messages import PlannedLane, StepPlan
 from farflung.protocol.roll import Roll
-from farflung.protocol.route import Leg
+from farflung.protocol.route import DROPPED, Leg
 from farflung.training.pipeline_plan import BadPlan, Hop, Lane, Plan, Policy
 from farflung.training.pipeline_rules import validate
 from farflung.training.pipeline_worker import Accumulated
@@ -124,7 +124,7 @@ def accept(message: StepPlan, sender: PeerId, *, roll: Roll, recipe: StageRecipe
     if wrong:
         raise Refused(f"a plan of step {message.step}: {wrong}", peer=sender)
     try:
-        step = _step(message, recipe)
+        step = _step(message, recipe, _visit_s(message, roll))
     except BadPlan as error:
         raise Refused(f"a plan of step {message.step}: {error}", peer=sender) from error
     return Job(
@@ -161,9 +161,22 @@ def _wrong_peers(message: StepPlan, sender: PeerId, roll: Roll, stage: int, now:
     return ""
 
 
-def _step(message: StepPlan, recipe: StageRecipe) -> Step:
+def _visit_s(message: StepPlan, roll: Roll) -> dict[int, float]:
+    """By place in the plan: a forward, of which a backward is a multiple that is the same for all; as peers say, and of those who know."""
+    said = {place: roll.present(peer) for place, peer in enumerate(message.peers)}
+    return {place: one.forward_s for place, one in said.items() if one is not None and one.forward_s > 0.0}
+
+
+def _step(message: StepPlan, recipe: StageRecipe, visit_s: dict[int, float]) -> Step:
     """Raises BadPlan when it breaks a rule."""
     pipeline = recipe.pipeline
+    legs = [leg for lane in message.lanes for leg in lane.route[1:]]
+    if any(leg.peer == DROPPED for leg in legs):
+        raise BadPlan("a route leaves out a hop that it lists; plan it without")
+    if pipeline.dynamic and any(leg.peer >= 0 for leg in legs):
+        raise BadPlan("a route says who does a stage, where the manifest leaves that to whoever sends; leave it open")
+    if not pipeline.dynamic and any(leg.peer < 0 for leg in legs):
+        raise BadPlan("a route leaves open who does a stage; plan all of it")
     lanes = tuple(
         Lane(
             route=tuple(Hop(leg.stage, leg.peer if leg.peer >= 0 else None) for leg in lane.route),
@@ -171,8 +184,6 @@ def _step(message: StepPlan, recipe: StageRecipe) -> Step:
         )
         for lane in message.lanes
     )
-    if any(hop.peer is None for lane in lanes for hop in lane.route):
-        raise BadPlan("a route leaves open who does a stage; plan all of it")
     wanted = sum(lane.microbatches for lane in lanes)
     if wanted != pipeline.microbatches:
         raise BadPlan(f"{wanted} microbatches, where the manifest says {pipeline.microbatches}")
@@ -189,4 +200,5 @@ def _step(message: StepPlan, recipe: StageRecipe) -> Step:
         plan=plan,
         most_tokens=recipe.tokens_per_microbatch,
         droppable=recipe.droppable(),
+        visit_s=visit_s,
     )

@@ -14,7 +14,7 @@ from farflung.compression.policy import parse_policy
 from farflung.node.machine import fit_memory
 from farflung.node.recipe import Recipe, last_codec
 from farflung.node.stage_learner import StageLearner
-from farflung.node.stage_step import Service
+from farflung.node.stage_step import MOST_WAITING, Service
 from farflung.node.terms import Terms
 from farflung.protocol.droppable import Droppable
 from farflung.protocol.errors import ConfigError
@@ -77,9 +77,17 @@ class StageRecipe:
         return replace(self.own.terms(), settings=self.settings(life))
 
     def rules(self) -> Rules:
-        """That every plan of a step must keep: so many visits, in ascending order, and no stage left out much more often than others."""
+        """That every plan of a step must keep: so many visits, in ascending order but for so many swaps of neighbours, and no stage left out much more
+        often than others."""
         pipeline = self.pipeline
-        return Rules(visits=pipeline.visits, max_jump=pipeline.stages, max_swap=0, least_share=pipeline.least_visits)
+        return Rules(
+            visits=pipeline.visits,
+            max_jump=pipeline.stages,
+            max_swap=min(1, pipeline.swaps),
+            max_swaps=pipeline.swaps,
+            max_swap_sum=pipeline.swaps,
+            least_share=pipeline.least_visits,
+        )
 
     def droppable(self) -> Droppable:
         """What a route that keeps these rules may lose when nobody is left for a hop.
@@ -97,12 +105,13 @@ class StageRecipe:
     @property
     def beside(self) -> Beside:
         """What a peer of the stage holds in memory that a replica does not: residuals, and for shadows the one that is held and the one that somebody
-        was given (`shadows`); the sums of a step's gradients, apart for each data node; and in each slot an input and a gradient (`stage_server`)."""
+        was given (`shadows`); the sums of a step's gradients, apart for each data node; and in each slot an input and a gradient (`stage_server`), with inputs that wait for
+        slots where routes are dynamic."""
         boundary_bytes = 4 * self.tokens_per_microbatch * self.whole.model.dim
         return Beside(
             copies=self.whole.manifest.feedback.directions + (2 if self.pipeline.shadows > 0.0 else 0),
             sums=min(HOMES, self.pipeline.microbatches) if self.stage else 1,  # a data node has its own only
-            kept_bytes=2 * self.pipeline.slots * boundary_bytes,
+            kept_bytes=(3 if self.pipeline.dynamic else 2) * self.pipeline.slots * boundary_bytes,
         )
 
     def shape(self) -> ModelConfig:
@@ -145,6 +154,8 @@ class StageRecipe:
             vocab_size=model.vocab_size,
             seq_len=model.seq_len,
             device=learner.replica.device,
+            # as many again as it may hold: beyond that it is full, and whoever sends has a choice
+            most_waiting=self.pipeline.slots if self.pipeline.dynamic else MOST_WAITING,
         )
 
 

@@ -158,6 +158,11 @@ class StageServer:
                 self._do(open_, open_.desk.on_landed(its))
                 open_.settle(place, counts=False)
 
+    def avoid(self, window: bytes, place: int) -> None:
+        """A peer of that step is silent: what we may send to anybody of its stage goes to others."""
+        if (open_ := self._open.get(window)) is not None:
+            open_.desk.avoid(place)
+
     def start(self, order: Again, batch: Batch) -> None:
         """Our data node's: begin a microbatch, or let stage 0 send it once more. Tokens and targets [B, T]."""
         open_ = self._open[order.window]

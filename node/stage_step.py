@@ -19,6 +19,9 @@ from farflung.training.pipeline_machine import Worklist
 from farflung.training.pipeline_plan import Kind, Op
 from farflung.training.pipeline_worker import Accumulated, Batch
 
+MOST_WAITING = 64
+"""Forwards that wait at a peer (Agora's number)."""
+
 Listener = Callable[[int, Passage], None]
 """Told (place in the plan, what it says); must not block."""
 
@@ -32,8 +35,8 @@ class Service:
     vocab_size: int
     seq_len: int
     device: torch.device
-    most_waiting: int = 64
-    """Forwards that wait here before others are told that we are busy (Agora's number)."""
+    most_waiting: int = MOST_WAITING
+    """Forwards that wait here before others are told that we are busy."""
     lease_s: float = 600.0
     """How long something is kept for which nobody asks."""
 
@@ -76,8 +79,14 @@ class OpenStep:
             # what a program lists has to be taken whenever it comes
             most_waiting=service.most_waiting if program is None else len(step.routes) * len(plan.stages),
             lease_s=service.lease_s,
+            visit_s=step.visit_s,
         )
-        return cls(step, me, desk, Worklist(plan.policy, plan.slots[me], program), listener=listener)
+        slots = plan.slots[me]
+        if program is None and not step.ascends:
+            # By the plan they suffice, but not for whoever takes over from others; and two routes that meet two full peers in two orders would wait for
+            # each other for ever. What a lane has beyond its slot is an input and a gradient.
+            slots = max(slots, len(plan.lanes))
+        return cls(step, me, desk, Worklist(plan.policy, slots, program), listener=listener)
 
     def op(self, work: Work) -> Op:
         """In the plan's words, where the loss is at hop 0 or at the last hop."""

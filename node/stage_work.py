@@ -114,8 +114,10 @@ class StageWork:
         for place, key in enumerate(job.step.keys):
             if key == self._roll.me:
                 continue
-            if not self._roll.alive(key, now) and self._driver is not None:
-                self._driver.lost(place, "it has fallen silent")
+            if not self._roll.alive(key, now):
+                self.server.avoid(job.window, place)
+                if self._driver is not None:
+                    self._driver.lost(place, "it has fallen silent")
             if place in job.step.homes and job.began_at is not None:
                 self._watch_home(job, job.began_at, key, now)
 

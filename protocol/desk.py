@@ -13,18 +13,20 @@ it has heard nothing (the digest's 5.3 and 5.4):
 
 Kept are the input until the backward, and the gradient of the input until the microbatch has landed, both under a lease that
 every request renews; outputs are computed again from the input. Forwards are refused as busy when too many wait. A leg that the
-route leaves open is bound to the peer of its stage that was given the least (SWARM's wiring), one that is busy counts as given more.
+route leaves open is bound when it leaves, to the peer of its stage that is least busy by what we have given it (`wiring.py`);
+one that says it is busy counts as given more, and peers that are known to be away come last.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from farflung.protocol.messages import Again, GiveUp, ParcelHeader, Passage, Said
 from farflung.protocol.route import OPEN, Route, following, live_hops, peer_of, preceding, same_input, with_peer
 from farflung.protocol.visit import Phase, Visit, Work
+from farflung.protocol.wiring import UNMEASURED, least_busy
 
 
 class Answer(IntEnum):
@@ -100,6 +102,9 @@ class Desk:
         loss_at_home: bool,
         most_waiting: int,  # forwards that may wait here
         lease_s: float,
+        visit_s: Mapping[
+            int, float
+        ] = UNMEASURED,  # of the plan's peers: what a microbatch takes them, as far as we know
     ) -> None:
         self._window = window
         self._me = me
@@ -110,7 +115,9 @@ class Desk:
         self._visits: dict[tuple[int, int], Visit] = {}
         self._landed: set[int] = set()
         self._given_up: dict[tuple[int, int], int] = {}  # the version up to which parcels are refused
+        self._visit_s = visit_s
         self._given = Counter[int]()
+        """By peer, how often a leg that was open was bound to it."""
         self._unreachable: set[int] = set()
         self.counted: dict[int, set[tuple[int, int]]] = {}
         """By data node: (microbatch, hop) whose gradients were accumulated here; hop n is the loss."""
@@ -234,10 +241,10 @@ class Desk:
         if send.tried is None or not self.wants(send):
             return [Later(send)]
         tried = send.tried | {send.peer}
-        others = set(self._stages[send.route[send.hop].stage]) - tried
+        others = set(self._stages[send.route[send.hop].stage]) - tried - self._unreachable
         if not others:
             return [Later(replace(send, tried=frozenset()))]
-        peer = self._least_given(others)
+        peer = self._least_busy(others)
         visit = self._visits[send.work.microbatch, send.work.hop]
         visit.route = with_peer(visit.route, send.hop, peer)
         return [replace(send, peer=peer, route=visit.route, tried=tried)]
@@ -252,6 +259,10 @@ class Desk:
         if not send.backward:
             visit.sending = False
         return [self._say(key, visit, Said.STUCK, backward=send.work.backward)]
+
+    def avoid(self, peer: int) -> None:
+        """It is silent, as others have seen: legs that are open go to others, as long as there are any."""
+        self._unreachable.add(peer)
 
     def wants(self, send: Send) -> bool:
         """Whether `send` is still to be done: its microbatch has not landed, and its route is the newest."""
@@ -352,7 +363,9 @@ class Desk:
         hop = following(visit.route, key[1])
         peer, tried = peer_of(visit.route, hop, loss_at_home=self._loss_at_home), None
         if peer == OPEN:
-            peer, tried = self._least_given(self._stages[visit.route[hop].stage]), frozenset[int]()
+            peers = self._stages[visit.route[hop].stage]
+            peer = self._least_busy([one for one in peers if one not in self._unreachable] or peers)
+            tried = frozenset[int]()
             visit.route = with_peer(visit.route, hop, peer)
         visit.sending = True
         return Send(
@@ -384,9 +397,8 @@ class Desk:
         )
         return [send]
 
-    def _least_given(self, peers: Iterable[int]) -> int:
-        # ties begin after ourselves, so that not everybody turns to the same peer first
-        peer = min(peers, key=lambda one: (one in self._unreachable, self._given[one], (one - self._me) % (1 << 16)))
+    def _least_busy(self, peers: Collection[int]) -> int:
+        peer = least_busy(peers, self._given, self._visit_s, first=self._me)
         self._given[peer] += 1
         return peer
 

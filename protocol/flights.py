@@ -6,7 +6,7 @@ what follows (the digest's table, 5.4):
 
     silence, once or twice     what it needs is sent to it again, by those who hold it: all requests may be repeated
     longer, or out of reach    it is asked to give the hop up. Only when it has answered that it did, or is lost, does another peer
-                               of the stage get it: the one with the fewest of our flights. So a slow peer and its
+                               of the stage get it: the one that is least busy with our flights. So a slow peer and its
                                replacement never both count a microbatch
     no answer to that          the peer is lost, for the whole step: nothing that it has accumulated for us will count
     silence of a holder that   the peer after it is asked whether it is there: the holder may be sending to it, and learns only much later that
@@ -31,6 +31,7 @@ from farflung.protocol.errors import Refused
 from farflung.protocol.flight import Flight, Patience
 from farflung.protocol.messages import Again, GiveUp, Landed, Passage, Said
 from farflung.protocol.route import DROPPED, OPEN, Route, following, live_hops, peer_of, with_peer
+from farflung.protocol.wiring import UNMEASURED, least_busy
 
 MOST_SILENCES = 2
 """Deadlines that pass before a peer is asked to give a hop up."""
@@ -91,6 +92,9 @@ class Flights:
         loss_at_home: bool,
         patience: Patience,
         droppable: Droppable,
+        visit_s: Mapping[
+            int, float
+        ] = UNMEASURED,  # of the plan's peers: what a microbatch takes them, as far as we know
     ) -> None:
         """Raises ValueError for routes with open legs whose last peer would compute the loss."""
         self._window = window
@@ -105,6 +109,7 @@ class Flights:
         self._loss_at_home = loss_at_home
         self._patience = patience
         self._droppable = droppable
+        self._visit_s = visit_s
         self._flights: dict[int, Flight] = {}
         self._heard_at: dict[int, float] = {}
         self._doubts: dict[int, _Doubt] = {}
@@ -395,8 +400,7 @@ class Flights:
             able = [peer for peer in self._stages[route[hop].stage] if peer not in self.lost]
             fresh = [peer for peer in able if (hop, peer) not in flight.refused]
             if fresh or (able and not self._may_drop(route, hop, may_drop)):
-                load = self._load()
-                peer = min(fresh or able, key=lambda one: (load[one], one))
+                peer = least_busy(fresh or able, self._load(), self._visit_s)
                 flight.refused.discard((hop, peer))
                 route = with_peer(route, hop, peer)
                 effects.append(Note("rebound", peer, flight.microbatch, f"hop {hop} was at peer {old}"))

@@ -228,6 +228,11 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     least_visits: float = 0.9
     """Where routes skip: visits of each stage at least, over those that it would have if all but stage 0 had as many. Below 1 plans may go around slow
     peers now and then; at 0 the layers of a stage ten times slower than the others would see half of the data."""
+    routing: str = "planned"
+    """Who chooses the peers on a microbatch's way, after its data node: with `planned` whoever coordinates the step, by a search, for all of it; with
+    `dynamic` whoever sends the microbatch on, when it does, the peer that has least to do (SWARM, arXiv 2301.11913)."""
+    swaps: int = 0
+    """Times at most that a planned route visits two neighbouring stages in swapped order. Gradients are those of that order."""
     microbatches: int = 4
     """Of one step of the pipeline; they divide `swarm.batch_tokens` evenly."""
     slots: int = 3
@@ -259,6 +264,16 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"pipeline.skip = {self.skip}: leaves out none of {self.stages} stages; take 0, a larger share, or more stages"
             )
         check_range("pipeline.least_visits", self.least_visits, 0.0, 1.0)
+        check_one_of("pipeline.routing", self.routing, ("planned", "dynamic"))
+        check_range("pipeline.swaps", self.swaps, 0, 2)
+        if self.swaps and self.routing != "planned":
+            raise ConfigError(
+                f'pipeline.swaps = {self.swaps}: with routing = {self.routing!r} microbatches in two orders may wait for each other; take 0, or "planned"'
+            )
+        if self.swaps and self.visits < 3:
+            raise ConfigError(
+                f"pipeline.swaps = {self.swaps}: routes of {self.visits} visits have no two to swap after the first; take 0, or more stages"
+            )
         check_range("pipeline.microbatches", self.microbatches, 1, MAX_MICROBATCHES)
         check_range("pipeline.slots", self.slots, 1, 1024)
         check_range("pipeline.shadows", self.shadows, 0.0, 1.0)
@@ -271,6 +286,11 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for key, codec in (("forward_codec", self.forward_codec), ("backward_codec", self.backward_codec)):
             if not _CODEC.fullmatch(codec):
                 raise ConfigError(f"pipeline.{key} = {codec[:160]!r}: no codec looks like that; one is 'fp32'")
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether plans leave peers open."""
+        return self.routing == "dynamic"
 
     @property
     def visits(self) -> int:

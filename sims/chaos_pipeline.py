@@ -188,7 +188,12 @@ def _recipe(scene: Scene, founder: Ed25519Signer) -> Recipe:
         founder=founder.peer_id,
         total_steps=1 << 20,
         delay_steps=scene.delay_steps,
-        pipeline={"skip": 1.0 / scene.stages if scene.skips else 0.0, "shadows": scene.shadows},
+        pipeline={
+            "skip": 1.0 / scene.stages if scene.skips else 0.0,
+            "shadows": scene.shadows,
+            "routing": "dynamic" if scene.dynamic else "planned",
+            "swaps": scene.swaps,
+        },
     )
 
 

@@ -3,7 +3,8 @@
     1  same version, same bits     a stage that begins anew from a copy, or from what its founder has, begins with what it once was
     5  one history                 a life of a stage has one founder, that a commit of stage 0 names, and the next number; nobody believes in another;
                                    no step is done with two lives of a stage; none begins while its stage was there for everybody
-    7  exactly-once accumulation   of all peers one counts each visit of a step, and sums are of what was computed for the data nodes that they count for
+    7  exactly-once accumulation   of all peers one counts each visit of a step, whoever that was to be by its plan, and one that holds its stage; and sums are
+                                   of what was computed for the data nodes that they count for
     8  nothing unbounded           shadows within the budget, but for first copies of what one peer has alone; parameters are numbers
 
 Like the other one it sees events and, every two seconds, what peers hold, and asks the code that it judges for none of it.
@@ -149,6 +150,9 @@ class PipelineJudge:
         if computed != visits:
             self.violate(7, f"peer {index} computed {dict(computed)} in step {job.number} and counts {dict(visits)}")
         counted = self._counted.setdefault(job.window, {})
+        for kind, microbatch, hop in ran:
+            if kind is Kind.B and step.routes[microbatch][hop].stage != peer_stage(job):
+                self.violate(7, f"peer {index} counts hop {hop} of microbatch {microbatch}, which is of another stage")
         for op in ran:
             other = counted.setdefault(op, index)
             if other != index or ran.count(op) > 1:

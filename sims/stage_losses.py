@@ -84,6 +84,10 @@ class Scene:
     drop: float
     """Of messages, always."""
     blows: tuple[Blow, ...]
+    dynamic: bool = False
+    """Whether whoever sends a microbatch on chooses its way."""
+    swaps: int = 0
+    """Stages that a route may visit in swapped order."""
 
     @property
     def num_peers(self) -> int:
@@ -96,7 +100,8 @@ class Scene:
             f"{self.stages} stages of {self.layers} layers; {peers}; {self.newcomers} may come; regions {self.regions}"
         )
         traits = (
-            f"skips {self.skips}, shadows {self.shadows}, delay {self.delay_steps}, tied {self.tied}, drop {self.drop}"
+            f"skips {self.skips}, shadows {self.shadows}, delay {self.delay_steps}, tied {self.tied}, drop {self.drop}, "
+            f"dynamic {self.dynamic}, swaps {self.swaps}"
         )
         return [said, traits, *(blow.describe() for blow in self.blows)]
 
@@ -142,6 +147,10 @@ def draw_scene(seed: int) -> Scene:
         drop=rng.choice([0.0, 0.0, 0.02]),
         blows=(),
     )
+    routing = random.Random(f"{seed}/routing")
+    dynamic = routing.random() < 0.4
+    most_swaps = 2 if not dynamic and stages - scene.skips >= 3 else 0
+    scene = replace(scene, dynamic=dynamic, swaps=routing.randint(0, most_swaps))
     blows: list[Blow] = []
     now = 0.0
     for _ in range(rng.randint(1, MOST_BLOWS)):

@@ -5,6 +5,9 @@ ended, mended where somebody has come or gone (`pipeline_repair.py`), so that pl
 `pipeline_search.py`, in so many proposals that a step of seconds does not wait for them, and the better ones are taken. A path's rate is that of its sender's uplink, for that is
 what volunteers are short of, and its latency is half of a trip from one end to the other and back.
 
+Where peers are to be chosen by whoever sends (`open_hops`), the search is only about what is left to plan: how many lanes there are, from which data nodes, and which
+stages each leaves out. The forecast is then that of SWARM's wiring.
+
 What nobody has measured yet is taken to be like what somebody has: a speed like the median of the speeds, a trip like that of the trips. Where nothing is
 known at all, and for the uplinks, which differ most, there are the constants below.
 """
@@ -19,6 +22,7 @@ from farflung.training.pipeline_plan import Plan, Policy
 from farflung.training.pipeline_repair import COOL, repair, whole_paths
 from farflung.training.pipeline_routes import Routes, Task
 from farflung.training.pipeline_rules import Rules
+from farflung.training.pipeline_schedules import least_loaded, opened
 from farflung.training.pipeline_search import Search, improve
 from farflung.training.pipeline_simulate import simulate
 
@@ -73,6 +77,7 @@ def plan_step(
     policy: Policy,
     seed: int,
     before: Plan | None = None,  # of the last step
+    open_hops: bool = False,
 ) -> Forecast:
     """Raises BadPlan when a stage has nobody, or slots do not suffice for one lane."""
     known = [one.forward_s for one in servers if one.forward_s > 0.0]
@@ -110,4 +115,8 @@ def plan_step(
         if mended_s <= seconds:
             routes, seconds = mended, mended_s
     plan = replace(routes.plan(), policy=policy)
+    if open_hops:
+        plan = opened(plan)
+        timeline = simulate(plan, costs, least_loaded(plan, costs))
+        return Forecast(plan, timeline.makespan_s, timeline.longest_silence_s)
     return Forecast(plan, seconds, simulate(plan, costs).longest_silence_s)

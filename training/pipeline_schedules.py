@@ -162,16 +162,27 @@ def dynamic(
     )
 
 
-def least_loaded(plan: Plan, costs: Costs) -> Bind:
-    """SWARM's stochastic wiring: each peer is charged what it is given, and the one with the least charge is next.
+def opened(plan: Plan) -> Plan:
+    """The same lanes from the same data nodes through the same stages, each at whichever peer is bound when a microbatch gets there. The policy stays, and
+    routes must ascend (`pipeline_rules.validate`)."""
+    lanes = tuple(
+        replace(lane, route=(lane.route[0], *(Hop(hop.stage, None) for hop in lane.route[1:]))) for lane in plan.lanes
+    )
+    return replace(plan, lanes=lanes)
 
-    The charge is the expected F and B there, which makes it an interleaved weighted round-robin by speed.
+
+def least_loaded(plan: Plan, costs: Costs) -> Bind:
+    """SWARM's stochastic wiring: each peer is charged what it is given, and the one that will have the least charge then is next.
+
+    The charge is the expected F there, of which B is the same multiple for all: an interleaved weighted round-robin by speed. Live, each peer charges what
+    it sends itself (`protocol/wiring.py`); here one who knows all binds for all.
     """
     charged = [dict.fromkeys(stage, 0.0) for stage in plan.stages]
 
     def bind(stage: int, _: float) -> int:
-        peer = min(charged[stage], key=lambda one: (charged[stage][one], one))
-        charged[stage][peer] += (1.0 + costs.backward) * costs.forward_s[stage][peer]
+        then = {one: so_far + costs.forward_s[stage][one] for one, so_far in charged[stage].items()}
+        peer = min(then, key=lambda one: (then[one], one))
+        charged[stage][peer] = then[peer]
         return peer
 
     return bind

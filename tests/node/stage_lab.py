@@ -180,13 +180,18 @@ class StageLab:
         service: Mapping[str, Any] | None = None,
         droppable: Droppable = NOTHING,
         patience: Patience = PATIENCE,
+        slow: Mapping[int, float] | None = None,
         **link: Any,
     ) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, clock.VirtualLoop)
         self.hub = MemoryHub(loop, random.Random(seed), LinkModel(**link))
         self.model = Decoder(CONFIG, seed=3)
+        slowness = [(slow or {}).get(number, 1.0) for number in range(len(plan.peers))]
+        """Times as long as usual that each peer computes; if some are named, everybody knows of all."""
         self.step = step_of(plan, droppable)
+        if slow is not None:
+            self.step = replace(self.step, visit_s=dict(enumerate(slowness)))
         self.happens = happens if happens is not None else lambda *_: None
         self.dead: set[int] = set()
         self.told: list[tuple[int, int]] = []
@@ -205,7 +210,7 @@ class StageLab:
             server = _Watched(
                 network=network,
                 post=mail.send,
-                learner=VirtualDoor(lambda name: SECONDS.get(name, 0.001)),
+                learner=VirtualDoor(lambda name, times=slowness[number]: times * SECONDS.get(name, 0.001)),
                 side=VirtualDoor(lambda _: 0.001),
                 worker=Worker(self.model, LAYERS, held, head=number in self.step.homes or len(LAYERS) - 1 in held),
                 service=Service(

@@ -24,6 +24,7 @@ from farflung.protocol.appointment import appoint
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.keys import Ed25519Signer
 from farflung.protocol.lives import Life
+from farflung.protocol.manifest import open_manifest
 
 TEXT = "".join(f"line {i}: the swarm trains on text number {i * i}.\n" for i in range(2000))
 
@@ -103,6 +104,14 @@ def test_nonsense_is_refused_at_the_founding(tmp_path: Path) -> None:
         found(tmp_path, microbatches=3)
     with pytest.raises(ConfigError, match="leaves out none of 2 stages"):
         found(tmp_path, skip=0.2)
+    with pytest.raises(ConfigError, match=r"pipeline\.routing"):
+        found(tmp_path, routing="random")
+
+
+def test_routing_is_said_at_the_founding(tmp_path: Path) -> None:
+    made = found(tmp_path, routing="dynamic")
+    manifest = open_manifest(made.manifest.read_bytes(), swarm=bytes.fromhex(made.hash_hex), peer=None)
+    assert manifest.pipeline.dynamic
 
 
 def test_a_machine_remembers_its_stage(tmp_path: Path) -> None:

@@ -100,8 +100,8 @@ def routes(*legs: tuple[int, int], microbatches: int = 4) -> dict[str, Any]:
         (routes((0, 0), (1, 2), (1, 3)), "visits 3 stages instead of 2"),
         (routes((1, 2), (0, 0)), "begins at stage 1"),
         (routes((0, 0), (1, 1)), "which that peer does not hold"),
-        (routes((0, 0), (1, OPEN)), "leaves open"),
-        (routes((0, 0), (1, DROPPED)), "leaves open"),
+        (routes((0, 0), (1, OPEN)), "leaves open who does a stage"),
+        (routes((0, 0), (1, DROPPED)), "leaves out a hop"),
         ({"lanes": ()}, "0 microbatches"),
         ({"stages": ((0, 1), (2, 3), ())}, "it has 3 stages, the manifest 2"),
         ({"stages": ((0, 1), (2, 3, 3))}, "a peer for two stages"),
@@ -118,6 +118,71 @@ def test_what_is_refused(change: dict[str, Any], says_so: str) -> None:
     with pytest.raises(Refused, match=says_so) as caught:
         taken(msgspec.structs.replace(good(), **change))
     assert caught.value.peer == HOME
+
+
+DYNAMIC = stage_recipe(recipe(pipeline={"routing": "dynamic"}), 1)
+
+
+def test_a_plan_with_open_hops_where_the_manifest_wants_them() -> None:
+    """And how fast the peers are is what we have heard of them: not what the plan says, nor anything of those who do not know."""
+    quick = roll()
+    quick.heard(IDS[3], says(1, forward_s=0.5), 1.0)
+    message = msgspec.structs.replace(good(), **routes((0, 0), (1, OPEN), microbatches=2))
+    message = msgspec.structs.replace(message, lanes=message.lanes * 2)
+    job = accept(message, HOME, roll=quick, recipe=DYNAMIC, now=0.0)
+    assert job.step.routes == ((Leg(0, 0), Leg(1, OPEN)),) * 4
+    assert job.step.visit_s == {3: 0.5}
+    assert as_message(job.step.plan, window=message.window, number=7, leg_s=message.leg_s) == message
+
+
+@pytest.mark.parametrize(
+    ("change", "says_so"),
+    [
+        ({}, "a route says who does a stage"),
+        (routes((0, 0), (1, DROPPED)), "leaves out a hop"),
+        (routes((0, OPEN), (1, OPEN)), "no data node"),
+        (routes((0, 0)), "visits 1 stages"),
+        (routes((0, 0), (1, OPEN), microbatches=3), "3 microbatches"),
+        ({"lanes": (PlannedLane((Leg(0, 0), Leg(1, OPEN)), 1),) * 4}, "on 4 routes and has 3 slots"),
+    ],
+)
+def test_what_is_refused_where_hops_are_to_be_open(change: dict[str, Any], says_so: str) -> None:
+    with pytest.raises(Refused, match=says_so) as caught:
+        accept(msgspec.structs.replace(good(), **change), HOME, roll=roll(), recipe=DYNAMIC, now=0.0)
+    assert caught.value.peer == HOME
+
+
+SWAPPED, TWICE = (0, 2, 1, 3, 4), (0, 2, 1, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("swaps", "way", "refused"),
+    [
+        (0, SWAPPED, "goes back from stage 2 to stage 1"),
+        (1, SWAPPED, None),
+        (1, TWICE, "goes back from stage 4 to stage 3"),
+        (2, TWICE, None),
+        (2, (0, 3, 1, 2, 4), "goes back from stage 3 to stage 1"),
+        (2, (0, 2, 3, 1, 4), "goes back from stage 3 to stage 1"),
+        (2, (1, 0, 2, 3, 4), "begins at stage 1"),
+    ],
+)
+def test_swaps_are_those_of_the_manifest(swaps: int, way: tuple[int, ...], refused: str | None) -> None:
+    """Each of distance 1, and so many in one route."""
+    five = stage_recipe(recipe(stages=5, layers=5, pipeline={"swaps": swaps}), 2)
+    one = Roll(five.whole.swarm, HOME, ME, stages=5, heartbeat_s=2.0)
+    holders = [HOME, IDS[1], ME, IDS[3], IDS[4]]
+    for stage, peer in enumerate(holders):
+        if peer != ME:
+            one.heard(peer, says(stage), 0.0)
+    lanes = (PlannedLane(tuple(Leg(stage, stage) for stage in way), 4),)
+    message = StepPlan(b"w" * 32, 7, tuple(holders), ((0,), (1,), (2,), (3,), (4,)), lanes, 10.0)
+    if refused is not None:
+        with pytest.raises(Refused, match=refused):
+            accept(message, HOME, roll=one, recipe=five, now=0.0)
+        return
+    job = accept(message, HOME, roll=one, recipe=five, now=0.0)
+    assert [leg.stage for leg in job.step.routes[0]] == list(way) and not job.step.ascends
 
 
 @pytest.mark.parametrize("sender", [IDS[3], IDS[4], ME])

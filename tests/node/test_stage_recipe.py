@@ -83,6 +83,24 @@ def test_a_route_may_lose_one_hop_where_routes_skip(stages: int, skip: float, fe
     assert one.droppable().max_jump >= one.rules().max_jump or one.rules().visits == stages
 
 
+def test_dynamic_routes_may_bring_more_than_there_are_slots() -> None:
+    """A peer takes as many again as it has slots for, which its memory is forecast for; more, and it is busy."""
+    planned, dynamic = (
+        stage_recipe(read_recipe(manifest(pipeline=PipelineSpec(stages=2, slots=2, routing=routing))), 1)
+        for routing in ("planned", "dynamic")
+    )
+    boundary_bytes = 4 * planned.tokens_per_microbatch * MODEL.dim
+    assert dynamic.beside.kept_bytes == planned.beside.kept_bytes + 2 * boundary_bytes
+    service = dynamic.service(dynamic.learner(None, Runtime()))
+    assert service.most_waiting == 2 < planned.service(planned.learner(None, Runtime())).most_waiting
+
+
+@pytest.mark.parametrize("swaps", [0, 1, 2])
+def test_rules_of_swaps_are_the_manifests(swaps: int) -> None:
+    one = stage_recipe(read_recipe(manifest(pipeline=PipelineSpec(stages=5, swaps=swaps))), 1).rules()
+    assert (one.max_swap, one.max_swaps, one.max_swap_sum) == (min(1, swaps), swaps, swaps)
+
+
 def test_only_the_founder_appoints() -> None:
     swarm = read_recipe(manifest()).swarm
     appointment = appoint(FOUNDER, swarm, 1, OTHER.peer_id)

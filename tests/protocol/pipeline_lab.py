@@ -4,7 +4,7 @@ import heapq
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 
@@ -18,6 +18,7 @@ from farflung.protocol.messages import Again, GiveUp, Landed, ParcelHeader, Pass
 from farflung.protocol.pipeline_messages import decode as decode_pipeline
 from farflung.protocol.route import Route
 from farflung.protocol.visit import Work
+from farflung.protocol.wiring import UNMEASURED
 
 WINDOW = b"w" * 32
 PATIENCE = Patience(leg_s=12.0, answer_s=4.0, hard_s=200.0)
@@ -38,6 +39,7 @@ class PipelineLab:
         droppable: Droppable = NOTHING,
         loss: float = 0.0,
         most_waiting: int = 64,
+        visit_s: Mapping[int, float] = UNMEASURED,
         happens: Happens | None = None,
     ) -> None:
         self.rng = random.Random(seed)
@@ -65,6 +67,7 @@ class PipelineLab:
             loss_at_home=loss_at_home,
             patience=PATIENCE,
             droppable=droppable,
+            visit_s=visit_s,
         )
         self.desks = {
             peer: Desk(
@@ -73,6 +76,7 @@ class PipelineLab:
                 stages=stages,
                 loss_at_home=loss_at_home,
                 most_waiting=most_waiting,
+                visit_s=visit_s,
                 lease_s=5000.0,
             )
             for peer in sorted({peer for stage in stages for peer in stage})

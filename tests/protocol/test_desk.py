@@ -1,6 +1,7 @@
 """One stage peer's rules for requests that come again, late, or for another version of a route."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -143,6 +144,32 @@ def test_open_legs_avoid_the_busy_and_wait_when_all_are() -> None:
     assert isinstance(later, Later) and one.wants(later.send)
     (report,) = one.passed(second)
     assert isinstance(report, Report) and report.passage.route[3].peer == second.peer
+
+
+def opened(one: Desk, microbatch: int) -> Send:
+    """What is sent on of a microbatch whose next leg is open."""
+    one.take(parcel(microbatch=microbatch, route=with_peer(ROUTE, 3, OPEN)), 0.0)
+    (onward,) = sent(run(one, Work(microbatch, 2, backward=False)))
+    return onward
+
+
+def test_open_legs_go_by_speed() -> None:
+    one = desk(most_waiting=64, visit_s={5: 3.0, 6: 1.0})
+    given = [opened(one, microbatch).peer for microbatch in range(8)]
+    assert (given.count(5), given.count(6)) == (2, 6)
+
+
+def test_open_legs_avoid_whoever_is_away() -> None:
+    one = desk(most_waiting=64)
+    one.avoid(6)
+    away = [opened(one, microbatch) for microbatch in range(4)]
+    assert {send.peer for send in away} == {5}
+    (later,) = one.busy(away[0])
+    assert later == Later(replace(away[0], tried=frozenset()))  # for the other one would not answer
+    one.avoid(5)
+    assert {opened(one, microbatch).peer for microbatch in range(4, 10)} == {5, 6}  # nobody else is there
+    one.passed(away[1])
+    assert {opened(one, microbatch).peer for microbatch in range(10, 14)} == {5}  # which was
 
 
 def test_too_many_forwards_are_refused_as_busy() -> None:

@@ -164,6 +164,21 @@ def test_a_hop_is_dropped_when_the_only_peer_that_could_do_it_gives_it_up() -> N
     assert not any(hop == 2 for _, hop in lab.counted())
 
 
+def test_a_takeover_goes_by_speed() -> None:
+    """Of two peers that could do a lost one's hop the quick one gets the first two of three, for it is done with both before the other with one."""
+    stages = ((0,), (1, 2, 3))
+    lanes = [[(number, route(0, 1))] for number in range(3)]
+
+    def first_dies(lab: PipelineLab, peer: int, work: Work, now: str) -> None:
+        if peer == 1:
+            lab.kill(1)
+
+    lab = PipelineLab(4, stages, lanes, happens=first_dies, visit_s={1: 1.0, 2: 2.5, 3: 1.0})
+    lab.run()
+    check(lab)
+    assert sorted(taken[1].peer for taken in lab.flights.routes.values()) == [2, 3, 3]
+
+
 def test_open_legs_go_where_least_was_given() -> None:
     lanes = [[(2 * lane + turn, route(0, OPEN, OPEN, OPEN)) for turn in range(2)] for lane in range(4)]
     lab = PipelineLab(7, STAGES, lanes, most_waiting=1)
@@ -214,6 +229,8 @@ def test_whatever_happens(seed: int, loss: float, deaths: int, loss_at_home: boo
             moments.pop(0)
             lab.kill(victims.pop(0))
 
+    speeds = random.Random(seed + 1)
+    known = [one for one in range(peer) if speeds.random() < 0.5]
     lab = PipelineLab(
         seed,
         stages,
@@ -222,6 +239,7 @@ def test_whatever_happens(seed: int, loss: float, deaths: int, loss_at_home: boo
         loss=loss,
         most_waiting=rng.choice((1, 2, 64)),
         droppable=Droppable(fewest=2) if drop else Droppable(),
+        visit_s={one: speeds.choice((0.5, 1.0, 10.0)) for one in known},
         happens=happens,
     )
     lab.run()

@@ -52,6 +52,11 @@ def test_every_kind_of_blow_is_drawn() -> None:
     blows = [blow for scene in scenes for blow in scene.blows]
     assert {blow.what for blow in blows} == set(What) and {blow.whom for blow in blows} == set(Whom)
     assert {scene.stages for scene in scenes} == {2, 3, 4, 5, 6}
+    ways = {(scene.dynamic, scene.swaps, scene.skips) for scene in scenes}
+    assert ways == {(False, swaps, skips) for swaps in (0, 1, 2) for skips in (False, True)} | {
+        (True, 0, False),
+        (True, 0, True),
+    }
     peers = {count for scene in scenes for count in Counter(scene.placed).values()}
     assert peers == {1, 2}
     lost = {blow.which for blow in blows if blow.whom is Whom.STAGES}

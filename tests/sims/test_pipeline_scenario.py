@@ -114,6 +114,23 @@ def test_a_pipeline_is_run_judged_and_reported_and_twice_the_same(text: str, tmp
     assert again["log_sha256"] == result["log_sha256"]
 
 
+def test_a_scenario_may_leave_routes_to_whoever_sends(text: str, tmp_path: Path) -> None:
+    """One of two that stage 1 has is killed; and the same seed is the same log."""
+    text = text.replace("count = 2", "count = 2\nstage = 1", 1)
+    scenario = parse_scenario(text.replace("stages = 2", 'stages = 2\nrouting = "dynamic"', 1), name="small")
+    result = run_pipeline(scenario, 0, make_schedule(scenario, 0, tmp_path), out=tmp_path / "out", quiet=True)
+    assert result["passed"] and result["violations"] == []
+    _, events = load_folder(tmp_path / "out")
+    steps = logged_steps(events)
+    assert sum(step.landed for step in steps) >= 20
+    assert any(len({way[1] for way in step.routes.values()}) == 2 for step in steps)
+    again = run_pipeline(scenario, 0, make_schedule(scenario, 0, tmp_path), out=None, quiet=True)
+    assert again["log_sha256"] == result["log_sha256"]
+    planned = parse_scenario(text, name="small")
+    other = run_pipeline(planned, 0, make_schedule(planned, 0, tmp_path), out=None, quiet=True)
+    assert other["log_sha256"] != result["log_sha256"]
+
+
 @pytest.mark.parametrize(
     ("old", "new"), [('mode = "real"', 'mode = "cost"'), ("count = 2", 'count = 2\nattacks = ["forge"]')]
 )

@@ -66,3 +66,28 @@ def test_a_plan_of_another_swarm_is_of_no_use_and_does_no_harm(change: str) -> N
         for one in SERVERS
     ]
     assert planned(servers, seed=2, before=plan) == planned(servers, seed=2)
+
+
+def test_where_senders_choose_peers_the_plan_says_the_rest() -> None:
+    """Lanes, data nodes and stages: those of the search, which keeps floors of visits (`validate`); and what to expect, when peers are bound by speed."""
+    bound, forecast = planned(SERVERS, seed=1), planned(SERVERS, seed=1, open_hops=True)
+    assert forecast == planned(SERVERS, seed=1, open_hops=True)
+    for lane, open_lane in zip(bound.plan.lanes, forecast.plan.lanes, strict=True):
+        assert open_lane.route[0] == lane.route[0] and open_lane.microbatches == lane.microbatches
+        assert [(hop.stage, hop.peer) for hop in open_lane.route[1:]] == [(hop.stage, None) for hop in lane.route[1:]]
+    assert 0.0 < forecast.silence_s <= forecast.seconds < 5 * bound.seconds
+    assert planned(SERVERS, seed=2, before=forecast.plan).seconds > 0.0  # which has nothing to go on from
+
+
+def test_swaps_shorten_a_step() -> None:
+    """Two lanes need not wait for each other at two stages of one peer each."""
+    servers = [Server("0", 0, 0.1, 1e9), Server("1", 1, 1.0, 1e9), Server("2", 2, 1.0, 1e9)]
+    options: dict[str, Any] = {"microbatches": 2, "slots": 2, "nbytes": 10, "policy": Policy.BACKWARD, "seed": 1}
+    straight, swapped = (
+        plan_step(servers, {}, 3, Rules(visits=3, max_swap=most, max_swaps=most, max_swap_sum=most), **options)
+        for most in (0, 1)
+    )
+    assert swapped.seconds < straight.seconds - 0.5
+    orders = [[hop.stage for hop in lane.route] for lane in swapped.plan.lanes]
+    assert sorted(orders) == [[0, 1, 2], [0, 2, 1]]
+    assert all([hop.stage for hop in lane.route] == [0, 1, 2] for lane in straight.plan.lanes)
