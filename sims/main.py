@@ -118,8 +118,16 @@ def bench_quality(
     methods: Annotated[
         str | None, typer.Option(help="Names from the table, separated by commas; all of them if not given.")
     ] = None,
+    peers: Annotated[int | None, typer.Option(min=2, help="M, in the place of the tier's.")] = None,
+    interval: Annotated[
+        int | None, typer.Option(min=2, help="H, in the place of that of every method with rounds.")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keep the runs here, as JSON lines, and go on from it.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keep the runs here, as JSON lines, and go on from it; a run under way is kept beside it every ten minutes.",
+        ),
     ] = None,
     page: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write quality.md and its plot here.")] = None,
     as_json: Json = False,
@@ -128,7 +136,7 @@ def bench_quality(
     from farflung.sims.quality import run_quality
 
     try:
-        run_quality(tier, names=methods, out=out, page=page, as_json=as_json)
+        run_quality(tier, names=methods, peers=peers, interval=interval, out=out, page=page, as_json=as_json)
     except (ValueError, RuntimeError) as error:
         raise typer.BadParameter(str(error)) from error
 
