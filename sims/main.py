@@ -73,6 +73,18 @@ def bench_unequal(as_json: Json = False) -> None:
     run_unequal(as_json=as_json)
 
 
+@bench_app.command("churn")
+def bench_churn(
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each swarm.")] = 2,
+    page: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write churn.md and its plot here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Loss and utilisation of unequal peers, and of peers that are replaced, beside equal ones, under virtual time: five minutes for each seed. Fails when a goal is missed."""
+    from farflung.sims.bench_churn import missed, run_churn
+
+    _fail_if(missed(run_churn(seeds=seeds, page=page, as_json=as_json)))
+
+
 @bench_app.command("codec")
 def bench_codec(
     size: Annotated[
