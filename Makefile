@@ -30,9 +30,12 @@ bench: $(STAMP)
 	$(BIN)/farflung bench round
 	$(BIN)/farflung bench overlap
 	$(BIN)/farflung bench unequal
+	$(BIN)/farflung bench churn
 	$(BIN)/farflung bench codec
 	$(BIN)/farflung bench feedback
 	$(BIN)/farflung bench pipeline
+	$(BIN)/farflung bench quality --tier ci
+	$(BIN)/farflung bench recovery
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

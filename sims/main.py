@@ -73,6 +73,18 @@ def bench_unequal(as_json: Json = False) -> None:
     run_unequal(as_json=as_json)
 
 
+@bench_app.command("churn")
+def bench_churn(
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each swarm.")] = 2,
+    page: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write churn.md and its plot here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Loss and utilisation of unequal peers, and of peers that are replaced, beside equal ones, under virtual time: five minutes for each seed. Fails when a goal is missed."""
+    from farflung.sims.bench_churn import missed, run_churn
+
+    _fail_if(missed(run_churn(seeds=seeds, page=page, as_json=as_json)))
+
+
 @bench_app.command("codec")
 def bench_codec(
     size: Annotated[
@@ -118,8 +130,16 @@ def bench_quality(
     methods: Annotated[
         str | None, typer.Option(help="Names from the table, separated by commas; all of them if not given.")
     ] = None,
+    peers: Annotated[int | None, typer.Option(min=2, help="M, in the place of the tier's.")] = None,
+    interval: Annotated[
+        int | None, typer.Option(min=2, help="H, in the place of that of every method with rounds.")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keep the runs here, as JSON lines, and go on from it.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keep the runs here, as JSON lines, and go on from it; a run under way is kept beside it every ten minutes.",
+        ),
     ] = None,
     page: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write quality.md and its plot here.")] = None,
     as_json: Json = False,
@@ -128,7 +148,7 @@ def bench_quality(
     from farflung.sims.quality import run_quality
 
     try:
-        run_quality(tier, names=methods, out=out, page=page, as_json=as_json)
+        run_quality(tier, names=methods, peers=peers, interval=interval, out=out, page=page, as_json=as_json)
     except (ValueError, RuntimeError) as error:
         raise typer.BadParameter(str(error)) from error
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -33,6 +33,8 @@ def run_quality(
     tier_name: str,
     *,
     names: str | None = None,  # of methods, separated by commas; None for all
+    peers: int | None = None,  # M, in the place of the tier's
+    interval: int | None = None,  # H, in the place of the methods' own
     out: Path | None = None,  # where runs are kept
     page: Path | None = None,  # folder for quality.md and its picture
     as_json: bool = False,
@@ -44,8 +46,10 @@ def run_quality(
     """
     if tier_name not in TIERS:
         raise ValueError(f"no tier is called {tier_name!r}; there are {', '.join(TIERS)}")
-    tier = TIERS[tier_name]
-    asked = by_names(names)
+    tier = TIERS[tier_name] if peers is None else replace(TIERS[tier_name], peers=peers)
+    if interval is not None and not 1 < interval <= tier.steps - tier.warm_steps:
+        raise ValueError(f"an interval of {interval} steps: choose 2 to {tier.steps - tier.warm_steps}")
+    asked = by_names(names, tier.steps - tier.warm_steps, interval)
     compared = references(asked)
     methods = compared + [method for method in asked if method not in compared]
     console = Console(stderr=as_json)
@@ -55,9 +59,16 @@ def run_quality(
     if page is not None:
         from farflung.sims.quality_page import write_page
 
-        write_page(page, tier, found)
+        options = f" --peers {peers}" if peers is not None else ""
+        options += f" --interval {interval}" if interval is not None else ""
+        write_page(page, tier, found, options)
     if as_json:
-        facts = {"tier": tier.name, "parameters": num_parameters(tier.model), "tokens": tier.num_tokens}
+        facts = {
+            "tier": tier.name,
+            "peers": tier.peers,
+            "parameters": num_parameters(tier.model),
+            "tokens": tier.num_tokens,
+        }
         sys.stdout.write(json.dumps(facts | {"rows": [asdict(row) for row in found]}, indent=2) + "\n")
     else:
         _show(found, tier, console)
@@ -86,8 +97,11 @@ def measure(methods: Sequence[Method], tier: Tier, runs: Runs, console: Console)
                     shown.update(task, completed=done + step / tier.steps, refresh=step % 10 == 0)
 
                 started = time.monotonic()
-                outcome = train(run.method, run.tier, lr=run.lr, seed=run.seed, progress=progress)
+                keeper = runs.keeper(run)
+                outcome = train(run.method, run.tier, lr=run.lr, seed=run.seed, progress=progress, keeper=keeper)
                 runs.keep(run, outcome, time.monotonic() - started)
+                if keeper is not None:
+                    keeper.drop()
                 shown.update(task, completed=done)
             shown.advance(task)
             return outcome

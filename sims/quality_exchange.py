@@ -21,6 +21,7 @@ from farflung.compression.aggregate import accumulate, reduce_part
 from farflung.compression.feedback import ErrorFeedback
 from farflung.compression.policy import FlatCodec, parse_policy
 from farflung.sims.quality_methods import Wire
+from farflung.sims.quality_resume import State
 from farflung.training.flat import Slot
 from farflung.training.fragments import ALIGN, Fragment
 
@@ -67,6 +68,16 @@ class Averager:
         """Root mean square over the peers of the norms of what error feedback still holds; 0 without."""
         squares = [float(sender.memory.norm()) ** 2 for sender in self._senders]
         return (sum(squares) / len(squares)) ** 0.5 if squares else 0.0
+
+    def state(self) -> State:
+        """What error feedback holds, as it is kept and not copied; before the final flush."""
+        return {"senders": [one.state() for one in self._senders], "owners": [one.state() for one in self._owners]}
+
+    def load(self, state: State) -> None:
+        """Go on from what `state` gave."""
+        for mine, kept in ((self._senders, state["senders"]), (self._owners, state["owners"])):
+            for feedback, one in zip(mine, kept, strict=True):
+                feedback.load(one)
 
     def _gather(self, deltas: Sequence[Tensor]) -> Averaged:
         payloads = [self._encode(peer, delta, 0, self._numel) for peer, delta in enumerate(deltas)]

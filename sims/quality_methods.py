@@ -5,7 +5,7 @@ rounds), only the inner learning rate is tuned, for every method over the same k
 ours; how their settings were found, and what they fall short of, is in docs/experiments.md.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from farflung.compression.policy import parse_policy
@@ -96,6 +96,16 @@ def _ours(name: str) -> Method:
     return Method(name=name, inner=ours.optimizer, outer=outer)
 
 
+def _streaming(name: str, *, interval: int) -> Method:
+    outer = Outer(
+        timetable=_rounds(interval, fragments=3, delay=1),
+        rule=Nesterov(lr=0.4, momentum=0.9),
+        wire=E3M0,
+        mixing=0.5,
+    )
+    return Method(name=name, inner="adamw", outer=outer)
+
+
 METHODS: tuple[Method, ...] = (
     Method(name="data-parallel adamw", inner="adamw", whole_batch=True),
     Method(name="data-parallel muon", inner="muon", whole_batch=True),
@@ -103,13 +113,10 @@ METHODS: tuple[Method, ...] = (
     Method(name="solo muon", inner="muon"),
     Method(name="averaging", inner="adamw", outer=Outer(timetable=_rounds(), rule=Sgd(lr=1.0))),
     Method(name="diloco", inner="adamw", outer=Outer(timetable=_rounds(), rule=Nesterov(lr=0.7, momentum=0.9))),
-    Method(
-        name="streaming",
-        inner="adamw",
-        outer=Outer(
-            timetable=_rounds(fragments=3, delay=1), rule=Nesterov(lr=0.4, momentum=0.9), wire=E3M0, mixing=0.5
-        ),
-    ),
+    # beside `default`: what of its gap is the inner optimiser's with rounds, and what the codec's
+    Method(name="diloco muon", inner="muon", outer=Outer(timetable=_rounds(), rule=Nesterov(lr=0.7, momentum=0.5))),
+    _streaming("streaming", interval=30),
+    _streaming("streaming-100", interval=100),  # the paper's 400 times fewer bits
     Method(
         name="co2",
         inner="adamw",
@@ -144,13 +151,37 @@ METHODS: tuple[Method, ...] = (
 )
 
 
-def by_names(names: str | None) -> list[Method]:
-    """The methods of a comma-separated list, all of them for None. Raises ValueError."""
+LEAST_ROUNDS = 18
+"""With fewer a method says nothing (digest 7.3, which wants 50 and more)."""
+
+
+def by_names(
+    names: str | None,
+    steps: int | None = None,  # after the synchronous start
+    interval: int | None = None,  # H, in the place of the methods' own
+) -> list[Method]:
+    """The methods of a comma-separated list; for None all of them that have `LEAST_ROUNDS` rounds in so many steps. Raises ValueError."""
+    if interval is not None:
+        chosen = [with_interval(method, interval) for method in by_names(names, steps)]
+        twice = {"streaming", "streaming-100"} <= {method.name for method in chosen}
+        return [method for method in chosen if not (twice and method.name == "streaming-100")]
     if names is None:
-        return list(METHODS)
+        return [
+            m for m in METHODS if steps is None or m.outer is None or steps >= LEAST_ROUNDS * m.outer.timetable.interval
+        ]
     known = {method.name: method for method in METHODS}
     asked = [name.strip() for name in names.split(",")]
     unknown = [name for name in asked if name not in known]
     if unknown:
         raise ValueError(f"no method is called {', '.join(unknown)}; there are {', '.join(known)}")
     return [known[name] for name in asked]
+
+
+def with_interval(method: Method, interval: int) -> Method:
+    """The same with another H; one whole round late stays one whole round late. Without rounds, or with one in each step, it stays as it is.
+    Raises ValueError."""
+    if method.outer is None or method.outer.timetable.interval == 1:
+        return method
+    table = method.outer.timetable
+    delay = interval if table.delay == table.interval else table.delay
+    return replace(method, outer=replace(method.outer, timetable=replace(table, interval=interval, delay=delay)))

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from farflung.sims.check import machine
-from farflung.sims.quality_methods import METHODS
+from farflung.sims.quality_methods import METHODS, with_interval
 from farflung.sims.quality_plot import CEILING, frontier, plot_frontier
 from farflung.sims.quality_rows import Row
+from farflung.sims.quality_runs import EXTENDED_BY, EXTENSIONS
 from farflung.sims.quality_tiers import Tier
 from farflung.sims.quality_words import budget, checks, settings
 from farflung.training.presets import num_parameters
@@ -14,18 +15,23 @@ from farflung.training.presets import num_parameters
 PAGE, PICTURE = "quality.md", "quality.png"
 
 
-def write_page(folder: Path, tier: Tier, rows: Sequence[Row]) -> None:
+def write_page(
+    folder: Path,
+    tier: Tier,
+    rows: Sequence[Row],
+    options: str = "",  # of the command, beside the tier
+) -> None:
     """Write the page and its picture into `folder`, which is made when missing. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     plot_frontier(rows, tier, folder / PICTURE)
-    (folder / PAGE).write_text("\n".join(_lines(tier, rows)) + "\n", encoding="utf-8")
+    (folder / PAGE).write_text("\n".join(_lines(tier, rows, options)) + "\n", encoding="utf-8")
 
 
-def _lines(tier: Tier, rows: Sequence[Row]) -> list[str]:
+def _lines(tier: Tier, rows: Sequence[Row], options: str) -> list[str]:
     return [
         "# Quality: what training loses when peers say little to each other",
         "",
-        f"Made by `farflung bench quality --tier {tier.name} --page docs`; do not edit. Machine: {machine()}.",
+        f"Made by `farflung bench quality --tier {tier.name}{options} --page docs`; do not edit. Machine: {machine()}.",
         "",
         f"Tier {tier.name}: {num_parameters(tier.model):,} parameters, {tier.num_tokens:,} tokens of the embedded corpus. "
         f"All methods see the same tokens in the same order, {tier.batch * tier.model.seq_len:,} a step, split by {tier.peers} peers. The first "
@@ -36,12 +42,12 @@ def _lines(tier: Tier, rows: Sequence[Row]) -> list[str]:
         "",
         f"The line joins what no other method beats in both. Gaps above {CEILING:.0f} % stand at the upper edge, with their number.",
         "",
-        "| method | inner | H | loss, nats | gap % | gap % to AdamW | recovered | bits | fewer bytes | peak bits |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| method | inner | H | loss, nats | gap % | ± DP | gap % to AdamW | recovered | bits | fewer bytes | peak bits |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
         *(_row(row) for row in rows),
         "",
         "*gap*: of the loss, against data-parallel training with the same inner optimiser, seed by seed. "
-        f"{_spreads(rows)} A difference smaller than the largest of these says nothing, and two seeds may agree by chance. "
+        f"*± DP*: by which the seeds of that data-parallel training are apart, in %. {_spreads(rows)} A difference smaller than the largest of these says nothing, and two seeds may agree by chance. "
         "*recovered*: 0 is a peer alone with its share of the batch, 1 is data-parallel training. *bits*: sent and received by a peer, per parameter and step, as coded, headers included. "
         "*fewer bytes*: than a bf16 ring all-reduce in every step. *peak bits*: bits in the busiest step but the last, divided by the steps that they may take.",
         "",
@@ -64,7 +70,8 @@ def _lines(tier: Tier, rows: Sequence[Row]) -> list[str]:
         "",
         "## Settings and learning rates",
         "",
-        "What is published is set as published; only the inner learning rate is tuned. Behind each rate the loss on the half for choosing, the chosen one in bold.",
+        "What is published is set as published; only the inner learning rate is tuned. Behind each rate the loss on the half for choosing, the chosen one in bold. "
+        f"While the best is at an edge of its grid, another one is tried beyond, times or over {EXTENDED_BY:g}, {EXTENSIONS} at most; a best one that is at an edge still may not be the best there is.",
         "",
         "| method | settings | seeds | learning rates |",
         "|---|---|---|---|",
@@ -76,6 +83,7 @@ def _row(row: Row) -> str:
     cells = [
         (row.eval_loss, ".4f"),
         (row.gap_percent_same_inner, "+.2f"),
+        (row.dp_spread_percent, ".2f"),
         (row.gap_percent_adamw, "+.2f"),
         (row.recovered, ".2f"),
         (row.bits_per_param_per_step or None, ".4g"),
@@ -99,7 +107,8 @@ def _spreads(rows: Sequence[Row]) -> str:
 
 
 def _settings(row: Row) -> str:
-    return settings(next(method for method in METHODS if method.name == row.method))
+    method = next(method for method in METHODS if method.name == row.method)
+    return settings(method if row.H is None else with_interval(method, row.H))
 
 
 def _grid(row: Row) -> str:

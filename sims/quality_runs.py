@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from farflung.sims.quality_methods import Method
+from farflung.sims.quality_resume import Keeper
 from farflung.sims.quality_tiers import Tier
 from farflung.sims.quality_train import Outcome
 
@@ -53,6 +54,10 @@ class Runs:
         """What the run came to, if it was ever made."""
         return self._known.get(run.fingerprint)
 
+    def keeper(self, run: Run) -> Keeper | None:
+        """Of this run while it is under way; None without a file."""
+        return None if self._file is None else Keeper(self._file.with_name(f"{self._file.name}.{run.fingerprint}.pt"))
+
     def keep(self, run: Run, outcome: Outcome, seconds: float) -> None:
         """Remember it, on disk too if there is a file."""
         self._known[run.fingerprint] = outcome
@@ -73,6 +78,10 @@ class Runs:
             os.fsync(out.fileno())
 
 
+EXTENSIONS = 2
+"""Learning rates beyond a method's grid, at most."""
+EXTENDED_BY = 2.0
+
 Obtain = Callable[[Run], Outcome]
 """Makes a run, or finds it."""
 
@@ -82,8 +91,20 @@ Grid = tuple[tuple[float, float | None], ...]
 
 
 def grid(method: Method, tier: Tier, obtain: Obtain) -> Grid:
-    """What each learning rate of the tier comes to with the first seed."""
-    return tuple((lr, obtain(Run(method=method, tier=tier, lr=lr, seed=0)).tune_loss) for lr in tier.lrs(method))
+    """What each learning rate of the tier comes to with the first seed. As long as the best of them is at an edge, another one is tried
+    beyond it, `EXTENSIONS` at most."""
+
+    def tried_at(lr: float) -> tuple[float, float | None]:
+        return lr, obtain(Run(method=method, tier=tier, lr=lr, seed=0)).tune_loss
+
+    tried = tuple(tried_at(lr) for lr in sorted(tier.lrs(method)))
+    for _ in range(EXTENSIONS):
+        lowest, highest = tried[0][0], tried[-1][0]
+        if best(tried) == lowest:  # also where all diverge
+            tried = (tried_at(lowest / EXTENDED_BY), *tried)
+        elif best(tried) == highest:
+            tried = (*tried, tried_at(highest * EXTENDED_BY))
+    return tried
 
 
 def best(tried: Grid) -> float:
@@ -94,7 +115,7 @@ def best(tried: Grid) -> float:
 
 def planned(methods: Sequence[Method], tier: Tier) -> int:
     """Runs that a comparison takes, at most."""
-    return sum(len(tier.lrs(method)) + num_seeds(method, tier) - 1 for method in methods)
+    return sum(len(tier.lrs(method)) + EXTENSIONS + num_seeds(method, tier) - 1 for method in methods)
 
 
 def num_seeds(method: Method, tier: Tier) -> int:

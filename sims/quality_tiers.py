@@ -76,14 +76,16 @@ CI = Tier(
 
 NIGHTLY = Tier(
     name="nightly",
-    model=preset("1m", seq_len=128),  # 1.1 M parameters
+    model=ModelConfig(
+        vocab_size=264, dim=96, num_layers=4, num_heads=4, num_kv_heads=4, ffn_dim=288, seq_len=128
+    ),  # 505,440 parameters
     batch=64,
     microbatch=16,
     warm_steps=200,
     rise_steps=100,
     steps=2600,
-    adamw_lrs=(1.5e-3, 3e-3, 6e-3),
-    muon_lrs=(3e-3, 6e-3, 1.2e-2),
+    adamw_lrs=(3e-3, 6e-3, 1.2e-2),
+    muon_lrs=(6e-3, 1.2e-2, 2.4e-2),
     seeds=3,
     heldout=4096,
 )

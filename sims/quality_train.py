@@ -9,7 +9,7 @@ there are no rounds.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from farflung.sims.batches import batch_of
 from farflung.sims.quality_exchange import Averager
 from farflung.sims.quality_methods import Inner, Method, Outer
+from farflung.sims.quality_resume import Keeper, State
 from farflung.sims.quality_tiers import Tier
 from farflung.sims.quality_worker import Worker
 from farflung.training.data import Dataset
@@ -59,8 +60,16 @@ def corpus(tier: Tier) -> Dataset:
     return open_dataset(tier.data, ByteTokenizer(), tier.model.seq_len)
 
 
-def train(method: Method, tier: Tier, *, lr: float, seed: int, progress: Progress = lambda step, loss: None) -> Outcome:
-    """Run it. Raises DataError, and RuntimeError when the tier wants a GPU and there is none."""
+def train(
+    method: Method,
+    tier: Tier,
+    *,
+    lr: float,
+    seed: int,
+    progress: Progress = lambda step, loss: None,
+    keeper: Keeper | None = None,  # goes on from what it has, and is offered the state after each step
+) -> Outcome:
+    """Run it. Raises DataError, RuntimeError when the tier wants a GPU and there is none; ValueError, OSError for the keeper's file."""
     if tier.on_gpu and not torch.cuda.is_available():
         raise RuntimeError(f"the tier {tier.name} needs a CUDA device; ci and nightly run without one")
     data = corpus(tier)
@@ -68,10 +77,20 @@ def train(method: Method, tier: Tier, *, lr: float, seed: int, progress: Progres
     schedule = Schedule(peak=lr, warmup_steps=tier.rise_steps, total_steps=tier.steps)
     count = tier.peers if method.outer is not None else 1
     try:
-        start = _warm_start(tier, "adamw" if method.inner == "gradient" else method.inner, lr / method.lr_scale, seed)
-        workers = [start.copy(method.inner) for _ in range(count)]
+        kept = None if keeper is None else keeper.load()
+        if kept is None:
+            warm = _warm_start(
+                tier, "adamw" if method.inner == "gradient" else method.inner, lr / method.lr_scale, seed
+            )
+            workers = [warm.copy(method.inner) for _ in range(count)]
+        else:
+            workers = [Worker(tier, method.inner, seed=seed) for _ in range(count)]
+            for worker, own in zip(workers, kept["workers"], strict=True):
+                worker.load(own)
         rounds = None if method.outer is None else Rounds(method.outer, workers, last=tier.steps - tier.warm_steps)
-        for step in range(tier.warm_steps, tier.steps):
+        if rounds is not None and kept is not None:
+            rounds.load(kept["rounds"])
+        for step in range(tier.warm_steps if kept is None else kept["step"], tier.steps):
             batch = batch_of(data, order, step, tier.batch)
             shares = [batch] if method.whole_batch else batch.tensor_split(tier.peers)
             rate = schedule.at(step)
@@ -81,6 +100,8 @@ def train(method: Method, tier: Tier, *, lr: float, seed: int, progress: Progres
             if rounds is not None:
                 rounds.after(step + 1 - tier.warm_steps, outer_lr=rate if method.inner == "gradient" else None)
             progress(step + 1, sum(losses) / count)
+            if keeper is not None and step + 1 < tier.steps:
+                keeper.offer(partial(_state, step + 1, workers, rounds))
     except NonFinite:
         return _diverged()
     params = workers[0].flat.cpu() if rounds is None else rounds.params()
@@ -138,6 +159,32 @@ class Rounds:
             self._apply(exchange.fragment, self._in_flight.pop(exchange), rule, step)
         for exchange in actions.flush:
             self._apply(exchange.fragment, self._send(exchange.fragment, step), rule, step)
+
+    def state(self) -> State:
+        """Everything that `after` changes, as it is kept and not copied; before the last step."""
+        return {
+            "params": self._params,
+            "buffers": [list(buffers) for buffers in self._buffers],
+            "in_flight": [
+                (one.fragment, one.version, sent.references, sent.deltas, sent.mean)
+                for one, sent in self._in_flight.items()
+            ],
+            "late": [(late.mean, late.deltas) for late in self._late],
+            "step_bytes": self._step_bytes,
+            "cosines": self._cosines,
+            "last_norm": self._last_norm,
+            "averagers": [averager.state() for averager in self._averagers],
+        }
+
+    def load(self, state: State) -> None:
+        """Go on from what `state` gave."""
+        self._params = state["params"]
+        self._buffers = [tuple(buffers) for buffers in state["buffers"]]
+        self._in_flight = {Exchange(p, version): _Sent(*sent) for p, version, *sent in state["in_flight"]}
+        self._late = [_Late(*late) for late in state["late"]]
+        self._step_bytes, self._cosines, self._last_norm = state["step_bytes"], state["cosines"], state["last_norm"]
+        for averager, own in zip(self._averagers, state["averagers"], strict=True):
+            averager.load(own)
 
     def params(self) -> Tensor:
         """The outer parameters, fp32 [n]; of peers that differ, their mean."""
@@ -233,6 +280,15 @@ def _warm_start(tier: Tier, inner: Inner, lr: float, seed: int) -> Worker:
     for step in range(tier.warm_steps):
         worker.step(batch_of(data, order, step, tier.batch), step=step, lr=schedule.at(step))
     return worker
+
+
+def _state(step: int, workers: Sequence[Worker], rounds: Rounds | None) -> State:
+    """Of a run that has done so many steps."""
+    return {
+        "step": step,
+        "workers": [worker.state() for worker in workers],
+        "rounds": None if rounds is None else rounds.state(),
+    }
 
 
 def _data_parallel_bits(method: Method, tier: Tier) -> float:

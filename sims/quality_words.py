@@ -1,6 +1,7 @@
 """What `farflung bench quality` says about methods, for its page: settings, goals and whether they are met."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from farflung.sims.check import Check
 from farflung.sims.quality_methods import Method, Outer, Wire
@@ -32,13 +33,13 @@ def checks(rows: Sequence[Row]) -> list[Check]:
     found: list[Check] = []
     if default is not None:
         half = None if bound is None else SHARE_OF_STREAMING * bound
-        target = "default: gap, at most half of Streaming DiLoCo's"
-        found.append(_at_most(target, default.gap_percent_same_inner, half, noise))
+        target = "default: gap, at most half of Streaming DiLoCo's, and better than a peer alone"
+        found.append(_helped(_at_most(target, default.gap_percent_same_inner, half, noise), default))
         found.append(_at_most("default: no worse than data-parallel AdamW", default.gap_percent_adamw, 0.0, noise))
         found.append(_fewer("default", DEFAULT_FEWER, default))
     if thrifty is not None:
-        target = "thrifty: gap, at most Streaming DiLoCo's"
-        found.append(_at_most(target, thrifty.gap_percent_same_inner, bound, noise))
+        target = "thrifty: gap, at most Streaming DiLoCo's, and better than a peer alone"
+        found.append(_helped(_at_most(target, thrifty.gap_percent_same_inner, bound, noise), thrifty))
         found.append(_fewer("thrifty", THRIFTY_FEWER, thrifty))
     return found
 
@@ -87,6 +88,18 @@ def _at_most(
     above = f", {gap - bound:.2f} points above" if gap > bound else ""
     near = "; seeds are apart by more than that" if abs(gap - bound) < noise else ""
     return Check(target=target, measured=f"{gap:+.2f} %, bound {bound:+.2f} %{above}{near}", met=gap <= bound)
+
+
+def _helped(check: Check, row: Row) -> Check:
+    """The same, and the peers' help has to have arrived: where Streaming DiLoCo's gap is that of a peer alone or more, silence would meet it."""
+    if check.met is None:
+        return check
+    if row.recovered is None:
+        return replace(check, measured=f"{check.measured}; a peer alone was not run, or diverged", met=None)
+    said = f"{check.measured}; recovered {row.recovered:.2f}" + (
+        "" if row.recovered > 0 else ", no better than a peer alone"
+    )
+    return replace(check, measured=said, met=check.met and row.recovered > 0)
 
 
 def _fewer(name: str, least: float, row: Row) -> Check:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from farflung.sims.quality_methods import Inner
+from farflung.sims.quality_resume import State
 from farflung.sims.quality_tiers import Tier
 from farflung.training.flat import Layout
 from farflung.training.inner import InnerConfig, gradients, make_optimizer, precision
@@ -39,6 +40,19 @@ class Worker:
             state = {name: tensor.clone() for name, tensor in self.optimizer.tensors().items()}
             other.optimizer.load(state, self.optimizer.steps)
         return other
+
+    def state(self) -> State:
+        """Everything that a step changes, as it is kept and not copied."""
+        own: State = {"flat": self.flat}
+        if self.optimizer is not None:
+            own |= {"optimizer": self.optimizer.tensors(), "steps": self.optimizer.steps}
+        return own
+
+    def load(self, state: State) -> None:
+        """Go on from what `state` gave."""
+        self.flat.copy_(state["flat"])
+        if self.optimizer is not None:
+            self.optimizer.load(state["optimizer"], state["steps"])
 
     def step(
         self,

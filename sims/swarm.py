@@ -75,7 +75,14 @@ class Labour:
 
     running_s: float = 0.0
     training_s: float = 0.0
+    """In steps that have begun, whole."""
+    until: float = 0.0
+    """When the last of them is over, seconds of the simulation's clock."""
     steps: int = 0
+
+    def trained_by(self, now: float) -> float:
+        """Seconds in steps until now."""
+        return self.training_s - max(0.0, self.until - now)
 
 
 @dataclass(slots=True)
@@ -189,6 +196,7 @@ class Swarm:
         seconds = self.outfit.seconds(index, name) * self.slowness.get(index, 1.0)
         if name == "train":
             self.labour[index].training_s += seconds
+            self.labour[index].until = self.hub.now() + seconds
             self.labour[index].steps += 1
         return seconds
 

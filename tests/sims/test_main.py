@@ -32,7 +32,7 @@ def test_all_commands_are_listed() -> None:
     for command in ("create", "join", "status", "peers", "leave", "export", "id", "demo", "bench", "sim"):
         assert command in shown
     benches = CliRunner().invoke(app, ["bench", "--help"]).output
-    assert all(name in benches for name in ("overhead", "round", "overlap", "codec", "quality"))
+    assert all(name in benches for name in ("overhead", "round", "overlap", "churn", "codec", "quality"))
 
 
 def test_a_bench_of_what_does_not_exist_says_what_does() -> None:

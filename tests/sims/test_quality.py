@@ -15,8 +15,9 @@ from farflung.sims import quality, quality_train
 from farflung.sims.batches import batch_of
 from farflung.sims.quality import run_quality
 from farflung.sims.quality_exchange import Averager
-from farflung.sims.quality_methods import METHODS, Method, Outer, Wire, by_names
+from farflung.sims.quality_methods import METHODS, Method, Outer, Wire, by_names, with_interval
 from farflung.sims.quality_plot import frontier
+from farflung.sims.quality_resume import Keeper
 from farflung.sims.quality_rows import Row, Tuned, references, rows
 from farflung.sims.quality_runs import Run, Runs, best, grid
 from farflung.sims.quality_tiers import CI, TIERS, Tier
@@ -329,9 +330,14 @@ def test_goals_are_judged_against_streaming_of_the_same_run(
 
     streaming = row("streaming", gap_percent_same_inner=4.5)
     default = row("default", gap_percent_same_inner=gap, gap_percent_adamw=of_adamw, bytes_ratio_vs_ddp_bf16=ratio)
+    default = replace(default, recovered=0.4)
     assert [check.met for check in checks([streaming, default])] == met
-    thrifty = row("thrifty", gap_percent_same_inner=4.5, bytes_ratio_vs_ddp_bf16=3999.0)
+    thrifty = row("thrifty", gap_percent_same_inner=4.5, bytes_ratio_vs_ddp_bf16=3999.0, recovered=0.1)
     assert [check.met for check in checks([streaming, thrifty])] == [True, False]
+    alone = replace(thrifty, recovered=-0.1)
+    assert [check.met for check in checks([streaming, alone])] == [False, False], "no better than saying nothing"
+    unknown = replace(thrifty, recovered=None)
+    assert [check.met for check in checks([streaming, unknown])] == [None, False]
     assert checks([streaming]) == []
     both = goals([streaming, default, thrifty], "gap_percent_same_inner")
     assert (
@@ -352,11 +358,24 @@ def test_the_budget_is_what_the_ratio_leaves_of_a_run() -> None:
     assert "38.4 and 9.6 in nightly" in longer and budget(rows(tuned[:1], CI), CI) == []
 
 
-def test_the_rate_is_chosen_on_its_own_part_and_divergence_loses() -> None:
-    losses = {3e-3: 1.5, 6e-3: None}
-    assert best(grid(ADAMW, TOY, lambda run: outcome(losses[run.lr]))) == 3e-3
-    losses = {3e-3: 1.5, 6e-3: 1.4}
-    assert best(grid(ADAMW, TOY, lambda run: outcome(losses[run.lr]))) == 6e-3
+@pytest.mark.parametrize(
+    ("losses", "lr", "tried"),
+    [
+        ({1.5e-3: 1.6, 3e-3: 1.5, 6e-3: None}, 3e-3, [1.5e-3, 3e-3, 6e-3]),
+        ({3e-3: 1.5, 6e-3: 1.4, 1.2e-2: 1.45}, 6e-3, [3e-3, 6e-3, 1.2e-2]),
+        ({3e-3: 1.5, 6e-3: 1.4, 1.2e-2: 1.3, 2.4e-2: 1.2}, 2.4e-2, [3e-3, 6e-3, 1.2e-2, 2.4e-2]),
+        ({7.5e-4: None, 1.5e-3: None, 3e-3: None, 6e-3: None}, 7.5e-4, [7.5e-4, 1.5e-3, 3e-3, 6e-3]),
+    ],
+)
+def test_the_rate_is_chosen_on_its_own_part_and_the_grid_goes_on_at_an_edge(
+    losses: dict[float, float | None], lr: float, tried: list[float]
+) -> None:
+    found = grid(ADAMW, TOY, lambda run: outcome(losses[run.lr]))
+    assert best(found) == lr and [one for one, _ in found] == tried
+    assert found == tuple((one, losses[one]) for one in tried)
+
+
+def test_the_best_of_no_grid_at_all_is_the_lowest() -> None:
     assert best(((3e-3, None), (6e-3, None))) == 3e-3
 
 
@@ -390,10 +409,85 @@ def test_the_whole_command_and_its_second_time(
     )
     assert all(f"{row.eval_loss:.4f}" in page for row in found)
     made = len(out.read_text().splitlines())
-    assert made == 4 * 2 + 1, "two rates each, a second seed for data-parallel"
+    assert made == sum(len(row.grid) for row in found) + 1, "each rate once, a second seed for data-parallel"
+    assert all(2 <= len(row.grid) <= 4 for row in found), "two rates each, and two beyond them at most"
+    assert [file.name for file in tmp_path.iterdir() if file.suffix == ".pt"] == []
+    spread = found[0].dp_spread_percent
+    assert spread is not None and f" | {spread:.2f} | " in page.partition("| averaging")[2].partition("\n")[0]
     monkeypatch.setattr(quality, "train", lambda *args, **kwargs: pytest.fail("nothing is left to run"))
     assert run_quality("ci", names="averaging,sparseloco", out=out) == found
     assert "fewer bytes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_a_run_that_is_cut_comes_to_the_same_bits(method: Method, tmp_path: Path) -> None:
+    """Cut after nine of fifteen steps, kept after each third, with exchanges in flight where there is a delay."""
+    if method.outer is not None and method.outer.timetable.interval > 1:
+        method = with_interval(method, 4)
+    lr = TOY.lrs(method)[0]
+    whole = train(method, TOY, lr=lr, seed=0)
+    ticks = iter(range(1000))
+    keeper = Keeper(tmp_path / "run.pt", every_s=3.0, clock=lambda: float(next(ticks)))
+
+    def cut_at_nine(step: int, loss: float) -> None:
+        if step == 9:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(method, TOY, lr=lr, seed=0, progress=cut_at_nine, keeper=keeper)
+    assert keeper.file.exists()
+    quality_train._warm_start.cache_clear()
+    seen: list[int] = []
+    again = Keeper(keeper.file)
+    assert train(method, TOY, lr=lr, seed=0, progress=lambda step, _: seen.append(step), keeper=again) == whole
+    assert seen[0] == 7 and seen[-1] == TOY.steps, "from the last state that was kept"
+    again.drop()
+    assert not keeper.file.exists()
+
+
+def test_a_damaged_run_under_way_is_refused(tmp_path: Path) -> None:
+    keeper = Keeper(tmp_path / "run.pt", every_s=0.0)
+    assert keeper.load() is None
+    keeper.offer(lambda: {"step": 7})
+    assert keeper.load() == {"step": 7}
+    keeper.file.write_bytes(keeper.file.read_bytes()[:50])
+    with pytest.raises(ValueError, match="remove it"):
+        keeper.load()
+
+
+def test_known_runs_are_still_found() -> None:
+    """Runs take days: what decides them must not change its fingerprint unawares."""
+    found = {method.name: Run(method=method, tier=CI, lr=6e-3, seed=0).fingerprint for method in METHODS}
+    assert found["data-parallel adamw"] == "9b222af041838eef" and found["solo adamw"] == "83a941bd752582b0"
+    assert found["streaming"] == "67e2555257f8813a" and found["default"] == "6b97ad8ddf1e0d4c"
+    assert found["sparseloco"] == "de2d0b72e190eedc"
+
+
+def test_another_interval_is_for_all_methods_with_rounds() -> None:
+    chosen = {method.name: method for method in by_names(None, 2400, 100)}
+    assert "streaming-100" not in chosen, "it is `streaming` then"
+    tables = {name: method.outer.timetable for name, method in chosen.items() if method.outer is not None}
+    assert {table.interval for name, table in tables.items() if name != "demo"} == {100}
+    assert tables["demo"].interval == 1 and tables["co2"].delay == 100 and tables["streaming"].delay == 1
+    assert [m.name for m in by_names("streaming-100", None, 50)] == ["streaming-100"]
+
+
+def test_methods_need_enough_rounds_unless_they_are_asked_for() -> None:
+    assert "streaming-100" not in [method.name for method in by_names(None, 540)]
+    assert "streaming-100" in [method.name for method in by_names(None, 2400)]
+    assert [method.name for method in by_names("streaming-100", 540)] == ["streaming-100"]
+
+
+def test_peers_and_interval_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TIERS, "ci", replace(TOY, name="ci"))
+    found = run_quality("ci", names="averaging", peers=4, interval=6, page=tmp_path)
+    assert found[-1].peers == 4 and found[-1].H == 6
+    page = (tmp_path / "quality.md").read_text()
+    assert "--tier ci --peers 4 --interval 6 --page docs" in page and "| averaging | H 6; averaging" in page
+    with pytest.raises(ValueError, match="choose 2 to 12"):
+        run_quality("ci", interval=13)
+    with pytest.raises(ValueError, match="multiple of the peers"):
+        run_quality("ci", peers=3)
 
 
 def test_settings_of_every_method_in_words() -> None:
@@ -422,3 +516,4 @@ def test_a_gpu_tier_says_so_without_one(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_tiers_are_what_they_say() -> None:
     assert CI.steps * CI.batch * CI.model.seq_len == 2_457_600
     assert Worker(CI, "adamw", seed=0).layout.num_parameters == 167_872
+    assert Worker(TIERS["nightly"], "adamw", seed=0).layout.num_parameters == 505_440
