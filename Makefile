@@ -21,7 +21,8 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-soak: $(STAMP)                    # seeded misfortune under virtual time, every tenth twice (same seed, same log): 500 swarms, 1,000 pipelines that lose stages
+soak: $(STAMP)                    # seeded misfortune under virtual time, every tenth twice (same seed, same log): 10,000 brisk swarms, 500 larger ones, 1,000 pipelines that lose stages
+	$(BIN)/python -m farflung.sims.chaos --kind brisk --seeds 10000 --repeat-every 10
 	$(BIN)/python -m farflung.sims.chaos --seeds 500 --repeat-every 10
 	$(BIN)/python -m farflung.sims.chaos_pipeline --seeds 1000 --repeat-every 10
 

@@ -87,7 +87,9 @@ class Executor:
             case Expect(plan_id, plan):
                 exchange.expect(plan_id, plan)
             case Contribute(plan_id, plan):
-                self._log.emit("round.scatter", round=plan.height, bytes=self._contribution_bytes(plan))
+                self._log.emit(
+                    "round.scatter", round=plan.height, plan=plan_id.hex(), bytes=self._contribution_bytes(plan)
+                )
                 exchange.start(plan_id, exchange.contribute(plan_id), group)
             case Reduce(plan_id, _, part, weights, early):
                 exchange.start(plan_id, exchange.reduce(plan_id, part, weights, early=early), group)

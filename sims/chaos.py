@@ -1,8 +1,10 @@
 """Small swarms with toy learners under seeded misfortune: what `make soak` runs by the hundred, and tests meddle with.
 
-One seed draws 3 to 24 peers and a schedule of joins, leaves, kills, pauses, partitions, lost, doubled and late messages, and a calm stretch after it. Run by hand:
+One seed draws 3 to 24 peers and a schedule of joins, leaves, kills, pauses, partitions, lost, doubled and late messages, and a calm stretch after it. `brisk` ones are
+small and short, and go by the ten thousand: 3 to 6 peers with quick steps, hit every few seconds for a minute and a half. Run by hand:
 
-    python -m farflung.sims.chaos --seeds 500 --repeat-every 10   # `make soak`
+    python -m farflung.sims.chaos --kind brisk --seeds 10000 --repeat-every 10   # `make soak`
+    python -m farflung.sims.chaos --seeds 500 --repeat-every 10   # as well
     python -m farflung.sims.chaos --seed 17 --events              # one schedule, with its log
     python -m farflung.sims.chaos --seed 17 --twice               # and once more: the log has to be the same
 """
@@ -40,6 +42,9 @@ TOKENS_PER_SAMPLE = 8
 OUTER = Nesterov(lr=0.7, momentum=0.5)
 CHURN_S = 300.0
 CALM_S = 240.0
+BRISK_CHURN_S = 90.0
+BRISK_CALM_S = 45.0
+BRISK_PEERS = 6
 HAND_S = 0.002
 """What everything but training takes."""
 
@@ -168,18 +173,36 @@ def fuzz_plan(seed: int) -> Plan:
     return replace(toy_plan(seed, schedule, wire, calm_s=churn.calm_s), links=lambda peer: link)
 
 
-def run_schedule(seed: int, schedule: Schedule, meddler: Meddler | None = None, wire: Wire = INT8) -> Report:
-    """Simulate a schedule; the seed draws keys, speeds and what the network does. The log is kept."""
-    return simulate(toy_plan(seed, schedule, wire), keep=True, meddler=meddler)
+def brisk_plan(
+    seed: int, *, churn_s: float = BRISK_CHURN_S, calm_s: float = BRISK_CALM_S, fragments: int | None = None
+) -> Plan:
+    """A small swarm in which something goes wrong every few seconds, and rounds are quick: much happens in little time."""
+    rng = random.Random(seed)
+    churn = ChurnModel(calm_s=calm_s, mean_gap_s=8.0, mean_outage_s=12.0, min_rejoin_s=8.0)
+    schedule = draw_schedule(rng, rng.randint(3, BRISK_PEERS), churn_s + calm_s, churn)
+    step_s = tuple(random.Random(f"{seed}/speed/{peer}").uniform(0.6, 1.8) for peer in range(schedule.num_peers))
+    return toy_plan(seed, schedule, Wire(step_s=step_s, fragments=fragments), calm_s=calm_s)
 
 
-def run_seed(seed: int) -> Report:
+def run_schedule(
+    seed: int, schedule: Schedule, meddler: Meddler | None = None, wire: Wire = INT8, *, keep: bool = True
+) -> Report:
+    """Simulate a schedule; the seed draws keys, speeds and what the network does. `keep`: the log is kept."""
+    return simulate(toy_plan(seed, schedule, wire), keep=keep, meddler=meddler)
+
+
+def run_seed(seed: int, *, keep: bool = True) -> Report:
     """Simulate one seed from beginning to end."""
-    return run_schedule(seed, drawn_schedule(seed))
+    return run_schedule(seed, drawn_schedule(seed), keep=keep)
+
+
+def run_brisk(seed: int, *, keep: bool = True) -> Report:
+    """Simulate one seed of the brisk kind from beginning to end."""
+    return simulate(brisk_plan(seed), keep=keep)
 
 
 def main() -> None:
-    soak(__doc__, run_seed, _told)
+    soak(__doc__, {"chaos": run_seed, "brisk": run_brisk}, _told)
 
 
 def _told(report: Report) -> str:

@@ -56,9 +56,9 @@ class StageReport(Report):
     """Of them after the last blow."""
 
 
-def run_seed(seed: int) -> StageReport:
+def run_seed(seed: int, *, keep: bool = True) -> StageReport:
     """From beginning to end."""
-    return run_scene(seed, draw_scene(seed))
+    return run_scene(seed, draw_scene(seed), keep=keep)
 
 
 def run_scene(seed: int, scene: Scene, *, keep: bool = True, stop_when_broken: bool = False) -> StageReport:
@@ -198,7 +198,7 @@ def _recipe(scene: Scene, founder: Ed25519Signer) -> Recipe:
 
 
 def main() -> None:
-    soak(__doc__, run_seed, _told)
+    soak(__doc__, {"pipelines": run_seed}, _told)
 
 
 def _told(report: StageReport) -> str:

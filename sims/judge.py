@@ -10,7 +10,8 @@ that is judged: it counts votes, follows the samples, and computes means and out
     5  one history                       one commit per height, each by a majority of valid signatures of the view before; nobody takes back what
                                          it promised or voted for, killed and started again or not
     6  each sample once                  the intervals of done, held, free and suspended tile [0, cursor); who contributes, contributes what is counted
-    7  exactly-once accumulation         as 4: a contribution that counts twice makes another mean
+    7  exactly-once accumulation         as 4: a contribution that counts twice makes another mean; and nobody sends one twice under one plan, as whoever
+                                         takes up a plan again that is under way or over
     8  bad messages are typed errors     honest nodes refuse nothing but what is late or repeated, and no node crashes
     9  a missed round has a reason       whoever sent a contribution that was not counted has said why
     0  the swarm lives                   in calm, rounds go on and nobody is left behind
@@ -91,6 +92,8 @@ class Judge:
     """Newest version seen, its parameters and momentum."""
     _state: tuple[int, Tensor, Tensor] | None = None
     """Newest version whose digest was found right, its parameters and momentum."""
+    _plans: dict[int, tuple[int, set[str]]] = field(default_factory=dict)
+    """By peer, the height of the round that it last sent a contribution for, and the plans under which it did, since it was started."""
     _owing: set[int] = field(default_factory=set)
     """Peers that sent a contribution and have not heard what became of it."""
 
@@ -141,8 +144,10 @@ class Judge:
         match event["event"]:
             case "node.start":
                 self._owing.discard(index)
+                self._plans.pop(index, None)
             case "round.scatter":
                 self._owing.add(index)
+                self._on_scatter(index, int(event["round"]), str(event["plan"]))
             case "round.missed":
                 self._owing.discard(index)
                 if not event["reason"]:
@@ -155,6 +160,14 @@ class Judge:
                 self.violate(8, f"peer {index} refused an honest message: {event['error']}: {event['reason']}")
             case "invariant.broken":
                 self.violate(int(event["which"]), f"peer {index} says: {event['detail']}")
+
+    def _on_scatter(self, index: int, height: int, plan: str) -> None:
+        at, plans = self._plans.get(index, (height, set()))
+        if at != height:
+            plans = set()
+        if plan in plans:
+            self.violate(7, f"peer {index} sent its contribution to round {height} twice under plan {plan[:8]}")
+        self._plans[index] = (height, plans | {plan})
 
     def _on_commit(self, index: int, event: Event) -> None:
         version, digest = int(event["version"]), str(event["digest"])

@@ -6,7 +6,6 @@ Run as a script this module looks for them anew: `python tests/sims/test_broken.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from random import Random
 from typing import Any
 
 import msgspec
@@ -29,8 +28,7 @@ from farflung.protocol.ledger import Ledger, Suspended
 from farflung.protocol.messages import Committed
 from farflung.protocol.participation import Participation
 from farflung.protocol.proposer import Proposer, Surroundings
-from farflung.sims.chaos import Wire, toy_plan
-from farflung.sims.fault_drawing import ChurnModel, draw_schedule
+from farflung.sims.chaos import brisk_plan
 from farflung.sims.simulation import Report, simulate
 from farflung.sims.toy import MemoryStorage
 from farflung.training.coupled import Coupled, Update
@@ -38,14 +36,8 @@ from farflung.training.coupled import Coupled, Update
 
 def run(seed: int) -> Report:
     """A small swarm in which something goes wrong every few seconds, until the judge objects."""
-    rng = Random(seed)
-    churn = ChurnModel(calm_s=10.0, mean_gap_s=8.0, mean_outage_s=12.0, min_rejoin_s=8.0)
-    schedule = draw_schedule(rng, rng.randint(3, 6), 90.0, churn)
-    step_s = tuple(
-        Random(f"{seed}/speed/{peer}").uniform(0.6, 1.8) for peer in range(schedule.num_peers)
-    )  # brisk: many rounds
-    wire = Wire(step_s=step_s, fragments=1)
-    return simulate(replace(toy_plan(seed, schedule, wire, calm_s=0.0), stop_when_broken=True))
+    plan = brisk_plan(seed, churn_s=80.0, calm_s=10.0, fragments=1)
+    return simulate(replace(plan, calm_s=0.0, stop_when_broken=True))
 
 
 broken = Broken(lambda name, seed: run(seed).violations, neighbours=16)
@@ -148,6 +140,11 @@ def forgets_its_vote_when_killed(monkeypatch: pytest.MonkeyPatch) -> None:
 @broken
 def says_nothing_of_why_it_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Attendance, "_why_missed", lambda self, result: "")
+
+
+@broken
+def accepts_replayed_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Attendance, "has_seen", lambda self, plan: False)
 
 
 # ---- samples -------------------------------------------------------------------------------------------------------
@@ -281,6 +278,7 @@ CAUGHT: dict[str, tuple[int, int]] = {
     "accepts_state_of_a_stale_version": (13, 1),
     "forgets_its_vote_when_killed": (80, 5),
     "applies_a_repeated_commit_again": (0, 8),
+    "accepts_replayed_plans": (0, 7),
 }
 """Name → first seed, and the invariant that it breaks."""
 
