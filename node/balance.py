@@ -29,7 +29,7 @@ from farflung.protocol.keys import PeerId
 from farflung.protocol.pipeline_messages import Load, MoveOrder, Present, SwarmMessage
 from farflung.protocol.roll import Roll
 from farflung.training.model import ModelConfig
-from farflung.training.pipeline_slice import StageSlice
+from farflung.training.pipeline_slice import StageSlice, stage_weights
 
 LOOK_S = 2.0
 """Between two looks at the stages."""
@@ -253,16 +253,6 @@ class Balance:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
-
-
-def stage_weights(model: ModelConfig, sizes: tuple[int, ...]) -> tuple[float, ...]:
-    """Products of one token in each stage's layers, and in stage 0 the head: what a visit computes, attention to other tokens apart."""
-    weights = []
-    for stage in range(len(sizes)):
-        tables = [(name, shape) for name, shape in StageSlice(sizes, stage).shapes(model) if len(shape) > 1]
-        looked_up = [] if model.tie_embeddings else ["model.embed_tokens.weight"]
-        weights.append(float(sum(shape.numel() for name, shape in tables if name not in looked_up)))
-    return tuple(weights)
 
 
 def stage_bytes(model: ModelConfig, sizes: tuple[int, ...]) -> tuple[int, ...]:

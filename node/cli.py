@@ -176,11 +176,16 @@ def create(
             "hash": made.hash_hex,
             "founder": made.founder,
             "open": open_,
+            "layers": list(made.layers),
         }
         where = {"addresses": list(made.addresses), "port": made.port, "published": made.published}
         print_json(facts | {"invitation": made.invitation, "manifest": str(made.manifest)} | where)
         return
     typer.echo(f"swarm {made.name} founded ({made.hash_hex[:12]}), full name {made.full_name}")
+    if made.layers:
+        typer.echo(
+            f"{len(made.layers)} stages of {' + '.join(map(str, made.layers))} layers; the first has the head besides"
+        )
     if open_:
         typer.echo("anybody who finds the name may join and send it anything; founded with --open")
     if made.published:
@@ -213,7 +218,7 @@ def join(
     stage: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Of a pipeline: the stage to serve. Default: the one with the fewest peers that fits."
+            min=0, help="Of a pipeline: the stage to serve. Default: of those that fit, the one that needs a peer most."
         ),
     ] = None,
     region: Annotated[

@@ -171,7 +171,7 @@ def _stage_patient(swarm: SwarmPaths, recipe: Recipe) -> Patient:
     one = stages[saved.life.stage] if saved is not None else max(stages, key=lambda each: num_parameters(each.shape()))
     which = "this machine's" if saved is not None else "the largest"
     return Patient(
-        name=f"{swarm.name}, stage {one.stage} of {len(stages)}, {which}",
+        name=f"{swarm.name}, stage {one.stage} of {len(stages)} ({' + '.join(map(str, one.part.sizes))} layers), {which}",
         model=one.shape(),
         inner=recipe.inner,
         batch=one.samples_per_microbatch,

@@ -44,6 +44,7 @@ from farflung.protocol.versions import negotiate
 from farflung.training.data import Dataset
 from farflung.training.errors import DataError
 from farflung.training.methods import TRAINING_METHODS
+from farflung.training.pipeline_slice import even_sizes
 from farflung.training.presets import PRESETS, preset
 from farflung.training.sources import open_dataset
 from farflung.training.tokenizer import Tokenizer, open_tokenizer
@@ -93,6 +94,7 @@ def found_swarm(options: CreateOptions) -> CreatedSwarm:
     manifest = manifest_from_sections(
         sections, founder=identity.public_key, created=int(time.time()), presets=_presets(tokenizer, sections)
     )
+    manifest = _with_layers(manifest)
     _check_version(manifest)
     recipe = read_recipe(manifest)
     if manifest.pipeline.stages > 1:
@@ -136,7 +138,17 @@ def found_swarm(options: CreateOptions) -> CreatedSwarm:
         published=bool(options.peers),
         founder=identity.public_key.hex(),
         manifest=paths.swarm(recipe.swarm.hex()).manifest,
+        layers=manifest.pipeline.layers,
     )
+
+
+def _with_layers(manifest: Manifest) -> Manifest:
+    """Of a pipeline, with the layers of its stages where nobody has said them: no rule of the protocol, so whoever founds a swarm decides it."""
+    pipeline = manifest.pipeline
+    if pipeline.stages == 1 or pipeline.layers:
+        return manifest
+    layers = even_sizes(read_recipe(manifest).model, pipeline.stages)
+    return msgspec.structs.replace(manifest, pipeline=msgspec.structs.replace(pipeline, layers=layers))
 
 
 def _check_version(manifest: Manifest) -> None:

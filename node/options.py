@@ -112,6 +112,8 @@ class CreatedSwarm:
     """Public key of the founder in hex."""
     manifest: Path
     """Where the signed manifest lies."""
+    layers: tuple[int, ...] = ()
+    """Of a pipeline, those of each stage."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,7 +135,7 @@ class JoinOptions:
     save_memory: str = "auto"
     """`auto` takes what is needed, the cheapest first; `none`; or any of `checkpoint`, `offload` and `8bit`, with commas."""
     stage: int | None = None
-    """Of a pipeline: which to serve. None takes that of the last time, or the one that has the fewest peers and fits."""
+    """Of a pipeline: which to serve. None takes that of the last time, or of those that fit the one that needs a peer most."""
     region: str = ""
     """Of a pipeline: where this machine stands, so that copies of its stage are kept elsewhere; empty: unknown."""
     owner: str = ""

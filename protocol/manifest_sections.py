@@ -221,7 +221,7 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     stages: int = 1
     """Stage 0 has the embedding, the first layers, the last norm and the head; its peers are the data nodes."""
     layers: tuple[int, ...] = ()
-    """Layers of each stage; empty: as even as can be."""
+    """Layers of each stage; empty: as even as can be by number. `farflung create` fills it by what the stages compute, head included."""
     skip: float = 0.0
     """Share of the stages that a microbatch leaves out on its way, never stage 0 (SkipPipe, arXiv 2502.19913). With any, one more may go when all of its
     peers die in the middle of a step."""

@@ -7,7 +7,7 @@ head has no parameter of its own and comes with the embedding.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -71,3 +71,33 @@ def assemble(config: ModelConfig, sizes: Sequence[int], flats: Mapping[int, Tens
         for place, slot in zip((one for one in places if part.holds(one.name)), own, strict=True):
             whole[place.start : place.stop] = flat[slot.start : slot.stop]
     return whole
+
+
+def stage_weights(model: ModelConfig, sizes: tuple[int, ...]) -> tuple[float, ...]:
+    """Products of one token in each stage's layers, and in stage 0 the head: what a visit computes, attention to other tokens apart."""
+    weights = []
+    for stage in range(len(sizes)):
+        tables = [(name, shape) for name, shape in StageSlice(sizes, stage).shapes(model) if len(shape) > 1]
+        looked_up = [] if model.tie_embeddings else ["model.embed_tokens.weight"]
+        weights.append(float(sum(shape.numel() for name, shape in tables if name not in looked_up)))
+    return tuple(weights)
+
+
+def even_sizes(model: ModelConfig, stages: int) -> tuple[int, ...]:
+    """Layers of each stage, such that the stage that computes most computes as little as whole layers allow. Every stage has at least one layer.
+
+    Stage 0 has the head besides, which with a large vocabulary is worth several layers; so it gets fewer of them. What is left over goes to the last
+    stages. Raises BadPlan when there are fewer layers than stages.
+    """
+    if not 1 <= stages <= model.num_layers:
+        raise BadPlan(f"a model of {model.num_layers} layers has 1 to {model.num_layers} stages, not {stages}")
+    if stages == 1:
+        return (model.num_layers,)
+    (with_head, layer), sizes = stage_weights(replace(model, num_layers=2), (1, 1)), [1] * stages
+    costs = [with_head, *[layer] * (stages - 1)]
+    for _ in range(model.num_layers - stages):
+        # one by one to whoever has least: as all layers are alike, nothing has a smaller maximum
+        least = min(range(stages), key=lambda stage: (costs[stage], -stage))
+        sizes[least] += 1
+        costs[least] += layer
+    return tuple(sizes)

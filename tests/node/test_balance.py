@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.protocol.pipeline_says import says
 
-from farflung.node.balance import AGAIN_S, SHARE, URGENT_S, Balance, stage_bytes, stage_weights
+from farflung.node.balance import AGAIN_S, SHARE, URGENT_S, Balance, stage_bytes
 from farflung.node.diary import Spent
 from farflung.node.events import Event, EventLog
 from farflung.node.network import PeerId
@@ -19,6 +19,7 @@ from farflung.protocol.pipeline_messages import Load, MoveOrder, Present, SwarmM
 from farflung.protocol.roll import Roll
 from farflung.sims import clock
 from farflung.sims.pipeline_small import recipe, signers
+from farflung.training.pipeline_slice import stage_weights
 
 SIGNERS = signers(6)
 FOUNDER, ME, *OTHERS, LAST = [signer.peer_id for signer in SIGNERS]

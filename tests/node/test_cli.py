@@ -265,12 +265,14 @@ def test_create_hands_its_flags_on_and_prints_the_invitation(monkeypatch: pytest
             published=bool(wanted.peers),
             founder=PEER,
             manifest=Path("m"),
+            layers=(2, 3),
         )
 
     fake_daemon(monkeypatch, create=create)
     there = run("create", "x", "--preset", "micro", "--steps", 40, "--peer", "a", "--peer", "b", "--open").stdout
     assert "farflung join farflung1abc" in there and "anybody" in there
     assert "published in the DHT, under its name and its hash, through a, b\n" in there and "as soon as" not in there
+    assert "2 stages of 2 + 3 layers; the first has the head besides" in there
     later = run("create", "x").stdout
     assert f"swarm x founded ({SWARM[:12]}), full name {FULL_NAME}\n" in later
     assert "farflung join farflung1abc" in later and "published when this machine's node starts" in later
@@ -286,6 +288,7 @@ def test_create_hands_its_flags_on_and_prints_the_invitation(monkeypatch: pytest
         "hash": SWARM,
         "founder": PEER,
         "open": False,
+        "layers": [2, 3],
         "invitation": "farflung1abc",
         "manifest": "m",
         "addresses": ["there"],

@@ -130,11 +130,14 @@ def test_the_doctor_looks_at_a_stage(tmp_path: Path) -> None:
     made = found(tmp_path)
     options = DoctorOptions(swarm="pipe", home=tmp_path / "a", device="cpu")
     findings = examine(options)
-    assert findings["model"] == "pipe, stage 0 of 2, the largest" and findings["microbatch"] == 4
+    assert findings["model"] == "pipe, stage 0 of 2 (2 + 2 layers), the largest" and findings["microbatch"] == 4
     swarm = resolve_paths(tmp_path / "a", {}).find_swarm("pipe")
     save_stage(swarm, SavedStage(Life(1, 0, bytes.fromhex(made.founder)), ()))
     again = examine(options)
-    assert again["model"] == "pipe, stage 1 of 2, this machine's" and again["parameters"] < findings["parameters"]
+    assert (
+        again["model"] == "pipe, stage 1 of 2 (2 + 2 layers), this machine's"
+        and again["parameters"] < findings["parameters"]
+    )
 
 
 @pytest.mark.slow

@@ -106,6 +106,23 @@ def test_stages_have_rounds_more_often(tmp_path: Path, corpus: Path) -> None:
         assert manifest.inner_steps == steps
 
 
+def test_layers_are_dealt_by_what_stages_compute_and_a_file_decides(tmp_path: Path, corpus: Path) -> None:
+    """With the tokens of bytes a head is little; one of a vocabulary that computes as much as four layers costs stage 0 so many."""
+    shape = "[model]\ndim = 64\nnum_layers = 12\nnum_heads = 2\nnum_kv_heads = 2\nffn_dim = 128\nseq_len = 16\nvocab_size = {}\n"
+    layer = 4 * 64 * 64 + 3 * 64 * 128
+    for name, vocab, more, layers in (
+        ("alpha", 264, "", (4, 4, 4)),
+        ("beta", 4 * layer // 64, "", (1, 5, 6)),
+        ("gamma", 4 * layer // 64, "[pipeline]\nlayers = [4, 6, 2]\n", (4, 6, 2)),
+    ):
+        file = tmp_path / f"{name}.toml"
+        file.write_text(shape.format(vocab) + more)
+        made, manifest = found(tmp_path, corpus, name=name, config=file, preset=None, stages=3)
+        assert manifest.pipeline.layers == made.layers == layers
+    made, manifest = found(tmp_path, corpus, name="delta")
+    assert manifest.pipeline.layers == made.layers == ()
+
+
 @pytest.mark.parametrize("name", sorted(TRAINING_METHODS))
 def test_a_method_is_what_neither_flags_nor_the_file_say(tmp_path: Path, corpus: Path, name: str) -> None:
     options = CreateOptions(name="b", method=name, data=str(corpus), steps=300, home=tmp_path / "a", open=True)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from farflung.training.inner import InnerConfig
 from farflung.training.model import Decoder, ModelConfig, parameter_shapes
 from farflung.training.pipeline_boundary import Boundary
 from farflung.training.pipeline_plan import BadPlan
-from farflung.training.pipeline_slice import StageSlice, assemble
+from farflung.training.pipeline_slice import StageSlice, assemble, even_sizes, stage_weights
 from farflung.training.pipeline_worker import Accumulated
 from farflung.training.replica import Replica
 from farflung.training.rules import Nesterov
@@ -135,3 +136,21 @@ def test_a_fit_changes_outer_and_local_parameters_alike() -> None:
     assert new.misfit(pairs, boundary) < 0.7 * before
     assert torch.equal(new.outer.params, flat(new.model)) and new.optimizer.steps == 0
     assert all(parameter.grad is None for parameter in new.model.parameters())
+
+
+@pytest.mark.parametrize("vocab_size", [32, 1000, 20_000])
+@pytest.mark.parametrize(("layers", "stages"), [(4, 2), (7, 3), (8, 4), (9, 4), (5, 5)])
+def test_layers_are_as_even_by_cost_as_whole_ones_can_be(vocab_size: int, layers: int, stages: int) -> None:
+    """Against all ways to deal them."""
+    model = ModelConfig(
+        vocab_size=vocab_size, dim=16, num_layers=layers, num_heads=2, num_kv_heads=2, ffn_dim=24, seq_len=8
+    )
+    dealt = [sizes for sizes in product(range(1, layers + 1), repeat=stages) if sum(sizes) == layers]
+    sizes = even_sizes(model, stages)
+    assert sizes in dealt
+    assert max(stage_weights(model, sizes)) == min(max(stage_weights(model, other)) for other in dealt)
+
+
+def test_there_are_layers_for_all_stages() -> None:
+    with pytest.raises(BadPlan, match="1 to 5 stages, not 6"):
+        even_sizes(CONFIG, 6)
