@@ -1,9 +1,8 @@
 """Before a peer can be part of a pipeline it has to know its stage, and who began that stage's chain.
 
-It asks whoever it knows (`Present` without a stage), hears how many peers serve each stage, and takes the one that has the fewest, among those
-that fit its memory; ties fall by its key, so that several newcomers do not all choose alike. Then it says what it wants, and looks once more: those
-who were told count newcomers too, so of several who come at once the later ones see that the place is taken, and choose again when that makes the
-stages more even.
+It asks whoever it knows (`Present` without a stage), hears how many peers serve each stage and what steps cost them, and takes the stage that needs it
+most, among those that fit its memory (`balance.neediest`). Then it says what it wants, and looks once more: those who were told count newcomers too,
+so of several who come at once the later ones see that the place is taken, and choose again when another stage needs them more then.
 
 It goes in when somebody has the state of that stage, or when it is itself to begin it: a stage that nobody has begun yet the founder's node lets the first begin who
 wants it (`protocol/appointment.py`), one that was lost the data nodes (`protocol/lives.py`), and till then it waits here. So does who has begun a life and
@@ -11,22 +10,18 @@ lost its state (`remains.spent`), until somebody else has that, or the next life
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
-from farflung.node.network import PeerId
 from farflung.node.outside import Outside
+from farflung.protocol.balance import Scene, neediest
 from farflung.protocol.lives import Life
 from farflung.protocol.pipeline_messages import Present
 
 ASK_S = 1.0
 """Between two questions: messages may be lost, and peers may just be starting."""
 
-
-def neediest(counts: Sequence[int], fits: Collection[int], key: PeerId) -> int:
-    """The stage with the fewest peers among those that fit; ties by key."""
-    fewest = min(counts[stage] for stage in fits)
-    tied = sorted(stage for stage in fits if counts[stage] == fewest)
-    return tied[int.from_bytes(key[:8], "big") % len(tied)]
+GATHER_S = 0.5
+"""After the first answer, before the first choice: what steps cost is each peer's own to tell."""
 
 
 class Entrance:
@@ -55,6 +50,8 @@ class Entrance:
                     await self._news.wait()
             except TimeoutError:
                 continue
+            if self._outside.wants < 0:
+                await asyncio.sleep(GATHER_S)
             self._news.clear()
             if (called := self._called()) is not None:
                 return called
@@ -83,11 +80,24 @@ class Entrance:
         counts, wanted = list(self._counts), self._outside.wants
         if wanted >= 0:
             counts[wanted] -= 1  # that is us
-        best = neediest(counts, self._fits, self._roll.me)
-        if best == wanted or (wanted >= 0 and counts[best] >= counts[wanted]):
+        best = neediest(self._scene(), counts, self._fits, self._roll.me, wanted)
+        if best == wanted:
             return False
         self._outside.wants, self._counts = best, []
         return True
+
+    def _scene(self) -> Scene:
+        """What peers of the stages say of themselves. What a stage computes matters to those only who move from one to another."""
+        roll, now = self._roll, self._outside.now()
+        serving = [peer for stage in range(roll.stages) for peer in roll.serving(stage, now)]
+        return Scene(
+            said={peer: said for peer in serving if (said := roll.present(peer)) is not None},
+            weights=(1.0,) * roll.stages,
+            state_bytes=(0,) * roll.stages,
+            founder=roll.founder,
+            step=roll.newest_step(0),
+            steps_left=0,
+        )
 
     def _heard(self, message: Present) -> None:
         if message.stage >= 0 and len(message.peers) == self._roll.stages and message.reply:

@@ -23,9 +23,10 @@ The decision depends on nothing but the scene, in any order of its entries. The 
 whether the move is allowed (`wrong`), so that a broken coordinator cannot strip a stage.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from typing import NamedTuple
 
 from farflung.protocol.keys import PeerId
@@ -136,6 +137,29 @@ def decide(scene: Scene) -> Move | None:
     if scene.arriving or any(scene.step - scene.said[peer].since < SETTLED_STEPS for peer in everybody):
         return None
     return _by_load(scene, staff, rates)
+
+
+def neediest(scene: Scene, counts: Sequence[int], fits: Collection[int], me: PeerId, wanted: int = -1) -> int:
+    """The stage that a newcomer takes, of those that fit it: the one that takes longest for a step, as its peers tell what steps cost them.
+
+    `scene` lacks the newcomer, and of it nothing counts but who serves what at which cost. `counts`: peers of each stage without the newcomer; those
+    of them of whom the scene knows nothing are others that are about to come, and each shortens a step like one more of the usual rate. A stage of
+    nobody comes first, then one of a single peer, which would be lost with it. While the costs of any stage that could be taken are unknown, the
+    fewest peers decide. `wanted`, what it has said that it takes (-1: nothing yet), stays as long as nothing needs it more.
+
+    Times that differ by less than `MARGIN` are equal, for measurements do; equal stages fall by a hash of the newcomer's key and their numbers, so that
+    of those who come in the same moment not all take the same.
+    """
+    fewest = min(counts[stage] for stage in fits)
+    rates, staff = _Rates(scene, scene.staff), scene.staff
+    if fewest < KEEP_FOR_THE_LAST or any(rates.seconds(stage) <= 0.0 for stage in fits):
+        equal = [stage for stage in fits if counts[stage] == fewest]
+    else:
+        needs = {stage: rates.seconds(stage) * min(1.0, len(staff[stage]) / counts[stage]) for stage in fits}
+        equal = [stage for stage in fits if needs[stage] >= (1.0 - MARGIN) * max(needs.values())]
+    if wanted in equal:
+        return wanted
+    return min(equal, key=lambda stage: (sha256(me + stage.to_bytes(2, "big")).digest(), stage))
 
 
 def wrong(scene: Scene, peer: PeerId, to: int, *, urgent: bool) -> str:

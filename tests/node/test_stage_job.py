@@ -1,4 +1,4 @@
-"""A plan is checked against what a peer knows, and refused for what breaks a rule; and newcomers go where they are needed."""
+"""A plan is checked against what a peer knows, and refused for what breaks a rule."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,7 +7,6 @@ import msgspec
 import pytest
 from tests.protocol.pipeline_says import says
 
-from farflung.node.entrance import neediest
 from farflung.node.stage_job import MAX_LEG_S, Job, accept, as_message, leg_of
 from farflung.node.stage_recipe import stage_recipe
 from farflung.protocol.droppable import Droppable
@@ -195,14 +194,6 @@ def test_more_routes_than_slots() -> None:
     lanes = tuple(PlannedLane((Leg(0, place), Leg(1, 2)), 1) for place in (0, 0, 1, 1))
     with pytest.raises(Refused, match="on 4 routes and has 3 slots"):
         taken(msgspec.structs.replace(good(), lanes=lanes))
-
-
-def test_newcomers_go_where_they_are_needed_and_fit() -> None:
-    key = b"\0" * 32
-    assert neediest([2, 1, 3], {0, 1, 2}, key) == 1
-    assert neediest([2, 1, 3], {0, 2}, key) == 0
-    places = {neediest([1, 1, 1], {0, 1, 2}, bytes([0] * 7 + [number]) + bytes(24)) for number in range(3)}
-    assert places == {0, 1, 2}  # ties by key, so that not all choose alike
 
 
 def test_plans_follow_speed() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.protocol.pipeline_says import says
 
-from farflung.protocol.balance import KEEP, REST_STEPS, SETTLED_STEPS, Move, Scene, decide, wrong
+from farflung.protocol.balance import KEEP, REST_STEPS, SETTLED_STEPS, Move, Scene, decide, neediest, wrong
 from farflung.protocol.balancer import ALARM_BEATS, ARRIVE_S, ASIDE_S, OBEY_S, RESEND_S, UNHEARD_S, Balancer
 from farflung.protocol.pipeline_messages import Load, Present
 
@@ -321,3 +321,53 @@ def test_who_dies_on_its_way_is_replaced() -> None:
     stuck = said | {other.peer: serves(1, trains=False, since=0)}
     assert balancer.order(scene(stuck), UNHEARD_S + ARRIVE_S - 1.0) is None
     assert balancer.order(scene(stuck), UNHEARD_S + ARRIVE_S) is not None
+
+
+# ---- where newcomers go --------------------------------------------------------------------------------------------
+
+NEWCOMERS = [bytes([200 + number]) * 32 for number in range(40)]
+
+
+def test_a_newcomer_takes_the_stage_that_is_slowest_for_its_work() -> None:
+    """Not the one with the fewest peers: two of stage 2 are quick enough for theirs."""
+    said = swarm_of(4, 4, 2, seconds=(12.0, 24.0, 6.0))  # 3, 6 and 3 seconds a step
+    assert {neediest(scene(said), [4, 4, 2], {0, 1, 2}, me) for me in NEWCOMERS} == {1}
+    slow = said | {key(n): msgspec.structs.replace(said[key(n)], load=Load(3.0, 12.0, 0.0)) for n in range(4)}
+    assert {neediest(scene(slow), [4, 4, 2], {0, 1, 2}, me) for me in NEWCOMERS} == {0}  # its peers are slower now
+    assert {neediest(scene(said), [4, 4, 2], {2}, me) for me in NEWCOMERS} == {2}  # what fits comes before
+
+
+def test_others_that_are_on_the_way_count() -> None:
+    said = swarm_of(4, 4, 2, seconds=(16.0, 24.0, 6.0))  # 4, 6 and 3 seconds a step
+    assert neediest(scene(said), [4, 4, 2], {0, 1, 2}, NEWCOMERS[0]) == 1
+    assert neediest(scene(said), [4, 8, 2], {0, 1, 2}, NEWCOMERS[0]) == 0  # 3 seconds, with four more of them
+
+
+@pytest.mark.parametrize("counts", [[3, 3, 1], [3, 3, 0]])
+def test_a_stage_that_would_be_lost_with_a_peer_comes_before_load(counts: list[int]) -> None:
+    said = swarm_of(*counts, seconds=(3.0, 30.0, 0.1))
+    one = Scene(said=said, weights=(1.0,) * 3, state_bytes=(0,) * 3, founder=FOUNDER, step=STEP, steps_left=0)
+    assert {neediest(one, counts, {0, 1, 2}, me) for me in NEWCOMERS} == {2}
+    assert {neediest(one, counts, {0, 1}, me) for me in NEWCOMERS} == {1}
+
+
+def test_while_costs_are_unknown_the_fewest_peers_decide() -> None:
+    said = swarm_of(3, 4, 2, seconds=(12.0, 24.0, 6.0))
+    for number in range(7, 9):  # of stage 2 nobody has done a step
+        said[key(number)] = msgspec.structs.replace(said[key(number)], load=Load(0.0, 0.0, 0.0))
+    assert {neediest(scene(said), [3, 4, 2], {0, 1, 2}, me) for me in NEWCOMERS} == {2}
+    assert {neediest(scene(said), [3, 4, 2], {0, 1}, me) for me in NEWCOMERS} == {1}  # of these all is known
+    nobody = Scene(said={}, weights=(1.0,) * 3, state_bytes=(0,) * 3, founder=FOUNDER, step=0, steps_left=0)
+    assert neediest(nobody, [2, 1, 3], {0, 1, 2}, NEWCOMERS[0]) == 1
+    assert neediest(nobody, [2, 1, 3], {0, 2}, NEWCOMERS[0]) == 0
+
+
+def test_newcomers_of_the_same_moment_spread_over_equal_stages_and_stay() -> None:
+    """Equal by count, or by times as far as those are measured."""
+    nobody = Scene(said={}, weights=(1.0,) * 3, state_bytes=(0,) * 3, founder=FOUNDER, step=0, steps_left=0)
+    about = scene(swarm_of(3, 3, 3, seconds=(12.0, 12.5, 11.5)))
+    for one, counts in ((nobody, [1, 1, 1]), (about, [3, 3, 3])):
+        taken = [neediest(one, counts, {0, 1, 2}, me) for me in NEWCOMERS]
+        assert all(taken.count(stage) >= 7 for stage in range(3))
+        assert taken == [neediest(one, counts, {2, 1, 0}, me) for me in NEWCOMERS]
+        assert all(neediest(one, counts, {0, 1, 2}, me, wanted) == wanted for me in NEWCOMERS for wanted in range(3))
