@@ -114,7 +114,11 @@ def compare(played: Mapping[ChurnSwarm, Sequence[Played]]) -> Churn:
         if against is not None:
             pairs = zip(played[swarm], played[against], strict=True)
             gaps = tuple(last_gap(own.curve, other.curve) for own, other in pairs)
-        rows.append(ChurnRow(swarm=swarm, against=against and against.name, played=tuple(played[swarm]), gaps=gaps))
+        rows.append(
+            ChurnRow(
+                swarm=swarm, against=None if against is None else against.name, played=tuple(played[swarm]), gaps=gaps
+            )
+        )
     return Churn(rows=tuple(rows), spread_percent=_spread([one.curve for one in played[EQUAL]]))
 
 
