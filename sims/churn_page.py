@@ -6,8 +6,8 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from farflung.sims import png
-from farflung.sims.bench_churn import HEADINGS, Churn, cells, checks
 from farflung.sims.check import machine
+from farflung.sims.churn_rows import HEADINGS, Churn, cells, checks
 from farflung.sims.churn_swarms import (
     EQUAL,
     LATENCY_MS,

@@ -80,7 +80,8 @@ def bench_churn(
     as_json: Json = False,
 ) -> None:
     """Loss and utilisation of unequal peers, and of peers that are replaced, beside equal ones, under virtual time: five minutes for each seed. Fails when a goal is missed."""
-    from farflung.sims.bench_churn import missed, run_churn
+    from farflung.sims.bench_churn import run_churn
+    from farflung.sims.churn_rows import missed
 
     _fail_if(missed(run_churn(seeds=seeds, page=page, as_json=as_json)))
 

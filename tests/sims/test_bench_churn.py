@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from farflung.sims import bench_churn
-from farflung.sims.bench_churn import checks, compare, last_gap, missed, run_churn
+from farflung.sims.bench_churn import run_churn
 from farflung.sims.bench_workers import BenchError
+from farflung.sims.churn_rows import checks, compare, last_gap, missed
 from farflung.sims.churn_swarms import (
     EQUAL,
     REPLACED,
