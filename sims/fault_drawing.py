@@ -71,7 +71,8 @@ def draw_schedule(rng: random.Random, num_peers: int, duration_s: float, churn: 
     """Draw random churn among 3 to 24 peers over `duration_s` seconds.
 
     A third or more of the peers start at 0 s, the rest joins later. Every absence by a kill, pause, partition and window ends before the
-    last `churn.calm_s` seconds; who left with a goodbye may stay away, but for the founder and who was cut off just before. Raises ValueError when the duration leaves no room for that.
+    last `churn.calm_s` seconds; who left with a goodbye may stay away, but for the founder, who was cut off just before, and whose goodbye was followed by the
+    death or the goodbye of others at once: of two members nobody is left then to let it go. Raises ValueError when the duration leaves no room for that.
     """
     if not 3 <= num_peers <= MAX_PEERS:
         raise ValueError(f"num_peers is 3 to {MAX_PEERS}, not {num_peers}")
@@ -115,7 +116,21 @@ class _Draw:
             self._draw_one(rng.choices(kinds, [weight for _, weight in churn.weights])[0], now)
             now += rng.expovariate(1 / churn.mean_gap_s)
         self._catch_up(self._end)
+        for peer in self._unheard():
+            self._happen(Start(at=self._end, peer=peer))
         return Schedule(num_peers=self._num_peers, duration_s=duration_s, faults=tuple(self._faults))
+
+    def _unheard(self) -> list[int]:
+        """Who is away for good, and may not have been let go: others went while it waited for that."""
+        away = [
+            peer for peer in range(self._num_peers) if peer not in self._presence.running and peer not in self._fresh
+        ]
+        gone = {peer: max(f.at for f in self._faults if isinstance(f, Leave) and f.peer == peer) for peer in away}
+        return [peer for peer, at in gone.items() if self._somebody_went(at, at + HANDOVER_S)]
+
+    def _somebody_went(self, after: float, until: float) -> bool:
+        went = (f.at for f in self._faults if isinstance(f, Kill | Leave | Pause | Partition))
+        return any(after < at <= until for at in went)
 
     def _draw_one(self, kind: str, now: float) -> None:
         rng, running, awake = self._rng, self._presence.running, self._presence.awake
