@@ -43,7 +43,7 @@ from farflung.protocol.naming import check_free, check_name, full_name
 from farflung.protocol.versions import negotiate
 from farflung.training.data import Dataset
 from farflung.training.errors import DataError
-from farflung.training.methods import TRAINING_METHODS
+from farflung.training.methods import METHOD_NAMES, training_method
 from farflung.training.pipeline_slice import even_sizes
 from farflung.training.presets import PRESETS, preset
 from farflung.training.sources import open_dataset
@@ -220,11 +220,15 @@ def _sections(options: CreateOptions) -> Sections:
 
 def _fill_method(sections: Sections, name: str) -> None:
     """What a named method says, where neither a flag nor the file does."""
-    if name not in TRAINING_METHODS:
-        known = ", ".join(TRAINING_METHODS)
-        raise ConfigError(f"no method is called {name!r}; there are {known}{nearest(name, TRAINING_METHODS)}")
-    method, swarm = TRAINING_METHODS[name], sections["swarm"]
-    wanted = swarm.get("inner_steps", min(method.inner_steps, swarm.get("total_steps", DEFAULT_STEPS)))
+    if name not in METHOD_NAMES:
+        known = ", ".join(METHOD_NAMES)
+        raise ConfigError(f"no method is called {name!r}; there are {known}{nearest(name, METHOD_NAMES)}")
+    swarm = sections["swarm"]
+    steps = swarm.get("total_steps", DEFAULT_STEPS)
+    if not isinstance(steps, int):
+        raise ConfigError(f"swarm.total_steps = {steps!r}: must be a whole number")
+    method = training_method(name, steps)
+    wanted = swarm.get("inner_steps", min(method.inner_steps, steps))
     if not isinstance(wanted, int) and wanted != "auto":
         raise ConfigError(f'swarm.inner_steps = {wanted!r}: must be a whole number, or "auto"')
     if not isinstance(fragments := swarm.get("fragments", method.fragments_of(wanted)), int) or fragments < 1:

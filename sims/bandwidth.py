@@ -28,7 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.compression.policy import parse_policy
-from farflung.sims.quality_methods import METHODS, Wire
+from farflung.sims.quality_methods import Wire, by_names
+from farflung.training.methods import LONG_RUN
 from farflung.training.streaming import Timetable
 
 SHARE = 0.84
@@ -132,10 +133,9 @@ def link_bits(
 
 
 def our_methods(names: Sequence[str] = ("default", "thrifty")) -> list[Method]:
-    """Our rows, with the timetables and codecs of `farflung bench quality`."""
-    found = [method for method in METHODS if method.name in names]
+    """Our rows, with the timetables and codecs that `farflung bench quality` has for long runs, as those of such models are."""
     return [
         Method(name=method.name, timetable=method.outer.timetable, bits=link_bits(method.outer.wire, PEERS))
-        for method in found
+        for method in by_names(",".join(names), LONG_RUN)
         if method.outer is not None
     ]

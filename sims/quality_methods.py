@@ -10,7 +10,7 @@ from typing import Literal
 
 from farflung.compression.policy import parse_policy
 from farflung.training.fragments import Pattern
-from farflung.training.methods import TRAINING_METHODS
+from farflung.training.methods import METHOD_NAMES, training_method
 from farflung.training.rules import HeavyBall, Nesterov, OuterRule, Sgd, Sign
 from farflung.training.streaming import Timetable
 
@@ -83,9 +83,9 @@ E3M0 = Wire(topology="gather", up="e3m0(block=128)")
 """As simulated in Streaming DiLoCo: what peers send is coded, the mean is not coded again."""
 
 
-def _ours(name: str) -> Method:
+def _ours(name: str, steps: int = 0) -> Method:
     """A method that swarms can be founded with, in fragments with a step of delay."""
-    ours = TRAINING_METHODS[name]
+    ours = training_method(name, steps)
     outer = Outer(
         timetable=_rounds(ours.inner_steps, fragments=3, delay=1),
         rule=Nesterov(lr=ours.outer_lr, momentum=ours.outer_momentum),
@@ -160,21 +160,24 @@ def by_names(
     steps: int | None = None,  # after the synchronous start
     interval: int | None = None,  # H, in the place of the methods' own
 ) -> list[Method]:
-    """The methods of a comma-separated list; for None all of them that have `LEAST_ROUNDS` rounds in so many steps. Raises ValueError."""
+    """The methods of a comma-separated list, ours as they are for runs of so many steps; for None all of them that have `LEAST_ROUNDS` rounds in so many steps. Raises ValueError."""
     if interval is not None:
         chosen = [with_interval(method, interval) for method in by_names(names, steps)]
         twice = {"streaming", "streaming-100"} <= {method.name for method in chosen}
         return [method for method in chosen if not (twice and method.name == "streaming-100")]
+    rows = [_ours(m.name, steps or 0) if m.name in METHOD_NAMES else m for m in METHODS]
     if names is None:
-        return [
-            m for m in METHODS if steps is None or m.outer is None or steps >= LEAST_ROUNDS * m.outer.timetable.interval
-        ]
-    known = {method.name: method for method in METHODS}
+        return [m for m in rows if steps is None or m.name in METHOD_NAMES or _says_something(m, steps)]
+    known = {method.name: method for method in rows}
     asked = [name.strip() for name in names.split(",")]
     unknown = [name for name in asked if name not in known]
     if unknown:
         raise ValueError(f"no method is called {', '.join(unknown)}; there are {', '.join(known)}")
     return [known[name] for name in asked]
+
+
+def _says_something(method: Method, steps: int) -> bool:
+    return method.outer is None or steps >= LEAST_ROUNDS * method.outer.timetable.interval
 
 
 def with_interval(method: Method, interval: int) -> Method:

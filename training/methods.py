@@ -1,8 +1,11 @@
 """The two ways to train that are ours, by name: what `farflung create --method` writes into a manifest, and what the rows of
 the same names in `farflung bench quality` are made of. Their figures, and how the settings were found: `docs/experiments.md`.
 
-- `default`: Muon inside, a dead zone of two bits, Nesterov outside with little momentum (0.9 is too much for Muon's steps).
-- `thrifty`: the same at a third of the bytes.
+- `default`: Muon inside, a dead zone, Nesterov outside with little momentum (0.9 is too much for Muon's steps).
+- `thrifty`: the same at a third of the bytes and less.
+
+What they may leave out depends on how long a run is. Peers have to be told so much in all that their models end in one place, however many steps they make; a
+run of some hundred steps cannot say that in a thousandth of the bytes, one of some thousand can.
 
 What a dead zone leaves out stays in the sender's parameters (`kept`, `training.coupled`), and so in its next pseudo-gradient. Both
 synchronise three fragments in turn. A row sends contributions to everybody; in a swarm the owners of parts code the means once more.
@@ -51,7 +54,24 @@ class TrainingMethod:
         }
 
 
-DEFAULT = TrainingMethod(optimizer="muon", inner_steps=30, outer_lr=0.7, outer_momentum=0.5, codec="deadzone(bits=2.0)")
-THRIFTY = TrainingMethod(optimizer="muon", inner_steps=30, outer_lr=0.7, outer_momentum=0.5, codec="deadzone(bits=0.6)")
+LONG_RUN = 2400
+"""Steps of a run from which on rounds may be rarer and coarser."""
 
-TRAINING_METHODS = {"default": DEFAULT, "thrifty": THRIFTY}
+
+def _method(inner_steps: int, bits: float) -> TrainingMethod:
+    return TrainingMethod(
+        optimizer="muon", inner_steps=inner_steps, outer_lr=0.7, outer_momentum=0.5, codec=f"deadzone(bits={bits})"
+    )
+
+
+DEFAULT, THRIFTY = _method(30, 2.0), _method(30, 0.6)
+"""Of short runs."""
+LONG_DEFAULT, LONG_THRIFTY = _method(60, 0.85), _method(240, 0.75)
+
+METHOD_NAMES = ("default", "thrifty")
+
+
+def training_method(name: str, total_steps: int) -> TrainingMethod:
+    """One of `METHOD_NAMES`, for a run of so many steps. Raises KeyError."""
+    short, long = {"default": (DEFAULT, LONG_DEFAULT), "thrifty": (THRIFTY, LONG_THRIFTY)}[name]
+    return short if total_steps < LONG_RUN else long

@@ -29,7 +29,7 @@ from farflung.protocol.manifest import Manifest, open_manifest
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.training.inner import InnerConfig
 from farflung.training.memory import RESERVE, Beside, forecast, parse_options
-from farflung.training.methods import TRAINING_METHODS
+from farflung.training.methods import LONG_RUN, METHOD_NAMES, training_method
 from farflung.training.optimizers import parse_optimizer
 from farflung.training.presets import PRESETS
 from farflung.training.rules import HeavyBall, Nesterov, OuterRule, Sgd
@@ -123,11 +123,11 @@ def test_layers_are_dealt_by_what_stages_compute_and_a_file_decides(tmp_path: Pa
     assert manifest.pipeline.layers == made.layers == ()
 
 
-@pytest.mark.parametrize("name", sorted(TRAINING_METHODS))
+@pytest.mark.parametrize("name", METHOD_NAMES)
 def test_a_method_is_what_neither_flags_nor_the_file_say(tmp_path: Path, corpus: Path, name: str) -> None:
     options = CreateOptions(name="b", method=name, data=str(corpus), steps=300, home=tmp_path / "a", open=True)
     manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
-    method = TRAINING_METHODS[name]
+    method = training_method(name, 300)
     assert (manifest.inner.optimizer, manifest.outer.lr, manifest.outer.momentum) == (
         "muon",
         method.outer_lr,
@@ -160,6 +160,14 @@ def test_a_method_is_what_neither_flags_nor_the_file_say(tmp_path: Path, corpus:
     assert manifest.uplink_codec == "int8(block=128)" and manifest.laps == Laps(least=5, most=5)
     assert manifest.fragments == 1, "three do not divide five steps"
     assert manifest.feedback.last_codec == "", "it might be coarser than the codec of the flag"
+
+
+@pytest.mark.parametrize(("name", "inner_steps"), [("default", 60), ("thrifty", 240)])
+def test_a_method_sends_less_in_a_long_run(name: str, inner_steps: int, tmp_path: Path, corpus: Path) -> None:
+    options = CreateOptions(name="b", method=name, data=str(corpus), steps=LONG_RUN, home=tmp_path, open=True)
+    manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
+    assert manifest.inner_steps == inner_steps and manifest.fragments == 3
+    assert manifest.uplink_codec == training_method(name, LONG_RUN).codec != training_method(name, LONG_RUN - 1).codec
 
 
 def test_laps_may_be_left_to_the_swarm(tmp_path: Path, corpus: Path) -> None:

@@ -29,7 +29,7 @@ from farflung.sims.bandwidth_table import (
 )
 from farflung.sims.main import app
 from farflung.sims.quality_methods import Wire, by_names
-from farflung.training.methods import TRAINING_METHODS
+from farflung.training.methods import LONG_RUN, training_method
 from farflung.training.streaming import Timetable
 
 
@@ -81,14 +81,14 @@ def test_blocking_rounds_have_the_closed_form() -> None:
 
 
 def test_our_rows_are_those_of_the_quality_bench(rows: list[Row]) -> None:
-    for method in by_names("default,thrifty"):
+    for method in by_names("default,thrifty", LONG_RUN):
         assert method.outer is not None
         mine = [row for row in rows if row.method == method.name]
         assert [row.model for row in mine] == ["1B", "10B", "100B"]
         table = method.outer.timetable
         assert {(r.interval, r.fragments, r.delay) for r in mine} == {(table.interval, table.fragments, table.delay)}
     for method in our_methods():
-        codec = parse_codec(TRAINING_METHODS[method.name].codec)
+        codec = parse_codec(training_method(method.name, LONG_RUN).codec)
         assert isinstance(codec, DeadZone) and method.bits == pytest.approx(codec.bits, rel=0.1)
 
 

@@ -478,6 +478,14 @@ def test_methods_need_enough_rounds_unless_they_are_asked_for() -> None:
     assert [method.name for method in by_names("streaming-100", 540)] == ["streaming-100"]
 
 
+def test_ours_have_rarer_rounds_in_long_runs() -> None:
+    def intervals(steps: int | None) -> list[int]:
+        return [m.outer.timetable.interval for m in by_names("default,thrifty", steps) if m.outer is not None]
+
+    assert {"default", "thrifty"} <= {method.name for method in by_names(None, 2400)}
+    assert intervals(None) == intervals(540) == [30, 30] and intervals(2400) == [60, 240]
+
+
 def test_peers_and_interval_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TIERS, "ci", replace(TOY, name="ci"))
     found = run_quality("ci", names="averaging", peers=4, interval=6, page=tmp_path)
