@@ -29,7 +29,7 @@ from farflung.training.runtime import Runtime
 SMALL = """
 about = "Three peers hold two stages; one of stage 1 is killed and comes back."
 mode = "real"
-duration_s = 32.0
+duration_s = 60.0
 [manifest.model]
 preset = "tiny"
 seq_len = 16
