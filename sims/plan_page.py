@@ -102,7 +102,7 @@ def plot(found: Sequence[Figures], file: Path) -> None:
 
 
 def _name(one: Figures) -> str:
-    return f"{one['network']}, {one['peers']}"
+    return f"{one['network'].removesuffix(str(one['peers'])).strip()}, {one['peers']}"
 
 
 def _lines(found: Sequence[Figures], seed: int) -> list[str]:
@@ -147,7 +147,7 @@ def _lines(found: Sequence[Figures], seed: int) -> list[str]:
         *(check.line for check in checks(reference)),
         "",
         f"The goals in percent come from a digest whose full columns take {DIGEST_COLUMNS_S} s, which is what columns take that nobody has matched. Matched ones, which we compare with first, take a fifth less, and "
-        "then the bound leaves no room for either goal.",
+        "then next to nothing is left between a goal and what no plan can reach.",
     ]
 
 
@@ -170,7 +170,7 @@ def _row(one: Figures) -> str:
         f"{one['listed_columns_s']:.1f} ({one['listed_columns_least_s']:.1f} to {one['listed_columns_most_s']:.1f})"
     )
     columns = (f"{one['full_columns_s']:.1f}", listed, f"{one['random_columns_s']:.1f}")
-    shape = (one["network"], str(one["peers"]), str(len(one["stages"])), str(one["visits"]))
+    shape = (_name(one).partition(",")[0], str(one["peers"]), str(len(one["stages"])), str(one["visits"]))
     return f"| {' | '.join((*shape, *columns, *numbers))} |"
 
 
