@@ -235,9 +235,8 @@ def _fill_method(sections: Sections, name: str) -> None:
         raise ConfigError(f"swarm.fragments = {fragments!r}: must be a whole number")
     feedback = sections["feedback"]
     if feedback.get("uplink", "kept") != "kept" or {"uplink_codec", "downlink_codec"} & set(swarm):
-        feedback.setdefault(
-            "last_codec", ""
-        )  # that of the method is finer than its own codecs, but perhaps not than others
+        # that of the method is finer than its own codecs, but perhaps not than others
+        feedback.setdefault("last_codec", "")
     for section, values in method.sections(wanted, fragments).items():
         for key, value in values.items():
             sections.setdefault(section, {}).setdefault(key, value)

@@ -160,9 +160,7 @@ class StageWork:
             self.job = self._driver = None
             self._over(report, job.window)
         if outcome is not None and not outcome.counts_here:
-            return (
-                None  # our samples are trained another time, and those that did not come home before still wait for it
-            )
+            return None  # our samples are trained another time; those that did not come home before still wait for it
         landed = {} if outcome is None else outcome.losses
         each = job.samples_per_microbatch
         missed = [index for index, microbatch in enumerate(job.own) if microbatch not in at_home]

@@ -102,9 +102,7 @@ class Desk:
         loss_at_home: bool,
         most_waiting: int,  # forwards that may wait here
         lease_s: float,
-        visit_s: Mapping[
-            int, float
-        ] = UNMEASURED,  # of the plan's peers: what a microbatch takes them, as far as we know
+        visit_s: Mapping[int, float] = UNMEASURED,  # seconds that a microbatch takes peers, where we know
     ) -> None:
         self._window = window
         self._me = me

@@ -92,9 +92,7 @@ class Flights:
         loss_at_home: bool,
         patience: Patience,
         droppable: Droppable,
-        visit_s: Mapping[
-            int, float
-        ] = UNMEASURED,  # of the plan's peers: what a microbatch takes them, as far as we know
+        visit_s: Mapping[int, float] = UNMEASURED,  # seconds that a microbatch takes peers, where we know
     ) -> None:
         """Raises ValueError for routes with open legs whose last peer would compute the loss."""
         self._window = window

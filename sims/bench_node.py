@@ -41,9 +41,9 @@ from farflung.protocol.keys import Ed25519Signer
 from farflung.protocol.lap import Laps
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.settings import Settings
-from farflung.training.outer import OuterConfig
+from farflung.training.rules import Nesterov
 
-OUTER = OuterConfig()
+OUTER = Nesterov()
 
 Say = Callable[..., None]
 """Tells whoever started the benchmark: one answer, by keywords."""

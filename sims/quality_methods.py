@@ -87,9 +87,9 @@ def _ours(name: str, steps: int = 0) -> Method:
     """A method that swarms can be founded with, in fragments with a step of delay."""
     ours = training_method(name, steps)
     outer = Outer(
-        timetable=_rounds(ours.inner_steps, fragments=3, delay=1),
+        timetable=_rounds(ours.inner_steps, fragments=ours.fragments, delay=1),
         rule=Nesterov(lr=ours.outer_lr, momentum=ours.outer_momentum),
-        wire=Wire(topology="gather", up=ours.codec, last="deadzone(bits=2.0)"),
+        wire=Wire(topology="gather", up=ours.codec, last=ours.last_codec),
         mixing=None,
         kept=1.0,
     )

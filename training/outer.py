@@ -34,8 +34,6 @@ _STEP = (c_void_p, c_void_p, c_void_p, c_size_t, c_float, c_float)  # params, mo
 
 
 NESTEROV = Nesterov()
-OuterConfig = Nesterov
-"""What benchmarks of nodes (`sims.bench_node`) call the rule of the default."""
 
 
 class OuterState:

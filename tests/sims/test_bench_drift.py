@@ -19,8 +19,8 @@ from farflung.sims.pipeline_drift import MODEL, DriftTask, Way, dealt, take_roun
 from farflung.training.flat import flatten
 from farflung.training.fragments import cut
 from farflung.training.inner import InnerConfig
-from farflung.training.outer import OuterConfig
 from farflung.training.pipeline_slice import StageSlice
+from farflung.training.rules import Nesterov
 from farflung.training.stage_replica import StageReplica
 
 SMALL = DriftTask(
@@ -65,7 +65,7 @@ def test_routes_leave_their_column_as_often_as_they_are_dealt_out() -> None:
 @pytest.mark.parametrize("fragments", [1, 3])
 def test_a_round_leaves_peers_with_the_mean_of_what_they_had(fragments: int) -> None:
     part = StageSlice((1, 1), 1)
-    peers = [StageReplica(SMALL.model, part, SMALL.inner, OuterConfig(lr=1.0, momentum=0.0), seed=0) for _ in range(3)]
+    peers = [StageReplica(SMALL.model, part, SMALL.inner, Nesterov(lr=1.0, momentum=0.0), seed=0) for _ in range(3)]
     for number, peer in enumerate(peers):
         for parameter in peer.parameters:
             parameter.add_(float(number))
@@ -89,7 +89,7 @@ def test_peers_that_meet_after_each_plain_step_are_one_peer(monkeypatch: pytest.
         max_grad_norm=1e9,
     )
     monkeypatch.setattr(DriftTask, "inner", plain)
-    monkeypatch.setattr(DriftTask, "outer", OuterConfig(lr=1.0, momentum=0.0))
+    monkeypatch.setattr(DriftTask, "outer", Nesterov(lr=1.0, momentum=0.0))
     together = train(SMALL, None, 0)
     often = train(SMALL, replace(WHOLE, leave=leave, inner_steps=1), 0)
     assert often.heldout == pytest.approx(together.heldout, rel=1e-5)

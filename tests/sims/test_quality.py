@@ -29,7 +29,6 @@ from farflung.training.fragments import cut
 from farflung.training.inner import InnerConfig
 from farflung.training.model import ModelConfig
 from farflung.training.order import SampleOrder
-from farflung.training.outer import OuterConfig
 from farflung.training.replica import Replica
 from farflung.training.rules import Nesterov, Sgd
 from farflung.training.runtime import Runtime
@@ -94,7 +93,7 @@ def test_one_fragment_without_delay_is_plain_diloco_to_the_bit() -> None:
     assert data.num_samples == 249
     replicas = [
         Replica(
-            TOY.model, InnerConfig(schedule=schedule), OuterConfig(lr=0.7, momentum=0.9), seed=0,
+            TOY.model, InnerConfig(schedule=schedule), Nesterov(lr=0.7, momentum=0.9), seed=0,
             runtime=Runtime(microbatch=4),
         )
         for _ in range(2)

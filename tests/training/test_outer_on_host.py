@@ -12,9 +12,9 @@ from farflung.training import flat
 from farflung.training.fragments import cut
 from farflung.training.inner import InnerConfig, make_optimizer, train_step
 from farflung.training.model import Decoder, ModelConfig
-from farflung.training.outer import OuterConfig
 from farflung.training.presets import num_parameters, preset
 from farflung.training.replica import Replica
+from farflung.training.rules import Nesterov
 from farflung.training.runtime import Runtime
 from farflung.training.schedule import Schedule
 
@@ -47,7 +47,7 @@ def a_round(replica: Replica, fragments: int) -> None:
 
 def test_a_round_moves_pieces_to_the_device_and_never_a_fragment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flat, "PIECE_ELEMENTS", 4096)
-    replica = Replica(SMALL, INNER, OuterConfig(), seed=1)
+    replica = Replica(SMALL, INNER, Nesterov(), seed=1)
     replica.train_step(torch.arange(4 * 33).view(4, 33) % 256, 0)
     with ToDevice() as seen:
         a_round(replica, 3)
@@ -82,7 +82,7 @@ def test_the_peak_on_a_gpu_is_that_of_a_plain_loop_and_less_than_a_fragment(frag
 
     def with_rounds() -> Callable[[], None]:
         runtime = Runtime(device="cuda", autocast=torch.bfloat16, microbatch=2)
-        replica = Replica(config, INNER, OuterConfig(), seed=1, runtime=runtime)
+        replica = Replica(config, INNER, Nesterov(), seed=1, runtime=runtime)
         assert replica.outer.params.is_pinned() and replica.outer.momentum.is_pinned()
 
         def work() -> None:
