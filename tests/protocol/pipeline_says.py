@@ -1,8 +1,11 @@
-"""What a peer of a pipeline says of itself, for tests."""
+"""What a peer of a pipeline says of itself, for tests; and a small swarm of such."""
 
 from typing import Any
 
-from farflung.protocol.pipeline_messages import Load, Present
+from farflung.protocol.keys import Ed25519Signer
+from farflung.protocol.pipeline_messages import Load, PlannedLane, Present, StepPlan
+from farflung.protocol.roll import Roll, in_order
+from farflung.protocol.route import Leg
 
 NOTHING_YET = Load(0.0, 0.0, 0.0)
 
@@ -16,3 +19,29 @@ def says(stage: int, **changes: Any) -> Present:
             "step_s": 0.0, "losses_per_hour": 0.1, "grad_norm": 0.0, "shadows": (), "since": 0, "load": NOTHING_YET, "fits": (), **changes,
         }
     )  # fmt: skip
+
+
+SWARM = b"s" * 32
+FOUNDER = Ed25519Signer(b"f" * 32)
+A, B, C, D = (bytes([number]) * 32 for number in range(1, 5))
+FIRST, SECOND = in_order(SWARM, [A, B])
+"""Data nodes, in their order; C and D serve stage 1."""
+
+
+def roll_of(me: bytes, **others: Present) -> Roll:
+    roll = Roll(SWARM, FOUNDER.peer_id, me, stages=2, heartbeat_s=2.0)
+    for name, present in others.items():
+        roll.heard({"A": A, "B": B, "C": C, "D": D}[name], present, 0.0)
+    return roll
+
+
+def everybody(me: bytes, **changed: Present) -> Roll:
+    others = {"A": says(0), "B": says(0), "C": says(1), "D": says(1)} | changed
+    return roll_of(me, **{name: said for name, said in others.items() if {"A": A, "B": B}.get(name) != me})
+
+
+def plan_of(peers: list[list[bytes]], window: bytes = b"w" * 32) -> StepPlan:
+    flat = tuple(peer for stage in peers for peer in stage)
+    places = tuple(tuple(flat.index(peer) for peer in stage) for stage in peers)
+    lane = PlannedLane((Leg(0, 0), Leg(1, len(peers[0]))), 4)
+    return StepPlan(window, 7, flat, places, (lane,), 10.0)

@@ -1,42 +1,15 @@
 """Who plans the steps of a pipeline, with whom, and when a step begins: in the machines' own time."""
 
 import pytest
-from tests.protocol.pipeline_says import says
+from tests.protocol.pipeline_says import FIRST, FOUNDER, SECOND, SWARM, A, B, C, D, everybody, plan_of, roll_of, says
 
 from farflung.protocol.appointment import appoint
 from farflung.protocol.coordination import ANSWER_S, ASIDE_S, PAUSE_S, RESEND_S, STRAGGLER_S, Coordinator
 from farflung.protocol.errors import BadSignature
 from farflung.protocol.keys import Ed25519Signer
 from farflung.protocol.lives import Life
-from farflung.protocol.pipeline_messages import PlannedLane, Present, StepAnswer, StepGo, StepPlan
-from farflung.protocol.roll import SILENT_AFTER, Roll, in_order
-from farflung.protocol.route import Leg
-
-SWARM = b"s" * 32
-FOUNDER = Ed25519Signer(b"f" * 32)
-A, B, C, D = (bytes([number]) * 32 for number in range(1, 5))
-FIRST, SECOND = in_order(SWARM, [A, B])
-"""Data nodes, in their order; C and D serve stage 1."""
-
-
-def roll_of(me: bytes, **others: Present) -> Roll:
-    roll = Roll(SWARM, FOUNDER.peer_id, me, stages=2, heartbeat_s=2.0)
-    for name, present in others.items():
-        roll.heard({"A": A, "B": B, "C": C, "D": D}[name], present, 0.0)
-    return roll
-
-
-def everybody(me: bytes, **changed: Present) -> Roll:
-    others = {"A": says(0), "B": says(0), "C": says(1), "D": says(1)} | changed
-    return roll_of(me, **{name: said for name, said in others.items() if {"A": A, "B": B}.get(name) != me})
-
-
-def plan_of(peers: list[list[bytes]], window: bytes = b"w" * 32) -> StepPlan:
-    flat = tuple(peer for stage in peers for peer in stage)
-    places = tuple(tuple(flat.index(peer) for peer in stage) for stage in peers)
-    lane = PlannedLane((Leg(0, 0), Leg(1, len(peers[0]))), 4)
-    return StepPlan(window, 7, flat, places, (lane,), 10.0)
-
+from farflung.protocol.pipeline_messages import StepAnswer, StepGo
+from farflung.protocol.roll import SILENT_AFTER, Roll
 
 # ---- the roll ------------------------------------------------------------------------------------------------------
 

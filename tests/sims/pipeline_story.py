@@ -43,3 +43,32 @@ def lives(swarm: PipelineSwarm) -> list[tuple[int, int, int]]:
     said = [(event["stage"], event["life"], event["founder"]) for event in swarm.happened("stage.anew")]
     keys = [signer.peer_id.hex() for signer in swarm.signers]
     return [(stage, life, keys.index(founder)) for stage, life, founder in dict.fromkeys(said)]
+
+
+async def lose_one(swarm: PipelineSwarm, stage: int) -> None:
+    """Of four stages with a peer each, after two rounds; and another peer comes."""
+    for peer in range(4):
+        swarm.start(peer)
+    await until(swarm, lambda: swarm.rounds().get(stage) == 2)
+    swarm.kill(members_of(swarm, stage)[0])
+    await asyncio.sleep(12.0)
+    swarm.start(4)
+
+
+async def replace_one(swarm: PipelineSwarm, stage: int = 2) -> None:
+    """And all train on with it to the end."""
+    await lose_one(swarm, stage)
+    await until_done(swarm, *swarm.peers)
+
+
+async def replace_two(swarm: PipelineSwarm) -> None:
+    """Stages 1 and 2 of four with a peer each, after a round; two others come, and all train on to the end."""
+    for peer in range(4):
+        swarm.start(peer)
+    await until(swarm, lambda: swarm.rounds() == dict.fromkeys(range(4), 1))
+    for stage in (1, 2):
+        swarm.kill(members_of(swarm, stage)[0])
+    await asyncio.sleep(12.0)
+    swarm.start(4)
+    swarm.start(5)
+    await until_done(swarm, *swarm.peers)

@@ -1,33 +1,22 @@
-"""`farflung bench quality`: its loop against the outer path that swarms have, its byte counts, its table and its file."""
+"""`farflung bench quality`: its loop against the outer path that swarms have, and its byte counts."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from tests.sims.quality_toy import ADAMW, LR, TOY, toy_corpus
 
 from farflung.compression.registry import codec_of, parse_codec
-from farflung.sims import quality, quality_train
+from farflung.sims import quality_train
 from farflung.sims.batches import batch_of
-from farflung.sims.quality import run_quality
 from farflung.sims.quality_exchange import Averager
-from farflung.sims.quality_methods import METHODS, Method, Outer, Wire, by_names, with_interval
-from farflung.sims.quality_plot import frontier
-from farflung.sims.quality_resume import Keeper
-from farflung.sims.quality_rows import Row, Tuned, references, rows
-from farflung.sims.quality_runs import Run, Runs, best, grid
-from farflung.sims.quality_tiers import CI, TIERS, Tier
-from farflung.sims.quality_train import Outcome, train
-from farflung.sims.quality_words import budget, checks, goals, settings
+from farflung.sims.quality_methods import METHODS, Method, Outer, Wire
+from farflung.sims.quality_train import train
 from farflung.sims.quality_worker import Worker
-from farflung.training.data import TokenWindows
 from farflung.training.fragments import cut
 from farflung.training.inner import InnerConfig
-from farflung.training.model import ModelConfig
 from farflung.training.order import SampleOrder
 from farflung.training.replica import Replica
 from farflung.training.rules import Nesterov, Sgd
@@ -35,33 +24,10 @@ from farflung.training.runtime import Runtime
 from farflung.training.schedule import Schedule
 from farflung.training.streaming import Timetable
 
-TOY = Tier(
-    name="toy",
-    model=ModelConfig(vocab_size=32, dim=64, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=64, seq_len=16),
-    batch=4,
-    microbatch=4,
-    warm_steps=3,
-    rise_steps=2,
-    steps=15,
-    adamw_lrs=(3e-3, 6e-3),
-    muon_lrs=(6e-3,),
-    seeds=1,
-    heldout=8,
-)
-LR = 6e-3
-ADAMW = by_names("data-parallel adamw")[0]
-
 
 @pytest.fixture(autouse=True)
 def small_corpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    torch.set_num_threads(1)
-    generator = np.random.default_rng(0)
-    runs = [generator.integers(0, 32, 4000).cumsum() % 32 for _ in range(2)]
-    data = TokenWindows(runs[:1], runs[1:], seq_len=16, hash_content=lambda: "toy")
-    monkeypatch.setattr(quality_train, "corpus", lambda tier: data)
-    quality_train._warm_start.cache_clear()
-    yield
-    quality_train._warm_start.cache_clear()
+    yield from toy_corpus(monkeypatch)
 
 
 def outer_params(method: Method, **changes: int) -> torch.Tensor:
@@ -268,259 +234,3 @@ def test_bytes_per_step_are_those_of_all_exchanges() -> None:
     per_round = 2 * (4 * numel / 2 + 32) * 2  # two parts up, two means down, sent and received, over two peers
     assert outcome.bits_per_param_per_step == pytest.approx(8 * 3 * per_round / numel / 12)
     assert outcome.peak_bits_per_step == pytest.approx(8 * per_round / numel)
-
-
-# ---- the table ---------------------------------------------------------------------------------------------------
-
-
-GRID = ((1e-3, 1.0),)
-
-
-def outcome(loss: float | None, bits: float = 0.0) -> Outcome:
-    return Outcome(
-        tune_loss=loss,
-        eval_loss=loss,
-        bits_per_param_per_step=bits,
-        peak_bits_per_step=bits,
-        cosine=None,
-        residual=None,
-    )
-
-
-def test_rows_compare_with_the_right_inner_optimiser_seed_by_seed() -> None:
-    ours = Method(name="ours", inner="muon", outer=Outer(timetable=Timetable(), rule=Sgd()))
-    compared = references([ours])
-    assert [method.name for method in compared] == ["data-parallel adamw", "data-parallel muon", "solo muon"]
-    losses = {"data-parallel adamw": (2.0, 2.2), "data-parallel muon": (1.0, 1.1), "solo muon": (2.0,), "ours": (1.2,)}
-    tuned = [
-        Tuned(method=m, grid=GRID, outcomes=tuple(outcome(loss, 0.032 if m is ours else 32) for loss in losses[m.name]))
-        for m in [*compared, ours]
-    ]
-    row = rows(tuned, TOY)[-1]
-    assert row.gap_percent_same_inner == pytest.approx(20) and row.gap_percent_adamw == pytest.approx(-40)
-    assert row.recovered == pytest.approx(0.8) and row.dp_spread_percent == pytest.approx(100 * 0.1 / 1.05)
-    assert row.bytes_ratio_vs_ddp_bf16 == pytest.approx(1000) and row.H == 30 and row.peers == 2
-    broken = Tuned(method=ours, grid=GRID, outcomes=(outcome(None),))
-    row = rows([*tuned[:-1], broken], TOY)[-1]
-    assert row.eval_loss is row.gap_percent_adamw is row.recovered is row.bytes_ratio_vs_ddp_bf16 is None
-
-
-def test_the_frontier_is_what_nothing_beats() -> None:
-    assert frontier([(1.0, 0.0), (100.0, 4.0), (100.0, 3.0), (50.0, 3.5), (400.0, 9.0)]) == [
-        (1.0, 0.0), (100.0, 3.0), (400.0, 9.0)
-    ]  # fmt: skip
-    assert frontier([]) == []
-
-
-@pytest.mark.parametrize(
-    ("gap", "of_adamw", "ratio", "met"),
-    [
-        (2.2, -5.0, 1001.0, [True, True, True]),
-        (2.3, 0.1, 999.0, [False, False, False]),
-        (None, None, None, [None, None, False]),
-    ],
-)
-def test_goals_are_judged_against_streaming_of_the_same_run(
-    gap: float | None, of_adamw: float | None, ratio: float | None, met: list[bool | None]
-) -> None:
-    def row(name: str, **values: float | None) -> Row:
-        tuned = Tuned(method=replace(ADAMW, name=name), grid=GRID, outcomes=(outcome(1.0, 32.0),))
-        return replace(rows([tuned], TOY)[0], **values)  # type: ignore[arg-type]
-
-    streaming = row("streaming", gap_percent_same_inner=4.5)
-    default = row("default", gap_percent_same_inner=gap, gap_percent_adamw=of_adamw, bytes_ratio_vs_ddp_bf16=ratio)
-    default = replace(default, recovered=0.4)
-    assert [check.met for check in checks([streaming, default])] == met
-    thrifty = row("thrifty", gap_percent_same_inner=4.5, bytes_ratio_vs_ddp_bf16=3999.0, recovered=0.1)
-    assert [check.met for check in checks([streaming, thrifty])] == [True, False]
-    alone = replace(thrifty, recovered=-0.1)
-    assert [check.met for check in checks([streaming, alone])] == [False, False], "no better than saying nothing"
-    unknown = replace(thrifty, recovered=None)
-    assert [check.met for check in checks([streaming, unknown])] == [None, False]
-    assert checks([streaming]) == []
-    both = goals([streaming, default, thrifty], "gap_percent_same_inner")
-    assert (
-        both == {"default": (1000.0, 2.25), "thrifty": (4000.0, 4.5)}
-        and goals([default], "gap_percent_same_inner") == {}
-    )
-    assert goals([default], "gap_percent_adamw") == {"default": (1000.0, 0.0)}
-    assert [check.met for check in checks([thrifty])] == [None, False]
-
-
-def test_the_budget_is_what_the_ratio_leaves_of_a_run() -> None:
-    tuned = [
-        Tuned(method=replace(ADAMW, name=n), grid=GRID, outcomes=(outcome(1.0, 0.032),)) for n in ("default", "thrifty")
-    ]
-    here, longer = budget(rows(tuned, CI), CI)
-    # 540 steps at 32 / 1000 bits, half of which is sent
-    assert "are 8.64 bits" in here and "4,000 times fewer 2.16" in here and "`default` spends 8.64" in here
-    assert "38.4 and 9.6 in nightly" in longer and budget(rows(tuned[:1], CI), CI) == []
-
-
-@pytest.mark.parametrize(
-    ("losses", "lr", "tried"),
-    [
-        ({1.5e-3: 1.6, 3e-3: 1.5, 6e-3: None}, 3e-3, [1.5e-3, 3e-3, 6e-3]),
-        ({3e-3: 1.5, 6e-3: 1.4, 1.2e-2: 1.45}, 6e-3, [3e-3, 6e-3, 1.2e-2]),
-        ({3e-3: 1.5, 6e-3: 1.4, 1.2e-2: 1.3, 2.4e-2: 1.2}, 2.4e-2, [3e-3, 6e-3, 1.2e-2, 2.4e-2]),
-        ({7.5e-4: None, 1.5e-3: None, 3e-3: None, 6e-3: None}, 7.5e-4, [7.5e-4, 1.5e-3, 3e-3, 6e-3]),
-    ],
-)
-def test_the_rate_is_chosen_on_its_own_part_and_the_grid_goes_on_at_an_edge(
-    losses: dict[float, float | None], lr: float, tried: list[float]
-) -> None:
-    found = grid(ADAMW, TOY, lambda run: outcome(losses[run.lr]))
-    assert best(found) == lr and [one for one, _ in found] == tried
-    assert found == tuple((one, losses[one]) for one in tried)
-
-
-def test_the_best_of_no_grid_at_all_is_the_lowest() -> None:
-    assert best(((3e-3, None), (6e-3, None))) == 3e-3
-
-
-def test_runs_are_kept_and_found_by_what_decides_them(tmp_path: Path) -> None:
-    file = tmp_path / "runs.jsonl"
-    run = Run(method=ADAMW, tier=TOY, lr=LR, seed=0)
-    Runs(file).keep(run, outcome(1.25), 3.0)
-    again = Runs(file)
-    assert again.outcome(run) == outcome(1.25)
-    assert again.outcome(replace(run, method=replace(ADAMW, name="other name"))) == outcome(1.25)
-    for other in (replace(run, lr=1e-3), replace(run, seed=1), replace(run, tier=replace(TOY, steps=16))):
-        assert again.outcome(other) is None
-    file.write_text(file.read_text() + "half a li")
-    with pytest.raises(ValueError, match="line 2"):
-        Runs(file)
-
-
-def test_the_whole_command_and_its_second_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(TIERS, "ci", replace(TOY, name="ci"))
-    out = tmp_path / "runs.jsonl"
-    found = run_quality("ci", names="averaging,sparseloco", out=out, page=tmp_path / "docs", as_json=True)
-    shown = json.loads(capsys.readouterr().out)
-    assert [row["method"] for row in shown["rows"]] == [row.method for row in found]
-    assert [row.method for row in found] == ["data-parallel adamw", "solo adamw", "averaging", "sparseloco"]
-    assert (tmp_path / "docs" / "quality.png").read_bytes().startswith(b"\x89PNG")
-    page = (tmp_path / "docs" / "quality.md").read_text()
-    assert (
-        "| sparseloco | H 30; averaging, lr 1; topk(chunk=4096,k=64,bits=2) to everybody, error feedback 0.95 |" in page
-    )
-    assert all(f"{row.eval_loss:.4f}" in page for row in found)
-    made = len(out.read_text().splitlines())
-    assert made == sum(len(row.grid) for row in found) + 1, "each rate once, a second seed for data-parallel"
-    assert all(2 <= len(row.grid) <= 4 for row in found), "two rates each, and two beyond them at most"
-    assert [file.name for file in tmp_path.iterdir() if file.suffix == ".pt"] == []
-    spread = found[0].dp_spread_percent
-    assert spread is not None and f" | {spread:.2f} | " in page.partition("| averaging")[2].partition("\n")[0]
-    monkeypatch.setattr(quality, "train", lambda *args, **kwargs: pytest.fail("nothing is left to run"))
-    assert run_quality("ci", names="averaging,sparseloco", out=out) == found
-    assert "fewer bytes" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-def test_a_run_that_is_cut_comes_to_the_same_bits(method: Method, tmp_path: Path) -> None:
-    """Cut after nine of fifteen steps, kept after each third, with exchanges in flight where there is a delay."""
-    if method.outer is not None and method.outer.timetable.interval > 1:
-        method = with_interval(method, 4)
-    lr = TOY.lrs(method)[0]
-    whole = train(method, TOY, lr=lr, seed=0)
-    ticks = iter(range(1000))
-    keeper = Keeper(tmp_path / "run.pt", every_s=3.0, clock=lambda: float(next(ticks)))
-
-    def cut_at_nine(step: int, loss: float) -> None:
-        if step == 9:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(method, TOY, lr=lr, seed=0, progress=cut_at_nine, keeper=keeper)
-    assert keeper.file.exists()
-    quality_train._warm_start.cache_clear()
-    seen: list[int] = []
-    again = Keeper(keeper.file)
-    assert train(method, TOY, lr=lr, seed=0, progress=lambda step, _: seen.append(step), keeper=again) == whole
-    assert seen[0] == 7 and seen[-1] == TOY.steps, "from the last state that was kept"
-    again.drop()
-    assert not keeper.file.exists()
-
-
-def test_a_damaged_run_under_way_is_refused(tmp_path: Path) -> None:
-    keeper = Keeper(tmp_path / "run.pt", every_s=0.0)
-    assert keeper.load() is None
-    keeper.offer(lambda: {"step": 7})
-    assert keeper.load() == {"step": 7}
-    keeper.file.write_bytes(keeper.file.read_bytes()[:50])
-    with pytest.raises(ValueError, match="remove it"):
-        keeper.load()
-
-
-def test_known_runs_are_still_found() -> None:
-    """Runs take days: what decides them must not change its fingerprint unawares."""
-    found = {method.name: Run(method=method, tier=CI, lr=6e-3, seed=0).fingerprint for method in METHODS}
-    assert found["data-parallel adamw"] == "9b222af041838eef" and found["solo adamw"] == "83a941bd752582b0"
-    assert found["streaming"] == "67e2555257f8813a" and found["default"] == "6b97ad8ddf1e0d4c"
-    assert found["sparseloco"] == "de2d0b72e190eedc"
-
-
-def test_another_interval_is_for_all_methods_with_rounds() -> None:
-    chosen = {method.name: method for method in by_names(None, 2400, 100)}
-    assert "streaming-100" not in chosen, "it is `streaming` then"
-    tables = {name: method.outer.timetable for name, method in chosen.items() if method.outer is not None}
-    assert {table.interval for name, table in tables.items() if name != "demo"} == {100}
-    assert tables["demo"].interval == 1 and tables["co2"].delay == 100 and tables["streaming"].delay == 1
-    assert [m.name for m in by_names("streaming-100", None, 50)] == ["streaming-100"]
-
-
-def test_methods_need_enough_rounds_unless_they_are_asked_for() -> None:
-    assert "streaming-100" not in [method.name for method in by_names(None, 540)]
-    assert "streaming-100" in [method.name for method in by_names(None, 2400)]
-    assert [method.name for method in by_names("streaming-100", 540)] == ["streaming-100"]
-
-
-def test_ours_have_rarer_rounds_in_long_runs() -> None:
-    def intervals(steps: int | None) -> list[int]:
-        return [m.outer.timetable.interval for m in by_names("default,thrifty", steps) if m.outer is not None]
-
-    assert {"default", "thrifty"} <= {method.name for method in by_names(None, 2400)}
-    assert intervals(None) == intervals(540) == [30, 30] and intervals(2400) == [60, 240]
-
-
-def test_peers_and_interval_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TIERS, "ci", replace(TOY, name="ci"))
-    found = run_quality("ci", names="averaging", peers=4, interval=6, page=tmp_path)
-    assert found[-1].peers == 4 and found[-1].H == 6
-    page = (tmp_path / "quality.md").read_text()
-    assert "--tier ci --peers 4 --interval 6 --page docs" in page and "| averaging | H 6; averaging" in page
-    with pytest.raises(ValueError, match="choose 2 to 12"):
-        run_quality("ci", interval=13)
-    with pytest.raises(ValueError, match="multiple of the peers"):
-        run_quality("ci", peers=3)
-
-
-def test_settings_of_every_method_in_words() -> None:
-    said = {method.name: settings(method) for method in METHODS}
-    assert said["data-parallel muon"] == "the batch of all peers in one worker"
-    assert said["diloco"] == "H 30; Nesterov 0.7/0.9; fp32 to owners, fp32 back"
-    assert said["streaming"] == (
-        "H 30, 3 fragments, strided, applied a step late; Nesterov 0.4/0.9; e3m0(block=128) to everybody; "
-        "0.5 of the local parameters stays"
-    )
-    assert "heavy ball 1/0.5, gap penalty 1" in said["co2"] and "eager" in said["eager"]
-
-
-@pytest.mark.parametrize(("tier", "names", "said"), [("huge", None, "no tier"), ("ci", "adam", "no method")])
-def test_unknown_names_are_refused(tier: str, names: str | None, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        run_quality(tier, names=names)
-
-
-def test_a_gpu_tier_says_so_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(RuntimeError, match="needs a CUDA device"):
-        run_quality("gpu")
-
-
-def test_the_tiers_are_what_they_say() -> None:
-    assert CI.steps * CI.batch * CI.model.seq_len == 2_457_600
-    assert Worker(CI, "adamw", seed=0).layout.num_parameters == 167_872
-    assert Worker(TIERS["nightly"], "adamw", seed=0).layout.num_parameters == 505_440

@@ -3,11 +3,10 @@
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from tests.sims.pipeline_story import lives, members_of, until, until_done
+from tests.sims.pipeline_story import lives, lose_one, members_of, replace_one, replace_two, until, until_done
 from torch import Tensor
 
 from farflung.node import offers, renewal
@@ -208,18 +207,7 @@ def test_what_was_made_is_saved_once_it_has_computed() -> None:
 
 
 def test_two_adjacent_stages_are_lost_together() -> None:
-    async def story(swarm: PipelineSwarm) -> None:
-        for peer in range(4):
-            swarm.start(peer)
-        await until(swarm, lambda: swarm.rounds() == dict.fromkeys(range(4), 1))
-        for stage in (1, 2):
-            swarm.kill(members_of(swarm, stage)[0])
-        await asyncio.sleep(12.0)
-        swarm.start(4)
-        swarm.start(5)
-        await until_done(swarm, *swarm.peers)
-
-    swarm = simulate(recipe(stages=4, total_steps=12, pipeline={"shadows": 0.0}), Counting(), signers(6), story)
+    swarm = simulate(recipe(stages=4, total_steps=12, pipeline={"shadows": 0.0}), Counting(), signers(6), replace_two)
     assert not swarm.broken
     assert [life[:2] for life in lives(swarm)] == [(1, 1), (2, 1)]
     assert {founder for _, _, founder in lives(swarm)} == {4, 5}
@@ -301,22 +289,6 @@ def test_a_lost_stage_comes_back_from_its_shadow() -> None:
 
 def without_shadows() -> Recipe:
     return recipe(stages=4, total_steps=16, pipeline={"shadows": 0.0})
-
-
-async def lose_one(swarm: PipelineSwarm, stage: int) -> None:
-    """Of four stages with a peer each, after two rounds; and another peer comes."""
-    for peer in range(4):
-        swarm.start(peer)
-    await until(swarm, lambda: swarm.rounds().get(stage) == 2)
-    swarm.kill(members_of(swarm, stage)[0])
-    await asyncio.sleep(12.0)
-    swarm.start(4)
-
-
-async def replace_one(swarm: PipelineSwarm, stage: int = 2) -> None:
-    """And all train on with it to the end."""
-    await lose_one(swarm, stage)
-    await until_done(swarm, *swarm.peers)
 
 
 def test_a_stage_that_is_made_of_its_neighbours_is_fitted_to_what_they_remember() -> None:
@@ -422,90 +394,6 @@ def test_what_comes_over_a_founders_narrow_downlink_is_expected_to_take_as_long(
     swarm = simulate(without_shadows(), Counting(), signers(5), replace_one)
     [made], [decided] = swarm.happened("stage.made"), swarm.happened("stage.recovery")
     assert f"{made['bytes'] / 1e6:.3g} MB in {made['bytes'] / 1000.0:.3g} s" in decided["reason"]
-
-
-def by_checkfree(**changes: Any) -> Recipe:
-    return recipe(stages=4, total_steps=16, pipeline={"shadows": 0.0, "recovery": "checkfree"}, **changes)
-
-
-def test_checkfree_alone_takes_the_mean_of_the_neighbours_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the norms of their gradients; unfitted, untried, with fresh moments and a learning rate that is a tenth higher, and falls back."""
-    means: list[tuple[Tensor, float]] = []
-    begun: list[Tensor] = []
-    begins = StageLearner.begin_with
-
-    def noted(before: Tensor, after: Tensor, *norms: float | None) -> Tensor:
-        mean = weighted_mean(before, after, *norms)
-        one, other = norms
-        assert one and other
-        means.append((mean, one / (one + other)))
-        assert torch.allclose(mean, before * means[-1][1] + after * (1.0 - means[-1][1]), atol=1e-4)
-        return mean
-
-    def seen(self: StageLearner, layers: Tensor) -> None:
-        begins(self, layers)
-        begun.append(self.local_params())
-        assert not self.outer.momentum.any() and not self.replica.optimizer.steps
-
-    def never(*_: object) -> None:
-        raise AssertionError("CheckFree has no fit, and no trial")
-
-    monkeypatch.setattr(renewal, "weighted_mean", noted)
-    monkeypatch.setattr(renewal, "gather_pairs", never)
-    monkeypatch.setattr(StageLearner, "begin_with", seen)
-    monkeypatch.setattr(StageLearner, "fit", never)
-    swarm = simulate(by_checkfree(), Counting(), signers(5), replace_one)
-    assert not swarm.broken and lives(swarm) == [(2, 1, 4)]
-    [made], [decided] = swarm.happened("stage.made"), swarm.happened("stage.recovery")
-    assert made["rung"] == "neighbour mean" and len(made["holders"]) == 2 and made["misfit"] is None
-    assert "CheckFree's rule alone" in decided["reason"]
-    assert torch.equal(begun[0], means[0][0]) and means[0][1] != 0.5
-    usual = {event["step"]: event["lr"] for event in swarm.happened("step", 0)}
-    raised = [event["lr"] / usual[event["step"]] for event in swarm.happened("step", 4)]
-    assert raised[0] == pytest.approx(1.1) and raised == sorted(raised, reverse=True) and raised[-1] < raised[0]
-
-
-def test_checkfree_alone_copies_the_only_neighbour_of_an_end() -> None:
-    swarm = simulate(by_checkfree(), Counting(), signers(5), partial(replace_one, stage=3))
-    assert not swarm.broken and lives(swarm) == [(3, 1, 4)]
-    [made] = swarm.happened("stage.made")
-    assert made["rung"] == "interpolation" and len(made["holders"]) == 1 and made["misfit"] is None
-
-
-def test_checkfree_alone_has_no_rule_for_neighbours_that_are_lost_together() -> None:
-    async def story(swarm: PipelineSwarm) -> None:
-        for peer in range(4):
-            swarm.start(peer)
-        await until(swarm, lambda: swarm.rounds() == dict.fromkeys(range(4), 1))
-        for stage in (1, 2):
-            swarm.kill(members_of(swarm, stage)[0])
-        await asyncio.sleep(12.0)
-        swarm.start(4)
-        swarm.start(5)
-        await until_done(swarm, *swarm.peers)
-
-    swarm = simulate(by_checkfree(), Counting(), signers(6), story)
-    assert not swarm.broken and swarm.rounds()[0] == 4
-    first, second = swarm.happened("stage.made")
-    assert first["rung"] == "random" and not swarm.happened("stage.waits")
-    assert second["rung"] in ("random", "neighbour mean")  # of which the first may be one by then
-
-
-def test_checkfree_alone_is_for_stages_of_which_nobody_is_left() -> None:
-    """Who comes back with the old life's disk begins the next one, but not from that; a member that is still there would (`test_recovery_quorum`)."""
-
-    async def story(swarm: PipelineSwarm) -> None:
-        await lose_one(swarm, 2)
-        await until(swarm, lambda: lives(swarm))
-        swarm.kill(4)
-        swarm.start(next(peer for peer in range(4) if peer not in swarm.peers))
-        await until_done(swarm, *swarm.peers)
-
-    swarm = simulate(by_checkfree(), Counting(), signers(5), story)
-    assert not swarm.broken
-    assert [number for _, number, _ in lives(swarm)] == [1, 2]
-    [made] = swarm.happened("stage.made")
-    assert made["rung"] == "neighbour mean"
 
 
 def test_a_neighbour_that_comes_back_from_a_copy_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
