@@ -77,6 +77,7 @@ class Renewal:
         life: Life,
         learner: StageLearner,
         remains: Remains | None,  # of earlier lives, on our disk
+        survives: bool,  # we have served an earlier life of the stage until now, so that what is on our disk was in our memory too
         doors: Doors,
         log: EventLog,
     ) -> None:
@@ -85,7 +86,9 @@ class Renewal:
         self._recipe = recipe
         self._life = life
         self._learner = learner
-        self._remains = remains
+        self._by_rule = recipe.pipeline.recovery == CHECKFREE
+        """Whether the manifest wants nothing but CheckFree, to which disks are no source."""
+        self._remains = None if self._by_rule and not survives else remains
         self._doors = doors
         self._log = log
         self._sources: dict[str, PeerId] = {}
@@ -226,11 +229,6 @@ class Renewal:
     def _decide(self) -> Recovery:
         copies = [] if self._by_rule else self._shadows()
         return decide(self._loss(), [*self._own(), *copies, *self._offers()])
-
-    @property
-    def _by_rule(self) -> bool:
-        """Whether the manifest wants nothing but CheckFree."""
-        return self._recipe.pipeline.recovery == CHECKFREE
 
     def _loss(self) -> Loss:
         return loss_of(self._roll, self._recipe, self._outside.now())

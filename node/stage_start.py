@@ -45,7 +45,6 @@ from farflung.protocol.chain import founded
 from farflung.protocol.errors import ConfigError, RemoteError
 from farflung.protocol.keys import Signer
 from farflung.protocol.lives import Life
-from farflung.protocol.manifest_sections import CHECKFREE
 from farflung.protocol.pipeline_messages import Domains
 from farflung.protocol.roll import Roll
 from farflung.training.runtime import Runtime
@@ -158,9 +157,8 @@ class StageStart:
         called = taken.life.number > 0 and taken.life.founder == self._signer.peer_id
         if not called or storage.load_history():
             return None
-        by_rule = self._recipe.manifest.pipeline.recovery == CHECKFREE  # to which disks are no source
-        mine = None if by_rule and not taken.survives else self._remains(taken.life.stage, taken.life.number - 1)
-        renewal = Renewal(self._outside, taken.recipe, taken.life, learner, mine, doors, self._log)
+        mine = self._remains(taken.life.stage, taken.life.number - 1)
+        renewal = Renewal(self._outside, taken.recipe, taken.life, learner, mine, taken.survives, doors, self._log)
         return await renewal.run(self._signer, storage)
 
     def _remains(self, stage: int, newest: int) -> Remains | None:

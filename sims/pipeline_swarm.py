@@ -40,7 +40,6 @@ from farflung.protocol.envelope import swarm_of
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.keys import PeerId, Signer, short
 from farflung.protocol.lives import Life, group_of
-from farflung.protocol.manifest_sections import CHECKFREE
 from farflung.protocol.pipeline_messages import UNKNOWN, Domains
 from farflung.protocol.roll import Roll
 from farflung.sims import clock
@@ -274,9 +273,7 @@ class PipelineSwarm:
         made = life.number > 0 and life.founder == signer.peer_id and not storage.load_history()
         held = None
         if made:
-            by_rule = recipe.pipeline.recovery == CHECKFREE
-            mine = None if by_rule and not survives else disk.remains(life.stage)
-            renewal = Renewal(outside, recipe, life, learner, mine, doors, log)
+            renewal = Renewal(outside, recipe, life, learner, disk.remains(life.stage), survives, doors, log)
             try:
                 held = await renewal.run(signer, storage)
             except Overtaken:

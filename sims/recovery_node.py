@@ -151,7 +151,7 @@ class Node:
             admits=lambda peer, token: True,
             refused=_refused,
         )
-        renewal = Renewal(outside, self.recipe, self.life, self.learner, None, self._doors, self._log)
+        renewal = Renewal(outside, self.recipe, self.life, self.learner, None, False, self._doors, self._log)
         await renewal.run(self.signer, MemoryStorage())  # nobody else begins this life
 
     def present(self) -> Present:
