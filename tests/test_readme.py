@@ -64,7 +64,7 @@ ELSEWHERE = {
     ],
     "farflung bench quality": [
         "sims/test_main.py::test_a_bench_of_what_does_not_exist_says_what_does",
-        "sims/test_quality.py::test_the_whole_command_and_its_second_time",
+        "sims/test_quality_table.py::test_the_whole_command_and_its_second_time",
     ],
     "farflung bench pipeline": [
         "sims/test_bench_pipeline.py::test_a_page_has_both_parts",
