@@ -51,7 +51,7 @@ class _UnderWay:
 
 
 class Courier:
-    """All parcels in one direction to one peer. Give it one before it runs."""
+    """All parcels in one direction to one peer."""
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class Courier:
         self._come.set()
 
     async def run(self) -> None:
-        """Carry parcels until nobody has had any for IDLE_S."""
-        while self._waiting:
+        """Open a stream, also while nothing waits yet, and carry parcels until nobody has had any for IDLE_S."""
+        while True:
             try:
                 async with asyncio.timeout(REACH_S):
                     stream = await self._network.open_stream(self._peer, self._kind)
@@ -89,6 +89,8 @@ class Courier:
                 self._give_up_first()
             else:
                 await self._use(stream)
+            if not self._waiting:
+                return
 
     async def _use(self, stream: Stream) -> None:
         """Until it breaks or nobody needs it. What is then without an answer may have arrived, and is sent again over another

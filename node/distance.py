@@ -23,8 +23,10 @@ from farflung.node.network import PeerId
 TICK_S = 0.001
 """What is due within this is handed on now: uvloop's timers have milliseconds, and may fire half of one early."""
 
-DIAL_WAYS = 5
-"""Ways that a new connection waits before it is dialled; the sixth is that of READY, which is written and so delayed."""
+TCP_WAYS = 2
+"""Ways that a new connection waits before it is dialled: until TCP has an answer, or knows that nobody listens."""
+TLS_WAYS = 4
+"""Those it waits once it is dialled: for TLS, and for READY, which is on its way meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -78,6 +78,31 @@ class Step:
         """The data node of a microbatch; -2 when there is no such microbatch."""
         return self.routes[microbatch][0].peer if microbatch < len(self.routes) else -2
 
+    def spares(self, me: int) -> frozenset[tuple[int, bool]]:
+        """(peer, backward): whom we may have to send to when a peer is lost, beside those that the plan has us send to.
+
+        A lost peer's hop is done by a mate of its stage, or by nobody. So whoever has the hop before or after it may send to each of its mates, or past
+        it; and its mates to whoever comes before and after. The loss belongs to its data node, whose stage is nobody else's of this microbatch.
+        """
+        found: set[tuple[int, bool]] = set()
+        planned: set[tuple[int, bool]] = set()
+        for route in set(self.routes):
+            way = [(leg.peer, self.plan.stages[leg.stage] if hop else (leg.peer,)) for hop, leg in enumerate(route)]
+            if self.plan.loss_at_home:
+                way.append(way[0])
+            for backward in (False, True):
+                if backward:
+                    way.reverse()
+                for number, (peer, mates) in enumerate(way[:-1]):
+                    then, others = way[number + 1]
+                    if me == peer:
+                        planned.add((then, backward))
+                        found |= {(other, backward) for other in others}
+                        found |= {(past, backward) for past, _ in way[number + 2 : number + 3]}
+                    elif me in mates:
+                        found.add((then, backward))
+        return frozenset((peer, backward) for peer, backward in found - planned if peer not in (OPEN, me))
+
     def peer_at(self, route: Route, hop: int) -> int:
         return peer_of(route, hop, loss_at_home=self.plan.loss_at_home)
 

@@ -90,28 +90,20 @@ class StageRecipe:
         )
 
     def droppable(self) -> Droppable:
-        """What a route that keeps these rules may lose when nobody is left for a hop.
-
-        Where no route skips, nothing: the manifest asks for gradients of the whole model, and no stage was ever trained on what comes to it then. Where
-        routes skip, one hop: the stages are trained on what comes from others than the one before, and lose less by it (docs/pipeline.md: two of eight
-        cost 9 % of perplexity then, and 13 % else), while a microbatch that is cut short brings no gradient to any of them. Not two, as each takes
-        the route farther from what the manifest asks for; and never the last one beside the data node, without which only that would learn.
-        """
-        pipeline, rules = self.pipeline, self.rules()
-        if pipeline.visits == pipeline.stages:
-            return Droppable()
-        return Droppable(fewest=max(2, pipeline.visits - 1), max_jump=rules.max_jump)
+        """What a route that keeps these rules may lose when its peers do not do their hops."""
+        return Droppable.of_routes(self.pipeline.visits, self.pipeline.stages, self.rules().max_jump)
 
     @property
     def beside(self) -> Beside:
         """What a peer of the stage holds in memory that a replica does not: residuals, and for shadows the one that is held and the one that somebody
-        was given (`shadows`); the sums of a step's gradients, apart for each data node; and in each slot an input and a gradient (`stage_server`), with inputs that wait for
-        slots where routes are dynamic."""
+        was given (`shadows`); the sums of a step's gradients, apart for each data node; and in each slot an input and a gradient (`stage_server`): with inputs that wait for
+        slots where routes are dynamic, else as many again for what a lost peer had in its own (`Worklist`)."""
         boundary_bytes = 4 * self.tokens_per_microbatch * self.whole.model.dim
+        in_slot = 3 if self.pipeline.dynamic else 4 if self.stage else 2  # a data node takes over from nobody
         return Beside(
             copies=self.whole.manifest.feedback.directions + (2 if self.pipeline.shadows > 0.0 else 0),
             sums=min(HOMES, self.pipeline.microbatches) if self.stage else 1,  # a data node has its own only
-            kept_bytes=(3 if self.pipeline.dynamic else 2) * self.pipeline.slots * boundary_bytes,
+            kept_bytes=in_slot * self.pipeline.slots * boundary_bytes,
         )
 
     def shape(self) -> ModelConfig:

@@ -13,6 +13,7 @@ counts twice. The price is memory: a gradient of the stage, 4 bytes a parameter,
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -49,6 +50,8 @@ from farflung.training.pipeline_worker import Accumulated, Batch, Worker, togeth
 
 BUSY_S = 0.2
 """Until a busy peer is asked again."""
+MOST_SPARES = 64
+"""Streams that a step opens for the case that a peer is lost. Beyond that they are dialled when they are needed."""
 STEP_WAIT_S = 10.0
 """How long a parcel may be ahead of its step here."""
 MOST_STREAMS = 2
@@ -119,6 +122,9 @@ class StageServer:
         if not wanted <= set(self._worker.stages):
             raise BadPlan(f"the plan has stages {sorted(wanted)} here, where {self._worker.stages} are held")
         self._open[step.window] = OpenStep.begin(step, me, self._service, listener)
+        for place, backward in islice(sorted(step.spares(me)), MOST_SPARES):
+            # Dialled before it is needed: a new connection takes three trips, at each hop of a microbatch that is late already.
+            self._courier(step.keys[place], backward=backward)
         async with self._opened:
             self._opened.notify_all()
 
@@ -290,14 +296,18 @@ class StageServer:
         if send.peer == open_.me:
             self._group.create_task(self._hand_to_ourselves(open_, header, payload, targets, done), name="to ourselves")
             return
-        peer, kind = open_.step.keys[send.peer], GRADIENT if send.backward else ACTIVATION
+        courier = self._courier(open_.step.keys[send.peer], backward=send.backward)
+        courier.carry(Parcel(header, payload, targets, lambda: open_.desk.wants(send), done))
+
+    def _courier(self, peer: PeerId, *, backward: bool) -> Courier:
+        kind = GRADIENT if backward else ACTIVATION
         courier = self._couriers.get((peer, kind))
         if courier is None:
             courier = self._couriers[peer, kind] = Courier(
                 self._network, peer, kind, rate=self.rate, trip_s=self._trip_s, refused=self._refused
             )
             self._group.create_task(self._run_courier(peer, kind, courier), name=f"{kind}s to {peer.hex()[:12]}")
-        courier.carry(Parcel(header, payload, targets, lambda: open_.desk.wants(send), done))
+        return courier
 
     async def _run_courier(self, peer: PeerId, kind: str, courier: Courier) -> None:
         """There is no end to the peers that come and go, so it is forgotten; whoever is needed again gets another one."""

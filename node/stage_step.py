@@ -13,6 +13,7 @@ from farflung.node.diary import Diary
 from farflung.node.pipeline_step import Step
 from farflung.protocol.desk import Desk
 from farflung.protocol.messages import Passage
+from farflung.protocol.route import OPEN
 from farflung.protocol.visit import Work
 from farflung.training.pipeline_boundary import Boundary
 from farflung.training.pipeline_machine import Worklist
@@ -83,10 +84,14 @@ class OpenStep:
         )
         slots = plan.slots[me]
         if program is None and not step.ascends:
-            # By the plan they suffice, but not for whoever takes over from others; and two routes that meet two full peers in two orders would wait for
+            # By the plan they suffice, but not for whoever takes over from several; and two routes that meet two full peers in two orders would wait for
             # each other for ever. What a lane has beyond its slot is an input and a gradient.
             slots = max(slots, len(plan.lanes))
-        return cls(step, me, desk, Worklist(plan.policy, slots, program), listener=listener)
+
+        def guest(microbatch: int, hop: int) -> bool:
+            return step.routes[microbatch][hop].peer not in (me, OPEN)
+
+        return cls(step, me, desk, Worklist(plan.policy, slots, program, guest), listener=listener)
 
     def op(self, work: Work) -> Op:
         """In the plan's words, where the loss is at hop 0 or at the last hop."""

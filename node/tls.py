@@ -22,7 +22,7 @@ from typing import Any
 import structlog
 
 from farflung.node import frames
-from farflung.node.distance import DIAL_WAYS, FarLink, LateTransport
+from farflung.node.distance import TCP_WAYS, TLS_WAYS, FarLink, LateTransport
 from farflung.node.identity import Identity
 from farflung.node.links import MAX_PEERS, TLS, LinkBook
 from farflung.node.network import PeerId
@@ -345,7 +345,7 @@ class TlsCarrier:
     async def _dial_one(self, peer: PeerId, host: str, port: int) -> TlsConnection:
         begun = monotonic()
         far_s = 0.0 if self._link is None else self._link.distances.to(peer)
-        await asyncio.sleep(DIAL_WAYS * far_s)
+        await asyncio.sleep(TCP_WAYS * far_s)
         connection = TlsConnection(self, peer)
         try:
             await asyncio.get_running_loop().create_connection(
@@ -356,6 +356,7 @@ class TlsCarrier:
                 server_hostname="farflung",
                 ssl_handshake_timeout=HANDSHAKE_S,
             )
+            await asyncio.sleep(TLS_WAYS * far_s)
             await connection.ready
         except asyncio.CancelledError:
             connection.abort("dialling was cancelled")

@@ -12,8 +12,10 @@ what follows (the digest's table, 5.4):
     silence of a holder that   the peer after it is asked whether it is there: the holder may be sending to it, and learns only much later that
     says that all is well      nobody listens. No answer, and that one is lost
 
-    lost before its forward    the last peer before it that lives computes its output again and sends it to the replacement; without one
-                               that has not given it up the hop is dropped, if the route may lose it (`droppable.py`)
+    lost before its forward    the last peer before it that lives computes its output again and sends it on. The hop is left out, if the route
+                               may lose it (`droppable.py`): a microbatch that is late goes on without it sooner than through the
+                               replacement, which has work of its own. Else it is sent to that. A microbatch that has not begun is not
+                               late, and loses a hop only where nobody is left who could do it
     lost before its backward   the same, only to be kept, and the next peer after it sends its gradient again: the replacement
                                computes forward and backward. Hops in between that are lost too are done again in the same way
     lost after its backward    what it had accumulated is lost with it: fewer visits of that stage, which keeps their mean unbiased
@@ -273,7 +275,7 @@ class Flights:
             microbatch, route, self._loss_at_home, self._patience, due=now + self._patience.leg_s, since=now
         )
         self._flights[microbatch] = flight
-        effects = self._rebind(flight, live_hops(route), now, may_drop=True) if self.lost else []
+        effects = self._rebind(flight, live_hops(route), now, may_drop=True, late=False) if self.lost else []
         if microbatch in self._flights:
             effects.append(self._again(flight, 0, backward=False, until=len(route) + 1))
         return effects
@@ -387,8 +389,10 @@ class Flights:
         peer = flight.peer(hop)
         return peer not in self.lost and (hop, peer) not in flight.refused
 
-    def _rebind(self, flight: Flight, hops: Sequence[int], now: float, *, may_drop: bool) -> list[Effect]:
-        """New peers for those of `hops` whose peer is not here; or the flight ends."""
+    def _rebind(
+        self, flight: Flight, hops: Sequence[int], now: float, *, may_drop: bool, late: bool = True
+    ) -> list[Effect]:
+        """Routes around those of `hops` whose peer is not here: without them, or by other peers; or the flight ends."""
         effects: list[Effect] = []
         route = flight.route
         for hop in hops:
@@ -397,14 +401,15 @@ class Flights:
             old = route[hop].peer
             able = [peer for peer in self._stages[route[hop].stage] if peer not in self.lost]
             fresh = [peer for peer in able if (hop, peer) not in flight.refused]
-            if fresh or (able and not self._may_drop(route, hop, may_drop)):
+            if self._may_drop(route, hop, may_drop) and (late or not fresh):
+                route = with_peer(route, hop, DROPPED)
+                why = "is late" if fresh else f"finds nobody else with stage {route[hop].stage}"
+                effects.append(Note("dropped", old, flight.microbatch, f"{why}, and leaves out hop {hop}"))
+            elif able:
                 peer = least_busy(fresh or able, self._load(), self._visit_s)
                 flight.refused.discard((hop, peer))
                 route = with_peer(route, hop, peer)
                 effects.append(Note("rebound", peer, flight.microbatch, f"hop {hop} was at peer {old}"))
-            elif self._may_drop(route, hop, may_drop):
-                route = with_peer(route, hop, DROPPED)
-                effects.append(Note("dropped", old, flight.microbatch, f"nobody else has stage {route[hop].stage}"))
             else:
                 why = f"nobody is left for hop {hop}, stage {route[hop].stage}"
                 return self._cut(flight, why, now)

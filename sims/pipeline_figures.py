@@ -44,10 +44,25 @@ def codec_cells(one: PlanFigures) -> list[str]:
     return [one.codec, f"{one.bytes_per_token_and_boundary:.1f}", *seconds, f"{one.ratio:.3f}"]
 
 
+DEATH_HEADINGS = (
+    "plan",
+    "peer",
+    "moment",
+    "seconds",
+    "times normal",
+    "simulated without it",
+    "rerouted",
+    "of them shortened",
+    "cut",
+    "void",
+)
+
+
 def death_cells(one: DeathFigures) -> list[str]:
-    """Plan, moment, seconds, times normal, simulated without the peer, microbatches rerouted, cut, and void."""
+    """In the order of `DEATH_HEADINGS`."""
     seconds = (f"{one.seconds:.2f}", f"{one.times_normal:.2f}", number_or_dash(one.simulated_without_s, ".2f"))
-    return [one.plan, one.moment, *seconds, str(one.rerouted), str(one.cut), str(one.void)]
+    counts = (one.rerouted, one.shortened, one.cut, one.void)
+    return [one.plan, f"{one.peer} (stage {one.stage})", one.moment, *seconds, *map(str, counts)]
 
 
 USED_HEADINGS = ("peer", *(f"{plan}{of}" for plan in (COLUMNS, FULL, SKIPPING) for of in ("", ", simulated")))

@@ -10,13 +10,15 @@
   over the tokens of all messages. A boundary is crossed once each way.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from statistics import fmean, median
 
 import torch
 from torch import Tensor
 
+from farflung.protocol.route import live_hops
 from farflung.sims.batches import batch_of
 from farflung.sims.bench_workers import BenchError
 from farflung.sims.pipeline_task import BenchTask
@@ -72,11 +74,15 @@ class DeathFigures:
     """A peer was killed in a step."""
 
     plan: str
+    peer: int
+    stage: int
     moment: str
     seconds: float
     times_normal: float
     rerouted: int
-    """Microbatches that got another peer."""
+    """Microbatches that got another peer, or left the hop out."""
+    shortened: int
+    """Those of them that left it out."""
     cut: int
     """Microbatches of living data nodes that did not come home."""
     void: int
@@ -156,20 +162,36 @@ def computed(columns: PlanFigures, full: PlanFigures) -> PlanFigures:
 def deaths(
     group: StageGroup, task: BenchTask, feed: Feed, one: PlanFigures, plan: Plan, say: Say
 ) -> list[DeathFigures]:
-    """A peer in the middle of the first lane is killed at three moments of a step; between them it comes back."""
-    lane = 0
-    hop = len(plan.lanes[lane].route) // 2
-    peer = plan.lanes[lane].route[hop].peer
-    assert peer is not None, "searched routes name their peers"
-    forward, backward = Op(Kind.F, lane, hop), Op(Kind.B, lane, hop)
-    moments = {
-        "before its first forward": Death(rank=peer, before=forward),
-        "between forward and backward": Death(rank=peer, before=backward),
-        "after a backward": Death(rank=peer, after=backward),
-    }
-    without = simulate(_without(plan, peer), task.costs("fp32")).makespan_s
+    """A peer in the middle of the first lane is killed at three moments of a step, and each other peer beside data nodes at one of them, by turns; then it
+    comes back."""
+    first: dict[int, tuple[int, int]] = {}
+    """By peer, the (lane, hop) at which it is visited first."""
+    for lane, one_lane in enumerate(plan.lanes):
+        for hop, (_, peer) in list(enumerate(one_lane.route))[1:]:
+            assert peer is not None, "searched routes name their peers"
+            first.setdefault(peer, (lane, hop))
+    middle = plan.lanes[0].route[len(plan.lanes[0].route) // 2].peer
+    others = cycle(MOMENTS)
+    moments = [
+        (peer, moment)
+        for peer in sorted(first, key=lambda peer: (peer != middle, peer))
+        for moment in (MOMENTS if peer == middle else [next(others)])
+    ]
     group.enter(task.world(plan))
-    return [_die(group, feed, one, plan, moment, death, without, say) for moment, death in moments.items()]
+    found = []
+    for peer, moment in moments:
+        lane, hop = first[peer]
+        without_s = simulate(_without(plan, peer), task.costs("fp32")).makespan_s
+        found.append(_die(group, feed, one, plan, moment, MOMENTS[moment](peer, lane, hop), without_s, say))
+    return found
+
+
+MOMENTS: Mapping[str, Callable[[int, int, int], Death]] = {
+    "before its first forward": lambda peer, lane, hop: Death(rank=peer, before=Op(Kind.F, lane, hop)),
+    "between forward and backward": lambda peer, lane, hop: Death(rank=peer, before=Op(Kind.B, lane, hop)),
+    "after a backward": lambda peer, lane, hop: Death(rank=peer, after=Op(Kind.B, lane, hop)),
+}
+"""Of a step, for a peer that lane `lane` visits at hop `hop`: the first microbatch of a lane has its number."""
 
 
 def data_node_death(
@@ -195,7 +217,7 @@ def _die(
     say: Say,
 ) -> DeathFigures:
     """A step with a death; afterwards the peer is back."""
-    say(f"{one.plan}: a peer dies, {moment}")
+    say(f"{one.plan}: peer {death.rank} dies, {moment}")
     group.step(plan, feed.batches(0))  # whoever came back is dialled
     seen = group.step(plan, feed.batches(1), death=death)
     if not seen.lost <= {death.rank}:
@@ -205,10 +227,13 @@ def _die(
     group.revive(death.rank)
     return DeathFigures(
         plan=one.plan,
+        peer=death.rank,
+        stage=next(stage for stage, peers in enumerate(plan.stages) if death.rank in peers),
         moment=moment,
         seconds=seen.seconds,
         times_normal=seen.seconds / one.measured_s,
         rerouted=sum(route != _planned(plan, m) for m, route in seen.routes.items()),
+        shortened=sum(len(live_hops(route)) < len(route) for route in seen.routes.values()),
         cut=len(seen.cut),
         void=void,
         simulated_without_s=without_s,
@@ -216,14 +241,16 @@ def _die(
 
 
 def _without(plan: Plan, lost: int) -> Plan:
-    """The same routes, in which its mate stands in for a peer."""
+    """The same routes, in which its mate stands in for a peer, with as many slots again for what that one had (`Worklist`)."""
     mate = {stage: next(peer for peer in peers if peer != lost) for stage, peers in enumerate(plan.stages)}
+    mates = {mate[stage] for stage, peers in enumerate(plan.stages) if lost in peers}
+    slots = tuple(2 * own if peer in mates else own for peer, own in enumerate(plan.slots))
 
     def hop_of(hop: Hop) -> Hop:
         return Hop(hop.stage, mate[hop.stage]) if hop.peer == lost else hop
 
     lanes = tuple(replace(lane, route=tuple(map(hop_of, lane.route))) for lane in plan.lanes)
-    return replace(plan, lanes=lanes)
+    return replace(plan, lanes=lanes, slots=slots)
 
 
 def _planned(plan: Plan, microbatch: int) -> tuple[tuple[int, int | None], ...]:

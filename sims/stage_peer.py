@@ -45,6 +45,7 @@ from farflung.node.sealed_mail import PipelineMail
 from farflung.node.stage_server import StageServer
 from farflung.node.stage_step import OpenStep, Service
 from farflung.protocol import pipeline_messages
+from farflung.protocol.droppable import Droppable
 from farflung.protocol.errors import Refused, RemoteError
 from farflung.protocol.flight import Patience
 from farflung.protocol.keys import Ed25519Signer
@@ -57,6 +58,7 @@ from farflung.training.model import Decoder, ModelConfig
 from farflung.training.optimizers import parse_optimizer
 from farflung.training.pipeline_boundary import Boundary
 from farflung.training.pipeline_plan import Kind, Op, Plan
+from farflung.training.pipeline_rules import Rules
 from farflung.training.pipeline_worker import Accumulated, Batch, Worker, mean_gradients
 from farflung.training.recovery_trial import LossTrial
 
@@ -261,7 +263,9 @@ class StagePeer:
         world, server, worker = self._world, self._server, self._worker
         plan = msgspec.convert(order["step"], Plan, str_keys=True)
         window = bytes.fromhex(order["window"])
-        step = Step(window=window, plan=plan, most_tokens=world.batch * world.model.seq_len)
+        rules = Rules(visits=min(len(lane.route) for lane in plan.lanes))
+        droppable = Droppable.of_routes(rules.visits, len(plan.stages), rules.max_jump)
+        step = Step(window=window, plan=plan, most_tokens=world.batch * world.model.seq_len, droppable=droppable)
         server.stands_before, server.stands_after = order.get("stands_before", ""), order.get("stands_after", "")
         server.ran, worker.busy_s, worker.late = [], 0.0, 0
         home = step.place[self._engine.peer_id]

@@ -30,11 +30,21 @@ class Worklist:
 
     A slot belongs to a (microbatch, hop): an operation that comes once more takes no second one. What a program does not list, or has
     listed already (where peers may die, others take over), is taken as soon as it is there, backward before forward.
+
+    `guest` says of a (microbatch, hop) that the plan had another peer for it. Such hops bring as many slots along as the peer has of its own: by the plan
+    these are full, and a lost peer's work would wait for them while the others wait for it.
     """
 
-    def __init__(self, policy: Policy, slots: int, program: Sequence[Op] | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        slots: int,
+        program: Sequence[Op] | None = None,
+        guest: Callable[[int, int], bool] = lambda microbatch, hop: False,
+    ) -> None:
         self._rank = _RANK[policy]
         self._slots = slots
+        self._guest = guest
         self._holding: set[tuple[int, int]] = set()
         self._forwards: list[_Entry] = []
         self._others: list[_Entry] = []
@@ -80,7 +90,10 @@ class Worklist:
         return [*(entry[-1] for ready in (self._forwards, self._others) for entry in ready), *self._arrived]
 
     def _can_hold(self, op: Op) -> bool:
-        return len(self._holding) < self._slots or (op.microbatch, op.hop) in self._holding
+        if (op.microbatch, op.hop) in self._holding:
+            return True
+        guest = self._guest(op.microbatch, op.hop)
+        return sum(self._guest(*held) == guest for held in self._holding) < self._slots
 
     def _best(self) -> Op | None:
         forward, others = self._first_forward(), self._others

@@ -250,10 +250,17 @@ class StageLab:
         except asyncio.CancelledError:
             pass  # killed
 
+    async def open(self) -> None:
+        """The step, at all peers."""
+        async with asyncio.TaskGroup() as group:
+            for number, server in enumerate(self.servers):
+                listener = self.drivers[number].listen if number in self.drivers else None
+                at_its_own = clock.process_context(self.networks[number].peer_id)
+                group.create_task(server.open(self.step, listener), context=at_its_own)
+
     async def run(self) -> Outcome:
         """The whole step, by all its data nodes."""
-        for number, server in enumerate(self.servers):
-            await server.open(self.step, self.drivers[number].listen if number in self.drivers else None)
+        await self.open()
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(driver.run()) for driver in self.drivers.values()]
         first, *others = [task.result() for task in running]

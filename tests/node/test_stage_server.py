@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from tests.node.stage_lab import LAYERS, StageLab, expected, in_stages, names, two_columns, whole
+from tests.node.stage_lab import LAYERS, NOTHING, StageLab, expected, in_stages, names, step_of, two_columns, whole
 
 from farflung.node import framing
+from farflung.node.courier import ACTIVATION, GRADIENT
 from farflung.node.pipeline_step import Step
 from farflung.protocol.errors import NetworkError, Refused
 from farflung.protocol.messages import Again, ParcelHeader, Passage, Said
@@ -202,8 +203,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(wrong: str) -> None:
     }
 
     async def main(lab: StageLab) -> None:
-        for server in lab.servers:
-            await server.open(lab.step)
+        await lab.open()
         stream = await lab.networks[1].open_stream(lab.step.keys[3], "activation")
         header = parcel(lab, **WRONG[wrong])
         await framing.write_header(stream, header)
@@ -219,8 +219,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(wrong: str) -> None:
 
 def test_orders_of_others_are_refused() -> None:
     async def main(lab: StageLab) -> None:
-        for server in lab.servers:
-            await server.open(lab.step)
+        await lab.open()
         again = Again(b"w" * 32, 0, 1, False, 5, 0, lab.step.routes[0])
         with pytest.raises(Refused, match="another data node"):
             lab.servers[1].handle(lab.step.keys[2], again)
@@ -239,6 +238,28 @@ def test_orders_of_others_are_refused() -> None:
         with pytest.raises(Refused, match="not its data node"):
             lab.servers[1].handle(lab.step.keys[2], passage)
         lab.servers[1].handle(lab.step.keys[2], msgspec.structs.replace(again, window=b"x" * 32))  # means nothing
+
+    in_stages(main, two_columns())
+
+
+def test_whom_a_peer_may_have_to_send_to_when_another_is_lost() -> None:
+    """In columns 0, 1, 3, 5 and 0, 2, 4, 6: the mate of whoever is next, or whoever comes after that; and for a mate, its own neighbours. None of them is
+    planned; and nobody stands in for the data node."""
+    step = step_of(two_columns(), NOTHING)
+    forward, backward = False, True
+    assert step.spares(0) == {(peer, way) for peer in (3, 4) for way in (forward, backward)}
+    assert step.spares(1) == {(4, forward), (5, forward)}
+    assert step.spares(3) == {(6, forward), (0, forward), (0, backward), (2, backward)}
+    assert step.spares(5) == {(4, backward), (1, backward)}
+
+
+def test_streams_for_the_case_that_a_peer_is_lost_are_open_before() -> None:
+    async def main(lab: StageLab) -> None:
+        await lab.open()
+        await asyncio.sleep(1.0)
+        spares = {(lab.step.keys[peer], GRADIENT if way else ACTIVATION) for peer, way in lab.step.spares(3)}
+        assert lab.servers[3]._couriers.keys() == spares
+        assert lab.servers[6]._streams[lab.step.keys[3], ACTIVATION] == 1
 
     in_stages(main, two_columns())
 

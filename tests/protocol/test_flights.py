@@ -114,6 +114,22 @@ def test_the_last_peer_of_a_stage_is_dropped_from_the_route_or_ends_the_flight()
     assert sorted(lab.flights.cut) == [0, 1, 2] and "nobody is left" in lab.flights.cut[0]
 
 
+def test_who_is_late_leaves_the_hop_out_and_who_has_not_begun_goes_to_the_replacement() -> None:
+    """Two lanes of two microbatches go through the peer of stage 2 that dies when the first of them comes to stage 1."""
+    lanes = [[(2 * lane + turn, route(0, 1, 3, 5)) for turn in range(2)] for lane in range(2)]
+
+    def kill_before(lab: PipelineLab, peer: int, work: Work, now: str) -> None:
+        if work == Work(0, 1, False):
+            lab.kill(3)
+
+    lab = PipelineLab(7, STAGES, lanes, happens=kill_before, droppable=Droppable(fewest=3))
+    lab.run()
+    check(lab)
+    assert len(lab.flights.losses) == 4
+    went = {microbatch: taken[2].peer for microbatch, taken in lab.flights.routes.items()}
+    assert went == {0: DROPPED, 2: DROPPED, 1: 4, 3: 4}
+
+
 def test_a_route_loses_no_more_hops_than_it_may() -> None:
     """All peers of stages 1 and 2 die: with one hop less the flights go on, with two they are cut short."""
     stages = ((0,), (1,), (2,), (3,))

@@ -135,20 +135,26 @@ def test_the_page_says_what_was_measured(tmp_path: Path) -> None:
         deaths=(
             DeathFigures(
                 plan=FULL,
+                peer=7,
+                stage=3,
                 moment="after a backward",
                 seconds=3.0,
                 times_normal=1.4,
                 rerouted=2,
+                shortened=1,
                 cut=0,
                 void=0,
                 simulated_without_s=2.5,
             ),
             DeathFigures(
                 plan=SKIPPING,
+                peer=6,
+                stage=0,
                 moment="a data node",
                 seconds=2.0,
                 times_normal=1.6,
                 rerouted=0,
+                shortened=0,
                 cut=0,
                 void=6,
                 simulated_without_s=None,
@@ -169,8 +175,9 @@ def test_the_page_says_what_was_measured(tmp_path: Path) -> None:
     assert "+20.0 % at worst (full routed, fp32)" in page and "20 s and 40 s" in page
     assert "11.00 (10.50 to 12.00), +10.0 %" in page
     assert "| 1 | 25 % | 30 % | 25 % | 30 % | 25 % | 30 % |" in page
-    assert "| skipping | a data node | 2.00 | 1.60 | - | 0 | 0 | 6 |" in page
-    assert "1.60 times at worst (skipping, a data node)" in page
+    assert "| full routed | 7 (stage 3) | after a backward | 3.00 | 1.40 | 2.50 | 2 | 1 | 0 | 0 |" in page
+    assert "| skipping | 6 (stage 0) | a data node | 2.00 | 1.60 | - | 0 | 0 | 0 | 6 |" in page
+    assert "1.60 times at worst (skipping, peer 6, a data node)" in page
     assert {file.name for file in tmp_path.iterdir()} == {PAGE, "pipeline-step.png", "pipeline-loss.png"}
 
 

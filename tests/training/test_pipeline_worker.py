@@ -77,6 +77,18 @@ def test_slots_belong_to_visits() -> None:
     assert worklist.start() == Op(Kind.F, 2, 1)
 
 
+def test_what_a_lost_peer_had_waits_for_none_of_our_slots() -> None:
+    worklist = Worklist(Policy.BACKWARD, 1, guest=lambda microbatch, hop: microbatch >= 2)
+    for microbatch in range(4):
+        worklist.arrive(Op(Kind.F, microbatch, 1), float(microbatch), microbatch)
+    assert [worklist.start(), worklist.start(), worklist.start()] == [Op(Kind.F, 0, 1), Op(Kind.F, 2, 1), None]
+    for guest, then in ((2, 3), (0, 1)):  # each brings one of its own
+        worklist.arrive(Op(Kind.B, guest, 1), 4.0, guest)
+        assert worklist.start() == Op(Kind.B, guest, 1)
+        worklist.finish(Op(Kind.B, guest, 1))
+        assert worklist.start() == Op(Kind.F, then, 1) and worklist.start() is None
+
+
 def test_a_program_takes_what_it_does_not_list_and_leaves_out_what_is_over() -> None:
     program = [Op(Kind.F, 0, 1), Op(Kind.F, 1, 1), Op(Kind.B, 1, 1)]
     worklist = Worklist(Policy.PROGRAM, 4, program)
