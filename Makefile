@@ -35,6 +35,7 @@ bench: $(STAMP)
 	$(BIN)/farflung bench codec
 	$(BIN)/farflung bench feedback
 	$(BIN)/farflung bench pipeline
+	$(BIN)/farflung bench fidelity
 	$(BIN)/farflung bench quality --tier ci
 	$(BIN)/farflung bench recovery
 

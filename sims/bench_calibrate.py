@@ -101,16 +101,8 @@ class Run:
 def run_calibrate(*, as_json: bool = False, out: Path | None = None) -> dict[str, Any]:
     """Measure, show, write the costs as TOML to `out`. Raises BenchError, ConfigError, NodeFailed."""
     console = Console(stderr=as_json)
-    with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True) as shown:
-        bar = shown.add_task("messages", total=None)
-        told = measure_messages() | count_messages()
-        runs = []
-        for preset in SIZES:
-            shown.update(bar, description=f"two nodes with the model {preset}")
-            runs.append(measure_nodes(preset))
-    costs = costs_of(runs, message_s=told["message_s"])
+    costs, told = calibrate(console)
     text = write_costs(costs)
-    told |= {"step_s": {run.preset: run.step_s for run in runs}, "step_tokens": 128}
     if out is not None:
         out.write_text(text, encoding="utf-8")
     result = {"costs": msgspec.to_builtins(costs), "seen": told}
@@ -121,6 +113,19 @@ def run_calibrate(*, as_json: bool = False, out: Path | None = None) -> dict[str
         for name, value in told.items():
             console.print(f"# {name} = {value}", markup=False, highlight=False, style="dim")
     return result
+
+
+def calibrate(console: Console) -> tuple[Costs, dict[str, Any]]:
+    """The costs, and what else was seen; progress is on the console. Raises BenchError, ConfigError, NodeFailed."""
+    with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True) as shown:
+        bar = shown.add_task("messages", total=None)
+        told = measure_messages() | count_messages()
+        runs = []
+        for preset in SIZES:
+            shown.update(bar, description=f"two nodes with the model {preset}")
+            runs.append(measure_nodes(preset))
+    costs = costs_of(runs, message_s=told["message_s"])
+    return costs, told | {"step_s": {run.preset: run.step_s for run in runs}, "step_tokens": 128}
 
 
 # ---- two nodes -----------------------------------------------------------------------------------------------------

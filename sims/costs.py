@@ -35,6 +35,8 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What any call takes that is neither a pass nor measured."""
     pass_parameters_per_s: float = 4e8
     """Parameters that are encoded, decoded, added up or stepped in a second."""
+    processors: int = 0
+    """That all peers share for calls and messages, but not for training, which sleeps: so it is where all of them are processes of one machine (`sim local`). 0: each has its own."""
     calls: dict[str, tuple[float, float]] = {}
     """Measured calls, by the name of the function: seconds per call, and per million parameters."""
 
@@ -42,6 +44,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for key in ("start_s", "message_s", "hand_s"):
             check_range(key, getattr(self, key), 0.0, MAX_S)
         check_range("pass_parameters_per_s", self.pass_parameters_per_s, 1e3, 1e15)
+        check_range("processors", self.processors, 0, 4096)
         for name, (call_s, million_s) in self.calls.items():
             check_range(f"calls.{name}[0]", call_s, 0.0, MAX_S)
             check_range(f"calls.{name}[1]", million_s, 0.0, MAX_S)
@@ -68,7 +71,7 @@ def load_costs(file: Path) -> Costs:
 def write_costs(costs: Costs) -> str:
     """The same as TOML."""
     lines = ["[costs]"]
-    for key in ("start_s", "message_s", "hand_s", "pass_parameters_per_s"):
+    for key in ("start_s", "message_s", "hand_s", "pass_parameters_per_s", "processors"):
         lines.append(f"{key} = {getattr(costs, key)!r}")
     lines += ["", "[costs.calls]  # seconds per call, and per million parameters"]
     for name, (call_s, million_s) in sorted(costs.calls.items()):

@@ -103,6 +103,8 @@ class MemoryHub:
         self.link = link
         self.on_message = on_message
         """Sees every control message as it is sent, and its sender."""
+        self.handled_at: Callable[[float], float] | None = None
+        """When a control message that is at its receiver's machine now has been taken in; None: at once."""
         self.counts: Counter[tuple[str, str]] = Counter()
         self.delivered_bytes: Counter[PeerId] = Counter()
         """Bulk of each sender that has arrived."""
@@ -375,7 +377,14 @@ class MemoryHub:
             elif len(delays) > 1:
                 self.record("duplicate", sender, receiver, len(message), "")
             for delay_s in delays:
-                self.at(self.now() + delay_s, self._arrive, sender, target, message)
+                self.at(self.now() + delay_s, self._take, sender, target, message)
+
+    def _take(self, sender: PeerId, target: Process, message: bytes) -> None:
+        """It is at the receiver's machine."""
+        if self.handled_at is None:
+            self._arrive(sender, target, message)
+        else:
+            self.at(self.handled_at(self.now()), self._arrive, sender, target, message)
 
     def _arrive(self, sender: PeerId, target: Process, message: bytes) -> None:
         receiver = target.peer_id

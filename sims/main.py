@@ -167,6 +167,24 @@ def bench_calibrate(
     run_calibrate(as_json=as_json, out=out)
 
 
+@bench_app.command("fidelity")
+def bench_fidelity(
+    scenario: Annotated[
+        str, typer.Argument(help="One that processes can play: `farflung sim list`, or a file.")
+    ] = "churn-8",
+    costs: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Of `farflung bench calibrate --out FILE`, instead of measuring them first."),
+    ] = None,
+    page: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write fidelity.md here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """How far virtual time is from real processes: a scenario played both ways, twenty minutes. Fails when it is off by too much."""
+    from farflung.sims.bench_fidelity import missed, run_fidelity
+
+    _fail_if(missed(run_fidelity(scenario, costs=costs, page=page, as_json=as_json)))
+
+
 @bench_app.command("recovery")
 def bench_recovery(
     tier: Annotated[

@@ -132,7 +132,7 @@ def link_of(peer_class: PeerClass, scenario: Scenario, factor: float = 1.0) -> L
         up_bytes_per_s=peer_class.up_mbit * BYTES_PER_MBIT / factor,
         down_bytes_per_s=peer_class.down_mbit * BYTES_PER_MBIT / factor,
         window_bytes=max(MIN_WINDOW_BYTES, round((1 << 20) / factor)),
-        message_s=scenario.costs.message_s,
+        message_s=0.0 if scenario.costs.processors else scenario.costs.message_s,
         kept_s=IDLE_S,
     )
 
@@ -214,6 +214,9 @@ def _outfit(
         seconds=seconds,
         checkpoint_s=recipe.checkpoint_s,
         start_s=scenario.costs.start_s,
+        processors=scenario.costs.processors,
+        message_s=scenario.costs.message_s,
+        asleep=frozenset(training[0]),
         attacks=lambda index: by_class[index].attacks,
     )
 

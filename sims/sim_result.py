@@ -67,6 +67,7 @@ def summarise(scenario: Scenario, report: Report, *, bytes_factor: float = 1.0) 
         **figures,
         "commits": report.commits,
         "tokens": report.tokens,
+        "contributed": report.contributed,
         "missed": report.missed,
         "repairs": report.repairs,
         "dropped_steps": report.dropped_steps,

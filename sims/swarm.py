@@ -26,6 +26,7 @@ from farflung.sims.attacks import Attack, AttackingNetwork, Backwards
 from farflung.sims.books import Witness
 from farflung.sims.hub import MemoryHub
 from farflung.sims.network import MemoryNetwork
+from farflung.sims.processors import Processors
 from farflung.sims.toy import Freezable, MemoryStorage, VirtualDoor
 from farflung.training.coupled import Coupled
 
@@ -64,6 +65,12 @@ class Outfit:
     checkpoint_s: float = 60.0
     start_s: float = 0.0
     """From the start of a process to its node being up."""
+    processors: int = 0
+    """That all peers share, but for what is in `asleep`; 0: each has its own."""
+    message_s: float = 0.0
+    """What a control message takes of them."""
+    asleep: frozenset[str] = frozenset()
+    """Calls that take none of them, however long they take."""
     exit_when_done: bool = False
     attacks: Callable[[int], tuple[Attack, ...]] = lambda index: ()
     """What a peer does beside what honest ones do."""
@@ -107,12 +114,19 @@ class Swarm:
     labour: list[Labour] = field(init=False)
     slowness: dict[int, float] = field(default_factory=dict)
     """By peer, how many times as long as usual everything takes."""
+    _processors: Processors | None = field(init=False, default=None)
+    _starting: Processors | None = field(init=False, default=None)
+    """The same ones for processes that start, which take turns with the calls of others."""
 
     def __post_init__(self) -> None:
         self.ids = [signer.peer_id for signer in self.outfit.signers]
         self.attackers = frozenset(peer for index, peer in enumerate(self.ids) if self.outfit.attacks(index))
         self.disks = [MemoryStorage() for _ in self.outfit.signers]
         self.labour = [Labour() for _ in self.outfit.signers]
+        if self.outfit.processors:
+            shared = self._processors = Processors(self.outfit.processors)
+            self._starting = Processors(self.outfit.processors)
+            self.hub.handled_at = lambda now: shared.reserve(self.outfit.message_s, now)
 
     # ---- fault_playing.Processes -------------------------------------------------------------------------------
 
@@ -142,7 +156,9 @@ class Swarm:
     async def _live(self, index: int) -> None:
         outfit = self.outfit
         if outfit.start_s:
-            await asyncio.sleep(outfit.start_s)
+            now = self.hub.now()
+            up_at = now + outfit.start_s if self._starting is None else self._starting.reserve(outfit.start_s, now)
+            await asyncio.sleep(up_at - now)
         signer = outfit.signers[index]
         me = signer.peer_id
         attacks = outfit.attacks(index)
@@ -198,7 +214,9 @@ class Swarm:
             self.labour[index].training_s += seconds
             self.labour[index].until = self.hub.now() + seconds
             self.labour[index].steps += 1
-        return seconds
+        if self._processors is None or name in self.outfit.asleep:
+            return seconds
+        return self._processors.reserve(seconds, self.hub.now()) - self.hub.now()
 
 
 def innermost(error: Exception) -> Exception:

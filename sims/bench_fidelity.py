@@ -1,0 +1,145 @@
+"""`farflung bench fidelity`: how far virtual time is from real processes, for one scenario played both ways in one run.
+
+What things cost a node comes from `bench calibrate`, which goes first; that all processes share this machine's processors is modelled (`Costs.processors`).
+Nothing is fitted to what the processes then do. Compared are
+
+    rounds        that were committed
+    round time    the median, from the plan to the commit
+    bytes         that a peer sent for each contribution which counted, so that they are of as many rounds
+    training      share of the time that peers ran in which they trained: told, without a target
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from farflung.sims.bench_calibrate import calibrate
+from farflung.sims.check import Check, machine
+from farflung.sims.costs import load_costs, write_costs
+from farflung.sims.local_run import count_cores, run_local
+from farflung.sims.sim_result import Result
+from farflung.sims.sim_run import run_scenario
+
+ROUNDS, ROUND_S, BYTES = 10.0, 15.0, 2.0
+"""Percent that virtual time may be off."""
+
+PAGE = "fidelity.md"
+
+
+def run_fidelity(
+    scenario: str, *, costs: Path | None = None, page: Path | None = None, as_json: bool = False
+) -> dict[str, Any]:
+    """Calibrate (or take `costs`, a file of an earlier calibration), play, compare, show. Raises ConfigError, BenchError, NodeFailed, OSError."""
+    console = Console(stderr=as_json)
+    with tempfile.TemporaryDirectory(prefix="farflung-bench-") as folder:
+        file = Path(folder) / "costs.toml"
+        if costs is None:
+            console.print("what things cost a node on this machine", style="dim")
+            measured = calibrate(console)[0]
+        else:
+            measured = load_costs(costs)
+        shared = msgspec.structs.replace(measured, processors=count_cores())
+        file.write_text(write_costs(shared), encoding="utf-8")
+        console.print(f"{scenario}, by real processes", style="dim")
+        local = run_local(scenario, seed=None, out=None, minutes=None, quiet=as_json)
+        console.print(f"{scenario}, under virtual time", style="dim")
+        virtual = run_scenario(scenario, seed=None, out=None, quiet=as_json, costs=file)
+    found = compared(local, virtual) | {"costs": msgspec.to_builtins(shared), "local": local, "virtual": virtual}
+    if page is not None:
+        page.mkdir(parents=True, exist_ok=True)
+        (page / PAGE).write_text("\n".join(lines(scenario, found)) + "\n", encoding="utf-8")
+    if as_json:
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+    else:
+        _show(found, console)
+    return found
+
+
+def compared(local: Result, virtual: Result) -> dict[str, Any]:
+    """Percent by which virtual time is off, and what that is held to."""
+    figures: dict[str, Callable[[Result], float]] = {
+        "rounds": lambda one: float(one["rounds"]),
+        "round_s": lambda one: float(one["median_round_s"]),
+        "bytes": bytes_per_contribution,
+        "training": lambda one: float(one["training_share"]),
+    }
+    off = {name: 100.0 * (figure(virtual) / figure(local) - 1.0) for name, figure in figures.items()}
+    checks = [
+        Check(target=f"{what} within {most:g} %", measured=f"{off[key]:+.1f} %", met=abs(off[key]) <= most)
+        for key, what, most in (
+            ("rounds", "rounds committed", ROUNDS),
+            ("round_s", "median round", ROUND_S),
+            ("bytes", "bytes for each contribution", BYTES),
+        )
+    ]
+    return {
+        "off_percent": {key: round(value, 2) for key, value in off.items()},
+        "goals": [asdict(check) for check in checks],
+    }
+
+
+def bytes_per_contribution(one: Result) -> float:
+    """That a peer sends."""
+    return float(one["sent_bytes"]) / max(1, int(one["contributed"]))
+
+
+def missed(found: Mapping[str, Any]) -> list[str]:
+    """Goals that were not met, in words."""
+    return [f"{goal['target']}: {goal['measured']}" for goal in found["goals"] if not goal["met"]]
+
+
+HEADINGS = ("", "processes", "virtual time", "off")
+
+
+def rows(found: Mapping[str, Any]) -> list[list[str]]:
+    """What was compared, as cells."""
+    local, virtual, off = found["local"], found["virtual"], found["off_percent"]
+    sides = (local, virtual)
+    cells = {
+        "rounds": ("rounds committed", [str(one["rounds"]) for one in sides]),
+        "round_s": ("median round, s", [f"{one['median_round_s']:.3f}" for one in sides]),
+        "bytes": ("bytes for each contribution", [f"{bytes_per_contribution(one):,.0f}" for one in sides]),
+        "training": ("share of the time in training", [f"{one['training_share']:.3f}" for one in sides]),
+    }
+    return [[what, *both, f"{off[key]:+.1f} %"] for key, (what, both) in cells.items()]
+
+
+def lines(scenario: str, found: Mapping[str, Any]) -> list[str]:
+    """The page."""
+    costs, local = found["costs"], found["local"]
+    return [
+        "# How far virtual time is off",
+        "",
+        f"Made by `farflung bench fidelity {scenario} --page docs`; do not edit. Machine: {machine()}.",
+        "",
+        f"`{scenario}`: {local['about']} {local['duration_s']:.0f} s, {local['peers']} peers, {local['faults']} starts and faults. Once by real processes on this machine (`farflung sim local`), once under virtual time "
+        f"(`farflung sim run`) with what `bench calibrate` measured just before and {costs['processors']} processors for all peers together. Nothing is fitted to what the processes did.",
+        "",
+        f"| {' | '.join(HEADINGS)} |",
+        "|---|---|---|---|",
+        *(f"| {' | '.join(row)} |" for row in rows(found)),
+        "",
+        "| goal | off | |",
+        "|---|---|---|",
+        *(Check(**goal).line for goal in found["goals"]),
+        "",
+        f"Calibrated: a start takes {costs['start_s']:.1f} s, a control message {1000 * costs['message_s']:.2f} ms, a call {1000 * costs['hand_s']:.2f} ms if it is not measured by itself. "
+        f"{100 * local['late_steps']:.1f} % of the processes' steps took longer than the scenario says.",
+    ]
+
+
+def _show(found: Mapping[str, Any], console: Console) -> None:
+    table = Table(title="Virtual time beside real processes", title_justify="left")
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right" if table.columns else "left")
+    for row in rows(found):
+        table.add_row(*row)
+    console.print(table)

@@ -1,0 +1,74 @@
+"""Virtual time beside real processes: what is compared, and that shared processors make it slower."""
+
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+import pytest
+
+from farflung.sims import bench_fidelity
+from farflung.sims.bench_fidelity import compared, lines, missed, run_fidelity
+from farflung.sims.churn import make_schedule
+from farflung.sims.costs import Costs, load_costs, write_costs
+from farflung.sims.scenario import Scenario, find_scenario, load_scenario
+from farflung.sims.scenario_plan import prepare
+from farflung.sims.simulation import Report, simulate
+
+LOCAL: dict[str, Any] = {
+    "about": "Some peers.",
+    "duration_s": 900.0,
+    "peers": 8,
+    "faults": 13,
+    "rounds": 40,
+    "median_round_s": 0.2,
+    "sent_bytes": 2_700_000,
+    "contributed": 270,
+    "training_share": 0.8,
+    "late_steps": 0.01,
+}
+
+
+def test_what_is_held_to_what() -> None:
+    virtual = LOCAL | {"rounds": 43, "median_round_s": 0.16, "sent_bytes": 3_030_000, "contributed": 300}
+    found = compared(LOCAL, virtual)
+    assert found["off_percent"] == {"rounds": 7.5, "round_s": -20.0, "bytes": 1.0, "training": 0.0}
+    assert missed(found) == ["median round within 15 %: -20.0 %"]
+    page = "\n".join(
+        lines(
+            "churn-8", found | {"local": LOCAL, "virtual": virtual, "costs": msgspec.to_builtins(Costs(processors=2))}
+        )
+    )
+    assert "| rounds committed | 40 | 43 | +7.5 % |" in page and "2 processors for all peers" in page
+    assert "| median round within 15 % | -20.0 % | **missed** |" in page
+
+
+def test_both_are_played_with_the_same_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Costs] = []
+
+    def virtual(scenario: str, *, seed: None, out: None, quiet: bool, costs: Path) -> dict[str, Any]:
+        seen.append(load_costs(costs))
+        return LOCAL
+
+    monkeypatch.setattr(bench_fidelity, "run_local", lambda *_, **__: LOCAL)
+    monkeypatch.setattr(bench_fidelity, "run_scenario", virtual)
+    (tmp_path / "costs.toml").write_text(write_costs(Costs(hand_s=0.5, start_s=7.0)))
+    found = run_fidelity("churn-8", costs=tmp_path / "costs.toml", page=tmp_path)
+    assert missed(found) == [] and seen[0].hand_s == 0.5 and seen[0].processors >= 1
+    assert "a start takes 7.0 s" in (tmp_path / "fidelity.md").read_text()
+
+
+def played(scenario: Scenario) -> Report:
+    return simulate(prepare(scenario, 0, make_schedule(scenario, 0, Path())).plan)
+
+
+def test_processes_that_share_processors_make_slower_rounds_and_come_up_one_after_another() -> None:
+    scenario = msgspec.structs.replace(load_scenario(find_scenario("local-3")), duration_s=60.0, happenings=())
+    costs = Costs(start_s=4.0, hand_s=0.02, message_s=0.002)
+    apart = played(msgspec.structs.replace(scenario, costs=costs))
+    together = played(msgspec.structs.replace(scenario, costs=msgspec.structs.replace(costs, processors=1)))
+    assert not apart.violations and not together.violations
+    assert median(together.round_seconds) > 1.2 * median(apart.round_seconds)
+    assert [sum(one.running_s for one in report.labour) for report in (apart, together)] == pytest.approx(
+        [3 * 56.0, 56.0 + 52.0 + 48.0], abs=1.0
+    )
