@@ -12,7 +12,7 @@ small and short, and go by the ten thousand: 3 to 6 peers with quick steps, hit 
 import hashlib
 import math
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from farflung.compression.codec import Codec
 from farflung.compression.int8 import Int8
@@ -26,7 +26,6 @@ from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.settings import Settings
 from farflung.sims.fault_drawing import MAX_PEERS, ChurnModel, draw_schedule
 from farflung.sims.faults import Schedule
-from farflung.sims.links import LinkModel
 from farflung.sims.simulation import Meddler, Plan, Report, simulate
 from farflung.sims.soak import soak
 from farflung.sims.swarm import Outfit
@@ -152,25 +151,6 @@ def toy_plan(seed: int, schedule: Schedule, wire: Wire = INT8, *, calm_s: float 
     fine = wire.codec.spec.startswith("int8") and wire.feedback == FeedbackSpec()
     outfit = toy_outfit(seed, schedule, wire)
     return Plan(seed=seed, schedule=schedule, outfit=outfit, calm_s=calm_s, exact_means=fine)
-
-
-def fuzz_plan(seed: int) -> Plan:
-    """A small swarm for the search for failures: how much goes wrong, and how bad the links are, is drawn as well."""
-    rng = random.Random(f"{seed}/fuzz")
-    churn = ChurnModel(
-        calm_s=150.0, mean_gap_s=rng.uniform(5.0, 25.0), mean_outage_s=rng.uniform(5.0, 40.0), min_rejoin_s=8.0
-    )
-    schedule = draw_schedule(rng, rng.randint(3, 8), rng.uniform(60.0, 180.0) + churn.calm_s, churn)
-    link = LinkModel(
-        latency_s=rng.uniform(0.005, 0.3),
-        jitter_s=rng.uniform(0.0, 0.1),
-        drop=rng.choice([0.0, 0.02, 0.1]),
-        duplicate=rng.choice([0.0, 0.05]),
-        reorder=rng.choice([0.0, 0.1]),
-        up_bytes_per_s=10.0 ** rng.uniform(3.0, 6.5),
-    )
-    wire = Wire(step_s=tuple(rng.uniform(0.6, 1.8) for _ in range(schedule.num_peers)))  # so that many rounds are calm
-    return replace(toy_plan(seed, schedule, wire, calm_s=churn.calm_s), links=lambda peer: link)
 
 
 def brisk_plan(

@@ -21,6 +21,7 @@ from farflung.node.recipe import Recipe
 from farflung.protocol.keys import Ed25519Signer
 from farflung.sims.clock import ClockError
 from farflung.sims.links import LinkModel
+from farflung.sims.pipeline_health import lacks
 from farflung.sims.pipeline_small import Counting, recipe
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
 from farflung.sims.simulation import Report
@@ -135,29 +136,12 @@ class _Run:
         def well() -> bool:
             rounds = swarm.rounds()
             on = all(rounds.get(stage, 0) >= before.get(stage, 0) + ROUNDS_AFTER for stage in range(self._scene.stages))
-            return on and not self._lacks()
+            return on and not lacks(swarm)
 
         if not await self._until(well, PATIENCE_S):
-            said = "; ".join(self._lacks()) or f"rounds were {before} and are {swarm.rounds()}"
+            said = "; ".join(lacks(swarm)) or f"rounds were {before} and are {swarm.rounds()}"
             self._on_broken(f"invariant 0: not well {PATIENCE_S:.0f} s after the last blow: {said}")
         return self._trail.now - began
-
-    def _lacks(self) -> list[str]:
-        """What is not as it should be."""
-        swarm, found = self._swarm, []
-        for stage in range(self._scene.stages):
-            if not any(node.pipeline.recipe.stage == stage and node.trains for node in swarm.peers.values()):
-                found.append(f"nobody trains in stage {stage}")
-        for peer, task in sorted(swarm.tasks.items()):
-            node = swarm.peers.get(peer)
-            if task.done() or (node is not None and node.trains):
-                continue
-            found.append(f"peer {peer} is outside" if node is None else f"peer {peer}: {node.state_reason}")
-        for stage, held in swarm.digests().items():
-            versions = [version for version, _ in held]
-            if len(set(versions)) < len(versions):
-                found.append(f"peers of stage {stage} hold other bytes")
-        return found
 
     async def _until(self, holds: Callable[[], bool], seconds: float) -> bool:
         """Look now and then; False when it is not so in that time."""

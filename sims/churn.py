@@ -9,6 +9,7 @@ import csv
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from farflung.protocol.errors import ConfigError
@@ -28,6 +29,8 @@ from farflung.sims.faults import (
     Skew,
     Slow,
     Start,
+    Window,
+    put_right,
 )
 from farflung.sims.scenario import Happening, Lasting, PeerClass, Scenario
 
@@ -51,6 +54,8 @@ def make_schedule(scenario: Scenario, seed: int, folder: Path) -> Schedule:
     for position, happening in enumerate(scenario.happenings):
         wanted += _scripted(scenario, happening, random.Random(f"{seed}/happening/{position}"))
     faults = _possible(sorted(wanted, key=lambda fault: fault.at))
+    if scenario.calm_s:
+        faults = _calmed(faults, scenario.duration_s - scenario.calm_s)
     if not any(isinstance(fault, Start) for fault in faults):
         raise ConfigError("no peer ever joins: give join_s before duration_s")
     return Schedule(num_peers=scenario.num_peers, duration_s=scenario.duration_s, faults=faults)
@@ -147,6 +152,16 @@ def _scripted(scenario: Scenario, what: Happening, rng: random.Random) -> Iterat
             yield Duplicate(at=at, until=until, probability=what.probability)
         case "skew":
             yield from (Skew(at=at, peer=peer, ahead_s=what.seconds) for peer in peers)
+
+
+def _calmed(faults: tuple[Fault, ...], at: float) -> tuple[Fault, ...]:
+    """Those that happen long enough before a moment for whoever went to be back then, and what puts all of it right."""
+    left = [
+        replace(fault, until=min(fault.until, at)) if isinstance(fault, Window) else fault
+        for fault in faults
+        if fault.at <= at - REJOIN_S
+    ]
+    return (*left, *put_right(left, at))
 
 
 def _possible(faults: list[Fault]) -> tuple[Fault, ...]:

@@ -1,6 +1,6 @@
 """A simulation that broke an invariant: made small, written to a folder, and played again.
 
-    failure.json    what is needed to run it again: seed, scenario or the drawing of it, and the faults that are left
+    failure.json    what is needed to run it again: seed, scenario, and the faults that are left
     faults.txt      those faults, for people
     events.log      the log of the short run, up to the violation
 
@@ -11,30 +11,32 @@ fault less would not do; a shorter one that breaks it by another way there may b
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import msgspec
 
 from farflung.protocol.errors import ConfigError
-from farflung.sims.chaos import fuzz_plan
-from farflung.sims.faults import Fault, Heal, Presence, Resume, Schedule, Start, Window
+from farflung.sims.churn import REJOIN_S
+from farflung.sims.faults import Fault, Schedule, Window, put_right
 from farflung.sims.scenario import Scenario
-from farflung.sims.scenario_plan import prepare
-from farflung.sims.simulation import Plan, Report, simulate
+from farflung.sims.scenario_run import AnyPlan, plan_scenario, simulate_any
+from farflung.sims.simulation import Report
 
 AFTER_S = 30.0
 """How long a shortened run may go on after the moment at which the long one broke."""
+
+_STAGE = re.compile(r"^stage \d+(, life \d+)?, ")
+_NUMBERS = re.compile(r"\b[0-9a-f]{8,}\b|\d+(\.\d+)?(e[+-]?\d+)?")
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole of `failure.json`."""
 
-    kind: Literal["scenario", "fuzz"]
     seed: int
-    scenario: Scenario | None
-    """For `fuzz` the seed draws everything."""
+    scenario: Scenario
     num_peers: int
     duration_s: float
     calm_s: float
@@ -42,7 +44,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     violations: list[str]
     log_sha256: str
 
-    def plan(self) -> Plan:
+    def plan(self) -> AnyPlan:
         """What to simulate. Raises ConfigError when the file does not make sense."""
         try:
             schedule = Schedule(
@@ -50,7 +52,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             )
         except (ValueError, KeyError, msgspec.ValidationError) as error:
             raise ConfigError(f"failure.json does not describe a schedule: {error}") from error
-        plan = fuzz_plan(self.seed) if self.scenario is None else prepare(self.scenario, self.seed, schedule).plan
+        plan = plan_scenario(self.scenario, self.seed, schedule)
         return dataclasses.replace(plan, schedule=schedule, calm_s=self.calm_s, stop_when_broken=True)
 
 
@@ -68,13 +70,13 @@ def _decode(fields: dict[str, Any]) -> Fault:
 
 
 def shorten(
-    plan: Plan, report: Report, *, max_runs: int, on_run: Callable[[str], None] = lambda said: None
-) -> tuple[Plan, Report]:
+    plan: AnyPlan, report: Report, *, max_runs: int, on_run: Callable[[str], None] = lambda said: None
+) -> tuple[AnyPlan, Report]:
     """The plan with as few faults as `max_runs` runs can find, and the report of its run. `report` is of `plan`, and broken."""
     broken_at = report.broken_at
     assert broken_at is not None
-    which = _which(report)
-    calm_s = plan.calm_s if which == "invariant 0" else 0.0
+    which = kind_of(report.violations[0])
+    calm_s = plan.calm_s if which.startswith("invariant 0") else 0.0
     shortest, found = plan, report
     runs = 0
 
@@ -86,9 +88,9 @@ def shorten(
             return False  # who is killed must have been started
         candidate = dataclasses.replace(plan, schedule=schedule, calm_s=calm_s, stop_when_broken=True)
         runs += 1
-        tried = simulate(candidate, keep=True)
+        tried = simulate_any(candidate, keep=True)
         on_run(f"{len(faults_left)} faults: {tried.violations[0] if tried.violations else 'ok'}")
-        if not tried.violations or _which(tried) != which:
+        if not tried.violations or kind_of(tried.violations[0]) != which:
             return False
         shortest, found = candidate, tried
         return True
@@ -113,8 +115,13 @@ def shorten(
     return shortest, found
 
 
-def _which(report: Report) -> str:
-    return report.violations[0].partition(":")[0]
+def kind_of(violation: str) -> str:
+    """What two violations have in common that are told apart by numbers, names and stages only: the invariant, what was seen, and of a crash the error."""
+    whole = _STAGE.sub("", violation)
+    parts = whole.split(": ")
+    kept = parts[:3] if "crashed" in whole else parts[:2]
+    invariant, _, seen = ": ".join(kept).partition(": ")
+    return f"{invariant}: {_NUMBERS.sub('#', seen)}"
 
 
 def _schedule(whole: Schedule, left: tuple[Fault, ...], broken_at: float, calm_s: float) -> Schedule:
@@ -123,7 +130,8 @@ def _schedule(whole: Schedule, left: tuple[Fault, ...], broken_at: float, calm_s
     Raises ValueError when they do not fit together.
     """
     if calm_s:
-        left = (*left, *_put_right(left))
+        over_at = max((fault.until if isinstance(fault, Window) else fault.at for fault in left), default=0.0)
+        left = (*left, *put_right(left, over_at + REJOIN_S))
         duration_s = max((fault.at for fault in left), default=0.0) + calm_s
     else:
         duration_s = min(whole.duration_s, broken_at + AFTER_S)
@@ -133,28 +141,12 @@ def _schedule(whole: Schedule, left: tuple[Fault, ...], broken_at: float, calm_s
     return Schedule(num_peers=whole.num_peers, duration_s=duration_s, faults=clipped)
 
 
-def _put_right(left: tuple[Fault, ...]) -> list[Fault]:
-    at = max((fault.until if isinstance(fault, Window) else fault.at for fault in left), default=0.0) + 8.0
-    presence = Presence()
-    for fault in left:
-        presence.happen(fault)
-    healed: list[Fault] = [Heal(at=at)] if presence.partitioned else []
-    return [
-        *healed,
-        *(Resume(at=at, peer=peer) for peer in sorted(presence.paused)),
-        *(Start(at=at, peer=peer) for peer in sorted(presence.killed)),
-    ]
-
-
 # ---- the folder ----------------------------------------------------------------------------------------------------
 
 
-def write_failure(
-    folder: Path, kind: Literal["scenario", "fuzz"], scenario: Scenario | None, plan: Plan, report: Report
-) -> None:
+def write_failure(folder: Path, scenario: Scenario, plan: AnyPlan, report: Report) -> None:
     """Write what `load_failure` and people read. `report` is of `plan`, with its log kept."""
     failure = Failure(
-        kind=kind,
         seed=plan.seed,
         scenario=scenario,
         num_peers=plan.schedule.num_peers,
@@ -186,7 +178,7 @@ def load_failure(folder: Path) -> Failure:
 def replay(folder: Path) -> tuple[Failure, Report]:
     """Run a failure again, with its log. Raises ConfigError."""
     failure = load_failure(folder)
-    return failure, simulate(failure.plan(), keep=True)
+    return failure, simulate_any(failure.plan(), keep=True)
 
 
 def chapters(events: list[str]) -> list[list[str]]:

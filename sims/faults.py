@@ -4,6 +4,7 @@ A `Schedule` is a list of faults in the order of time, scripted by hand, made fr
 peers are numbers from 0. `Presence` says which faults can follow which. `fault_playing` carries a schedule out.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -250,6 +251,20 @@ class Schedule:
     def describe(self) -> str:
         """One readable line per fault."""
         return "\n".join(describe(fault) for fault in self.faults)
+
+
+def put_right(faults: Sequence[Fault], at: float) -> list[Fault]:
+    """What ends, at a moment after them, all that these have left wrong but windows: partitions, pauses, and the absence of whoever was there."""
+    presence = Presence()
+    for fault in faults:
+        presence.happen(fault)
+    were_there = sorted({fault.peer for fault in faults if isinstance(fault, Start)})
+    healed: list[Fault] = [Heal(at=at)] if presence.partitioned else []
+    return [
+        *healed,
+        *(Resume(at=at, peer=peer) for peer in sorted(presence.paused)),
+        *(Start(at=at, peer=peer) for peer in were_there if peer not in presence.running),
+    ]
 
 
 def _end_of(fault: Fault) -> float:

@@ -340,8 +340,8 @@ class Judge:
     # ---- at the end --------------------------------------------------------------------------------------------
 
     def check_end(self) -> None:
-        """After a calm stretch everybody who runs is a member at about the same height (0)."""
-        peers = self.swarm.peers
+        """After a calm stretch everybody who runs and is honest is a member at about the same height (0)."""
+        peers = {n: peer for n, peer in self.swarm.peers.items() if self.swarm.ids[n] not in self.swarm.attackers}
         heights = {index: p.member.head.commit.height for index, p in sorted(peers.items()) if p.member.started}
         if len(heights) < len(peers):
             self.violate(0, f"peers {sorted(set(peers) - set(heights))} never learned the history")

@@ -207,7 +207,8 @@ class PipelineSwarm:
 
         def refused(error: RemoteError) -> None:
             if type(error).__name__ not in HONEST_REFUSALS:
-                self._broken(f"peer {index} refused: {type(error).__name__}: {error.reason}")
+                said = f"{type(error).__name__}: {error.reason}"
+                self._broken(f"invariant 8: peer {index} refused an honest message: {said}")
 
         mail = PipelineMail(network, signer, self.recipe.swarm, pipeline_messages.decode)
         known = [p for p in self.hub.running() if p != signer.peer_id]

@@ -174,6 +174,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """`real`: nodes train the model. `cost`: they exchange numbers that mean nothing, a few for each million parameters, in the time it would take."""
     seed: int = 0
     duration_s: float
+    calm_s: float = 0.0
+    """Of it, the last so many seconds: nothing goes wrong in them, whoever was there is back, and it is judged that the swarm lives (invariant 0)."""
     manifest: dict[str, dict[str, Any]]
     peers: tuple[PeerClass, ...]
     network: Network = Network()
@@ -186,6 +188,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         check_text("about", self.about, MAX_TEXT)
         check_range("duration_s", self.duration_s, 10.0, MAX_SECONDS)
+        check_range("calm_s", self.calm_s, 0.0, self.duration_s)
         check_range("seed", self.seed, 0, 1 << 53)
         check_range("peers: all counts together", sum(c.count for c in self.peers), 1, MAX_PEERS)
         names = [c.name for c in self.peers]

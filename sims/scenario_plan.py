@@ -14,6 +14,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from farflung.compression.int8 import Int8
 from farflung.compression.policy import uniform
@@ -55,6 +56,9 @@ MIN_WINDOW_BYTES = 256
 
 BYTES_PER_MBIT = 125_000.0
 
+CALM_PLAYED = 0.75
+"""Share of a scenario's calm that is the calm of its plan: a third of that is added to it (`simulation.Plan.calm_s`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -80,18 +84,28 @@ def prepare(scenario: Scenario, seed: int, schedule: Schedule) -> Prepared:
         latency_s, bytes_per_s = regions.between(where[a], where[b])
         return latency_s, bytes_per_s / factor
 
-    terms = outfit.terms
-    fine = terms.uplink.spec.startswith("int8") and terms.downlink.spec.startswith("int8")
     plan = Plan(
         seed=seed,
-        schedule=schedule,
+        schedule=until_judged(scenario, schedule),
+        calm_s=CALM_PLAYED * scenario.calm_s,
         outfit=outfit,
         links=by_class.__getitem__,
         backbone=backbone,
         nats=[peer_class.nat for peer_class, _, _ in scenario.roster()].__getitem__,
-        exact_means=fine and terms.feedback == FeedbackSpec(),
+        exact_means=exact_means(outfit.terms),
     )
     return Prepared(plan, factor)
+
+
+def until_judged(scenario: Scenario, schedule: Schedule) -> Schedule:
+    """The schedule of a scenario without the last part of its calm, which a simulation adds: in that rounds have to go on."""
+    return dataclasses.replace(schedule, duration_s=scenario.duration_s - (1.0 - CALM_PLAYED) * scenario.calm_s)
+
+
+def exact_means(terms: Terms) -> bool:
+    """Whether a judge can compute what these codecs make of a mean; see `judge.Judge`."""
+    fine = terms.uplink.spec.startswith("int8") and terms.downlink.spec.startswith("int8")
+    return fine and terms.feedback == FeedbackSpec()
 
 
 def key_seeds(scenario: Scenario, seed: int) -> list[bytes]:
@@ -143,9 +157,17 @@ def link_of(peer_class: PeerClass, scenario: Scenario, factor: float = 1.0) -> L
 def _dataset(scenario: Scenario) -> Dataset:
     spec = str(scenario.manifest.get("data", {}).get("spec", "python"))
     try:
+        if spec == "python":
+            return _python(_shape(scenario).seq_len)
         return open_dataset(spec, ByteTokenizer(), _shape(scenario).seq_len)
     except DataError as error:
         raise ConfigError(f"manifest.data.spec: {error}") from error
+
+
+@lru_cache(maxsize=1)
+def _python(seq_len: int) -> Dataset:
+    """The text of this Python, which nothing changes while it runs; reading it takes longer than many a small scenario."""
+    return open_dataset("python", ByteTokenizer(), seq_len)
 
 
 def _shape(scenario: Scenario) -> ModelConfig:

@@ -62,23 +62,22 @@ def sim_list(as_json: Json = False) -> None:
 
 @sim_app.command("fuzz")
 def sim_fuzz(
-    seeds: Annotated[int, typer.Option(min=1, help="How many swarms and schedules of misfortune to draw.")] = 20,
+    seeds: Annotated[int, typer.Option(min=1, help="How many scenarios to draw.")] = 20,
     first: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     minutes: Annotated[float | None, typer.Option(min=0.0, help="Begin no seed after so long.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for what fails.")] = Path("farflung-fuzz"),
     as_json: Json = False,
 ) -> None:
-    """Draw swarms and schedules of faults, judge every invariant, and make small what fails."""
-    from farflung.sims.sim_run import fuzz
+    """Draw whole scenarios, replicas and pipelines, judge every invariant, and make small what fails."""
+    from farflung.sims.fuzzing import fuzz
 
     result = fuzz(first, seeds, minutes=minutes, out=out, quiet=as_json)
     if as_json:
         print_json(result)
     else:
         for failure in result["failed"]:
-            typer.echo(
-                f"{failure['violations'][0]}; {failure['faults']} faults: farflung sim replay {failure['folder']}"
-            )
+            size = f"{failure['peers']} peers, {failure['happenings']} happenings"
+            typer.echo(f"{failure['violations'][0]}; {size}: farflung sim replay {failure['folder']}")
         typer.echo(f"{result['tried']} seeds, {len(result['failed'])} failed")
     if result["failed"]:
         raise typer.Exit(1)

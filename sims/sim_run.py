@@ -1,4 +1,4 @@
-"""`farflung sim run`, `fuzz` and `replay`: simulate, judge, say what came of it, and keep what broke."""
+"""`farflung sim run` and `replay`: simulate, judge, say what came of it, and keep what broke."""
 
 import contextlib
 import dataclasses
@@ -13,18 +13,18 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from farflung.node.events import Event
-from farflung.sims.chaos import fuzz_plan
 from farflung.sims.churn import make_schedule
 from farflung.sims.costs import load_costs
 from farflung.sims.facts import save_run
 from farflung.sims.failure import chapters, replay, shorten, write_failure
-from farflung.sims.pipeline_scenario import has_pipeline, run_pipeline
+from farflung.sims.faults import Schedule
+from farflung.sims.recorder import Recorder
 from farflung.sims.report import report_folder
 from farflung.sims.scenario import Scenario, find_scenario, load_scenario
-from farflung.sims.scenario_plan import Prepared, prepare
-from farflung.sims.sim_folder import EVENTS, RUN, Recorder, public_keys, run_facts
+from farflung.sims.scenario_run import AnyPlan, Playable, make_playable, simulate_any
+from farflung.sims.sim_folder import EVENTS, RUN, run_facts
 from farflung.sims.sim_result import Result, show, summarise
-from farflung.sims.simulation import simulate
+from farflung.sims.simulation import Report
 from farflung.sims.swarm import START_UNIX_S
 from farflung.sims.trail import Sink
 
@@ -41,31 +41,27 @@ def run_scenario(name: str, *, seed: int | None, out: Path | None, quiet: bool, 
     if costs is not None:
         scenario = msgspec.structs.replace(scenario, costs=load_costs(costs))
     seed = scenario.seed if seed is None else seed
-    schedule = make_schedule(scenario, seed, path.parent)
-    if has_pipeline(scenario):
-        return run_pipeline(scenario, seed, schedule, out=out, quiet=quiet)
-    prepared = prepare(scenario, seed, schedule)
+    return play_scenario(scenario, seed, make_schedule(scenario, seed, path.parent), out=out, quiet=quiet)
+
+
+def play_scenario(scenario: Scenario, seed: int, schedule: Schedule, *, out: Path | None, quiet: bool) -> Result:
+    """The same with a schedule that is made already."""
+    playable = make_playable(scenario, seed, schedule)
     began = time.perf_counter()
-    with _sinks(scenario, prepared, out, quiet) as sink:
-        report = simulate(prepared.plan, sink=sink)
-    result = summarise(scenario, report, bytes_factor=prepared.bytes_factor) | {
+    with _sinks(scenario, playable, out, quiet) as sink:
+        report = simulate_any(playable.plan, sink=sink)
+    result = summarise(scenario, report, bytes_factor=playable.bytes_factor) | {
         "wall_s": round(time.perf_counter() - began, 1)
     }
     if report.violations:
         folder = (Path.cwd() if out is None else out) / f"{scenario.name}-seed-{seed}-broken"
         result["folder"] = str(folder)
-        shortest, found = shorten(prepared.plan, report, max_runs=SHORTEN_RUNS)
-        if not found.events:  # nothing shorter breaks it: its log is made now
-            shortest = dataclasses.replace(shortest, stop_when_broken=True)
-            found = simulate(shortest, keep=True)
-        write_failure(folder, "scenario", scenario, shortest, found)
+        _keep_broken(folder, scenario, playable.plan, report)
     if out is not None:
         (out / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-        done = [(START_UNIX_S + fault.at, fault) for fault in prepared.plan.schedule.faults]
+        done = [(START_UNIX_S + fault.at, fault) for fault in playable.plan.schedule.faults]
         until = START_UNIX_S + scenario.duration_s
-        facts = run_facts(
-            scenario, public_keys(prepared), done, report.violations, result["expected"], (START_UNIX_S, until)
-        )
+        facts = run_facts(scenario, playable.keys, done, report.violations, result["expected"], (START_UNIX_S, until))
         save_run(out / RUN, facts)
         report_folder(out)
     if not quiet:
@@ -73,8 +69,17 @@ def run_scenario(name: str, *, seed: int | None, out: Path | None, quiet: bool, 
     return result
 
 
+def _keep_broken(folder: Path, scenario: Scenario, plan: AnyPlan, report: Report) -> None:
+    """Make it small and write it down."""
+    shortest, found = shorten(plan, report, max_runs=SHORTEN_RUNS)
+    if not found.events:  # nothing shorter breaks it: its log is made now
+        shortest = dataclasses.replace(shortest, stop_when_broken=True)
+        found = simulate_any(shortest, keep=True)
+    write_failure(folder, scenario, shortest, found)
+
+
 @contextlib.contextmanager
-def _sinks(scenario: Scenario, prepared: Prepared, out: Path | None, quiet: bool) -> Iterator[Sink]:
+def _sinks(scenario: Scenario, playable: Playable, out: Path | None, quiet: bool) -> Iterator[Sink]:
     """Where the log goes: files in `out`, and a progress bar on the terminal."""
     with contextlib.ExitStack() as stack:
         takers: list[Sink] = []
@@ -86,7 +91,7 @@ def _sinks(scenario: Scenario, prepared: Prepared, out: Path | None, quiet: bool
                 log.write(line + "\n")
 
             takers.append(write)
-            takers.append(Recorder(stack.enter_context((out / EVENTS).open("wb")), scenario, prepared))
+            takers.append(Recorder(stack.enter_context((out / EVENTS).open("wb")), scenario, playable))
         if not quiet and sys.stderr.isatty():
             progress = stack.enter_context(
                 Progress(
@@ -105,38 +110,6 @@ def _sinks(scenario: Scenario, prepared: Prepared, out: Path | None, quiet: bool
                 taker(line, event)
 
         yield take
-
-
-def fuzz(first: int, seeds: int, *, minutes: float | None, out: Path, quiet: bool) -> Result:
-    """Search seeds for violations; each is made small and written to `out/fuzz-SEED`. Stops after `minutes`, if given."""
-    console = Console(stderr=True)
-    ends_at = float("inf") if minutes is None else time.monotonic() + 60.0 * minutes
-    failed = []
-    tried = 0
-    for seed in range(first, first + seeds):
-        if time.monotonic() >= ends_at:
-            break
-        plan = dataclasses.replace(fuzz_plan(seed), stop_when_broken=True)
-        report = simulate(plan)
-        tried += 1
-        if not quiet:
-            console.print(f"seed {seed}: {report.rounds} rounds, {report.violations[0] if report.violations else 'ok'}")
-        if not report.violations:
-            continue
-        shortest, found = shorten(plan, report, max_runs=2 * SHORTEN_RUNS)
-        if not found.events:
-            found = simulate(shortest, keep=True)
-        folder = out / f"fuzz-{seed}"
-        write_failure(folder, "fuzz", None, shortest, found)
-        failed.append(
-            {
-                "seed": seed,
-                "violations": found.violations,
-                "faults": len(shortest.schedule.faults),
-                "folder": str(folder),
-            }
-        )
-    return {"first": first, "tried": tried, "failed": failed}
 
 
 def step_through(folder: Path, *, everything: bool) -> bool:

@@ -57,10 +57,14 @@ class Trail:
 
     def log(self, index: int | None, what: str, fields: Event) -> None:
         """`index`: of the peer; None for what nobody in particular does."""
-        line = log_line(self.now, index, what, fields)
+        self.log_at(self.now, index, what, fields)
+
+    def log_at(self, at: float, index: int | None, what: str, fields: Event) -> None:
+        """The same of a moment, in seconds from the beginning; for what shows when the clock stands already."""
+        line = log_line(at, index, what, fields)
         self._hash.update(line.encode() + b"\n")
         if self.keep:
             self.lines.append(line)
         if self.sink is not None:
             whose = {} if index is None else {"peer": index}
-            self.sink(line, {"time": self.now, "event": what, **whose, **fields})
+            self.sink(line, {"time": at, "event": what, **whose, **fields})

@@ -25,9 +25,10 @@ from farflung.sims.local_plan import NODE_BYTES, check_playable, check_speed, or
 from farflung.sims.local_run import shortened, start_seconds
 from farflung.sims.local_stage import StagePace
 from farflung.sims.pipeline_log import logged_steps
+from farflung.sims.recorder import Recorder
 from farflung.sims.scenario import SHIPPED, Scenario, load_scenario, parse_scenario
 from farflung.sims.scenario_plan import key_seeds, prepare, read_scenario
-from farflung.sims.sim_folder import Recorder
+from farflung.sims.scenario_run import make_playable
 from farflung.sims.simulation import Report, simulate
 from farflung.sims.swarm import START_UNIX_S
 from farflung.training.pipeline_slice import StageSlice
@@ -158,7 +159,7 @@ def test_figures_from_events_are_those_that_a_simulation_keeps_itself(small: Sce
     schedule = make_schedule(small, 0, Path())
     prepared = prepare(small, 0, schedule)
     with (tmp_path / "events.jsonl").open("wb") as file:
-        known = simulate(prepared.plan, sink=Recorder(file, small, prepared))
+        known = simulate(prepared.plan, sink=Recorder(file, small, make_playable(small, 0, schedule)))
     events = load_events([tmp_path / "events.jsonl"])
     keys = [signer.peer_id.hex() for signer in prepared.plan.outfit.signers]
     done = [(START_UNIX_S + fault.at, fault) for fault in schedule.faults]

@@ -1,7 +1,9 @@
 """Scenarios with a pipeline: `sim run` under virtual time, and what `sim local` tells each process."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,18 +11,25 @@ from msgspec import structs
 from typer.testing import CliRunner
 
 from farflung.node.recipe import Recipe
+from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import stage_recipe
+from farflung.protocol.effects import Reduce
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.keys import Ed25519Signer
+from farflung.protocol.participation import Participation
+from farflung.sims import sim_run
 from farflung.sims.churn import make_schedule
 from farflung.sims.facts import load_folder
+from farflung.sims.failure import load_failure
 from farflung.sims.local_plan import check_playable, orders_for
 from farflung.sims.local_stage import PacedStageLearner, StagePace
 from farflung.sims.main import app
 from farflung.sims.pipeline_log import logged_steps
-from farflung.sims.pipeline_scenario import has_pipeline, run_pipeline
+from farflung.sims.pipeline_scenario import has_pipeline, prepare_pipeline, simulate_pipeline
 from farflung.sims.scenario import SHIPPED, Scenario, load_scenario, parse_scenario
 from farflung.sims.scenario_plan import read_scenario
+from farflung.sims.sim_run import play_scenario
+from farflung.training.inner import StepReport
 from farflung.training.pipeline_plan import Kind
 from farflung.training.pipeline_slice import StageSlice
 from farflung.training.pipeline_worker import Accumulated
@@ -110,7 +119,7 @@ def test_a_pipeline_is_run_judged_and_reported_and_twice_the_same(text: str, tmp
     # others may be computed before it, at the same door
     assert seconds[Kind.F, facts.peers[0].peer] == pytest.approx(pace.seconds(Kind.F, 16), abs=3e-3)
     assert seconds[Kind.B, facts.peers[0].peer] == pytest.approx(pace.seconds(Kind.B, 16), abs=3e-3)
-    again = run_pipeline(scenario, 0, make_schedule(scenario, 0, tmp_path), out=None, quiet=True)
+    again = play_scenario(scenario, 0, make_schedule(scenario, 0, tmp_path), out=None, quiet=True)
     assert again["log_sha256"] == result["log_sha256"]
 
 
@@ -118,17 +127,68 @@ def test_a_scenario_may_leave_routes_to_whoever_sends(text: str, tmp_path: Path)
     """One of two that stage 1 has is killed; and the same seed is the same log."""
     text = text.replace("count = 2", "count = 2\nstage = 1", 1)
     scenario = parse_scenario(text.replace("stages = 2", 'stages = 2\nrouting = "dynamic"', 1), name="small")
-    result = run_pipeline(scenario, 0, make_schedule(scenario, 0, tmp_path), out=tmp_path / "out", quiet=True)
+    result = play_scenario(scenario, 0, make_schedule(scenario, 0, tmp_path), out=tmp_path / "out", quiet=True)
     assert result["passed"] and result["violations"] == []
     _, events = load_folder(tmp_path / "out")
     steps = logged_steps(events)
     assert sum(step.landed for step in steps) >= 20
     assert any(len({way[1] for way in step.routes.values()}) == 2 for step in steps)
-    again = run_pipeline(scenario, 0, make_schedule(scenario, 0, tmp_path), out=None, quiet=True)
+    again = play_scenario(scenario, 0, make_schedule(scenario, 0, tmp_path), out=None, quiet=True)
     assert again["log_sha256"] == result["log_sha256"]
     planned = parse_scenario(text, name="small")
-    other = run_pipeline(planned, 0, make_schedule(planned, 0, tmp_path), out=None, quiet=True)
+    other = play_scenario(planned, 0, make_schedule(planned, 0, tmp_path), out=None, quiet=True)
     assert other["log_sha256"] != result["log_sha256"]
+
+
+def test_what_breaks_a_pipeline_is_made_small_and_played_again(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mean of two contributors is half of what it should be; the kill and the return have nothing to do with that."""
+    smaller = "dim = 16\nnum_layers = 2\nnum_heads = 2\nnum_kv_heads = 1\nffn_dim = 24\nseq_len = 16"
+    scenario = parse_scenario(text.replace("seq_len = 16", smaller), name="small")
+    reduce = Participation._reduce
+
+    def wrong(self: Participation, *what: Any, **how: Any) -> Reduce:
+        asked = reduce(self, *what, **how)
+        return replace(asked, weights=tuple((peer, weight / 2) for peer, weight in asked.weights))
+
+    monkeypatch.setattr(Participation, "_reduce", wrong)
+    monkeypatch.setattr(sim_run, "SHORTEN_RUNS", 3)
+    result = play_scenario(scenario, 0, make_schedule(scenario, 0, tmp_path), out=tmp_path, quiet=True)
+    assert not result["passed"] and "invariant 4: the mean of round" in result["violations"][0]
+    failure = load_failure(Path(result["folder"]))
+    assert 0 < len(failure.faults) < len(make_schedule(scenario, 0, tmp_path).faults)
+    replayed = CliRunner().invoke(app, ["sim", "replay", result["folder"]])
+    assert replayed.exit_code == 0 and "invariant 4" in replayed.output and "the same log" in replayed.output
+
+
+def test_a_peer_of_a_pipeline_that_crashes_is_a_violation(
+    small: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(self: StageLearner, *what: Any, **how: Any) -> StepReport:
+        raise KeyError("nothing")
+
+    monkeypatch.setattr(StageLearner, "step", crash)
+    plan = prepare_pipeline(small, 0, make_schedule(small, 0, tmp_path))
+    report = simulate_pipeline(plan, keep=True)
+    assert report.violations == ["invariant 8: a peer crashed: KeyError: 'nothing'"]
+    assert report.broken_at is not None and "invariant.broken" in report.events[-1]
+
+
+def test_in_the_calm_a_pipeline_has_to_get_well(
+    small: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who was killed for good is back; the run ends when all is well, or says what is not."""
+    gone = (structs.replace(small.happenings[0], peers=("far",), for_s=None),)
+    calm = structs.replace(small, duration_s=180.0, calm_s=140.0, happenings=gone)
+    plan = prepare_pipeline(calm, 0, make_schedule(calm, 0, tmp_path))
+    report = simulate_pipeline(plan, keep=True)
+    assert report.violations == [] and sum("start peer" in line for line in report.events) == 5
+    assert 40.0 < float(report.events[-1].split()[0]) < 120.0
+    monkeypatch.setattr("farflung.node.stage_peer.StagePeer.trains", False)
+    report = simulate_pipeline(replace(plan, calm_s=5.0))
+    assert report.violations[0].startswith("invariant 0: no round of stage 0 in the calm stretch; ")
+    assert "; nobody trains in stage 0; " in report.violations[0]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +197,7 @@ def test_a_scenario_may_leave_routes_to_whoever_sends(text: str, tmp_path: Path)
 def test_what_a_pipeline_cannot_be_simulated_with_is_refused(text: str, old: str, new: str) -> None:
     scenario = parse_scenario(text.replace(old, new, 1), name="small")
     with pytest.raises(ConfigError, match="change that, or leave out"):
-        run_pipeline(scenario, 0, make_schedule(scenario, 0, Path()), out=None, quiet=True)
+        play_scenario(scenario, 0, make_schedule(scenario, 0, Path()), out=None, quiet=True)
 
 
 def test_the_shipped_scenario_can_be_played_both_ways() -> None:
@@ -170,7 +230,7 @@ def test_peers_are_told_their_stage(name: str) -> None:
 def test_the_one_free_peer_takes_over_a_lost_stage(tmp_path: Path) -> None:
     """It is a data node, and proposes the new life itself."""
     scenario = load_scenario(SHIPPED / "stage-lost-6x1.toml")
-    result = run_pipeline(scenario, 0, make_schedule(scenario, 0, SHIPPED), out=tmp_path, quiet=True)
+    result = play_scenario(scenario, 0, make_schedule(scenario, 0, SHIPPED), out=tmp_path, quiet=True)
     assert result["passed"], result
     [one] = json.loads((tmp_path / "report.json").read_text())["recoveries"]
     assert one["stage"] == 3 and one["iterations"] == pytest.approx(result["recovery_iterations"], abs=0.01)

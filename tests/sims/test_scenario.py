@@ -13,7 +13,7 @@ from farflung.protocol.errors import ConfigError
 from farflung.sims import regions
 from farflung.sims.churn import make_schedule
 from farflung.sims.costs import PASSES
-from farflung.sims.faults import Heal, Kill, Leave, Partition, Pause, Resume, Slow, Start
+from farflung.sims.faults import Delay, Heal, Kill, Leave, Partition, Pause, Presence, Resume, Slow, Start
 from farflung.sims.scenario import SHIPPED, Lasting, Scenario, find_scenario, load_scenario, parse_scenario, shipped
 from farflung.sims.scenario_plan import CELLS, prepare
 from farflung.sims.simulation import simulate
@@ -173,6 +173,46 @@ for_s = 60.0
     pause, resume, slow = faults[4:]
     assert isinstance(pause, Pause) and pause.peer in (3, 4) and resume == Resume(at=85.0, peer=pause.peer)
     assert slow == Slow(at=590.0, until=600.0, peer=2, factor=4.0)
+
+
+def test_before_the_calm_all_is_put_right_and_nothing_happens_in_it() -> None:
+    """Whoever was there is back, also who left; a window that would reach into it ends, and what would be later does not happen."""
+    made = scenario(
+        """
+session = { mean_s = 100.0 }
+[[happenings]]
+at = 340.0
+what = "partition"
+peers = ["lab"]
+[[happenings]]
+at = 345.0
+what = "pause"
+peers = ["home/0"]
+[[happenings]]
+at = 350.0
+what = "delay"
+for_s = 200.0
+[[happenings]]
+at = 360.0
+what = "leave"
+peers = ["home/1"]
+[[happenings]]
+at = 395.0
+what = "kill"
+peers = ["home"]
+""",
+        base=BASE.replace("duration_s = 600.0", "duration_s = 600.0\ncalm_s = 200.0"),
+    )
+    faults = make_schedule(made, 3, Path()).faults
+    presence = Presence()
+    for fault in faults:
+        presence.happen(fault)
+    assert sorted(presence.running) == [0, 1, 2, 3, 4] and not presence.paused and not presence.partitioned
+    assert max(fault.at for fault in faults if not isinstance(fault, Heal | Resume | Start)) == 360.0
+    assert max(fault.at for fault in faults) == 400.0
+    assert [fault.until for fault in faults if isinstance(fault, Delay)] == [400.0]
+    plan = prepare(made, 3, make_schedule(made, 3, Path())).plan
+    assert (plan.schedule.duration_s, plan.calm_s) == (550.0, 150.0), "the last third of a plan's calm comes after it"
 
 
 @settings(max_examples=40, deadline=None)

@@ -11,11 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from farflung.protocol.participation import Participation
-from farflung.sims import sim_run
-from farflung.sims.chaos import fuzz_plan, toy_plan
-from farflung.sims.failure import chapters, load_failure, replay, shorten, write_failure
+from farflung.sims.chaos import run_brisk, toy_plan
+from farflung.sims.churn import make_schedule
+from farflung.sims.failure import chapters, kind_of, load_failure, replay, shorten, write_failure
 from farflung.sims.faults import Drop, Heal, Kill, Partition, Pause, Schedule, Start
 from farflung.sims.main import app
+from farflung.sims.scenario import parse_scenario
+from farflung.sims.scenario_run import plan_scenario, simulate_any
 from farflung.sims.simulation import simulate
 
 REAL = """
@@ -105,8 +107,8 @@ def test_what_was_expected_decides(real: Path) -> None:
 
 
 def test_the_log_of_toys_does_not_depend_on_the_hash_seed() -> None:
-    code = "from farflung.sims.chaos import fuzz_plan; from farflung.sims.simulation import simulate; print(simulate(fuzz_plan(4)).log_sha256)"
-    assert elsewhere(code).strip() == simulate(fuzz_plan(4)).log_sha256 != ""
+    code = "from farflung.sims.chaos import run_brisk; print(run_brisk(4, keep=False).log_sha256)"
+    assert elsewhere(code).strip() == run_brisk(4, keep=False).log_sha256 != ""
 
 
 def lose_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +136,7 @@ def quiet_until_100() -> Schedule:
     return Schedule(num_peers=4, duration_s=150.0, faults=(*starts, *faults))
 
 
-def test_a_failure_is_made_small_written_and_played_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failure_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     lose_a_reason(monkeypatch)
     plan = toy_plan(2, quiet_until_100(), calm_s=0.0)
     report = simulate(plan)
@@ -142,41 +144,76 @@ def test_a_failure_is_made_small_written_and_played_again(monkeypatch: pytest.Mo
     shortest, found = shorten(plan, report, max_runs=30)
     left = [type(fault).__name__ for fault in shortest.schedule.faults]
     assert len(left) < len(plan.schedule.faults) and found.violations[0].startswith("invariant 4")
-    plan_of_seed = dataclasses.replace(fuzz_plan(2), schedule=shortest.schedule, calm_s=0.0, stop_when_broken=True)
-    found = simulate(plan_of_seed, keep=True)
-    write_failure(tmp_path, "fuzz", None, plan_of_seed, found)
-    assert load_failure(tmp_path).plan().schedule == shortest.schedule
-    again = replay(tmp_path)[1]
-    assert again.events == found.events and again.violations == found.violations
-    code, said = sim("replay", tmp_path)
+
+
+FAILS = """
+about = "three of four peers train"
+mode = "cost"
+duration_s = 60.0
+[manifest.model]
+preset = "tiny"
+seq_len = 16
+[manifest.swarm]
+batch_tokens = 64
+inner_steps = 4
+min_round_s = 1.0
+max_round_s = 20.0
+[[peers]]
+name = "home"
+count = 4
+tokens_per_s = 64.0
+[[happenings]]
+at = 15.0
+what = "kill"
+peers = ["home/3"]
+[[happenings]]
+at = 50.0
+what = "kill"
+peers = ["home/2"]
+"""
+
+
+def test_a_violation_is_written_down_and_played_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lose_a_reason(monkeypatch)
+    (tmp_path / "fails.toml").write_text(FAILS)
+    code, said = sim("run", tmp_path / "fails.toml", "--out", tmp_path, "--json")
+    result = json.loads(said)
+    assert code == 1 and result["violations"][0].startswith("invariant 4")
+    failure = load_failure(Path(result["folder"]))
+    assert failure.violations[0].startswith("invariant 4") and len(failure.faults) < 6
+    again = replay(Path(result["folder"]))[1]
+    assert again.violations == failure.violations and again.log_sha256 == failure.log_sha256
+    code, said = sim("replay", result["folder"])
     assert code == 0 and "the same log" in said
 
 
 def test_a_replay_that_goes_otherwise_says_so(tmp_path: Path) -> None:
-    plan = dataclasses.replace(fuzz_plan(3), calm_s=0.0, stop_when_broken=True)
-    schedule = Schedule(num_peers=plan.schedule.num_peers, duration_s=10.0, faults=(Start(at=0.0, peer=0),))
-    plan = dataclasses.replace(plan, schedule=schedule)
-    report = simulate(plan, keep=True)
+    scenario = parse_scenario(FAILS, name="fails")
+    plan = plan_scenario(scenario, 0, make_schedule(scenario, 0, tmp_path))
+    schedule = Schedule(num_peers=4, duration_s=10.0, faults=(Start(at=0.0, peer=0),))
+    plan = dataclasses.replace(plan, schedule=schedule, stop_when_broken=True)
+    report = simulate_any(plan, keep=True)
     report.log_sha256 = "00"
-    write_failure(tmp_path, "fuzz", None, plan, report)
+    write_failure(tmp_path, scenario, plan, report)
     code, said = sim("replay", tmp_path)
     assert code == 1 and "ANOTHER LOG" in said
+
+
+def test_violations_are_of_one_kind_whatever_their_numbers_and_stages() -> None:
+    one = "stage 1, life 2, invariant 4: the mean of round 6 is 14.2% off that of its contributors"
+    assert kind_of(one) == kind_of("invariant 4: the mean of round 12 is 3% off that of its contributors")
+    left = "invariant 0: peer 3 is left behind: height 7 of 9, joining"
+    assert kind_of(left) == "invariant 0: peer # is left behind" != kind_of("invariant 0: no round in the calm stretch")
+    crashes = [
+        f"invariant 8: peer {n} crashed: {error}: 7"
+        for n, error in ((1, "KeyError"), (2, "KeyError"), (1, "ValueError"))
+    ]
+    assert kind_of(crashes[0]) == kind_of(crashes[1]) != kind_of(crashes[2])
 
 
 def test_what_is_no_failure_is_refused(tmp_path: Path) -> None:
     code, said = sim("replay", tmp_path)
     assert code == 2 and "failure.json" in said
-
-
-def test_fuzz_finds_and_shortens_what_is_broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    lose_a_reason(monkeypatch)
-    monkeypatch.setattr(sim_run, "SHORTEN_RUNS", 2)
-    monkeypatch.setattr(sim_run, "fuzz_plan", lambda seed: toy_plan(seed, quiet_until_100(), calm_s=0.0))
-    code, said = sim("fuzz", "--seeds", 1, "--first", 1, "--out", tmp_path, "--json")
-    result = json.loads(said[said.index("{") :])
-    assert code == 1 and result["tried"] == 1
-    assert result["failed"][0]["violations"][0].startswith("invariant 4")
-    assert load_failure(tmp_path / "fuzz-1").seed == 1
 
 
 def test_chapters_begin_with_faults() -> None:

@@ -1,0 +1,130 @@
+"""`farflung sim fuzz`: draw scenarios, play each under the judges, and make small what breaks an invariant.
+
+A seed draws one scenario (`scenario_drawing`), the keys of its peers and what the network does, whatever other seeds are tried. What breaks is drawn again with
+fewer and lower choices as long as it breaks in the same way (`failure.kind_of`), cut off after the moment at which it does, and written to a folder of
+its own: beside what `failure` writes, `scenario.toml`, which `farflung sim run` plays.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from farflung.protocol.errors import ConfigError
+from farflung.sims.choices import Choices
+from farflung.sims.churn import make_schedule
+from farflung.sims.failure import kind_of, write_failure
+from farflung.sims.scenario import Scenario
+from farflung.sims.scenario_drawing import draw_scenario
+from farflung.sims.scenario_run import AnyPlan, plan_scenario, simulate_any
+from farflung.sims.scenario_toml import write_scenario
+from farflung.sims.shrinking import Shrinker
+from farflung.sims.sim_result import Result
+from farflung.sims.simulation import Report
+
+SHRINK_TRIES = 150
+"""Scenarios that are played to make one that fails small, at most: most of them are smaller, and end where they break."""
+
+LENGTHENS = ("calm", "tail")
+"""Choices that make a run last longer, and do nothing else."""
+
+SCENARIO = "scenario.toml"
+
+
+def fuzz(first: int, seeds: int, *, minutes: float | None, out: Path, quiet: bool) -> Result:
+    """Search seeds for violations; each is made small and written to `out/fuzz-SEED`. Begins no seed after `minutes`, if given."""
+    console = Console(stderr=True, highlight=False)
+    ends_at = float("inf") if minutes is None else time.monotonic() + 60.0 * minutes
+    failed = []
+    tried = 0
+    for seed in range(first, first + seeds):
+        if time.monotonic() >= ends_at:
+            break
+        choices = Choices(seed)
+        report = play(draw_scenario(seed, choices))[1]
+        tried += 1
+        said = report.violations[0] if report.violations else "ok"
+        if not quiet:
+            console.print(f"seed {seed}: {report.num_peers} peers, {report.rounds} rounds, {said}", markup=False)
+        if not report.violations:
+            continue
+        small = make_small(seed, choices.taken, report, max_tries=SHRINK_TRIES)
+        found = write_found(out / f"fuzz-{seed}", small)
+        failed.append(
+            {
+                "seed": seed,
+                "violations": found.violations,
+                "peers": small.num_peers,
+                "happenings": len(small.happenings),
+                "folder": str(out / f"fuzz-{seed}"),
+            }
+        )
+    return {"first": first, "tried": tried, "failed": failed}
+
+
+def play(scenario: Scenario, *, keep: bool = False) -> tuple[AnyPlan, Report]:
+    """Until something is broken; `keep`: with its log. Raises ConfigError."""
+    schedule = make_schedule(scenario, scenario.seed, Path())  # names no traces
+    plan = dataclasses.replace(plan_scenario(scenario, scenario.seed, schedule), stop_when_broken=True)
+    return plan, simulate_any(plan, keep=keep)
+
+
+def make_small(
+    seed: int,
+    choices: Mapping[str, int],  # what the seed's scenario is made of
+    report: Report,  # of it, and broken
+    *,
+    max_tries: int,
+    on_try: Callable[[Scenario, str], None] = lambda scenario, said: None,  # is told of each, and what came of it
+) -> Scenario:
+    """The smallest scenario that was found to break in the same way."""
+    which = kind_of(report.violations[0])
+
+    def attempt(fixed: Mapping[str, int]) -> Mapping[str, int] | None:
+        smaller = Choices(seed, fixed)
+        scenario = draw_scenario(seed, smaller)
+        found = _breaks(scenario, which)
+        on_try(scenario, "ok" if found is None else found.violations[0])
+        return None if found is None else smaller.taken
+
+    # what never breaks is played to its end: without the calm first, that comes sooner
+    hasty = {name: value for name, value in choices.items() if name not in LENGTHENS}
+    smallest = Shrinker(attempt, max_tries=max_tries).shrink(attempt(hasty) or choices)
+    return _cut_off(draw_scenario(seed, Choices(seed, smallest)), which)
+
+
+def _breaks(scenario: Scenario, which: str) -> Report | None:
+    """Its report, when it breaks in that way."""
+    try:
+        _, report = play(scenario)
+    except ConfigError:  # what is left of it cannot be run
+        return None
+    return report if report.violations and kind_of(report.violations[0]) == which else None
+
+
+def _cut_off(scenario: Scenario, which: str) -> Scenario:
+    """Without what comes after the violation. Where a calm has to follow, that is all of it."""
+    report = _breaks(scenario, which)
+    assert report is not None and report.broken_at is not None
+    if scenario.calm_s:
+        return scenario
+    ends_s = max(10.0, math.ceil(report.broken_at) + 1.0)
+    shorter = msgspec.structs.replace(
+        scenario,
+        duration_s=min(scenario.duration_s, ends_s),
+        happenings=tuple(one for one in scenario.happenings if one.at <= report.broken_at),
+    )
+    again = _breaks(shorter, which)
+    return scenario if again is None else shorter
+
+
+def write_found(folder: Path, scenario: Scenario) -> Report:
+    """Write a scenario that breaks, and the log of it up to there."""
+    plan, report = play(scenario, keep=True)
+    write_failure(folder, scenario, plan, report)
+    (folder / SCENARIO).write_text(write_scenario(scenario), encoding="utf-8")
+    return report

@@ -1,0 +1,45 @@
+"""The events of simulated nodes as real nodes write them (docs/events.md).
+
+Simulated vectors and samples may be shorter than those they stand for (`scenario_run.Playable.bytes_factor`), and a learner that only costs
+time has no loss: here bytes and tokens are those of the real thing, and there is no loss where nothing was learnt.
+"""
+
+from typing import BinaryIO
+
+import msgspec
+
+from farflung.node.events import Event
+from farflung.sims.scenario import Scenario
+from farflung.sims.scenario_run import Playable
+from farflung.sims.swarm import START_UNIX_S
+
+BYTE_FIELDS = ("sent_bytes", "received_bytes", "bytes")
+
+
+class Recorder:
+    """A sink of `simulation.simulate` that writes the nodes' events into an open file."""
+
+    def __init__(self, file: BinaryIO, scenario: Scenario, playable: Playable) -> None:
+        self._file = file
+        self._name = scenario.name
+        self._learns = scenario.mode == "real"
+        self._playable = playable
+
+    def __call__(self, line: str, event: Event) -> None:
+        if "peer" not in event:
+            return  # a fault, or the judge's verdict: both are in run.json
+        told = event | {
+            "time": START_UNIX_S + event["time"],
+            "swarm": self._name,
+            "peer": self._playable.keys[event["peer"]],
+        }
+        for key in BYTE_FIELDS:
+            if key in told:
+                told[key] = round(told[key] * self._playable.bytes_factor)
+        if "loss" in told and not self._learns:
+            told["loss"] = None
+        tokens = self._playable.step_tokens
+        if tokens is not None and told["event"] == "step" and told["tokens"] != tokens:
+            told["tokens_per_s"] *= tokens / told["tokens"]
+            told["tokens"] = tokens
+        self._file.write(msgspec.json.encode(told) + b"\n")
