@@ -41,7 +41,8 @@ KEPT_GRADIENTS = 8
 """Pseudo-gradients remembered of each peer: a plan may be decided some plans later."""
 
 MEAN_ERROR = 0.03
-"""Largest relative error of a round's mean: int8 makes one of 0.006 in each direction (docs/compression.md)."""
+"""Largest error of a round's mean, relative to the mean, or to what is coded where contributions cancel each other out and leave little: int8 makes one of
+0.006 in each direction (docs/compression.md)."""
 
 ROUNDING = 1e-3
 """Largest error of fp32 arithmetic on values of order 1: hundreds of additions of numbers around 0.01."""
@@ -201,20 +202,22 @@ class Judge:
                 stepped[part.start : part.stop] -= step[part.start : part.stop]
         if (stepped - outer.params).abs().max() > ROUNDING:
             self.violate(2, f"version {version} is not one outer step from version {version - 1}")
-        expected = self._expected_mean(commit, parent)
-        if expected is None or not self.exact_means:
+        shares = self._shares(commit, parent)
+        if shares is None or not self.exact_means:
             return
         parts = [slice(part.start, part.stop) for part in commit.round.parts if part.digest]
-        wanted, got = (torch.cat([vector[part] for part in parts]) for vector in (expected, mean))
-        error = float((got - wanted).norm() / wanted.norm().clamp(min=1e-12))
+        got, *coded = (torch.cat([vector[part] for part in parts]) for vector in (mean, *shares))
+        wanted = torch.stack(coded).sum(dim=0)
+        scale = torch.maximum(wanted.norm(), torch.stack(coded).norm())  # errors of contributions are independent
+        error = float((got - wanted).norm() / scale.clamp(min=1e-12))
         if error > MEAN_ERROR:
             self.violate(4, f"the mean of round {height} is {error:.1%} off that of its contributors")
 
-    def _expected_mean(self, commit: Commit, parent: Commit) -> Tensor | None:
-        """The mean of what the contributors sent, weighted by tokens. None when the samples they sent are not those that count."""
+    def _shares(self, commit: Commit, parent: Commit) -> list[Tensor] | None:
+        """What the contributors sent, weighted by tokens: their sum is the mean. None when the samples they sent are not those that count."""
         assert commit.round is not None
         total = sum(c.tokens for c in commit.round.contributors)
-        mean: Tensor | None = None
+        shares = []
         for contribution in commit.round.contributors:
             index = self.swarm.ids.index(contribution.peer)
             counted, _ = ledger.split(parent.ledger.window(contribution.peer), contribution.samples)
@@ -222,9 +225,8 @@ class Judge:
             if gradient is None:
                 self.violate(6, f"peer {index} contributed other samples than commit {commit.height} counts")
                 return None
-            share = gradient * (contribution.tokens / total)
-            mean = share if mean is None else mean + share
-        return mean
+            shares.append(gradient * (contribution.tokens / total))
+        return shares
 
     # ---- every two seconds -------------------------------------------------------------------------------------
 
