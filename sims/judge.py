@@ -17,6 +17,7 @@ that is judged: it counts votes, follows the samples, and computes means and out
     0  the swarm lives                   in calm, rounds go on and nobody is left behind
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -95,8 +96,8 @@ class Judge:
     """Newest version whose digest was found right, its parameters and momentum."""
     _plans: dict[int, tuple[int, set[str]]] = field(default_factory=dict)
     """By peer, the height of the round that it last sent a contribution for, and the plans under which it did, since it was started."""
-    _owing: set[int] = field(default_factory=set)
-    """Peers that sent a contribution and have not heard what became of it."""
+    _owing: dict[int, int] = field(default_factory=dict)
+    """By peer that sent a contribution and has not heard what became of it: the height of its round."""
 
     def violate(self, which: int, detail: str) -> None:
         if (which, detail) not in self._verdicts:
@@ -144,13 +145,13 @@ class Judge:
             return  # it may say anything
         match event["event"]:
             case "node.start":
-                self._owing.discard(index)
+                self._owing.pop(index, None)
                 self._plans.pop(index, None)
             case "round.scatter":
-                self._owing.add(index)
+                self._owing[index] = int(event["round"])
                 self._on_scatter(index, int(event["round"]), str(event["plan"]))
             case "round.missed":
-                self._owing.discard(index)
+                self._owing.pop(index, None)
                 if not event["reason"]:
                     self.violate(9, f"peer {index} missed a round without a reason")
             case "round.commit":
@@ -174,9 +175,12 @@ class Judge:
         version, digest = int(event["version"]), str(event["digest"])
         if self._digests.setdefault(version, digest) != digest:
             self.violate(1, f"peer {index} holds other bytes at version {version}")
-        if not event["contributed"] and index in self._owing:
-            self.violate(9, f"peer {index} does not say why round {event['round']} missed its contribution")
-        self._owing.discard(index)
+        if self._owing.get(index, math.inf) <= int(
+            event["round"]
+        ):  # to the next it may have contributed before it applies this one
+            self._owing.pop(index)
+            if not event["contributed"]:
+                self.violate(9, f"peer {index} does not say why round {event['round']} missed its contribution")
         if self.calm and event["parts_left_out"]:
             self.violate(3, f"round {event['round']} left parts out, and nobody was gone")
         self._look_at_history(index)
