@@ -346,14 +346,16 @@ class Judge:
     # ---- at the end --------------------------------------------------------------------------------------------
 
     def check_end(self) -> None:
-        """After a calm stretch everybody who runs and is honest is a member at about the same height (0)."""
+        """After a calm stretch everybody who runs and is honest is a member at about the same height (0), but whom the group has no place for."""
         peers = {n: peer for n, peer in self.swarm.peers.items() if self.swarm.ids[n] not in self.swarm.attackers}
         heights = {index: p.member.head.commit.height for index, p in sorted(peers.items()) if p.member.started}
         if len(heights) < len(peers):
             self.violate(0, f"peers {sorted(set(peers) - set(heights))} never learned the history")
         newest = max(heights.values(), default=0)
+        view = self.history[newest].view if newest in self.history else ()
+        full = len(view) >= self.swarm.outfit.terms.settings.rules.max_group
         for index, peer in sorted(peers.items()):
-            if index in heights and (heights[index] < newest - 1 or not peer.member.in_view):
+            if index in heights and (heights[index] < newest - 1 or not (full or peer.member.in_view)):
                 self.violate(
                     0, f"peer {index} is left behind: height {heights[index]} of {newest}, {peer.state_reason}"
                 )
