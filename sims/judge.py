@@ -175,9 +175,8 @@ class Judge:
         version, digest = int(event["version"]), str(event["digest"])
         if self._digests.setdefault(version, digest) != digest:
             self.violate(1, f"peer {index} holds other bytes at version {version}")
-        if self._owing.get(index, math.inf) <= int(
-            event["round"]
-        ):  # to the next it may have contributed before it applies this one
+        # To the next round it may have contributed before it applies this one.
+        if self._owing.get(index, math.inf) <= int(event["round"]):
             self._owing.pop(index)
             if not event["contributed"]:
                 self.violate(9, f"peer {index} does not say why round {event['round']} missed its contribution")

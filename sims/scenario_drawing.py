@@ -18,9 +18,9 @@ from farflung.sims.scenario import Happening, Lasting, Network, PeerClass, Scena
 KINDS: tuple[Kind, ...] = ("cost",) * 5 + ("real",) * 2 + ("pipeline",) * 3
 """As often as they are drawn: what trains takes ten times as long to play, and what is broken in the protocol shows without."""
 
-MAX_SIZE = 10
+MAX_SIZE = 8
 
-GROWS_EVERY = 20
+GROWS_EVERY = 40
 """Seeds to one more of everything."""
 
 BEGIN_S = 60
