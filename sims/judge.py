@@ -45,6 +45,9 @@ MEAN_ERROR = 0.03
 """Largest error of a round's mean, relative to the mean, or to what is coded where contributions cancel each other out and leave little: int8 makes one of
 0.006 in each direction (docs/compression.md)."""
 
+OUTSIDE_S = 20.0
+"""How long a member may be outside in the end where messages are lost: two or three rounds of a small swarm."""
+
 ROUNDING = 1e-3
 """Largest error of fp32 arithmetic on values of order 1: hundreds of additions of numbers around 0.01."""
 
@@ -96,6 +99,8 @@ class Judge:
     """Newest version whose digest was found right, its parameters and momentum."""
     _plans: dict[int, tuple[int, set[str]]] = field(default_factory=dict)
     """By peer, the height of the round that it last sent a contribution for, and the plans under which it did, since it was started."""
+    _well_at: dict[int, float] = field(default_factory=dict)
+    """By peer, when it was last found well, seconds of the simulation's clock."""
     _owing: dict[int, int] = field(default_factory=dict)
     """By peer that sent a contribution and has not heard what became of it: the height of its round."""
 
@@ -345,19 +350,36 @@ class Judge:
     # ---- at the end --------------------------------------------------------------------------------------------
 
     def check_end(self) -> None:
-        """After a calm stretch everybody who runs and is honest is a member at about the same height (0), but whom the group has no place for."""
+        """After a calm stretch everybody who runs and is honest is a member at about the same height (0), but whom the group has no place for. Where
+        messages are lost, that may have been some seconds ago: a member whose word that it holds a round is lost is let in again after the next.
+        """
         peers = {n: peer for n, peer in self.swarm.peers.items() if self.swarm.ids[n] not in self.swarm.attackers}
-        heights = {index: p.member.head.commit.height for index, p in sorted(peers.items()) if p.member.started}
-        if len(heights) < len(peers):
-            self.violate(0, f"peers {sorted(set(peers) - set(heights))} never learned the history")
-        newest = max(heights.values(), default=0)
-        view = self.history[newest].view if newest in self.history else ()
-        full = len(view) >= self.swarm.outfit.terms.settings.rules.max_group
+        unknowing = sorted(n for n, peer in peers.items() if not peer.member.started)
+        if unknowing:
+            self.violate(0, f"peers {unknowing} never learned the history")
+        newest, now = self._newest_height(), self.swarm.hub.now()
         for index, peer in sorted(peers.items()):
-            if index in heights and (heights[index] < newest - 1 or not (full or peer.member.in_view)):
-                self.violate(
-                    0, f"peer {index} is left behind: height {heights[index]} of {newest}, {peer.state_reason}"
-                )
+            recently = not self.calm and now - self._well_at.get(index, -math.inf) <= OUTSIDE_S
+            if index not in unknowing and not recently and not self._is_well(index, newest):
+                height = peer.member.head.commit.height
+                self.violate(0, f"peer {index} is left behind: height {height} of {newest}, {peer.state_reason}")
+
+    def look_who_is_well(self) -> None:
+        """For `check_end`, now and then."""
+        newest = self._newest_height()
+        self._well_at |= {index: self.swarm.hub.now() for index in self.swarm.peers if self._is_well(index, newest)}
+
+    def _newest_height(self) -> int:
+        """That somebody who runs knows."""
+        return max((p.member.head.commit.height for p in self.swarm.peers.values() if p.member.started), default=0)
+
+    def _is_well(self, index: int, newest: int) -> bool:
+        """Whether a peer is about as far as the others, and a member where there is a place."""
+        member = self.swarm.peers[index].member
+        if not member.started or member.head.commit.height < newest - 1:
+            return False
+        full = len(member.head.commit.view) >= self.swarm.outfit.terms.settings.rules.max_group
+        return full or member.in_view
 
     @property
     def rounds(self) -> int:

@@ -193,6 +193,7 @@ class _Run:
         while True:
             await asyncio.sleep(LOOK_S)
             self._judge.look()
+            self._judge.look_who_is_well()
 
     # ---- the log -----------------------------------------------------------------------------------------------
 
