@@ -51,8 +51,6 @@ class StageReport(Report):
     stages: int
     begun_anew: int = 0
     """Lives beside the first ones."""
-    seconds: float = 0.0
-    """Virtual, of all of it."""
     recovery_s: float = 0.0
     """Of them after the last blow."""
 

@@ -194,6 +194,7 @@ class _Run:
         speeds = [own.tokens_per_s for own, _, _ in plan.scenario.roster()]
         steps_s = [training_seconds(plan.recipe.manifest, speed)["train"] for speed in speeds]
         fill_report(report, self._keys, steps_s, self._events, done, START_UNIX_S, self._ended)
+        report.seconds = self._ended - START_UNIX_S
         report.log_sha256 = self._trail.sha256
 
     def _touch(self) -> None:

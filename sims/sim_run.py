@@ -60,7 +60,7 @@ def play_scenario(scenario: Scenario, seed: int, schedule: Schedule, *, out: Pat
     if out is not None:
         (out / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         done = [(START_UNIX_S + fault.at, fault) for fault in playable.plan.schedule.faults]
-        until = START_UNIX_S + scenario.duration_s
+        until = START_UNIX_S + report.seconds
         facts = run_facts(scenario, playable.keys, done, report.violations, result["expected"], (START_UNIX_S, until))
         save_run(out / RUN, facts)
         report_folder(out)

@@ -82,6 +82,8 @@ class Report:
     recoveries: list[Recovered] = field(default_factory=list)
     """Of stages of a pipeline that were begun anew."""
     violations: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    """Virtual, of all of it."""
     broken_at: float | None = None
     """Seconds from the beginning to the first violation."""
     log_sha256: str = ""
@@ -156,6 +158,7 @@ class _Run:
             for task in [*helpers, *until]:
                 task.cancel()
             judge.look()
+            report.seconds = self._trail.now
             newest = judge.history.get(max(judge.history, default=0))
             report.commits = max(judge.history, default=0)
             report.rounds = judge.rounds
