@@ -275,6 +275,12 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"pipeline.swaps = {self.swaps}: routes of {self.visits} visits have no two to swap after the first; take 0, or more stages"
             )
         check_range("pipeline.microbatches", self.microbatches, 1, MAX_MICROBATCHES)
+        if self.skip and self.microbatches * (self.visits - 1) < self.stages - 1:
+            needed = -(-(self.stages - 1) // (self.visits - 1))
+            raise ConfigError(
+                f"pipeline.microbatches = {self.microbatches}: with pipeline.skip = {self.skip} so few leave some stage out of every step, and that may be the same one "
+                f"for ever, whose layers then never train; take {needed} or more, or skip = 0"
+            )
         check_range("pipeline.slots", self.slots, 1, 1024)
         check_range("pipeline.shadows", self.shadows, 0.0, 1.0)
         check_one_of("pipeline.policy", self.policy, ("arrival", "backward"))

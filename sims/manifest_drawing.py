@@ -75,7 +75,7 @@ def _swarm(choices: Choices, kind: Kind) -> dict[str, Any]:
     steps: int | str = choices.maybe("swarm/inner_steps", (4, 2, 6, 12, *auto))
     keys: dict[str, Any] = {"inner_steps": steps}
     if steps == "auto":
-        keys |= {"min_inner_steps": 4, "max_inner_steps": choices.pick("swarm/max_inner_steps", (4, 8, 24))}
+        keys |= {"min_inner_steps": 4, "max_inner_steps": choices.pick("swarm/max_inner_steps", (4, 8, 12))}
     least = steps if isinstance(steps, int) else keys["min_inner_steps"]
     fragments = choices.maybe("swarm/fragments", [count for count in (1, 2, 3, 4) if least % count == 0])
     lap = least // fragments
@@ -120,6 +120,7 @@ def _pipeline(choices: Choices, stages: int, layers: int, samples: int) -> dict[
     skip = choices.maybe("pipeline/skip", (0.0, 1.0 / stages)) if stages > 2 else 0.0
     routing = choices.maybe("pipeline/routing", ("planned", "dynamic"))
     visits = stages - round(skip * stages)
+    least = 2 if skip else 1  # with one lane, which one peer with one slot has, all leave out the same stage
     swaps = choices.maybe("pipeline/swaps", (0, 1, 2)) if routing == "planned" and visits >= 3 else 0
     alike = (CHECKFREE,) if layers % stages == 0 else ()
     recovery = choices.maybe("pipeline/recovery", (LADDER, *alike))
@@ -127,8 +128,10 @@ def _pipeline(choices: Choices, stages: int, layers: int, samples: int) -> dict[
         "skip": skip,
         "routing": routing,
         "swaps": swaps,
-        "microbatches": choices.maybe("pipeline/microbatches", [m for m in (4, 2, 8, 1) if samples % m == 0]),
-        "slots": choices.maybe("pipeline/slots", (3, 1, 2)),
+        "microbatches": choices.maybe(
+            "pipeline/microbatches", [m for m in (4, 2, 8, 1) if samples % m == 0 and m >= least]
+        ),
+        "slots": choices.maybe("pipeline/slots", [slots for slots in (3, 1, 2) if slots >= least]),
         "policy": choices.maybe("pipeline/policy", ("backward", "arrival")),
         "shadows": 0.0 if recovery == CHECKFREE else choices.maybe("pipeline/shadows", (0.018, 0.0, 0.3, 1.0)),
         "recovery": recovery,

@@ -26,7 +26,7 @@ GROWS_EVERY = 40
 BEGIN_S = 60
 """Before anything is scripted: a swarm is founded, and has its first rounds."""
 
-REPLICAS_CALM_S, PIPELINES_CALM_S = 80.0, 1200.0
+REPLICAS_CALM_S, PIPELINES_CALM_S = 140.0, 1200.0
 """Of the calm, without what rounds may last; of a pipeline it is over when all is well (docs/scenarios.md), and members that were started again without
 a quorum wait for ten minutes (`lives.STARTING_S`)."""
 

@@ -218,6 +218,8 @@ def test_model_ranges(change: dict[str, Any], says: str) -> None:
             'pipeline.shadows = 0.018: with pipeline.recovery = "checkfree" nobody',
         ),
         (PipelineSpec, {"stages": 6, "skip": 0.05}, "pipeline.skip = 0.05: leaves out none of 6 stages"),
+        (PipelineSpec, {"stages": 4, "skip": 0.25, "microbatches": 1}, "so few leave some stage out of every step"),
+        (PipelineSpec, {"stages": 6, "skip": 0.75}, "take 5 or more, or skip = 0"),
         (PipelineSpec, {"stages": 2, "skip": 0.5}, "pipeline.skip = 0.5: leaves out none of 2 stages"),
         (PipelineSpec, {"routing": "random"}, "pipeline.routing"),
         (PipelineSpec, {"stages": 6, "swaps": 3}, "pipeline.swaps = 3: must be between 0 and 2"),
