@@ -163,11 +163,11 @@ def _happenings(choices: Choices, peers: tuple[PeerClass, ...], size: int) -> tu
     """And when the last of them is over. Each begins some time after the one before began."""
     at, over_at = float(BEGIN_S), float(BEGIN_S)
     happenings = []
-    for number in range(size + 2):
+    for number in range(size + 4):
         own = f"happening/{number}"
         if not choices.chance(own, 0.6):
             continue
-        at += choices.below(f"{own}/gap_s", 30)
+        at += choices.below(f"{own}/gap_s", 20)
         happening = _happening(choices, own, at, peers)
         happenings.append(happening)
         over_at = max(over_at, at + (happening.for_s or 0.0))
