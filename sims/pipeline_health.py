@@ -1,5 +1,6 @@
 """Whether all is well with a swarm with a pipeline: what is judged once nothing has gone wrong for a while (invariant 0)."""
 
+from farflung.node.stage_peer import StagePeer
 from farflung.sims.pipeline_swarm import PipelineSwarm
 
 
@@ -11,7 +12,7 @@ def lacks(swarm: PipelineSwarm) -> list[str]:
             found.append(f"nobody trains in stage {stage}")
     for peer, task in sorted(swarm.tasks.items()):
         node = swarm.peers.get(peer)
-        if task.done() or (node is not None and node.trains):
+        if task.done() or (node is not None and (node.trains or _has_no_place(swarm, node))):
             continue
         found.append(f"peer {peer} is outside" if node is None else f"peer {peer}: {node.state_reason}")
     for stage, held in swarm.digests().items():
@@ -19,6 +20,12 @@ def lacks(swarm: PipelineSwarm) -> list[str]:
         if len(set(versions)) < len(versions):
             found.append(f"peers of stage {stage} hold other bytes")
     return found
+
+
+def _has_no_place(swarm: PipelineSwarm, node: StagePeer) -> bool:
+    """Whether it knows the history of its stage, and the group is full without it."""
+    member = node.member
+    return member.started and not member.in_view and len(member.head.commit.view) >= swarm.recipe.manifest.max_group
 
 
 def finished(swarm: PipelineSwarm) -> bool:
