@@ -62,7 +62,7 @@ class Imprints:
     """By (stage, whether it is output), step and microbatch; the newest step last."""
 
     def keep(self, stage: int, window: bytes, microbatch: int, imprint: Imprint, *, output: bool) -> None:
-        """What went into the stage, or has come out of it. Stage 0 has no use for it: it is never made anew."""
+        """What went into the stage, or has come out of it. Of stage 0 tokens went in, which nobody else has."""
         if stage == 0 or microbatch >= MICROBATCHES:
             return
         steps = self._kept.setdefault((stage, output), {})

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from farflung.node.events import EventLog
 from farflung.node.stage_self import OUTSIDE, Self
+from farflung.protocol.accord import Word
 from farflung.protocol.lives import Life
 from farflung.protocol.roll import Roll
 from farflung.protocol.stranded import Stranded
@@ -39,6 +40,10 @@ class LifeWatch:
         """We have said that our own stage is lost."""
         self._over = False
         """Our life has ended."""
+        self._word = Word(life.number)
+        """What our chain says, as last looked at."""
+        self._named: tuple[Life, ...] = ()
+        """What stage 0 names, by what we last heard."""
 
     @property
     def stranded(self) -> bool:
@@ -54,7 +59,8 @@ class LifeWatch:
     def look(self, now: float) -> None:
         """Whether our own chain has a quorum; several times a second."""
         me, stage = self._part.me, self._life.stage
-        if stage == 0 or me.chain is None or me.finished:  # members leave a chain that has done its work
+        alone = stage == 0 and not self._roll.decides_together  # nobody else decides for it
+        if alone or me.chain is None or me.finished:  # members leave a chain that has done its work
             return
         self._stranded.look(*me.chain, now, swarm_s=self._roll.swarm_s(now))
         if self.stranded != self._said:
@@ -69,11 +75,18 @@ class LifeWatch:
     def follow(self, now: float) -> bool:
         """Which stages were begun anew, and whether that ends our part here. True when others should hear of it."""
         me, stage = self._part.me, self._life.stage
-        self._roll.renew(me.lives, now)
+        said, self._word = self._word, me.word
+        self._roll.speak(stage, self._word, now)
+        if (call := self._word.call) is not None and call != said.call:
+            self._log.emit("stage.call", of=0, life=call.number, founder=call.founder.hex())
+        named = self._roll.named(now) if stage > 0 and self._roll.decides_together else ()
+        if named != self._named:
+            self._named = named
+            me.decide()
         news = [life for life in self._roll.renewed.values() if self._known.get(life.stage) != life]
         over = self._roll.number(stage) > self._life.number and not self._over and me.caught_up
         if not news and not over:
-            return False
+            return said != self._word
         for life in news:
             self._tell(life)
         self._known, self._over = dict(self._roll.renewed), self._over or over

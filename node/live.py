@@ -123,7 +123,8 @@ def panel(status: NodeStatus) -> Panel:
     if status.alarm:
         facts.add_row("alarm", Text(_alarm(status.alarm), style="bold red"))
     if status.lost:
-        facts.add_row("lost", Text(f"{status.lost}, or the data nodes begin the stage anew", style="bold red"))
+        who = "other stages" if status.stage == 0 else "data nodes"
+        facts.add_row("lost", Text(f"{status.lost}, or the {who} begin the stage anew", style="bold red"))
     if status.owed is not None:
         facts.add_row("feedback", f"{status.owed:.2f} of the last update's norm was kept for later rounds")
     if status.next_sync_s is not None:
@@ -177,7 +178,8 @@ def line(event: dict[str, Any]) -> str | None:
             said = f"ALARM: {_alarm(event['replicas'])}" if event["replicas"] else "every stage has two peers or more"
         case "stage.lost" if event["reason"]:
             said = (
-                f"stage {event['stage']} is lost: {event['reason']}, or the data nodes begin it anew with what is left"
+                f"stage {event['stage']} is lost: {event['reason']}, or the "
+                f"{'data nodes' if event['stage'] else 'other stages'} begin it anew with what is left"
             )
         case "stage.lost":
             said = f"stage {event['stage']} has a quorum again"
@@ -187,6 +189,8 @@ def line(event: dict[str, Any]) -> str | None:
             said = f"joins {event['reason']}"
         case "stage.anew":
             said = f"stage {event['stage']} was lost and begun anew by {event['founder'][:12]} (life {event['life']})"
+        case "stage.call":
+            said = f"stage {event['of']} is lost: our stage calls {event['founder'][:12]} to begin it anew (life {event['life']})"
         case "stage.recovery":
             said = f"this node begins stage {event['stage']} anew (life {event['life']}): {event['reason']}"
         case "shadow.given":
@@ -197,6 +201,8 @@ def line(event: dict[str, Any]) -> str | None:
             )
             if event["misfit"] is not None:
                 said += f"; its error is {event['misfit']:.2f} of that without it"
+            if event["ends"]:
+                said += f"; embedding and head: {event['ends']}"
         case "stage.move":
             said = f"about to move to stage {event['to']}: {event['reason']}"
         case "stage.stay":

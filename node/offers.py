@@ -30,8 +30,10 @@ def data_nodes(roll: Roll, now: float) -> list[Present]:
 
 
 def loss_of(roll: Roll, recipe: StageRecipe, now: float) -> Loss:
-    """The loss of a stage, or of a peer of it: by the medians of what the data nodes have measured."""
-    said = data_nodes(roll, now)
+    """The loss of a stage, or of a peer of it: by the medians of what the data nodes have measured; where there are none, of what the others have."""
+    said = data_nodes(roll, now) or [
+        one for stage in range(1, roll.stages) for peer in roll.training(stage, now) if (one := roll.present(peer))
+    ]
     steps = [one.step_s for one in said if one.step_s > 0.0]
     losses = [one.losses_per_hour for one in said] or [roll.losses_per_hour]
     pipeline = recipe.pipeline
@@ -39,7 +41,7 @@ def loss_of(roll: Roll, recipe: StageRecipe, now: float) -> Loss:
         stage=recipe.stage,
         iteration_s=median(steps) if steps else STEP_S,
         failures_per_hour=min(0.99, median(losses)),
-        may_skip=pipeline.visits < pipeline.stages,
+        may_skip=pipeline.visits < pipeline.stages and recipe.stage > 0,
     )
 
 

@@ -12,6 +12,7 @@ from farflung.node.shadows import Shelf
 from farflung.protocol.envelope import swarm_of
 from farflung.protocol.errors import Refused, RemoteError
 from farflung.protocol.limits import MAX_ADDRESSES
+from farflung.protocol.lives import Life
 from farflung.protocol.pipeline_messages import Domains, Load, Present
 from farflung.protocol.roll import Roll
 
@@ -81,6 +82,16 @@ class Outside:
         present = self._present()
         for peer in self.roll.known:
             self._mail.send(peer, present)
+
+    async def make(self, life: Life) -> None:
+        """Say that we are about to begin this life of a stage, until cancelled; of stage 0 not while we do not know with what, for that may never come."""
+        self.wants, self.fits = life.stage, frozenset()
+        self.listen(lambda present: None)
+        while True:
+            ready = life.stage > 0 or self.roll.inherits(life, self.now()) is not None
+            self.makes = life.number if ready else 0
+            self.say()
+            await asyncio.sleep(self.roll.heartbeat_s)
 
     def now(self) -> float:
         """Of the roll's clock."""

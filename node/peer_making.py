@@ -112,14 +112,15 @@ class PeerMaking:
         return await self._serve(await start.enter(self.say) if stage == OUTSIDE else start.move(stage, self.say))
 
     async def _serve(self, stage: Stage) -> tuple[Peer, FileStorage]:
-        if stage.recipe.stage == 0 and self._data is None:
-            await self._prepare(0)
-        dataset, self._data = self._data, None
-        learner = await self.doors.learner.run(stage.recipe.learner, dataset, stage.runtime)
+        storage = stage_storage(self.swarm, stage.life)
+        async with self._start.called(stage, storage):  # to open the data may take minutes
+            if stage.recipe.stage == 0 and self._data is None:
+                await self._prepare(0)
+            dataset, self._data = self._data, None
+            learner = await self.doors.learner.run(stage.recipe.learner, dataset, stage.runtime)
         if self.rehearsal is not None:
             learner = self.rehearsal.stage_learner(learner)
         self._say_saving(stage.runtime)
-        storage = stage_storage(self.swarm, stage.life)
         try:
             held = await self._start.begin(stage, learner, storage, self.doors)
         except Overtaken:

@@ -36,6 +36,7 @@ from farflung.protocol.limits import MAX_ADDRESSES
 from farflung.protocol.lives import Life
 from farflung.protocol.messages import PipelineMessage
 from farflung.protocol.pipeline_messages import MoveOrder, Present, StepAnswer, StepGo, StepPlan, SwarmMessage
+from farflung.protocol.quorum import is_quorum
 from farflung.protocol.replay import first_seq
 from farflung.protocol.roll import Roll
 from farflung.protocol.turns import PASSED_S, TURN_S
@@ -214,6 +215,7 @@ class Pipeline:
 
     def present(self, *, reply: bool = False) -> Present:
         """What we say of ourselves."""
+        word, chain = self.me.word, self.me.chain
         return Present(
             stage=self.recipe.stage,
             life=self.life.number,
@@ -231,7 +233,7 @@ class Pipeline:
             addresses=tuple(self._network.addresses()[:MAX_ADDRESSES]),
             appointments=tuple(self.roll.appointments[stage] for stage in sorted(self.roll.appointments)),
             peers=self.counts(),
-            lives=tuple(self.roll.renewed[stage] for stage in sorted(self.roll.renewed)),
+            lives=word.lives,
             lost=self.watch.lost(self._now()),
             step_s=self._step_s,
             losses_per_hour=self.roll.losses_per_hour,
@@ -242,6 +244,9 @@ class Pipeline:
             fits=tuple(sorted(self.balance.fits)),
             reply=reply,
             domains=self._facts.domains,
+            call=word.call,
+            apart=chain is None or not is_quorum(*chain),
+            counted=self.me.counted or self.roll.counted,
         )
 
     def _tick(self) -> None:

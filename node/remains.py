@@ -1,14 +1,17 @@
 """What a machine still has on its disk of earlier lives of a stage (`protocol/lives.py`): the founder of the next one begins with it, if it is the best there is.
 
-Its checkpoint is the outer state, the moments, and what it had trained since its last round. Ledgers and plans are those of the old chain and mean
-nothing in the new one, so that progress is counted by no round of its own: it stays in the local parameters, and goes out with the first one.
+Its checkpoint is the outer state, the moments, and what it had trained since its last round. Plans are those of the old chain and mean nothing in the new
+one, nor do ledgers but that of stage 0, which hands out samples: so that progress is counted by no round of its own. It stays in the local parameters,
+and goes out with the first one.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from farflung.node.storage import Place, Storage, newest_history
-from farflung.protocol.lives import Life
+from farflung.protocol.chain import Commit
+from farflung.protocol.ledger import Ledger, inherited
+from farflung.protocol.lives import Counters, Life
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,13 @@ class Remains:
     place: Place
     step: int
     """Of the pipeline, up to which it has trained."""
+    head: Commit
+    """The newest that is known here."""
+
+    def ledger(self, since: Counters) -> Ledger | None:
+        """What a life of stage 0 that begins with this goes on with: who was lost had samples in hand, and trains them no more. None where the chain was
+        heard to have counted more (`since`) than is known here: which samples, nobody can tell."""
+        return None if since.version > self.head.version else inherited(self.head.ledger, self.place.trained)
 
 
 def remains(lives: Iterable[Storage]) -> Remains | None:
@@ -30,7 +40,7 @@ def remains(lives: Iterable[Storage]) -> Remains | None:
         _, history = newest_history(storage.load_history())
         counted = [one.commit.steps for one in history if one.commit.height == place.height]
         if counted:
-            return Remains(storage, place, counted[0] + place.steps)
+            return Remains(storage, place, counted[0] + place.steps, history[-1].commit)
     return None
 
 

@@ -1,7 +1,7 @@
 """A stage begins anew here: what it is made of, and the first commit of its new life.
 
-    called by the data nodes (`protocol/lives.py`) ──▶ who has what ──▶ the ladder: an order of tries ──▶ the first that succeeds
-                                                                        ──▶ the chain's first commit ──▶ we serve
+    called by the swarm (`protocol/lives.py`) ──▶ who has what ──▶ the ladder: an order of tries ──▶ the first that succeeds
+                                                                   ──▶ the chain's first commit ──▶ we serve
 
 What is tried first is `training/recovery_ladder.py`'s decision, by expected cost: with the time of a step and the chance to lose a peer as the data nodes
 have measured them, and the links over which it would come (`offers`). Whoever was a member of an earlier life offers what it has of it
@@ -16,6 +16,10 @@ Moments begin afresh with these, and where the stage was made of others its lear
 Peers before and after the stage remember what it was given last, and what it made of that (`imprints`). So before anybody computes with a stage that was made,
 it is tried on those activations: where it does no better than none (`MISFIT_OF_NONE`), as when a shadow is none, the next offer's turn comes. And a mean, what was made of
 one neighbour or further ones, and new weights are fitted to them.
+
+Stage 0 has embedding, last norm and head besides, which no other stage resembles: they come from a copy of it, or from what we have of an earlier life, or are new
+initial weights (`ends`). What went into it are tokens, which nobody but its peers had, so there is nothing to try or fit it on. Its chain begins with the
+lives that it inherits (`protocol/accord.py`), and with the ledger where we have that.
 
 Meanwhile we say that we are at it, so that the stage is not found lost again; and if the data nodes begin yet another life because they did not hear us,
 ours ends before it has begun.
@@ -45,12 +49,13 @@ from farflung.node.storage import Held, Place, Storage
 from farflung.protocol.chain import founded
 from farflung.protocol.errors import NetworkError, RemoteError
 from farflung.protocol.keys import PeerId, Signer, short
+from farflung.protocol.ledger import Ledger
 from farflung.protocol.lives import Life
 from farflung.protocol.manifest_sections import CHECKFREE
 from farflung.protocol.pipeline_messages import Copy
 from farflung.training.outer import BYTES_PER_ELEMENT
 from farflung.training.pipeline_online import RATE_BYTES_PER_S, RECOMPUTED
-from farflung.training.pipeline_slice import layers_of
+from farflung.training.pipeline_slice import layers_of, with_layers
 from farflung.training.recovery_costs import Rung, Setbacks
 from farflung.training.recovery_fit import MISFIT_OF_NONE, Fit, Pair
 from farflung.training.recovery_ladder import Loss, Offer, Recovery, decide, rebuilt
@@ -99,11 +104,11 @@ class Renewal:
         """What the learner has had from the beginning."""
         self._owed: dict[str, Tensor] = {}
         """What the codecs have left unsent of what we have made."""
+        self._ledger: Ledger | None = None
+        """Of samples, that our life of stage 0 goes on with; None where nobody has it any more, and in other stages."""
 
     async def run(self, signer: Signer, storage: Storage) -> Held:
         """Make the stage, and write its first commit. Returns what the learner has from then on. Raises Overtaken, and nothing was written then."""
-        self._outside.wants, self._outside.fits, self._outside.makes = self._life.stage, frozenset(), self._life.number
-        self._outside.listen(lambda present: None)
         outside = self._outside
         serve_shelf(
             outside.network,
@@ -115,18 +120,28 @@ class Renewal:
             log=self._log,
         )
         async with asyncio.TaskGroup() as group:
-            saying = group.create_task(self._say())
+            saying = group.create_task(outside.make(self._life))
             await asyncio.sleep(LISTEN_S)
             rung = await self._make()
+            lives = await self._inherited()
             saying.cancel()
-        if not self._counts():
+        if lives is None:
             raise Overtaken
         if rung.bumps_lr:
             self._learner.made_of_others_at = self._step()
         settings = self._recipe.settings(self._life)
-        first = founded(settings.swarm, signer, settings.rules)
+        first = founded(settings.swarm, signer, settings.rules, lives=lives, ledger=self._ledger)
         await self._doors.journal.run(storage.append_commit, None, first)
         return Held(Place(0, self._life.since.version, (), 0, b""), self._owed)
+
+    async def _inherited(self) -> tuple[Life, ...] | None:
+        """The lives that ours begins with, of stage 0; of other stages none. None when ours does not count any more."""
+        while self._counts():
+            found = () if self._life.stage else self._roll.inherits(self._life, self._outside.now())
+            if found is not None:
+                return found
+            await asyncio.sleep(LISTEN_S)  # those who called us are not heard
+        return None
 
     # ---- making it ---------------------------------------------------------------------------------------------
 
@@ -134,7 +149,7 @@ class Renewal:
         """Try one offer after another; the last one needs nobody."""
         self._initial = await self._doors.learner.run(self._learner.outer.params.clone)
         if not self._by_rule:
-            self._pairs = await self._remembered()
+            self._pairs = await self._remembered() if self._life.stage else []
             if not self._own() and not self._shadows():
                 await self._wait_for_neighbours()
         recovery = self._decide()
@@ -168,9 +183,16 @@ class Renewal:
                 fetch_s=round(fetch_s, 3),
                 seconds=round(self._outside.now() - began, 3),
                 misfit=misfit,
+                ends=self._ends(offer.rung),
             )
             return offer.rung
         raise AssertionError("the ladder ends with what needs nobody")
+
+    def _ends(self, rung: Rung) -> str:
+        """What has become of embedding, last norm and head, for people; empty where there are none."""
+        if self._life.stage:
+            return ""
+        return "kept" if rung.keeps_moments else "copied" if rung is Rung.SHADOW else "new initial weights"
 
     async def _remembered(self) -> list[Pair]:
         """What the neighbours of the lost stage remember of it."""
@@ -302,6 +324,8 @@ class Renewal:
         await run(storage.load_learner, self._learner)
         self._owed = await run(storage.load_residuals)
         await run(self._learner.begin_again)
+        if self._life.stage == 0:
+            self._ledger = self._remains.ledger(self._life.since)
 
     async def _layers(self, offer: Offer) -> Tensor | None:
         """The parameters that an offer of somebody else gives; None when they cannot be had."""
@@ -313,8 +337,11 @@ class Renewal:
             return None
         if offer.rung in (Rung.MEAN, Rung.FITTED):
             norms = [self._norm(stage) for stage in stages]
-            return weighted_mean(found[0], found[1], norms[0], norms[1])
-        return interpolated(dict(zip(stages, found, strict=True)), self._life.stage)
+            layers = weighted_mean(found[0], found[1], norms[0], norms[1])
+        else:
+            layers = interpolated(dict(zip(stages, found, strict=True)), self._life.stage)
+        # embedding, last norm and head are nowhere but in stage 0, and of it there is no copy here
+        return with_layers(self._recipe.whole.model, self._recipe.part, self._initial, layers)
 
     async def _shadow(self, holders: list[PeerId]) -> Tensor | None:
         """Of the stage; our own where no holder is named."""
@@ -352,19 +379,14 @@ class Renewal:
 
     # ---- what is known -----------------------------------------------------------------------------------------
 
-    async def _say(self) -> None:
-        """What we are about, until cancelled."""
-        while True:
-            self._outside.say()
-            await asyncio.sleep(self._roll.heartbeat_s)
-
     def _counts(self) -> bool:
         """Whether the life that we begin is still the newest."""
         return self._roll.number(self._life.stage) <= self._life.number
 
     def _step(self) -> int:
         """Of the pipeline, the next one."""
-        return max((said.step for said in data_nodes(self._roll, self._outside.now())), default=0)
+        said = data_nodes(self._roll, self._outside.now())
+        return max((one.step for one in said), default=self._roll.newest_step(0))
 
     def _stage_of(self, peer: PeerId) -> int:
         said = self._roll.present(peer)

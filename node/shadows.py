@@ -2,7 +2,8 @@
 
 Every peer works out by itself, from the roll, who is to hold which stage's shadow (`training/recovery_places.py`: different failure domains, not beside the
 stage), and whoever it is fetches it from a peer of that stage, when that saves most per byte within the budget (`recovery_refresh.py`). A stage with `RICH`
-peers or more has none, unless they would all be lost together: another peer of it is nearer and exact. Regions and owners are what people tell of their
+peers or more has none, unless they would all be lost together: another peer of it is nearer and exact. Stage 0 has one like the others, embedding and head
+with it, where it can be begun anew (`accord`). Regions and owners are what people tell of their
 machines (`Domains`); of the network we see the addresses.
 
 A copy is of what its source trains, not of the outer parameters: those change by rounds only, and where a stage has one peer nobody else has what that has trained since.
@@ -286,7 +287,9 @@ class Shadows:
         poor = [
             stage
             for stage, peers in enumerate(trained)
-            if stage > 0 and peers and (len(peers) < RICH or fall_together(peers, training))
+            if (stage > 0 or self._roll.decides_together)
+            and peers
+            and (len(peers) < RICH or fall_together(peers, training))
         ]
         staying = [peer for peer in training if said[bytes.fromhex(peer.name)].wants < 0]
         mine = self._places(said, staying, poor)

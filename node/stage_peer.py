@@ -26,11 +26,12 @@ from farflung.node.stage_self import OUTSIDE
 from farflung.node.stage_trainer import StageTrainer
 from farflung.node.trainer import Host
 from farflung.node.whole_model import KeepModel, WholeModel
+from farflung.protocol.accord import Word
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.envelope import swarm_of
 from farflung.protocol.errors import Refused, RemoteError
-from farflung.protocol.lives import Life, group_of
-from farflung.protocol.lost import begins
+from farflung.protocol.lives import Counters, Life, group_of
+from farflung.protocol.lost import begins, says
 from farflung.protocol.pipeline_messages import Copy
 from farflung.protocol.roll import Roll
 from farflung.training.recovery_ladder import decide
@@ -126,6 +127,8 @@ class StagePeer(Peer):
         """The stage for which it leaves its own."""
         if recipe.stage == 0:
             self.member.consensus.begins = self._begins
+        if roll.decides_together:
+            self.member.consensus.says = self._says
 
     # ---- what the pipeline asks (`pipeline.Self`) --------------------------------------------------------------
 
@@ -185,16 +188,46 @@ class StagePeer(Peer):
         return self.applier.idle or not self.holds[1]
 
     @property
-    def lives(self) -> tuple[Life, ...]:
-        return self.member.head.commit.lives if self.member.started else ()
+    def word(self) -> Word:
+        number = self.pipeline.life.number
+        if not self.member.started:
+            return Word(number)
+        head = self.member.head.commit
+        return Word(number, head.lives, head.call)
+
+    @property
+    def counted(self) -> Counters | None:
+        if self.pipeline.recipe.stage != 0 or not self.member.started:
+            return None
+        head = self.member.head.commit
+        window = self.settings.rules.ahead * head.lap * len(head.view)  # the next commit may hand out so many more
+        return Counters(head.version, head.steps, head.tokens, head.ledger.cursor + window)
 
     def _begins(self, now: float) -> dict[int, PeerId]:
         """Stages to begin anew, for whoever proposes in the chain of stage 0."""
-        self.pipeline.roll.renew(self.lives, now)  # what was just decided is not proposed again
-        return begins(self.pipeline.roll, self.member.head.commit.view, self.pipeline.present(), now)
+        roll, word = self.pipeline.roll, self.word
+        roll.speak(0, word, now)  # what was just decided is not proposed again
+        if (
+            word.life < roll.number(0)
+            or word.call is not None
+            or any(life.number > roll.number(life.stage) for life in word.lives)
+        ):
+            return {}  # we are over, or about to be, or what was named last does not count yet
+        return begins(roll, self.member.head.commit.view, self.pipeline.present(), now)
+
+    def _says(self, now: float) -> Word | None:
+        """What its chain is to say of lives, for whoever proposes in it."""
+        roll, life = self.pipeline.roll, self.pipeline.life
+        roll.speak(life.stage, self.word, now)
+        if life.number < roll.number(life.stage):
+            return None
+        return says(roll, self.member.head.commit, self.pipeline.present(), now)
 
     def wake(self) -> None:
         self.trainer.wake()
+
+    def decide(self) -> None:
+        self._rest.set()
 
     def met(self, peer: PeerId) -> None:
         super().discovered(peer)
@@ -250,8 +283,13 @@ class StagePeer(Peer):
         state, reason = super()._state()
         if state == "training" and self.pipeline.leads:
             reason = self.pipeline.coordinator.reason
+        stage, roll = self.pipeline.recipe.stage, self.pipeline.roll
         if self.pipeline.watch.stranded:
-            return state, f"{reason}; if that lasts, the data nodes begin the stage anew"
+            who = "the data nodes begin" if stage else "the other stages begin"
+            return state, f"{reason}; if that lasts, {who} the stage anew"
+        if state == "training" and stage > 0 and not roll.serving(0, self._now()):
+            remedy = "the other stages begin it anew" if roll.decides_together else "a data node must come back"
+            return state, f"no data node is heard; if that lasts, {remedy}"
         if state == "training" and self._stage_trainer.idle:
             return "waiting", f"no microbatch came here for as many steps as make a round; {reason}"
         return state, reason

@@ -16,6 +16,7 @@ from farflung.node.recipe import Recipe, last_codec
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_step import MOST_WAITING, Service
 from farflung.node.terms import Terms
+from farflung.protocol.accord import FEWEST
 from farflung.protocol.droppable import Droppable
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.limits import CHUNK_BYTES
@@ -68,8 +69,14 @@ class StageRecipe:
     def settings(self, life: Life) -> Settings:
         """Of the stage's chain in that life."""
         own = self.own.settings()
-        stages = self.pipeline.stages if self.stage == 0 else 1
-        rules = replace(own.rules, stages=stages, since=life.since)
+        stages = self.pipeline.stages
+        rules = replace(
+            own.rules,
+            stages=stages if self.stage == 0 else 1,
+            accord=stages if self.stage > 0 and stages >= FEWEST else 0,
+            inherits=self.stage == 0 and life.number > 0,
+            since=life.since,
+        )
         return replace(own, swarm=group_of(self.whole.swarm, life), founder=life.founder, rules=rules)
 
     def terms(self, life: Life) -> Terms:

@@ -3,7 +3,8 @@
 from typing import Protocol
 
 from farflung.node.network import PeerId
-from farflung.protocol.lives import Life
+from farflung.protocol.accord import Word
+from farflung.protocol.lives import Counters
 from farflung.protocol.pipeline_messages import Copy
 
 OUTSIDE = -1
@@ -44,6 +45,9 @@ class Self(Protocol):
     def wake(self) -> None:
         """There may be something to do."""
 
+    def decide(self) -> None:
+        """Its chain may have something to decide."""
+
     def met(self, peer: PeerId) -> None:
         """Another peer of its stage."""
 
@@ -60,12 +64,16 @@ class Self(Protocol):
         """The newest view of its chain, and who of it is heard; None while it knows none."""
 
     @property
+    def counted(self) -> Counters | None:
+        """What stage 0's chain has counted, where that is its own."""
+
+    @property
     def caught_up(self) -> bool:
         """Its outer state has all the rounds that it knows of, or it has none at all."""
 
     @property
-    def lives(self) -> tuple[Life, ...]:
-        """What its chain says of other stages, where that is stage 0's."""
+    def word(self) -> Word:
+        """What its chain says of the lives of stages."""
 
     def go(self, stage: int, reason: str) -> None:
         """Leave this stage's chain for that of another; OUTSIDE: to come in again as a newcomer."""

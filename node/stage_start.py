@@ -1,7 +1,7 @@
 """How a daemon becomes a peer of a pipeline: which stage it takes, what it remembers of that, and the peer made from it.
 
     stage           in the swarm's folder: the stage of this machine and its life, the appointments and later lives known
-    checkpoint/     votes, chain and state of stage 0; of another stage, in `stage-N/`, and of its later lives in `stage-N-life-M/`
+    checkpoint/     votes, chain and state of stage 0; of another stage, in `stage-N/`, and of later lives in `stage-N-life-M/`
 
 A machine keeps its stage over restarts: it has the state of it. `--stage` makes it take another one, and stay there. Any other machine but the
 founder's may move to a stage that needs it more (`balance.py`). What it had of the old stage stays on its disk: its votes, which it must not forget if it
@@ -12,7 +12,8 @@ download the state, should somebody else have it, with the chain and the votes t
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -89,9 +90,9 @@ def stage_storage(swarm: SwarmPaths, life: Life) -> FileStorage:
 
 def _stage_folder(swarm: SwarmPaths, stage: int, number: int) -> Path:
     """Of one of its lives."""
-    if stage == 0:
-        return swarm.checkpoint
-    return swarm.folder / (f"stage-{stage}-life-{number}" if number else f"stage-{stage}")
+    if number:
+        return swarm.folder / f"stage-{stage}-life-{number}"
+    return swarm.folder / f"stage-{stage}" if stage else swarm.checkpoint
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,11 +152,25 @@ class StageStart:
         """A record or a cache mentions a peer."""
         self._roll.discover(peer, asyncio.get_running_loop().time())
 
+    def _is_called(self, life: Life, storage: FileStorage) -> bool:
+        """Whether it is us who are to begin a life anew, and it has not been begun."""
+        return life.number > 0 and life.founder == self._signer.peer_id and not storage.load_history()
+
+    @asynccontextmanager
+    async def called(self, taken: Stage, storage: FileStorage) -> AsyncIterator[None]:
+        """While we get ready for what we were called for, others hear that we are at it; else nobody hears anything."""
+        if not self._is_called(taken.life, storage):
+            yield
+            return
+        async with asyncio.TaskGroup() as tasks:
+            saying = tasks.create_task(self._outside.make(taken.life))
+            yield
+            saying.cancel()
+
     async def begin(self, taken: Stage, learner: StageLearner, storage: FileStorage, doors: Doors) -> Held | None:
         """Before there is a peer: begin the stage anew, if that is what we were called for. What the learner has then; None where its state is on the
         disk, or at other peers. Raises Overtaken when somebody else has been called since."""
-        called = taken.life.number > 0 and taken.life.founder == self._signer.peer_id
-        if not called or storage.load_history():
+        if not self._is_called(taken.life, storage):
             return None
         mine = self._remains(taken.life.stage, taken.life.number - 1)
         renewal = Renewal(self._outside, taken.recipe, taken.life, learner, mine, taken.survives, doors, self._log)

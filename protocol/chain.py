@@ -8,7 +8,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from farflung.protocol import accord
 from farflung.protocol import ledger as ledgers
+from farflung.protocol.accord import Word
 from farflung.protocol.errors import BadSignature, Refused
 from farflung.protocol.keys import PeerId, Signer, verify
 from farflung.protocol.lap import Laps
@@ -41,6 +43,10 @@ class Rules:
     tokens_per_sample: int
     stages: int = 1
     """Of the pipeline, in the rules of the chain of stage 0, which may begin the others anew; 1 elsewhere."""
+    accord: int = 0
+    """The same in the rules of the chain of another stage, where stages decide together (`accord`); 0 elsewhere."""
+    inherits: bool = False
+    """It is a later life of stage 0, which begins with what was known of the last one."""
     since: Counters = BEGINNING
     """What the first commit counts on from."""
 
@@ -128,7 +134,9 @@ class Commit(Struct, frozen=True, array_like=True):
     ledger: Ledger
     round: RoundResult | None = None
     lives: Annotated[tuple[Life, ...], Meta(max_length=MAX_HOPS)] = ()
-    """Of the other stages of a pipeline, in the chain of stage 0: the newest of each that was begun anew, by stage."""
+    """The newest of each stage of a pipeline that was begun anew, by stage: as stage 0's chain names them, or another has acknowledged."""
+    call: Life | None = None
+    """The newest life of stage 0 that this chain has called for (`accord`)."""
 
 
 class Vote(Struct, frozen=True, array_like=True):
@@ -157,13 +165,13 @@ def vote_bytes(swarm: bytes, height: int, ballot: int, digest: bytes) -> bytes:
     return VOTE_DOMAIN + swarm + height.to_bytes(8, "big") + ballot.to_bytes(8, "big") + digest
 
 
-def genesis(founder: PeerId, rules: Rules) -> Commit:
-    """Height 0: the founder alone, with its first window of samples."""
+def genesis(founder: PeerId, rules: Rules, *, lives: tuple[Life, ...] = (), ledger: Ledger | None = None) -> Commit:
+    """Height 0: the founder alone, with its first window of samples. A later life of stage 0 begins with the lives that it inherits, and with the ledger
+    that its founder still has of the last one, if it has it."""
     lap, since = rules.laps.least, rules.since
     window = rules.ahead * lap
-    ledger = ledgers.advance(
-        Ledger(), trained={}, view=[founder], left=[], window=window, version=since.version, lease=0
-    )
+    before = Ledger(cursor=since.samples) if ledger is None else ledger
+    ledger = ledgers.advance(before, trained={}, view=[founder], left=[], window=window, version=since.version, lease=0)
     return Commit(
         height=0,
         parent=b"",
@@ -174,12 +182,23 @@ def genesis(founder: PeerId, rules: Rules) -> Commit:
         view=(founder,),
         left=(),
         ledger=ledger,
+        lives=lives,
     )
 
 
-def founded(swarm: bytes, signer: Signer, rules: Rules) -> Certified:
-    """The genesis of a chain, with the vote of whoever begins it."""
-    commit = genesis(signer.peer_id, rules)
+def is_genesis(commit: Commit, founder: PeerId, rules: Rules) -> bool:
+    """Whether a chain may begin so. What a life inherits only its founder knows."""
+    expected = genesis(founder, rules)
+    if rules.inherits:
+        expected = msgspec.structs.replace(expected, lives=commit.lives, ledger=commit.ledger)
+    return commit == expected
+
+
+def founded(
+    swarm: bytes, signer: Signer, rules: Rules, *, lives: tuple[Life, ...] = (), ledger: Ledger | None = None
+) -> Certified:
+    """The genesis of a chain, with the vote of whoever begins it; see `genesis`."""
+    commit = genesis(signer.peer_id, rules, lives=lives, ledger=ledger)
     vote = signer.sign(vote_bytes(swarm, 0, 0, commit_hash(swarm, commit)))
     return Certified(commit, 0, (Vote(signer.peer_id, vote),))
 
@@ -194,9 +213,11 @@ def successor(
     result: RoundResult | None,
     lap: int | None = None,
     begins: Mapping[int, PeerId] | None = None,
+    word: Word | None = None,
 ) -> Commit:
     """The commit after `parent`; ledger, version, tokens and steps follow from the arguments alone. `lap` begins with it, where it
-    carries a round; None: as long as the last. `begins`: stages that it begins anew, and by whom (`lives`).
+    carries a round; None: as long as the last. `begins`: stages that it begins anew, and by whom (`lives`); `word`: what the chain of another stage
+    than 0 says from now on of all of them (`accord`), None: nothing new.
 
     Raises ValueError when a contribution claims samples that its peer does not hold.
     """
@@ -224,7 +245,10 @@ def successor(
         left=tuple(sorted(left)),
         ledger=ledger,
         round=result,
-        lives=renewed(parent.lives, begins or {}, Counters(parent.version, parent.steps, parent.tokens)),
+        lives=renewed(parent.lives, begins or {}, Counters(parent.version, parent.steps, parent.tokens))
+        if word is None
+        else word.lives,
+        call=parent.call if word is None else word.call,
     )
 
 
@@ -253,8 +277,19 @@ def check_successor(swarm: bytes, parent: Commit, commit: Commit, rules: Rules, 
         _check_round(parent, commit.round, rules, demand)
         left = rules.total_steps - parent.steps - parent.lap
         demand(rules.laps.allows(commit.lap, left), f"begins a lap of {commit.lap} steps, with {left} steps left")
-    begins = {life.stage: life.founder for life in commit.lives if life not in parent.lives}
-    demand(all(0 < stage < rules.stages for stage in begins), "begins a stage anew that it may not")
+    begins, word = {}, None
+    if rules.accord:
+        before, word = Word(0, parent.lives, parent.call), Word(0, commit.lives, commit.call)
+        wrong = accord.follows(rules.accord, before, word)
+        demand(not wrong, wrong)
+    else:
+        begins = {life.stage: life.founder for life in commit.lives if life not in parent.lives}
+        demand(all(0 < stage < rules.stages for stage in begins), "begins a stage anew that it may not")
+        demand(not begins or parent.call is None, "begins a stage anew after its own life was called to an end")
+        if commit.call != parent.call:
+            before, word = Word(0, parent.lives, parent.call), Word(0, parent.lives, commit.call)
+            wrong = accord.follows(rules.stages, before, word)
+            demand(not wrong and rules.stages >= accord.FEWEST, wrong or "calls for a life of stage 0, alone")
     try:
         expected = successor(
             swarm,
@@ -265,6 +300,7 @@ def check_successor(swarm: bytes, parent: Commit, commit: Commit, rules: Rules, 
             result=commit.round,
             lap=commit.lap,
             begins=begins,
+            word=word,
         )
     except ValueError as error:
         raise Refused(f"commit {commit.height}: {error}", peer=peer) from error

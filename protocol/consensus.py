@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from farflung.protocol import chain, patience
 from farflung.protocol.acceptor import Acceptor
+from farflung.protocol.accord import Word
 from farflung.protocol.attendance import Attendance
 from farflung.protocol.chain import Certified
 from farflung.protocol.effects import Effect, Send
@@ -53,6 +54,8 @@ class Consensus:
     attendance: Attendance
     begins: Callable[[float], Mapping[int, PeerId]] = lambda now: {}
     """Stages of a pipeline to begin anew now, and by whom (`lost`); for whoever proposes in the chain of stage 0."""
+    says: Callable[[float], Word | None] = lambda now: None
+    """What our stage's chain is to say of lives from now on, where stages decide together; None: nothing new (`accord`)."""
     acceptor: Acceptor = field(default_factory=Acceptor)
     proposer: Proposer | None = None
     """When it is our turn, and we hold the state."""

@@ -8,6 +8,9 @@ The coordinator is the first data node that lives, in an order that is the same 
 is refused. Nothing is lost by it, for a step that has not begun has changed nothing. When the coordinator dies before the word, its plan is
 void; when it dies after it, the step goes on without the microbatches that were its own, and the next in the order plans the step after it.
 
+Where it hears too few stages to decide anything it plans none (`Roll.in_touch`): perhaps the others are about to go on without stage 0, and what it trains
+would not count.
+
 Only one machine here, and it is pure: `Coordinator` says whom to plan with and what to send; the plan is made by whoever has a model of costs
 (`training/pipeline_online.py`), and checked by every peer that it is sent to.
 """
@@ -83,6 +86,12 @@ class Coordinator:
         if self.attempt is not None or not self.leads(now):
             return None
         if now < self._pause_until:
+            return None
+        if not roll.in_touch(now):
+            self.reason = (
+                f"hears fewer stages than may decide, {sorted(roll.near(now))}: the others may go on without stage 0"
+            )
+            self._stands_since = None
             return None
         stages: list[list[PeerId]] = []
         for peers in living:

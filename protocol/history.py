@@ -121,7 +121,7 @@ def check_chain(settings: Settings, message: Commits, peer: PeerId) -> None:
     for certified in message.chain:
         commit = certified.commit
         if parent is None:
-            if commit != chain.genesis(settings.founder, settings.rules):
+            if not chain.is_genesis(commit, settings.founder, settings.rules):
                 raise Refused("a first commit that is not the founder's", peer=peer)
             voters: tuple[PeerId, ...] = (settings.founder,)
         else:

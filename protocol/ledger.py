@@ -136,6 +136,24 @@ def advance(
     return Ledger(cursor, holdings, free, tuple(sorted(suspended, key=lambda s: s.peer)))
 
 
+def inherited(ledger: Ledger, trained: Sequence[tuple[int, int]]) -> Ledger:
+    """What a chain that has ended leaves to the next one, whose only member has `trained` so much that no round has counted: all else that somebody had in
+    hand is free again."""
+    waiting = [
+        *ledger.free,
+        *(one for entry in ledger.suspended for one in entry.intervals),
+        *(one for entry in ledger.held for one in entry.intervals),
+    ]
+    free: list[tuple[int, int]] = []
+    for start, stop in sorted(waiting):
+        for begin, end in sorted(trained):
+            if begin < stop and start < end:
+                free.append((start, max(start, begin)))
+                start = min(stop, end)
+        free.append((start, stop))
+    return Ledger(cursor=ledger.cursor, free=join(free))
+
+
 # ---- questions -----------------------------------------------------------------------------------------------------
 
 

@@ -5,11 +5,12 @@ stands still for good, and so that the stage can go on somebody has to begin ano
 count, so it takes one decision:
 
     no peer of stage s is heard, or none ──▶ all say so (`Present.lost`) ──▶ a commit of stage 0 names Life(s, n + 1, founder)
-    whose chain has had a quorum lately                                        ──▶ the founder has or makes the state, and begins the chain of that life
+    whose chain has had a quorum lately          ──▶ enough other stages acknowledge it ──▶ the founder has or makes the state, and begins the chain of that life
 
-**The chain of stage 0 decides.** It is the only history that goes on without stage s, and it has a quorum rule of its own. Each of its commits lists the
-newest life of every stage that was begun anew; the next may only add one to a number. So lives are numbered without gaps, each has one founder, and of
-two sides of a partition at most one can begin any: the one with the quorum of stage 0, whichever side the stage's peers are on.
+**The chain of stage 0 names lives.** Each of its commits lists the newest life of every stage that was begun anew; the next may only add one to a number. So lives
+are numbered without gaps, and each has one founder. Of two stages that is all: of two sides of a partition at most one can begin any, the one with the quorum
+of stage 0, whichever side the stage's peers are on. **From three stages on they decide together** (`accord`): a life counts when enough stages have
+acknowledged it, and when stage 0 is lost itself, or has no quorum for good, enough of the others call for its next life.
 
 **When.** The proposer looks around first (`protocol/lost.py`): a quorum of the data nodes and half of all other peers that it hears must say that they
 have heard no holder of the stage's state for `LOST_AFTER` heartbeats (`STARTING_S`, where nobody has heard any since all were started). `GONE_AFTER` are
@@ -17,8 +18,9 @@ enough for data nodes that have found the processes of all holders ended, each b
 whose chain has had no quorum for `NO_QUORUM_AFTER` (`stranded`) says that its own stage is lost, and does not count as one while it says so. Voters check only the numbers. They must not withhold their votes by what they
 hear: a commit that one member has voted for has to be voted for by all in the end (Paxos), and stage 0 would stand still for as long as they disagree.
 
-**Who else knows.** Data nodes know from their chain. All others believe what half of the data nodes say that they hear; that is as much as is known of
-anything between stages (`protocol/roll.py`): without stage 0's whole chain nobody can check a certificate. A number never goes back.
+**Who else knows.** What stage 0 names data nodes know from their chain. All others believe what half of the data nodes say that they hear; that is as much as is
+known of anything between stages (`protocol/roll.py`): without a stage's whole chain nobody can check a certificate. What a stage has acknowledged, or whom it
+calls, is believed of any of its peers, for it takes several stages. A number never goes back.
 
 **Two lives are never both served.** A chain is bound to its life (`group_of`), so votes and rounds of one mean nothing in another. Peers say of which
 life they are; whoever knows a newer one does not plan with those of an older one, and refuses plans that do. A peer that learns of a newer life of its
@@ -27,7 +29,7 @@ trained with until the sides meet: what its peers did is dropped then, what othe
 
 **A stage that has lost its quorum.** Who begins the next life is one that still holds the state (`lost`), and it begins with just that: parameters, momentum,
 moments, and what it has trained by itself since (`node/remains.py`). Two lives do not come of it, for the decision is the same one: a stage's
-survivors decide nothing, and a side of a partition without a quorum of stage 0 begins nothing, whatever it says. If the absent members live there, and
+survivors decide nothing, and a side of a partition that may not decide begins nothing, whatever it says. If the absent members live there, and
 are a quorum of the stage's old chain, what they commit (in steps that data nodes of that side lead) is of the old life and ends with it when the sides meet:
 they come in again as newcomers, and take the state of the new one. If those without whom the data nodes are no quorum hear one of them, nothing begins. And
 one that comes back to the survivors in time, so that they are a quorum, ends the claim. So a wrong alarm costs the rounds of the old life that only the
@@ -36,8 +38,13 @@ absent members knew: those since the survivors last heard them.
 **If the founder dies** before anybody holds the new life's state, that life is lost like any other, and the next number begins. Whoever waits to come in and has
 the state of an earlier life on its disk is called first, so another survivor's copy is not passed over.
 
-What is not covered: stage 0 itself. Without a quorum of its peers nobody decides, and if that is for good, be some of them left or none, so it is with the
-run: its chain counts the run, hands out the samples, and holds the ends of the model. And a founder that began a life, lost its disk and came back before its life was
+**Stage 0** counts the run, hands out the samples, and holds the ends of the model. Its next life counts on from what its chain was last heard to have counted, which every
+peer passes on (`Present.counted`), and hands out no sample below the highest number that may have been handed out by then: so no sample is trained twice as far
+as anybody can know, and those that the lost data nodes had in hand, at most a window and a commit's worth each, are not trained in this epoch. A data node that is left
+without a quorum has the ledger; it hands out again what the others had in hand (`node/remains.py`). Rounds that only the absent data nodes knew of are gone, as
+with every stage. Lives of other stages go on; those that the old stage 0 named and too few acknowledged may be named again with another founder.
+
+What is not covered: of two stages stage 0, and of more the loss of so many at once that the rest is not enough (`accord`). And a founder that began a life, lost its disk and came back before its life was
 found lost begins the same life twice; if others had joined it, they refuse it (as with every member that forgot its promises, `standing`).
 """
 
@@ -65,6 +72,10 @@ NO_QUORUM_AFTER = 2 * LOST_AFTER
 then listen for a better word, that is three times the silence after which a stage without any holder is lost. Nothing is in danger meanwhile, for the
 state is there; the survivor trains on; and a machine that is started again is back within that time, as a rule."""
 
+HOME_LOST_AFTER = 6 * LOST_AFTER
+"""In the place of `LOST_AFTER`, for stage 0: three minutes, in which a machine that was only started again is back. A wrong alarm costs what its chain alone
+knows: which samples it had handed out and nobody trained. And those who were cut off with it must have stopped by then (`Roll.in_touch`)."""
+
 STARTING_S = 600.0
 """In the place of `LOST_AFTER` for a stage of which a peer has heard nobody since it was started itself, unless a data node or half of all others say that it is lost, and of
 `NO_QUORUM_AFTER` for a holder that has had no quorum since then, unless half of the data nodes have been running for longer than that: perhaps the whole
@@ -77,6 +88,8 @@ class Counters(Struct, frozen=True, array_like=True):
     version: Count = 0
     steps: Count = 0
     tokens: Count = 0
+    samples: Count = 0
+    """Those with lower numbers may have been handed out; a later life of stage 0 hands out others. 0 for lives of other stages."""
 
 
 BEGINNING = Counters()
@@ -88,7 +101,7 @@ class Life(Struct, frozen=True, array_like=True):
 
     stage: Count
     number: Count
-    """0: by appointment of the swarm's founder; later ones by a commit of stage 0."""
+    """0: by appointment of the swarm's founder; later ones by a commit of stage 0, or for stage 0 itself of the other stages (`accord`)."""
     founder: Key
     """Who begins its chain."""
     since: Counters = BEGINNING

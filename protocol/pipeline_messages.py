@@ -20,7 +20,7 @@ from farflung.protocol.limits import (
     MAX_WAYS,
     WAY_NAME_BYTES,
 )
-from farflung.protocol.lives import Life
+from farflung.protocol.lives import BEGINNING, Counters, Life
 from farflung.protocol.messages import Again, GiveUp, Landed, Passage, PipelineMessage
 from farflung.protocol.route import Legs
 from farflung.protocol.types import Count, Digest, Key, Label, OptionalDigest, Rate, Seconds, Text
@@ -108,7 +108,8 @@ class Present(Struct, frozen=True, array_like=True, tag=21):
     peers: Annotated[tuple[Count, ...], Meta(max_length=MAX_HOPS)]
     """How many serve each stage, as far as this peer knows."""
     lives: Annotated[tuple[Life, ...], Meta(max_length=MAX_HOPS)]
-    """Of the stages that were begun anew, the newest: of data nodes by their chain, of others what they believe."""
+    """Of the stages that were begun anew, the newest, as the newest commit of its chain has them: of data nodes what they name, of others what they
+    acknowledge (`accord`)."""
     lost: Annotated[tuple[Place, ...], Meta(max_length=MAX_HOPS)]
     """Stages that cannot go on, as far as this peer knows (`lives`): nobody with their state was heard for long; or, of its own, whose state it holds,
     no quorum."""
@@ -131,6 +132,12 @@ class Present(Struct, frozen=True, array_like=True, tag=21):
     """Its number, if others shall say when it came; else 0."""
     ways: Annotated[tuple[Way, ...], Meta(max_length=MAX_WAYS)] = ()
     """Of some of the others, by turns, each once."""
+    call: Life | None = None
+    """The life of stage 0 that its chain has called for (`accord`)."""
+    apart: bool = False
+    """It does not hear enough of its chain's members for a quorum just now."""
+    counted: Counters = BEGINNING
+    """What stage 0's chain has counted, the newest that this peer has heard."""
 
 
 class PlannedLane(Struct, frozen=True, array_like=True):

@@ -16,6 +16,7 @@ from hashlib import sha256
 from typing import Protocol
 
 from farflung.protocol import chain, deadline, partition, rhythm
+from farflung.protocol.accord import Word
 from farflung.protocol.chain import Certified, Commit, Contribution, PartResult, RoundResult, Vote
 from farflung.protocol.effects import Effect, Note, Send
 from farflung.protocol.keys import PeerId
@@ -82,6 +83,8 @@ class Surroundings(Protocol):
     def head(self) -> Certified: ...
 
     def begins(self, now: float) -> Mapping[int, PeerId]: ...
+
+    def says(self, now: float) -> Word | None: ...
 
 
 @dataclass(slots=True)
@@ -175,6 +178,13 @@ class Proposer:
             self.reason = f"begins anew: stages {', '.join(map(str, sorted(begins)))}"
             commit = chain.successor(
                 s.settings.swarm, s.head.commit, s.settings.rules, view=view, left=(), result=None, begins=begins
+            )
+            return self._propose(commit, s, now)
+        word = s.says(now) if decides else None
+        if word is not None:
+            self.reason = "says what it knows of the lives of stages"
+            commit = chain.successor(
+                s.settings.swarm, s.head.commit, s.settings.rules, view=view, left=(), result=None, word=word
             )
             return self._propose(commit, s, now)
 

@@ -8,11 +8,15 @@ network does; and because each commit names the next view, a swarm can shrink on
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from hashlib import sha256
+from typing import TypeVar
 
 from farflung.protocol.keys import PeerId
 
+Voter = TypeVar("Voter", bytes, int)
+"""A peer in a chain; a stage where those of a pipeline decide together (`accord`)."""
 
-def is_quorum(view: Collection[PeerId], voters: Collection[PeerId]) -> bool:
+
+def is_quorum(view: Collection[Voter], voters: Collection[Voter]) -> bool:
     """Whether `voters` may decide for `view`."""
     have = len(set(view) & set(voters))
     return 2 * have > len(view) or (2 * have == len(view) > 0 and min(view) in voters)

@@ -3,7 +3,7 @@
 Within a stage `membership` decides who is dead, with second opinions, because a chain depends on it. Between stages nothing does: a peer that is
 wrongly left out of a step loses nothing but that step. So silence is enough here, and a broken stream counts until the next word.
 
-Everything is derived from messages and time; nothing here is agreed on. That is why whoever coordinates a step asks all peers of its plan first,
+Everything is derived from messages and time; nothing here is agreed on but what others report of their chains (`accord`). That is why whoever coordinates a step asks all peers of its plan first,
 and they check the plan against their own roll.
 """
 
@@ -11,11 +11,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
 
+from farflung.protocol import accord
+from farflung.protocol.accord import Word, number_in, number_of, rank
 from farflung.protocol.appointment import Appointment, check_appointment
 from farflung.protocol.errors import BadSignature, Refused
 from farflung.protocol.keys import PeerId
 from farflung.protocol.limits import MAX_PIPELINE_PEERS
-from farflung.protocol.lives import GONE_AFTER, LOST_AFTER, QUIET_AFTER, STARTING_S, Life
+from farflung.protocol.lives import (
+    BEGINNING,
+    GONE_AFTER,
+    HOME_LOST_AFTER,
+    LOST_AFTER,
+    QUIET_AFTER,
+    STARTING_S,
+    Counters,
+    Life,
+)
 from farflung.protocol.pipeline_messages import Present
 from farflung.protocol.ways import Ways, check_ways
 
@@ -60,11 +71,13 @@ class Roll:
     appointments: dict[int, Appointment] = field(default_factory=dict)
     """By stage, those that were shown to us and are genuine."""
     renewed: dict[int, Life] = field(default_factory=dict)
-    """By stage, the newest life of those that were begun anew, as far as we know."""
+    """By stage, the newest life of those that were begun anew and count, as far as we know."""
     ways: Ways = field(init=False)
     """How far they are."""
     by_chain: bool = False
-    """Lives come from stage 0's own chain, and nobody's word adds to them."""
+    """Which lives stage 0 names we know from its own chain, and nobody's word adds to them."""
+    counted: Counters = BEGINNING
+    """What stage 0's chain has counted, the newest that we have heard."""
     _listens_since: float | None = None
     _looked_at: float = 0.0
     _heard_s: float = 0.0
@@ -73,6 +86,16 @@ class Roll:
     _silent: set[PeerId] = field(default_factory=set)
     _shown: dict[int, float] = field(default_factory=dict)
     """By stage, when we last heard of somebody who has the state of its newest life, and does not say that it is lost, or makes it; or heard of that life."""
+    _own: tuple[int, Word] | None = None
+    """Our stage, and what its chain says."""
+    _near: dict[int, float] = field(default_factory=dict)
+    """By stage, when we last heard of somebody of it who has a quorum."""
+    _called: tuple[int, float] = (0, 0.0)
+    """The highest number of stage 0's life that anybody calls for, and since when we know."""
+    _inherits: tuple[Life, tuple[Life, ...]] | None = None
+    """The life of stage 0 that we found elected last, and the list that it begins with: those who called him may have other words by now."""
+    _open_since: float | None = None
+    """Since when somebody has been called whose life does not count; None: nobody is."""
 
     def __post_init__(self) -> None:
         self.ways = Ways(self.me)
@@ -95,8 +118,12 @@ class Roll:
             check_appointment(appointment, self.swarm, self.founder, peer=peer)
             if not 0 < appointment.stage < self.stages:
                 raise BadSignature(f"an appointment for stage {appointment.stage}, which there is not", peer=peer)
-        if any(not 0 < life.stage < self.stages or life.number < 1 for life in present.lives):
+        first = 0 if self.decides_together else 1
+        said = present.lives if present.call is None else (*present.lives, present.call)
+        if any(not first <= life.stage < self.stages or life.number < 1 for life in said):
             raise Refused("a life of a stage that cannot have been begun anew", peer=peer)
+        if present.call is not None and present.call.stage != 0:
+            raise Refused(f"a call for a life of stage {present.call.stage}, which stage 0 names", peer=peer)
         for appointment in fresh:
             self.appointments.setdefault(appointment.stage, appointment)
         before = self.entries.get(peer)
@@ -104,7 +131,12 @@ class Roll:
             return False
         self.entries[peer] = Entry(now, present)
         self.ways.heard(peer, present.beat, present.ways, now)
-        self._believe(present.lives, now)
+        self.counted = max(self.counted, present.counted, key=_progress)
+        self._note_call(present.call, now)
+        if any(life.number > self.number(life.stage) for life in said):
+            self._settle(now)
+        if present.stage >= 0 and present.life == self.number(present.stage) and not present.apart:
+            self._near[present.stage] = now
         for stage in {present.stage, present.wants}:
             life = self.life(stage)
             if life is not None and (_has(present, life) or _makes(peer, present, life)):
@@ -135,22 +167,65 @@ class Roll:
         for peer in [p for p, entry in self.entries.items() if now > entry.since + FORGET_S]:
             self.forget(peer)
 
+    def speak(self, stage: int, word: Word, now: float) -> None:
+        """What the newest commit of our own stage's chain says."""
+        self._own = stage, word
+        self._note_call(word.call, now)
+        if any(life.number > self.number(life.stage) for life in (*word.lives, *([word.call] if word.call else []))):
+            self._settle(now)
+
+    def _note_call(self, call: Life | None, now: float) -> None:
+        if number_of(call) > self._called[0]:
+            self._called = number_of(call), now
+        if self._called[0] <= self.number(0):
+            self._open_since = None
+        elif self._open_since is None:
+            self._open_since = now
+
     def renew(self, lives: Iterable[Life], now: float) -> list[Life]:
-        """Lives that are certain, by stage 0's own chain. Those that are newer than what we knew."""
+        """Lives that count for certain. Those that are newer than what we knew."""
         newer = [life for life in lives if life.number > self.number(life.stage)]
         for life in newer:
             self.renewed[life.stage], self._shown[life.stage] = life, now
         return newer
 
-    def _believe(self, lives: Iterable[Life], now: float) -> None:
-        """Take up what half of the data nodes say."""
+    def _settle(self, now: float) -> None:
+        """Take up lives that count by now: that stage 0 names, and those of stage 0, as far as it takes other stages to say so."""
+        if self.decides_together:
+            words = self.words(now)
+            if (found := accord.elected(self.stages, words)) is not None and found[0].number > self.number(0):
+                self._inherits = found
+            self.renew(accord.homes(self.stages, words), now)
+        while True:
+            words, term = self.words(now) if self.decides_together else {}, self.number(0)
+            named = [life for life in self._named(now) if life.number > self.number(life.stage) and life.stage > 0]
+            counts = [
+                life
+                for life in named
+                if not self.decides_together or accord.acknowledged(self.stages, words, term, life)
+            ]
+            if not counts:
+                break
+            self.renew(counts, now)  # and with them others' words may count
+        if self.decides_together and not self.training(
+            0, now
+        ):  # nobody names any, and those that are served count all the same
+            words = self.words(now)
+            listed = {(life.stage, life.number): life for word in words.values() for life in word.lives}
+            served = [listed[stage, word.life] for stage, word in words.items() if (stage, word.life) in listed]
+            self.renew(served, now)
+
+    def _named(self, now: float) -> set[Life]:
+        """By stage 0 in its newest life: by its chain where that is ours, else what half of the data nodes say."""
         if self.by_chain:
-            return
+            return set(self._own[1].lives) if self._own is not None and self._own[1].life == self.number(0) else set()
         said = [present for peer in self.training(0, now) if (present := self.present(peer)) is not None]
-        for life in lives:
-            backers = sum(any(one.stage == life.stage and one.number >= life.number for one in p.lives) for p in said)
-            if said and 2 * backers >= len(said):
-                self.renew([life], now)
+        found = set()
+        for life in {life for present in said for life in present.lives}:
+            backers = sum(number_in(present.lives, life.stage) >= life.number for present in said)
+            if 2 * backers >= len(said):
+                found.add(life)
+        return found
 
     # ---- what follows ------------------------------------------------------------------------------------------
 
@@ -209,7 +284,7 @@ class Roll:
     def life(self, stage: int) -> Life | None:
         """The newest life of a stage, if we know any."""
         if stage == 0:
-            return Life(0, 0, self.founder)
+            return self.renewed.get(0, Life(0, 0, self.founder))
         appointment = self.appointments.get(stage)
         first = None if appointment is None else Life(stage, 0, appointment.founder)
         return self.renewed.get(stage, first)
@@ -229,13 +304,15 @@ class Roll:
         heard = (said for peer in self.known if self.alive(peer, now) and (said := self.present(peer)) is not None)
         others = [said for said in heard if said.stage > 0]
         found = []
-        for stage in range(1, self.stages):
+        for stage in range(0 if self.decides_together else 1, self.stages):
+            patience_s = usual_s if stage else HOME_LOST_AFTER * self.heartbeat_s
             if stage in self._shown:
-                at = self._shown[stage] + (GONE_AFTER * self.heartbeat_s if self._all_gone(stage, homes) else usual_s)
+                gone = stage > 0 and self._all_gone(stage, homes)
+                at = self._shown[stage] + (GONE_AFTER * self.heartbeat_s if gone else patience_s)
             else:  # never heard: a data node may know better, or half of the others, or all may just be starting
                 agree = sum(stage in said.lost for said in others)
                 known = any(stage in said.lost for said in homes) or 0 < len(others) <= 2 * agree
-                at = self._listens_since + (usual_s if known else STARTING_S)
+                at = self._listens_since + (patience_s if known else STARTING_S)
             if stage != held and self.life(stage) is not None and now > at:
                 found.append(stage)
         return tuple(found)
@@ -251,7 +328,7 @@ class Roll:
         """Peers that had the state of a stage of which we have heard nobody for a while, and of which we do not know that they have ended."""
         found = []
         for stage, shown in self._shown.items():
-            if shown + QUIET_AFTER * self.heartbeat_s < now <= shown + LOST_AFTER * self.heartbeat_s:
+            if stage > 0 and shown + QUIET_AFTER * self.heartbeat_s < now <= shown + LOST_AFTER * self.heartbeat_s:
                 found += [peer for peer in self._held_by(stage) if not self.entries[peer].gone]
         return found
 
@@ -269,6 +346,60 @@ class Roll:
         if self.serving(stage, now) or stage not in self._shown:
             return False
         return self.number(stage) > 0 or now > self._shown[stage] + SILENT_AFTER * self.heartbeat_s
+
+    # ---- where stages decide together (`accord`) ---------------------------------------------------------------
+
+    @property
+    def decides_together(self) -> bool:
+        """Whether there are so many stages that they do."""
+        return self.stages >= accord.FEWEST
+
+    def words(self, now: float) -> dict[int, Word]:
+        """What the chains of stages say, by the most advanced of their peers. Whoever serves a later life than we know proves that it counts."""
+        heard = [] if self._own is None else [self._own]
+        heard += [
+            (said.stage, Word(said.life, said.lives, said.call))
+            for peer in self.known
+            if (said := self.present(peer)) is not None and said.stage >= 0 and self.alive(peer, now)
+        ]
+        found: dict[int, Word] = {}
+        for stage, word in heard:
+            if word.life >= self.number(stage):
+                before = found.get(stage, word)
+                found[stage] = max(before, word, key=lambda one: (one.life, number_of(one.call), rank(one.lives)))
+        return found
+
+    def named(self, now: float) -> tuple[Life, ...]:
+        """The list that a stage is to acknowledge: the newest that half of the data nodes have, or have gone on from."""
+        lists = [present.lives for peer in self.training(0, now) if (present := self.present(peer)) is not None]
+        lists.sort(key=rank, reverse=True)
+        newest = lists[(len(lists) - 1) // 2] if lists else ()
+        return newest if number_in(newest, 0) == self.number(0) else ()
+
+    def near(self, now: float) -> set[int]:
+        """Stages, but our own, of which we have heard somebody lately whose chain has a quorum."""
+        mine = -1 if self._own is None else self._own[0]
+        since = now - LOST_AFTER * self.heartbeat_s
+        return {stage for stage, at in self._near.items() if stage != mine and at >= since}
+
+    def in_touch(self, now: float) -> bool:
+        """Whether a data node hears enough stages: else the others may be going on without stage 0, and what was trained here would not count."""
+        return not self.decides_together or accord.enough(self.stages, {0, *self.near(now)})
+
+    def overdue(self, now: float) -> bool:
+        """Whether whoever was called last to begin stage 0 anew has been called for long, and not by enough."""
+        number, since = self._called
+        return number > self.number(0) and now > since + LOST_AFTER * self.heartbeat_s
+
+    def unsettled(self, now: float) -> bool:
+        """Whether there has been somebody like that for long, be it one after another."""
+        return self._open_since is not None and now > self._open_since + LOST_AFTER * self.heartbeat_s
+
+    def inherits(self, life: Life, now: float) -> tuple[Life, ...] | None:
+        """With which lives this one of stage 0 begins; None while we do not hear enough of those who have called it."""
+        found = self._inherits if self._inherits is not None and self._inherits[0] == life else None
+        found = found or accord.elected(self.stages, self.words(now))
+        return None if found is None or found[0] != life else found[1]
 
     def swarm_s(self, now: float) -> float:
         """For how long the swarm has been running at least, as half of the data nodes that we hear show by the number of their heartbeats."""
@@ -290,6 +421,10 @@ def in_order(swarm: bytes, peers: Iterable[PeerId]) -> list[PeerId]:
     """Data nodes in the order in which they coordinate: the first of the living does. The same everywhere, and nobody can choose its place
     in all swarms."""
     return sorted(peers, key=lambda peer: (sha256(swarm + peer).digest(), peer))
+
+
+def _progress(counted: Counters) -> tuple[int, int, int]:
+    return counted.version, counted.steps, counted.samples
 
 
 def _has(present: Present, life: Life) -> bool:

@@ -7,6 +7,8 @@ A version is named in every envelope, record and manifest; decoders take it from
 * **3**: lives: the chain of stage 0 begins lost stages of a pipeline anew.
 * **4**: rounds in waves: several parts of one owner, means before the cut, and one stream for what a peer sends of a round.
 * **5**: means, chunks of the state and shadows are named by BLAKE3, no longer by SHA-256; who asks for a shadow says whether a stage begins with it.
+* **6**: from three stages on the chains of a pipeline decide together which lives count, and may begin stage 0 anew: commits acknowledge lives and call for one,
+  `Present` tells it, with what stage 0's chain has counted.
 """
 
 from collections.abc import Iterable
@@ -14,10 +16,10 @@ from collections.abc import Iterable
 from farflung.protocol.errors import WrongVersion
 from farflung.protocol.keys import PeerId
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 """What we write."""
 
-SUPPORTED_VERSIONS: tuple[int, ...] = (5,)
+SUPPORTED_VERSIONS: tuple[int, ...] = (6,)
 """What we can read, ascending."""
 
 

@@ -299,6 +299,8 @@ class Judge:
                 taken, _ = ledger.split(parent.ledger.window(contribution.peer), contribution.samples)
                 self._done += taken
         entries = commit.ledger
+        if commit.height == 0 and self.swarm.outfit.terms.settings.rules.inherits:
+            self._done = _gaps(entries)  # of an earlier life, or let go with it
         waiting = [h.intervals for h in entries.held] + [s.intervals for s in entries.suspended] + [entries.free]
         merged: list[tuple[int, int]] = []
         position = 0
@@ -385,6 +387,16 @@ class Judge:
     def rounds(self) -> int:
         """Newest version of the outer state."""
         return max((commit.version for commit in self.history.values()), default=0)
+
+
+def _gaps(entries: ledger.Ledger) -> list[tuple[int, int]]:
+    """Samples below the cursor that nobody has in hand."""
+    waiting = [h.intervals for h in entries.held] + [s.intervals for s in entries.suspended] + [entries.free]
+    found, position = [], 0
+    for start, stop in sorted(interval for part in waiting for interval in part):
+        found.append((position, start))
+        position = stop
+    return [(start, stop) for start, stop in [*found, (position, entries.cursor)] if start < stop]
 
 
 def _majority(voters: tuple[PeerId, ...], valid: set[PeerId]) -> bool:

@@ -1,8 +1,10 @@
 """The judge of a whole pipeline: what no chain of one stage shows. Each of those has a judge of its own (`judge`), and numbers of invariants are the same.
 
     1  same version, same bits     a stage that begins anew from a copy, or from what its founder has, begins with what it once was
-    5  one history                 a life of a stage has one founder, that a commit of stage 0 names, and the next number; nobody believes in another;
-                                   no step is done with two lives of a stage; none begins while its stage was there for everybody
+    5  one history                 a life of a stage has one founder, that a commit of stage 0 names, and the next number, and from three stages on enough of them
+                                   have acknowledged it; enough have called for one of stage 0, and an earlier one makes no rounds beside it. Nobody believes in
+                                   another; no step is done with two lives of a stage; none begins while its stage was there for everybody
+    6  each sample once            what a life of stage 0 has counted, as far as the next one can know, that does not hand out
     7  exactly-once accumulation   of all peers one counts each visit of a step, whoever that was to be by its plan, and one that holds its stage; and sums are
                                    of what was computed for the data nodes that they count for
     8  nothing unbounded           shadows within the budget, but for first copies of what one peer has alone; parameters are numbers
@@ -22,8 +24,10 @@ from farflung.node.events import Event
 from farflung.node.stage_job import Done, Job
 from farflung.node.stage_peer import StagePeer
 from farflung.node.stage_trainer import Steps
+from farflung.protocol.chain import Commit
 from farflung.protocol.keys import PeerId
-from farflung.protocol.lives import LOST_AFTER, Life
+from farflung.protocol.ledger import split
+from farflung.protocol.lives import HOME_LOST_AFTER, LOST_AFTER, Life
 from farflung.protocol.quorum import is_quorum
 from farflung.sims.hub import MemoryHub
 from farflung.sims.judge import Judge
@@ -38,6 +42,9 @@ which is most of a model that learns to count when the copy before is 50 steps o
 
 OVER_BUDGET = "over budget"
 """What is said of a copy that may be."""
+
+TOGETHER = 3
+"""Stages of a pipeline in which they decide together."""
 
 UNFORESEEN = 0.1
 """Share of a copy by which it may be larger than its codec foresaw: its size is known when it is coded. The next waits for that as well."""
@@ -84,9 +91,13 @@ class PipelineJudge:
     """Of all lives that have begun."""
     _verdicts: set[str] = field(default_factory=set)
     _decided: dict[tuple[int, int], Life] = field(default_factory=dict)
-    """By stage and number, what commits of stage 0 name."""
-    _read: set[int] = field(default_factory=set)
-    """Heights of those that were read."""
+    """By stage and number, what stages have decided."""
+    _decided_at: dict[int, float] = field(default_factory=dict)
+    """By number, when a life of stage 0 was."""
+    _voters: dict[Life, set[int]] = field(default_factory=dict)
+    """By life, whose commits name, acknowledge or call it."""
+    _read: dict[Life, int] = field(default_factory=dict)
+    """By life, the height up to which its chain was read."""
     _there_since: dict[int, float] = field(default_factory=dict)
     """By stage, since when it was there for everybody, at every look."""
     _held: dict[int, list[Tensor]] = field(default_factory=dict)
@@ -104,6 +115,8 @@ class PipelineJudge:
     """By step, and by operation, microbatch and hop, the peer that has counted it."""
     _lives: dict[tuple[bytes, int], int] = field(default_factory=dict)
     """By step and stage, the number of the life that serves in it."""
+    _stages_ever: int = 0
+    """Of the pipeline."""
 
     def violate(self, which: int, detail: str) -> None:
         said = f"invariant {which}: {detail}"
@@ -120,7 +133,7 @@ class PipelineJudge:
             case "stage.made":
                 self._rungs[index] = Rung(event["rung"])
             case "stage.anew":
-                self._read_lives()
+                self.read_lives()
             case "shadow":
                 self._on_shadow(index, event)
 
@@ -171,7 +184,7 @@ class PipelineJudge:
 
     def look(self) -> None:
         now = self.hub.now()
-        self._read_lives()
+        self.read_lives()
         for index, peer in sorted(self.peers.items()):
             for life in peer.pipeline.roll.renewed.values():
                 if self._decided.get((life.stage, life.number)) != life:
@@ -179,7 +192,7 @@ class PipelineJudge:
                         5, f"peer {index} believes in life {life.number} of stage {life.stage}, which nobody decided"
                     )
             self._look_at_step(peer)
-        for stage in range(1, self._stages()):
+        for stage in range(self._first(), self._stages()):
             if not self._is_there(stage):
                 self._there_since.pop(stage, None)
             else:
@@ -207,36 +220,91 @@ class PipelineJudge:
                     5, f"step {job.number} is done with lives {number} and {life.number} of stage {life.stage}"
                 )
 
-    def _read_lives(self) -> None:
-        """What stage 0 has decided since we last looked."""
-        homes = next((judge for life, judge in self.chains.items() if life.stage == 0), None)
-        if homes is None:
-            return
-        homes.look_at_histories()
-        for height in sorted(homes.history.keys() - self._read):
-            self._read.add(height)
-            for life in homes.history[height].lives:
-                key = (life.stage, life.number)
-                if key not in self._decided:
-                    self._on_decided(life)
-                elif self._decided[key] != life:
-                    self.violate(
-                        5, f"commits of stage 0 name two founders for life {life.number} of stage {life.stage}"
-                    )
+    def read_lives(self) -> None:
+        """What stages have decided since we last looked; before somebody goes, too."""
+        self._stages()
+        for chain, judge in self.chains.items():
+            judge.look_at_histories()
+            before = self._read.get(chain, -1)
+            for height in sorted(height for height in judge.history if height > before):
+                self._read[chain] = height
+                self._read_commit(chain, judge.history[height])
+        for life in sorted(self._voters, key=lambda one: (one.stage, one.number)):
+            if self._is_decided(life):
+                known = self._decided.setdefault((life.stage, life.number), life)
+                if known != life:
+                    self.violate(5, f"life {life.number} of stage {life.stage} has two founders")
+
+    def _read_commit(self, chain: Life, commit: Commit) -> None:
+        """Votes count from the first commit that has them on."""
+        for life in (*commit.lives, *(() if commit.call is None else (commit.call,))):
+            voters = self._voters.setdefault(life, set())
+            if chain.stage in voters or (chain.stage == life.stage == 0 and life != commit.call):
+                continue  # a life of stage 0 lists itself
+            voters.add(chain.stage)
+            if self._is_decided(life) and (life.stage, life.number) not in self._decided:
+                self._on_decided(life)
+        if chain.stage == 0 and chain.number > 0 and commit.height == 0:
+            self._check_inheritance(chain, commit)
+        newer = [at for number, at in self._decided_at.items() if number > chain.number]
+        if chain.stage == 0 and commit.round is not None and newer:
+            late_s = self.hub.now() - min(newer)
+            if late_s > LOST_AFTER * self._heartbeat_s():
+                self.violate(
+                    5, f"life {chain.number} of stage 0 makes round {commit.version} {late_s:.0f} s after it ended"
+                )
+
+    def _is_decided(self, life: Life) -> bool:
+        """Whether enough stages have said so."""
+        voters, stages = self._voters.get(life, set()), self._stages_ever
+        if stages < TOGETHER:
+            return life.stage > 0 and 0 in voters
+        if life.stage > 0 and 0 not in voters:
+            return False
+        return 2 * len(voters) > stages or (2 * len(voters) == stages and 0 in voters)
+
+    def _check_inheritance(self, life: Life, genesis: Commit) -> None:
+        """A later life of stage 0 hands out nothing that an earlier one had counted before the last round that it knows of."""
+        ledger = genesis.ledger
+        waiting = [*(one for entry in ledger.held for one in entry.intervals), *ledger.free, (ledger.cursor, math.inf)]
+        for chain, judge in self.chains.items():
+            if chain.stage != 0 or chain.number >= life.number:
+                continue
+            for height, commit in judge.history.items():
+                before = judge.history.get(height - 1)
+                if commit.round is None or before is None or commit.version >= life.since.version:
+                    continue
+                for one in commit.round.contributors:
+                    for start, stop in split(before.ledger.window(one.peer), one.samples)[0]:
+                        if any(begin < stop and start < end for begin, end in waiting):
+                            said = f"samples {start} to {stop}, which life {chain.number} has counted"
+                            self.violate(6, f"life {life.number} of stage 0 hands out {said}")
 
     def _on_decided(self, life: Life) -> None:
         self._decided[life.stage, life.number] = life
-        if life.number > 1 and (life.stage, life.number - 1) not in self._decided:
+        if life.stage == 0:
+            self._decided_at[life.number] = self.hub.now()
+        elif life.number > 1 and (life.stage, life.number - 1) not in self._decided:
             self.violate(5, f"life {life.number} of stage {life.stage} follows none")
         since = self._there_since.pop(life.stage, None)
-        silence_s = LOST_AFTER * self._heartbeat_s()
+        silence_s = (LOST_AFTER if life.stage else HOME_LOST_AFTER) * self._heartbeat_s()
         if since is not None and self.hub.now() - since > silence_s:
             self.violate(5, f"stage {life.stage} was begun anew though it was there for {self.hub.now() - since:.0f} s")
+
+    def newest(self, stage: int) -> int:
+        """Number of the life of a stage that was decided last."""
+        return max((number for one, number in self._decided if one == stage), default=0)
 
     # ---- how things really are ---------------------------------------------------------------------------------
 
     def _stages(self) -> int:
-        return max((peer.pipeline.roll.stages for peer in self.peers.values()), default=0)
+        found = max((peer.pipeline.roll.stages for peer in self.peers.values()), default=0)
+        self._stages_ever = max(self._stages_ever, found)
+        return found
+
+    def _first(self) -> int:
+        """The first stage that may be begun anew."""
+        return 0 if self._stages() >= TOGETHER else 1
 
     def _heartbeat_s(self) -> float:
         return max((peer.pipeline.roll.heartbeat_s for peer in self.peers.values()), default=0.0)
@@ -245,7 +313,7 @@ class PipelineJudge:
         """Whether somebody who has its state is heard by everybody, in a chain with a quorum."""
         if not self.hub.quiet:
             return False
-        number = max((number for one, number in self._decided if one == stage), default=0)
+        number = self.newest(stage)
         serving = [
             peer
             for index, peer in self.peers.items()

@@ -184,6 +184,7 @@ class PipelineSwarm:
 
     def kill(self, peer: int, *, reset: bool = True) -> None:
         """`reset`: its kernel still tells others that its connections are gone."""
+        self.judge.read_lives()
         gone = self.peers.pop(peer, None)
         for view in self._views.values():
             if view.peers.get(peer) is gone:
@@ -318,6 +319,7 @@ class PipelineSwarm:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise asyncio.CancelledError  # killed while it ended: a task group that is ending forgets it (until Python 3.13)
         finally:
+            self.judge.read_lives()
             for peers in (self.peers, view.peers):
                 if peers.get(index) is peer:
                     del peers[index]
@@ -388,6 +390,10 @@ class PipelineSwarm:
                 if index in self._views[life].peers:
                     self.judge.look_at_state(index, life, learner)
         self.judge.look()
+
+    def lives_begun(self) -> list[Life]:
+        """All that somebody has begun."""
+        return list({life for disk in self.disks for life, storage in disk.storages.items() if storage.load_history()})
 
     def rounds(self) -> dict[int, int]:
         """Newest version of the outer state, by stage, in its newest life."""

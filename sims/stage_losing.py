@@ -4,7 +4,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from itertools import count
 
+from farflung.protocol.accord import FEWEST, enough
 from farflung.protocol.keys import PeerId
+from farflung.protocol.lives import Life
+from farflung.protocol.quorum import is_quorum
 from farflung.sims.fault_playing import Player
 from farflung.sims.faults import (
     Delay,
@@ -52,12 +55,15 @@ class Misfortune:
                 group.create_task(self._fall(blow), name=f"blow: {blow.what}")
 
     async def end(self) -> None:
-        """Machines of stage 0 come back; newcomers come, and after the last of them others come back, until there is one more than stages."""
-        swarm = self._swarm
+        """Those come back without whom no stages are enough to decide; newcomers come, and after the last of them others come back, until there is one more
+        than stages."""
         await asyncio.sleep(RESTART_S)
-        for peer, disk in enumerate(swarm.disks):
-            if disk.stage == 0 and not self._runs(peer):
-                self._begin(Start(at=self._now(), peer=peer))
+        for stage in range(self._scene.stages):
+            if enough(self._scene.stages, self._deciding()):
+                break
+            for peer, disk in enumerate(self._swarm.disks):
+                if disk.stage == stage and not self._runs(peer):
+                    self._begin(Start(at=self._now(), peer=peer))
         # where all others keep to their stages, only newcomers can take one
         while self._fresh and (self._scene.tied or len(self._running()) <= self._scene.stages):
             self._come()
@@ -68,12 +74,39 @@ class Misfortune:
             if len(self._running()) <= self._scene.stages and not self._runs(peer):
                 self._begin(Start(at=self._now(), peer=peer))
 
+    def _deciding(self) -> set[int]:
+        """Stages whose chains have a quorum among the machines that run, in their newest life."""
+        swarm = self._swarm
+        found: set[int] = set()
+        for stage in range(self._scene.stages):
+            number = swarm.judge.newest(stage)
+            begun = [life for life in swarm.lives_begun() if (life.stage, life.number) == (stage, number)]
+            if not begun:
+                continue  # its newest life may never be
+            newest = begun[0]
+            storages = [disk.storages[newest] for disk in swarm.disks if newest in disk.storages]
+            heads = [history[-1].certified.commit for storage in storages if (history := storage.load_history())]
+            there = [swarm.ids[peer] for peer in self._running() if self._has(peer, newest)]
+            if heads and is_quorum(max(heads, key=lambda commit: commit.height).view, there):
+                found.add(stage)
+        return found
+
+    def _has(self, peer: int, life: Life) -> bool:
+        """Whether a machine that runs serves a life and has its state, or will have it as soon as it is up."""
+        disk, node = self._swarm.disks[peer], self._swarm.peers.get(peer)
+        if disk.life != life:
+            return False
+        if node is not None:
+            return bool(node.holds[1])
+        return life.number == 0 or disk.storages[life].load_place() is not None
+
     def _bring_back(self) -> None:
         """A machine of each stage that has none left, but for as many stages as there are newcomers who have none."""
         disks, running = self._swarm.disks, self._running()
         kept = {disks[peer].stage for peer in running}
         newcomers = sum(disks[peer].stage is None for peer in running)
-        deserted = [stage for stage in range(1, self._scene.stages) if stage not in kept]
+        first = 0 if self._scene.stages >= FEWEST else 1
+        deserted = [stage for stage in range(first, self._scene.stages) if stage not in kept]
         for stage in deserted[newcomers:]:
             peer = next(peer for peer, disk in enumerate(disks) if disk.stage == stage and not self._runs(peer))
             self._begin(Start(at=self._now(), peer=peer))
@@ -179,8 +212,8 @@ class Misfortune:
         now = self._swarm.hub.now()
         found: set[PeerId] = set()
         for node in self._swarm.peers.values():
-            if node.pipeline.recipe.stage == 0:
-                roll = node.pipeline.roll
+            roll = node.pipeline.roll
+            if node.pipeline.recipe.stage == 0 or (roll.number(0) > 0 and not roll.training(0, now)):
                 found |= {life.founder for life in roll.renewed.values() if roll.holders(life.stage, now) is None}
         return found
 

@@ -1,8 +1,9 @@
 """What goes wrong in a swarm with a pipeline, and when, drawn from a seed: whole stages are lost, and whoever mends that is hit, too.
 
 Who serves which stage shows only as it goes, so a `Blow` says whom it hits by what he does (`Whom`), and `stage_losing` finds him when it falls.
-Machines may be gone for good, but for those of stage 0, which come back in the end: nobody can replace these (`protocol/lives.py`). So do links, and
-as many new machines as the stages need come at the latest then; where too many of these are gone, too, some of the others come back.
+Machines may be gone for good, those of stage 0 too where the others can replace them. What comes back in the end is as much as stages need to decide anything
+(`protocol/accord.py`): of two stages the machines of stage 0, else those of so many stages that there are enough. So do links, and as many new machines as the
+stages need come at the latest then; where too many of these are gone, too, some of the others come back.
 """
 
 import random
@@ -51,7 +52,7 @@ class Blow:
     which: tuple[int, ...] = ()
     """Stages, or the region; of somebody, any number."""
     for_s: float | None = None
-    """Until they are back; None: they never are, but for those of stage 0."""
+    """Until they are back; None: they never are, unless the end of the scene needs them."""
     much: float = 0.0
     """Of a delay in seconds, how many times as slow, or which share of messages."""
 

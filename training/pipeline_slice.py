@@ -58,6 +58,17 @@ def layers_of(config: ModelConfig, part: StageSlice, flat: Tensor) -> Tensor:
     return torch.cat([flat[slot.start : slot.stop] for slot in slots if is_of_layers(slot.name)])
 
 
+def with_layers(config: ModelConfig, part: StageSlice, flat: Tensor, layers: Tensor) -> Tensor:
+    """A stage's flat vector [n] with other layers, [m] as of `layers_of`."""
+    whole, position = flat.clone(), 0
+    for slot in slots_of(part.shapes(config)):
+        if is_of_layers(slot.name):
+            length = slot.stop - slot.start
+            whole[slot.start : slot.stop] = layers[position : position + length]
+            position += length
+    return whole
+
+
 def assemble(config: ModelConfig, sizes: Sequence[int], flats: Mapping[int, Tensor]) -> Tensor:
     """The flat vector [n] of the whole model from those of its stages. Raises BadPlan when one is missing or has another size."""
     places = slots_of(parameter_shapes(config))

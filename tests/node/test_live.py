@@ -198,13 +198,17 @@ def test_how_a_lost_stage_came_back_is_shown_by_everybody_who_knows() -> None:
     assert "begun anew" not in drawn(folded(RUN))
 
     decided = event(110.0, "stage.recovery", stage=3, life=2, expected_s=7.25, reason="stage 3: shadow from a [b]")
-    facts = {"holders": ["a"], "bytes": 5000, "fetch_s": 0.5, "seconds": 1.5, "misfit": 0.25}
+    facts = {"holders": ["a"], "bytes": 5000, "fetch_s": 0.5, "seconds": 1.5, "misfit": 0.25, "ends": ""}
     made = event(112.0, "stage.made", stage=3, life=2, rung="shadow", **facts)
     assert (line(decided) or "").endswith("this node begins stage 3 anew (life 2): stage 3: shadow from a [b]")
     assert (line(made) or "").endswith(
         "stage 3 is made: shadow, 5,000 bytes in 1.5 s; its error is 0.25 of that without it"
     )
     assert (line(made | {"misfit": None}) or "").endswith("5,000 bytes in 1.5 s")
+    ends = line(made | {"stage": 0, "misfit": None, "ends": "copied"}) or ""
+    assert ends.endswith("5,000 bytes in 1.5 s; embedding and head: copied")
+    call = event(111.0, "stage.call", of=0, life=2, founder="abcdef0123456789")
+    assert (line(call) or "").endswith("stage 0 is lost: our stage calls abcdef012345 to begin it anew (life 2)")
     founder = folded([*RUN, decided, made, anew | {"founder": PEER}])
     assert "stage 3 lost, begun anew by this node (life 2), made of: shadow · stage 3: shadow from a [b]" in drawn(
         founder

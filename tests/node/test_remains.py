@@ -6,6 +6,7 @@ from tests.node.test_storage import certified, save
 
 from farflung.node.remains import remains
 from farflung.node.storage import FileStorage
+from farflung.protocol.lives import Counters
 
 
 def disk(folder: Path, *, saved: int | None = None, commits: int = 0) -> FileStorage:
@@ -33,6 +34,16 @@ def test_it_says_how_far_that_had_trained(tmp_path: Path) -> None:
     """By the steps of its commit, which are 0 in these, and one that no round has counted."""
     found = remains([disk(tmp_path, saved=2, commits=3)])
     assert found is not None and found.step == 1
+
+
+def test_the_ledger_of_stage_0_goes_on_without_what_was_trained(tmp_path: Path) -> None:
+    found = remains([disk(tmp_path, saved=2, commits=3)])
+    assert found is not None
+    head = found.head
+    assert head.height == 2
+    known = found.ledger(Counters(head.version, 0, 0, head.ledger.cursor + 50))
+    assert known is not None and known.cursor == head.ledger.cursor and not known.held
+    assert found.ledger(Counters(head.version + 1, 0, 0, 1000)) is None  # others have heard of a later round
 
 
 def test_there_may_be_none(tmp_path: Path) -> None:

@@ -61,8 +61,8 @@ def test_golden_hashes() -> None:
     )
 
 
-GOLDEN_GENESIS = "6ab899478ad20ce0f5acff3dbc7abc6aa1cb49a7d30d84660183604dcf22dfaf"
-GOLDEN_ROUND = "576f6e98bef61f3a75c69ee7093815fbf853183fdd93b03cfefd72113e17389b"
+GOLDEN_GENESIS = "8faa0d04d9282767d105473280aa8b6e24ef9f3accfdd01a9946774f4dffa4d5"
+GOLDEN_ROUND = "a653a90f66e2391d976501c2931fee8c477bca87d82ef8bf861ed1540209e49b"
 
 
 def test_every_field_changes_the_hash() -> None:

@@ -150,3 +150,16 @@ def test_routes_go_around_stages_that_are_gone_as_far_as_they_may() -> None:
     assert Coordinator(roll, may_miss=1).participants(0.0, free=True) is None  # it is there, and busy
     roll.heard(D, says(2, life=0), 0.0)
     assert Coordinator(roll, may_miss=1).participants(0.0, free=True) == [[A], [C], []]  # of an old life
+
+
+def test_a_data_node_that_hears_too_few_stages_plans_no_step() -> None:
+    roll = Roll(SWARM, A, A, stages=5, heartbeat_s=2.0)
+    for number, peer in enumerate((B, C, D), start=1):
+        roll.heard(peer, says(number, apart=number > 1), 0.0)
+    machine = Coordinator(roll, may_miss=1)
+    roll.heard(b"e" * 32, says(4, apart=True), 0.0)
+    assert machine.participants(0.0, free=True) is None and machine.reason.startswith(
+        "hears fewer stages than may decide, [1]"
+    )
+    roll.heard(C, says(2), 0.0)
+    assert machine.participants(0.0, free=True) is not None

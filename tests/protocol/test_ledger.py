@@ -15,6 +15,7 @@ from farflung.protocol.ledger import (
     Place,
     advance,
     count,
+    inherited,
     is_prefix,
     join,
     num_trained,
@@ -45,6 +46,20 @@ def test_split_and_join_keep_the_order(parts: tuple[tuple[int, int], ...], num: 
     assert numbers(join(first, rest)) == numbers(parts)
     assert is_prefix(first, parts)
     assert all(start < stop for start, stop in join(parts))
+
+
+def test_a_life_inherits_what_the_last_one_had_not_trained() -> None:
+    view = [A, B, C]
+    ledger = advance(Ledger(), trained={}, view=view, left=[], window=10, version=0, lease=LEASE)
+    ledger = advance(ledger, trained={A: 4, B: 10, C: 2}, view=[A, B], left=[], window=10, version=1, lease=LEASE)
+    counted = {0, 1, 2, 3, *range(10, 20), 20, 21}
+    mine = split(ledger.window(A), 3)[0]
+    found = inherited(ledger, mine)
+    assert found.cursor == ledger.cursor and not found.held and not found.suspended
+    assert set(numbers(found.free)) == set(range(ledger.cursor)) - counted - set(numbers(mine))
+    assert len(numbers(found.free)) == len(set(numbers(found.free)))
+    again = advance(found, trained={}, view=[A], left=[], window=10, version=1, lease=LEASE)
+    assert again.window(A) == split(found.free, 10)[0]
 
 
 @given(intervals, intervals)

@@ -9,12 +9,15 @@ from tests.protocol.pipeline_says import says
 from tests.protocol.test_coordination import SWARM, A, B, C, D, roll_of
 
 from farflung.protocol import chain
+from farflung.protocol.accord import Word
 from farflung.protocol.appointment import Appointment
 from farflung.protocol.chain import Commit, Rules
 from farflung.protocol.errors import Refused
 from farflung.protocol.lap import Laps
+from farflung.protocol.ledger import Ledger
 from farflung.protocol.lives import (
     GONE_AFTER,
+    HOME_LOST_AFTER,
     LOST_AFTER,
     QUIET_AFTER,
     STARTING_S,
@@ -84,6 +87,38 @@ def test_a_life_cannot_be_taken_back() -> None:
     for lives in ((), (Life(1, 1, D),)):
         with pytest.raises(Refused, match="do not follow"):
             chain.check_successor(SWARM, first, msgspec.structs.replace(begun(first), lives=lives), RULES, peer=A)
+
+
+def test_the_chain_of_another_stage_acknowledges_and_calls() -> None:
+    rules = replace(RULES, stages=1, accord=3)
+    genesis = chain.genesis(B, rules)
+
+    def after(parent: Commit, lives: tuple[Life, ...], call: Life | None) -> Commit:
+        word = Word(0, lives, call)
+        return chain.successor(SWARM, parent, rules, view=parent.view, left=(), result=None, word=word)
+
+    called = after(genesis, (FIRST_LIFE,), Life(0, 1, D))
+    chain.check_successor(SWARM, genesis, called, rules, peer=A)
+    view_only = chain.successor(SWARM, called, rules, view=called.view, left=(), result=None)
+    assert (view_only.lives, view_only.call) == (called.lives, called.call)  # they stay
+    chain.check_successor(SWARM, called, view_only, rules, peer=A)
+    for wrong in (after(called, (), called.call), after(called, called.lives, Life(0, 1, C)), after(called, (Life(2, 1, C),), called.call)):  # fmt: skip
+        with pytest.raises(Refused):
+            chain.check_successor(SWARM, called, wrong, rules, peer=A)
+    with pytest.raises(Refused):  # where stages do not decide together nobody does either
+        chain.check_successor(SWARM, genesis, called, replace(RULES, stages=1), peer=A)
+
+
+def test_a_life_of_stage_0_begins_with_what_it_inherits() -> None:
+    life = Life(0, 2, C, Counters(3, 6, 24, 100))
+    rules = replace(RULES, inherits=True, since=life.since)
+    inherited = chain.genesis(C, rules, lives=(life, FIRST_LIFE))
+    assert inherited.ledger.cursor == 100 + rules.ahead * 2 and inherited.ledger.window(C)[0][0] == 100
+    ours = chain.genesis(C, rules, lives=(life,), ledger=Ledger(cursor=80, free=((3, 5),)))
+    assert ours.ledger.window(C)[0] == (3, 5)
+    assert chain.is_genesis(inherited, C, rules) and chain.is_genesis(ours, C, rules)
+    assert not chain.is_genesis(inherited, D, rules) and not chain.is_genesis(ours, C, replace(rules, inherits=False))
+    assert begun(inherited, stage1=D).lives == (life, Life(1, 2, D, Counters(3, 6, 24)))
 
 
 def test_lives_have_groups_of_their_own() -> None:
@@ -250,6 +285,87 @@ def test_the_swarm_runs_for_as_long_as_half_of_the_data_nodes_have() -> None:
     roll.heard(C, says(0, beat=2), 0.0)
     assert roll.swarm_s(0.0) == 2 * roll.heartbeat_s
     assert roll.swarm_s(SILENT_AFTER * roll.heartbeat_s + 0.1) == 0.0
+
+
+# ---- where stages decide together ----------------------------------------------------------------------------------
+
+
+def test_stage_0_is_lost_later_than_others() -> None:
+    roll = of_three(C)
+    hear(roll, 1.0, A=says(0, digest=b"a" * 32), D=says(2, life=1, digest=b"d" * 32))
+    later = 1.0 + HOME_LOST_AFTER * 2.0
+    hear(roll, later, D=says(2, life=1, digest=b"d" * 32))
+    assert roll.lost(later, held=1) == () and roll.lost(later + 0.1, held=1) == (0,)
+    hear(roll, later, A=says(0, digest=b"a" * 32, lost=(0,)))  # it holds the state, and has no quorum
+    assert roll.lost(later + 0.1, held=1) == (0,)
+    assert roll_of(C, A=says(0, digest=b"a" * 32)).lost(later + 0.1, held=1) == ()  # of two stages it never is
+
+
+def test_what_stage_0_names_counts_when_enough_have_acknowledged_it() -> None:
+    life = Life(1, 2, D)
+    roll = of_three(b"n" * 32)
+    hear(roll, 1.0, A=says(0, lives=(life,)), D=says(2, life=1))
+    assert roll.number(1) == 1
+    hear(roll, 1.0, D=says(2, life=1, lives=(life,)))
+    assert roll.life(1) == life
+
+
+def test_a_newcomer_knows_of_a_life_of_stage_0_by_those_who_call_or_have_acknowledged_it() -> None:
+    call = Life(0, 1, b"n" * 32)
+    for said in ({"call": call}, {"lives": (call,)}):
+        roll = of_three(b"n" * 32)
+        hear(roll, 1.0, C=says(1, life=1, **said))
+        assert roll.number(0) == (0 if "call" in said else 1)
+        hear(roll, 1.0, D=says(2, life=1, **said))
+        assert roll.life(0) == call
+        assert roll.inherits(call, 1.0) == ((call,) if "call" in said else None)
+        assert roll.serving(0, 1.0) == []  # the old data nodes do not count
+
+
+def test_who_serves_a_later_life_proves_it_where_no_data_node_is_heard() -> None:
+    life = Life(1, 2, D)
+    roll = of_three(b"n" * 32)
+    hear(roll, 1.0, C=says(1, life=2, lives=(life,)))
+    assert roll.life(1) == life and roll.words(1.0)[1] == Word(2, (life,))
+    roll = of_three(b"n" * 32)
+    hear(roll, 1.0, A=says(0), C=says(1, life=2, lives=(life,)))
+    assert roll.number(1) == 1
+
+
+def test_a_data_node_is_in_touch_with_enough_stages_that_have_a_quorum() -> None:
+    roll = of_three()
+    roll.speak(0, Word(0), 0.0)
+    assert not roll.in_touch(0.0) and roll_of(A).in_touch(0.0)
+    hear(roll, 1.0, C=says(1, life=1, apart=True))
+    assert not roll.in_touch(1.0)
+    hear(roll, 1.0, D=says(2, life=1))
+    late = 1.0 + LOST_AFTER * 2.0
+    assert roll.in_touch(late) and not roll.in_touch(late + 0.1)
+
+
+def test_a_call_that_comes_to_nothing_is_overdue() -> None:
+    roll = of_three()
+    hear(roll, 1.0, C=says(1, life=1, call=Life(0, 1, D)))
+    assert not roll.overdue(LATE) and roll.overdue(1.0 + LATE)
+    hear(roll, 1.0 + LATE, C=says(1, life=1, call=Life(0, 2, D)))
+    assert not roll.overdue(1.0 + LATE) and roll.unsettled(1.0 + LATE)
+    hear(roll, 1.0 + LATE, D=says(2, life=1, call=Life(0, 2, D)))
+    assert roll.number(0) == 2 and not roll.overdue(9 * LATE)
+
+
+def test_what_stage_0_has_counted_is_passed_on() -> None:
+    roll = of_three()
+    hear(roll, 1.0, C=says(1, life=1, counted=Counters(3, 12, 96, 40)))
+    hear(roll, 2.0, D=says(2, life=1, counted=Counters(2, 12, 96, 90)))
+    assert roll.counted == Counters(3, 12, 96, 40)
+
+
+def test_a_call_for_another_stage_is_refused() -> None:
+    for stages, call in ((3, Life(1, 1, D)), (2, Life(0, 1, D))):
+        roll = Roll(SWARM, A, A, stages=stages, heartbeat_s=2.0)
+        with pytest.raises(Refused):
+            roll.heard(C, says(1, call=call), 0.0)
+        assert not roll.known
 
 
 def test_a_stage_that_was_never_begun_is_not_lost() -> None:

@@ -68,6 +68,7 @@ COMMIT = chain.Commit(
     ledger=LEDGER,
     round=ROUND,
     lives=(Life(2, 1, B, Counters(4, 32, 100000)),),
+    call=Life(0, 1, A, Counters(4, 32, 100000, 1200)),
 )
 GENESIS = chain.genesis(
     A,

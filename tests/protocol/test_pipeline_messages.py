@@ -52,7 +52,8 @@ PRESENT = Present(
     lives=(Life(1, 2, B, Counters(5, 40, 1280)),), lost=(3,), step_s=12.5, losses_per_hour=0.25, grad_norm=1.5,
     shadows=(Copy(3, 120, 4096),),
     since=90, load=Load(4.0, 1.5, 0.5), fits=(0, 2), reply=True, domains=Domains("eu-west", "ann"),
-    beat=12, ways=(Way(A[:6], 7, 1500, 83),),
+    beat=12, ways=(Way(A[:6], 7, 1500, 83),), call=Life(0, 3, A, Counters(6, 48, 1536, 2048)), apart=True,
+    counted=Counters(7, 56, 1792, 2304),
 )  # fmt: skip
 PLAN = StepPlan(WINDOW, 160, (A, B), ((0,), (1,)), (PlannedLane((Leg(0, 0), Leg(1, 1)), 4),), 12.5)
 SAMPLES: dict[str, SwarmMessage] = {

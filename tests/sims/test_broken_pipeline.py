@@ -14,6 +14,7 @@ from farflung.node import shadows
 from farflung.node.renewal import Renewal
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_step import OpenStep
+from farflung.protocol import accord
 from farflung.protocol.keys import PeerId
 from farflung.protocol.roll import Roll
 from farflung.sims.chaos_pipeline import run_scene
@@ -25,6 +26,8 @@ def run(name: str, seed: int) -> list[str]:
     dynamic = name == "counts_what_was_given_up_by_open_routes"
     if dynamic or name == "counts_what_was_given_up":
         scene = replace(WRONGLY_SUSPECTED, dynamic=dynamic)
+    elif name == "fewer_stages_than_enough_decide":
+        scene = replace(CUT_APART, blows=(*CUT_APART.blows, Blow(at=5.0, what=What.CUT, whom=Whom.STAGES, which=(0, 1), for_s=400.0)))  # fmt: skip
     else:
         scene = draw_scene(seed)
     return run_scene(seed, scene, keep=False, stop_when_broken=True).violations
@@ -49,6 +52,18 @@ WRONGLY_SUSPECTED = Scene(
 )
 """One of two peers stands still in a step, and goes on when others have done its part."""
 
+CUT_APART = replace(
+    WRONGLY_SUSPECTED,
+    stages=3,
+    layers=3,
+    placed=(0, 1, 1, 1, 2, 2, 2),
+    newcomers=2,
+    regions=(0,) * 9,
+    tied=False,
+    blows=(Blow(at=1.0, what=What.COME), Blow(at=2.0, what=What.COME)),
+)
+"""With machines enough for all stages on the side where stage 0 is not."""
+
 
 # ---- who begins a stage anew, and when --------------------------------------------------------------------------------
 
@@ -62,9 +77,14 @@ def nobody_begins_a_lost_stage(monkeypatch: pytest.MonkeyPatch) -> None:
 def begins_a_stage_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     def lost_after_a_while(self: Roll, now: float, *, held: int) -> tuple[int, ...]:
         early = self._listens_since is None or now < self._listens_since + 100.0
-        return () if early else tuple(stage for stage in range(1, self.stages) if stage != held)
+        return () if early or held == 1 else (1,)
 
     monkeypatch.setattr(Roll, "lost", lost_after_a_while)
+
+
+@broken
+def fewer_stages_than_enough_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accord, "enough", lambda stages, voters: True)
 
 
 # ---- what it is made of ----------------------------------------------------------------------------------------------
@@ -119,6 +139,7 @@ def copies_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 CAUGHT: dict[str, tuple[int, str]] = {
     "nobody_begins_a_lost_stage": (2, "not well"),
     "begins_a_stage_that_is_there": (0, "though it was there"),
+    "fewer_stages_than_enough_decide": (0, "which nobody decided"),
     "makes_it_of_another_stage": (2, "of nothing that it ever was"),
     "goes_on_with_half_of_what_it_has": (3, "not as it ever was"),
     "counts_what_was_given_up": (13, "both count"),

@@ -4,9 +4,15 @@ import asyncio
 import random
 from dataclasses import replace
 
+import msgspec
 import pytest
+from tests.node.test_storage import certified
 
+from farflung.protocol.accord import enough
+from farflung.protocol.chain import Certified
+from farflung.protocol.keys import PeerId
 from farflung.protocol.lives import Life
+from farflung.protocol.quorum import is_quorum
 from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
 from farflung.sims.stage_losing import Misfortune
@@ -21,6 +27,11 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PipelineSwarm, "_live", live)
 
 
+def replaced(first: Certified, view: tuple[PeerId, ...]) -> Certified:
+    """With these members."""
+    return msgspec.structs.replace(first, commit=msgspec.structs.replace(first.commit, view=view))
+
+
 def running(swarm: PipelineSwarm) -> set[int]:
     return {peer for peer, task in swarm.tasks.items() if not task.done()}
 
@@ -30,7 +41,10 @@ async def lose_most(scene: Scene, swarm: PipelineSwarm, rng: random.Random) -> N
     coming = (Blow(at=0.0, what=What.COME),) * rng.randint(0, scene.newcomers)
     misfortune = Misfortune(replace(scene, blows=coming), swarm, lambda line: None)
     for peer, stage in enumerate(scene.placed):
-        swarm.disks[peer].life = Life(stage, 0, swarm.ids[peer])
+        life = Life(stage, 0, swarm.ids[scene.placed.index(stage)])
+        view = tuple(sorted(swarm.ids[other] for other, of in enumerate(scene.placed) if of == stage))
+        swarm.disks[peer].life = life
+        swarm.disks[peer].storages[life].append_commit(None, replaced(certified(0), view))
         swarm.start(peer)
     await misfortune.run()
     for peer in running(swarm):
@@ -47,7 +61,12 @@ def test_in_the_end_every_stage_can_have_a_machine(seed: int) -> None:
     async def story(swarm: PipelineSwarm) -> None:
         await lose_most(scene, swarm, random.Random(seed))
         there = running(swarm)
-        assert {peer for peer, disk in enumerate(swarm.disks) if disk.stage == 0} <= there
+        machines = {
+            stage: [peer for peer, of in enumerate(scene.placed) if of == stage] for stage in range(scene.stages)
+        }
+        ids = {stage: [swarm.ids[peer] for peer in peers] for stage, peers in machines.items()}
+        here = [swarm.ids[peer] for peer in there]
+        assert enough(scene.stages, {stage for stage in ids if is_quorum(ids[stage], here)})
         if scene.tied:
             free = [peer for peer in there if swarm.disks[peer].stage is None]
             deserted = set(range(scene.stages)) - {swarm.disks[peer].stage for peer in there}

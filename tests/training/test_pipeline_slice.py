@@ -16,7 +16,7 @@ from farflung.training.inner import InnerConfig
 from farflung.training.model import Decoder, ModelConfig, parameter_shapes
 from farflung.training.pipeline_boundary import Boundary
 from farflung.training.pipeline_plan import BadPlan
-from farflung.training.pipeline_slice import StageSlice, assemble, even_sizes, stage_weights
+from farflung.training.pipeline_slice import StageSlice, assemble, even_sizes, layers_of, stage_weights, with_layers
 from farflung.training.pipeline_worker import Accumulated
 from farflung.training.replica import Replica
 from farflung.training.rules import Nesterov
@@ -31,6 +31,17 @@ OUTER = Nesterov(lr=0.7, momentum=0.9)
 def flat(model: Decoder) -> torch.Tensor:
     layout = Layout(model)
     return flatten(layout, list(model.parameters()), torch.empty(layout.num_parameters))
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_stage_takes_other_layers_and_keeps_its_ends(stage: int) -> None:
+    part = StageSlice((2, 3), stage)
+    numel = sum(shape.numel() for _, shape in part.shapes(CONFIG))
+    mine, other = torch.arange(float(numel)), -torch.arange(1.0, numel + 1.0)
+    made = with_layers(CONFIG, part, mine, layers_of(CONFIG, part, other))
+    assert torch.equal(layers_of(CONFIG, part, made), layers_of(CONFIG, part, other))
+    ends = made >= 0.0
+    assert torch.equal(made[ends], mine[ends]) and bool(ends.any()) == (stage == 0)
 
 
 def stage_replica(sizes: Sequence[int], stage: int, config: ModelConfig = CONFIG) -> StageReplica:
