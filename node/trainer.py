@@ -202,6 +202,8 @@ class Trainer(ABC):
         """Offer the progress to the swarm."""
         self._offered_at = asyncio.get_running_loop().time()
         await self._door.run(self._learner.offer)
+        if not self._host.may_train():
+            return  # a commit has come meanwhile, and may count this: what was sent before a restart. Once it is applied we look again
         self._offering, self._offered_steps = True, self.progress.steps
         samples = count(self.progress.trained)
         self._host.set_ready(

@@ -241,13 +241,31 @@ def test_nothing_is_offered_while_a_commit_waits_to_be_applied() -> None:
 
     async def main(lab: Lab) -> None:
         lab.due_after_s = 0.0
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(2.5)
         lab.trainer.over()
         lab.may = False
         await asyncio.sleep(10.0)
         assert [r.samples for r in lab.ready] == [2]
 
     run(main, delay_steps=2)
+
+
+def test_an_offer_is_none_when_a_commit_comes_while_it_is_made() -> None:
+    """After a restart it may have counted what was sent before; once it is applied only the rest is offered."""
+
+    async def main(lab: Lab) -> None:
+        lab.trainer.progress = Progress(trained=((0, 6),), steps=3)  # as from a checkpoint
+        await asyncio.sleep(0.5)  # the offer takes a second
+        lab.may = False
+        await asyncio.sleep(2.0)
+        assert not lab.ready
+        assert settle(lab, holding((6, 18)), 1, 6)
+        lab.may = True
+        lab.trainer.wake()
+        await asyncio.sleep(5.0)
+        assert [r.samples for r in lab.ready] == [6] and lab.trainer.progress.trained == ((6, 12),)
+
+    run(main)
 
 
 def test_progress_beyond_what_was_counted_stays() -> None:

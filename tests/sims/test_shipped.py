@@ -27,9 +27,7 @@ BEGINNINGS = {
 ELSEWHERE = {"attacker": "test_attacks", "nat": "test_nat"}
 """Whose beginnings other tests look at."""
 
-OPEN = pytest.mark.xfail(strict=True, reason="invariant 6 at commit 16: see docs/experiments.md, 2026-11-25; open")
-
-WHOLE = (pytest.param("home-8gb", marks=OPEN), "local-3", "spot", "straggler", "trace")
+WHOLE = ("home-8gb", "local-3", "spot", "straggler", "trace")
 """Run to their end; `stage-lost-6x1` is by `test_pipeline_scenario`."""
 
 
