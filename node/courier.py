@@ -72,7 +72,7 @@ class Courier:
         self._waiting: deque[Parcel] = deque()  # bounded by the plan: one of each visit
         self._under_way: deque[_UnderWay] = deque()
         self._come = asyncio.Event()  # something waits
-        self._sent = asyncio.Event()  # something is under way
+        self._patience: asyncio.Timeout  # of whoever reads answers
         self._invited: asyncio.Future[bool]  # whether the payload of the parcel that asks is wanted
 
     def carry(self, parcel: Parcel) -> None:
@@ -98,7 +98,7 @@ class Courier:
         """
         heard: list[Answer] = []
         try:
-            await until_first(self._say(stream), self._hear(stream, heard))
+            await until_first(self._hear(stream, heard), self._say(stream))  # in this order: who says expects an answer
         finally:
             await stream.close()
             for one in self._under_way:
@@ -126,7 +126,8 @@ class Courier:
         while (parcel := await self._next()) is not None:
             loop = asyncio.get_running_loop()
             self._under_way.append(one := _UnderWay(parcel))
-            self._sent.set()
+            if len(self._under_way) == 1:
+                self._expect()
             self._invited = loop.create_future()
             await framing.write_header(stream, parcel.header)
             if parcel.header.asks and not await self._invited:
@@ -153,14 +154,16 @@ class Courier:
                     return None
 
     async def _read_all(self, stream: Stream, heard: list[Answer]) -> None:
+        """Reads also while nothing is under way, or nobody would notice that the stream broke before it is needed."""
         while True:
-            while not self._under_way:
-                self._sent.clear()
-                await self._sent.wait()
-            one = self._under_way[0]
-            parcel = one.parcel
-            async with asyncio.timeout(REACH_S + parcel.header.nbytes / SLOWEST_BYTES_PER_S):
+            async with asyncio.timeout(None) as self._patience:
+                if self._under_way:
+                    self._expect()
                 answer = await _read_answer(stream)
+                if not self._under_way:
+                    raise Malformed("an answer to no parcel", peer=stream.peer)
+                one = self._under_way[0]
+                parcel = one.parcel
                 if parcel.header.asks:
                     self._invited.set_result(answer is Answer.TAKEN)
                     if answer is Answer.TAKEN:
@@ -171,6 +174,11 @@ class Courier:
                 now = asyncio.get_running_loop().time()
                 self._rate.arrived(one.began, parcel.header.nbytes, self._trip_s(self._peer), now)
             parcel.done(answer)
+
+    def _expect(self) -> None:
+        """The answer to the first parcel under way, in time."""
+        within_s = REACH_S + self._under_way[0].parcel.header.nbytes / SLOWEST_BYTES_PER_S
+        self._patience.reschedule(asyncio.get_running_loop().time() + within_s)
 
     def _give_up_first(self) -> None:
         if self._waiting:

@@ -140,6 +140,29 @@ def test_a_stream_that_is_open_ahead_spares_the_first_parcel_the_dialling() -> N
     assert warm.told == cold.told and abs(warm.took_s - 2 * WAY_S) < 0.01 < cold.took_s - warm.took_s
 
 
+def test_a_stream_that_breaks_while_nobody_needs_it_ends_the_courier() -> None:
+    """So that the next parcel gets another one, and is not given up for a stream of a process that is long gone."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, clock.VirtualLoop)
+        hub = MemoryHub(loop, random.Random(0), LinkModel(latency_s=WAY_S))
+        ours, theirs = MemoryNetwork(hub, US), MemoryNetwork(hub, THEM)
+
+        async def serve(stream: Stream) -> None:
+            await asyncio.sleep(10.0)
+            raise NetworkError("gone")
+
+        theirs.serve(ACTIVATION, framing.guarded(serve, lambda error: None, within_s=600.0))
+        courier = Courier(
+            ours, THEM, ACTIVATION, rate=ParcelRate(), trip_s=lambda peer: 0.0, refused=lambda error: None
+        )
+        await courier.run()
+        assert 10.0 < loop.time() < 12.0
+
+    clock.run(main())
+
+
 def test_one_that_asks_is_sent_when_it_is_wanted() -> None:
     lab = carry(5, lambda one: Answer.BUSY if one.microbatch == 3 else Answer.TAKEN, asking=frozenset({1, 3}))
     assert lab.told == {number: [Answer.BUSY if number == 3 else Answer.TAKEN] for number in range(5)}
