@@ -179,7 +179,7 @@ def bench_fidelity(
     page: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write fidelity.md here.")] = None,
     as_json: Json = False,
 ) -> None:
-    """How far virtual time is from real processes: a scenario played both ways, twenty minutes. Fails when it is off by too much."""
+    """How far virtual time is from real processes: a scenario played both ways, a quarter of an hour. Fails when it is off by too much."""
     from farflung.sims.bench_fidelity import missed, run_fidelity
 
     _fail_if(missed(run_fidelity(scenario, costs=costs, page=page, as_json=as_json)))
