@@ -99,18 +99,22 @@ def test_a_broken_pipeline_is_found_made_small_and_replayed(monkeypatch: pytest.
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("name", "seed", "which", "peers"),
+    ("name", "which", "peers"),
     [
-        ("forgets_the_samples_of_the_dead", 0, 6, 3),
-        ("moves_for_a_round_that_failed", 15, 2, 2),
+        ("forgets_the_samples_of_the_dead", 6, 3),
+        ("moves_for_a_round_that_failed", 2, 2),
     ],
 )
 def test_what_takes_misfortune_is_found_and_only_that_is_left(
-    name: str, seed: int, which: int, peers: int, monkeypatch: pytest.MonkeyPatch
+    name: str, which: int, peers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By one of the first forty draws: which one changes with everything that moves a message."""
     broken[name](monkeypatch)
-    choices = Choices(seed)
-    _, report = play(draw_scenario(seed, choices))
+    for seed in range(40):
+        choices = Choices(seed)
+        _, report = play(draw_scenario(seed, choices))
+        if report.violations:
+            break
     assert report.violations[0].startswith(f"invariant {which}:")
     small = make_small(seed, choices.taken, report, max_tries=100)
     assert small.num_peers <= peers and len(small.happenings) == 1
