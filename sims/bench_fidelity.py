@@ -11,7 +11,6 @@ Nothing is fitted to what the processes then do. Compared are
 
 import json
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +22,7 @@ from rich.table import Table
 
 from farflung.sims.bench_calibrate import calibrate
 from farflung.sims.check import Check, machine
-from farflung.sims.costs import load_costs, write_costs
+from farflung.sims.costs import load_costs
 from farflung.sims.local_run import count_cores, run_local
 from farflung.sims.sim_result import Result
 from farflung.sims.sim_run import run_scenario
@@ -39,19 +38,16 @@ def run_fidelity(
 ) -> dict[str, Any]:
     """Calibrate (or take `costs`, a file of an earlier calibration), play, compare, show. Raises ConfigError, BenchError, NodeFailed, OSError."""
     console = Console(stderr=as_json)
-    with tempfile.TemporaryDirectory(prefix="farflung-bench-") as folder:
-        file = Path(folder) / "costs.toml"
-        if costs is None:
-            console.print("what things cost a node on this machine", style="dim")
-            measured = calibrate(console)[0]
-        else:
-            measured = load_costs(costs)
-        shared = msgspec.structs.replace(measured, processors=count_cores())
-        file.write_text(write_costs(shared), encoding="utf-8")
-        console.print(f"{scenario}, by real processes", style="dim")
-        local = run_local(scenario, seed=None, out=None, minutes=None, quiet=as_json)
-        console.print(f"{scenario}, under virtual time", style="dim")
-        virtual = run_scenario(scenario, seed=None, out=None, quiet=as_json, costs=file)
+    if costs is None:
+        console.print("what things cost a node on this machine", style="dim")
+        measured = calibrate(console)[0]
+    else:
+        measured = load_costs(costs)
+    shared = msgspec.structs.replace(measured, processors=count_cores())
+    console.print(f"{scenario}, by real processes", style="dim")
+    local = run_local(scenario, seed=None, out=None, minutes=None, quiet=as_json)
+    console.print(f"{scenario}, under virtual time", style="dim")
+    virtual = run_scenario(scenario, seed=None, out=None, quiet=as_json, costs=shared)
     found = compared(local, virtual) | {"costs": msgspec.to_builtins(shared), "local": local, "virtual": virtual}
     if page is not None:
         page.mkdir(parents=True, exist_ok=True)

@@ -37,6 +37,13 @@ EVAL_EVERY = 3
 WINDOWS = 192
 """Held-out windows of each."""
 
+MOMENTS: Mapping[str, Callable[[int, int, int], Death]] = {
+    "before its first forward": lambda peer, lane, hop: Death(rank=peer, before=Op(Kind.F, lane, hop)),
+    "between forward and backward": lambda peer, lane, hop: Death(rank=peer, before=Op(Kind.B, lane, hop)),
+    "after a backward": lambda peer, lane, hop: Death(rank=peer, after=Op(Kind.B, lane, hop)),
+}
+"""Of a step, for a peer that lane `lane` visits at hop `hop`: the first microbatch of a lane has its number."""
+
 Say = Callable[[str], None]
 
 
@@ -184,14 +191,6 @@ def deaths(
         without_s = simulate(_without(plan, peer), task.costs("fp32")).makespan_s
         found.append(_die(group, feed, one, plan, moment, MOMENTS[moment](peer, lane, hop), without_s, say))
     return found
-
-
-MOMENTS: Mapping[str, Callable[[int, int, int], Death]] = {
-    "before its first forward": lambda peer, lane, hop: Death(rank=peer, before=Op(Kind.F, lane, hop)),
-    "between forward and backward": lambda peer, lane, hop: Death(rank=peer, before=Op(Kind.B, lane, hop)),
-    "after a backward": lambda peer, lane, hop: Death(rank=peer, after=Op(Kind.B, lane, hop)),
-}
-"""Of a step, for a peer that lane `lane` visits at hop `hop`: the first microbatch of a lane has its number."""
 
 
 def data_node_death(

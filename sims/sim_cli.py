@@ -21,9 +21,11 @@ def sim_run(
     as_json: Json = False,
 ) -> None:
     """Run a scenario under virtual time, with every invariant judged. Exit code 1: violated, or not what the file expects."""
+    from farflung.sims.costs import load_costs
     from farflung.sims.sim_run import run_scenario
 
-    result = run_scenario(scenario, seed=seed, out=out, quiet=as_json, costs=costs)
+    prices = None if costs is None else load_costs(costs)
+    result = run_scenario(scenario, seed=seed, out=out, quiet=as_json, costs=prices)
     if as_json:
         print_json(result)
     if not result["passed"]:

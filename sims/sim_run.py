@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from farflung.node.events import Event
 from farflung.sims.churn import make_schedule
-from farflung.sims.costs import load_costs
+from farflung.sims.costs import Costs
 from farflung.sims.facts import save_run
 from farflung.sims.failure import chapters, replay, shorten, write_failure
 from farflung.sims.faults import Schedule
@@ -32,14 +32,14 @@ SHORTEN_RUNS = 12
 """Runs that may be spent on making a failure small: it takes so many times as long as finding it did, at most."""
 
 
-def run_scenario(name: str, *, seed: int | None, out: Path | None, quiet: bool, costs: Path | None = None) -> Result:
-    """Run a scenario and judge it; `out` gets `events.log`, `result.json`, and what reports are made of with one made of it; `costs` is a file
-    in the place of the scenario's. Raises ConfigError.
+def run_scenario(name: str, *, seed: int | None, out: Path | None, quiet: bool, costs: Costs | None = None) -> Result:
+    """Run a scenario and judge it; `out` gets `events.log`, `result.json`, and what reports are made of with one made of it; `costs` are in
+    the place of the scenario's. Raises ConfigError.
     """
     path = find_scenario(name)
     scenario = load_scenario(path)
     if costs is not None:
-        scenario = msgspec.structs.replace(scenario, costs=load_costs(costs))
+        scenario = msgspec.structs.replace(scenario, costs=costs)
     seed = scenario.seed if seed is None else seed
     return play_scenario(scenario, seed, make_schedule(scenario, seed, path.parent), out=out, quiet=quiet)
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from farflung.protocol.keys import Ed25519Signer
+from farflung.protocol.lives import LOST_AFTER, Life
 from farflung.protocol.pipeline_messages import Load, PlannedLane, Present, StepPlan
 from farflung.protocol.roll import Roll, in_order
 from farflung.protocol.route import Leg
@@ -24,6 +25,8 @@ def says(stage: int, **changes: Any) -> Present:
 SWARM = b"s" * 32
 FOUNDER = Ed25519Signer(b"f" * 32)
 A, B, C, D = (bytes([number]) * 32 for number in range(1, 5))
+LATE = LOST_AFTER * 2.0 + 0.1
+"""When a stage of which nobody was heard since 0 is lost."""
 FIRST, SECOND = in_order(SWARM, [A, B])
 """Data nodes, in their order; C and D serve stage 1."""
 
@@ -33,6 +36,19 @@ def roll_of(me: bytes, **others: Present) -> Roll:
     for name, present in others.items():
         roll.heard({"A": A, "B": B, "C": C, "D": D}[name], present, 0.0)
     return roll
+
+
+def of_three(me: bytes = A) -> Roll:
+    """A and B are data nodes; stage 1 was begun by C, and D serves stage 2."""
+    roll = Roll(SWARM, A, me, stages=3, heartbeat_s=2.0)
+    roll.renew([Life(1, 1, C), Life(2, 1, D)], 0.0)
+    roll.tick(0.0)
+    return roll
+
+
+def hear(roll: Roll, now: float, **said: object) -> None:
+    for name, present in said.items():
+        roll.heard({"A": A, "B": B, "C": C, "D": D}[name], present, now)  # type: ignore[arg-type]
 
 
 def everybody(me: bytes, **changed: Present) -> Roll:

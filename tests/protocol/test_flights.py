@@ -5,7 +5,7 @@ import random
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.protocol.pipeline_lab import PATIENCE, WINDOW, PipelineLab
+from tests.protocol.pipeline_lab import PATIENCE, WINDOW, Happens, PipelineLab
 
 from farflung.protocol.droppable import Droppable
 from farflung.protocol.errors import Refused
@@ -24,6 +24,16 @@ def route(*peers: int) -> Route:
 def columns(count: int) -> list[list[tuple[int, Route]]]:
     """Lanes of one microbatch, by turns on the upper and the lower peers."""
     return [[(number, route(0, *(stage[number % 2] for stage in STAGES[1:])))] for number in range(count)]
+
+
+def early_death(victim: int) -> Happens:
+    """A peer dies when the first microbatch comes to hop 1."""
+
+    def happens(lab: PipelineLab, peer: int, work: Work, now: str) -> None:
+        if work == Work(0, 1, False):
+            lab.kill(victim)
+
+    return happens
 
 
 def check(lab: PipelineLab) -> None:
@@ -98,17 +108,13 @@ def test_the_last_peer_of_a_stage_is_dropped_from_the_route_or_ends_the_flight()
     stages = ((0,), (1,), (2,), (3,))
     lanes = [[(number, route(0, 1, 2, 3))] for number in range(3)]
 
-    def kill_before(lab: PipelineLab, peer: int, work: Work, now: str) -> None:
-        if work == Work(0, 1, False):
-            lab.kill(2)
-
-    lab = PipelineLab(3, stages, lanes, happens=kill_before, droppable=Droppable(fewest=3))
+    lab = PipelineLab(3, stages, lanes, happens=early_death(2), droppable=Droppable(fewest=3))
     lab.run()
     check(lab)
     assert len(lab.flights.losses) == 3
     assert all(taken[2].peer == DROPPED for taken in lab.flights.routes.values())
     assert not any(hop == 2 for _, hop in lab.counted())
-    lab = PipelineLab(3, stages, lanes, happens=kill_before)
+    lab = PipelineLab(3, stages, lanes, happens=early_death(2))
     lab.run()
     check(lab)
     assert sorted(lab.flights.cut) == [0, 1, 2] and "nobody is left" in lab.flights.cut[0]
@@ -118,11 +124,7 @@ def test_who_is_late_leaves_the_hop_out_and_who_has_not_begun_goes_to_the_replac
     """Two lanes of two microbatches go through the peer of stage 2 that dies when the first of them comes to stage 1."""
     lanes = [[(2 * lane + turn, route(0, 1, 3, 5)) for turn in range(2)] for lane in range(2)]
 
-    def kill_before(lab: PipelineLab, peer: int, work: Work, now: str) -> None:
-        if work == Work(0, 1, False):
-            lab.kill(3)
-
-    lab = PipelineLab(7, STAGES, lanes, happens=kill_before, droppable=Droppable(fewest=3))
+    lab = PipelineLab(7, STAGES, lanes, happens=early_death(3), droppable=Droppable(fewest=3))
     lab.run()
     check(lab)
     assert len(lab.flights.losses) == 4

@@ -10,7 +10,7 @@ import pytest
 from farflung.sims import bench_fidelity
 from farflung.sims.bench_fidelity import compared, lines, missed, run_fidelity
 from farflung.sims.churn import make_schedule
-from farflung.sims.costs import Costs, load_costs, write_costs
+from farflung.sims.costs import Costs, write_costs
 from farflung.sims.scenario import Scenario, find_scenario, load_scenario
 from farflung.sims.scenario_plan import prepare
 from farflung.sims.simulation import Report, simulate
@@ -46,8 +46,8 @@ def test_what_is_held_to_what() -> None:
 def test_both_are_played_with_the_same_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Costs] = []
 
-    def virtual(scenario: str, *, seed: None, out: None, quiet: bool, costs: Path) -> dict[str, Any]:
-        seen.append(load_costs(costs))
+    def virtual(scenario: str, *, seed: None, out: None, quiet: bool, costs: Costs) -> dict[str, Any]:
+        seen.append(costs)
         return LOCAL
 
     monkeypatch.setattr(bench_fidelity, "run_local", lambda *_, **__: LOCAL)
