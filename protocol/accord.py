@@ -83,7 +83,7 @@ def acknowledged(stages: int, words: Mapping[int, Word], term: int, life: Life) 
 def elected(stages: int, words: Mapping[int, Word]) -> tuple[Life, tuple[Life, ...]] | None:
     """The newest life of stage 0 that enough stages call, and the list that it begins with; None while there is none."""
     calls = {word.call for word in words.values() if word.call is not None}
-    for life in sorted(calls, key=lambda one: -one.number):
+    for life in sorted(calls, key=lambda one: (-one.number, one.founder)):
         callers = {stage: word for stage, word in words.items() if word.call == life}
         newest = max((word.lives for word in callers.values()), key=rank)
         if enough(stages, (stage for stage, word in callers.items() if number_in(newest, stage) <= word.life)):
@@ -96,7 +96,7 @@ def homes(stages: int, words: Mapping[int, Word]) -> list[Life]:
     """Lives of stage 0 that count, the newest last: one that is elected, and those of which some stage has acknowledged a list, which nobody has before."""
     found = {life for word in words.values() for life in word.lives if life.stage == 0}
     now = elected(stages, words)
-    return sorted(found if now is None else {*found, now[0]}, key=lambda life: life.number)
+    return sorted(found if now is None else {*found, now[0]}, key=lambda life: (life.number, life.founder))
 
 
 def number_of(call: Life | None) -> int:

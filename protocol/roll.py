@@ -215,17 +215,19 @@ class Roll:
             served = [listed[stage, word.life] for stage, word in words.items() if (stage, word.life) in listed]
             self.renew(served, now)
 
-    def _named(self, now: float) -> set[Life]:
-        """By stage 0 in its newest life: by its chain where that is ours, else what half of the data nodes say."""
+    def _named(self, now: float) -> list[Life]:
+        """By stage 0 in its newest life, in their order: by its chain where that is ours, else what half of the data nodes say."""
         if self.by_chain:
-            return set(self._own[1].lives) if self._own is not None and self._own[1].life == self.number(0) else set()
+            own = self._own
+            return list(own[1].lives) if own is not None and own[1].life == self.number(0) else []
         said = [present for peer in self.training(0, now) if (present := self.present(peer)) is not None]
-        found = set()
-        for life in {life for present in said for life in present.lives}:
-            backers = sum(number_in(present.lives, life.stage) >= life.number for present in said)
-            if 2 * backers >= len(said):
-                found.add(life)
-        return found
+        found = {
+            life
+            for present in said
+            for life in present.lives
+            if 2 * sum(number_in(one.lives, life.stage) >= life.number for one in said) >= len(said)
+        }
+        return sorted(found, key=lambda life: (life.stage, life.number, life.founder))
 
     # ---- what follows ------------------------------------------------------------------------------------------
 

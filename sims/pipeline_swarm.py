@@ -393,7 +393,8 @@ class PipelineSwarm:
 
     def lives_begun(self) -> list[Life]:
         """All that somebody has begun."""
-        return list({life for disk in self.disks for life, storage in disk.storages.items() if storage.load_history()})
+        begun = (life for disk in self.disks for life, storage in disk.storages.items() if storage.load_history())
+        return list(dict.fromkeys(begun))
 
     def rounds(self) -> dict[int, int]:
         """Newest version of the outer state, by stage, in its newest life."""

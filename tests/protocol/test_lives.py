@@ -291,6 +291,16 @@ def test_what_stage_0_names_counts_when_enough_have_acknowledged_it() -> None:
     assert roll.life(1) == life
 
 
+def test_lives_that_count_together_are_taken_up_in_the_order_of_their_stages() -> None:
+    """Whatever their founders' keys: their hashes differ from process to process, and all that follows goes by this order."""
+    for number in range(20):
+        roll = Roll(SWARM, A, b"m" * 32, stages=4, heartbeat_s=2.0)
+        lives = tuple(Life(stage, 1, bytes([10 * stage + number]) * 32) for stage in (1, 2))
+        roll.heard(D, says(3, lives=lives), 0.0)
+        roll.heard(A, says(0, lives=lives), 0.0)
+        assert list(roll.renewed) == [1, 2]
+
+
 def test_a_newcomer_knows_of_a_life_of_stage_0_by_those_who_call_or_have_acknowledged_it() -> None:
     call = Life(0, 1, b"n" * 32)
     for said in ({"call": call}, {"lives": (call,)}):
