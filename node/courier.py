@@ -72,7 +72,7 @@ class Courier:
         self._waiting: deque[Parcel] = deque()  # bounded by the plan: one of each visit
         self._under_way: deque[_UnderWay] = deque()
         self._come = asyncio.Event()  # something waits
-        self._patience: asyncio.Timeout  # of whoever reads answers
+        self._patience: asyncio.Timeout | None = None  # of whoever reads answers; None: nobody does
         self._invited: asyncio.Future[bool]  # whether the payload of the parcel that asks is wanted
 
     def carry(self, parcel: Parcel) -> None:
@@ -121,13 +121,18 @@ class Courier:
             pass
         except RemoteError as error:
             self._refused(error)
+        finally:
+            self._patience = None
 
     async def _send_all(self, stream: Stream) -> None:
         while (parcel := await self._next()) is not None:
+            if self._patience is None:  # the stream broke in the moment in which the parcel came: it gets another one
+                self._waiting.appendleft(parcel)
+                return
             loop = asyncio.get_running_loop()
             self._under_way.append(one := _UnderWay(parcel))
             if len(self._under_way) == 1:
-                self._expect()
+                self._expect(self._patience)
             self._invited = loop.create_future()
             await framing.write_header(stream, parcel.header)
             if parcel.header.asks and not await self._invited:
@@ -158,7 +163,7 @@ class Courier:
         while True:
             async with asyncio.timeout(None) as self._patience:
                 if self._under_way:
-                    self._expect()
+                    self._expect(self._patience)
                 answer = await _read_answer(stream)
                 if not self._under_way:
                     raise Malformed("an answer to no parcel", peer=stream.peer)
@@ -175,10 +180,10 @@ class Courier:
                 self._rate.arrived(one.began, parcel.header.nbytes, self._trip_s(self._peer), now)
             parcel.done(answer)
 
-    def _expect(self) -> None:
+    def _expect(self, patience: asyncio.Timeout) -> None:
         """The answer to the first parcel under way, in time."""
         within_s = REACH_S + self._under_way[0].parcel.header.nbytes / SLOWEST_BYTES_PER_S
-        self._patience.reschedule(asyncio.get_running_loop().time() + within_s)
+        patience.reschedule(asyncio.get_running_loop().time() + within_s)
 
     def _give_up_first(self) -> None:
         if self._waiting:

@@ -23,6 +23,7 @@ from farflung.sims import clock
 from farflung.sims.hub import MemoryHub
 from farflung.sims.links import LinkModel
 from farflung.sims.network import MemoryNetwork
+from farflung.sims.streams import MemoryStream
 
 US, THEM = b"u" * 32, b"t" * 32
 WAY_S = 0.1
@@ -124,6 +125,18 @@ def carry(
     return clock.run(run())
 
 
+class Showing(MemoryNetwork):
+    """Shows the streams that it opens."""
+
+    def __init__(self, hub: MemoryHub, peer: bytes) -> None:
+        super().__init__(hub, peer)
+        self.opened: list[MemoryStream] = []
+
+    async def open_stream(self, peer: bytes, kind: str) -> MemoryStream:
+        self.opened.append(await super().open_stream(peer, kind))
+        return self.opened[-1]
+
+
 def taken(_: ParcelHeader) -> Answer:
     return Answer.TAKEN
 
@@ -159,6 +172,46 @@ def test_a_stream_that_breaks_while_nobody_needs_it_ends_the_courier() -> None:
         )
         await courier.run()
         assert 10.0 < loop.time() < 12.0
+
+    clock.run(main())
+
+
+@pytest.mark.parametrize("serves_again", [False, True])
+def test_a_stream_may_break_in_the_moment_in_which_a_parcel_comes(serves_again: bool) -> None:
+    """Which then goes over another stream, if there is one."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, clock.VirtualLoop)
+        hub = MemoryHub(loop, random.Random(0), LinkModel(latency_s=WAY_S))
+        ours = Showing(hub, US)
+
+        async def serve(stream: Stream) -> None:
+            one = await framing.read_header(stream, ParcelHeader)
+            await framing.drain(stream, one.nbytes)
+            await stream.write(bytes([Answer.TAKEN]))
+
+        def start() -> None:
+            MemoryNetwork(hub, THEM).serve(ACTIVATION, framing.guarded(serve, lambda error: None, within_s=600.0))
+
+        courier = Courier(
+            ours, THEM, ACTIVATION, rate=ParcelRate(), trip_s=lambda peer: 0.0, refused=lambda error: None
+        )
+        told: list[Answer | None] = []
+
+        async def break_and_carry() -> None:
+            await asyncio.sleep(5.0)
+            hub.kill(THEM)
+            if serves_again:
+                start()
+            ours.opened[-1].fail("gone")
+            courier.carry(Parcel(header(0, asks=False, nbytes=len(PAYLOAD)), PAYLOAD, b"", lambda: True, told.append))
+
+        start()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(break_and_carry())
+            group.create_task(courier.run())
+        assert told == [Answer.TAKEN if serves_again else None]
 
     clock.run(main())
 

@@ -206,8 +206,8 @@ def test_the_shipped_scenario_can_be_played_both_ways() -> None:
     check_playable(scenario, free_bytes=10e9)
 
 
-@pytest.mark.parametrize("name", ["stage-lost-6x1", "stage-lost-6x2"])
-def test_peers_are_told_their_stage(name: str) -> None:
+@pytest.mark.parametrize(("name", "free"), [("stage-lost-6x1", 2), ("stage-lost-6x2", 6), ("stage-0-lost-6x2", 6)])
+def test_peers_are_told_their_stage(name: str, free: int) -> None:
     scenario = load_scenario(SHIPPED / f"{name}.toml")
     check_playable(scenario, free_bytes=10e9)
     roster = scenario.roster()
@@ -218,7 +218,7 @@ def test_peers_are_told_their_stage(name: str) -> None:
         for peer in range(len(roster))
     ]
     assert {own.name: stage for (own, _, _), stage in zip(roster, told, strict=True)}["three"] == 3
-    assert told.count(None) == {"stage-lost-6x1": 2, "stage-lost-6x2": 6}[name]
+    assert told.count(None) == free
     wrong = (structs.replace(scenario.peers[0], name="x", stage=6),)
     with pytest.raises(ConfigError, match=r"peers 'x': stage = 6; give 0 to 5"):
         structs.replace(scenario, peers=wrong)

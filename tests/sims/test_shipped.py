@@ -17,6 +17,7 @@ BEGINNINGS = {
     "pipeline-6": (32.0, 1, 6),
     "replaced": (10.0, 0, 5),
     "spot": (400.0, 1, 4),
+    "stage-0-lost-6x2": (30.0, 0, 0),
     "stage-lost-6x1": (30.0, 0, 0),
     "stage-lost-6x2": (30.0, 0, 0),
     "straggler": (240.0, 4, 6),
