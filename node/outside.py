@@ -125,4 +125,5 @@ class Outside:
             load=Load(0.0, 0.0, 0.0),
             fits=tuple(sorted(self.fits)),
             domains=self._domains,
+            decided=self.roll.decided,
         )

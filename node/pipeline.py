@@ -247,6 +247,7 @@ class Pipeline:
             call=word.call,
             apart=chain is None or not is_quorum(*chain),
             counted=self.me.counted or self.roll.counted,
+            decided=self.roll.decided,
         )
 
     def _tick(self) -> None:

@@ -20,15 +20,17 @@ a call was acknowledged by a stage that called, so whoever is elected inherits i
 it names, for enough stages are in a later term: it can begin no stage anew, and where it meets one of the others it ends.
 
 **Stages that change.** A chain of a life that is over has no vote: the vote of stage s is that of its newest life, and nobody counts one whose own list, or that of
-another who calls, knows a later life of the stage. Stage 0 names no further lives before the last ones count. So each change is decided by enough
-of the stages as they were before it, and the next one by enough of those after it.
+another who calls, knows a later life of the stage; but for that very life, for it was there when that was named. Stage 0 names no further lives before the last
+ones count. So each change is decided by enough of the stages as they were before it, and the next one by enough of those after it. Who had a vote in it may be gone
+by then, since the life has ended its own; so everybody says which lives it knows to count (`Present.decided`), and of those that stage 0 names one word of that is enough.
 
 **Nothing stands for ever.** Two who are called for one number may each have too few; then after `lives.LOST_AFTER` heartbeats the lowest stage that is there calls
 for the next number, and the others come along. If stage 0 is back by then, that is stage 0: some have called and acknowledge nothing of its any more, so its own
 chain calls for its next life, begun by one of its peers with all that it has. Numbers of stage 0's lives may so have gaps.
 
 What it costs: where more than half of the stages lose their quorum at once, or exactly half and stage 0 is one of them, nothing begins anew until enough have
-it again. That is no matter of taste: each set of stages that may replace the rest forbids the rest to replace it.
+it again. That is no matter of taste: each set of stages that may replace the rest forbids the rest to replace it. And a stage that stage 0 had just named a next
+life of when it was lost itself counts with neither life in a call, where a caller knows of that one: it may have counted, or not.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -74,10 +76,15 @@ def acknowledged(stages: int, words: Mapping[int, Word], term: int, life: Life) 
         stage
         for stage, word in words.items()
         if number_in(word.lives, 0) == term
-        and number_in(word.lives, stage) <= word.life
+        and (number_in(word.lives, stage) <= word.life or _ends_with(stage, word, life))
         and (life in word.lives or number_in(word.lives, life.stage) > life.number)
     }
     return enough(stages, {0, *voters})
+
+
+def _ends_with(stage: int, word: Word, life: Life) -> bool:
+    """Whether a life is the one that takes the place of the chain which says this word: it had a vote until then."""
+    return life.stage == stage and life.number == word.life + 1 and life in word.lives
 
 
 def elected(stages: int, words: Mapping[int, Word]) -> tuple[Life, tuple[Life, ...]] | None:

@@ -138,6 +138,9 @@ class Present(Struct, frozen=True, array_like=True, tag=21):
     """It does not hear enough of its chain's members for a quorum just now."""
     counted: Counters = BEGINNING
     """What stage 0's chain has counted, the newest that this peer has heard."""
+    decided: Annotated[tuple[Life, ...], Meta(max_length=MAX_HOPS)] = ()
+    """Of the stages that were begun anew, the newest life that counts, as far as this peer knows: what counts once counts for good, also when those who had a
+    vote in it say nothing any more, for it may have ended their own."""
 
 
 class PlannedLane(Struct, frozen=True, array_like=True):

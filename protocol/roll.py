@@ -119,7 +119,7 @@ class Roll:
             if not 0 < appointment.stage < self.stages:
                 raise BadSignature(f"an appointment for stage {appointment.stage}, which there is not", peer=peer)
         first = 0 if self.decides_together else 1
-        said = present.lives if present.call is None else (*present.lives, present.call)
+        said = (*present.lives, *present.decided, *(() if present.call is None else (present.call,)))
         if any(not first <= life.stage < self.stages or life.number < 1 for life in said):
             raise Refused("a life of a stage that cannot have been begun anew", peer=peer)
         if present.call is not None and present.call.stage != 0:
@@ -199,10 +199,11 @@ class Roll:
         while True:
             words, term = self.words(now) if self.decides_together else {}, self.number(0)
             named = [life for life in self._named(now) if life.number > self.number(life.stage) and life.stage > 0]
+            decided = {life for entry in self.entries.values() if entry.present for life in entry.present.decided}
             counts = [
                 life
                 for life in named
-                if not self.decides_together or accord.acknowledged(self.stages, words, term, life)
+                if not self.decides_together or life in decided or accord.acknowledged(self.stages, words, term, life)
             ]
             if not counts:
                 break
@@ -282,6 +283,11 @@ class Roll:
                 if 0 <= stage < self.stages and (said.wants >= 0 or said.life == self.number(stage)):
                     counts[stage] += 1
         return tuple(counts)
+
+    @property
+    def decided(self) -> tuple[Life, ...]:
+        """The newest life that counts of each stage that was begun anew, by stage."""
+        return tuple(self.renewed[stage] for stage in sorted(self.renewed))
 
     def life(self, stage: int) -> Life | None:
         """The newest life of a stage, if we know any."""

@@ -41,6 +41,9 @@ def test_a_life_counts_when_enough_have_acknowledged_it_in_this_term() -> None:
     assert not acknowledged(5, {1: yes, 2: other_term}, 0, life)
     over = Word(0, (Life(2, 1, H), life))  # a chain that knows itself that it is over
     assert not acknowledged(5, {1: yes, 2: over}, 0, life)
+    assert acknowledged(5, {1: yes, 3: Word(0, (life,))}, 0, life)  # the chain whose place it takes, for that one only
+    assert not acknowledged(5, {1: yes, 3: Word(0, (life,))}, 0, Life(2, 1, H))
+    assert not acknowledged(5, {1: yes, 3: later}, 0, life)
     assert not acknowledged(5, {1: yes, 2: Word(0, (Life(3, 1, H),))}, 0, life)
 
 
@@ -135,6 +138,7 @@ class Machine:
         return says(
             self.stage, life=self.life, trains=serves, digest=b"d" * 32 if serves else b"", lives=self.word.lives if serves else (),
             call=self.word.call if serves else None, lost=self.roll.lost(now, held=self.stage), fits=() if serves else tuple(range(self.roll.stages)),
+            decided=self.roll.decided,
         )  # fmt: skip
 
     def commit(self, word: Word) -> None:
@@ -249,9 +253,9 @@ class Swarm:
         for one in self.machines:
             if not one.up:
                 one.up = True
-                kept = one.roll.renewed
+                kept, appointments = one.roll.renewed, one.roll.appointments
                 one.roll = Roll(SWARM, one.roll.founder, one.key, self.stages, BEAT_S, renewed=kept)
-                one.roll.appointments = dict(self.machines[0].roll.appointments)
+                one.roll.appointments = appointments
                 one.roll.tick(self.now)
                 if one.stage >= 0:
                     one.word = one.disks[one.stage, one.life]
@@ -271,8 +275,8 @@ class _Appointed:
     founder: bytes
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_whatever_is_cut_lost_and_comes_back_there_is_one_history(seed: int) -> None:
+def after_hardship(seed: int) -> Swarm:
+    """A swarm that misfortunes have befallen, one after another; links are whole again."""
     swarm = Swarm(seed)
     for _ in range(10):
         swarm.beat()
@@ -282,12 +286,42 @@ def test_whatever_is_cut_lost_and_comes_back_there_is_one_history(seed: int) -> 
             swarm.beat()
     for one in swarm.machines:
         one.side = 0
-    swarm.back()
-    for _ in range(600):
+    return swarm
+
+
+def assert_completed(swarm: Swarm, beats: int) -> None:
+    for _ in range(beats):
         swarm.beat()
         if swarm.complete():
             break
     assert swarm.complete(), [(one.stage, one.life, one.word, one.roll.renewed) for one in swarm.machines]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_is_cut_lost_and_comes_back_there_is_one_history(seed: int) -> None:
+    swarm = after_hardship(seed)
+    swarm.back()
+    assert_completed(swarm, 600)
+
+
+@pytest.mark.parametrize("seed", [*range(12), 32, 211])
+def test_where_no_more_than_enough_stages_come_back_they_begin_the_others_anew(seed: int) -> None:
+    """Stage 0 among them, and machines that are free. A stage that has agreed to its own end is one of those that agree to it (10, 32, 211); whoever is to take
+    its place hears that it may though nobody serves the old life any more (seed 66)."""
+    swarm = after_hardship(seed)
+    newest = [max(one.roll.number(stage) for one in swarm.machines) for stage in range(swarm.stages)]
+    there = {one.stage for one in swarm.machines if one.stage >= 0 and one.life == newest[one.stage]}
+    for stage in sorted(there - {0}, key=lambda stage: swarm.rng.random()):
+        if enough(swarm.stages, there - {stage}):
+            there.discard(stage)
+    free = [one for one in swarm.machines if one.stage not in there and one.stage < 0]
+    if not enough(swarm.stages, there) or 0 not in there or len(free) < swarm.stages - len(there):
+        return
+    gone = [one for one in swarm.machines if one.stage >= 0 and one.stage not in there]
+    swarm.back()
+    for one in gone:
+        one.up = False
+    assert_completed(swarm, 1200)
 
 
 @pytest.mark.parametrize("stages", [3, 4, 5])

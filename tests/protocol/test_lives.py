@@ -153,10 +153,21 @@ def test_a_data_node_believes_its_chain_alone() -> None:
 
 def test_an_impossible_life_changes_nothing() -> None:
     for life in (Life(0, 1, C), Life(2, 1, C), Life(1, 0, C)):
-        roll = roll_of(A)
-        with pytest.raises(Refused, match="cannot have been begun"):
-            roll.heard(B, says(0, lives=(life,)), 0.0)
-        assert not roll.known
+        for said in (says(0, lives=(life,)), says(-1, decided=(life,))):
+            roll = roll_of(A)
+            with pytest.raises(Refused, match="cannot have been begun"):
+                roll.heard(B, said, 0.0)
+            assert not roll.known
+
+
+def test_what_stage_0_names_counts_when_anybody_knows_that_it_does() -> None:
+    """Those who had a vote in it may say nothing any more. What nobody names does not count, whoever says so."""
+    next_life = Life(1, 2, D)
+    for named, decided, number in (((next_life,), (), 1), ((), (next_life,), 1), ((next_life,), (next_life,), 2)):
+        roll = of_three(b"n" * 32)
+        hear(roll, 1.0, A=says(0, lives=named), B=says(0, lives=named), C=says(-1, decided=decided))
+        assert roll.number(1) == number
+    assert roll.decided == (next_life, Life(2, 1, D))
 
 
 # ---- what is lost --------------------------------------------------------------------------------------------------
