@@ -64,6 +64,12 @@ class SwarmPaths:
         """Folder of outer and inner state, votes and ledger."""
         return self.folder / "checkpoint"
 
+    def stage(self, stage: int, life: int) -> Path:
+        """The same of a stage of a pipeline, by the number of its life."""
+        if life:
+            return self.folder / f"stage-{stage}-life-{life}"
+        return self.folder / f"stage-{stage}" if stage else self.checkpoint
+
     @property
     def events(self) -> Path:
         """What the node did: one JSON object per line (docs/events.md)."""

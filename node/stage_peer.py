@@ -60,7 +60,7 @@ class StagePeer(Peer):
         keep_model: KeepModel,
     ) -> None:
         network, doors, log, me = facilities.network, facilities.doors, facilities.log, facilities.signer.peer_id
-        log.bind(stage=recipe.stage)
+        log.bind(stage=recipe.stage, life=life.number)
         terms = recipe.terms(life)
         self.pipeline = Pipeline(
             network=network,

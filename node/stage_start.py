@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import msgspec
 
@@ -85,14 +84,7 @@ def save_stage(swarm: SwarmPaths, saved: SavedStage) -> None:
 
 def stage_storage(swarm: SwarmPaths, life: Life) -> FileStorage:
     """Where the state of a stage lies."""
-    return FileStorage(_stage_folder(swarm, life.stage, life.number))
-
-
-def _stage_folder(swarm: SwarmPaths, stage: int, number: int) -> Path:
-    """Of one of its lives."""
-    if number:
-        return swarm.folder / f"stage-{stage}-life-{number}"
-    return swarm.folder / f"stage-{stage}" if stage else swarm.checkpoint
+    return FileStorage(swarm.stage(life.stage, life.number))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,7 +170,7 @@ class StageStart:
 
     def _remains(self, stage: int, newest: int) -> Remains | None:
         """What is on this machine's disk of a stage, of its lives up to `newest`."""
-        folders = [_stage_folder(self._swarm, stage, number) for number in range(newest, -1, -1)]
+        folders = [self._swarm.stage(stage, number) for number in range(newest, -1, -1)]
         return remains(FileStorage(folder) for folder in folders if folder.exists())
 
     def fitting(self, runtime: Runtime, save_memory: str, wanted: int | None) -> dict[int, tuple[StageRecipe, Runtime]]:
@@ -242,7 +234,7 @@ class StageStart:
 
     def _spent(self, life: Life) -> bool:
         """See `remains.spent`."""
-        folder = _stage_folder(self._swarm, life.stage, life.number)
+        folder = self._swarm.stage(life.stage, life.number)
         return life.founder == self._signer.peer_id and folder.exists() and spent(life, FileStorage(folder))
 
     def move(self, stage: int, say: Callable[[str], None]) -> Stage:

@@ -24,7 +24,7 @@ from typing import Any
 
 from farflung.node.events import Event
 from farflung.sims.intervals import length
-from farflung.sims.logs import Logs, Place, samples_of, stage_of
+from farflung.sims.logs import Chain, Logs, Place, chain_of, samples_of
 
 INVARIANTS = {
     1: "same version, same bits",
@@ -69,19 +69,19 @@ def counted(number: int, what: str) -> str:
 
 def check_digests(logs: Logs) -> Check:
     """1: one digest at each version that is named more than once, be it by one peer in two lives."""
-    at: dict[Place, list[tuple[str, str]]] = defaultdict(list)  # by stage and version, (peer, digest)
-    for (stage, _), told in logs.rounds.items():
+    at: dict[Place, list[tuple[str, str]]] = defaultdict(list)  # by chain and version, (peer, digest)
+    for (chain, _), told in logs.rounds.items():
         for event in told:
-            at[stage, event["version"]].append((event["peer"], event["digest"]))
+            at[chain, event["version"]].append((event["peer"], event["digest"]))
     compared = {place: said for place, said in at.items() if len(said) > 1}
     broken = []
-    for (stage, version), said in compared.items():
+    for (chain, version), said in compared.items():
         digests = [digest for _, digest in said]
         usual = max(digests, key=digests.count)
         odd = dict.fromkeys(logs.name(peer) for peer, digest in said if digest != usual)
         if odd:
             broken.append(
-                f"{', '.join(odd)} held other bits at version {version}{_of(stage)} than were held before or elsewhere"
+                f"{', '.join(odd)} held other bits at version {version}{_of(chain)} than were held before or elsewhere"
             )
     return Check(which=1, what=f"the bits of {counted(len(compared), 'version')}", count=len(compared), broken=broken)
 
@@ -90,24 +90,24 @@ def check_versions(logs: Logs) -> Check:
     """2: in one life of a node the version never goes back, and each that it comes to is made by a commit or downloaded."""
     moves, broken = 0, []
     for peer, events in logs.lives:
-        for stage, own in _by_stage(logs, events).items():
+        for chain, own in _by_chain(events).items():
             for before, after, why in _moves(own):
                 moves += 1
                 if after < before:
-                    broken.append(f"{logs.name(peer)} went back from version {before} to {after}{_of(stage)}")
+                    broken.append(f"{logs.name(peer)} went back from version {before} to {after}{_of(chain)}")
                 elif not why:
                     broken.append(
-                        f"{logs.name(peer)} came from version {before} to {after}{_of(stage)} without a commit"
+                        f"{logs.name(peer)} came from version {before} to {after}{_of(chain)} without a commit"
                     )
     return Check(which=2, what=f"{counted(moves, 'move')} from version to version", count=moves, broken=broken)
 
 
-def _by_stage(logs: Logs, events: list[Event]) -> dict[int, list[Event]]:
-    """What a node says of its own chain; not of stages that were begun anew."""
-    found: dict[int, list[Event]] = defaultdict(list)
+def _by_chain(events: list[Event]) -> dict[Chain, list[Event]]:
+    """What a node says of its own chain."""
+    found: dict[Chain, list[Event]] = defaultdict(list)
     for event in events:
-        if not event["event"].startswith(("stage.", "shadow")) and stage_of(event) not in logs.begun_anew:
-            found[stage_of(event)].append(event)
+        if not event["event"].startswith(("stage.", "shadow")):
+            found[chain_of(event)].append(event)
     return found
 
 
@@ -138,22 +138,22 @@ def check_parts(logs: Logs) -> Check:
     planned: dict[Place, set[str]] = defaultdict(set)
     held: dict[Place, set[str]] = defaultdict(set)
     for event in logs.all("round.plan", "round.held"):
-        place = (stage_of(event), event["round"])
+        place = (chain_of(event), event["round"])
         if event["event"] == "round.plan":
             planned[place].update(event["members"])
         else:
             held[place].add(event["peer"])
-    began = {stage: -math.inf for stage, _ in logs.rounds}
+    began = {chain: -math.inf for chain, _ in logs.rounds}
     broken = []
-    for (stage, height), told in logs.rounds.items():
-        since, until = began[stage], max(event["time"] for event in told)
-        began[stage] = min(event["time"] for event in told)
+    for (chain, height), told in logs.rounds.items():
+        since, until = began[chain], max(event["time"] for event in told)
+        began[chain] = min(event["time"] for event in told)
         left_out = max(event["parts_left_out"] for event in told)
-        members = planned[stage, height]
+        members = planned[chain, height]
         lost = {of for at, of in losses if since <= at <= until}
-        if left_out and members and members <= held[stage, height] and not members & lost:
+        if left_out and members and members <= held[chain, height] and not members & lost:
             broken.append(
-                f"round {height}{_of(stage)} left {counted(left_out, 'part')} out, though nobody was lost and all members held everything"
+                f"round {height}{_of(chain)} left {counted(left_out, 'part')} out, though nobody was lost and all members held everything"
             )
     return Check(
         which=3,
@@ -167,20 +167,20 @@ def check_contributors(logs: Logs) -> Check:
     """4: whoever a round counts had begun to send a contribution, and weighs as many tokens as its samples have."""
     sent = {(*_round(event), event["peer"]) for event in logs.all("round.scatter")}
     looked, broken = 0, []
-    sizes: dict[int, dict[float, str]] = defaultdict(dict)  # by stage, tokens of a sample and who had it so
-    for (stage, height), told in logs.rounds.items():
+    sizes: dict[Chain, dict[float, str]] = defaultdict(dict)  # by chain, tokens of a sample and who had it so
+    for (chain, height), told in logs.rounds.items():
         samples = next((found for event in told if (found := samples_of(event))), {})
         for peer, tokens in told[0]["contributors"].items():
             if peer not in logs.events:
                 continue
             looked += 1
-            who = f"{logs.name(peer)} in round {height}{_of(stage)}"
-            if (stage, height, peer) not in sent:
+            who = f"{logs.name(peer)} in round {height}{_of(chain)}"
+            if (chain, height, peer) not in sent:
                 broken.append(f"{who} was counted, and had sent no contribution")
             if tokens <= 0:
                 broken.append(f"{who} was counted with {tokens} tokens")
             elif peer in samples:
-                sizes[stage].setdefault(tokens / max(1, length(samples[peer])), who)
+                sizes[chain].setdefault(tokens / max(1, length(samples[peer])), who)
     for by_size in sizes.values():
         if len(by_size) > 1:
             said = "; ".join(f"{size:g} tokens a sample for {who}" for size, who in list(by_size.items())[:2])
@@ -191,19 +191,19 @@ def check_contributors(logs: Logs) -> Check:
 def check_history(logs: Logs) -> Check:
     """5: all peers write the same of one height, and none comes back to a height."""
     compared, broken = 0, []
-    for (stage, height), told in logs.commits.items():
+    for (chain, height), told in logs.commits.items():
         compared += len(told) > 1
         for key in SAME_FOR_ALL:
             known = [(event["peer"], event[key]) for event in told if key in event and event[key] != {}]
             other = next((peer for peer, said in known if said != known[0][1]), None)
             if other is not None:
                 who = f"{logs.name(known[0][0])} and {logs.name(other)}"
-                broken.append(f"{who} know different commits of height {height}{_of(stage)}: {key} differ")
+                broken.append(f"{who} know different commits of height {height}{_of(chain)}: {key} differ")
     for peer, events in logs.lives:
-        for stage, own in _by_stage(logs, events).items():
+        for chain, own in _by_chain(events).items():
             heights = [event["height"] for event in own if event["event"] in ("round.commit", "view.commit")]
             broken += [
-                f"{logs.name(peer)} came to height {after} after {before}{_of(stage)}"
+                f"{logs.name(peer)} came to height {after} after {before}{_of(chain)}"
                 for before, after in pairwise(heights)
                 if after <= before
             ]
@@ -222,19 +222,19 @@ def check_misses(logs: Logs) -> Check:
     """9: missed and abandoned rounds have reasons, and a contribution that was begun is counted, missed, or its node's last word."""
     told = logs.all("round.missed", "round.abort")
     broken = [
-        f"{logs.name(e['peer'])} says no reason for round {e['round']}{_of(stage_of(e))}"
+        f"{logs.name(e['peer'])} says no reason for round {e['round']}{_of(chain_of(e))}"
         for e in told
         if not e["reason"].strip()
     ]
     contributors = {place: said[0]["contributors"] for place, said in logs.rounds.items()}
     sent = 0
     for peer, events in logs.lives:
-        for stage, own in _by_stage(logs, events).items():
+        for chain, own in _by_chain(events).items():
             sent += sum(event["event"] == "round.scatter" for event in own)
             for begun, height in _unheard(own):
-                if not any(peer in contributors.get((stage, at), ()) for at in range(begun, height + 1)):
+                if not any(peer in contributors.get((chain, at), ()) for at in range(begun, height + 1)):
                     broken.append(
-                        f"{logs.name(peer)} sent a contribution to round {begun}{_of(stage)}, and nothing says what became of it"
+                        f"{logs.name(peer)} sent a contribution to round {begun}{_of(chain)}, and nothing says what became of it"
                     )
     what = f"the reasons of {counted(len(told), 'round')} missed or given up, and the ends of {counted(sent, 'contribution')}"
     return Check(which=9, what=what, count=len(told) + sent, broken=broken)
@@ -285,8 +285,9 @@ def refusals(logs: Logs) -> list[dict[str, Any]]:
 
 
 def _round(event: Event) -> Place:
-    return stage_of(event), event["round"]
+    return chain_of(event), event["round"]
 
 
-def _of(stage: int) -> str:
-    return f" of stage {stage}" if stage else ""
+def _of(chain: Chain) -> str:
+    stage, life = chain
+    return f" of stage {stage}, life {life}" if life else f" of stage {stage}" if stage else ""

@@ -20,7 +20,7 @@ from farflung.node.events import Event
 from farflung.sims.audit import Check, counted
 from farflung.sims.facts import Interval, LedgerFacts
 from farflung.sims.intervals import clip, length, merge, repeats
-from farflung.sims.logs import Logs, samples_of
+from farflung.sims.logs import Chain, Logs, chain_of, samples_of
 
 BREAKS = ("node.start", "progress.dropped")
 """Where a stretch of a peer's training ends."""
@@ -108,20 +108,21 @@ def check_samples(logs: Logs, samples: Samples) -> list[Check]:
 
 def committed_samples(logs: Logs) -> list[dict[str, list[Interval]]]:
     """What each distinct commit of stage 0 counts, by contributor; the samples of other stages are tickets."""
-    found: dict[tuple[int, str], dict[str, list[Interval]]] = {}
+    found: dict[tuple[Chain, int, str], dict[str, list[Interval]]] = {}
     for event in _told_samples(logs):
-        found[event["round"], repr(sorted(event["samples"].items()))] = samples_of(event)
+        found[chain_of(event), event["round"], repr(sorted(event["samples"].items()))] = samples_of(event)
     return list(found.values())
 
 
 def _told_samples(logs: Logs) -> list[Event]:
     """Commits of stage 0 by peers that still had the commit before; the others cannot tell whose samples these are."""
-    return [event for (stage, _), told in logs.rounds.items() if stage == 0 for event in told if event["samples"]]
+    return [event for ((stage, _), _), told in logs.rounds.items() if stage == 0 for event in told if event["samples"]]
 
 
 def _lost(ledger: LedgerFacts, committed: Iterable[Interval]) -> int:
     kept = [
         *ledger.free,
+        *ledger.let_go,
         *(interval for intervals in ledger.held.values() for interval in intervals),
         *(interval for intervals in ledger.suspended.values() for interval in intervals),
     ]

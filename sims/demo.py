@@ -34,7 +34,7 @@ from farflung.node.runner import run_loop
 from farflung.node.storage import FileStorage
 from farflung.protocol.errors import ConfigError, LocalError
 from farflung.protocol.manifest import open_manifest
-from farflung.sims.demonodes import DemoNode, NodeFailed, last_ledger, now
+from farflung.sims.demonodes import DemoNode, NodeFailed, now
 from farflung.sims.demoview import DemoView
 from farflung.sims.facts import (
     Incident,
@@ -44,6 +44,7 @@ from farflung.sims.facts import (
     load_events,
     save_run,
 )
+from farflung.sims.last_ledger import last_ledger
 from farflung.sims.report import report_folder
 from farflung.sims.solo import best_run, train_alone
 from farflung.training.model import Decoder
@@ -442,7 +443,7 @@ def _conclude(out: Path, story: Story, recipe: Recipe, made: CreatedSwarm, solo:
         solo_loss=solo,
         ddp_bytes_per_peer=int(2 * (FIRST_NODES - 1) / FIRST_NODES * 4 * numel * story.steps_done),
         exits={node.peer: node.exit_status for node in survivors if node.exit_status is not None},
-        ledger=last_ledger(survivors, load_events((out / "nodes").rglob("events.jsonl"))),
+        ledger=last_ledger([node.swarm for node in survivors], load_events((out / "nodes").rglob("events.jsonl"))),
         description=(
             f"{numel / 1e6:.1f} M parameters on the text of Python's standard library, {BATCH} x {SEQ_LEN} tokens a step and "
             f"peer, a round every {INNER_STEPS} steps in {recipe.uplink.spec}, {UP_MBPS:g} Mbit/s up each; all nodes on one "

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,10 +23,7 @@ from farflung.node.events import Event
 from farflung.node.identity import Identity
 from farflung.node.paths import SwarmPaths, resolve_paths
 from farflung.node.status import NodeStatus
-from farflung.node.storage import FileStorage
 from farflung.protocol.errors import LocalError
-from farflung.protocol.ledger import Ledger
-from farflung.sims.facts import LedgerFacts
 
 CONNECT_S = 0.2
 """Between two attempts to reach a node that is starting."""
@@ -176,24 +173,6 @@ class DemoNode:
                         self.on_event(self, event)
             except (NoNode, ControlError):
                 await asyncio.sleep(CONNECT_S)
-
-
-def last_ledger(nodes: Iterable[DemoNode], events_by_peer: Mapping[str, Sequence[Event]]) -> LedgerFacts:
-    """Who holds which sample after the last commit that any node has applied, from the disks of these nodes; of a pipeline, those of stage 0."""
-    applied = max((e["height"] for one in events_by_peer.values() for e in one if e.get("stage", 0) == 0), default=0)
-    commits = [
-        link.certified.commit
-        for node in nodes
-        for link in FileStorage(node.swarm.checkpoint).load_history()
-        if link.certified.commit.height <= applied
-    ]
-    ledger = max(commits, key=lambda commit: commit.height).ledger if commits else Ledger()
-    return LedgerFacts(
-        cursor=ledger.cursor,
-        free=list(ledger.free),
-        held={h.peer.hex(): list(h.intervals) for h in ledger.held},
-        suspended={s.peer.hex(): list(s.intervals) for s in ledger.suspended},
-    )
 
 
 def now() -> float:

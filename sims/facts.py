@@ -60,6 +60,8 @@ class LedgerFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """In the hands of members, by public key in hex."""
     suspended: dict[str, list[Interval]] = {}
     """Kept for vanished members during their lease, by public key in hex."""
+    let_go: list[Interval] = []
+    """In the hands of peers of an earlier life of stage 0, which nobody knows of any more: not to be trained in this epoch."""
 
 
 class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

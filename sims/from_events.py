@@ -7,7 +7,7 @@ import msgspec
 
 from farflung.node.events import Event
 from farflung.sims.faults import Fault, describe
-from farflung.sims.logs import Events
+from farflung.sims.logs import Events, chain_of
 from farflung.sims.pipeline_log import logged_steps
 from farflung.sims.pipeline_recoveries import recoveries
 from farflung.sims.sim_folder import EVENTS, timeline_of
@@ -28,12 +28,15 @@ def fill_report(
     ended: float,
 ) -> None:
     """Work out from events what a simulation reports of itself."""
-    views: dict[int, tuple[int, list[str]]] = {}  # by stage, the height and the view of its newest commit
+    views: dict[
+        int, tuple[tuple[int, int], list[str]]
+    ] = {}  # by stage, life and height of its newest commit, and the view
     for event in in_order(events):
         report.note(event["time"] - began, event)
         if event["event"] in ("round.commit", "view.commit"):
-            stage = event.get("stage", 0)
-            views[stage] = max(views.get(stage, (0, [])), (event["height"], event["view"]), key=lambda one: one[0])
+            stage, life = chain_of(event)
+            known = views.get(stage, ((0, 0), []))
+            views[stage] = max(known, ((life, event["height"]), event["view"]), key=lambda one: one[0])
     rounds = commits_by_round(events)
     report.commits = max((event["height"] for one in events.values() for event in one), default=0)
     report.rounds = max((event["version"] for event in rounds.values()), default=0)

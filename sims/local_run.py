@@ -31,10 +31,11 @@ from farflung.node.recipe import Recipe
 from farflung.node.runner import run_loop
 from farflung.protocol.errors import ConfigError
 from farflung.sims.churn import make_schedule
-from farflung.sims.demonodes import last_ledger, now
+from farflung.sims.demonodes import now
 from farflung.sims.facts import load_events, save_run
 from farflung.sims.faults import Fault, Schedule, Start
 from farflung.sims.from_events import fill_report, write_logs
+from farflung.sims.last_ledger import last_ledger
 from farflung.sims.local_node import LATE
 from farflung.sims.local_plan import check_playable, check_speed
 from farflung.sims.local_swarm import LocalSwarm
@@ -160,7 +161,7 @@ def _conclude(swarm: LocalSwarm, seed: int, schedule: Schedule, out: Path | None
     scenario = swarm.scenario
     everything = load_events(swarm.folder.rglob("events.jsonl"))
     events = {peer: [e for e in one if e["time"] <= swarm.ended] for peer, one in everything.items()}
-    disks = {node.peer: node for node in swarm.lives if node.swarm.checkpoint.exists()}
+    disks = {node.peer: node.swarm for node in swarm.lives}
     tell = partial(
         run_facts,
         scenario,

@@ -12,8 +12,11 @@ from farflung.sims.facts import Interval, RunFacts
 Events = Mapping[str, Sequence[Event]]
 """Events by public key in hex, each peer's in the order of time."""
 
-Place = tuple[int, int]
-"""A stage of the pipeline, 0 without one, and a height of its chain."""
+Chain = tuple[int, int]
+"""A stage of the pipeline, 0 without one, and the number of its life."""
+
+Place = tuple[Chain, int]
+"""A chain, and a height or version of it."""
 
 
 def all_of(events_by_peer: Events, *kinds: str) -> list[Event]:
@@ -25,6 +28,11 @@ def all_of(events_by_peer: Events, *kinds: str) -> list[Event]:
 def stage_of(event: Event) -> int:
     """That of the chain which the event is about; 0 without a pipeline."""
     return int(event.get("stage", 0))
+
+
+def chain_of(event: Event) -> Chain:
+    """The one which the event is about."""
+    return stage_of(event), int(event.get("life", 0))
 
 
 def samples_of(commit: Event) -> dict[str, list[Interval]]:
@@ -64,17 +72,11 @@ class Logs:
         return found
 
     @cached_property
-    def begun_anew(self) -> set[int]:
-        """Stages that got another chain on the way: heights and versions of two chains cannot be told apart in logs."""
-        return {event["stage"] for event in self.all("stage.anew", "stage.recovery")}
-
-    @cached_property
     def commits(self) -> dict[Place, list[Event]]:
-        """All that peers wrote of one commit, with a round or without, in the order of heights; but of stages that were begun anew."""
+        """All that peers wrote of one commit, with a round or without, in the order of heights."""
         found: dict[Place, list[Event]] = defaultdict(list)
         for event in self.all("round.commit", "view.commit"):
-            if stage_of(event) not in self.begun_anew:
-                found[stage_of(event), event["round" if event["event"] == "round.commit" else "height"]].append(event)
+            found[chain_of(event), event["round" if event["event"] == "round.commit" else "height"]].append(event)
         return dict(sorted(found.items()))
 
     @cached_property

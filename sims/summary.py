@@ -12,7 +12,7 @@ from farflung.node.events import Event
 from farflung.sims.audit import CHECKS, INVARIANTS, refusals
 from farflung.sims.audit_samples import account, check_samples
 from farflung.sims.facts import RunFacts
-from farflung.sims.logs import Events, Logs, all_of, stage_of
+from farflung.sims.logs import Events, Logs, all_of, chain_of
 from farflung.sims.pipeline_log import logged_steps, pipeline_figures
 from farflung.sims.pipeline_recoveries import recoveries, told
 from farflung.sims.spans import USES, kill_time, kills, seconds_by_use
@@ -158,15 +158,22 @@ def outer_losses(events_by_peer: Events, which: str = "loss") -> list[Event]:
 
 
 def commits_by_round(events_by_peer: Events) -> dict[int, Event]:
-    """One `round.commit` event per round height, the slowest peer's, in the order of heights; of a pipeline those of stage 0."""
-    found: dict[int, Event] = {}
+    """One `round.commit` event per round height, the slowest peer's, in the order of heights; of a pipeline those of stage 0, whose lives count on
+    from each other's heights."""
+    found: dict[tuple[int, int], Event] = {}
     for event in all_of(events_by_peer, "round.commit"):
-        if stage_of(event) != 0:
-            continue
-        known = found.get(event["round"])
-        if known is None or event["seconds"] > known["seconds"]:
-            found[event["round"]] = event
-    return dict(sorted(found.items()))
+        stage, life = chain_of(event)
+        known = found.get((life, event["round"]))
+        if stage == 0 and (known is None or event["seconds"] > known["seconds"]):
+            found[life, event["round"]] = event
+    numbered: dict[int, Event] = {}
+    current = last = before = 0
+    for (life, height), event in sorted(found.items()):
+        if life != current:
+            current, before = life, last
+        last = before + height
+        numbered[last] = event
+    return numbered
 
 
 def copies_bytes(events: Sequence[Event]) -> tuple[int, int]:

@@ -39,7 +39,7 @@ from farflung.sims.world import PLACES, coasts
 from farflung.training.pipeline_plan import Kind
 
 DOCS = Path(__file__).parents[2] / "docs" / "events.md"
-HEADING = {"time", "event", "swarm", "peer", "height", "version", "step", "stage"}
+HEADING = {"time", "event", "swarm", "peer", "height", "version", "step", "stage", "life"}
 START = 1_700_000_000.0
 HOME, LEFT, RIGHT, SPARE = (bytes([17 * number] * 32).hex() for number in (1, 2, 3, 4))
 
@@ -159,14 +159,15 @@ def test_digests_are_compared_within_a_stage() -> None:
 def test_a_stage_that_was_begun_anew_has_two_histories() -> None:
     """Heights and versions of its two lives are the same numbers."""
     commit = {"event": "round.commit", "time": START, "round": 1, "version": 1, "stage": 1}
-    anew = {"event": "stage.anew", "time": START, "peer": HOME, "stage": 1, "life": 1, "founder": LEFT}
     events = {
-        HOME: [anew],
-        LEFT: [commit | {"peer": LEFT, "digest": "bb"}],
-        RIGHT: [commit | {"peer": RIGHT, "digest": "cc"}],
+        LEFT: [commit | {"peer": LEFT, "digest": "bb", "life": 0}],
+        RIGHT: [commit | {"peer": RIGHT, "digest": "cc", "life": 1}],
     }
-    check = check_digests(Logs(events=events, run=RunFacts(name="s", started=START, ended=START, peers=[])))
+    run = RunFacts(name="s", started=START, ended=START, peers=[])
+    check = check_digests(Logs(events=events, run=run))
     assert (check.count, check.broken) == (0, [])
+    events[HOME] = [commit | {"peer": HOME, "digest": "bb", "life": 1}]
+    assert "at version 1 of stage 1, life 1" in check_digests(Logs(events=events, run=run)).broken[0]
 
 
 def test_all_stages_train_the_same_tokens_and_data_nodes_see_the_loss() -> None:

@@ -7,7 +7,7 @@ import pytest
 from farflung.node.events import Event
 from farflung.sims.facts import Incident, Interval, LedgerFacts, PeerFacts, RunFacts, SoloPoint
 from farflung.sims.intervals import merge
-from farflung.sims.summary import summarise, violations
+from farflung.sims.summary import commits_by_round, summarise, violations
 
 A, B = "aa" * 32, "bb" * 32
 LEDGER = LedgerFacts(cursor=0)
@@ -88,6 +88,12 @@ def test_a_commit_seen_by_two_peers_is_one_round() -> None:
     assert result["left_out"] == 0.6
 
 
+def test_rounds_of_a_later_life_of_stage_0_count_on() -> None:
+    heights = {0: (1, 2, 4), 1: (1, 3)}
+    events = [commit(A, height, {A: [(0, 4)]}) | {"life": life} for life, own in heights.items() for height in own]
+    assert list(commits_by_round({A: events})) == [1, 2, 4, 5, 7]
+
+
 def test_missed_rounds_carry_their_reasons() -> None:
     result = figures(event(B, 111.0, "round.missed", round=7, reason="too late by 2 s"))
     assert result["rounds_missed"] == [{"peer": "node 2", "round": 7, "reason": "too late by 2 s"}]
@@ -118,6 +124,11 @@ def test_samples_in_nobodys_hands_are_lost() -> None:
     result = figures(commit(A, 1, {A: [(0, 10)]}), commit(A, 2, {B: [(50, 90)]}), run=facts(ledger))
     assert result["samples_lost"] == 5  # 45 to 50
     assert "invariant 6, each sample once: 5 samples lost" in violations(result)
+
+
+def test_samples_that_a_lost_stage_0_had_in_hand_are_let_go() -> None:
+    ledger = LedgerFacts(cursor=100, let_go=[(10, 45)])
+    assert figures(commit(A, 1, {A: [(0, 10), (40, 99)]}), run=facts(ledger))["samples_lost"] == 1
 
 
 def test_counts_and_seconds() -> None:

@@ -1,0 +1,71 @@
+"""Who has which sample in hand at the end of a run of real nodes, from what they left on disk."""
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from farflung.node.events import Event
+from farflung.node.paths import SwarmPaths
+from farflung.node.storage import FileStorage
+from farflung.protocol.chain import Commit
+from farflung.protocol.ledger import Ledger
+from farflung.sims.facts import Interval, LedgerFacts
+from farflung.sims.logs import all_of, chain_of
+
+
+@dataclass(slots=True)
+class _Life:
+    """Of stage 0, or of a swarm of replicas."""
+
+    commits: list[Commit] = field(default_factory=list)
+    """On the disks of its members."""
+
+    def before(self, height: float) -> Ledger:
+        """Of the newest commit up to a height."""
+        known = [commit for commit in self.commits if commit.height <= height]
+        return max(known, key=lambda commit: commit.height).ledger if known else Ledger()
+
+    @property
+    def begins_at(self) -> int:
+        """The first sample that it may hand out, if it begins with no ledger of an earlier life."""
+        return min((life.since.samples for one in self.commits for life in one.lives if life.stage == 0), default=0)
+
+
+def last_ledger(swarms: Collection[SwarmPaths], events_by_peer: Mapping[str, Sequence[Event]]) -> LedgerFacts:
+    """The ledger of the last commit that any node has applied, from the folders of these nodes; of a pipeline that of stage 0 in its newest life.
+    What the peers of its earlier lives had in hand is let go (`protocol/lives.py`), but what a later ledger still has."""
+    applied: dict[int, int] = defaultdict(int)
+    for event in all_of(events_by_peer, "round.commit", "view.commit"):
+        stage, life = chain_of(event)
+        if stage == 0:
+            applied[life] = max(applied[life], event["height"])
+    lives = [
+        _Life([commit for swarm in swarms for commit in _history(swarm, number)])
+        for number in range(max(applied, default=0) + 1)
+    ]
+    ledgers = [life.before(applied[number]) for number, life in enumerate(lives)]
+    newest = ledgers[-1]
+    let_go: list[Interval] = []
+    for number, ledger in enumerate(ledgers[:-1]):
+        let_go += _in_hand(ledger)
+        begins_at = next((life.begins_at for life in lives[number + 1 :] if life.commits), -math.inf)
+        if ledger.cursor < begins_at:
+            let_go.append((ledger.cursor, int(begins_at)))
+    return LedgerFacts(
+        cursor=newest.cursor,
+        free=list(newest.free),
+        held={h.peer.hex(): list(h.intervals) for h in newest.held},
+        suspended={s.peer.hex(): list(s.intervals) for s in newest.suspended},
+        let_go=let_go,
+    )
+
+
+def _history(swarm: SwarmPaths, life: int) -> list[Commit]:
+    folder = swarm.stage(0, life)
+    return [link.certified.commit for link in FileStorage(folder).load_history()] if folder.exists() else []
+
+
+def _in_hand(ledger: Ledger) -> list[Interval]:
+    held = [interval for entry in ledger.held for interval in entry.intervals]
+    return [*ledger.free, *held, *(interval for entry in ledger.suspended for interval in entry.intervals)]
