@@ -5,6 +5,8 @@
   train a third of the time only, so that calls do not wait for the processor, and a round has two parts, each half of the model.
 - `start_s`: median from the start of those processes to `node.start`: the interpreter, torch, libp2p, the manifest, the data.
 - `message_s`: half a round trip of heartbeats between two real engines, sealed and opened on the way. Under load it is more.
+- `write_s`: half of a transfer of a small part between them, and its answer, over a stream as rounds use it; `door_s`: a call that does nothing. All three are
+  measured after pauses, as rounds come: one right after another takes a third of that.
 - Told, but not in `costs` and so not in virtual time: seconds of an inner step on one core, of sealing and opening a heartbeat, its bytes, and the
   control messages of a peer among three (counted in a simulation of the node's own code).
 
@@ -16,7 +18,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -26,10 +28,13 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+from farflung.node import framing
+from farflung.node.delivery import ACK, KIND
+from farflung.node.door import ThreadDoor
 from farflung.node.engine import Engine, EngineConfig
 from farflung.node.enginelog import engine_log
 from farflung.node.identity import Identity
-from farflung.node.network import PeerId
+from farflung.node.network import PeerId, Stream
 from farflung.node.recipe import Recipe
 from farflung.node.runner import run_loop
 from farflung.node.signer import IdentitySigner
@@ -56,6 +61,12 @@ BUSY = 1.0 / 3.0
 """Share of its time that a node trains."""
 
 PINGS = 300
+
+PAUSE_S = 0.01
+"""Before each of them: the machine has turned to other things."""
+
+PART_BYTES = 4096
+"""Of a small part of a round: one write, with its header."""
 
 NOT_IN_ROUNDS = frozenset({"", "train", "evaluate", "evaluate_few", "prepare", "_open_data", "learner"})
 """Calls of a node's start, and those whose times a scenario gives."""
@@ -119,12 +130,12 @@ def calibrate(console: Console) -> tuple[Costs, dict[str, Any]]:
     """The costs, and what else was seen; progress is on the console. Raises BenchError, ConfigError, NodeFailed."""
     with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True) as shown:
         bar = shown.add_task("messages", total=None)
-        told = measure_messages() | count_messages()
+        told = measure_ways() | count_messages()
         runs = []
         for preset in SIZES:
             shown.update(bar, description=f"two nodes with the model {preset}")
             runs.append(measure_nodes(preset))
-    costs = costs_of(runs, message_s=told["message_s"])
+    costs = costs_of(runs, told)
     return costs, told | {"step_s": {run.preset: run.step_s for run in runs}, "step_tokens": 128}
 
 
@@ -177,7 +188,7 @@ def read_calls(files: Iterable[Path]) -> dict[str, list[float]]:
     return calls
 
 
-def costs_of(runs: Sequence[Run], *, message_s: float) -> Costs:
+def costs_of(runs: Sequence[Run], ways: Mapping[str, float]) -> Costs:
     """A line through two sizes for each call; through the origin for a pass that one size alone has made."""
     small, large = runs
     calls: dict[str, tuple[float, float]] = {}
@@ -194,81 +205,129 @@ def costs_of(runs: Sequence[Run], *, message_s: float) -> Costs:
     starts = [run.start_s for run in runs if run.start_s is not None]
     return Costs(
         start_s=round(median(starts), 2),
-        message_s=round(message_s, 6),
+        message_s=round(ways["message_s"], 6),
+        write_s=round(ways["write_s"], 6),
+        door_s=round(ways["door_s"], 6),
         hand_s=round(median(hands), 6) if hands else Costs().hand_s,
         pass_parameters_per_s=round(1e6 / median(passes)) if passes else Costs().pass_parameters_per_s,
         calls=calls,
     )
 
 
-# ---- messages ------------------------------------------------------------------------------------------------------
+# ---- messages, streams and doors -----------------------------------------------------------------------------------
 
 
-def measure_messages() -> dict[str, Any]:
-    """Heartbeats between two real engines."""
+def measure_ways() -> dict[str, Any]:
+    """Between two real engines, and from a loop to a thread."""
     with tempfile.TemporaryDirectory(prefix="farflung-") as folder, engine_log(Path(folder) / "engine.log"):
-        return run_loop(_ping())
+        return run_loop(_measure_ways())
 
 
-async def _ping() -> dict[str, Any]:
+async def _measure_ways() -> dict[str, Any]:
     here, there = Identity.generate(), Identity.generate()
-    swarm = bytes(32)
     first = await Engine.create(here, EngineConfig.loopback())
     try:
         second = await Engine.create(there, EngineConfig.loopback(initial_peers=(first.addresses()[0],)))
         try:
             first.add_addresses(second.peer_id, second.addresses())
-            beat = messages.Heartbeat(
-                1, 0, 1, bytes(32), "training", 100, 1e4, 1e6, 0.0, 3.0, "CPU", b"", tuple(first.addresses())
-            )
-            signers = {first.peer_id: IdentitySigner(here), second.peer_id: IdentitySigner(there)}
-            openers = {first.peer_id: Opener(swarm), second.peer_id: Opener(swarm)}
-            seals: list[float] = []
-            opens: list[float] = []
-            back = asyncio.Event()
-
-            def say(engine: Engine, to: PeerId) -> None:
-                began = time.perf_counter()
-                body = messages.encode(beat)
-                sealed = seal(
-                    signers[engine.peer_id], swarm, messages.tag(beat), len(seals) + 1, time.time() + 60.0, body
-                )
-                seals.append(time.perf_counter() - began)
-                engine.send(to, sealed)
-
-            def hear(engine: Engine, sender: PeerId, data: bytes) -> None:
-                began = time.perf_counter()
-                messages.decode(openers[engine.peer_id].open(data, time.time(), sender).body, peer=sender)
-                opens.append(time.perf_counter() - began)
-
-            def answer(sender: PeerId, data: bytes) -> None:
-                hear(second, sender, data)
-                say(second, sender)
-
-            def note(sender: PeerId, data: bytes) -> None:
-                hear(first, sender, data)
-                back.set()
-
-            first.on_message(note)
-            second.on_message(answer)
-            ways: list[float] = []
-            for _ in range(PINGS):
-                back.clear()
-                began = time.perf_counter()
-                say(first, second.peer_id)
-                await back.wait()
-                ways.append((time.perf_counter() - began) / 2)
-            size = len(seal(signers[first.peer_id], swarm, messages.tag(beat), 1, time.time(), messages.encode(beat)))
-            return {
-                "message_s": median(ways[PINGS // 10 :]),
-                "seal_s": median(seals),
-                "open_s": median(opens),
-                "heartbeat_bytes": size,
-            }
+            messages_told = await _ping(first, here, second, there)
+            return messages_told | {"write_s": await _write(first, second), "door_s": await _knock()}
         finally:
             await second.close()
     finally:
         await first.close()
+
+
+async def _timed(work: Callable[[], Awaitable[object]]) -> float:
+    """Median seconds of a work that is done PINGS times, each after a pause."""
+    took: list[float] = []
+    for _ in range(PINGS):
+        await asyncio.sleep(PAUSE_S)
+        began = time.perf_counter()
+        await work()
+        took.append(time.perf_counter() - began)
+    return median(took[PINGS // 10 :])
+
+
+async def _ping(first: Engine, here: Identity, second: Engine, there: Identity) -> dict[str, Any]:
+    """Heartbeats there and back."""
+    swarm = bytes(32)
+    beat = messages.Heartbeat(
+        1, 0, 1, bytes(32), "training", 100, 1e4, 1e6, 0.0, 3.0, "CPU", b"", tuple(first.addresses())
+    )
+    signers = {first.peer_id: IdentitySigner(here), second.peer_id: IdentitySigner(there)}
+    openers = {first.peer_id: Opener(swarm), second.peer_id: Opener(swarm)}
+    seals: list[float] = []
+    opens: list[float] = []
+    back = asyncio.Event()
+
+    def say(engine: Engine, to: PeerId) -> None:
+        began = time.perf_counter()
+        body = messages.encode(beat)
+        sealed = seal(signers[engine.peer_id], swarm, messages.tag(beat), len(seals) + 1, time.time() + 60.0, body)
+        seals.append(time.perf_counter() - began)
+        engine.send(to, sealed)
+
+    def hear(engine: Engine, sender: PeerId, data: bytes) -> None:
+        began = time.perf_counter()
+        messages.decode(openers[engine.peer_id].open(data, time.time(), sender).body, peer=sender)
+        opens.append(time.perf_counter() - began)
+
+    def answer(sender: PeerId, data: bytes) -> None:
+        hear(second, sender, data)
+        say(second, sender)
+
+    def note(sender: PeerId, data: bytes) -> None:
+        hear(first, sender, data)
+        back.set()
+
+    async def there_and_back() -> None:
+        back.clear()
+        say(first, second.peer_id)
+        await back.wait()
+
+    first.on_message(note)
+    second.on_message(answer)
+    trip_s = await _timed(there_and_back)
+    size = len(seal(signers[first.peer_id], swarm, messages.tag(beat), 1, time.time(), messages.encode(beat)))
+    return {
+        "message_s": trip_s / 2,
+        "seal_s": median(seals),
+        "open_s": median(opens),
+        "heartbeat_bytes": size,
+    }
+
+
+async def _write(first: Engine, second: Engine) -> float:
+    """Seconds of one write to a stream: a small part and its answer are two."""
+    header = messages.MeanHeader(bytes(32), 0, PART_BYTES)
+
+    async def serve(stream: Stream) -> None:
+        while True:
+            one: messages.MeanHeader = await framing.read_header(stream, messages.MeanHeader)
+            await framing.read_payload(stream, one.nbytes)
+            await stream.write(ACK)
+
+    second.serve(KIND, framing.guarded(serve, lambda error: None, within_s=60.0))
+    stream = await first.open_stream(second.peer_id, KIND)
+
+    async def there_and_back() -> None:
+        await framing.write_with_header(stream, header, bytes(PART_BYTES))
+        await framing.read_exactly(stream, len(ACK))
+
+    try:
+        return await _timed(there_and_back) / 2
+    finally:
+        await stream.close()
+
+
+async def _knock() -> float:
+    """Seconds of a call that does nothing."""
+    door = ThreadDoor("calibrate", 1)
+    try:
+        return await _timed(lambda: door.run(int))
+    finally:
+        door.close()
 
 
 def count_messages(seconds: float = 60.0) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def lines(scenario: str, found: Mapping[str, Any]) -> list[str]:
         "|---|---|---|",
         *(Check(**goal).line for goal in found["goals"]),
         "",
-        f"Calibrated: a start takes {costs['start_s']:.1f} s, a control message {1000 * costs['message_s']:.2f} ms, a call {1000 * costs['hand_s']:.2f} ms if it is not measured by itself. "
+        f"Calibrated: a start takes {costs['start_s']:.1f} s, a control message {1000 * costs['message_s']:.2f} ms, a write to a stream {1000 * costs['write_s']:.2f} ms, a call {1000 * costs['door_s']:.2f} ms to a thread and back, and there {1000 * costs['hand_s']:.2f} ms if it is not measured by itself. "
         f"{100 * local['late_steps']:.1f} % of the processes' steps took longer than the scenario says.",
     ]
 

@@ -31,6 +31,10 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """From the start of a process to its node being up."""
     message_s: float = 0.0
     """What a control message takes beside its way: signing, queues between processes, checking."""
+    write_s: float = 0.0
+    """What a write to a stream takes beside its way: encryption and the loops of both ends."""
+    door_s: float = 0.0
+    """What any call takes beside itself: from the loop to a thread and back."""
     hand_s: float = 0.001
     """What any call takes that is neither a pass nor measured."""
     pass_parameters_per_s: float = 4e8
@@ -41,7 +45,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Measured calls, by the name of the function: seconds per call, and per million parameters."""
 
     def __post_init__(self) -> None:
-        for key in ("start_s", "message_s", "hand_s"):
+        for key in ("start_s", "message_s", "write_s", "door_s", "hand_s"):
             check_range(key, getattr(self, key), 0.0, MAX_S)
         check_range("pass_parameters_per_s", self.pass_parameters_per_s, 1e3, 1e15)
         check_range("processors", self.processors, 0, 4096)
@@ -53,8 +57,8 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """What a call of this name takes a node whose model has so many parameters."""
         if name in self.calls:
             call_s, million_s = self.calls[name]
-            return call_s + million_s * num_parameters / 1e6
-        return self.hand_s + (num_parameters / self.pass_parameters_per_s if name in PASSES else 0.0)
+            return self.door_s + call_s + million_s * num_parameters / 1e6
+        return self.door_s + self.hand_s + (num_parameters / self.pass_parameters_per_s if name in PASSES else 0.0)
 
 
 def load_costs(file: Path) -> Costs:
@@ -71,7 +75,7 @@ def load_costs(file: Path) -> Costs:
 def write_costs(costs: Costs) -> str:
     """The same as TOML."""
     lines = ["[costs]"]
-    for key in ("start_s", "message_s", "hand_s", "pass_parameters_per_s", "processors"):
+    for key in ("start_s", "message_s", "write_s", "door_s", "hand_s", "pass_parameters_per_s", "processors"):
         lines.append(f"{key} = {getattr(costs, key)!r}")
     lines += ["", "[costs.calls]  # seconds per call, and per million parameters"]
     for name, (call_s, million_s) in sorted(costs.calls.items()):

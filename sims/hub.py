@@ -105,6 +105,8 @@ class MemoryHub:
         """Sees every control message as it is sent, and its sender."""
         self.handled_at: Callable[[float], float] | None = None
         """When a control message that is at its receiver's machine now has been taken in; None: at once."""
+        self.read_at: Callable[[float], float] | None = None
+        """The same of a piece of a stream."""
         self.counts: Counter[tuple[str, str]] = Counter()
         self.delivered_bytes: Counter[PeerId] = Counter()
         """Bulk of each sender that has arrived."""
@@ -317,6 +319,10 @@ class MemoryHub:
     def down(self, peer: PeerId, num_bytes: int) -> float:
         """Queue bytes on a peer's downlink; returns when the last is in."""
         return self._rates.reserve(peer, "down", num_bytes, self.link_of(peer).down_bytes_per_s, self.now())
+
+    def taken_in(self) -> float:
+        """When a piece of a stream that is at its receiver's machine now has been taken in."""
+        return self.now() if self.read_at is None else self.read_at(self.now())
 
     def draw_break_s(self) -> float:
         """How long a stream over a cut link takes to fail, in seconds."""

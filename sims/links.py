@@ -29,6 +29,8 @@ class LinkModel:
     """Up to so many seconds more for a control message, uniform. A path's is the mean of its ends'."""
     message_s: float = 0.0
     """What a control message takes beside its way, at both ends together. A path's is the mean of its ends'."""
+    write_s: float = 0.0
+    """The same of a write to a stream."""
     drop: float = 0.0
     """Probability that a control message is lost. A path's is the larger of its ends', as for the next two."""
     duplicate: float = 0.0
@@ -66,6 +68,7 @@ class LinkModel:
             "latency_s",
             "jitter_s",
             "message_s",
+            "write_s",
             "reorder_s",
             "record_delay_s",
             "record_timeout_s",
@@ -107,6 +110,7 @@ class Path:
     latency_s: float
     jitter_s: float
     message_s: float
+    write_s: float
     drop: float
     duplicate: float
     reorder: float
@@ -132,6 +136,7 @@ def path_between(
         latency_s=(a.latency_s + b.latency_s) / 2 + between[0] + sum(d.delay_s for d in disturbances),
         jitter_s=(a.jitter_s + b.jitter_s) / 2,
         message_s=(a.message_s + b.message_s) / 2,
+        write_s=(a.write_s + b.write_s) / 2,
         drop=1.0 - passed,
         duplicate=1.0 - single,
         reorder=max(a.reorder, b.reorder),
@@ -149,6 +154,7 @@ def one_after_another(legs: Sequence[Path]) -> Path:
         latency_s=sum(leg.latency_s for leg in legs),
         jitter_s=sum(leg.jitter_s for leg in legs),
         message_s=max(leg.message_s for leg in legs),
+        write_s=max(leg.write_s for leg in legs),
         drop=1.0 - math.prod(1.0 - leg.drop for leg in legs),
         duplicate=max(leg.duplicate for leg in legs),
         reorder=max(leg.reorder for leg in legs),

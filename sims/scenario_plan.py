@@ -147,6 +147,7 @@ def link_of(peer_class: PeerClass, scenario: Scenario, factor: float = 1.0) -> L
         down_bytes_per_s=peer_class.down_mbit * BYTES_PER_MBIT / factor,
         window_bytes=max(MIN_WINDOW_BYTES, round((1 << 20) / factor)),
         message_s=0.0 if scenario.costs.processors else scenario.costs.message_s,
+        write_s=0.0 if scenario.costs.processors else scenario.costs.write_s,
         kept_s=IDLE_S,
     )
 
@@ -238,6 +239,7 @@ def _outfit(
         start_s=scenario.costs.start_s,
         processors=scenario.costs.processors,
         message_s=scenario.costs.message_s,
+        write_s=scenario.costs.write_s,
         asleep=frozenset(training[0]),
         attacks=lambda index: by_class[index].attacks,
     )

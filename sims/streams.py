@@ -47,6 +47,9 @@ class Wire(Protocol):
     def down(self, peer: PeerId, num_bytes: int) -> float:
         """Queue bytes on a peer's downlink; returns when the last is in."""
 
+    def taken_in(self) -> float:
+        """When a piece that is at its receiver's machine now has been taken in."""
+
     def draw_break_s(self) -> float:
         """How long a stream over a cut link takes to fail."""
 
@@ -99,7 +102,7 @@ class _Pipe:
         self._kind = kind
         self._changed = changed
         self._travelling: deque[bytes] = deque()
-        self._last_due = 0.0
+        self._last_due = self._last_taken = 0.0
         self._num_stalled = 0
         self.arrived: deque[memoryview] = deque()
         self.in_flight_bytes = 0
@@ -112,8 +115,8 @@ class _Pipe:
         self._travelling.append(chunk)
         self.in_flight_bytes += len(chunk)
         through_at = self._wire.across(self._sender, self._receiver, len(chunk), left_at)
-        latency_s = self._wire.path(self._sender, self._receiver).latency_s
-        self._last_due = max(self._last_due, through_at + latency_s)
+        path = self._wire.path(self._sender, self._receiver)
+        self._last_due = max(self._last_due, through_at + path.latency_s + path.write_s)
         if self._relay is None:
             self._wire.at(self._last_due, self._reach_downlink)
         else:
@@ -137,8 +140,16 @@ class _Pipe:
         chunk = self._travelling.popleft()
         due = self._wire.down(self._receiver, len(chunk))
         if due > self._wire.now():
-            self._wire.at(due, self._arrive, chunk)
+            self._wire.at(due, self._take_in, chunk)
         else:  # the end of a stream, on an idle link
+            self._take_in(chunk)
+
+    def _take_in(self, chunk: bytes) -> None:
+        """It is at the receiver's machine, and is read after what came before it."""
+        self._last_taken = max(self._last_taken, self._wire.taken_in() if chunk else 0.0)
+        if self._last_taken > self._wire.now():
+            self._wire.at(self._last_taken, self._arrive, chunk)
+        else:
             self._arrive(chunk)
 
     def _arrive(self, chunk: bytes) -> None:

@@ -69,6 +69,8 @@ class Outfit:
     """That all peers share, but for what is in `asleep`; 0: each has its own."""
     message_s: float = 0.0
     """What a control message takes of them."""
+    write_s: float = 0.0
+    """And a write to a stream."""
     asleep: frozenset[str] = frozenset()
     """Calls that take none of them, however long they take."""
     exit_when_done: bool = False
@@ -127,6 +129,7 @@ class Swarm:
             shared = self._processors = Processors(self.outfit.processors)
             self._starting = Processors(self.outfit.processors)
             self.hub.handled_at = lambda now: shared.reserve(self.outfit.message_s, now)
+            self.hub.read_at = lambda now: shared.reserve(self.outfit.write_s, now)
 
     # ---- fault_playing.Processes -------------------------------------------------------------------------------
 

@@ -23,12 +23,17 @@ def run(preset: str, numel: int, **calls: list[float]) -> Run:
 def test_a_call_is_a_line_through_two_sizes() -> None:
     small = run("small", 1_000_000, decode=[0.003, 0.9, 0.003], save_vote=[0.01], clone=[0.5])
     large = run("large", 11_000_000, decode=[0.023], save_vote=[0.008], state=[0.001])
-    costs = costs_of([small, large], message_s=0.002)
+    costs = costs_of([small, large], {"message_s": 0.002, "write_s": 0.0003, "door_s": 0.0})
     assert costs.calls["decode"] == (0.001, 0.002) and costs.seconds("decode", 5_000_000) == pytest.approx(0.011)
     assert costs.calls["save_vote"] == (0.01, 0.0), "no call is cheaper with a larger model"
     assert costs.calls["clone"] == (0.0, 0.5) and costs.calls["state"] == (0.001, 0.0), "one size: a pass, and no pass"
     assert (costs.start_s, costs.message_s, costs.hand_s) == (5.0, 0.002, 0.0055)
-    assert costs.pass_parameters_per_s == round(1e6 / 0.251)
+    assert costs.pass_parameters_per_s == round(1e6 / 0.251) and costs.write_s == 0.0003
+
+
+def test_every_call_goes_through_a_door() -> None:
+    costs = Costs(door_s=0.5, calls={"save_vote": (0.25, 0.0)})
+    assert (costs.seconds("save_vote", 7), costs.seconds("settle", 7)) == (0.75, 0.501)
 
 
 def test_what_is_not_measured_has_a_default() -> None:
@@ -40,8 +45,8 @@ amounts = st.floats(0.0, 100.0)
 
 
 @given(amounts, amounts, st.dictionaries(st.sampled_from(["decode", "apply", "_encode"]), st.tuples(amounts, amounts)))
-def test_costs_survive_their_file(start_s: float, message_s: float, calls: dict[str, tuple[float, float]]) -> None:
-    costs = Costs(start_s=start_s, message_s=message_s, calls=calls)
+def test_costs_survive_their_file(start_s: float, some_s: float, calls: dict[str, tuple[float, float]]) -> None:
+    costs = Costs(start_s=start_s, message_s=some_s, write_s=some_s / 2, door_s=some_s / 3, calls=calls)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "costs.toml"
         file.write_text(write_costs(costs))

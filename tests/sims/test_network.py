@@ -9,13 +9,14 @@ from typing import TypeVar
 
 import pytest
 
-from farflung.node.network import Network, PeerId
+from farflung.node.network import Network, PeerId, Stream
 from farflung.protocol.errors import NetworkError
 from farflung.protocol.limits import MAX_CONTROL_BYTES, MAX_RECORD_BYTES
 from farflung.sims.clock import CallbackFailed, VirtualLoop, process_context, run
 from farflung.sims.hub import MemoryHub, NetEvent
 from farflung.sims.links import Disturbance, LinkModel
 from farflung.sims.network import MemoryNetwork
+from farflung.sims.processors import Processors
 
 T = TypeVar("T")
 
@@ -364,3 +365,47 @@ def test_what_a_message_costs_beside_its_way_does_not_delay_bulk() -> None:
         assert lab.inbox[1] == [(0.35, peer(0), b"late")]
 
     in_lab(body, link=dataclasses.replace(STILL, message_s=0.3))
+
+
+def test_a_write_to_a_stream_costs_something_beside_its_way() -> None:
+    async def body(lab: Lab) -> None:
+        came: list[tuple[float, bytes]] = []
+
+        async def serve(stream: Stream) -> None:
+            for _ in range(3):
+                byte = bytearray(1)
+                await stream.readinto(memoryview(byte))
+                came.append((lab.elapsed(), bytes(byte)))
+
+        lab.networks[1].serve("x", serve)
+        stream = await lab.networks[0].open_stream(peer(1), "x")
+        opened = lab.elapsed()
+        for byte in (b"a", b"b", b"c"):
+            await stream.write(byte)
+        await asyncio.sleep(2.0)
+        assert [byte for _, byte in came] == [b"a", b"b", b"c"]
+        assert [at - opened for at, _ in came] == pytest.approx([0.05 + 0.3] * 3, abs=1e-3)
+
+    in_lab(body, link=dataclasses.replace(STILL, write_s=0.3))
+
+
+def test_processors_that_all_share_take_in_what_streams_bring_one_after_another() -> None:
+    async def body(lab: Lab) -> None:
+        processors = Processors(1)
+        lab.hub.read_at = lambda now: processors.reserve(0.3, now)
+        came: list[float] = []
+
+        async def serve(stream: Stream) -> None:
+            for _ in range(3):
+                await stream.readinto(memoryview(bytearray(1)))
+                came.append(lab.elapsed())
+
+        lab.networks[1].serve("x", serve)
+        stream = await lab.networks[0].open_stream(peer(1), "x")
+        opened = lab.elapsed()
+        for _ in range(3):
+            await stream.write(b"a")
+        await stream.close()  # the end does not overtake what was written
+        assert [at - opened for at in came] == pytest.approx([0.05 + 0.3, 0.05 + 0.6, 0.05 + 0.9], abs=1e-3)
+
+    in_lab(body)
