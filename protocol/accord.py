@@ -76,14 +76,14 @@ def acknowledged(stages: int, words: Mapping[int, Word], term: int, life: Life) 
         stage
         for stage, word in words.items()
         if number_in(word.lives, 0) == term
-        and (number_in(word.lives, stage) <= word.life or _ends_with(stage, word, life))
+        and (number_in(word.lives, stage) <= word.life or _takes_place_of(life, stage, word))
         and (life in word.lives or number_in(word.lives, life.stage) > life.number)
     }
     return enough(stages, {0, *voters})
 
 
-def _ends_with(stage: int, word: Word, life: Life) -> bool:
-    """Whether a life is the one that takes the place of the chain which says this word: it had a vote until then."""
+def _takes_place_of(life: Life, stage: int, word: Word) -> bool:
+    """Whether a life follows on the chain of a stage that says this word, and agrees to it: that chain has a vote until then."""
     return life.stage == stage and life.number == word.life + 1 and life in word.lives
 
 

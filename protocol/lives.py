@@ -20,7 +20,7 @@ hear: a commit that one member has voted for has to be voted for by all in the e
 
 **Who else knows.** What stage 0 names data nodes know from their chain. All others believe what half of the data nodes say that they hear; that is as much as is
 known of anything between stages (`protocol/roll.py`): without a stage's whole chain nobody can check a certificate. What a stage has acknowledged, or whom it
-calls, is believed of any of its peers, for it takes several stages. A number never goes back.
+calls, is believed of any of its peers, for it takes several stages; so is that a life counts which stage 0 names (`Present.decided`). A number never goes back.
 
 **Two lives are never both served.** A chain is bound to its life (`group_of`), so votes and rounds of one mean nothing in another. Peers say of which
 life they are; whoever knows a newer one does not plan with those of an older one, and refuses plans that do. A peer that learns of a newer life of its

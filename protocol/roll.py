@@ -196,10 +196,10 @@ class Roll:
             if (found := accord.elected(self.stages, words)) is not None and found[0].number > self.number(0):
                 self._inherits = found
             self.renew(accord.homes(self.stages, words), now)
+        decided = {life for entry in self.entries.values() if entry.present for life in entry.present.decided}
         while True:
             words, term = self.words(now) if self.decides_together else {}, self.number(0)
             named = [life for life in self._named(now) if life.number > self.number(life.stage) and life.stage > 0]
-            decided = {life for entry in self.entries.values() if entry.present for life in entry.present.decided}
             counts = [
                 life
                 for life in named

@@ -13,12 +13,10 @@
 Timings are this machine's as it is now: other programs make them longer, and a lower priority does.
 """
 
-import asyncio
 import json
 import sys
 import tempfile
-import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -28,19 +26,12 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from farflung.node import framing
-from farflung.node.delivery import ACK, KIND
-from farflung.node.door import ThreadDoor
-from farflung.node.engine import Engine, EngineConfig
-from farflung.node.enginelog import engine_log
 from farflung.node.identity import Identity
-from farflung.node.network import PeerId, Stream
+from farflung.node.network import PeerId
 from farflung.node.recipe import Recipe
 from farflung.node.runner import run_loop
-from farflung.node.signer import IdentitySigner
-from farflung.protocol import messages
-from farflung.protocol.envelope import Opener, seal
 from farflung.sims.bench_workers import BenchError
+from farflung.sims.calibrate_ways import measure_ways
 from farflung.sims.churn import make_schedule
 from farflung.sims.costs import PASSES, Costs, write_costs
 from farflung.sims.facts import load_events
@@ -59,14 +50,6 @@ SECONDS = 60.0
 
 BUSY = 1.0 / 3.0
 """Share of its time that a node trains."""
-
-PINGS = 300
-
-PAUSE_S = 0.01
-"""Before each of them: the machine has turned to other things."""
-
-PART_BYTES = 4096
-"""Of a small part of a round: one write, with its header."""
 
 NOT_IN_ROUNDS = frozenset({"", "train", "evaluate", "evaluate_few", "prepare", "_open_data", "learner"})
 """Calls of a node's start, and those whose times a scenario gives."""
@@ -214,120 +197,7 @@ def costs_of(runs: Sequence[Run], ways: Mapping[str, float]) -> Costs:
     )
 
 
-# ---- messages, streams and doors -----------------------------------------------------------------------------------
-
-
-def measure_ways() -> dict[str, Any]:
-    """Between two real engines, and from a loop to a thread."""
-    with tempfile.TemporaryDirectory(prefix="farflung-") as folder, engine_log(Path(folder) / "engine.log"):
-        return run_loop(_measure_ways())
-
-
-async def _measure_ways() -> dict[str, Any]:
-    here, there = Identity.generate(), Identity.generate()
-    first = await Engine.create(here, EngineConfig.loopback())
-    try:
-        second = await Engine.create(there, EngineConfig.loopback(initial_peers=(first.addresses()[0],)))
-        try:
-            first.add_addresses(second.peer_id, second.addresses())
-            messages_told = await _ping(first, here, second, there)
-            return messages_told | {"write_s": await _write(first, second), "door_s": await _knock()}
-        finally:
-            await second.close()
-    finally:
-        await first.close()
-
-
-async def _timed(work: Callable[[], Awaitable[object]]) -> float:
-    """Median seconds of a work that is done PINGS times, each after a pause."""
-    took: list[float] = []
-    for _ in range(PINGS):
-        await asyncio.sleep(PAUSE_S)
-        began = time.perf_counter()
-        await work()
-        took.append(time.perf_counter() - began)
-    return median(took[PINGS // 10 :])
-
-
-async def _ping(first: Engine, here: Identity, second: Engine, there: Identity) -> dict[str, Any]:
-    """Heartbeats there and back."""
-    swarm = bytes(32)
-    beat = messages.Heartbeat(
-        1, 0, 1, bytes(32), "training", 100, 1e4, 1e6, 0.0, 3.0, "CPU", b"", tuple(first.addresses())
-    )
-    signers = {first.peer_id: IdentitySigner(here), second.peer_id: IdentitySigner(there)}
-    openers = {first.peer_id: Opener(swarm), second.peer_id: Opener(swarm)}
-    seals: list[float] = []
-    opens: list[float] = []
-    back = asyncio.Event()
-
-    def say(engine: Engine, to: PeerId) -> None:
-        began = time.perf_counter()
-        body = messages.encode(beat)
-        sealed = seal(signers[engine.peer_id], swarm, messages.tag(beat), len(seals) + 1, time.time() + 60.0, body)
-        seals.append(time.perf_counter() - began)
-        engine.send(to, sealed)
-
-    def hear(engine: Engine, sender: PeerId, data: bytes) -> None:
-        began = time.perf_counter()
-        messages.decode(openers[engine.peer_id].open(data, time.time(), sender).body, peer=sender)
-        opens.append(time.perf_counter() - began)
-
-    def answer(sender: PeerId, data: bytes) -> None:
-        hear(second, sender, data)
-        say(second, sender)
-
-    def note(sender: PeerId, data: bytes) -> None:
-        hear(first, sender, data)
-        back.set()
-
-    async def there_and_back() -> None:
-        back.clear()
-        say(first, second.peer_id)
-        await back.wait()
-
-    first.on_message(note)
-    second.on_message(answer)
-    trip_s = await _timed(there_and_back)
-    size = len(seal(signers[first.peer_id], swarm, messages.tag(beat), 1, time.time(), messages.encode(beat)))
-    return {
-        "message_s": trip_s / 2,
-        "seal_s": median(seals),
-        "open_s": median(opens),
-        "heartbeat_bytes": size,
-    }
-
-
-async def _write(first: Engine, second: Engine) -> float:
-    """Seconds of one write to a stream: a small part and its answer are two."""
-    header = messages.MeanHeader(bytes(32), 0, PART_BYTES)
-
-    async def serve(stream: Stream) -> None:
-        while True:
-            one: messages.MeanHeader = await framing.read_header(stream, messages.MeanHeader)
-            await framing.read_payload(stream, one.nbytes)
-            await stream.write(ACK)
-
-    second.serve(KIND, framing.guarded(serve, lambda error: None, within_s=60.0))
-    stream = await first.open_stream(second.peer_id, KIND)
-
-    async def there_and_back() -> None:
-        await framing.write_with_header(stream, header, bytes(PART_BYTES))
-        await framing.read_exactly(stream, len(ACK))
-
-    try:
-        return await _timed(there_and_back) / 2
-    finally:
-        await stream.close()
-
-
-async def _knock() -> float:
-    """Seconds of a call that does nothing."""
-    door = ThreadDoor("calibrate", 1)
-    try:
-        return await _timed(lambda: door.run(int))
-    finally:
-        door.close()
+# ---- messages ------------------------------------------------------------------------------------------------------
 
 
 def count_messages(seconds: float = 60.0) -> dict[str, Any]:

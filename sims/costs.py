@@ -32,7 +32,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     message_s: float = 0.0
     """What a control message takes beside its way: signing, queues between processes, checking."""
     write_s: float = 0.0
-    """What a write to a stream takes beside its way: encryption and the loops of both ends."""
+    """What a write to a stream takes beside its way, each piece of a large one: encryption and the loops of both ends."""
     door_s: float = 0.0
     """What any call takes beside itself: from the loop to a thread and back."""
     hand_s: float = 0.001

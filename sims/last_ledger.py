@@ -1,6 +1,5 @@
 """Who has which sample in hand at the end of a run of real nodes, from what they left on disk."""
 
-import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +20,8 @@ class _Life:
     commits: list[Commit] = field(default_factory=list)
     """On the disks of its members."""
 
-    def before(self, height: float) -> Ledger:
-        """Of the newest commit up to a height."""
+    def ledger_at(self, height: int) -> Ledger:
+        """That of the newest commit up to a height."""
         known = [commit for commit in self.commits if commit.height <= height]
         return max(known, key=lambda commit: commit.height).ledger if known else Ledger()
 
@@ -44,14 +43,14 @@ def last_ledger(swarms: Collection[SwarmPaths], events_by_peer: Mapping[str, Seq
         _Life([commit for swarm in swarms for commit in _history(swarm, number)])
         for number in range(max(applied, default=0) + 1)
     ]
-    ledgers = [life.before(applied[number]) for number, life in enumerate(lives)]
+    ledgers = [life.ledger_at(applied[number]) for number, life in enumerate(lives)]
     newest = ledgers[-1]
     let_go: list[Interval] = []
     for number, ledger in enumerate(ledgers[:-1]):
         let_go += _in_hand(ledger)
-        begins_at = next((life.begins_at for life in lives[number + 1 :] if life.commits), -math.inf)
+        begins_at = next((life.begins_at for life in lives[number + 1 :] if life.commits), 0)
         if ledger.cursor < begins_at:
-            let_go.append((ledger.cursor, int(begins_at)))
+            let_go.append((ledger.cursor, begins_at))
     return LedgerFacts(
         cursor=newest.cursor,
         free=list(newest.free),

@@ -30,7 +30,7 @@ class LinkModel:
     message_s: float = 0.0
     """What a control message takes beside its way, at both ends together. A path's is the mean of its ends'."""
     write_s: float = 0.0
-    """The same of a write to a stream."""
+    """The same of a piece of a stream."""
     drop: float = 0.0
     """Probability that a control message is lost. A path's is the larger of its ends', as for the next two."""
     duplicate: float = 0.0

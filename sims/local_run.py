@@ -161,7 +161,7 @@ def _conclude(swarm: LocalSwarm, seed: int, schedule: Schedule, out: Path | None
     scenario = swarm.scenario
     everything = load_events(swarm.folder.rglob("events.jsonl"))
     events = {peer: [e for e in one if e["time"] <= swarm.ended] for peer, one in everything.items()}
-    disks = {node.peer: node.swarm for node in swarm.lives}
+    folders = {node.peer: node.swarm for node in swarm.lives}
     tell = partial(
         run_facts,
         scenario,
@@ -169,7 +169,7 @@ def _conclude(swarm: LocalSwarm, seed: int, schedule: Schedule, out: Path | None
         swarm.done,
         swarm.crashed,
         between=(swarm.began, swarm.ended),
-        ledger=last_ledger(disks.values(), events),
+        ledger=last_ledger(folders.values(), events),
     )
     report = Report(seed, scenario.num_peers, schedule.describe().splitlines())
     speeds = [peer_class.tokens_per_s for peer_class, _, _ in scenario.roster()]

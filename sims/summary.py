@@ -12,7 +12,7 @@ from farflung.node.events import Event
 from farflung.sims.audit import CHECKS, INVARIANTS, refusals
 from farflung.sims.audit_samples import account, check_samples
 from farflung.sims.facts import RunFacts
-from farflung.sims.logs import Events, Logs, all_of, chain_of
+from farflung.sims.logs import Events, Logs, all_of, chain_of, stage_of
 from farflung.sims.pipeline_log import logged_steps, pipeline_figures
 from farflung.sims.pipeline_recoveries import recoveries, told
 from farflung.sims.spans import USES, kill_time, kills, seconds_by_use
@@ -43,7 +43,7 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
     outer = outer_losses(events_by_peer)
     outer_loss = outer[-1]["loss"] if outer else None
     solo_loss = run.solo_loss[-1].loss if run.solo_loss else None
-    by_round = commits_by_round(events_by_peer).values()
+    by_round, last_heights = commits_by_round(events_by_peer).values(), _last_heights(events_by_peer)
     tokens = sum(sum(event["contributors"].values()) for event in by_round)
     seconds = run.ended - run.started
     steps = logged_steps(events_by_peer)
@@ -65,7 +65,8 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
         "ddp_bytes_per_peer": run.ddp_bytes_per_peer,
         "rounds_committed": len(by_round),
         "rounds_missed": [
-            {"peer": logs.name(e["peer"]), "round": e["round"], "reason": e["reason"]} for e in logs.all("round.missed")
+            {"peer": logs.name(e["peer"]), "round": _round_number(e, last_heights), "reason": e["reason"]}
+            for e in logs.all("round.missed")
         ],
         "digests_equal": not any(check.broken for check in of_bits) if of_bits else None,
         "samples_trained_twice": samples.twice,
@@ -158,22 +159,33 @@ def outer_losses(events_by_peer: Events, which: str = "loss") -> list[Event]:
 
 
 def commits_by_round(events_by_peer: Events) -> dict[int, Event]:
-    """One `round.commit` event per round height, the slowest peer's, in the order of heights; of a pipeline those of stage 0, whose lives count on
-    from each other's heights."""
-    found: dict[tuple[int, int], Event] = {}
+    """One `round.commit` event per round, the slowest peer's, in the order of rounds; of a pipeline those of stage 0."""
+    last = _last_heights(events_by_peer)
+    found: dict[int, Event] = {}
+    for event in all_of(events_by_peer, "round.commit"):
+        if stage_of(event) != 0:
+            continue
+        number = _round_number(event, last)
+        known = found.get(number)
+        if known is None or event["seconds"] > known["seconds"]:
+            found[number] = event
+    return dict(sorted(found.items()))
+
+
+def _last_heights(events_by_peer: Events) -> dict[int, int]:
+    """Of each life of stage 0, the height of its last round."""
+    last: dict[int, int] = {}
     for event in all_of(events_by_peer, "round.commit"):
         stage, life = chain_of(event)
-        known = found.get((life, event["round"]))
-        if stage == 0 and (known is None or event["seconds"] > known["seconds"]):
-            found[life, event["round"]] = event
-    numbered: dict[int, Event] = {}
-    current = last = before = 0
-    for (life, height), event in sorted(found.items()):
-        if life != current:
-            current, before = life, last
-        last = before + height
-        numbered[last] = event
-    return numbered
+        if stage == 0:
+            last[life] = max(last.get(life, 0), event["round"])
+    return last
+
+
+def _round_number(event: Event, last: Mapping[int, int]) -> int:
+    """The height of its round; of stage 0 counted on from life to life, by their `last` heights."""
+    stage, life = chain_of(event)
+    return int(event["round"]) + sum(height for one, height in last.items() if stage == 0 and one < life)
 
 
 def copies_bytes(events: Sequence[Event]) -> tuple[int, int]:

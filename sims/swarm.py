@@ -70,7 +70,7 @@ class Outfit:
     message_s: float = 0.0
     """What a control message takes of them."""
     write_s: float = 0.0
-    """And a write to a stream."""
+    """And a piece of a stream."""
     asleep: frozenset[str] = frozenset()
     """Calls that take none of them, however long they take."""
     exit_when_done: bool = False

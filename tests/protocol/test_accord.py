@@ -315,8 +315,7 @@ def test_where_no_more_than_enough_stages_come_back_they_begin_the_others_anew(s
         if enough(swarm.stages, there - {stage}):
             there.discard(stage)
     free = [one for one in swarm.machines if one.stage not in there and one.stage < 0]
-    if not enough(swarm.stages, there) or 0 not in there or len(free) < swarm.stages - len(there):
-        return
+    assert 0 in there and enough(swarm.stages, there) and len(free) >= swarm.stages - len(there)
     gone = [one for one in swarm.machines if one.stage >= 0 and one.stage not in there]
     swarm.back()
     for one in gone:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.protocol.errors import ConfigError
+from farflung.sims import calibrate_ways
 from farflung.sims.bench_calibrate import Run, costs_of, pair, read_calls
 from farflung.sims.churn import make_schedule
 from farflung.sims.costs import Costs, load_costs, write_costs
@@ -34,6 +35,14 @@ def test_a_call_is_a_line_through_two_sizes() -> None:
 def test_every_call_goes_through_a_door() -> None:
     costs = Costs(door_s=0.5, calls={"save_vote": (0.25, 0.0)})
     assert (costs.seconds("save_vote", 7), costs.seconds("settle", 7)) == (0.75, 0.501)
+
+
+@pytest.mark.slow
+def test_ways_between_real_engines_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate_ways, "PINGS", 5)
+    told = calibrate_ways.measure_ways()
+    assert all(told[what] > 0.0 for what in ("message_s", "write_s", "door_s", "seal_s", "open_s"))
+    assert told["heartbeat_bytes"] > 150
 
 
 def test_what_is_not_measured_has_a_default() -> None:

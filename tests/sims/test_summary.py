@@ -92,6 +92,11 @@ def test_rounds_of_a_later_life_of_stage_0_count_on() -> None:
     heights = {0: (1, 2, 4), 1: (1, 3)}
     events = [commit(A, height, {A: [(0, 4)]}) | {"life": life} for life, own in heights.items() for height in own]
     assert list(commits_by_round({A: events})) == [1, 2, 4, 5, 7]
+    missed = {"round": 2, "reason": "it was late", "stage": 0}
+    result = figures(
+        *events, event(B, 120.0, "round.missed", **missed, life=1), event(B, 121.0, "round.missed", **missed, life=2)
+    )
+    assert [one["round"] for one in result["rounds_missed"]] == [6, 9]  # nothing of life 2 was committed
 
 
 def test_missed_rounds_carry_their_reasons() -> None:
