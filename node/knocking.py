@@ -1,4 +1,4 @@
-"""A data node looks whether a stage that has fallen silent is gone: it dials those that had the stage's state.
+"""A data node looks whether a stage that has fallen silent is gone, and all others whether stage 0 is: it dials those that had the stage's state.
 
 A machine whose process has ended says so at once, and then nobody needs to wait until silence alone is proof enough (`protocol/lives.py`). Whoever takes the
 connection is only slow; where no word comes back it may be the link. Both are no sign of anything, and they are dialled again a heartbeat later.

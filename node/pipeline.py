@@ -254,8 +254,7 @@ class Pipeline:
         now = self._now()
         self.roll.tick(now)
         self.watch.look(now)
-        if self.recipe.stage == 0:
-            self.knocking.look(now)
+        self.knocking.look(now)
         if self.watch.follow(now):
             self.announce()
         if now >= self._beat_at + self.roll.heartbeat_s:

@@ -7,6 +7,7 @@ Everything is derived from messages and time; nothing here is agreed on but what
 and they check the plan against their own roll.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -20,6 +21,7 @@ from farflung.protocol.limits import MAX_PIPELINE_PEERS
 from farflung.protocol.lives import (
     BEGINNING,
     GONE_AFTER,
+    HOME_GONE_AFTER,
     HOME_LOST_AFTER,
     LOST_AFTER,
     QUIET_AFTER,
@@ -315,8 +317,9 @@ class Roll:
         for stage in range(0 if self.decides_together else 1, self.stages):
             patience_s = usual_s if stage else HOME_LOST_AFTER * self.heartbeat_s
             if stage in self._shown:
-                gone = stage > 0 and self._all_gone(stage, homes)
-                at = self._shown[stage] + (GONE_AFTER * self.heartbeat_s if gone else patience_s)
+                ended_s = (GONE_AFTER if stage else HOME_GONE_AFTER) * self.heartbeat_s
+                ended = self._ended(stage, homes if stage else others)
+                at = self._shown[stage] + (ended_s if ended else patience_s)
             else:  # never heard: a data node may know better, or half of the others, or all may just be starting
                 agree = sum(stage in said.lost for said in others)
                 known = any(stage in said.lost for said in homes) or 0 < len(others) <= 2 * agree
@@ -325,20 +328,30 @@ class Roll:
                 found.append(stage)
         return tuple(found)
 
-    def _all_gone(self, stage: int, homes: list[Present]) -> bool:
-        """Whether the processes of all that had a stage's state have ended: data nodes look for themselves, others are told by half of them."""
+    def _ended(self, stage: int, others: list[Present]) -> bool:
+        """Whether the processes of all that had a stage's state have ended, as we found ourselves, or half of the peers of one of those stages tell that may
+        know. `others`: what is heard from these stages."""
+        held = self._held_by(stage) if self._looks_for(stage) else []
+        if held and all(self.entries[peer].gone for peer in held):
+            return True
         if self.by_chain:
-            held = self._held_by(stage)
-            return bool(held) and all(self.entries[peer].gone for peer in held)
-        return bool(homes) and 2 * sum(stage in said.lost for said in homes) >= len(homes)
+            return False
+        size = Counter(said.stage for said in others)
+        agree = Counter(said.stage for said in others if stage in said.lost)
+        return any(2 * agree[one] >= size[one] for one in size)
 
     def quiet(self, now: float) -> list[PeerId]:
         """Peers that had the state of a stage of which we have heard nobody for a while, and of which we do not know that they have ended."""
         found = []
         for stage, shown in self._shown.items():
-            if stage > 0 and shown + QUIET_AFTER * self.heartbeat_s < now <= shown + LOST_AFTER * self.heartbeat_s:
+            until = shown + (LOST_AFTER if stage else HOME_LOST_AFTER) * self.heartbeat_s
+            if self._looks_for(stage) and shown + QUIET_AFTER * self.heartbeat_s < now <= until:
                 found += [peer for peer in self._held_by(stage) if not self.entries[peer].gone]
         return found
+
+    def _looks_for(self, stage: int) -> bool:
+        """Whether it is on us to dial those who had the state of a stage: data nodes for the others, these for stage 0, where they may begin it anew."""
+        return stage > 0 if self.by_chain else stage == 0 and self.decides_together
 
     def _held_by(self, stage: int) -> list[PeerId]:
         """Who, by its last word, has the state of a stage's newest life."""

@@ -33,8 +33,14 @@ def knocks(roll: Roll, now: float) -> tuple[list[Coroutine[Any, Any, None]], End
     return begun, network, knocking
 
 
-def test_each_is_dialled_once_in_a_heartbeat_until_it_is_found_ended() -> None:
+def data_node() -> Roll:
     roll = of_three()
+    roll.by_chain = True
+    return roll
+
+
+def test_each_is_dialled_once_in_a_heartbeat_until_it_is_found_ended() -> None:
+    roll = data_node()
     roll.heard(B, HOLDS, 1.0)
     quiet = 1.0 + QUIET_AFTER * roll.heartbeat_s + 0.1
     begun, network, knocking = knocks(roll, quiet)
@@ -50,7 +56,7 @@ def test_each_is_dialled_once_in_a_heartbeat_until_it_is_found_ended() -> None:
 
 
 def test_whoever_is_forgotten_or_heard_before_it_is_dialled_is_not_found_ended() -> None:
-    roll = of_three()
+    roll = data_node()
     for peer in (B, C):
         roll.heard(peer, HOLDS, 1.0)
     quiet = 1.0 + QUIET_AFTER * roll.heartbeat_s + 0.1

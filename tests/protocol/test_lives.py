@@ -15,6 +15,7 @@ from farflung.protocol.lap import Laps
 from farflung.protocol.ledger import Ledger
 from farflung.protocol.lives import (
     GONE_AFTER,
+    HOME_GONE_AFTER,
     HOME_LOST_AFTER,
     LOST_AFTER,
     QUIET_AFTER,
@@ -188,6 +189,7 @@ def test_a_stage_is_lost_when_nobody_who_has_its_state_was_heard_for_long() -> N
 
 
 GONE = GONE_AFTER * 2.0 + 0.1
+ENDED = 1.0 + HOME_GONE_AFTER * 2.0 + 0.1
 
 
 def test_a_stage_whose_processes_have_ended_is_lost_sooner() -> None:
@@ -208,6 +210,33 @@ def test_a_stage_whose_processes_have_ended_is_lost_sooner() -> None:
     assert roll.lost(1.0 + GONE, held=0) == () and roll.alive(B, 1.0 + GONE)
     assert roll.lost(LATE + GONE + 1.0, held=0) == (1, 2)
     assert roll.quiet(LATE + GONE + 1.0) == []  # that they are silent is proof enough
+
+
+def test_stage_0_whose_processes_have_ended_is_lost_sooner() -> None:
+    """All others look for that themselves; after half a minute, for a process that is started again comes back."""
+    roll = of_three(C)
+    hear(roll, 1.0, A=says(0, digest=b"a" * 32), B=says(0, digest=b"a" * 32), D=says(2, life=1, digest=b"d" * 32))
+    hear(roll, ENDED, D=says(2, life=1, digest=b"d" * 32))
+    assert roll.quiet(1.0 + QUIET_AFTER * 2.0 + 0.1) == [A, B]  # stage 2 is the data nodes' to look for
+    roll.entries[A].ended()
+    assert roll.lost(ENDED, held=1) == () and roll.quiet(ENDED) == [B]
+    roll.entries[B].ended()
+    assert roll.lost(ENDED - 0.2, held=1) == () and roll.lost(ENDED, held=1) == (0,)
+    hear(roll, ENDED, B=says(0, digest=b"a" * 32))
+    assert roll.lost(ENDED, held=1) == ()
+
+
+@pytest.mark.parametrize(("told", "lost"), [("", ()), ("D", (0,)), ("E", ()), ("EF", (0,)), ("DEFG", (0,))])
+def test_that_stage_0_has_ended_is_believed_of_half_of_the_peers_of_another_stage(
+    told: str, lost: tuple[int, ...]
+) -> None:
+    """Only some are next to a data node, and have dialled one before."""
+    roll = of_three(C)
+    roll.heard(A, says(0, digest=b"a" * 32), 1.0)
+    for name, stage in {"D": 1, "E": 2, "F": 2, "G": 2, "H": 2}.items():
+        agrees = (0,) if name in told else ()
+        roll.heard(name.encode() * 32, says(stage, life=1, digest=b"d" * 32, lost=agrees), ENDED)
+    assert roll.lost(ENDED - 0.2, held=1) == () and roll.lost(ENDED, held=1) == lost
 
 
 def test_whoever_waits_or_has_left_a_stage_is_not_looked_for() -> None:

@@ -9,13 +9,15 @@ from tests.sims.pipeline_story import lives, members_of, stage_of, until, until_
 
 from farflung.node.recipe import Recipe
 from farflung.protocol.accord import number_in
-from farflung.protocol.lives import HOME_LOST_AFTER, LOST_AFTER
+from farflung.protocol.lives import HOME_GONE_AFTER, HOME_LOST_AFTER, LOST_AFTER
 from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import START_UNIX_S, PipelineSwarm, simulate
 
 HEARTBEAT_S = recipe().settings().heartbeat_s
 FOUND_S = HOME_LOST_AFTER * HEARTBEAT_S
 """Of silence, before anybody is called."""
+ENDED_S = HOME_GONE_AFTER * HEARTBEAT_S
+"""The same where the processes of all data nodes have ended."""
 
 SIX = {peer: peer // 2 for peer in range(1, 12)}
 """Two peers in each of six stages."""
@@ -29,11 +31,11 @@ async def begin(swarm: PipelineSwarm, count: int, rounds: int = 2) -> None:
     await until(swarm, lambda: all(swarm.rounds().get(stage, 0) >= rounds for stage in stages))
 
 
-async def lose_home(swarm: PipelineSwarm, count: int, *newcomers: int) -> None:
-    """All data nodes are killed; newcomers come a little later."""
+async def lose_home(swarm: PipelineSwarm, count: int, *newcomers: int, silent: bool = False) -> None:
+    """All data nodes are killed, or their machines fall silent; newcomers come a little later."""
     await begin(swarm, count)
     for peer in members_of(swarm, 0):
-        swarm.kill(peer)
+        swarm.kill(peer, reset=not silent)
     await asyncio.sleep(12.0)
     for peer in newcomers:
         swarm.start(peer)
@@ -59,14 +61,17 @@ def handed_out(swarm: PipelineSwarm, life: int) -> set[int]:
     return {number for start, stop in judge._done for number in range(start, stop)}
 
 
-@pytest.mark.parametrize(("shadows", "rung", "ends"), [(1.0, "shadow", "copied"), (0.0, "interpolation", "new initial weights")])  # fmt: skip
-def test_a_newcomer_begins_stage_0_anew(shadows: float, rung: str, ends: str) -> None:
+@pytest.mark.parametrize(
+    ("shadows", "rung", "ends", "silent", "found_s"),
+    [(1.0, "shadow", "copied", False, ENDED_S), (0.0, "interpolation", "new initial weights", True, FOUND_S)],
+)
+def test_a_newcomer_begins_stage_0_anew(shadows: float, rung: str, ends: str, silent: bool, found_s: float) -> None:
     async def story(swarm: PipelineSwarm) -> None:
-        await lose_home(swarm, 3, 3)
+        await lose_home(swarm, 3, 3, silent=silent)
         await until(swarm, lambda: lives(swarm))
         begun = swarm.hub.now() - START_UNIX_S
         lost = max(time for time, peer, _ in swarm.events if peer == 0)
-        assert FOUND_S <= begun - lost < FOUND_S + 30.0
+        assert found_s <= begun - lost < found_s + 30.0
         await until_done(swarm, 1, 2, 3)
 
     alike = recipe(stages=3, layers=3, total_steps=40, pipeline={"shadows": shadows})
@@ -125,10 +130,11 @@ def test_an_old_data_node_comes_back_late_and_is_a_newcomer() -> None:
     assert set(swarm.happened("round.commit", 0)[-1]["contributors"]) == {swarm.ids[0].hex(), swarm.ids[3].hex()}
 
 
-def test_the_data_nodes_machine_comes_back_in_time_and_nothing_begins() -> None:
+@pytest.mark.parametrize(("silent", "found_s"), [(False, ENDED_S), (True, FOUND_S)])
+def test_the_data_nodes_machine_comes_back_in_time_and_nothing_begins(silent: bool, found_s: float) -> None:
     async def story(swarm: PipelineSwarm) -> None:
-        await lose_home(swarm, 3, 3)
-        await asyncio.sleep(FOUND_S - 40.0)
+        await lose_home(swarm, 3, 3, silent=silent)
+        await asyncio.sleep(found_s - 20.0)
         swarm.start(0)
         await until_done(swarm, 0, 1, 2, 3)
 
