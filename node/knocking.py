@@ -4,6 +4,7 @@ A machine whose process has ended says so at once, and then nobody needs to wait
 connection is only slow; where no word comes back it may be the link. Both are no sign of anything, and they are dialled again a heartbeat later.
 """
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -40,4 +41,4 @@ class Knocking:
     async def _knock(self, peer: PeerId, entry: Entry) -> None:
         """`entry`: what we know of it now."""
         if await self._network.is_gone(peer):
-            entry.ended()
+            entry.ended(asyncio.get_running_loop().time())

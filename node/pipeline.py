@@ -248,6 +248,7 @@ class Pipeline:
             apart=chain is None or not is_quorum(*chain),
             counted=self.me.counted or self.roll.counted,
             decided=self.roll.decided,
+            ended=self.roll.ended,
         )
 
     def _tick(self) -> None:

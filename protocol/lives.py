@@ -14,8 +14,9 @@ acknowledged it, and when stage 0 is lost itself, or has no quorum for good, eno
 
 **When.** The proposer looks around first (`protocol/lost.py`): a quorum of the data nodes and half of all other peers that it hears must say that they
 have heard no holder of the stage's state for `LOST_AFTER` heartbeats (`STARTING_S`, where nobody has heard any since all were started). `GONE_AFTER` are
-enough for data nodes that have found the processes of all holders ended, each by itself, and for others whom half of the data nodes tell so. Whether stage 0 has ended
-(`HOME_GONE_AFTER`) all other peers look for themselves, and believe half of the peers of any one stage: only those that compute next to a data node have connections to it. A holder
+enough for data nodes that have found the processes of all holders ended, each by itself, and for others whom half of the data nodes tell so. Whether the data nodes'
+processes have ended (`HOME_GONE_AFTER`) all other peers look for themselves and tell (`Present.ended`): only those that compute next to a data node have connections to it, so half of the peers of any one
+stage are believed. A holder
 whose chain has had no quorum for `NO_QUORUM_AFTER` (`stranded`) says that its own stage is lost, and does not count as one while it says so. Voters check only the numbers. They must not withhold their votes by what they
 hear: a commit that one member has voted for has to be voted for by all in the end (Paxos), and stage 0 would stand still for as long as they disagree.
 
@@ -78,8 +79,8 @@ HOME_LOST_AFTER = 6 * LOST_AFTER
 knows: which samples it had handed out and nobody trained. And those who were cut off with it must have stopped by then (`Roll.in_touch`)."""
 
 HOME_GONE_AFTER = LOST_AFTER
-"""In the place of `HOME_LOST_AFTER`, where the processes of all holders of stage 0 have ended, and nobody is cut off with it: half a minute, in which a process
-that was only started again is back."""
+"""Heartbeats since the processes of all holders of stage 0 were found ended, which are enough in the place of `HOME_LOST_AFTER`, for then nobody is cut off with it: half a
+minute, in which a process that was only started again is back. Not since their last word: a machine that starts again says that nobody listens before its node does."""
 
 STARTING_S = 600.0
 """In the place of `LOST_AFTER` for a stage of which a peer has heard nobody since it was started itself, unless a data node or half of all others say that it is lost, and of

@@ -14,6 +14,7 @@ from farflung.protocol.keys import PeerId
 from farflung.protocol.limits import (
     LONGEST_TRIP_MS,
     MAX_CONTROL_BYTES,
+    MAX_GROUP_PEERS,
     MAX_HOPS,
     MAX_MICROBATCHES,
     MAX_PIPELINE_PEERS,
@@ -141,6 +142,8 @@ class Present(Struct, frozen=True, array_like=True, tag=21):
     decided: Annotated[tuple[Life, ...], Meta(max_length=MAX_HOPS)] = ()
     """Of the stages that were begun anew, the newest life that counts, as far as this peer knows: what counts once counts for good, also when those who had a
     vote in it say nothing any more, for it may have ended their own."""
+    ended: Annotated[tuple[Key, ...], Meta(max_length=MAX_GROUP_PEERS)] = ()
+    """Data nodes whose processes this peer, of another stage, has found ended, and has not heard since (`lives`)."""
 
 
 class PlannedLane(Struct, frozen=True, array_like=True):

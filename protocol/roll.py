@@ -7,6 +7,7 @@ Everything is derived from messages and time; nothing here is agreed on but what
 and they check the plan against their own roll.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from farflung.protocol.accord import Word, number_in, number_of, rank
 from farflung.protocol.appointment import Appointment, check_appointment
 from farflung.protocol.errors import BadSignature, Refused
 from farflung.protocol.keys import PeerId
-from farflung.protocol.limits import MAX_PIPELINE_PEERS
+from farflung.protocol.limits import MAX_GROUP_PEERS, MAX_PIPELINE_PEERS
 from farflung.protocol.lives import (
     BEGINNING,
     GONE_AFTER,
@@ -51,12 +52,13 @@ class Entry:
     present: Present | None = None
     lost: bool = False
     """A stream to it broke after its last word."""
-    gone: bool = False
-    """Its process was found ended after its last word."""
+    ended_at: float | None = None
+    """When its process was first found ended after its last word."""
 
-    def ended(self) -> None:
+    def ended(self, now: float) -> None:
         """Its process was found ended. Should it have spoken meanwhile, there is another entry, which this does not touch."""
-        self.lost = self.gone = True
+        self.lost = True
+        self.ended_at = now if self.ended_at is None else self.ended_at
 
 
 @dataclass(slots=True)
@@ -96,6 +98,8 @@ class Roll:
     """The highest number of stage 0's life that anybody calls for, and since when we know."""
     _inherits: tuple[Life, tuple[Life, ...]] | None = None
     """The life of stage 0 that we found elected last, and the list that it begins with: those who called him may have other words by now."""
+    _told: dict[PeerId, float] = field(default_factory=dict)
+    """Data nodes whose processes others have found ended, and since when we know (`_are_told`)."""
     _open_since: float | None = None
     """Since when somebody has been called whose life does not count; None: nobody is."""
 
@@ -166,6 +170,8 @@ class Roll:
         self._fell_silent += len(silent - self._silent)
         self._heard_s += len(serving - silent) * (now - self._looked_at)
         self._silent, self._looked_at = silent, now
+        quiet = [peer for peer in self._held_by(0) if now > self.entries[peer].since + QUIET_AFTER * self.heartbeat_s]
+        self._told = {peer: self._told.get(peer, now) for peer in quiet if self._are_told(peer, now)}
         for peer in [p for p, entry in self.entries.items() if now > entry.since + FORGET_S]:
             self.forget(peer)
 
@@ -317,9 +323,7 @@ class Roll:
         for stage in range(0 if self.decides_together else 1, self.stages):
             patience_s = usual_s if stage else HOME_LOST_AFTER * self.heartbeat_s
             if stage in self._shown:
-                ended_s = (GONE_AFTER if stage else HOME_GONE_AFTER) * self.heartbeat_s
-                ended = self._ended(stage, homes if stage else others)
-                at = self._shown[stage] + (ended_s if ended else patience_s)
+                at = min(self._shown[stage] + patience_s, self._ended_for_long(stage, homes))
             else:  # never heard: a data node may know better, or half of the others, or all may just be starting
                 agree = sum(stage in said.lost for said in others)
                 known = any(stage in said.lost for said in homes) or 0 < len(others) <= 2 * agree
@@ -328,17 +332,35 @@ class Roll:
                 found.append(stage)
         return tuple(found)
 
-    def _ended(self, stage: int, others: list[Present]) -> bool:
-        """Whether the processes of all that had a stage's state have ended, as we found ourselves, or half of the peers of one of those stages tell that may
-        know. `others`: what is heard from these stages."""
-        held = self._held_by(stage) if self._looks_for(stage) else []
-        if held and all(self.entries[peer].gone for peer in held):
-            return True
+    def _ended_for_long(self, stage: int, homes: list[Present]) -> float:
+        """When it is proof enough that the processes of all have ended that had a stage's state; infinity where not all have, as far as we can tell."""
+        if stage == 0:
+            ended = [self._ended_at(peer) for peer in self._held_by(0)]
+            return max([self._shown[0], *ended]) + HOME_GONE_AFTER * self.heartbeat_s if ended else math.inf
         if self.by_chain:
-            return False
-        size = Counter(said.stage for said in others)
-        agree = Counter(said.stage for said in others if stage in said.lost)
-        return any(2 * agree[one] >= size[one] for one in size)
+            held = self._held_by(stage)
+            gone = bool(held) and all(self.entries[peer].ended_at is not None for peer in held)
+        else:  # told by half of those who look
+            gone = bool(homes) and 2 * sum(stage in said.lost for said in homes) >= len(homes)
+        return self._shown[stage] + GONE_AFTER * self.heartbeat_s if gone else math.inf
+
+    def _ended_at(self, peer: PeerId) -> float:
+        """When we have learnt that the process of a data node has ended; infinity where we have not."""
+        found = self.entries[peer].ended_at
+        return min(math.inf if found is None else found, self._told.get(peer, math.inf))
+
+    def _are_told(self, peer: PeerId, now: float) -> bool:
+        """Whether half of the peers of some stage have found the process of a data node ended: only those that compute next to it have dialled it before."""
+        heard = [said for other in self.known if self.alive(other, now) and (said := self.present(other)) is not None]
+        size = Counter(said.stage for said in heard if said.stage > 0)
+        agree = Counter(said.stage for said in heard if said.stage > 0 and peer in said.ended)
+        return any(2 * agree[stage] >= size[stage] for stage in size)
+
+    @property
+    def ended(self) -> tuple[PeerId, ...]:
+        """Of those that had the state of stage 0, whom we found ended ourselves; nobody if it is not on us to look."""
+        held = self._held_by(0) if self._looks_for(0) else []
+        return tuple(peer for peer in held if self.entries[peer].ended_at is not None)[:MAX_GROUP_PEERS]
 
     def quiet(self, now: float) -> list[PeerId]:
         """Peers that had the state of a stage of which we have heard nobody for a while, and of which we do not know that they have ended."""
@@ -346,7 +368,7 @@ class Roll:
         for stage, shown in self._shown.items():
             until = shown + (LOST_AFTER if stage else HOME_LOST_AFTER) * self.heartbeat_s
             if self._looks_for(stage) and shown + QUIET_AFTER * self.heartbeat_s < now <= until:
-                found += [peer for peer in self._held_by(stage) if not self.entries[peer].gone]
+                found += [peer for peer in self._held_by(stage) if self.entries[peer].ended_at is None]
         return found
 
     def _looks_for(self, stage: int) -> bool:

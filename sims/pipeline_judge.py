@@ -27,7 +27,7 @@ from farflung.node.stage_trainer import Steps
 from farflung.protocol.chain import Commit
 from farflung.protocol.keys import PeerId
 from farflung.protocol.ledger import split
-from farflung.protocol.lives import HOME_LOST_AFTER, LOST_AFTER, Life
+from farflung.protocol.lives import HOME_GONE_AFTER, LOST_AFTER, Life
 from farflung.protocol.quorum import is_quorum
 from farflung.sims.hub import MemoryHub
 from farflung.sims.judge import Judge
@@ -288,7 +288,7 @@ class PipelineJudge:
         elif life.number > 1 and (life.stage, life.number - 1) not in self._decided:
             self.violate(5, f"life {life.number} of stage {life.stage} follows none")
         since = self._there_since.pop(life.stage, None)
-        silence_s = (LOST_AFTER if life.stage else HOME_LOST_AFTER) * self._heartbeat_s()
+        silence_s = (LOST_AFTER if life.stage else HOME_GONE_AFTER) * self._heartbeat_s()
         if since is not None and self.hub.now() - since > silence_s:
             self.violate(5, f"stage {life.stage} was begun anew though it was there for {self.hub.now() - since:.0f} s")
 

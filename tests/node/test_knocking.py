@@ -50,7 +50,7 @@ def test_each_is_dialled_once_in_a_heartbeat_until_it_is_found_ended() -> None:
     assert len(begun) == 2
     for task in begun:
         asyncio.run(task)
-    assert network.dialled == [B, B] and roll.entries[B].gone
+    assert network.dialled == [B, B] and roll.entries[B].ended_at is not None
     knocking.look(quiet + 2.0 * roll.heartbeat_s)
     assert len(begun) == 2
 
@@ -65,4 +65,4 @@ def test_whoever_is_forgotten_or_heard_before_it_is_dialled_is_not_found_ended()
     roll.heard(C, HOLDS, quiet)
     for task in begun:
         asyncio.run(task)
-    assert network.dialled == [B, C] and B not in roll.entries and not roll.entries[C].gone
+    assert network.dialled == [B, C] and B not in roll.entries and roll.entries[C].ended_at is None

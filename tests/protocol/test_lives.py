@@ -189,7 +189,6 @@ def test_a_stage_is_lost_when_nobody_who_has_its_state_was_heard_for_long() -> N
 
 
 GONE = GONE_AFTER * 2.0 + 0.1
-ENDED = 1.0 + HOME_GONE_AFTER * 2.0 + 0.1
 
 
 def test_a_stage_whose_processes_have_ended_is_lost_sooner() -> None:
@@ -199,44 +198,83 @@ def test_a_stage_whose_processes_have_ended_is_lost_sooner() -> None:
     hear(roll, 1.0, B=holds_1, C=holds_1, D=holds_2)
     assert roll.quiet(1.0 + QUIET_AFTER * 2.0) == []
     assert roll.quiet(1.0 + QUIET_AFTER * 2.0 + 0.1) == [B, C, D]
-    roll.entries[C].ended()
+    roll.entries[C].ended(1.0 + GONE)
     assert roll.lost(1.0 + GONE, held=0) == ()  # B may only be slow
     assert roll.quiet(1.0 + GONE) == [B, D] and not roll.alive(C, 1.0)
-    roll.entries[B].ended()
+    roll.entries[B].ended(1.0 + GONE)
     assert roll.lost(1.0 + GONE - 0.2, held=0) == () and roll.lost(1.0 + GONE, held=0) == (1,)
     before = roll.entries[B]
     hear(roll, 1.0 + GONE, B=holds_1)  # it was started again
-    before.ended()  # and this is no news
+    before.ended(1.0 + GONE)  # and this is no news
     assert roll.lost(1.0 + GONE, held=0) == () and roll.alive(B, 1.0 + GONE)
     assert roll.lost(LATE + GONE + 1.0, held=0) == (1, 2)
     assert roll.quiet(LATE + GONE + 1.0) == []  # that they are silent is proof enough
 
 
+ENDED_S = HOME_GONE_AFTER * 2.0
+HOME = says(0, digest=b"a" * 32)
+
+
+def home_is_lost(roll: Roll, now: float) -> bool:
+    return 0 in roll.lost(now, held=1)
+
+
 def test_stage_0_whose_processes_have_ended_is_lost_sooner() -> None:
-    """All others look for that themselves; after half a minute, for a process that is started again comes back."""
+    """All others look for that themselves; half a minute after the last was found ended, for a process that is started again comes back."""
     roll = of_three(C)
-    hear(roll, 1.0, A=says(0, digest=b"a" * 32), B=says(0, digest=b"a" * 32), D=says(2, life=1, digest=b"d" * 32))
-    hear(roll, ENDED, D=says(2, life=1, digest=b"d" * 32))
+    hear(roll, 1.0, A=HOME, B=HOME, D=says(2, life=1, digest=b"d" * 32))
     assert roll.quiet(1.0 + QUIET_AFTER * 2.0 + 0.1) == [A, B]  # stage 2 is the data nodes' to look for
-    roll.entries[A].ended()
-    assert roll.lost(ENDED, held=1) == () and roll.quiet(ENDED) == [B]
-    roll.entries[B].ended()
-    assert roll.lost(ENDED - 0.2, held=1) == () and roll.lost(ENDED, held=1) == (0,)
-    hear(roll, ENDED, B=says(0, digest=b"a" * 32))
-    assert roll.lost(ENDED, held=1) == ()
+    roll.entries[A].ended(6.0)
+    assert not home_is_lost(roll, 6.1 + ENDED_S) and roll.quiet(7.0) == [B] and roll.ended == (A,)
+    roll.entries[B].ended(8.0)
+    roll.entries[A].ended(9.0)  # found again
+    assert not home_is_lost(roll, 8.0 + ENDED_S) and home_is_lost(roll, 8.1 + ENDED_S)
+    hear(roll, 8.1 + ENDED_S, B=HOME)
+    assert not home_is_lost(roll, 8.1 + ENDED_S) and roll.ended == (A,)
 
 
-@pytest.mark.parametrize(("told", "lost"), [("", ()), ("D", (0,)), ("E", ()), ("EF", (0,)), ("DEFG", (0,))])
-def test_that_stage_0_has_ended_is_believed_of_half_of_the_peers_of_another_stage(
-    told: str, lost: tuple[int, ...]
-) -> None:
-    """Only some are next to a data node, and have dialled one before."""
+def test_a_data_nodes_machine_that_comes_back_says_first_that_nobody_listens() -> None:
+    """Its node is waited for, but not for longer than without a word."""
+    for at in (100.0, HOME_LOST_AFTER * 2.0 - 10.0):
+        roll = of_three(C)
+        hear(roll, 1.0, A=HOME)
+        roll.entries[A].ended(at)
+        lost = min(at + ENDED_S, 1.0 + HOME_LOST_AFTER * 2.0)
+        assert not home_is_lost(roll, lost) and home_is_lost(roll, lost + 0.1)
+
+
+@pytest.mark.parametrize(("told", "lost"), [("", False), ("D", True), ("E", False), ("EF", True), ("DEFGH", True)])
+def test_that_a_data_node_has_ended_is_believed_of_half_of_the_peers_of_another_stage(told: str, lost: bool) -> None:
+    """Only some are next to it, and have dialled it before."""
     roll = of_three(C)
-    roll.heard(A, says(0, digest=b"a" * 32), 1.0)
+    hear(roll, 1.0, A=HOME, B=HOME)
+    roll.entries[B].ended(6.0)  # we have found one ourselves
+    told_at = 10.0
     for name, stage in {"D": 1, "E": 2, "F": 2, "G": 2, "H": 2}.items():
-        agrees = (0,) if name in told else ()
-        roll.heard(name.encode() * 32, says(stage, life=1, digest=b"d" * 32, lost=agrees), ENDED)
-    assert roll.lost(ENDED - 0.2, held=1) == () and roll.lost(ENDED, held=1) == lost
+        roll.heard(
+            name.encode() * 32, says(stage, life=1, digest=b"d" * 32, ended=(A,) if name in told else ()), told_at
+        )
+    roll.tick(told_at)
+    roll.tick(told_at + 1.0)
+    assert not home_is_lost(roll, told_at + ENDED_S) and home_is_lost(roll, told_at + ENDED_S + 0.1) is lost
+    assert roll.ended == (B,)  # what others tell is theirs to tell
+
+
+def test_whoever_says_only_that_stage_0_is_silent_is_not_told_of_its_end() -> None:
+    roll = of_three(C)
+    hear(roll, 1.0, A=HOME)
+    hear(roll, 10.0, B=says(1, life=1, lost=(0,)), D=says(2, life=1, lost=(0,)))
+    roll.tick(10.0)
+    assert not home_is_lost(roll, LATE + ENDED_S)
+
+
+def test_a_data_node_that_is_heard_has_not_ended_whoever_says_so() -> None:
+    roll = of_three(C)
+    hear(roll, 1.0, A=HOME, D=says(2, life=1, ended=(A,)))
+    for second in range(2, 60):
+        hear(roll, float(second), A=HOME)
+        roll.tick(float(second))
+    assert not home_is_lost(roll, 59.0 + QUIET_AFTER * 2.0)
 
 
 def test_whoever_waits_or_has_left_a_stage_is_not_looked_for() -> None:

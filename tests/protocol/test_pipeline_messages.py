@@ -18,6 +18,7 @@ from farflung.protocol.errors import LimitExceeded, Malformed, RemoteError
 from farflung.protocol.limits import (
     LONGEST_TRIP_MS,
     MAX_CONTROL_BYTES,
+    MAX_GROUP_PEERS,
     MAX_HOPS,
     MAX_LABEL,
     MAX_PIPELINE_PEERS,
@@ -53,7 +54,7 @@ PRESENT = Present(
     shadows=(Copy(3, 120, 4096),),
     since=90, load=Load(4.0, 1.5, 0.5), fits=(0, 2), reply=True, domains=Domains("eu-west", "ann"),
     beat=12, ways=(Way(A[:6], 7, 1500, 83),), call=Life(0, 3, A, Counters(6, 48, 1536, 2048)), apart=True,
-    counted=Counters(7, 56, 1792, 2304), decided=(Life(2, 1, A, Counters(4, 32, 1024)),),
+    counted=Counters(7, 56, 1792, 2304), decided=(Life(2, 1, A, Counters(4, 32, 1024)),), ended=(A, B),
 )  # fmt: skip
 PLAN = StepPlan(WINDOW, 160, (A, B), ((0,), (1,)), (PlannedLane((Leg(0, 0), Leg(1, 1)), 4),), 12.5)
 SAMPLES: dict[str, SwarmMessage] = {
@@ -93,6 +94,8 @@ def test_tags_follow_on_those_of_messages() -> None:
         msgspec.structs.replace(PRESENT, appointments=(Appointment(1, b"short", SIGNATURE),)),
         msgspec.structs.replace(PRESENT, lives=(Life(1, 2, b"short"),)),
         msgspec.structs.replace(PRESENT, decided=(Life(1, 2, b"short"),)),
+        msgspec.structs.replace(PRESENT, ended=(b"short",)),
+        msgspec.structs.replace(PRESENT, ended=(A,) * (MAX_GROUP_PEERS + 1)),
         msgspec.structs.replace(PRESENT, lost=(1,) * (MAX_HOPS + 1)),
         msgspec.structs.replace(PRESENT, shadows=(Copy(MAX_HOPS, 120, 4096),)),
         msgspec.structs.replace(PRESENT, load=Load(-1.0, 0.0, 0.0)),
