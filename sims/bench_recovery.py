@@ -48,7 +48,7 @@ def run_recovery(
         raise ValueError(f"no tier is called {tier_name!r}; there are {', '.join(TIERS)}")
     tier = TIERS[tier_name]
     tier = replace(tier, seeds=tier.seeds if seeds is None else seeds, rates=tuple(rates) or tier.rates)
-    methods = by_names(names, tier)
+    methods = by_names(names)
     console = Console(stderr=as_json)
     kernels.prepare(resolve_paths().cache / "kernels")
     runs = Runs(out)

@@ -5,8 +5,8 @@
         redundant     k T_r                  T_r as published; its training never notices a failure
         others        k T + R e(k)           e(k) steps before which something was lost, R to replace peers
         ours          k T (1 + s) + R e(k)   s bytes of shadows per byte of the pipeline, as if an iteration were all
-                                             sending and nothing overlapped
-        ours (live)   the same with R of a swarm: silence until the stage is found lost, and a shadow's way
+                                             sending and nothing overlapped; R of a swarm: silence until the stage is
+                                             found lost, three minutes of it for a data node, and a shadow's way
 
 A rollback to a checkpoint replays the same batches at the same learning rates to the same bits, so its curve is that
 of `none` read at the iteration that it has got to: after a failure, the last multiple of the period. That is how
@@ -20,9 +20,9 @@ from itertools import pairwise
 from farflung.node.recipe import HEARTBEAT_S
 from farflung.node.renewal import LISTEN_S
 from farflung.node.shadows import WHOLE
-from farflung.protocol.lives import LOST_AFTER
+from farflung.protocol.lives import HOME_LOST_AFTER, LOST_AFTER
 from farflung.sims.recovery_methods import Method
-from farflung.sims.recovery_tiers import Clock
+from farflung.sims.recovery_tiers import Tier
 
 Curve = tuple[tuple[int, float], ...]
 """(steps done, held-out loss in nats per token)."""
@@ -59,24 +59,28 @@ def first_at(curve: Curve, target: float) -> float | None:
 
 
 def seconds(
-    clock: Clock,
+    tier: Tier,
     method: Method,
     steps: float,
     failures: Sequence[frozenset[int]],
     shadow_share: float,  # bytes of shadows per byte of the pipeline
 ) -> float:
     """Modelled wall-clock after so many steps, see the module."""
+    clock = tier.clock
     if method.kind == "none":
         return steps * clock.iteration_s
     if method.kind == "redundant":
         return steps * clock.redundant_s
-    recoveries = sum(bool(lost) for lost in failures[: int(steps)])
-    slower = 1.0 + shadow_share if method.shadows else 1.0
-    return steps * clock.iteration_s * slower + recoveries * recovery_s(clock, method)
+    recoveries = sum(recovery_s(tier, method, lost) for lost in failures[: int(steps)] if lost)
+    slower = 1.0 + shadow_share if method.kind == "ours" else 1.0
+    return steps * clock.iteration_s * slower + recoveries
 
 
-def recovery_s(clock: Clock, method: Method) -> float:
-    """From a loss to the stage serving again."""
-    if method.kind != "live":
+def recovery_s(tier: Tier, method: Method, lost: frozenset[int]) -> float:
+    """From a loss to all of these stages serving again."""
+    clock = tier.clock
+    if method.kind != "ours":
         return clock.recovery_s
-    return LOST_AFTER * HEARTBEAT_S + LISTEN_S + WHOLE.max_nbytes(clock.stage_parameters) / clock.link_bytes_s
+    home = 0 in lost and not tier.safe_ends
+    silence_s = (HOME_LOST_AFTER if home else LOST_AFTER) * HEARTBEAT_S
+    return silence_s + LISTEN_S + WHOLE.max_nbytes(clock.stage_parameters) / clock.link_bytes_s

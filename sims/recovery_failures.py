@@ -9,7 +9,7 @@ itself: `events`.
 import random
 from dataclasses import dataclass
 
-from farflung.sims.recovery_methods import LIVE, SHADOWED
+from farflung.sims.recovery_methods import OURS
 from farflung.sims.recovery_tiers import Tier
 from farflung.training.recovery_costs import per_iteration
 
@@ -46,7 +46,7 @@ def events(tier: Tier) -> tuple[Event, ...]:
     middle = tier.stages // 2
     region = max(set(tier.regions), key=lambda one: (tier.regions.count(one), one))
     of_region = tuple(stage for stage, there in enumerate(tier.regions) if there == region)
-    ours = LIVE.name if tier.safe_ends else SHADOWED.name
+    ours = OURS.name
     apart, ends = (ours, "neighbour mean", "copy", "random"), (ours, "swap twin", "copy", "random")
     return (
         Event(

@@ -18,11 +18,12 @@ from farflung.sims.recovery_pipeline import Pipeline
 from farflung.sims.recovery_tiers import Tier
 from farflung.training.errors import Unrecoverable
 from farflung.training.recovery_checkfree import made, rule
+from farflung.training.recovery_fit import Fit
 from farflung.training.recovery_rules import drawn, interpolated
 
 WEIGHTS = parse_codec("fp32")
 BOUNDARY = "tokenint8(width={width})"
-SOURCES = {"mean": 2, "copy": 1, "interpolation": 2, "random": 0}
+SOURCES = {"mean": 2, "fitted mean": 2, "copy": 1, "interpolation": 2, "random": 0}
 """Stages whose weights a new peer gets."""
 
 
@@ -62,7 +63,7 @@ def pipeline_nbytes(tier: Tier) -> int:
 
 
 class Neighbours:
-    """CheckFree, CheckFree+, copy and random: nothing is kept but the ends, by the data node's neighbours."""
+    """All but ours: nothing is kept but the ends, by the data node's neighbours."""
 
     def __init__(self, method: Method, pipeline: Pipeline, *, seed: int) -> None:
         self._method, self._seed = method, seed
@@ -86,6 +87,8 @@ class Neighbours:
             except Unrecoverable:
                 vector, rung = self._drawn(pipeline, stage, step), "random"
             pipeline.replace(stage, vector, bump=rung != "random")
+            if rung == "fitted mean":
+                pipeline.fit(stage, Fit())
             self.rungs[rung] += 1
             self.sent.recovered += SOURCES[rung] * WEIGHTS.max_nbytes(vector.numel())
             if stage == 0 and not pipeline.tier.safe_ends:
@@ -111,8 +114,12 @@ class Neighbours:
             if nearest in lost:
                 return interpolated(survivors, stage), "interpolation"
             return survivors[nearest].clone(), "copy"
+        if self._method.kind == "interpolation":
+            return interpolated(survivors, stage), "interpolation"
         how = rule(self._method.checkfree, stage, len(pipeline.stages), lost)
-        return made(how, survivors, norms), type(how).__name__.lower()
+        return made(how, survivors, norms), "fitted mean" if self._method.kind == "fitted" else type(
+            how
+        ).__name__.lower()
 
     def _drawn(self, pipeline: Pipeline, stage: int, step: int) -> Tensor:
         return drawn(pipeline.tier.model, pipeline.tier.layers, random_seed(self._seed, stage, step))

@@ -54,7 +54,12 @@ class Scene:
     version: int = 0
     """That it made, in every stage."""
     lives: dict[int, Life] = field(default_factory=dict)
-    """By stage that was lost, the newest, as the data node's chain has them."""
+    """By stage that was lost, the newest, as all chains have them; of stage 0 the one that the others have called."""
+
+    def region(self, stage: int) -> str:
+        """Of a stage's peer; a data node that is never lost stands apart."""
+        number = stage - self.tier.safe_ends
+        return "data" if number < 0 else self.tier.regions[number]
 
 
 class Node:
@@ -81,8 +86,7 @@ class Node:
         self._log = EventLog(None, swarm="bench", peer=short(self.id), clock=scene.hub.loop.time)
         self._log.subscribe(self._on_event)
         self._digest = b""
-        # as told at `join --region`; the data node stands apart
-        self._domains = Domains(region=scene.tier.regions[stage - 1] if stage else "data", owner=f"owner-{stage}")
+        self._domains = Domains(region=scene.region(stage), owner=f"owner-{stage}")  # as told at `join --region`
 
     @property
     def was_made_of_others(self) -> bool:
@@ -188,6 +192,7 @@ class Node:
             load=Load(0.0, 0.0, 0.0),
             fits=(),
             domains=self._domains,
+            call=scene.lives.get(0),
         )
 
     def _on_event(self, event: Event) -> None:
@@ -196,8 +201,9 @@ class Node:
 
 
 def recipe_of(tier: Tier, seed: int) -> Recipe:
-    """Of a swarm that trains the tier's model; a layer more at its data node, see `recovery_live`."""
+    """Of a swarm that trains the tier's model; a layer more at a data node that is never lost, see `recovery_live`."""
     model, boundary = tier.model, BOUNDARY.format(width=tier.model.dim)
+    layers = (*[1] * tier.safe_ends, *[tier.layers] * tier.stages)
     founder = Ed25519Signer(hashlib.sha256(b"bench recovery 0 0").digest()).peer_id
     return read_recipe(
         Manifest(
@@ -205,9 +211,9 @@ def recipe_of(tier: Tier, seed: int) -> Recipe:
             founder=founder,
             created=int(START_UNIX_S),
             model=ModelSpec(
-                vocab_size=max(model.vocab_size, 256),
+                vocab_size=model.vocab_size,
                 dim=model.dim,
-                num_layers=1 + model.num_layers,
+                num_layers=sum(layers),
                 num_heads=model.num_heads,
                 num_kv_heads=model.num_kv_heads,
                 ffn_dim=model.ffn_dim,
@@ -220,8 +226,8 @@ def recipe_of(tier: Tier, seed: int) -> Recipe:
             inner_steps=ROUND_STEPS,
             inner=InnerSpec(lr=tier.lr, warmup_steps=tier.rise_steps),
             pipeline=PipelineSpec(
-                stages=1 + tier.stages,
-                layers=(1, *[tier.layers] * tier.stages),
+                stages=len(layers),
+                layers=layers,
                 microbatches=tier.microbatches,
                 forward_codec=boundary,
                 backward_codec=boundary,

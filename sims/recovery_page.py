@@ -9,7 +9,7 @@ from farflung.protocol.manifest_sections import PipelineSpec
 from farflung.sims.check import machine
 from farflung.sims.recovery_clock import recovery_s
 from farflung.sims.recovery_failures import events
-from farflung.sims.recovery_methods import BUDGET, DELTAS, LIVE, Method, methods_of
+from farflung.sims.recovery_methods import METHODS, OURS, Method
 from farflung.sims.recovery_plot import plot_losses
 from farflung.sims.recovery_rows import Row, Single
 from farflung.sims.recovery_tiers import CI, Tier
@@ -24,8 +24,7 @@ ABOUT = {
     "checkfree+": "with swapped order in half of the microbatches, so that end stages have twins",
     "copy": "a copy of the stage before",
     "random": "new initial weights",
-    "ours": "the ladder, with shadows within {share:g} % of the bytes, refreshed by `{codec}` differences, of the ends as well: no live node keeps such ones yet",
-    "ours (live)": "what live nodes do, decided by their own code: the ladder, and shadows within {live_share:g} % of the bytes, whole as `{whole}` (to begin a stage with) or `{first}` (to keep), and then refreshed by `{difference}` differences",
+    "ours": "what live nodes do, decided by their own code: the ladder, and shadows within {share:g} % of the bytes, whole as `{whole}` (to begin a stage with) or `{first}` (to keep), and then refreshed by `{difference}` differences",
 }
 
 
@@ -52,7 +51,7 @@ def name_of(tier: Tier) -> str:
 
 def _lines(methods: Sequence[Method], tier: Tier, rows: Sequence[Row], once: Sequence[Single]) -> list[str]:
     clock, rates = tier.clock, ",".join(f"{100 * rate:g}" for rate in tier.rates)
-    some = "" if methods == methods_of(tier) else f' --methods "{",".join(method.name for method in methods)}"'
+    some = "" if methods == list(METHODS) else f' --methods "{",".join(method.name for method in methods)}"'
     return [
         "# Recovery: what the loss of a pipeline stage costs",
         "",
@@ -64,7 +63,7 @@ def _lines(methods: Sequence[Method], tier: Tier, rows: Sequence[Row], once: Seq
         f"{SAFE if tier.safe_ends else LOST} "
         "Two neighbours at once are left out of the patterns, which the published rule cannot recover, and measured by themselves below.",
         "",
-        f"Iterations are trained; hours are modelled on the published clock of CheckFree's 500 M model: {clock.iteration_s:g} s per iteration, {clock.recovery_s:g} s per recovery{_live_recovery(tier)}, and a chance to fail "
+        f"Iterations are trained; hours are modelled on the published clock of CheckFree's 500 M model: {clock.iteration_s:g} s per iteration, {clock.recovery_s:g} s per recovery{_our_recovery(tier)}, and a chance to fail "
         f"per iteration that comes to the stated one per hour. Ours is charged for its bytes as if nothing overlapped; writing checkpoints costs nothing here.",
         "",
         f"![Loss against iterations and modelled hours]({name_of(tier)}.png)",
@@ -79,6 +78,14 @@ def _lines(methods: Sequence[Method], tier: Tier, rows: Sequence[Row], once: Seq
         "",
         "*gap*: of the final loss, to training without failures at equal iterations, seed by seed; *±*: standard deviation over the seeds. *target*: the loss that training without failures has at half of its iterations; "
         "where not all seeds got there, how many did. *kept*, *recovered*: bytes that keep copies fresh and that new peers get, over the pipeline's own (activations and gradients in 8 bits), as coded.",
+        "",
+        "## Loss on the way",
+        "",
+        f"| failures per stage and hour | method |{''.join(f' after {step} |' for step in _quarters(tier))}",
+        f"|---|---|{'---|' * len(_quarters(tier))}",
+        *(_on_the_way(row, tier) for row in rows),
+        "",
+        "Held-out loss in nats after so many iterations, mean over the seeds; hours are those of the table above, in proportion.",
         "",
         "## Goals",
         "",
@@ -105,20 +112,18 @@ def _about(name: str, tier: Tier) -> str:
     return ABOUT[name].format(
         every=tier.checkpoint_every,
         redundant=tier.clock.redundant_s,
-        share=100 * BUDGET.share,
-        codec=DELTAS.codec,
-        live_share=100 * PipelineSpec().shadows,
+        share=100 * PipelineSpec().shadows,
         whole=spec_of(WHOLE),
         first=spec_of(FIRST),
         difference=spec_of(DIFFERENCE),
     )
 
 
-def _live_recovery(tier: Tier) -> str:
-    """Where live nodes are among the methods, what theirs takes."""
-    if not tier.safe_ends:
-        return ""
-    return f" ({recovery_s(tier.clock, LIVE):.0f} s of ours: half a minute of silence until a stage is found lost, and a shadow's way)"
+def _our_recovery(tier: Tier) -> str:
+    """What ours takes, in a swarm."""
+    usual, home = (recovery_s(tier, OURS, frozenset({stage})) for stage in (1, 0))
+    longer = "" if home == usual else f", {home:.0f} s with three minutes of it where stage 0 is lost"
+    return f" ({usual:.0f} s of ours: half a minute of silence until a stage is found lost, and a shadow's way{longer})"
 
 
 def _row(row: Row) -> str:
@@ -126,7 +131,7 @@ def _row(row: Row) -> str:
     if row.reached < row.seeds:
         steps = hours = f"{row.reached} of {row.seeds}"
     cells = [
-        f"{100 * row.rate:g} %" if row.rate else "none",
+        _rate(row),
         row.method,
         f"{row.losses:.1f}",
         number_or_dash(row.final_loss, ".4f"),
@@ -140,6 +145,21 @@ def _row(row: Row) -> str:
         _by(row.rungs),
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _rate(row: Row) -> str:
+    return f"{100 * row.rate:g} %" if row.rate else "none"
+
+
+def _quarters(tier: Tier) -> list[int]:
+    """Iterations, of those after which there is a loss, the next ones to a quarter, a half, three quarters and all of a run."""
+    return sorted({-(-tier.steps * quarter // (4 * tier.eval_every)) * tier.eval_every for quarter in range(1, 5)})
+
+
+def _on_the_way(row: Row, tier: Tier) -> str:
+    losses = dict(row.curve)
+    cells = [number_or_dash(losses.get(step), ".4f") for step in _quarters(tier)]
+    return f"| {_rate(row)} | {row.method} | {' | '.join(cells)} |"
 
 
 def _single(one: Single) -> str:

@@ -18,7 +18,7 @@ from farflung.sims.recovery_tiers import Tier
 from farflung.training.errors import NonFinite
 from farflung.training.flat import Layout
 from farflung.training.inner import InnerConfig, make_optimizer
-from farflung.training.model import Decoder, draw_, next_token_loss
+from farflung.training.model import Decoder, next_token_loss
 from farflung.training.recovery_checkfree import CheckFree, lr_factor, order, smoothed
 from farflung.training.recovery_fit import Fit, fit_
 from farflung.training.schedule import Schedule
@@ -126,7 +126,7 @@ class Pipeline:
         """The peers of these stages are gone, and what they kept of their neighbours' with them."""
         for stage in lost:
             self.stages[stage].lose()
-            if stage == 0 and not self.tier.safe_ends:
+            if self._has_ends(stage):
                 self.ends.lose()
 
     def survivors(self, lost: Iterable[int]) -> dict[int, Tensor]:
@@ -141,19 +141,35 @@ class Pipeline:
         part.flat.copy_(vector)
         part.steps_since_bump = 0 if bump else None
 
+    def held_by(self, stage: int) -> Tensor:
+        """What the peer of a stage has, fp32 [n], in the model's order: that of stage 0 the ends, too, unless they are safe."""
+        if not self._has_ends(stage):
+            return self.stages[stage].flat
+        return torch.cat([parameter.detach().view(-1) for parameter in self._of_home()])
+
+    def replace_all(self, stage: int, vector: Tensor, *, bump: bool) -> None:
+        """As `replace`, by all that the peer of a stage has (`held_by`)."""
+        if not self._has_ends(stage):
+            self.replace(stage, vector, bump=bump)
+            return
+        for part in (self.stages[stage], self.ends):
+            part.renew()
+        mine = self._of_home()
+        for parameter, values in zip(mine, torch.split(vector, [one.numel() for one in mine]), strict=True):
+            parameter.data.copy_(values.view_as(parameter))
+        self.stages[stage].steps_since_bump = 0 if bump else None
+
+    def _has_ends(self, stage: int) -> bool:
+        return stage == 0 and not self.tier.safe_ends
+
+    def _of_home(self) -> list[nn.Parameter]:
+        mine = {id(parameter) for part in (self.stages[0], self.ends) for parameter in part.parameters}
+        return [parameter for parameter in self.model.parameters() if id(parameter) in mine]
+
     def replace_ends(self, vector: Tensor) -> None:
         """Give a new data node its embedding, norm and head, with fresh moments."""
         self.ends.renew()
         self.ends.flat.copy_(vector)
-
-    def draw_ends(self, seed: int) -> None:
-        """Initial weights for the ends of which nobody has a copy."""
-        self.ends.renew()
-        generator = torch.Generator().manual_seed(seed)
-        mine = {id(parameter) for parameter in self.ends.parameters}
-        for name, parameter in self.model.named_parameters():
-            if id(parameter) in mine:
-                draw_(name, parameter, self.tier.model.num_layers, generator)
 
     def fit(self, stage: int, config: Fit) -> tuple[float, float]:
         """Fit a stage that was replaced to its neighbours' last activations. Returns the error before and after."""

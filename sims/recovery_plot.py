@@ -13,7 +13,7 @@ from farflung.sims import png
 from farflung.sims.plots import WIDTH_IN
 from farflung.sims.recovery_clock import seconds
 from farflung.sims.recovery_failures import pattern
-from farflung.sims.recovery_methods import Method, methods_of, ours_of
+from farflung.sims.recovery_methods import METHODS, OURS, Method
 from farflung.sims.recovery_rows import Row, by_method
 from farflung.sims.recovery_tiers import Tier
 from farflung.sims.svg import INK
@@ -27,7 +27,6 @@ COLOURS = {
     "copy": "#b98200",
     "random": "#c8a0a8",
     "ours": "#c8323a",
-    "ours (live)": "#c8323a",
 }
 
 ABOVE = 0.9
@@ -43,13 +42,13 @@ def plot_losses(rows: Sequence[Row], tier: Tier, file: Path) -> None:
             _draw(left, right, by_method(rows, rate), tier, rate)
         for axes, label in zip(grid[-1], ("iterations", "modelled hours"), strict=True):
             axes.set_xlabel(label)
-        figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=len(methods_of(tier)))
+        figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=len(METHODS))
         png.save(figure, file)
 
 
 def _draw(left: Axes, right: Axes, rows: dict[str, Row], tier: Tier, rate: float) -> None:
     best = min(loss for row in rows.values() for _, loss in row.curve)
-    for method in methods_of(tier):
+    for method in METHODS:
         row = rows.get(method.name)
         if row is None or not row.curve:
             continue
@@ -63,7 +62,7 @@ def _draw(left: Axes, right: Axes, rows: dict[str, Row], tier: Tier, rate: float
                 label=method.name,
                 color=COLOURS[method.name],
                 linestyle="--" if method.computed else "-",
-                linewidth=2.2 if method is ours_of(tier) else 1.3,
+                linewidth=2.2 if method is OURS else 1.3,
             )
     for axes in (left, right):
         axes.set_ylim(best - 0.05, best + ABOVE)
@@ -75,7 +74,7 @@ def _draw(left: Axes, right: Axes, rows: dict[str, Row], tier: Tier, rate: float
 def _hours(method: Method, row: Row, tier: Tier, rate: float, step: int) -> float:
     """Mean over the seeds, as each has its own failures."""
     each = [
-        seconds(tier.clock, method, step, pattern(tier, rate, seed), (row.kept_percent + row.recovered_percent) / 100)
+        seconds(tier, method, step, pattern(tier, rate, seed), (row.kept_percent + row.recovered_percent) / 100)
         for seed in range(tier.seeds)
     ]
     return sum(each) / len(each) / 3600

@@ -18,15 +18,12 @@ from statistics import stdev
 
 from farflung.sims.recovery_clock import Curve, first_at, rolled_back, seconds
 from farflung.sims.recovery_failures import Event, events, pattern
-from farflung.sims.recovery_methods import METHODS, SWAPS_ALONE, Method, ours_of, rungs_of
+from farflung.sims.recovery_methods import METHODS, OURS, SWAPS_ALONE, Method, rungs_of
 from farflung.sims.recovery_runs import Obtain, Run
 from farflung.sims.recovery_tiers import Tier
 from farflung.sims.recovery_train import Outcome
 
 NONE = METHODS[0]
-
-ONCE_RATE = 0.10
-"""Failures per stage and hour that the ladder and its shadows count with in single losses."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +82,7 @@ def runs_of(methods: Sequence[Method], tier: Tier) -> list[Run]:
     """All that is to be trained for the tables, the most telling first: seed by seed whole runs, and then single losses."""
     found = []
     trained = [method for method in methods if method.fails and not method.computed]
-    trained.sort(key=lambda method: method is not ours_of(tier))
+    trained.sort(key=lambda method: method is not OURS)
     for seed in range(tier.seeds):
         found.append(_none(tier, seed))
         found += [Run(method=method, tier=tier, rate=rate, seed=seed) for method in trained for rate in tier.rates]
@@ -143,8 +140,8 @@ def _row(method: Method, rate: float, tier: Tier, outcomes: Sequence[Outcome], c
         when = first_at(curve, target(none, tier))
         if when is not None:
             steps.append(when)
-        hours.append(None if when is None else seconds(tier.clock, method, when, failures, shadow_share) / 3600)
-        end_hours.append(seconds(tier.clock, method, tier.steps, failures, shadow_share) / 3600)
+        hours.append(None if when is None else seconds(tier, method, when, failures, shadow_share) / 3600)
+        end_hours.append(seconds(tier, method, tier.steps, failures, shadow_share) / 3600)
     whole = len(curves) == tier.seeds
     known = [gap for gap in gaps if gap is not None]
     arrived = [one for one in hours if one is not None]
@@ -207,18 +204,18 @@ def _none(tier: Tier, seed: int) -> Run:
 def _calm(method: Method, tier: Tier, seed: int) -> Run:
     """The same training, and nothing is lost."""
     same = SWAPS_ALONE if method.checkfree.plus else NONE
-    return Run(method=same, tier=tier.midway, rate=ONCE_RATE, seed=seed, once=())
+    return Run(method=same, tier=tier.midway, rate=0.0, seed=seed, once=())
 
 
 def _once(event: Event, method: Method, tier: Tier, seed: int) -> list[Run]:
     """The undisturbed run first."""
-    lost = [Run(method=method, tier=tier.midway, rate=ONCE_RATE, seed=seed, once=stages) for stages in event.stages]
+    lost = [Run(method=method, tier=tier.midway, rate=0.0, seed=seed, once=stages) for stages in event.stages]
     return [_calm(method, tier, seed), *lost]
 
 
 def _rungs(methods: Sequence[Method], tier: Tier) -> list[tuple[Event, Method]]:
     """What is lost once, and the rungs of these methods that can recover it."""
-    return [(event, rung) for event in events(tier) for rung in rungs_of(methods, tier) if rung.name in event.rungs]
+    return [(event, rung) for event in events(tier) for rung in rungs_of(methods) if rung.name in event.rungs]
 
 
 def target(none: Outcome, tier: Tier) -> float:

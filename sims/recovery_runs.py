@@ -23,7 +23,7 @@ class Run:
     method: Method
     tier: Tier
     rate: float
-    """Failures per stage and hour; of undisturbed runs 0."""
+    """Failures per stage and hour; of undisturbed runs, and where something is lost once, 0."""
     seed: int
     once: tuple[int, ...] | None = None
     """The stages that are lost together, once; None for a whole run with failures of the rate."""
@@ -44,7 +44,7 @@ class Run:
         """Train. Raises DataError."""
         if self.once is None:
             return train(self.method, self.tier, rate=self.rate, seed=self.seed, progress=progress)
-        return lose_once(self.method, self.tier, self.once, rate=self.rate, seed=self.seed, progress=progress)
+        return lose_once(self.method, self.tier, self.once, seed=self.seed, progress=progress)
 
 
 Obtain = Callable[[Run], Outcome]

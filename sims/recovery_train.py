@@ -18,13 +18,12 @@ from farflung.sims.recovery_clock import Curve
 from farflung.sims.recovery_failures import pattern
 from farflung.sims.recovery_keepers import Keeper, Neighbours, pipeline_nbytes
 from farflung.sims.recovery_live import Live, Rounds
-from farflung.sims.recovery_methods import SHADOWED, Method
+from farflung.sims.recovery_methods import Method
 from farflung.sims.recovery_node import ROUND_STEPS
-from farflung.sims.recovery_ours import Ladder
 from farflung.sims.recovery_pipeline import Pipeline
 from farflung.sims.recovery_tiers import Tier
 from farflung.training.data import Dataset
-from farflung.training.errors import NonFinite
+from farflung.training.errors import NonFinite, Unrecoverable
 from farflung.training.order import SampleOrder
 from farflung.training.recovery_checkfree import CheckFree
 from farflung.training.schedule import Schedule
@@ -42,7 +41,7 @@ class Outcome:
     curve: Curve
     """From step 0; of a single loss its first point is right after the recovery."""
     diverged: bool
-    """The curve then ends early."""
+    """Or stood, as so many stages were lost together that nobody may begin them anew. The curve then ends early."""
     losses: int
     """Stages that were lost."""
     pipeline_bytes: int
@@ -86,7 +85,7 @@ def train(
 ) -> Outcome:
     """A whole run, disturbed by the failures of this rate and seed; `none` by none. Raises DataError."""
     failures = pattern(tier, rate, seed) if method.fails else [frozenset[int]()] * tier.steps
-    pipeline, keeper = start(method, tier, rate=rate, seed=seed)
+    pipeline, keeper = start(method, tier, seed=seed)
     with closing(keeper):
         curve = [(0, pipeline.evaluate(_windows(tier)))]
         return _run(pipeline, keeper, Feed(tier, seed), failures, curve, progress)
@@ -97,13 +96,12 @@ def lose_once(
     tier: Tier,
     stages: Sequence[int],
     *,
-    rate: float,
     seed: int,
     progress: Progress = lambda step, loss: None,
 ) -> Outcome:
     """Lose these stages together (none: for comparison), recover, and train on. The curve begins right after the recovery."""
     lost = frozenset(stages)
-    pipeline, keeper = start(method, tier, rate=rate, seed=seed)
+    pipeline, keeper = start(method, tier, seed=seed)
     with closing(keeper):
         if lost:
             pipeline.lose(lost)
@@ -113,14 +111,12 @@ def lose_once(
         return replace(_run(pipeline, keeper, Feed(tier, seed), failures, curve, progress), losses=len(lost))
 
 
-def start(method: Method, tier: Tier, *, rate: float, seed: int) -> tuple[Pipeline, Keeper]:
+def start(method: Method, tier: Tier, *, seed: int) -> tuple[Pipeline, Keeper]:
     """What all runs of a seed begin with, and what recovers by this method."""
-    undisturbed, shadows, rounds = _undisturbed(method.checkfree, tier, seed)
+    undisturbed, rounds = _undisturbed(method.checkfree, tier, seed)
     pipeline = undisturbed.copy()
-    if method.kind == "live":
+    if method.kind == "ours":
         return pipeline, Live(pipeline, seed=seed, before=rounds)
-    if method.kind == "ladder":
-        return pipeline, shadows.copy(method, pipeline, rate)
     return pipeline, Neighbours(method, pipeline, seed=seed)
 
 
@@ -136,7 +132,7 @@ def _run(
     for step, lost in enumerate(failures):
         try:
             loss = advance(pipeline, keeper, feed, tier.warm_steps + step, lost)
-        except NonFinite:
+        except (NonFinite, Unrecoverable):
             diverged = True
             break
         if (step + 1) % tier.eval_every == 0:
@@ -164,14 +160,11 @@ def advance(pipeline: Pipeline, keeper: Keeper, feed: Feed, step: int, lost: fro
 
 
 @lru_cache(maxsize=2)
-def _undisturbed(checkfree: CheckFree, tier: Tier, seed: int) -> tuple[Pipeline, Ladder, Rounds]:
-    """A pipeline after the undisturbed steps, the shadows of differences that were kept of it, and the rounds that live nodes had."""
-    pipeline, rounds = Pipeline(tier, checkfree, seed=seed), []
-    base = replace(SHADOWED, shadows=not tier.safe_ends)
-    keeper = Ladder(base, pipeline, rate=tier.rates[0], seed=seed)
-    feed = Feed(tier, seed)
+def _undisturbed(checkfree: CheckFree, tier: Tier, seed: int) -> tuple[Pipeline, Rounds]:
+    """A pipeline after the undisturbed steps, and the rounds that live nodes had."""
+    pipeline, feed, rounds = Pipeline(tier, checkfree, seed=seed), Feed(tier, seed), []
     for step in range(tier.warm_steps):
-        advance(pipeline, keeper, feed, step, frozenset())
-        if tier.safe_ends and (step + 1) % ROUND_STEPS == 0:
-            rounds.append((step + 1, [part.flat.clone() for part in pipeline.stages]))
-    return pipeline, keeper, rounds
+        feed.step(pipeline, step)
+        if (step + 1) % ROUND_STEPS == 0:
+            rounds.append((step + 1, [pipeline.held_by(stage).clone() for stage in range(tier.stages)]))
+    return pipeline, rounds

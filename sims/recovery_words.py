@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from farflung.sims.check import Check
-from farflung.sims.recovery_methods import methods_of, ours_of
+from farflung.sims.recovery_methods import METHODS, OURS
 from farflung.sims.recovery_power import all_of, is_below, limits
 from farflung.sims.recovery_rows import Row, Single, by_method
 from farflung.sims.recovery_tiers import Tier
@@ -114,7 +114,7 @@ def _rankings(rows: Sequence[Row], tier: Tier) -> list[Check]:
 
 def _ours(rows: Sequence[Row], tier: Tier, rate: float) -> list[Check]:
     at = by_method(rows, rate)
-    ours = at.get(ours_of(tier).name)
+    ours = at.get(OURS.name)
     if ours is None:
         return []
     name = f"{ours.method} at {100 * rate:g} %"
@@ -128,13 +128,13 @@ def _ours(rows: Sequence[Row], tier: Tier, rate: float) -> list[Check]:
         ),
         Check(
             target=f"{name}: shadows at most {MOST_KEPT_PERCENT:g} % of the bytes",
-            measured=f"{ours.kept_percent:.2f} %",
+            measured=f"{ours.kept_percent:.2f} %, and {ours.recovered_percent:.2f} % to new peers",
             met=ours.kept_percent <= MOST_KEPT_PERCENT,
         ),
     ]
     others = [row for row in rows if row.rate == rate and row.method != ours.method]
     if others:
-        whole = len(others) == len(methods_of(tier)) - 2  # without ours, and without none
+        whole = len(others) == len(METHODS) - 2  # without ours, and without none
         whom = "every other method" if whole else " and ".join(row.method for row in others)
         told = ", ".join(f"{row.method} {_hours(row)}" for row in others)
         found.append(

@@ -43,7 +43,7 @@ class Peer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """What has shadows: the layers of a stage, or the ends."""
+    """What has shadows: a stage."""
 
     name: str
     stage: int

@@ -16,10 +16,9 @@ Who is next: the copy that saves most iterations per byte. With f the chance tha
 where sources are the live peers that train the piece, and the copies that are fresher. So what one peer has alone
 comes first, whatever the others' age, and equal copies take turns. With a second source and f = 0.003 a refresh is
 worth 300 times less, and waits until the copy is `rest_steps` old (digest, 5.5: every outer step, or 50 inner steps
-at most). A second copy of the ends thus costs little and is there at once when the first holder goes.
+at most). A second copy thus costs little and is there at once when the first holder goes.
 
-The ends (embedding, norm and head) are a piece of their own beside the layers of their stage, with two copies; why
-they and the first layers are to be fresher than others, see `recovery_costs`.
+Why stage 0 is to be fresher than others, see `recovery_costs`.
 """
 
 from collections import Counter
@@ -46,7 +45,7 @@ class Kept:
     """One copy as the schedule sees it."""
 
     piece: str
-    """What it is of: `stage 3`, `ends`."""
+    """What it is of, a stage."""
     holder: str
     step: int | None
     """Inner step that it is of; None: the holder has nothing yet."""

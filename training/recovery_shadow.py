@@ -16,7 +16,6 @@ missed or repeated is noticed without hashing the weights.
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,12 +62,6 @@ class Refresh:
 def empty(numel: int) -> Shadow:
     """Nothing yet: what a first refresh continues."""
     return Shadow(values=torch.zeros(numel), name=digest_of(_EMPTY, numel.to_bytes(8, "little")), step=0)
-
-
-def seeded(values: Tensor) -> Shadow:
-    """What both ends know without a byte, fp32 [n]: the initial weights, which follow from the model's seed."""
-    name = digest_of(_EMPTY, values.numpy().view(np.uint8).data)
-    return Shadow(values=values.clone(), name=name, step=0)
 
 
 def refresh(

@@ -15,7 +15,7 @@ from farflung.training.model import ModelConfig
 
 TOY = Tier(
     name="toy",
-    model=ModelConfig(vocab_size=32, dim=16, num_layers=4, num_heads=2, num_kv_heads=2, ffn_dim=32, seq_len=16),
+    model=ModelConfig(vocab_size=256, dim=16, num_layers=4, num_heads=2, num_kv_heads=2, ffn_dim=32, seq_len=16),
     stages=4,
     regions=("a", "b", "c", "a"),
     microbatches=2,
@@ -33,6 +33,15 @@ TOY = Tier(
 )
 SAFE = replace(TOY, name="safe", safe_ends=True, sequences=8)
 """With a data node of its own, and so many bytes in a step that all shadows are refreshed after every round."""
+AT_RISK = replace(
+    TOY,
+    name="at risk",
+    model=replace(TOY.model, num_layers=5),
+    stages=5,
+    regions=("a", "b", "c", "a", "d"),
+    sequences=8,
+)
+"""The same with the ends at stage 0, and a stage more: of four those that are left may not begin stage 0 and another one anew."""
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sims.recovery_cases import SAFE, TOY, use_small_corpus
+from tests.sims.recovery_cases import AT_RISK, SAFE, TOY, use_small_corpus
 from typer.testing import CliRunner
 
 from farflung.sims import bench_recovery, recovery_train
@@ -21,9 +21,7 @@ from farflung.sims.check import Check
 from farflung.sims.main import app
 from farflung.sims.recovery_clock import Curve, at, first_at, progress, rolled_back, seconds
 from farflung.sims.recovery_failures import events, pattern
-from farflung.sims.recovery_keepers import pipeline_nbytes
-from farflung.sims.recovery_methods import LIVE, METHODS, SINGLE, SWAPS_ALONE, Method, by_names, methods_of
-from farflung.sims.recovery_ours import Ladder
+from farflung.sims.recovery_methods import METHODS, OURS, SINGLE, SWAPS_ALONE, Method, by_names
 from farflung.sims.recovery_pipeline import Pipeline
 from farflung.sims.recovery_rows import rows, runs_of
 from farflung.sims.recovery_runs import Run, Runs
@@ -36,7 +34,7 @@ from farflung.training.recovery_checkfree import CheckFree
 from farflung.training.recovery_fit import Fit
 
 NAMED = {method.name: method for method in [*SINGLE, *METHODS]}
-BROUGHT_BACK = sorted(NAMED.keys() - {"none", "checkpoint", "redundant", LIVE.name})
+BROUGHT_BACK = sorted(NAMED.keys() - {"none", "checkpoint", "redundant", OURS.name})
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +98,7 @@ def test_a_loss_that_nobody_recovers_ends_training() -> None:
 def test_recoveries_use_what_survives(name: str, lost: set[int]) -> None:
     """What is lost is NaN, so a recovery that read any of it would show."""
     method = NAMED[name]
-    pipeline, keeper = start(method, TOY, rate=0.5, seed=0)
+    pipeline, keeper = start(method, TOY, seed=0)
     feed = Feed(TOY, 0)
     advance(pipeline, keeper, feed, 3, frozenset())
     before = vectors(pipeline)
@@ -110,13 +108,12 @@ def test_recoveries_use_what_survives(name: str, lost: set[int]) -> None:
     for stage, vector in enumerate(before[:-1]):
         assert torch.equal(vector, pipeline.stages[stage].flat) == (stage not in lost)
         assert bool(pipeline.stages[stage].optimizer.tensors()) == (stage not in lost)
-    assert sum(count for rung, count in keeper.rungs.items() if rung != "ends anew") == len(lost)
+    assert keeper.rungs.total() == len(lost)
     advance(pipeline, keeper, feed, 4, frozenset())
 
 
 def test_the_rung_that_is_asked_for_is_taken() -> None:
     for name, lost, rung in (
-        ("shadow", {1}, "shadow"),
         ("fitted mean", {1}, "fitted mean"),
         ("neighbour mean", {1}, "mean"),
         ("neighbour mean", {1, 2}, "random"),
@@ -125,14 +122,14 @@ def test_the_rung_that_is_asked_for_is_taken() -> None:
         ("random", {1}, "random"),
         ("copy", {1}, "copy"),
     ):
-        pipeline, keeper = start(NAMED[name], TOY, rate=0.5, seed=0)
+        pipeline, keeper = start(NAMED[name], TOY, seed=0)
         pipeline.lose(lost)
         keeper.recover(pipeline, frozenset(lost), 3)
         assert keeper.rungs == {rung: len(lost)}, name
 
 
 def test_a_recovered_stage_learns_faster_for_a_while() -> None:
-    pipeline, keeper = start(NAMED["checkfree"], TOY, rate=0.5, seed=0)
+    pipeline, keeper = start(NAMED["checkfree"], TOY, seed=0)
     pipeline.lose([1])
     keeper.recover(pipeline, frozenset({1}), 3)
     assert [part.steps_since_bump for part in pipeline.parts] == [None, 0, None, None, None]
@@ -148,49 +145,11 @@ def test_a_fit_comes_nearer_to_what_the_neighbours_saw() -> None:
     assert last < first
 
 
-def ours(pipeline: Pipeline, rate: float = 0.1) -> Ladder:
-    return Ladder(NAMED["ours"], pipeline, rate=rate, seed=0)
-
-
-def test_shadows_are_refreshed_within_their_share_of_the_bytes() -> None:
-    pipeline = trained()
-    keeper = ours(pipeline)
-    for step in range(1, 400):
-        keeper.after_step(pipeline, step)
-        assert keeper.sent.kept <= 0.02 * step * pipeline_nbytes(TOY)
-    assert keeper.sent.kept > 0.015 * 399 * pipeline_nbytes(TOY)
-
-
-def test_a_lost_peer_takes_the_shadows_that_it_held_with_it() -> None:
-    pipeline = trained()
-    keeper = ours(pipeline)
-    holders = {place[1] for place in keeper._shadows if place[0] == 1}
-    held = int(holders.pop()[-1])
-    pipeline.lose([held])
-    keeper.recover(pipeline, frozenset({held}), 3)
-    assert all(place[1] != f"peer {held}" for place in keeper._shadows)
-    keeper.after_step(pipeline, 4)  # the last-replica alarm
-    assert any(place[0] == 1 for place in keeper._shadows)
-
-
-def test_shadows_are_of_the_steps_before_the_loss() -> None:
-    """What comes back differs from what was lost by a few steps of training, not by all of it."""
-    longer = replace(TOY, warm_steps=40)
-    initial = Pipeline(longer, CheckFree(), seed=0)
-    pipeline, keeper = start(NAMED["ours"], longer, rate=0.5, seed=0)
-    before = vectors(pipeline)
-    pipeline.lose([0])
-    keeper.recover(pipeline, frozenset({0}), longer.warm_steps)
-    for number in (0, TOY.stages):
-        was, now, begun = before[number], pipeline.parts[number].flat, initial.parts[number].flat
-        assert float((now - was).norm()) < 0.5 * float((begun - was).norm())
-
-
 def test_checkpoints_are_read_off_the_undisturbed_curve() -> None:
     """A real rollback, with all optimisers' state, replays to the same bits."""
     failures = [frozenset[int](), frozenset({1}), frozenset[int](), frozenset({0}), frozenset[int](), frozenset[int]()]
     undisturbed = train(NAMED["none"], TOY, rate=0.0, seed=0)
-    pipeline, _ = start(NAMED["none"], TOY, rate=0.0, seed=0)
+    pipeline, _ = start(NAMED["none"], TOY, seed=0)
     feed, windows = Feed(TOY, 0), recovery_train._windows(TOY)
     saved, reached, curve = pipeline.copy(), 0, [(0, pipeline.evaluate(windows))]
     for step, lost in enumerate(failures, start=1):
@@ -232,15 +191,18 @@ def test_reading_a_curve() -> None:
 
 
 def test_the_modelled_clock() -> None:
-    clock, failures = Clock(), [frozenset({1, 3}), frozenset[int](), frozenset({2})]
-    hours = {method.name: seconds(clock, method, 3, failures, 0.02) for method in METHODS}
-    assert hours["none"] == pytest.approx(3 * 91.3)
-    assert hours["redundant"] == pytest.approx(3 * 151.04)
-    assert hours["checkpoint"] == hours["checkfree"] == pytest.approx(3 * 91.3 + 60)
-    assert hours["ours"] == pytest.approx(3 * 91.3 * 1.02 + 60)
-    recovery_s = (hours["ours (live)"] - 3 * 91.3 * 1.02) / 2
+    failures = [frozenset({1, 3}), frozenset[int](), frozenset({0})]
+    safe, unsafe = (
+        {method.name: seconds(tier, method, 3, failures, 0.02) for method in METHODS} for tier in (SAFE, TOY)
+    )
+    for hours in (safe, unsafe):
+        assert hours["none"] == pytest.approx(3 * 91.3)
+        assert hours["redundant"] == pytest.approx(3 * 151.04)
+        assert hours["checkpoint"] == hours["checkfree"] == pytest.approx(3 * 91.3 + 60)
+    recovery_s = (safe["ours"] - 3 * 91.3 * 1.02) / 2
     assert recovery_s == pytest.approx(30 + 2 + 3.9, abs=0.1)  # silence, listening, a byte a parameter
-    assert clock.link_bytes_s == pytest.approx(22.2e6, rel=0.01)
+    assert unsafe["ours"] - safe["ours"] == pytest.approx(150)  # a data node is waited for
+    assert Clock().link_bytes_s == pytest.approx(22.2e6, rel=0.01)
 
 
 def test_failures_have_the_stated_rate_and_leave_a_neighbour() -> None:
@@ -257,7 +219,7 @@ def test_events_name_rungs_that_there_are() -> None:
     for tier in (CI, PUBLISHED):
         for event in events(tier):
             assert set(event.rungs) <= {method.name for method in SINGLE}
-            assert (LIVE.name in event.rungs) == tier.safe_ends == ("shadow" not in event.rungs)
+            assert OURS.name in event.rungs
     named = {event.name: event.stages for event in events(CI)}
     assert named["adjacent"] == ((2, 3),) and named["both ends"] == ((0, 5),) and named["region"] == ((1, 5),)
 
@@ -306,16 +268,16 @@ def test_a_run_is_kept_as_soon_as_it_is_there(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_whole_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(TIERS, "toy", TOY)
+    monkeypatch.setitem(TIERS, "toy", replace(AT_RISK, name="toy"))
     out = tmp_path / "runs"
     found, once, goals = run_recovery("toy", out=out, page=tmp_path / "docs", as_json=True)
     told = json.loads(capsys.readouterr().out)
-    assert len(told["rows"]) == len(found) == 2 + len(methods_of(TOY)) - 1
+    assert len(told["rows"]) == len(found) == 2 + len(METHODS) - 1
     assert len(told["goals"]) == len(goals)
-    assert len(told["single_losses"]) == len(once) == sum(len(event.rungs) for event in events(TOY))
+    assert len(told["single_losses"]) == len(once) == sum(len(event.rungs) for event in events(AT_RISK))
     page = (tmp_path / "docs" / "recovery_toy.md").read_text()
     assert (tmp_path / "docs" / "recovery_toy.png").read_bytes().startswith(b"\x89PNG")
-    assert all(f"| {method.name} |" in page for method in methods_of(TOY)) and "## Goals" in page
+    assert all(f"| {method.name} |" in page for method in METHODS) and "## Goals" in page
     none, swaps, *rest = found
     assert none.gap_percent == 0.0 and none.hours_to_target == pytest.approx(3 * 91.3 / 3600, rel=0.5)
     assert swaps.method == SWAPS_ALONE.name
@@ -324,7 +286,7 @@ def test_the_whole_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert redundant.gap_percent == 0.0 and none.hours_to_target is not None
     assert redundant.hours_to_target == pytest.approx(none.hours_to_target * 151.04 / 91.3)
     assert sum(named["ours"].rungs.values()) >= named["ours"].losses > 0
-    assert goals == checks(found, once, TOY) and len(goals) == 6
+    assert goals == checks(found, once, AT_RISK) and len(goals) == 6
 
     def never(run: Run, progress: object) -> None:
         pytest.fail(f"nothing is left to run, but {run}")
@@ -333,12 +295,12 @@ def test_the_whole_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert run_recovery("toy", out=out, as_json=True) == (found, once, goals)
     some, of_ours, _ = run_recovery("toy", names="ours", out=out, page=tmp_path, as_json=True)
     assert [row.method for row in some] == ["none", "ours"]
-    assert {one.rung for one in of_ours} == {"shadow", "fitted mean", "interpolation"}
+    assert {one.rung for one in of_ours} == {"ours", "fitted mean", "interpolation"}
     assert '--methods "none,ours"' in (tmp_path / "recovery_toy.md").read_text()
 
 
 def test_rows_of_runs_that_diverged_have_no_figures() -> None:
-    methods = by_names("checkfree", TOY)
+    methods = by_names("checkfree")
     made = {}
     for run in runs_of(methods, TOY):
         outcome = train(NAMED["none"], TOY, rate=0.0, seed=0)
@@ -352,7 +314,7 @@ def test_rows_of_runs_that_diverged_have_no_figures() -> None:
 
 @pytest.mark.parametrize(
     ("tier", "names", "said"),
-    [("cy", None, "no tier"), ("ci", "magic", "no method"), ("ci", "ours (live)", "no method")],
+    [("cy", None, "no tier"), ("ci", "magic", "no method")],
 )
 def test_wrong_requests_are_refused(tier: str, names: str | None, said: str) -> None:
     with pytest.raises(ValueError, match=said):
@@ -360,24 +322,20 @@ def test_wrong_requests_are_refused(tier: str, names: str | None, said: str) -> 
 
 
 def test_none_is_always_compared_with() -> None:
-    assert [method.name for method in by_names("ours,copy", TOY)] == ["none", "copy", "ours"]
+    assert [method.name for method in by_names("ours,copy")] == ["none", "copy", "ours"]
     plus: Method = NAMED["checkfree+"]
     planned = runs_of([METHODS[0], plus], replace(TOY, rates=(0.5,)))
     assert [run.method for run in planned if run.once is None] == [METHODS[0], plus, SWAPS_ALONE]
     assert {run.method.name for run in planned if run.once} == {"swap twin"}
 
 
-def test_each_tier_has_one_method_of_ours() -> None:
-    assert [method.name for method in methods_of(TOY) if "ours" in method.name] == ["ours"]
-    assert [method.name for method in methods_of(SAFE) if "ours" in method.name] == ["ours (live)"]
-    with pytest.raises(ValueError, match=r"no method called ours \(live\)"):
-        by_names("ours (live)", TOY)
-    assert [run.method.name for run in runs_of(methods_of(SAFE), SAFE)[:3]] == ["none", "ours (live)", "checkfree"]
+def test_ours_is_trained_first() -> None:
+    assert [run.method.name for run in runs_of(METHODS, SAFE)[:3]] == ["none", "ours", "checkfree"]
 
 
 def test_safe_ends_are_not_lost_and_nobody_keeps_copies_of_them() -> None:
     for name in ("checkfree", "copy", "fitted mean"):
-        pipeline, keeper = start(NAMED[name], SAFE, rate=0.5, seed=0)
+        pipeline, keeper = start(NAMED[name], SAFE, seed=0)
         ends = pipeline.ends.flat.clone()
         pipeline.lose([0])
         keeper.recover(pipeline, frozenset({0}), 3)

@@ -179,16 +179,16 @@ PIECES = [Piece(name=f"stage {s}", stage=s, nbytes=10) for s in range(6)]
 
 
 def test_a_shadow_is_apart_from_its_stage_and_from_the_stages_beside_it() -> None:
-    held, missing = places(swarm(), [*PIECES, Piece(name="ends", stage=0, nbytes=5, copies=2)], 6)
+    held, missing = places(swarm(), [*PIECES, Piece(name="twice", stage=0, nbytes=5, copies=2)], 6)
     assert not missing and len(held) == 8
-    stage_of = {piece.name: piece.stage for piece in PIECES} | {"ends": 0}
+    stage_of = {piece.name: piece.stage for piece in PIECES} | {"twice": 0}
     for one in held:
         holder, stage = int(one.holder[1]), stage_of[one.piece]
         assert REGIONS[holder] != REGIONS[stage]
         assert (holder - stage) % 6 not in (0, 1, 5)
         assert "shares no region, network or owner" in one.why
-    ends = [one.holder for one in held if one.piece == "ends"]
-    assert len(set(ends)) == 2 and len({REGIONS[int(name[1])] for name in ends}) == 2
+    twice = [one.holder for one in held if one.piece == "twice"]
+    assert len(set(twice)) == 2 and len({REGIONS[int(name[1])] for name in twice}) == 2
     load = [sum(one.holder == f"p{s}" for one in held) for s in range(6)]
     assert max(load) <= 2
 
@@ -391,16 +391,16 @@ def test_what_has_come_down_to_one_peer_is_refreshed_at_once() -> None:
 
 
 def test_a_fresher_copy_elsewhere_is_no_alarm() -> None:
-    some = [kept("ends", 9, holder="first"), kept("ends", 5, holder="second", alarmed=True)]
+    some = [kept("twice", 9, holder="first"), kept("twice", 5, holder="second", alarmed=True)]
     assert names(some, 10, 0.0) == ([], 0.0)
 
 
 def test_a_second_copy_is_no_alarm_and_rests() -> None:
-    some = [kept("ends", 9, holder="first"), kept("ends", None, holder="second")]
+    some = [kept("twice", 9, holder="first"), kept("twice", None, holder="second")]
     assert names(some, 10, 0.0) == ([], 0.0)
     found, _ = due(some, 10, bucket_bytes=1e9, loss_per_step=0.003, budget=Budget())
     assert [one.kept.holder for one in found] == ["second", "first"]
-    some = [kept("ends", 9, holder="first"), kept("ends", 5, holder="second")]
+    some = [kept("twice", 9, holder="first"), kept("twice", 5, holder="second")]
     found, _ = due(some, 10, bucket_bytes=1e9, loss_per_step=0.003, budget=Budget())
     assert [one.kept.holder for one in found] == ["first"]
     found, _ = due(some, 60, bucket_bytes=1e9, loss_per_step=0.003, budget=Budget())
