@@ -195,6 +195,12 @@ def line(event: dict[str, Any]) -> str | None:
             said = f"this node begins stage {event['stage']} anew (life {event['life']}): {event['reason']}"
         case "shadow.given":
             said = f"{event['to'][:12]}, who begins stage {event['stage']} anew, has fetched this node's copy of step {event['of_step']:,}"
+        case "stage.waits":
+            said = f"stage {event['stage']} waits: {event['reason']}"
+        case "stage.unmade":
+            said = f"no {event['rung']} after all: {event['reason']}"
+        case "shadow.missing":
+            said = f"a stage has no copy: {event['reason']}"
         case "stage.made":
             said = (
                 f"stage {event['stage']} is made: {event['rung']}, {event['bytes']:,} bytes in {event['seconds']:.1f} s"

@@ -207,6 +207,12 @@ def test_how_a_lost_stage_came_back_is_shown_by_everybody_who_knows() -> None:
     assert (line(made | {"misfit": None}) or "").endswith("5,000 bytes in 1.5 s")
     ends = line(made | {"stage": 0, "misfit": None, "ends": "copied"}) or ""
     assert ends.endswith("5,000 bytes in 1.5 s; embedding and head: copied")
+    unmade = event(111.0, "stage.unmade", rung="shadow", reason="it could not be had in one piece")
+    assert (line(unmade) or "").endswith("no shadow after all: it could not be had in one piece")
+    waits = event(111.0, "stage.waits", stage=3, life=2, reason="stage 2, lost too, will be back from a copy")
+    assert (line(waits) or "").endswith("stage 3 waits: stage 2, lost too, will be back from a copy")
+    missing = event(111.0, "shadow.missing", reason="stage 3 has no place for a shadow")
+    assert (line(missing) or "").endswith("a stage has no copy: stage 3 has no place for a shadow")
     call = event(111.0, "stage.call", of=0, life=2, founder="abcdef0123456789")
     assert (line(call) or "").endswith("stage 0 is lost: our stage calls abcdef012345 to begin it anew (life 2)")
     founder = folded([*RUN, decided, made, anew | {"founder": PEER}])

@@ -1,11 +1,12 @@
 """What is lost together and for good, under virtual time: both ends of the pipeline, and a quarter of the swarm that stands in one region.
 
-Nobody who was killed comes back. Stage 0, which the data nodes hold, counts the run and is not lost; the first stage of layers behind it, and the last, are.
+Nobody who was killed comes back. Of the ends the first is stage 0, with the data nodes, who count the run, or the first stage of layers behind it.
 """
 
 import asyncio
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from tests.sims.pipeline_story import lives, members_of, stage_of, steps_done, until, until_done
@@ -33,10 +34,10 @@ async def lose_together(swarm: PipelineSwarm, killed: Callable[[], list[int]], n
     await until_done(swarm, *swarm.peers)
 
 
-async def lose_both_ends(swarm: PipelineSwarm) -> None:
+async def lose_both_ends(swarm: PipelineSwarm, first: int = FIRST) -> None:
     for peer in range(5):
         swarm.start(peer)
-    await lose_together(swarm, lambda: [peer for stage in (FIRST, LAST) for peer in members_of(swarm, stage)], [5, 6])
+    await lose_together(swarm, lambda: [peer for stage in (first, LAST) for peer in members_of(swarm, stage)], [5, 6])
 
 
 def trained_on(swarm: PipelineSwarm) -> None:
@@ -76,6 +77,20 @@ def test_both_ends_come_back_from_copies_that_were_not_lost_with_them() -> None:
     swarm = simulate(one, Counting(), signers(7), lose_both_ends, wanted={peer: peer for peer in range(5)}, domains=domains)  # fmt: skip
     trained_on(swarm)
     assert rungs(swarm) == {FIRST: "shadow", LAST: "shadow"}
+
+
+@pytest.mark.parametrize(("shadows", "ends"), [(1.0, "copied"), (0.0, "new initial weights")])
+def test_stage_0_and_the_last_stage_are_lost_together(shadows: float, ends: str) -> None:
+    """The three stages that are left are enough: they begin stage 0 anew, and that the other one."""
+    one = recipe(stages=5, layers=5, total_steps=STEPS, pipeline={"shadows": shadows})
+    swarm = simulate(one, Counting(), signers(7), partial(lose_both_ends, first=0), wanted={peer: peer for peer in range(5)})  # fmt: skip
+    assert not swarm.broken and swarm.rounds()[0] == STEPS // 4
+    assert [life[:2] for life in lives(swarm)] == [(0, 1), (LAST, 1)]
+    made = {event["stage"]: event for event in swarm.happened("stage.made")}
+    assert made[0]["ends"] == ends and set(made) == {0, LAST}
+    assert [len(swarm.happened("node.start", peer)) for peer in (1, 2, 3)] == [1, 1, 1]
+    losses = swarm.losses()
+    assert all(map(math.isfinite, losses)) and sum(losses[-4:]) < sum(losses[8:12])
 
 
 REGION = (3, 4, 5, 10)
