@@ -167,7 +167,7 @@ class Renewal:
                 self._log.emit("stage.unmade", rung=str(offer.rung), reason="it could not be had in one piece")
                 continue
             misfit = await self._misfit()
-            needs_others = offer.rung is not Rung.RANDOM and not offer.rung.keeps_moments
+            needs_others = offer.rung is not Rung.RANDOM and not offer.rung.is_exact
             if needs_others and misfit is not None and misfit >= MISFIT_OF_NONE:
                 why = f"on what its neighbours remember its error is {misfit:.3g} times that of leaving the stage out"
                 self._log.emit("stage.unmade", rung=str(offer.rung), reason=why)
@@ -192,7 +192,7 @@ class Renewal:
         """What has become of embedding, last norm and head, for people; empty where there are none."""
         if self._life.stage:
             return ""
-        return "kept" if rung.keeps_moments else "copied" if rung is Rung.SHADOW else "new initial weights"
+        return "kept" if rung.is_exact else "copied" if rung is Rung.SHADOW else "new initial weights"
 
     async def _remembered(self) -> list[Pair]:
         """What the neighbours of the lost stage remember of it."""
@@ -304,7 +304,7 @@ class Renewal:
 
     async def _try(self, offer: Offer) -> float | None:
         """Give the learner what an offer has. Seconds that fetching took; None where it could not be had."""
-        if offer.rung.keeps_moments:
+        if offer.rung.is_exact:
             await self._go_on()
             return 0.0
         began = self._outside.now()

@@ -36,18 +36,21 @@ def run_recovery(
     names: str | None = None,  # of methods, separated by commas; None for all
     rates: Sequence[float] = (),  # failures per stage and hour, in the place of the tier's
     seeds: int | None = None,  # in the place of the tier's
+    checkpoint_every: int | None = None,  # iterations, in the place of the tier's
     out: Path | None = None,  # folder where runs are kept
     page: Path | None = None,  # folder for recovery.md, or that of another tier, and its picture
     as_json: bool = False,
 ) -> tuple[list[Row], list[Single], list[Check]]:
     """Train, show, and return one row per method and rate, one per single loss and rung, and the goals.
 
-    Raises ValueError for an unknown tier or method, or a damaged `out`; DataError and OSError.
+    Raises ValueError for an unknown tier or method, a period of checkpoints below 1, or a damaged `out`; DataError and OSError.
     """
     if tier_name not in TIERS:
         raise ValueError(f"no tier is called {tier_name!r}; there are {', '.join(TIERS)}")
     tier = TIERS[tier_name]
     tier = replace(tier, seeds=tier.seeds if seeds is None else seeds, rates=tuple(rates) or tier.rates)
+    if checkpoint_every is not None:
+        tier = replace(tier, checkpoint_every=checkpoint_every)
     methods = by_names(names)
     console = Console(stderr=as_json)
     kernels.prepare(resolve_paths().cache / "kernels")

@@ -190,7 +190,7 @@ def bench_recovery(
     tier: Annotated[
         str,
         typer.Option(
-            help="ci (minutes per seed), published (CheckFree's set-up, smaller: an hour) or nightly (a day)."
+            help="ci (minutes per seed), published (CheckFree's set-up, smaller: an hour and a half) or nightly (a day)."
         ),
     ] = "ci",
     methods: Annotated[
@@ -201,6 +201,14 @@ def bench_recovery(
         typer.Option(metavar="PERCENT,...", help="Failures per stage and hour, in the place of the tier's."),
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds, in the place of the tier's.")] = None,
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Iterations between checkpoints, in the place of the tier's; not trained again for it.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep each finished run here, and go on from those.")
     ] = None,
@@ -213,7 +221,14 @@ def bench_recovery(
 
     try:
         _, _, goals = run_recovery(
-            tier, names=methods, rates=parse_rates(rates), seeds=seeds, out=out, page=page, as_json=as_json
+            tier,
+            names=methods,
+            rates=parse_rates(rates),
+            seeds=seeds,
+            checkpoint_every=checkpoint_every,
+            out=out,
+            page=page,
+            as_json=as_json,
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

@@ -148,7 +148,7 @@ class PipelineJudge:
         """A peer has made the stage that it begins anew."""
         rung = self._rungs[index]
         held, made = self._held.get(life.stage, []), learner.outer.params
-        if rung.keeps_moments and not any(torch.equal(one, made) for one in held):
+        if rung.is_exact and not any(torch.equal(one, made) for one in held):
             self.violate(1, f"peer {index} goes on with stage {life.stage}, but not as it ever was")
         trained = self._trained.get(life.stage, [])
         if rung is Rung.SHADOW and not any((one - made).norm() < COPY_ERROR * one.norm() for one in trained):

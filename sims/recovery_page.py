@@ -12,7 +12,7 @@ from farflung.sims.recovery_failures import events
 from farflung.sims.recovery_methods import METHODS, OURS, Method
 from farflung.sims.recovery_plot import plot_losses
 from farflung.sims.recovery_rows import Row, Single
-from farflung.sims.recovery_tiers import CI, Tier
+from farflung.sims.recovery_tiers import CI, TIERS, Tier
 from farflung.sims.recovery_words import checks, number_or_dash
 from farflung.training.presets import num_parameters
 
@@ -52,10 +52,15 @@ def name_of(tier: Tier) -> str:
 def _lines(methods: Sequence[Method], tier: Tier, rows: Sequence[Row], once: Sequence[Single]) -> list[str]:
     clock, rates = tier.clock, ",".join(f"{100 * rate:g}" for rate in tier.rates)
     some = "" if methods == list(METHODS) else f' --methods "{",".join(method.name for method in methods)}"'
+    often = (
+        ""
+        if tier.checkpoint_every == TIERS[tier.name].checkpoint_every
+        else f" --checkpoint-every {tier.checkpoint_every}"
+    )
     return [
         "# Recovery: what the loss of a pipeline stage costs",
         "",
-        f"Made by `farflung bench recovery --tier {tier.name} --seeds {tier.seeds} --rates {rates}{some} --page docs`; do not edit. Machine: {machine()}.",
+        f"Made by `farflung bench recovery --tier {tier.name} --seeds {tier.seeds} --rates {rates}{some}{often} --page docs`; do not edit. Machine: {machine()}.",
         "",
         f"Tier {tier.name}: {num_parameters(tier.model):,} parameters in {tier.stages} stages of one peer each, {tier.steps} iterations of "
         f"{tier.microbatches * tier.sequences * tier.model.seq_len:,} tokens of the embedded corpus, after {tier.warm_steps} undisturbed ones that are the same for all; seeds: {tier.seeds}. Before an iteration, stages are lost: weights, moments "

@@ -74,8 +74,8 @@ class Tier:
     def __post_init__(self) -> None:
         if self.model.num_layers % self.stages or self.microbatches % 2 or len(self.regions) != self.stages:
             raise ValueError("stages have equally many layers and a region each, and microbatches are even")
-        if self.seeds < 1:
-            raise ValueError("there is at least one seed")
+        if self.seeds < 1 or self.checkpoint_every < 1:
+            raise ValueError("there is at least one seed, and checkpoints come every iteration or less often")
         if self.steps % self.eval_every or self.event_steps % self.eval_every:
             raise ValueError("steps and event_steps are multiples of eval_every")
         if self.warm_steps < 1 or self.rise_steps > self.warm_steps:

@@ -51,8 +51,8 @@ class Rung(StrEnum):
     RANDOM = "random"
 
     @property
-    def keeps_moments(self) -> bool:
-        """The optimiser's state comes with the weights; else it begins afresh."""
+    def is_exact(self) -> bool:
+        """The stage's own outer state, its momentum too, not a copy of weights or what others give. The optimiser's moments come from one's own disk alone."""
         return self in (Rung.REPLICA, Rung.OWN, Rung.BEHIND)
 
     @property
@@ -86,7 +86,7 @@ class Setbacks:
 
     def iterations(self, rung: Rung, *, stage: int, steps_behind: int, failures_per_hour: float) -> float:
         """Of one recovery of `stage` by this rung, at so many failures per stage and hour (a share, 0 to 1)."""
-        if rung.keeps_moments or rung is Rung.SHADOW:
+        if rung.is_exact or rung is Rung.SHADOW:
             return self.per_step(stage) * steps_behind
         return self.times_mean[rung] * self._mean(failures_per_hour)
 

@@ -75,7 +75,7 @@ class Offer:
     @property
     def needed(self) -> int:
         """Peers that must survive it, the new one among them."""
-        return 1 + min(1, len(self.holders)) if self.rung.keeps_moments else 1 + len(self.holders)
+        return 1 + min(1, len(self.holders)) if self.rung.is_exact else 1 + len(self.holders)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -292,6 +292,11 @@ def test_the_whole_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
         pytest.fail(f"nothing is left to run, but {run}")
 
     monkeypatch.setattr(Run, "make", never)
+    rarely = run_recovery("toy", checkpoint_every=5, out=out, page=tmp_path, as_json=True)[0]
+    assert [row.method for row in rarely if row not in found] == ["checkpoint"]
+    assert "--checkpoint-every 5 --page" in (tmp_path / "recovery_toy.md").read_text()
+    with pytest.raises(ValueError, match="checkpoints come every iteration"):
+        run_recovery("toy", checkpoint_every=0)
     assert run_recovery("toy", out=out, as_json=True) == (found, once, goals)
     some, of_ours, _ = run_recovery("toy", names="ours", out=out, page=tmp_path, as_json=True)
     assert [row.method for row in some] == ["none", "ours"]

@@ -72,7 +72,7 @@ def test_what_is_on_ones_own_disk_is_served_by_nobody() -> None:
         for behind in (0, 5):
             own = Offer(rung=Rung.OWN, steps_behind=behind)
             found, without = decide(loss, [shadow, own, *others()]), decide(loss, [shadow, *others()])
-            assert found.first is own and own.rung.keeps_moments and not own.rung.bumps_lr
+            assert found.first is own and own.rung.is_exact and not own.rung.bumps_lr
             assert found.order[0].cost_s == pytest.approx(0.05 * behind * 91.3), "nothing is sent, nobody can fail"
             assert found.order[1:] == without.order
             assert found.why.startswith("stage 3: what this machine's disk has of an earlier life of the stage, ")
