@@ -36,6 +36,7 @@ def run_recovery(
     names: str | None = None,  # of methods, separated by commas; None for all
     rates: Sequence[float] = (),  # failures per stage and hour, in the place of the tier's
     seeds: int | None = None,  # in the place of the tier's
+    single: bool = True,  # single losses, too
     checkpoint_every: int | None = None,  # iterations, in the place of the tier's
     out: Path | None = None,  # folder where runs are kept
     page: Path | None = None,  # folder for recovery.md, or that of another tier, and its picture
@@ -56,8 +57,8 @@ def run_recovery(
     kernels.prepare(resolve_paths().cache / "kernels")
     runs = Runs(out)
     with one_thread():
-        make(runs_of(methods, tier), runs, console)
-    found, once = rows(methods, tier, runs.made), singles(methods, tier, runs.made)
+        make([run for run in runs_of(methods, tier) if single or run.once is None], runs, console)
+    found, once = rows(methods, tier, runs.made), singles(methods, tier, runs.made) if single else []
     goals = checks(found, once, tier)
     if page is not None:
         from farflung.sims.recovery_page import write_page

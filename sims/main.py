@@ -201,6 +201,7 @@ def bench_recovery(
         typer.Option(metavar="PERCENT,...", help="Failures per stage and hour, in the place of the tier's."),
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds, in the place of the tier's.")] = None,
+    single: Annotated[bool, typer.Option(help="Single losses, too.")] = True,
     checkpoint_every: Annotated[
         int | None,
         typer.Option(
@@ -225,6 +226,7 @@ def bench_recovery(
             names=methods,
             rates=parse_rates(rates),
             seeds=seeds,
+            single=single,
             checkpoint_every=checkpoint_every,
             out=out,
             page=page,

@@ -60,7 +60,7 @@ def _lines(methods: Sequence[Method], tier: Tier, rows: Sequence[Row], once: Seq
     return [
         "# Recovery: what the loss of a pipeline stage costs",
         "",
-        f"Made by `farflung bench recovery --tier {tier.name} --seeds {tier.seeds} --rates {rates}{some}{often} --page docs`; do not edit. Machine: {machine()}.",
+        f"Made by `farflung bench recovery --tier {tier.name} --seeds {tier.seeds} --rates {rates}{some}{often}{'' if once else ' --no-single'} --page docs`; do not edit. Machine: {machine()}.",
         "",
         f"Tier {tier.name}: {num_parameters(tier.model):,} parameters in {tier.stages} stages of one peer each, {tier.steps} iterations of "
         f"{tier.microbatches * tier.sequences * tier.model.seq_len:,} tokens of the embedded corpus, after {tier.warm_steps} undisturbed ones that are the same for all; seeds: {tier.seeds}. Before an iteration, stages are lost: weights, moments "
@@ -99,6 +99,12 @@ def _lines(methods: Sequence[Method], tier: Tier, rows: Sequence[Row], once: Seq
         "| goal | measured | |",
         "|---|---|---|",
         *(check.line for check in checks(rows, once, tier)),
+        *(_single_losses(tier, once) if once else []),
+    ]
+
+
+def _single_losses(tier: Tier, once: Sequence[Single]) -> list[str]:
+    return [
         "",
         "## Single losses",
         "",

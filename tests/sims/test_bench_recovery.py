@@ -292,6 +292,8 @@ def test_the_whole_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
         pytest.fail(f"nothing is left to run, but {run}")
 
     monkeypatch.setattr(Run, "make", never)
+    whole = run_recovery("toy", single=False, out=out, page=tmp_path, as_json=True)
+    assert whole[:2] == (found, []) and "Single losses" not in (tmp_path / "recovery_toy.md").read_text()
     rarely = run_recovery("toy", checkpoint_every=5, out=out, page=tmp_path, as_json=True)[0]
     assert [row.method for row in rarely if row not in found] == ["checkpoint"]
     assert "--checkpoint-every 5 --page" in (tmp_path / "recovery_toy.md").read_text()
