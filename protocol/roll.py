@@ -170,7 +170,7 @@ class Roll:
         self._fell_silent += len(silent - self._silent)
         self._heard_s += len(serving - silent) * (now - self._looked_at)
         self._silent, self._looked_at = silent, now
-        quiet = [peer for peer in self._held_by(0) if now > self.entries[peer].since + QUIET_AFTER * self.heartbeat_s]
+        quiet = [peer for peer in self._homes() if now > self.entries[peer].since + QUIET_AFTER * self.heartbeat_s]
         self._told = {peer: self._told.get(peer, now) for peer in quiet if self._are_told(peer, now)}
         for peer in [p for p, entry in self.entries.items() if now > entry.since + FORGET_S]:
             self.forget(peer)
@@ -323,7 +323,7 @@ class Roll:
         for stage in range(0 if self.decides_together else 1, self.stages):
             patience_s = usual_s if stage else HOME_LOST_AFTER * self.heartbeat_s
             if stage in self._shown:
-                at = min(self._shown[stage] + patience_s, self._ended_for_long(stage, homes))
+                at = min(self._shown[stage] + patience_s, self._end_counts_from(stage, homes))
             else:  # never heard: a data node may know better, or half of the others, or all may just be starting
                 agree = sum(stage in said.lost for said in others)
                 known = any(stage in said.lost for said in homes) or 0 < len(others) <= 2 * agree
@@ -332,10 +332,10 @@ class Roll:
                 found.append(stage)
         return tuple(found)
 
-    def _ended_for_long(self, stage: int, homes: list[Present]) -> float:
-        """When it is proof enough that the processes of all have ended that had a stage's state; infinity where not all have, as far as we can tell."""
+    def _end_counts_from(self, stage: int, homes: list[Present]) -> float:
+        """From when on it is proof enough that the processes of all have ended that had a stage's state; infinity where not all have, as far as we can tell."""
         if stage == 0:
-            ended = [self._ended_at(peer) for peer in self._held_by(0)]
+            ended = [self._ended_at(peer) for peer in self._homes()]
             return max([self._shown[0], *ended]) + HOME_GONE_AFTER * self.heartbeat_s if ended else math.inf
         if self.by_chain:
             held = self._held_by(stage)
@@ -359,8 +359,7 @@ class Roll:
     @property
     def ended(self) -> tuple[PeerId, ...]:
         """Of those that had the state of stage 0, whom we found ended ourselves; nobody if it is not on us to look."""
-        held = self._held_by(0) if self._looks_for(0) else []
-        return tuple(peer for peer in held if self.entries[peer].ended_at is not None)[:MAX_GROUP_PEERS]
+        return tuple(peer for peer in self._homes() if self.entries[peer].ended_at is not None)[:MAX_GROUP_PEERS]
 
     def quiet(self, now: float) -> list[PeerId]:
         """Peers that had the state of a stage of which we have heard nobody for a while, and of which we do not know that they have ended."""
@@ -374,6 +373,10 @@ class Roll:
     def _looks_for(self, stage: int) -> bool:
         """Whether it is on us to dial those who had the state of a stage: data nodes for the others, these for stage 0, where they may begin it anew."""
         return stage > 0 if self.by_chain else stage == 0 and self.decides_together
+
+    def _homes(self) -> list[PeerId]:
+        """Who had the state of stage 0, if it is on us to look whether they have ended."""
+        return self._held_by(0) if self._looks_for(0) else []
 
     def _held_by(self, stage: int) -> list[PeerId]:
         """Who, by its last word, has the state of a stage's newest life."""

@@ -117,9 +117,8 @@ class Neighbours:
         if self._method.kind == "interpolation":
             return interpolated(survivors, stage), "interpolation"
         how = rule(self._method.checkfree, stage, len(pipeline.stages), lost)
-        return made(how, survivors, norms), "fitted mean" if self._method.kind == "fitted" else type(
-            how
-        ).__name__.lower()
+        rung = "fitted mean" if self._method.kind == "fitted" else type(how).__name__.lower()
+        return made(how, survivors, norms), rung
 
     def _drawn(self, pipeline: Pipeline, stage: int, step: int) -> Tensor:
         return drawn(pipeline.tier.model, pipeline.tier.layers, random_seed(self._seed, stage, step))

@@ -87,7 +87,9 @@ class Live:
         new = [self._nodes[stage] for stage in sorted(gone)]
         lives = self._scene.lives | {node.stage: node.life for node in new}
         self._scene.lives = dict(sorted(lives.items()))
-        self._nodes[0].roll.renew(self._scene.lives.values(), self._loop.time())  # all others believe the data node
+        self._nodes[0].roll.renew(
+            self._scene.lives.values(), self._loop.time()
+        )  # from its chain; all others believe them, or have called it
         self._hear(living)
         self._run(_all(self._renew(node) for node in new))
         for node in new:

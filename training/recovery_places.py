@@ -12,8 +12,7 @@ of another stage, and
 
 Holders stay, as moving a shadow costs a whole copy, unless a candidate shares fewer domains. Pieces whose peers are not
 in several regions choose first, and of these those with the fewest live peers; where somebody comes too late for a
-holder in another region, it is all tried again with those first who came too late. A second holder keeps apart from the
-first one as well.
+holder in another region, it is all tried again with those first who came too late.
 """
 
 from collections import Counter
@@ -50,8 +49,6 @@ class Piece:
     """Whose peers train it."""
     nbytes: int
     """Memory that a shadow takes."""
-    copies: int = 1
-    """Shadows that there are to be."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,32 +105,29 @@ def _placed(
     for piece in order:
         apart = [peer for peer in peers if peer.stage == piece.stage]
         now = frozenset(current.get(piece.name, ()))
-        for copy in range(piece.copies):
-            candidates = [
-                peer
-                for peer in peers
-                if peer.stage != piece.stage and peer not in apart and room[peer.name] >= piece.nbytes
-                if apart or peer.name in now
-            ]
-            if not candidates:
-                missing.append(_nobody(piece, copy))
-                break
+        candidates = [
+            peer
+            for peer in peers
+            if peer.stage != piece.stage and room[peer.name] >= piece.nbytes
+            if apart or peer.name in now
+        ]
+        if not candidates:
+            missing.append(_nobody(piece))
+            continue
 
-            def rank(
-                peer: Peer, piece: Piece = piece, apart: Sequence[Peer] = apart, now: frozenset[str] = now
-            ) -> tuple[object, ...]:
-                beside = (peer.stage - piece.stage) % num_stages in (1, num_stages - 1)
-                load = peer.room_bytes - room[peer.name]
-                return _danger(peer, apart), peer.name not in now, beside, load, -peer.uplink_bytes_s, peer.name
+        def rank(
+            peer: Peer, piece: Piece = piece, apart: Sequence[Peer] = apart, now: frozenset[str] = now
+        ) -> tuple[object, ...]:
+            beside = (peer.stage - piece.stage) % num_stages in (1, num_stages - 1)
+            load = peer.room_bytes - room[peer.name]
+            return _danger(peer, apart), peer.name not in now, beside, load, -peer.uplink_bytes_s, peer.name
 
-            best = min(candidates, key=rank)
-            others = [peer for peer in peers if peer.stage != piece.stage]
-            crowded = _danger(best, apart)[0] and not all(_danger(peer, apart)[0] for peer in others)
-            if crowded and piece not in late:  # it may be so for each of its copies
-                late.append(piece)
-            held.append(Holding(piece=piece.name, holder=best.name, why=_why(best, apart, best.name in now)))
-            room[best.name] -= piece.nbytes
-            apart = [*apart, best]
+        best = min(candidates, key=rank)
+        others = [peer for peer in peers if peer.stage != piece.stage]
+        if _danger(best, apart)[0] and not all(_danger(peer, apart)[0] for peer in others):
+            late.append(piece)
+        held.append(Holding(piece=piece.name, holder=best.name, why=_why(best, apart, best.name in now)))
+        room[best.name] -= piece.nbytes
     return _Placed(held, missing, late)
 
 
@@ -178,6 +172,5 @@ def _why(peer: Peer, others: Sequence[Peer], stays: bool) -> str:
     return f"{peer.name} of stage {peer.stage}{' stays' if stays else ''}: {said}"
 
 
-def _nobody(piece: Piece, copy: int) -> str:
-    which = "shadow" if copy == 0 else f"shadow number {copy + 1}"
-    return f"{piece.name} has no place for a {which}: no other peer gives {piece.nbytes:,} bytes; raise their room"
+def _nobody(piece: Piece) -> str:
+    return f"{piece.name} has no place for a shadow: no other peer gives {piece.nbytes:,} bytes; raise their room"

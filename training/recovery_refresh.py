@@ -10,18 +10,16 @@ it can get.
 
 Who is next: the copy that saves most iterations per byte. With f the chance that a peer is lost in a step,
 
-    of a refresh         f**sources * setback per step * age * age     it helps until the copy is as old again
-    of a first copy      f**sources * setback without a copy / f       it helps until its holder goes, 1 / f steps
+    of a refresh         f**replicas * setback per step * age * age     it helps until the copy is as old again
+    of a first copy      f**replicas * setback without a copy / f       it helps until its holder goes, 1 / f steps
 
-where sources are the live peers that train the piece, and the copies that are fresher. So what one peer has alone
-comes first, whatever the others' age, and equal copies take turns. With a second source and f = 0.003 a refresh is
-worth 300 times less, and waits until the copy is `rest_steps` old (digest, 5.5: every outer step, or 50 inner steps
-at most). A second copy thus costs little and is there at once when the first holder goes.
+where replicas are the live peers that train the piece. So what one peer has alone comes first, whatever the others'
+age, and equal copies take turns. With a second replica and f = 0.003 a refresh is worth 300 times less, and waits until
+the copy is `rest_steps` old (digest, 5.5: every outer step, or 50 inner steps at most).
 
 Why stage 0 is to be fresher than others, see `recovery_costs`.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -72,7 +70,6 @@ class Due:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Ranked:
     kept: Kept
-    sources: int
     age: int | None
     saved: float
     """Iterations per byte."""
@@ -80,12 +77,12 @@ class _Ranked:
     @property
     def alone(self) -> bool:
         """Nobody has it but one peer."""
-        return self.sources == 1 and self.age is None
+        return self.kept.replicas == 1 and self.age is None
 
     @property
     def alarming(self) -> bool:
         """It has just become so that a single peer has what is fresher than this copy."""
-        return self.sources == 1 and self.kept.alarmed
+        return self.kept.replicas == 1 and self.kept.alarmed
 
 
 def filled(bucket_bytes: float, pipeline_bytes: int, kept: Sequence[Kept], budget: Budget) -> float:
@@ -107,7 +104,7 @@ def due(
     waiting = False
     for one in sorted(ranked, key=lambda one: (not one.alarming, -one.saved, one.kept.piece, one.kept.holder)):
         if not one.alone:
-            if one.age is not None and (one.age < 1 or (one.sources > 1 and one.age < budget.rest_steps)):
+            if one.age is not None and (one.age < 1 or (one.kept.replicas > 1 and one.age < budget.rest_steps)):
                 continue
             # the neediest waits for its bytes; smaller ones do not overtake it for ever
             waiting = waiting or (0.0 if one.alarming else one.kept.nbytes) > bucket_bytes
@@ -119,16 +116,12 @@ def due(
 
 
 def _ranked(kept: Sequence[Kept], step: int, loss_per_step: float) -> list[_Ranked]:
-    """With the sources that each copy has beside it: the freshest copy of a piece has the fewest."""
-    fresher: Counter[str] = Counter()
+    """With what each saves."""
     ranked = []
-    for one in sorted(kept, key=lambda one: (-1 if one.step is None else one.step, one.holder), reverse=True):
-        sources = one.replicas + fresher[one.piece]
-        fresher[one.piece] += one.step is not None
+    for one in kept:
         age = None if one.step is None else step - one.step
         steps_saved = one.missing_setback / loss_per_step if age is None else one.setback_per_step * age * age
-        saved = loss_per_step**sources * steps_saved / one.nbytes
-        ranked.append(_Ranked(kept=one, sources=sources, age=age, saved=saved))
+        ranked.append(_Ranked(kept=one, age=age, saved=loss_per_step**one.replicas * steps_saved / one.nbytes))
     return ranked
 
 
@@ -142,4 +135,4 @@ def _why(one: _Ranked) -> str:
         )
     if one.age is None:
         return f"{to}: there is no copy there yet"
-    return f"{to}: the copy is {one.age} steps old{', and one peer has it alone' if one.sources == 1 else ''}"
+    return f"{to}: the copy is {one.age} steps old{', and one peer has it alone' if one.kept.replicas == 1 else ''}"

@@ -19,6 +19,7 @@ from farflung.sims.recovery_live import Live
 from farflung.sims.recovery_methods import OURS
 from farflung.sims.recovery_node import ROUND_STEPS, Node
 from farflung.sims.recovery_pipeline import Pipeline
+from farflung.sims.recovery_tiers import Tier
 from farflung.sims.recovery_train import Feed, advance, start, train
 from farflung.sims.toy import VirtualDoor
 from farflung.training.errors import Unrecoverable
@@ -33,12 +34,16 @@ def small_corpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def begun() -> Iterator[tuple[Pipeline, Live]]:
-    pipeline, keeper = start(OURS, SAFE, seed=0)
+def undisturbed(tier: Tier) -> Iterator[tuple[Pipeline, Live]]:
+    pipeline, keeper = start(OURS, tier, seed=0)
     assert isinstance(keeper, Live)
     yield pipeline, keeper
     keeper.close()
+
+
+@pytest.fixture
+def begun() -> Iterator[tuple[Pipeline, Live]]:
+    yield from undisturbed(SAFE)
 
 
 def steps(pipeline: Pipeline, keeper: Live, until: int, *, first: int = SAFE.warm_steps) -> None:
@@ -233,10 +238,7 @@ def test_the_same_run_twice() -> None:
 @pytest.fixture
 def at_risk() -> Iterator[tuple[Pipeline, Live]]:
     """The ends are with stage 0, and may be lost."""
-    pipeline, keeper = start(OURS, AT_RISK, seed=0)
-    assert isinstance(keeper, Live)
-    yield pipeline, keeper
-    keeper.close()
+    yield from undisturbed(AT_RISK)
 
 
 def test_a_data_node_comes_back_from_its_copy_with_the_ends(at_risk: tuple[Pipeline, Live]) -> None:
