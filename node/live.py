@@ -118,8 +118,7 @@ def panel(status: NodeStatus) -> Panel:
     if status.trial:
         facts.add_row("trial", Text(status.trial))
     if status.shadow_bytes:
-        budget = f"{status.shadow_budget_bytes / 1e6:,.1f} MB allowed"
-        facts.add_row("shadows", f"{status.shadow_bytes / 1e6:,.1f} MB of other stages fetched · {budget}")
+        facts.add_row("shadows", _shadows(status))
     if status.alarm:
         facts.add_row("alarm", Text(_alarm(status.alarm), style="bold red"))
     if status.lost:
@@ -253,6 +252,13 @@ def _recovered(one: BegunAnew, me: str) -> str:
     if one.rung:
         said += f", made of: {one.rung}"
     return f"{said} · {one.reason}" if one.reason else said
+
+
+def _shadows(status: NodeStatus) -> str:
+    """Which copies of other stages are here, and the bytes of all that were."""
+    held = ", ".join(f"stage {copy.stage} as of step {copy.step:,}" for copy in status.copies) or "none here now"
+    allowed = f"{status.shadow_budget_bytes / 1e6:,.1f} MB allowed"
+    return f"{held} · {status.shadow_bytes / 1e6:,.1f} MB of other stages fetched · {allowed}"
 
 
 def _alarm(replicas: dict[str, int]) -> str:

@@ -4,7 +4,7 @@
                                                                    ──▶ the chain's first commit ──▶ we serve
 
 What is tried first is `training/recovery_ladder.py`'s decision, by expected cost: with the time of a step and the chance to lose a peer as the data nodes
-have measured them, and the links over which it would come (`offers`). Whoever was a member of an earlier life offers what it has of it
+have measured them, from a guess at first, and the links over which it would come (`offers`). Whoever was a member of an earlier life offers what it has of it
 itself (`remains`): where the stage has only lost its quorum that is all of it, to the bit, and costs nothing. Other offers are shadows, here or at other
 peers, and the stages around: the mean of the two neighbours' outer parameters, weighted by the norms of their gradients, the nearest stages where
 neighbours are lost too, and at last new initial weights, which everybody can make. A neighbour that is lost too, but of which somebody has a copy, is
@@ -295,7 +295,7 @@ class Renewal:
             frozenset(set(stages) - ready),
             peer_of,
             weights_nbytes=BYTES_PER_ELEMENT * max(sizes, default=0),
-            bytes_s=min((self._rate(held[stage][2][0]) for stage in ready), default=RATE_BYTES_PER_S),
+            bytes_s=[self._rate(held[stage][2][0]) if stage in ready else RATE_BYTES_PER_S for stage in stages],
             swaps=False,
             boundary_nbytes=0 if self._pairs else None,  # they are here already
             fit_s=self._fit_s(),

@@ -34,7 +34,7 @@ from farflung.protocol.keys import short
 from farflung.protocol.messages import ShadowRequest
 from farflung.protocol.pipeline_messages import Copy, Present
 from farflung.protocol.roll import Roll
-from farflung.training.recovery_costs import Rung, Setbacks
+from farflung.training.recovery_costs import Setbacks
 from farflung.training.recovery_places import Peer, Piece, fall_together, places
 from farflung.training.recovery_refresh import Budget, Due, Kept, due, filled
 from farflung.training.recovery_shadow import (
@@ -298,6 +298,7 @@ class Shadows:
         for stage in set(self._shelf.shadows) - set(mine) - needed:
             if trained[stage]:  # it lies somewhere else, or nowhere
                 self._shelf.drop(stage)
+                self._log.emit("shadow.dropped", stage=stage)
         for stage, source in list(self._shelf.sources.items()):
             if trained[stage] and source not in self._roll.training(stage, now):  # a founder may be about to
                 del self._shelf.sources[stage]
@@ -364,7 +365,7 @@ class Shadows:
             nbytes=(DIFFERENCE if stage in self._shelf.sources else FIRST).expected_nbytes(self._sizes[stage]),
             replicas=replicas,
             setback_per_step=self._setbacks.per_step(stage),
-            missing_setback=self._setbacks.iterations(Rung.MEAN, stage=stage, steps_behind=0, failures_per_hour=rate),
+            missing_setback=self._setbacks.without_copy(stage, rate),
             alarmed=stage in self._alarmed,
         )
 

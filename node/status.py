@@ -22,6 +22,14 @@ class MissedRound(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class HeldCopy(msgspec.Struct, frozen=True, kw_only=True):
+    """A shadow of another stage that this node holds."""
+
+    stage: int
+    step: int
+    """That it is of."""
+
+
 class BegunAnew(msgspec.Struct, frozen=True, kw_only=True):
     """A stage that was lost, and its newest life as far as this node knows."""
 
@@ -109,6 +117,8 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     """Of copies of other stages that this node has fetched since it started."""
     shadow_budget_bytes: int = 0
     """What the manifest allowed for them until the last one."""
+    copies: list[HeldCopy] = []
+    """Of other stages, by stage, that this node holds."""
     joined: str = ""
     """From whom this node has, or gets, the state of its stage, and why so; empty where it began the stage, or had that on its disk."""
     trial: str = ""
@@ -132,7 +142,7 @@ class NodeStatus(msgspec.Struct, kw_only=True):
             case "node.start":
                 self.started, self.state, self.reason, self.lost = self.time, "joining", "", ""
                 self.pid, self.device, self.agent = event["pid"], event["device"], event["agent"]
-                self.stage = event.get("stage")
+                self.stage, self.copies = event.get("stage"), []
                 self.round_step = self.step
             case "node.stop":
                 self.state, self.reason, self.next_sync_s = "stopped", event["reason"], None
@@ -166,6 +176,9 @@ class NodeStatus(msgspec.Struct, kw_only=True):
                 self.lost = event["reason"]
             case "shadow":
                 self.shadow_bytes, self.shadow_budget_bytes = event["received_bytes"], event["allowed_bytes"]
+                self._holds(event["stage"], HeldCopy(stage=event["stage"], step=event["of_step"]))
+            case "shadow.dropped":
+                self._holds(event["stage"], None)
             case "stage.trial":
                 self.trial = event["reason"]
             case "stage.join":
@@ -192,6 +205,11 @@ class NodeStatus(msgspec.Struct, kw_only=True):
                 self.last_refused = f"{event['reason']} ({event['of'][:12] or 'nobody knows whose'})"
             case "state.sync":
                 self.synced_chunks, self.chunks = event["chunks_done"], event["chunks"]
+
+    def _holds(self, stage: int, copy: HeldCopy | None) -> None:
+        """This copy of a stage, or none any more."""
+        others = [one for one in self.copies if one.stage != stage]
+        self.copies = sorted([*others, *([copy] if copy else [])], key=lambda one: one.stage)
 
     def _begun_anew(self, event: dict[str, Any], **known: Any) -> None:
         """Something is `known` of the life that an event is about, which ends the earlier ones of its stage."""

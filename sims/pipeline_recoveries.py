@@ -1,4 +1,5 @@
-"""How a pipeline got a lost stage back: when its last peer went, when the others had agreed on that, what it was made of, and when it computed again.
+"""How a pipeline got a lost stage back: when its last peer went, when the others had agreed on that, what it was made of, when it computed again, and how that was tried
+before it counted.
 
 Worked out from the nodes' events and from who was killed when. A recovery is measured in steps of the pipeline as they were before, without the time
 that it took to fetch what the stage was made of: that depends on its size and the link, and is told beside it.
@@ -41,6 +42,10 @@ class Recovered:
     """What its founder expected of it: seconds of tries, and of the iterations that the stage then lags behind. None where its log does not tell."""
     why: str
     """What it had in mind, and why; empty where its log does not tell."""
+    trials: int
+    """Steps in which data nodes tried what it gives, each by itself."""
+    trial: str
+    """What the last of them came to; empty where there was none."""
 
     @property
     def seconds(self) -> float | None:
@@ -91,6 +96,8 @@ def told(recovered: Recovered, started: float) -> dict[str, Any]:
         "iterations": rounded(recovered.iterations),
         "expected_s": rounded(recovered.expected_s),
         "why": recovered.why,
+        "trials": recovered.trials,
+        "trial": recovered.trial,
     }
 
 
@@ -113,6 +120,15 @@ def _recovered(
         for event in events_by_peer[founder]
         if event["event"] == "stage.recovery" and (event["stage"], event["life"]) == (stage, life)
     ]
+    tried = sorted(
+        (
+            event
+            for events in events_by_peer.values()
+            for event in events
+            if event["event"] == "stage.trial" and (event["of"], event["life"]) == (stage, life)
+        ),
+        key=lambda event: event["time"],
+    )
     anew = min(heard, default=made["time"])
     deaths = [
         at
@@ -135,6 +151,8 @@ def _recovered(
         step_s=median(before) if before else None,
         expected_s=decided[-1]["expected_s"] if decided else None,
         why=decided[-1]["reason"] if decided else "",
+        trials=len(tried),
+        trial=tried[-1]["reason"] if tried else "",
     )
 
 

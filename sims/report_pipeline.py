@@ -74,16 +74,16 @@ def _begun_anew(scene: Scene) -> list[Markup]:
         return []
     headings = [
         *("stage", "lost at", "agreed after", "made of", "bytes", "fetched in", "computes again after", "steps"),
-        "expected to cost",
+        *("expected to cost", "trials"),
     ]
     rows = [_recovery_row(one) for one in scene.figures["recoveries"]]
     return [
         markup.section(
             "Stages that were lost",
             "All peers of a stage were gone, and somebody began it anew. Steps are those of the pipeline as they were before, without the time that fetching took; what it was expected to cost is "
-            "with the iterations that the stage then lags behind.",
-            markup.table(headings, rows, numbers=frozenset({0, 1, 2, 4, 5, 6, 7, 8})),
-            *[markup.note(one["why"]) for one in scene.figures["recoveries"]],
+            "with the iterations that the stage then lags behind. Trials are the steps in which data nodes tried it before it counted.",
+            markup.table(headings, rows, numbers=frozenset({0, 1, 2, 4, 5, 6, 7, 8, 9})),
+            *[markup.note(said) for one in scene.figures["recoveries"] for said in (one["why"], one["trial"]) if said],
         )
     ]
 
@@ -101,6 +101,7 @@ def _recovery_row(one: Mapping[str, Any]) -> list[Markup]:
         text(_seconds(one["seconds"])),
         text("" if one["iterations"] is None else f"{one['iterations']:.1f}"),
         text(_seconds(one["expected_s"])),
+        text(str(one["trials"])),
     ]
 
 

@@ -150,13 +150,25 @@ def rebuilt(
     peer_of: Sequence[str],  # by stage: who would send its weights; of lost stages nobody is asked
     *,
     weights_nbytes: int,  # of a stage
-    bytes_s: float,
+    bytes_s: Sequence[float],  # by stage, at which its weights arrive here
     swaps: bool,  # CheckFree+'s order is on, so that end stages have twins
     boundary_nbytes: int | None = None,  # of cached activations on both sides; None: there are none
     fit_s: float = 0.0,
     rule_only: bool = False,  # what CheckFree has no rule for, nobody offers
 ) -> list[Offer]:
     """The offers that other stages can make: twin or mean, fitted if activations are there, and interpolation for adjacent losses."""
+
+    def offer(rung: Rung, stages: Sequence[int], more_nbytes: int = 0, compute_s: float = 0.0) -> Offer:
+        """Of the weights of these, which come one after the other."""
+        slowness = sum(1.0 / bytes_s[other] for other in stages)
+        return Offer(
+            rung=rung,
+            holders=tuple(peer_of[other] for other in stages),
+            nbytes=len(stages) * weights_nbytes + more_nbytes,
+            bytes_s=len(stages) / slowness if slowness else math.inf,
+            compute_s=compute_s,
+        )
+
     found: list[Offer] = []
     try:
         how = rule(CheckFree(plus=swaps), stage, num_stages, lost)
@@ -164,21 +176,19 @@ def rebuilt(
         how = None
     if isinstance(how, Copy):
         rung = Rung.TWIN if swaps and twin_of(stage, num_stages) == how.of else Rung.INTERPOLATION
-        found.append(Offer(rung=rung, holders=(peer_of[how.of],), nbytes=weights_nbytes, bytes_s=bytes_s))
+        found.append(offer(rung, [how.of]))
     elif how is not None:
-        both = (peer_of[how.before], peer_of[how.after])
-        found.append(Offer(rung=Rung.MEAN, holders=both, nbytes=2 * weights_nbytes, bytes_s=bytes_s))
+        both = [how.before, how.after]
+        found.append(offer(Rung.MEAN, both))
         if boundary_nbytes is not None:
-            nbytes = 2 * weights_nbytes + boundary_nbytes
-            found.append(Offer(rung=Rung.FITTED, holders=both, nbytes=nbytes, bytes_s=bytes_s, compute_s=fit_s))
+            found.append(offer(Rung.FITTED, both, boundary_nbytes, fit_s))
     nearest = [
         max((other for other in range(stage) if other not in lost), default=None),
         min((other for other in range(stage + 1, num_stages) if other not in lost), default=None),
     ]
-    there = tuple(peer_of[other] for other in nearest if other is not None)
+    there = [other for other in nearest if other is not None]
     if how is None and there and not rule_only:
-        nbytes = len(there) * weights_nbytes
-        found.append(Offer(rung=Rung.INTERPOLATION, holders=there, nbytes=nbytes, bytes_s=bytes_s))
+        found.append(offer(Rung.INTERPOLATION, there))
     return found
 
 
@@ -205,5 +215,5 @@ def _why(loss: Loss, order: Sequence[Priced], expected_s: float, meanwhile: Mean
     said += f", expected to cost {chosen.cost_s:.3g} s ({chosen.setback_iterations:.3g} iterations behind)"
     if len(order) > 1:
         said += f"; next {order[1].offer.rung}, {order[1].cost_s:.3g} s; whatever fails, {expected_s:.3g} s in all"
-    said += f"; measured: {100 * loss.failures_per_hour:.3g} % failures per peer and hour, {loss.iteration_s:.3g} s per iteration"
+    said += f"; reckoned with {100 * loss.failures_per_hour:.3g} % failures per peer and hour and {loss.iteration_s:.3g} s per iteration"
     return f"{said}; {meanwhile}"

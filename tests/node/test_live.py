@@ -245,9 +245,15 @@ def test_whose_state_a_node_joined_with_is_shown() -> None:
 
 def test_copies_of_other_stages_are_counted_beside_what_is_allowed() -> None:
     facts = {"stage": 2, "of_step": 9, "bytes": 1000, "received_bytes": 2_500_000, "allowed_bytes": 4_000_000}
-    status = folded([*RUN, event(110.0, "shadow", **facts, reason="nobody has a copy")])
-    assert "shadows 2.5 MB of other stages fetched · 4.0 MB allowed" in drawn(status)
+    fetched = "2.5 MB of other stages fetched · 4.0 MB allowed"
+    copy = event(110.0, "shadow", **facts, reason="nobody has a copy")
+    status = folded([*RUN, copy])
+    assert f"shadows stage 2 as of step 9 · {fetched}" in drawn(status)
     assert "shadows" not in drawn(folded(RUN))
+    fresher = [copy | {"of_step": 1200}, copy | {"stage": 0}]
+    assert f"stage 0 as of step 9, stage 2 as of step 1,200 · {fetched}" in drawn(folded([*RUN, copy, *fresher]))
+    assert f"none here now · {fetched}" in drawn(folded([*RUN, copy, event(111.0, "shadow.dropped", stage=2)]))
+    assert folded([*RUN, copy, RUN[0]]).copies == [], "they are in memory, and a node that starts again holds none"
 
 
 def test_a_stage_without_a_quorum_is_said_in_plain_words() -> None:

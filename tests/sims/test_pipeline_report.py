@@ -187,6 +187,17 @@ def after_a_loss() -> dict[str, list[dict[str, Any]]]:
     events[HOME].append(common | {"time": START + 9.0, "event": "stage.anew", "peer": HOME, "founder": SPARE})
     loss = {"loss": 3.0, "few_loss": None, "samples": 64, "tokens": 10, "seconds": 0.1}
     events[HOME].append(common | {"time": START + 5.0, "event": "outer.eval", "peer": HOME, **loss})
+    for number, at in ((1, 17.0), (2, 18.0), (3, 19.0)):
+        tried = {
+            "of": 1,
+            "life": 1,
+            "number": number,
+            "loss": 3.1,
+            "usual": 3.0,
+            "passes": True,
+            "reason": f"trial {number}",
+        }
+        events[HOME].append(common | {"time": START + at, "event": "stage.trial", "peer": HOME, "stage": 0} | tried)
     made = {"rung": "shadow", "holders": ["a"], "bytes": 500, "fetch_s": 0.75, "seconds": 1.5, "misfit": None}
     events[SPARE] = [
         common | {"time": START + 9.25, "event": "stage.anew", "peer": SPARE, "founder": SPARE},
@@ -226,8 +237,9 @@ def test_how_a_lost_stage_came_back() -> None:
     assert scene.figures["recoveries"][0] == {
         "stage": 1, "life": 1, "rung": "shadow", "bytes": 500, "lost_s": 7.0, "anew_s": 9.0, "made_s": 10.0, "serving_s": 11.5,
         "seconds": 4.5, "transfer_s": 0.75, "step_s": 2.5, "iterations": 1.5,
-        "expected_s": 7.25, "why": "stage 1: shadow from a",
+        "expected_s": 7.25, "why": "stage 1: shadow from a", "trials": 3, "trial": "trial 3",
     }  # fmt: skip
+    assert "trial 3" in page
 
 
 def marks(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:

@@ -30,7 +30,7 @@ def copies() -> list[Offer]:
 
 def others(stage: int = 3, lost: frozenset[int] = frozenset({3}), *, swaps: bool = False) -> list[Offer]:
     return rebuilt(
-        stage, 6, lost, PEERS, weights_nbytes=STAGE_BYTES, bytes_s=LINK, swaps=swaps, boundary_nbytes=0, fit_s=0.0
+        stage, 6, lost, PEERS, weights_nbytes=STAGE_BYTES, bytes_s=[LINK] * 6, swaps=swaps, boundary_nbytes=0, fit_s=0.0
     )
 
 
@@ -40,7 +40,7 @@ def test_with_everything_there_the_rungs_come_in_the_digests_order() -> None:
     assert rungs == [Rung.REPLICA, Rung.BEHIND, Rung.SHADOW, Rung.FITTED, Rung.MEAN, Rung.RANDOM]
     assert found.why == (
         "stage 3: live replica from r3 and s3, 999 MB in 2.27 s, expected to cost 0 s (0 iterations behind); next replica behind, "
-        "22.8 s; whatever fails, 0.00304 s in all; measured: 10 % failures per peer and hour, 91.3 s per iteration; the replica serves meanwhile"
+        "22.8 s; whatever fails, 0.00304 s in all; reckoned with 10 % failures per peer and hour and 91.3 s per iteration; the replica serves meanwhile"
     )
     assert [one.offer.rung for one in decide(LOSS, [*others(), *copies()[:2]]).order] == rungs[1:]
 
@@ -148,6 +148,29 @@ def test_what_other_stages_can_offer() -> None:
     assert [one.rung for one in adjacent] == [Rung.INTERPOLATION] and adjacent[0].holders == ("p1", "p4")
     assert others(2, frozenset(range(6))) == []
     assert all(not set(one.holders) & {"p2", "p3"} for one in adjacent)
+
+
+def test_weights_that_come_one_after_the_other_take_as_long_as_both_links_do() -> None:
+    """And what no link of theirs is slowed by does not count: here that of stage 5."""
+    mean = rebuilt(
+        3, 6, frozenset({3}), PEERS, weights_nbytes=100, bytes_s=[9.0, 9.0, 50.0, 9.0, 10.0, 1.0], swaps=False
+    )
+    assert [(one.rung, one.duration_s) for one in mean] == [(Rung.MEAN, pytest.approx(100 / 50 + 100 / 10))]
+    free = rebuilt(3, 6, frozenset({3}), PEERS, weights_nbytes=100, bytes_s=[math.inf] * 6, swaps=False)
+    assert free[0].duration_s == 0.0
+
+
+def test_the_first_stage_without_a_copy_costs_far_more_than_others() -> None:
+    """As `farflung bench recovery` measured it. A copy of it is worth a long wait then, and the first one much."""
+    costs = Setbacks()
+    first, within, last = (costs.without_copy(stage, 0.10) for stage in (0, 3, 5))
+    assert first == 34 * within == 34 * last and within == 31.0
+    shadow = Offer(rung=Rung.SHADOW, holders=("p1",), nbytes=STAGE_BYTES, bytes_s=1e5, steps_behind=10)
+    orders = [
+        [one.offer.rung for one in decide(loss, [shadow, *others(loss.stage, frozenset({loss.stage}))]).order]
+        for loss in (Loss(stage=stage, iteration_s=10.0, failures_per_hour=0.10, may_skip=False) for stage in (0, 5))
+    ]
+    assert orders[0][0] is Rung.SHADOW and orders[1][0] is not Rung.SHADOW
 
 
 def test_setbacks_follow_the_published_points() -> None:
@@ -413,7 +436,14 @@ def test_what_checkfree_has_no_rule_for_nobody_offers() -> None:
 
     def by_rule(stage: int, *lost: int) -> list[Rung]:
         offers = rebuilt(
-            stage, 6, frozenset(lost), PEERS, weights_nbytes=STAGE_BYTES, bytes_s=LINK, swaps=False, rule_only=True
+            stage,
+            6,
+            frozenset(lost),
+            PEERS,
+            weights_nbytes=STAGE_BYTES,
+            bytes_s=[LINK] * 6,
+            swaps=False,
+            rule_only=True,
         )
         return [offer.rung for offer in offers]
 
