@@ -23,7 +23,7 @@ from rich.console import Console
 
 from farflung.compression import kernels
 from farflung.node import exporting, founding
-from farflung.node.control import ControlServer, only_node
+from farflung.node.control import ControlServer, Handler, only_node
 from farflung.node.discovery import Announcer, Finder, check_record
 from farflung.node.door import Doors
 from farflung.node.engine import Engine, EngineConfig, told_to_the_log
@@ -31,7 +31,7 @@ from farflung.node.enginelog import engine_log
 from farflung.node.events import Event, EventLog, Follower
 from farflung.node.heap import keep_freed_memory
 from farflung.node.identity import Identity
-from farflung.node.inside import NodeInside
+from farflung.node.inside import NodeInside, getting_ready
 from farflung.node.listening import tls_port, until_free
 from farflung.node.live import show, show_json
 from farflung.node.lookup import look_up_manifest, look_up_name
@@ -211,16 +211,23 @@ class NodeDaemon:
                 rehearsal=self._rehearsal,
                 say=self.say,
             )
-            life = partial(self._life, engine, swarm, signed, recipe, book, seed)
+            verbs: dict[str, Handler] = {}
+            control = ControlServer(swarm.socket, verbs)
+            life = partial(self._life, engine, swarm, signed, recipe, book, seed, verbs)
             to: int | None = None
-            while True:
-                status = self._fresh_status(engine, swarm, recipe)
-                with ExitStack() as watching:  # from before there is a peer: it may begin a stage anew first
-                    watching.callback(log.subscribe(status.apply))
-                    events = watching.enter_context(log.follow())
-                    to = await life(status, events, *await (making.make() if to is None else making.move(to)))
-                if to is None:
-                    return
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(control.run())
+                while True:
+                    status = self._fresh_status(engine, swarm, recipe)
+                    verbs |= getting_ready(status, log)
+                    await control.started.wait()
+                    with ExitStack() as watching:  # from before there is a peer: it may begin a stage anew first
+                        watching.callback(log.subscribe(status.apply))
+                        events = watching.enter_context(log.follow())
+                        to = await life(status, events, *await (making.make() if to is None else making.move(to)))
+                    if to is None:
+                        break
+                control.stop()
 
     async def _life(
         self,
@@ -230,12 +237,13 @@ class NodeDaemon:
         recipe: Recipe,
         book: PeerBook,
         seed: bytes,
+        verbs: dict[str, Handler],
         status: NodeStatus,
         events: Follower,
         peer: Peer,
         storage: FileStorage,
     ) -> int | None:
-        """From a peer until it has left. Returns the stage to which it moves, if it does."""
+        """From a peer until it has left. Returns the stage to which it moves, if it does. `verbs`: what the control socket serves, and here by the peer."""
         settings = recipe.settings()
         freeze_imports()
         inside = NodeInside(
@@ -266,6 +274,7 @@ class NodeDaemon:
         await announcer.claim_name()
         self._invite(inside)
         known = list(book.peers())
+        verbs |= inside.verbs()
         left = await self._together(engine, swarm, recipe, peer, storage, inside, announcer, finder, events, known)
         return left.moves_to
 
@@ -283,10 +292,7 @@ class NodeDaemon:
         known: list[PeerId],
     ) -> Left:
         anchor, history = newest_history(storage.load_history())
-        control = ControlServer(swarm.socket, inside.verbs())
         async with asyncio.TaskGroup() as tasks:
-            serving = tasks.create_task(control.run())
-            await control.started.wait()
             viewing = tasks.create_task(self._view(events, self._fresh_status(engine, swarm, recipe)))
             others = [tasks.create_task(work) for work in (announcer.run(), finder.run(), engine.wait_failed())]
             self._peer = peer
@@ -298,8 +304,7 @@ class NodeDaemon:
                 task.cancel()
             finder.save()
             inside.left(left.reason)
-            control.stop()
-            await asyncio.wait([serving, viewing])
+            await viewing
         return left
 
     # ---- small things ------------------------------------------------------------------------------------------

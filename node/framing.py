@@ -102,9 +102,10 @@ async def read_blob(stream: Stream, limit: int) -> bytes | None:
 
 
 def guarded(
-    handler: Callable[[Stream], Awaitable[None]], refused: Callable[[RemoteError], None], *, within_s: float
+    handler: Callable[[Stream], Awaitable[None]], refused: Callable[[RemoteError], None], *, within_s: float | None
 ) -> StreamHandler:
-    """A stream handler whose failures stay its own: broken links end it, broken rules are reported, slow peers time out."""
+    """A stream handler whose failures stay its own: broken links end it, broken rules are reported, slow peers time out: of a handler that sees to that
+    itself, `within_s` is None."""
 
     async def serve(stream: Stream) -> None:
         try:

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from farflung.node.control import Answer, Handler
 from farflung.node.engine import Engine
+from farflung.node.events import EventLog
 from farflung.node.ledger_rows import ledger_status
 from farflung.node.listening import INVITATION_ADDRESSES
 from farflung.node.network import PeerId
@@ -19,6 +21,32 @@ from farflung.protocol.invitation import Invitation, encode_invitation
 from farflung.protocol.naming import full_name
 from farflung.protocol.peer_record import PeerRecord
 from farflung.protocol.types import Count
+
+
+def getting_ready(status: NodeStatus, log: EventLog) -> Mapping[str, Handler]:
+    """What the control socket serves while there is no peer: it may take minutes to open the data, or to begin a stage anew."""
+
+    async def answer_status(args: Answer) -> Answer:
+        answer: dict[str, Any] = msgspec.to_builtins(status)
+        return answer
+
+    async def refuse(args: Answer) -> Answer:
+        raise ConfigError("this node is getting ready: look at it with `farflung status`, and ask again when it trains")
+
+    return {
+        "status": answer_status,
+        "events": partial(_events, log),
+        "peers": refuse,
+        "ledger": refuse,
+        "leave": refuse,
+        "invitation": refuse,
+    }
+
+
+async def _events(log: EventLog, args: Answer) -> AsyncIterator[Answer]:
+    with log.follow() as follower:
+        async for event in follower:
+            yield event
 
 
 class _AboutSamples(msgspec.Struct, forbid_unknown_fields=True):
@@ -52,7 +80,7 @@ class NodeInside:
             "peers": self._answer_peers,
             "ledger": self._answer_ledger,
             "leave": self._answer_leave,
-            "events": self._answer_events,
+            "events": partial(_events, self._peer.log),
             "invitation": self._answer_invitation,
         }
 
@@ -172,11 +200,6 @@ class NodeInside:
         self._peer.stop("asked to leave")
         await self._left.wait()
         return {"reason": self._reason}
-
-    async def _answer_events(self, args: Answer) -> AsyncIterator[Answer]:
-        with self._peer.log.follow() as follower:
-            async for event in follower:
-                yield event
 
     async def _answer_invitation(self, args: Answer) -> Answer:
         if self._recipe.manifest.admission.invite_key and not self._seed:

@@ -119,6 +119,8 @@ def panel(status: NodeStatus) -> Panel:
         facts.add_row("trial", Text(status.trial))
     if status.shadow_bytes:
         facts.add_row("shadows", _shadows(status))
+    if status.without_copy:
+        facts.add_row("no copy", Text("; ".join(status.without_copy), style="yellow"))
     if status.alarm:
         facts.add_row("alarm", Text(_alarm(status.alarm), style="bold red"))
     if status.lost:
@@ -199,7 +201,11 @@ def line(event: dict[str, Any]) -> str | None:
         case "stage.unmade":
             said = f"no {event['rung']} after all: {event['reason']}"
         case "shadow.missing":
-            said = f"a stage has no copy: {event['reason']}"
+            said = (
+                f"no copy: {'; '.join(event['reasons'])}"
+                if event["reasons"]
+                else "every stage that needs a copy has one"
+            )
         case "stage.made":
             said = (
                 f"stage {event['stage']} is made: {event['rung']}, {event['bytes']:,} bytes in {event['seconds']:.1f} s"
@@ -247,6 +253,8 @@ def _recovered(one: BegunAnew, me: str) -> str:
     """How a lost stage came back, as far as a node knows."""
     founder = "this node" if one.founder == me else one.founder[:12]
     said = f"stage {one.stage} lost, begun anew by {founder} (life {one.life})"
+    if one.failed:
+        said += f", not made of {', nor '.join(one.failed)}"
     if one.copy_step is not None:
         said += f", who has fetched this node's copy of step {one.copy_step:,}"
     if one.rung:

@@ -36,12 +36,12 @@ def loss_of(roll: Roll, recipe: StageRecipe, now: float) -> Loss:
     ]
     steps = [one.step_s for one in said if one.step_s > 0.0]
     losses = [one.losses_per_hour for one in said] or [roll.losses_per_hour]
-    pipeline = recipe.pipeline
+    gone = {recipe.stage} | {stage for stage in range(roll.stages) if roll.holders(stage, now) is None}
     return Loss(
         stage=recipe.stage,
         iteration_s=median(steps) if steps else STEP_S,
         failures_per_hour=min(0.99, median(losses)),
-        may_skip=pipeline.visits < pipeline.stages and recipe.stage > 0,
+        may_skip=0 not in gone and len(gone) <= roll.stages - recipe.pipeline.visits,
     )
 
 

@@ -63,7 +63,7 @@ class Driver:
         patience: Patience,
         refused: Callable[[RemoteError], None],
         lives: Mapping[int, int],  # by stage, the life that serves in this step
-        trial: LossTrial,
+        trial: LossTrial | None,  # None: stages that were begun anew have full weight at once
     ) -> None:
         lanes: dict[int, list[tuple[int, Route]]] = {}
         for microbatch, (lane, route) in enumerate(zip(step.lanes, step.routes, strict=True)):
@@ -141,6 +141,8 @@ class Driver:
 
     def _try(self) -> list[Tried]:
         """What our losses say of stages that were begun anew."""
+        if self._trial is None:
+            return []
         routes = self._flights.routes
         visited = {microbatch: {leg.stage for leg in route} for microbatch, route in routes.items()}
         return self._trial.look(self._flights.losses, visited, self._lives)

@@ -31,6 +31,7 @@ state (`remains.spent`): its life is lost with it, and the next one begins.
 """
 
 import asyncio
+from collections.abc import Sequence
 from statistics import median
 
 from torch import Tensor
@@ -47,12 +48,13 @@ from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
 from farflung.node.storage import Held, Place, Storage
 from farflung.protocol.chain import founded
-from farflung.protocol.errors import NetworkError, RemoteError
+from farflung.protocol.errors import LocalError, NetworkError, RemoteError
 from farflung.protocol.keys import PeerId, Signer, short
 from farflung.protocol.ledger import Ledger
 from farflung.protocol.lives import Life
 from farflung.protocol.manifest_sections import CHECKFREE
 from farflung.protocol.pipeline_messages import Copy
+from farflung.training.errors import DamagedCheckpoint
 from farflung.training.outer import BYTES_PER_ELEMENT
 from farflung.training.pipeline_online import RATE_BYTES_PER_S, RECOMPUTED
 from farflung.training.pipeline_slice import layers_of, with_layers
@@ -62,7 +64,10 @@ from farflung.training.recovery_ladder import Loss, Offer, Recovery, decide, reb
 from farflung.training.recovery_rules import interpolated, weighted_mean
 
 LISTEN_S = 2.0
-"""Until those who were asked have answered."""
+"""Until those who were asked have answered, and before they are asked again."""
+
+TRIES = 3
+"""To get what an offer has, before the next one's turn."""
 
 BY_RULE = "by CheckFree's rule alone, as the manifest says (where it has none, with new initial weights)"
 """For people."""
@@ -70,6 +75,10 @@ BY_RULE = "by CheckFree's rule alone, as the manifest says (where it has none, w
 
 class Overtaken(Exception):
     """Another life of the stage was begun meanwhile."""
+
+
+class _Unmade(Exception):
+    """An offer came to nothing; says why."""
 
 
 class Renewal:
@@ -150,7 +159,8 @@ class Renewal:
         self._initial = await self._doors.learner.run(self._learner.outer.params.clone)
         if not self._by_rule:
             self._pairs = await self._remembered() if self._life.stage else []
-            if not self._own() and not self._shadows():
+            has_nothing = not self._own() and not self._shadows()
+            if has_nothing and self._life.stage:  # for stage 0 all others wait: its chain names their lives
                 await self._wait_for_neighbours()
         recovery = self._decide()
         self._log.emit(
@@ -162,16 +172,17 @@ class Renewal:
         )
         for priced in recovery.order:
             offer, began = priced.offer, self._outside.now()
-            fetch_s = await self._try(offer)
-            if fetch_s is None:
-                self._log.emit("stage.unmade", rung=str(offer.rung), reason="it could not be had in one piece")
-                continue
-            misfit = await self._misfit()
-            needs_others = offer.rung is not Rung.RANDOM and not offer.rung.is_exact
-            if needs_others and misfit is not None and misfit >= MISFIT_OF_NONE:
-                why = f"on what its neighbours remember its error is {misfit:.3g} times that of leaving the stage out"
-                self._log.emit("stage.unmade", rung=str(offer.rung), reason=why)
-                self._outside.shelf.given.clear()  # we shall not go on from that
+            try:
+                fetch_s = await self._try(offer)
+                misfit = await self._tested(offer.rung)
+            except _Unmade as why:
+                self._log.emit(
+                    "stage.unmade",
+                    stage=self._life.stage,
+                    life=self._life.number,
+                    rung=str(offer.rung),
+                    reason=str(why),
+                )
                 continue
             self._log.emit(
                 "stage.made",
@@ -207,12 +218,18 @@ class Renewal:
             refused=self._outside.refused,
         )
 
-    async def _misfit(self) -> float | None:
-        """Of what we have made; None where nobody remembers anything."""
+    async def _tested(self, rung: Rung) -> float | None:
+        """The misfit of what we have made; None where nobody remembers anything. Raises _Unmade where what others gave has nothing of the stage."""
         if not self._pairs:
             return None
         boundary = self._recipe.service(self._learner).forward
-        return await self._doors.learner.run(self._learner.misfit, self._pairs, boundary)
+        misfit = await self._doors.learner.run(self._learner.misfit, self._pairs, boundary)
+        if rung is not Rung.RANDOM and not rung.is_exact and misfit >= MISFIT_OF_NONE:
+            self._outside.shelf.given.clear()  # we shall not go on from that
+            raise _Unmade(
+                f"on what its neighbours remember its error is {misfit:.3g} times that of leaving the stage out"
+            )
+        return misfit
 
     async def _wait_for_neighbours(self) -> None:
         """Until those of the two stages beside ours that are lost and come back from a copy are there; no longer than they are worth."""
@@ -226,6 +243,8 @@ class Renewal:
         until = self._outside.now() + (further - nearer) * loss.iteration_s
         said: list[int] = []
         while (late := [other for other in beside if self._comes_back(other)]) and self._outside.now() < until:
+            if not self._counts():
+                return
             if late != said:
                 why = f"stage {' and stage '.join(map(str, late))}, lost too, will be back from a copy: to be made of that is worth a while"
                 self._log.emit("stage.waits", stage=stage, life=self._life.number, reason=why)
@@ -288,13 +307,12 @@ class Renewal:
         ready = {stage for stage in held if stage != self._life.stage and self._is_alike(stage)}
         self._sources |= {short(held[stage][2][0]): held[stage][2][0] for stage in ready}
         peer_of = [short(held[stage][2][0]) if stage in ready else "" for stage in stages]
-        sizes = [self._part(stage).own.num_parameters for stage in ready]
         return rebuilt(
             self._life.stage,
             self._roll.stages,
             frozenset(set(stages) - ready),
             peer_of,
-            weights_nbytes=BYTES_PER_ELEMENT * max(sizes, default=0),
+            weights_nbytes=[BYTES_PER_ELEMENT * self._part(stage).own.num_parameters for stage in stages],
             bytes_s=[self._rate(held[stage][2][0]) if stage in ready else RATE_BYTES_PER_S for stage in stages],
             swaps=False,
             boundary_nbytes=0 if self._pairs else None,  # they are here already
@@ -302,15 +320,13 @@ class Renewal:
             rule_only=self._by_rule,
         )
 
-    async def _try(self, offer: Offer) -> float | None:
-        """Give the learner what an offer has. Seconds that fetching took; None where it could not be had."""
+    async def _try(self, offer: Offer) -> float:
+        """Give the learner what an offer has. Seconds that fetching took. Raises _Unmade where it could not be had."""
         if offer.rung.is_exact:
             await self._go_on()
             return 0.0
         began = self._outside.now()
-        layers = self._initial if offer.rung is Rung.RANDOM else await self._layers(offer)
-        if layers is None:
-            return None
+        layers = self._initial if offer.rung is Rung.RANDOM else await self._fetched(offer)
         fetch_s = self._outside.now() - began
         await self._doors.learner.run(self._learner.begin_with, layers)
         if offer.rung.is_fitted and self._pairs:
@@ -318,23 +334,47 @@ class Renewal:
         return fetch_s
 
     async def _go_on(self) -> None:
-        """With what we have of an earlier life."""
+        """With what we have of an earlier life. Raises _Unmade where that is damaged."""
         assert self._remains is not None, "nobody else offers moments"
         storage, run = self._remains.storage, self._doors.learner.run
-        await run(storage.load_learner, self._learner)
-        self._owed = await run(storage.load_residuals)
+        try:
+            await run(storage.load_learner, self._learner)
+            self._owed = await run(storage.load_residuals)
+        except (LocalError, DamagedCheckpoint) as error:
+            raise _Unmade(str(error)) from error
         await run(self._learner.begin_again)
         if self._life.stage == 0:
             self._ledger = self._remains.ledger(self._life.since)
 
-    async def _layers(self, offer: Offer) -> Tensor | None:
-        """The parameters that an offer of somebody else gives; None when they cannot be had."""
+    async def _fetched(self, offer: Offer) -> Tensor:
+        """The parameters that an offer of somebody else gives. A link that breaks is no reason to do without, and a neighbour goes on while it sends.
+        Raises _Unmade when they cannot be had."""
+        stages = [self._stage_of(self._sources[holder]) for holder in offer.holders]
+        for _ in range(TRIES):
+            try:
+                return await self._layers(offer, stages)
+            except NetworkError as error:
+                why = str(error)
+            except RemoteError as error:
+                self._outside.refused(error)
+                raise _Unmade("what came is none") from error
+            await asyncio.sleep(LISTEN_S)
+            if not self._are_there(offer, stages):
+                break
+        raise _Unmade(why)
+
+    def _are_there(self, offer: Offer, stages: Sequence[int]) -> bool:
+        """Whether those who made an offer are heard, or of a stage anybody else that serves it."""
+        roll, now = self._roll, self._outside.now()
+        if offer.rung is Rung.SHADOW:
+            return all(roll.alive(self._sources[holder], now) for holder in offer.holders)
+        return all(roll.holders(stage, now) is not None for stage in stages)
+
+    async def _layers(self, offer: Offer, stages: Sequence[int]) -> Tensor:
+        """What an offer of a shadow's holder, or of these other stages, gives. Raises NetworkError, and RemoteError for a shadow that is none."""
         if offer.rung is Rung.SHADOW:
             return await self._shadow([self._sources[holder] for holder in offer.holders])
-        stages = [self._stage_of(self._sources[holder]) for holder in offer.holders]
-        found = [layers for stage in stages if (layers := await self._borrowed(stage)) is not None]
-        if len(found) < len(stages):
-            return None
+        found = [await self._borrowed(stage) for stage in stages]
         if offer.rung in (Rung.MEAN, Rung.FITTED):
             norms = [self._norm(stage) for stage in stages]
             layers = weighted_mean(found[0], found[1], norms[0], norms[1])
@@ -343,28 +383,21 @@ class Renewal:
         # embedding, last norm and head are nowhere but in stage 0, and of it there is no copy here
         return with_layers(self._recipe.whole.model, self._recipe.part, self._initial, layers)
 
-    async def _shadow(self, holders: list[PeerId]) -> Tensor | None:
+    async def _shadow(self, holders: list[PeerId]) -> Tensor:
         """Of the stage; our own where no holder is named."""
-        outside, numel = self._outside, self._recipe.own.num_parameters
+        outside, stage = self._outside, self._life.stage
         if not holders:
-            ours = outside.shelf.shadows.get(self._life.stage)
-            return None if ours is None else ours.values
-        try:
-            stage = self._life.stage
-            shadow, _ = await fetch(outside.network, self._doors.side, holders[0], stage, numel, founds=True)
-        except NetworkError:
-            return None
-        except RemoteError as error:
-            outside.refused(error)
-            return None
+            return outside.shelf.shadows[stage].values
+        numel = self._recipe.own.num_parameters
+        shadow, _ = await fetch(outside.network, self._doors.side, holders[0], stage, numel, founds=True)
         outside.shelf.give(holders[0], shadow)
         return shadow.values
 
-    async def _borrowed(self, stage: int) -> Tensor | None:
-        """The outer parameters of another stage's layers."""
+    async def _borrowed(self, stage: int) -> Tensor:
+        """The outer parameters of another stage's layers. Raises NetworkError."""
         held = self._roll.holders(stage, self._outside.now())
         if held is None:
-            return None
+            raise NetworkError(f"nobody of stage {stage} is heard")
         _, digest, holders = held
         recipe, outside = self._part(stage), self._outside
         outer = await borrow(
@@ -375,7 +408,9 @@ class Renewal:
             side=self._doors.side,
             refused=outside.refused,
         )
-        return None if outer is None else layers_of(recipe.whole.model, recipe.part, outer.params)
+        if outer is None:
+            raise NetworkError(f"stage {stage} could not be had in one piece: the link broke, or it has gone on")
+        return layers_of(recipe.whole.model, recipe.part, outer.params)
 
     # ---- what is known -----------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ The budget is a share of what the pipeline's steps send, and each holder has the
 import asyncio
 import ipaddress
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 
 from farflung.compression.codec import CodecError, VectorCodec
@@ -25,7 +25,7 @@ from farflung.compression.registry import parse_codec
 from farflung.node import framing
 from farflung.node.door import Door, Doors
 from farflung.node.events import EventLog
-from farflung.node.fetching import check_payload
+from farflung.node.fetching import SLOWEST_BYTES_PER_S, check_payload
 from farflung.node.network import Network, PeerId, Stream
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
@@ -71,8 +71,8 @@ MOST_HOLDERS = 4
 LOOK_S = 2.0
 """Between two looks at what is due."""
 
-FETCH_S = 600.0
-"""For one copy."""
+FETCH_S = 120.0
+"""For one copy, besides its bytes: the source encodes it first."""
 
 COUNT_BYTES = 8
 
@@ -147,16 +147,19 @@ def serve_shelf(
     async def serve(stream: Stream) -> None:
         if not admitted(stream.peer):
             raise Refused("asks for a shadow before being admitted to the swarm", peer=stream.peer)
-        request = await framing.read_header(stream, ShadowRequest)
+        async with asyncio.timeout(FETCH_S):
+            request = await framing.read_header(stream, ShadowRequest)
         if own is not None and request.stage == stage:
             sent = await own(stream.peer, request)
         else:
             sent = await hand_over(stream.peer, request)
         step, base = (0, bytes(NAME_NBYTES)) if sent is None else (sent.step, sent.base)
-        await stream.write(step.to_bytes(COUNT_BYTES, "big") + base)
-        await framing.write_blob(stream, None if sent is None else sent.payload)
+        payload = None if sent is None else sent.payload
+        async with asyncio.timeout(_patience_s(0 if payload is None else len(payload))):
+            await stream.write(step.to_bytes(COUNT_BYTES, "big") + base)
+            await framing.write_blob(stream, payload)
 
-    network.serve("shadow", framing.guarded(serve, refused, within_s=FETCH_S))
+    network.serve("shadow", framing.guarded(serve, refused, within_s=None))
 
 
 async def fetch(
@@ -174,7 +177,7 @@ async def fetch(
     request = ShadowRequest(stage, b"" if have is None else have.name, founds)
     old, codec = (empty(num_parameters), _whole(request)) if have is None else (have, DIFFERENCE)
     try:
-        async with asyncio.timeout(FETCH_S):
+        async with asyncio.timeout(_patience_s(codec.max_nbytes(num_parameters))):
             stream = await network.open_stream(holder, "shadow")
             try:
                 await framing.write_header(stream, request)
@@ -192,6 +195,10 @@ async def fetch(
         return await side.run(applied, old, Refresh(base=base, step=step, payload=payload), codec), len(payload)
     except (CodecError, WrongBase) as error:
         raise Refused(f"not a shadow of stage {stage}: {error}", peer=holder) from error
+
+
+def _patience_s(nbytes: int) -> float:
+    return FETCH_S + nbytes / SLOWEST_BYTES_PER_S
 
 
 def _whole(request: ShadowRequest) -> VectorCodec:
@@ -241,6 +248,8 @@ class Shadows:
         """By stage whose shadow we hold, how many train in it, as of the last look."""
         self._alarmed: set[int] = set()
         """Those of them that have come down to one since, and our copy is of before."""
+        self._refreshing: set[int] = set()
+        """Stages whose copy is being fetched."""
         self._encoding = asyncio.Lock()
         self._said: dict[int, str] = {}
         """By stage, who we said would hold its shadow, and why."""
@@ -248,16 +257,31 @@ class Shadows:
         """Why stages have no shadow, as we last said."""
 
     async def run(self) -> None:
-        """Keep what falls to us fresh."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            await self.look()
+        """Keep what falls to us fresh; a source that is slow keeps no other copy waiting."""
+        for stage, shadow in sorted(self._shelf.shadows.items()):  # of when we served another stage, or none
+            self._log.emit("shadow.held", stage=stage, of_step=shadow.step)
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await asyncio.sleep(LOOK_S)
+                for refreshing in self._begun():
+                    group.create_task(refreshing)
 
     async def look(self) -> None:
-        """Fetch what is due now."""
-        if self._budget.share > 0.0:
-            for one in self._due():
-                self._shelf.bucket_bytes += one.kept.nbytes - await self._refresh(one)
+        """Fetch what is due now, one after the other."""
+        for refreshing in self._begun():
+            await refreshing
+
+    def _begun(self) -> list[Coroutine[None, None, None]]:
+        """The refreshes that are due now, to be waited for each."""
+        found = self._due() if self._budget.share > 0.0 else []
+        self._refreshing |= {int(one.kept.piece) for one in found}
+        return [self._carry_out(one) for one in found]
+
+    async def _carry_out(self, one: Due) -> None:
+        try:
+            self._shelf.bucket_bytes += one.kept.nbytes - await self._refresh(one)
+        finally:
+            self._refreshing.discard(int(one.kept.piece))
 
     async def own(self, holder: PeerId, request: ShadowRequest) -> Refresh | None:
         """Of the stage that we serve: whole, or for who has the copy of that name; None where we do not know it (any more)."""
@@ -311,7 +335,7 @@ class Shadows:
         shelf.bucket_bytes = filled(shelf.bucket_bytes, sent, list(kept.values()), self._budget)
         shelf.allowed_bytes += self._budget.share * sent
         found, shelf.bucket_bytes = due(
-            list(kept.values()),
+            [one for stage, one in kept.items() if stage not in self._refreshing],
             step,
             bucket_bytes=shelf.bucket_bytes,
             loss_per_step=self._loss_per_step(said),
@@ -350,8 +374,7 @@ class Shadows:
                 self._said[int(one.piece)] = one.why
                 self._log.emit("shadow.place", stage=int(one.piece), reason=one.why)
         if missing != self._missing and self._recipe.stage == 0:
-            for why in missing:
-                self._log.emit("shadow.missing", reason=why)
+            self._log.emit("shadow.missing", reasons=list(missing))
         self._missing = missing
         return [int(one.piece) for one in mine]
 

@@ -40,6 +40,8 @@ class BegunAnew(msgspec.Struct, frozen=True, kw_only=True):
     """Who begins it: public key in hex."""
     reason: str = ""
     """What its founder tries first, what that is expected to cost, and why so; empty where that is another node."""
+    failed: list[str] = []
+    """What its founder has tried in vain, and why; empty where that is another node."""
     rung: str = ""
     """What the founder has made the stage of; empty where that is another node."""
     copy_step: int | None = None
@@ -119,6 +121,8 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     """What the manifest allowed for them until the last one."""
     copies: list[HeldCopy] = []
     """Of other stages, by stage, that this node holds."""
+    without_copy: list[str] = []
+    """Why stages that need one have no copy anywhere, as far as this node decides that."""
     joined: str = ""
     """From whom this node has, or gets, the state of its stage, and why so; empty where it began the stage, or had that on its disk."""
     trial: str = ""
@@ -177,6 +181,10 @@ class NodeStatus(msgspec.Struct, kw_only=True):
             case "shadow":
                 self.shadow_bytes, self.shadow_budget_bytes = event["received_bytes"], event["allowed_bytes"]
                 self._holds(event["stage"], HeldCopy(stage=event["stage"], step=event["of_step"]))
+            case "shadow.held":
+                self._holds(event["stage"], HeldCopy(stage=event["stage"], step=event["of_step"]))
+            case "shadow.missing":
+                self.without_copy = event["reasons"]
             case "shadow.dropped":
                 self._holds(event["stage"], None)
             case "stage.trial":
@@ -185,6 +193,13 @@ class NodeStatus(msgspec.Struct, kw_only=True):
                 self.joined = event["reason"]
             case "stage.anew":
                 self._begun_anew(event, founder=event["founder"])
+            case "stage.waits":
+                self._begun_anew(event, founder=self.peer, reason=event["reason"])
+            case "stage.unmade":
+                same = [one for one in self.recovered if (one.stage, one.life) == (event["stage"], event["life"])]
+                before = [why for one in same for why in one.failed]
+                failed = [*before, f"{event['rung']} ({event['reason']})"]
+                self._begun_anew(event, founder=self.peer, failed=failed)
             case "stage.recovery":
                 self._begun_anew(event, founder=self.peer, reason=event["reason"])
             case "stage.made":

@@ -40,7 +40,7 @@ absent members knew: those since the survivors last heard them.
 **If the founder dies** before anybody holds the new life's state, that life is lost like any other, and the next number begins. Whoever waits to come in and has
 the state of an earlier life on its disk is called first, so another survivor's copy is not passed over.
 
-**Stage 0** counts the run, hands out the samples, and holds the ends of the model. Its next life counts on from what its chain was last heard to have counted, which every
+**Stage 0** counts the run, hands out the samples, and holds the ends of the model. Its next life counts on from what half of its peers were last heard to have counted, which every
 peer passes on (`Present.counted`), and hands out no sample below the highest number that may have been handed out by then: so no sample is trained twice as far
 as anybody can know, and those that the lost data nodes had in hand, at most a window and a commit's worth each, are not trained in this epoch. A data node that is left
 without a quorum has the ledger; it hands out again what the others had in hand (`node/remains.py`). Rounds that only the absent data nodes knew of are gone, as

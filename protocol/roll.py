@@ -81,7 +81,7 @@ class Roll:
     by_chain: bool = False
     """Which lives stage 0 names we know from its own chain, and nobody's word adds to them."""
     counted: Counters = BEGINNING
-    """What stage 0's chain has counted, the newest that we have heard."""
+    """What stage 0's chain has counted, the newest that we have heard of enough peers."""
     _listens_since: float | None = None
     _looked_at: float = 0.0
     _heard_s: float = 0.0
@@ -137,7 +137,6 @@ class Roll:
             return False
         self.entries[peer] = Entry(now, present)
         self.ways.heard(peer, present.beat, present.ways, now)
-        self.counted = max(self.counted, present.counted, key=_progress)
         self._note_call(present.call, now)
         if any(life.number > self.number(life.stage) for life in said):
             self._settle(now)
@@ -167,13 +166,22 @@ class Roll:
             peer for peer, entry in self.entries.items() if entry.present is not None and entry.present.stage >= 0
         }
         silent = {peer for peer in serving if now > self.entries[peer].since + SILENT_AFTER * self.heartbeat_s}
-        self._fell_silent += len(silent - self._silent)
+        if silent != serving or len(serving) == 1:  # when nobody is heard it is we who stood still, or our link
+            self._fell_silent += len(silent - self._silent)
         self._heard_s += len(serving - silent) * (now - self._looked_at)
         self._silent, self._looked_at = silent, now
         quiet = [peer for peer in self._homes() if now > self.entries[peer].since + QUIET_AFTER * self.heartbeat_s]
         self._told = {peer: self._told.get(peer, now) for peer in quiet if self._are_told(peer, now)}
+        self.counted = max(self.counted, self._counted_by_half(now), key=_progress)
         for peer in [p for p, entry in self.entries.items() if now > entry.since + FORGET_S]:
             self.forget(peer)
+
+    def _counted_by_half(self, now: float) -> Counters:
+        """What half of the data nodes say that their chain has counted; where none is heard, what half of the others have heard of it."""
+        others = [peer for stage in range(1, self.stages) for peer in self.serving(stage, now)]
+        said = [one.counted for peer in self.training(0, now) or others if (one := self.present(peer)) is not None]
+        said.sort(key=_progress, reverse=True)
+        return said[(len(said) - 1) // 2] if said else BEGINNING
 
     def speak(self, stage: int, word: Word, now: float) -> None:
         """What the newest commit of our own stage's chain says."""

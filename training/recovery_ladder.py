@@ -149,7 +149,7 @@ def rebuilt(
     lost: frozenset[int],  # stages without any peer, `stage` among them
     peer_of: Sequence[str],  # by stage: who would send its weights; of lost stages nobody is asked
     *,
-    weights_nbytes: int,  # of a stage
+    weights_nbytes: Sequence[int],  # by stage, of what comes to have its weights
     bytes_s: Sequence[float],  # by stage, at which its weights arrive here
     swaps: bool,  # CheckFree+'s order is on, so that end stages have twins
     boundary_nbytes: int | None = None,  # of cached activations on both sides; None: there are none
@@ -160,12 +160,13 @@ def rebuilt(
 
     def offer(rung: Rung, stages: Sequence[int], more_nbytes: int = 0, compute_s: float = 0.0) -> Offer:
         """Of the weights of these, which come one after the other."""
-        slowness = sum(1.0 / bytes_s[other] for other in stages)
+        nbytes = sum(weights_nbytes[other] for other in stages)
+        seconds = sum(weights_nbytes[other] / bytes_s[other] for other in stages)
         return Offer(
             rung=rung,
             holders=tuple(peer_of[other] for other in stages),
-            nbytes=len(stages) * weights_nbytes + more_nbytes,
-            bytes_s=len(stages) / slowness if slowness else math.inf,
+            nbytes=nbytes + more_nbytes,
+            bytes_s=nbytes / seconds if seconds else math.inf,
             compute_s=compute_s,
         )
 

@@ -6,6 +6,7 @@ import os
 import stat
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from farflung.node.control import (
     stream,
 )
 from farflung.node.events import EventLog
+from farflung.node.inside import getting_ready
 from farflung.node.paths import SwarmPaths, resolve_paths
+from farflung.node.status import NodeStatus
 from farflung.protocol.errors import ConfigError
 
 
@@ -45,6 +48,29 @@ def serve(swarm: SwarmPaths, handlers: Mapping[str, Handler], use: Callable[[Con
             server.stop()
 
     asyncio.run(both())
+
+
+def test_a_node_that_gets_ready_says_so(swarm: SwarmPaths) -> None:
+    """As while it begins a stage anew: its status and its events are there, and all else is refused with what to do."""
+    log = EventLog(None, swarm="alpha", peer="12" * 32)
+    status = NodeStatus(swarm="alpha", peer="12" * 32)
+    log.subscribe(status.apply)
+
+    async def ask(_: ControlServer) -> None:
+        log.emit("stage.recovery", stage=3, life=2, expected_s=1.0, reason="stage 3: shadow from a")
+        told = await request(swarm, "status")
+        assert (told["state"], told["recovered"][0]["reason"]) == ("starting", "stage 3: shadow from a")
+        async with aclosing(stream(swarm, "events")) as events, asyncio.TaskGroup() as tasks:
+            first = tasks.create_task(anext(events))
+            while not first.done():
+                log.emit("node.state", state="joining", reason="")
+                await asyncio.sleep(0.01)
+        assert first.result()["event"] == "node.state"
+        for verb in ("peers", "ledger", "leave", "invitation"):
+            with pytest.raises(ControlError, match="getting ready: look at it with `farflung status`"):
+                await request(swarm, verb)
+
+    serve(swarm, getting_ready(status, log), ask)
 
 
 async def echo(args: dict[str, Any]) -> dict[str, Any]:

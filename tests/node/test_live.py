@@ -207,12 +207,21 @@ def test_how_a_lost_stage_came_back_is_shown_by_everybody_who_knows() -> None:
     assert (line(made | {"misfit": None}) or "").endswith("5,000 bytes in 1.5 s")
     ends = line(made | {"stage": 0, "misfit": None, "ends": "copied"}) or ""
     assert ends.endswith("5,000 bytes in 1.5 s; embedding and head: copied")
-    unmade = event(111.0, "stage.unmade", rung="shadow", reason="it could not be had in one piece")
-    assert (line(unmade) or "").endswith("no shadow after all: it could not be had in one piece")
+    unmade = event(111.0, "stage.unmade", stage=3, life=2, rung="shadow", reason="the link broke")
+    assert (line(unmade) or "").endswith("no shadow after all: the link broke")
+    tried = [decided, unmade, unmade | {"rung": "fitted mean"}]
+    failed = "(life 2), not made of shadow (the link broke), nor fitted mean (the link broke)"
+    assert failed in drawn(folded([*RUN, *tried])) and failed not in drawn(folded([*RUN, decided]))
+    assert f"{failed}, made of: shadow" in drawn(folded([*RUN, *tried, made]))
     waits = event(111.0, "stage.waits", stage=3, life=2, reason="stage 2, lost too, will be back from a copy")
     assert (line(waits) or "").endswith("stage 3 waits: stage 2, lost too, will be back from a copy")
-    missing = event(111.0, "shadow.missing", reason="stage 3 has no place for a shadow")
-    assert (line(missing) or "").endswith("a stage has no copy: stage 3 has no place for a shadow")
+    assert "begun anew by this node (life 2) · stage 2, lost too" in drawn(folded([*RUN, waits]))
+    missing = event(111.0, "shadow.missing", reasons=["stage 3 has no place for a shadow"])
+    assert (line(missing) or "").endswith("no copy: stage 3 has no place for a shadow")
+    assert "no copy stage 3 has no place for a shadow" in drawn(folded([*RUN, missing]))
+    found = missing | {"reasons": []}
+    assert (line(found) or "").endswith("every stage that needs a copy has one")
+    assert "no copy" not in drawn(folded([*RUN, missing, found]))
     call = event(111.0, "stage.call", of=0, life=2, founder="abcdef0123456789")
     assert (line(call) or "").endswith("stage 0 is lost: our stage calls abcdef012345 to begin it anew (life 2)")
     founder = folded([*RUN, decided, made, anew | {"founder": PEER}])
@@ -253,6 +262,8 @@ def test_copies_of_other_stages_are_counted_beside_what_is_allowed() -> None:
     fresher = [copy | {"of_step": 1200}, copy | {"stage": 0}]
     assert f"stage 0 as of step 9, stage 2 as of step 1,200 · {fetched}" in drawn(folded([*RUN, copy, *fresher]))
     assert f"none here now · {fetched}" in drawn(folded([*RUN, copy, event(111.0, "shadow.dropped", stage=2)]))
+    moved = event(111.0, "shadow.held", stage=5, of_step=70)
+    assert [(one.stage, one.step) for one in folded([*RUN, moved]).copies] == [(5, 70)]
     assert folded([*RUN, copy, RUN[0]]).copies == [], "they are in memory, and a node that starts again holds none"
 
 

@@ -89,3 +89,15 @@ def test_what_is_measured_is_the_median_of_what_data_nodes_say() -> None:
     loss = loss_of(roll, of_stage_1(), NOW)
     assert (loss.stage, loss.iteration_s, loss.failures_per_hour, loss.may_skip) == (1, 4.0, 0.2, False)
     assert loss_of(roll_of(), of_stage_1(), NOW).iteration_s == STEP_S
+
+
+def test_routes_leave_lost_stages_out_as_long_as_there_are_no_more_of_them_than_a_visit_may_skip() -> None:
+    def may_skip(of: int, *lost: int) -> bool:
+        whole = recipe(stages=5, layers=5, pipeline={"skip": 0.4})
+        roll = Roll(whole.swarm, D, ME, stages=5, heartbeat_s=2.0)
+        for stage in set(range(5)) - {of, *lost}:
+            roll.heard(bytes([9, stage]) * 16, says(stage, digest=NEW), NOW)
+        return loss_of(roll, stage_recipe(whole, of), NOW).may_skip
+
+    assert may_skip(2) and may_skip(2, 3)
+    assert not may_skip(2, 3, 4) and not may_skip(2, 0) and not may_skip(0)

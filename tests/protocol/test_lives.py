@@ -422,10 +422,42 @@ def test_a_call_that_comes_to_nothing_is_overdue() -> None:
     assert roll.number(0) == 2 and not roll.overdue(9 * LATE)
 
 
+def test_what_stage_0_has_counted_half_of_its_peers_say_and_without_them_half_of_the_others() -> None:
+    """A single peer that says more makes nobody skip what was not trained."""
+    right, more = Counters(3, 6, 24, 24), Counters(1 << 40, 1 << 40, 1 << 40, 1 << 40)
+    roll = Roll(SWARM, A, b"m" * 32, stages=3, heartbeat_s=2.0)
+    hear(roll, 1.0, A=says(0, counted=right), C=says(1, counted=more), D=says(-1, counted=more))
+    roll.tick(1.0)
+    assert roll.counted == right
+    roll.forget(A)
+    hear(roll, 2.0, B=says(1, counted=right), D=says(2, counted=right))
+    roll.tick(2.0)
+    assert roll.counted == right
+    newcomer = Roll(SWARM, A, b"m" * 32, stages=3, heartbeat_s=2.0)
+    hear(newcomer, 2.0, B=says(1, counted=right), C=says(1, counted=more), D=says(2, counted=right))
+    newcomer.tick(2.0)
+    assert newcomer.counted == right
+
+
+def test_when_nobody_is_heard_it_is_we_who_stood_still() -> None:
+    """A machine that wakes up has lost nobody; one that hears all but one has."""
+    roll = roll_of(A, B=says(0), C=says(1), D=says(1))
+    before = roll.losses_per_hour
+    for now in (0.0, 1000.0, 1000.1):
+        roll.tick(now)
+    assert roll.losses_per_hour == pytest.approx(before)
+    hear(roll, 1001.0, B=says(0), C=says(1), D=says(1))
+    roll.tick(1001.0)
+    hear(roll, 1001.0 + SILENT_AFTER * 2.0, C=says(1), D=says(1))
+    roll.tick(1001.1 + SILENT_AFTER * 2.0)
+    assert roll.losses_per_hour == pytest.approx(2 * before, rel=0.01)
+
+
 def test_what_stage_0_has_counted_is_passed_on() -> None:
     roll = of_three()
     hear(roll, 1.0, C=says(1, life=1, counted=Counters(3, 12, 96, 40)))
     hear(roll, 2.0, D=says(2, life=1, counted=Counters(2, 12, 96, 90)))
+    roll.tick(2.0)
     assert roll.counted == Counters(3, 12, 96, 40)
 
 

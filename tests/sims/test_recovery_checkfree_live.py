@@ -14,6 +14,7 @@ from farflung.node.stage_learner import StageLearner
 from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
 from farflung.training.recovery_rules import weighted_mean
+from farflung.training.recovery_trial import LossTrial
 
 
 def by_checkfree(**changes: Any) -> Recipe:
@@ -46,6 +47,7 @@ def test_checkfree_alone_takes_the_mean_of_the_neighbours_and_nothing_else(monke
     monkeypatch.setattr(renewal, "gather_pairs", never)
     monkeypatch.setattr(StageLearner, "begin_with", seen)
     monkeypatch.setattr(StageLearner, "fit", never)
+    monkeypatch.setattr(LossTrial, "look", never)
     swarm = simulate(by_checkfree(), Counting(), signers(5), replace_one)
     assert not swarm.broken and lives(swarm) == [(2, 1, 4)]
     [made], [decided] = swarm.happened("stage.made"), swarm.happened("stage.recovery")

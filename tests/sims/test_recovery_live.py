@@ -3,17 +3,19 @@
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from tests.sims.pipeline_story import lives, lose_one, members_of, replace_one, replace_two, until, until_done
 from torch import Tensor
 
-from farflung.node import offers, renewal
+from farflung.node import borrowing, offers, renewal, shadows
 from farflung.node.imprints import Imprints
 from farflung.node.recipe import Recipe
 from farflung.node.stage_learner import StageLearner
 from farflung.node.status import NodeStatus
+from farflung.protocol.errors import NetworkError
 from farflung.protocol.keys import short
 from farflung.protocol.pipeline_messages import Domains
 from farflung.sims.pipeline_small import Counting, recipe, signers
@@ -356,6 +358,41 @@ def test_a_shadow_that_is_none_is_found_out_before_anybody_computes_with_it(
     assert refused["rung"] == "shadow" and "times that of leaving the stage out" in refused["reason"]
     [made] = swarm.happened("stage.made")
     assert made["rung"] == "fitted mean"
+
+
+def test_a_link_that_breaks_once_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the holder of a copy, and of a neighbour; and what never comes makes room for the next offer, with the reason."""
+    asked: list[int] = []
+
+    def breaks(times: int) -> None:
+        asked.clear()
+
+        async def fetch(*args: Any, **options: Any) -> Any:
+            asked.append(1)
+            if len(asked) <= times:
+                raise NetworkError("the link broke")
+            return await shadows.fetch(*args, **options)
+
+        async def borrow(*args: Any, **options: Any) -> Any:
+            asked.append(1)
+            return None if len(asked) <= times else await borrowing.borrow(*args, **options)
+
+        monkeypatch.setattr(renewal, "fetch", fetch)
+        monkeypatch.setattr(renewal, "borrow", borrow)
+
+    with_shadows = recipe(stages=4, total_steps=16, pipeline={"shadows": 1.0})
+    for one, times, rung in (
+        (with_shadows, 2, "shadow"),
+        (without_shadows(), 2, "fitted mean"),
+        (with_shadows, 3, "fitted mean"),
+    ):
+        breaks(times)
+        swarm = simulate(one, Counting(), signers(5), replace_one)
+        assert not swarm.broken and lives(swarm) == [(2, 1, 4)]
+        [made] = swarm.happened("stage.made")
+        assert made["rung"] == rung
+        failed = [(event["rung"], event["reason"]) for event in swarm.happened("stage.unmade")]
+        assert failed == ([("shadow", "the link broke")] if times == 3 else [])
 
 
 def test_everybody_says_how_a_lost_stage_came_back() -> None:

@@ -3,13 +3,16 @@
 import asyncio
 from typing import Any
 
+import pytest
 import torch
 from tests.sims.pipeline_story import lives, until, until_done
 
+from farflung.protocol.errors import LocalError
 from farflung.protocol.lives import LOST_AFTER, NO_QUORUM_AFTER
 from farflung.sims.learners import freeze_replica
 from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import HAND_S, SECONDS, PipelineSwarm, simulate
+from farflung.sims.toy import MemoryStorage
 
 HEARTBEAT_S = recipe().settings().heartbeat_s
 DETECTED_S = (NO_QUORUM_AFTER + LOST_AFTER) * HEARTBEAT_S
@@ -111,6 +114,25 @@ def test_a_stage_of_two_loses_its_first_and_the_other_begins_with_what_it_has() 
     assert DETECTED_S < seen["seconds"] < DETECTED_S + 30.0
     assert swarm.rounds() == {0: 6, 1: 6}  # the new life counts on
     assert swarm.losses()[-1] < 0.7 * swarm.losses()[0]
+
+
+def test_a_survivor_whose_disk_is_damaged_begins_with_what_others_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_learner(self: MemoryStorage, learner: object) -> None:
+        raise LocalError("the checkpoint is damaged")
+
+    async def story(swarm: PipelineSwarm) -> None:
+        first, other = by_key(swarm, 1, 2)
+        await begin(swarm, 3, (1, 2))
+        swarm.kill(first)
+        monkeypatch.setattr(MemoryStorage, "load_learner", load_learner)
+        await until_done(swarm, 0, other)
+
+    swarm = simulate(recipe(total_steps=28), Counting(), signers(3), story, wanted={1: 1, 2: 1})
+    _, other = by_key(swarm, 1, 2)
+    assert not swarm.broken and lives(swarm) == [(1, 1, other)]
+    [unmade], [made] = swarm.happened("stage.unmade"), swarm.happened("stage.made")
+    assert (unmade["rung"], unmade["reason"]) == ("own disk", "the checkpoint is damaged")
+    assert made["rung"] != "own disk"
 
 
 def test_what_a_survivor_has_is_not_lost_for_checkfree_either() -> None:

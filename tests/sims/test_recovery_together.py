@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 from tests.sims.pipeline_story import lives, members_of, stage_of, steps_done, until, until_done
 
+from farflung.node.renewal import Renewal
 from farflung.protocol.keys import short
 from farflung.protocol.pipeline_messages import Domains
 from farflung.sims.pipeline_small import Counting, recipe, signers
@@ -34,10 +35,10 @@ async def lose_together(swarm: PipelineSwarm, killed: Callable[[], list[int]], n
     await until_done(swarm, *swarm.peers)
 
 
-async def lose_both_ends(swarm: PipelineSwarm, first: int = FIRST) -> None:
+async def lose_both_ends(swarm: PipelineSwarm, first: int = FIRST, last: int = LAST) -> None:
     for peer in range(5):
         swarm.start(peer)
-    await lose_together(swarm, lambda: [peer for stage in (first, LAST) for peer in members_of(swarm, stage)], [5, 6])
+    await lose_together(swarm, lambda: [peer for stage in (first, last) for peer in members_of(swarm, stage)], [5, 6])
 
 
 def trained_on(swarm: PipelineSwarm) -> None:
@@ -91,6 +92,17 @@ def test_stage_0_and_the_last_stage_are_lost_together(shadows: float, ends: str)
     assert [len(swarm.happened("node.start", peer)) for peer in (1, 2, 3)] == [1, 1, 1]
     losses = swarm.losses()
     assert all(map(math.isfinite, losses)) and sum(losses[-4:]) < sum(losses[8:12])
+
+
+def test_stage_0_waits_for_no_stage_that_only_its_own_chain_can_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has a copy of it, and somebody one of the stage beside it, which was lost too."""
+    shadows = Renewal._shadows
+    monkeypatch.setattr(Renewal, "_shadows", lambda self: shadows(self) if self._life.stage else [])
+    one = recipe(stages=5, layers=5, total_steps=STEPS, pipeline={"shadows": 1.0})
+    swarm = simulate(one, Counting(), signers(7), partial(lose_both_ends, first=0, last=1), wanted={peer: peer for peer in range(5)})  # fmt: skip
+    assert not swarm.broken and swarm.rounds()[0] == STEPS // 4
+    assert rungs(swarm) == {0: "interpolation", 1: "shadow"} and not swarm.happened("stage.waits")
+    assert "from " in swarm.happened("stage.recovery")[0]["reason"]  # of the nearest that is there
 
 
 REGION = (3, 4, 5, 10)

@@ -2,11 +2,14 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.sims.pipeline_story import lives, until, until_done
 
+from farflung.node import shadows
 from farflung.node.shadows import Shadows
+from farflung.protocol.errors import NetworkError
 from farflung.protocol.keys import PeerId
 from farflung.protocol.messages import ShadowRequest
 from farflung.protocol.pipeline_messages import Domains
@@ -82,6 +85,29 @@ def test_shadows_stay_within_their_budget() -> None:
     assert len(held) > 2 and not swarm.happened("shadow", 1)  # stage 0 has none
     first = held[0]["bytes"]  # which nobody else has, and so is over the budget
     assert all(event["received_bytes"] <= event["allowed_bytes"] + first for event in held)
+
+
+def test_a_source_that_stands_still_keeps_no_other_copy_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One peer holds the copies of two stages; of one of them nothing comes."""
+    fetch = shadows.fetch
+
+    async def stands(network: Any, side: Any, holder: Any, stage: int, *args: Any, **options: Any) -> Any:
+        if stage == 2:
+            await asyncio.sleep(40.0)
+            raise NetworkError("no answer to a request for a shadow")
+        return await fetch(network, side, holder, stage, *args, **options)
+
+    monkeypatch.setattr(shadows, "fetch", stands)
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(3):
+            swarm.start(peer)
+        await until(swarm, lambda: len(swarm.happened("shadow", 0)) > 2, seconds=30.0)
+        await until_done(swarm, *swarm.peers)
+
+    one = recipe(stages=3, total_steps=16, pipeline={"shadows": 1.0})
+    swarm = simulate(one, Counting(), signers(3), story, wanted={1: 1, 2: 2})
+    assert not swarm.broken and {event["stage"] for event in swarm.happened("shadow", 0)} == {1}
 
 
 def test_a_stage_that_comes_down_to_one_peer_has_its_shadow_refreshed_at_once() -> None:

@@ -30,7 +30,15 @@ def copies() -> list[Offer]:
 
 def others(stage: int = 3, lost: frozenset[int] = frozenset({3}), *, swaps: bool = False) -> list[Offer]:
     return rebuilt(
-        stage, 6, lost, PEERS, weights_nbytes=STAGE_BYTES, bytes_s=[LINK] * 6, swaps=swaps, boundary_nbytes=0, fit_s=0.0
+        stage,
+        6,
+        lost,
+        PEERS,
+        weights_nbytes=[STAGE_BYTES] * 6,
+        bytes_s=[LINK] * 6,
+        swaps=swaps,
+        boundary_nbytes=0,
+        fit_s=0.0,
     )
 
 
@@ -151,13 +159,16 @@ def test_what_other_stages_can_offer() -> None:
 
 
 def test_weights_that_come_one_after_the_other_take_as_long_as_both_links_do() -> None:
-    """And what no link of theirs is slowed by does not count: here that of stage 5."""
-    mean = rebuilt(
-        3, 6, frozenset({3}), PEERS, weights_nbytes=100, bytes_s=[9.0, 9.0, 50.0, 9.0, 10.0, 1.0], swaps=False
-    )
-    assert [(one.rung, one.duration_s) for one in mean] == [(Rung.MEAN, pytest.approx(100 / 50 + 100 / 10))]
-    free = rebuilt(3, 6, frozenset({3}), PEERS, weights_nbytes=100, bytes_s=[math.inf] * 6, swaps=False)
-    assert free[0].duration_s == 0.0
+    """And neither the size nor the link of another stage counts."""
+
+    def mean(*bytes_s: float) -> Offer:
+        sizes = [900, 100, 100, 100, 200, 100]
+        [found] = rebuilt(3, 6, frozenset({3}), PEERS, weights_nbytes=sizes, bytes_s=bytes_s, swaps=False)
+        return found
+
+    slow, free = mean(9.0, 9.0, 50.0, 9.0, 10.0, 1.0), mean(*[math.inf] * 6)
+    assert slow.rung is Rung.MEAN and slow.nbytes == free.nbytes == 300
+    assert slow.duration_s == pytest.approx(100 / 50 + 200 / 10) and free.duration_s == 0.0
 
 
 def test_the_first_stage_without_a_copy_costs_far_more_than_others() -> None:
@@ -440,7 +451,7 @@ def test_what_checkfree_has_no_rule_for_nobody_offers() -> None:
             6,
             frozenset(lost),
             PEERS,
-            weights_nbytes=STAGE_BYTES,
+            weights_nbytes=[STAGE_BYTES] * 6,
             bytes_s=[LINK] * 6,
             swaps=False,
             rule_only=True,
