@@ -65,7 +65,15 @@ def pipeline_tiles(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         (f"{found['median_step_s']:.2f} s", f"median step of the pipeline; {found['steps']:,} steps", ""),
         (f"{min(shares):.0f} to {max(shares):.0f} %", "of a step its peers computed, by stage", ""),
         (f"{found['microbatches']:,}", f"microbatches came home; {lost}", "" if not found["cut"] else "bad"),
+        *_shadow_tile(figures["shadows"]),
     ]
+
+
+def _shadow_tile(found: Mapping[str, Any] | None) -> list[tuple[str, str, str]]:
+    if found is None:
+        return []
+    share = "" if found["percent_of_sent"] is None else f", {found['percent_of_sent']:.2f} % of all that was sent"
+    return [(human_bytes(found["bytes"]), f"of copies of other stages; {found['refreshes']:,} times{share}", "")]
 
 
 def _begun_anew(scene: Scene) -> list[Markup]:

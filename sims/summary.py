@@ -33,7 +33,7 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
     peer of each round. * `peers`: how many there were. * `utilisation`: {group: {peers, hours, and the share of
     their presence that went into each of `spans.USES`}}. * `pipeline`: see `pipeline_log.pipeline_figures`;
     rounds, tokens and samples are those of stage 0, for those of the others count the same again. * `recoveries`: of stages that were
-    begun anew, see `pipeline_recoveries.told`. * `judged`:
+    begun anew, see `pipeline_recoveries.told`. * `shadows`: see `shadow_figures`. * `judged`:
     what a judge beside the nodes found broken, and `expected`: [{what, got, met}], both as the facts have them.
     """
     logs = Logs(events=events_by_peer, run=run)
@@ -91,8 +91,26 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
         "utilisation": utilisation(events_by_peer, run),
         "pipeline": pipeline_figures(steps),
         "recoveries": [told(one, run.started) for one in recoveries(events_by_peer, steps, kills(run.timeline))],
+        "shadows": shadow_figures(logs),
         "judged": run.violations,
         "expected": [structs.asdict(one) for one in run.expected],
+    }
+
+
+def shadow_figures(logs: Logs) -> dict[str, Any] | None:
+    """Copies of stages at peers of others: refreshes, their bytes as coded, and their share of all that nodes sent, as counted at the sockets, rounds and
+    states included. None where there were none."""
+    found = logs.all("shadow")
+    if not found:
+        return None
+    nbytes, sent = (
+        sum(event["bytes"] for event in found),
+        sum(total_bytes(one, "sent_bytes") for one in logs.events.values()),
+    )
+    return {
+        "refreshes": len(found),
+        "bytes": nbytes,
+        "percent_of_sent": round(100.0 * nbytes / sent, 2) if sent else None,
     }
 
 

@@ -239,7 +239,31 @@ def test_how_a_lost_stage_came_back() -> None:
         "seconds": 4.5, "transfer_s": 0.75, "step_s": 2.5, "iterations": 1.5,
         "expected_s": 7.25, "why": "stage 1: shadow from a", "trials": 3, "trial": "trial 3",
     }  # fmt: skip
-    assert "trial 3" in page
+    assert "trial 3" in page and "of copies of other stages" not in page and scene.figures["shadows"] is None
+    usual = {"swarm": "s", "height": 0, "version": 0, "step": 0, "stage": 0, "life": 0}
+    net = usual | {
+        "event": "net",
+        "peer": HOME,
+        "time": START + 19.0,
+        "sent_bytes": 4000,
+        "received_bytes": 0,
+        "peers": 1,
+    }
+    copy = usual | {
+        "event": "shadow",
+        "peer": HOME,
+        "of_step": 3,
+        "received_bytes": 50,
+        "allowed_bytes": 60,
+        "reason": "need",
+    }
+    events = after_a_loss()
+    for at, nbytes in ((5.0, 30), (6.0, 20)):
+        events[HOME].append(copy | {"time": START + at, "stage": 1, "bytes": nbytes})
+    events[HOME].append(net)
+    copied = Scene(events=events, run=killed({RIGHT: 6.5, LEFT: 7.0}))
+    assert copied.figures["shadows"] == {"refreshes": 2, "bytes": 50, "percent_of_sent": 1.25}
+    assert "of copies of other stages; 2 times, 1.25 % of all that was sent" in render([copied])
 
 
 def marks(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
