@@ -395,6 +395,7 @@ class Pipeline:
                 seed=self.step,
                 before=self._last_plan,
                 open_hops=pipeline.dynamic,
+                twins=pipeline.has_twins,
             )
         except BadPlan as error:
             self.coordinator.reason = str(error)

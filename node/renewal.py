@@ -9,7 +9,7 @@ itself (`remains`): where the stage has only lost its quorum that is all of it, 
 peers, and the stages around: the mean of the two neighbours' outer parameters, weighted by the norms of their gradients, the nearest stages where
 neighbours are lost too, and at last new initial weights, which everybody can make. A neighbour that is lost too, but of which somebody has a copy, is
 waited for, where it is worth it: it will be there in a moment, and is nearer than the next one. Only stages of as many layers count, and of stage 0 only its layers.
-Where the manifest says `pipeline.recovery = "checkfree"`, for comparison, the only offer is what CheckFree's rule makes of the neighbours: no copy, no fit, no trial and no waiting. What a
+Where the manifest says `pipeline.recovery = "checkfree"` or `"checkfree+"`, for comparison, the only offer is what that rule makes of the neighbours, or of a twin: no copy, no fit, no trial and no waiting. What a
 member of the earlier life has in memory is not lost, and goes on in both cases.
 Moments begin afresh with these, and where the stage was made of others its learning rate is raised for a while (`recovery_checkfree`).
 
@@ -52,7 +52,6 @@ from farflung.protocol.errors import LocalError, NetworkError, RemoteError
 from farflung.protocol.keys import PeerId, Signer, short
 from farflung.protocol.ledger import Ledger
 from farflung.protocol.lives import Life
-from farflung.protocol.manifest_sections import CHECKFREE
 from farflung.protocol.pipeline_messages import Copy
 from farflung.training.errors import DamagedCheckpoint
 from farflung.training.outer import BYTES_PER_ELEMENT
@@ -100,7 +99,7 @@ class Renewal:
         self._recipe = recipe
         self._life = life
         self._learner = learner
-        self._by_rule = recipe.pipeline.recovery == CHECKFREE
+        self._by_rule = recipe.pipeline.by_rule
         """Whether the manifest wants nothing but CheckFree, to which disks are no source."""
         self._remains = None if self._by_rule and not survives else remains
         self._doors = doors
@@ -307,14 +306,16 @@ class Renewal:
         ready = {stage for stage in held if stage != self._life.stage and self._is_alike(stage)}
         self._sources |= {short(held[stage][2][0]): held[stage][2][0] for stage in ready}
         peer_of = [short(held[stage][2][0]) if stage in ready else "" for stage in stages]
+        has_twin = self._recipe.pipeline.has_twins and self._life.stage > 0
+        first = int(has_twin)  # of the stages that CheckFree+ knows of: the one with the data has no twin
         return rebuilt(
-            self._life.stage,
-            self._roll.stages,
-            frozenset(set(stages) - ready),
-            peer_of,
-            weights_nbytes=[BYTES_PER_ELEMENT * self._part(stage).own.num_parameters for stage in stages],
-            bytes_s=[self._rate(held[stage][2][0]) if stage in ready else RATE_BYTES_PER_S for stage in stages],
-            swaps=False,
+            self._life.stage - first,
+            self._roll.stages - first,
+            frozenset(stage - first for stage in stages[first:] if stage not in ready),
+            peer_of[first:],
+            weights_nbytes=[BYTES_PER_ELEMENT * self._part(stage).own.num_parameters for stage in stages[first:]],
+            bytes_s=[self._rate(held[stage][2][0]) if stage in ready else RATE_BYTES_PER_S for stage in stages[first:]],
+            swaps=has_twin,
             boundary_nbytes=0 if self._pairs else None,  # they are here already
             fit_s=self._fit_s(),
             rule_only=self._by_rule,

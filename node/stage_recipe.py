@@ -87,12 +87,13 @@ class StageRecipe:
         """That every plan of a step must keep: so many visits, in ascending order but for so many swaps of neighbours, and no stage left out much more
         often than others."""
         pipeline = self.pipeline
+        swaps = 2 if pipeline.has_twins else pipeline.swaps
         return Rules(
             visits=pipeline.visits,
             max_jump=pipeline.stages,
-            max_swap=min(1, pipeline.swaps),
-            max_swaps=pipeline.swaps,
-            max_swap_sum=pipeline.swaps,
+            max_swap=min(1, swaps),
+            max_swaps=swaps,
+            max_swap_sum=swaps,
             least_share=pipeline.least_visits,
         )
 

@@ -19,7 +19,6 @@ from farflung.node.stage_recipe import StageRecipe
 from farflung.node.stage_server import StageServer
 from farflung.protocol.coordination import ANSWER_S
 from farflung.protocol.errors import RemoteError
-from farflung.protocol.manifest_sections import CHECKFREE
 from farflung.protocol.roll import Roll
 from farflung.training.recovery_trial import LossTrial
 
@@ -87,7 +86,7 @@ class StageWork:
         self._ready = ready
         self._over = over
         self._driver: Driver | None = None
-        self._trial = None if recipe.pipeline.recovery == CHECKFREE else LossTrial()
+        self._trial = None if recipe.pipeline.by_rule else LossTrial()
 
     def take(self) -> Job | None:
         """The job that we have accepted and not begun."""

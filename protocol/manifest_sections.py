@@ -15,7 +15,7 @@ from farflung.protocol.limits import MAX_HOPS, MAX_MICROBATCHES, MAX_PARAMETERS,
 MAX_SEED = (1 << 63) - 1
 """Seeds fit a signed 64-bit integer, the least that every generator takes."""
 
-LADDER, CHECKFREE = "ladder", "checkfree"
+LADDER, CHECKFREE, CHECKFREE_PLUS = "ladder", "checkfree", "checkfree+"
 """Of `pipeline.recovery`."""
 
 _CODEC = re.compile(r"[a-z0-9][a-z0-9_(),.=+:-]{0,127}")
@@ -248,7 +248,9 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     copies, and a stage whose peers are all gone is made of its neighbours."""
     recovery: str = LADDER
     """How such a stage comes back: by the `ladder`, from whatever is expected to cost least, or by `checkfree` (arXiv 2506.15461) alone, for comparison: the
-    mean of its neighbours by gradient norms, an end as a copy of its only one, unfitted, from nobody's copy and without waiting for anybody."""
+    mean of its neighbours by gradient norms, an end as a copy of its only one, unfitted, from nobody's copy and without waiting for anybody. With
+    `checkfree+` routes of half of the microbatches swap stages 1 and 2 and the last two, and each of these comes back as a copy of the one with which it
+    changes places. Stage 0 has the data, and no twin."""
 
     def __post_init__(self) -> None:
         check_range("pipeline.stages", self.stages, 1, MAX_HOPS)
@@ -284,14 +286,32 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         check_range("pipeline.slots", self.slots, 1, 1024)
         check_range("pipeline.shadows", self.shadows, 0.0, 1.0)
         check_one_of("pipeline.policy", self.policy, ("arrival", "backward"))
-        check_one_of("pipeline.recovery", self.recovery, (LADDER, CHECKFREE))
-        if self.recovery == CHECKFREE and self.shadows:
+        check_one_of("pipeline.recovery", self.recovery, (LADDER, CHECKFREE, CHECKFREE_PLUS))
+        if self.by_rule and self.shadows:
             raise ConfigError(
-                f'pipeline.shadows = {self.shadows}: with pipeline.recovery = "checkfree" nobody would use the copies; set it to 0, or recovery to "ladder"'
+                f'pipeline.shadows = {self.shadows}: with pipeline.recovery = "{self.recovery}" nobody would use the copies; set it to 0, or recovery to "ladder"'
+            )
+        if self.has_twins and (self.stages < 5 or self.skip or self.swaps or self.dynamic):
+            raise ConfigError(
+                'pipeline.recovery = "checkfree+": routes swap stages 1 and 2 and the last two, so take 5 stages or more, skip = 0, swaps = 0 and routing = "planned"'
+            )
+        if self.has_twins and min(self.slots, self.microbatches) < 2:
+            raise ConfigError(
+                'pipeline.recovery = "checkfree+": half of the microbatches go another way, so take 2 slots and 2 microbatches or more'
             )
         for key, codec in (("forward_codec", self.forward_codec), ("backward_codec", self.backward_codec)):
             if not _CODEC.fullmatch(codec):
                 raise ConfigError(f"pipeline.{key} = {codec[:160]!r}: no codec looks like that; one is 'fp32'")
+
+    @property
+    def by_rule(self) -> bool:
+        """Whether lost stages come back by CheckFree's rules alone."""
+        return self.recovery != LADDER
+
+    @property
+    def has_twins(self) -> bool:
+        """Whether end stages have, because routes of half of the microbatches swap them."""
+        return self.recovery == CHECKFREE_PLUS
 
     @property
     def dynamic(self) -> bool:

@@ -8,6 +8,8 @@ what volunteers are short of, and its latency is half of a trip from one end to 
 Where peers are to be chosen by whoever sends (`open_hops`), the search is only about what is left to plan: how many lanes there are, from which data nodes, and which
 stages each leaves out. The forecast is then that of SWARM's wiring.
 
+With CheckFree+'s order the search is for routes without swaps, and half of them are swapped afterwards.
+
 What nobody has measured yet is taken to be like what somebody has: a speed like the median of the speeds, a trip like that of the trips. Where nothing is
 known at all, and for the uplinks, which differ most, there are the constants below.
 """
@@ -18,11 +20,11 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from farflung.training.pipeline_costs import Costs
-from farflung.training.pipeline_plan import Plan, Policy
+from farflung.training.pipeline_plan import BadPlan, Plan, Policy
 from farflung.training.pipeline_repair import COOL, repair, whole_paths
 from farflung.training.pipeline_routes import Routes, Task
 from farflung.training.pipeline_rules import Rules
-from farflung.training.pipeline_schedules import least_loaded, opened
+from farflung.training.pipeline_schedules import ascending, checkfree_plus, least_loaded, opened
 from farflung.training.pipeline_search import Search, improve
 from farflung.training.pipeline_simulate import simulate
 
@@ -78,8 +80,12 @@ def plan_step(
     seed: int,
     before: Plan | None = None,  # of the last step
     open_hops: bool = False,
+    twins: bool = False,  # CheckFree+'s order: routes of half of the microbatches swap stages 1 and 2 and the last two
 ) -> Forecast:
-    """Raises BadPlan when a stage has nobody, or slots do not suffice for one lane."""
+    """Raises BadPlan when a stage has nobody, or slots do not suffice for one lane; with `twins` not for two."""
+    if twins:
+        rules = replace(rules, max_swap=0, max_swaps=0, max_swap_sum=0)
+        before = None if before is None else ascending(before)
     known = [one.forward_s for one in servers if one.forward_s > 0.0]
     usual_s = median(known) if known else FORWARD_S
     speeds = tuple(one.forward_s or usual_s for one in servers)
@@ -118,5 +124,11 @@ def plan_step(
     if open_hops:
         plan = opened(plan)
         timeline = simulate(plan, costs, least_loaded(plan, costs))
+        return Forecast(plan, timeline.makespan_s, timeline.longest_silence_s)
+    if twins:
+        plan = checkfree_plus(plan)
+        if len(plan.lanes) < 2:
+            raise BadPlan("CheckFree+ swaps stages in half of the microbatches, and there are slots for one lane only")
+        timeline = simulate(plan, costs)
         return Forecast(plan, timeline.makespan_s, timeline.longest_silence_s)
     return Forecast(plan, seconds, simulate(plan, costs).longest_silence_s)

@@ -133,19 +133,38 @@ def interleaved(peers: Sequence[str], num_microbatches: int, *, chunks: int) -> 
 
 
 def checkfree_plus(plan: Plan) -> Plan:
-    """The same plan, first come, first served, where every other lane swaps its hops 1 and 2 and its last two, so that end stages have twins."""
-    lanes = []
+    """The same plan, where lanes with half of the microbatches, as nearly as may be, swap their hops 1 and 2 and their last two, so that end stages have twins.
+    What followed a program goes first come, first served."""
+    lanes, swapped = [], swapping_lanes([lane.microbatches for lane in plan.lanes])
     for number, lane in enumerate(plan.lanes):
         route = list(lane.route)
         if len(route) < 5:
             raise BadPlan(
                 f"lane {number} has {len(route)} hops; CheckFree+ swaps two pairs after the first, so use 5 or more"
             )
-        if number % 2:
+        if number in swapped:
             route[1], route[2] = route[2], route[1]
             route[-1], route[-2] = route[-2], route[-1]
         lanes.append(Lane(route=tuple(route), microbatches=lane.microbatches))
-    return replace(plan, lanes=tuple(lanes), policy=Policy.ARRIVAL, program=None)
+    policy = Policy.ARRIVAL if plan.policy is Policy.PROGRAM else plan.policy
+    return replace(plan, lanes=tuple(lanes), policy=policy, program=None)
+
+
+def swapping_lanes(microbatches: Sequence[int]) -> frozenset[int]:
+    """Of lanes with so many, those that swap: the largest first, each goes to the side that has fewer, and of equal ones the first does not swap."""
+    straight, swapped, found = 0, 0, set()
+    for lane in sorted(range(len(microbatches)), key=lambda lane: -microbatches[lane]):
+        if swapped < straight:
+            swapped += microbatches[lane]
+            found.add(lane)
+        else:
+            straight += microbatches[lane]
+    return frozenset(found)
+
+
+def ascending(plan: Plan) -> Plan:
+    """The same lanes, each through its stages in their order."""
+    return replace(plan, lanes=tuple(replace(lane, route=tuple(sorted(lane.route))) for lane in plan.lanes))
 
 
 def dynamic(

@@ -211,7 +211,19 @@ def test_model_ranges(change: dict[str, Any], says: str) -> None:
         (PipelineSpec, {"stages": 0}, "pipeline.stages = 0: must be between 1 and 64"),
         (PipelineSpec, {"stages": 2, "layers": (3,)}, "must name the layers of each of the 2 stages"),
         (PipelineSpec, {"stages": 2, "layers": (3, 0)}, "pipeline.layers = 0"),
-        (PipelineSpec, {"recovery": "checkfre"}, "must be one of ladder, checkfree; did you mean 'checkfree'"),
+        (
+            PipelineSpec,
+            {"recovery": "checkfre"},
+            "must be one of ladder, checkfree, checkfree+; did you mean 'checkfree'",
+        ),
+        *(
+            (PipelineSpec, {"recovery": "checkfree+", "shadows": 0.0, "stages": 6, **other}, "so take 5 stages or more")
+            for other in ({"stages": 4}, {"skip": 0.4}, {"swaps": 1}, {"routing": "dynamic"})
+        ),
+        *(
+            (PipelineSpec, {"recovery": "checkfree+", "shadows": 0.0, "stages": 5, one: 1}, "so take 2 slots and 2")
+            for one in ("slots", "microbatches")
+        ),
         (
             PipelineSpec,
             {"recovery": "checkfree"},

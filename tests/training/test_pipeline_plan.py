@@ -13,12 +13,14 @@ from farflung.training.pipeline_costs import Costs
 from farflung.training.pipeline_plan import BadPlan, Hop, Kind, Lane, Op, Plan
 from farflung.training.pipeline_rules import Rules, broken_rule, least_visits, validate
 from farflung.training.pipeline_schedules import (
+    ascending,
     checkfree_plus,
     dynamic,
     gpipe,
     interleaved,
     least_loaded,
     one_f_one_b,
+    swapping_lanes,
     zero_bubble_h1,
 )
 from farflung.training.pipeline_simulate import Timeline, simulate
@@ -219,6 +221,22 @@ def test_swaps_are_bounded() -> None:
 def test_checkfree_needs_two_pairs() -> None:
     with pytest.raises(BadPlan, match="5 or more"):
         checkfree_plus(two_stages(SOUND))
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "swapping"),
+    [
+        ([1], set()), ([1, 1], {1}), ([1, 1, 1, 1], {1, 3}), ([2, 1, 1], {1, 2}), ([1, 1, 2], {0, 1}), ([3, 3, 1, 1], {1, 3}), ([4, 1, 1], {1, 2}),
+    ],
+)  # fmt: skip
+def test_lanes_with_half_of_the_microbatches_swap(microbatches: list[int], swapping: set[int]) -> None:
+    assert swapping_lanes(microbatches) == swapping
+
+
+def test_lanes_that_swap_ascend_again_without_it() -> None:
+    lane = Lane(route=tuple(Hop(stage, stage) for stage in range(5)))
+    plan = Plan(peers=names(5), stages=tuple((peer,) for peer in range(5)), lanes=(lane,) * 4, slots=(4,) * 5)
+    assert checkfree_plus(plan) != plan == ascending(checkfree_plus(plan))
 
 
 def test_checkfree_leaves_the_loss_where_it_was() -> None:
