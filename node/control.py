@@ -11,7 +11,7 @@ One connection carries one request. Lines, in order:
 
 There is no TCP and no token: the socket has mode 0600 in a folder of mode 0700, so the operating system says
 who may speak. Verbs a node serves: `status`, `peers`, `ledger` (of one sample too, with `sample`), `invitation`, `leave` (answers once
-the node has handed over and saved), `events` (streams).
+the node has handed over and saved), `events` (streams). Until there is a peer, all but `status` and `events` are refused.
 """
 
 import asyncio

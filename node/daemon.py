@@ -1,7 +1,7 @@
 """The node daemon: finds the swarm, starts engine and peer, and runs them until the run is done or somebody stops it.
 
 What happens in order: key and swarm (by name on this machine, by invitation, or by a look-up in the DHT) ─ lock ─ engine ─
-manifest (disk or DHT, verified) ─ data and learner ─ peer. Around the peer run: the control socket, the announcements and
+manifest (disk or DHT, verified) ─ control socket ─ data and learner ─ peer. Around the peer run: the announcements and
 look-ups in the DHT, the book of known peers, and what is shown. On the way out the peer says goodbye and saves first, then
 the control socket answers who waits, then the network closes.
 
@@ -119,6 +119,8 @@ class NodeDaemon:
         self._console = console
         self._locks = locks
         self._peer: Peer | None = None
+        self._verbs: dict[str, Handler] = {}
+        """What the control socket serves now."""
         self._stop_reason = ""
 
     def stop(self, reason: str) -> bool:
@@ -211,15 +213,14 @@ class NodeDaemon:
                 rehearsal=self._rehearsal,
                 say=self.say,
             )
-            verbs: dict[str, Handler] = {}
-            control = ControlServer(swarm.socket, verbs)
-            life = partial(self._life, engine, swarm, signed, recipe, book, seed, verbs)
+            control = ControlServer(swarm.socket, self._verbs)
+            life = partial(self._life, engine, swarm, signed, recipe, book, seed)
             to: int | None = None
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(control.run())
                 while True:
                     status = self._fresh_status(engine, swarm, recipe)
-                    verbs |= getting_ready(status, log)
+                    self._verbs |= getting_ready(status, log)
                     await control.started.wait()
                     with ExitStack() as watching:  # from before there is a peer: it may begin a stage anew first
                         watching.callback(log.subscribe(status.apply))
@@ -237,13 +238,12 @@ class NodeDaemon:
         recipe: Recipe,
         book: PeerBook,
         seed: bytes,
-        verbs: dict[str, Handler],
         status: NodeStatus,
         events: Follower,
         peer: Peer,
         storage: FileStorage,
     ) -> int | None:
-        """From a peer until it has left. Returns the stage to which it moves, if it does. `verbs`: what the control socket serves, and here by the peer."""
+        """From a peer until it has left. Returns the stage to which it moves, if it does."""
         settings = recipe.settings()
         freeze_imports()
         inside = NodeInside(
@@ -274,7 +274,7 @@ class NodeDaemon:
         await announcer.claim_name()
         self._invite(inside)
         known = list(book.peers())
-        verbs |= inside.verbs()
+        self._verbs |= inside.verbs()
         left = await self._together(engine, swarm, recipe, peer, storage, inside, announcer, finder, events, known)
         return left.moves_to
 

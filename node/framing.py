@@ -12,6 +12,7 @@ from farflung.protocol.errors import LimitExceeded, NetworkError, Refused, Remot
 from farflung.protocol.messages import BulkHeader, decode_header, encode
 
 H = TypeVar("H", bound=BulkHeader)
+T = TypeVar("T")
 
 MAX_HEADER_BYTES = 1 << 10
 """Requests and headers are below 100 bytes."""
@@ -21,6 +22,12 @@ JOINED_BYTES = 1 << 14
 
 DRAIN_BYTES = 1 << 16
 """Buffer for bytes that are not kept."""
+
+PIECE_BYTES = 1 << 18
+"""Of a long blob."""
+
+STALL_S = 30.0
+"""For one: at 9 kB/s nothing is of use any more."""
 
 HEADER_LENGTH_BYTES = 2
 BLOB_LENGTH_BYTES = 8
@@ -91,14 +98,49 @@ async def write_blob(stream: Stream, payload: Payload | None) -> None:
         await stream.write(payload)
 
 
+async def write_long_blob(stream: Stream, payload: Payload | None) -> None:
+    """The same of what may take as long as it needs, if only some of it goes out all the time. Raises NetworkError."""
+    length = ABSENT if payload is None else len(payload)
+    await stream.write(length.to_bytes(BLOB_LENGTH_BYTES, "big"))
+    view = memoryview(payload or b"")
+    for start in range(0, len(view), PIECE_BYTES):
+        piece = view[start : start + PIECE_BYTES]
+        await _in_time(stream.write(piece, follows=len(view) - start - len(piece)))
+
+
 async def read_blob(stream: Stream, limit: int) -> bytes | None:
     """What `write_blob` wrote. Raises NetworkError, or LimitExceeded naming the peer when it is above `limit` bytes."""
+    length = await _read_length(stream, limit)
+    return None if length is None else await read_exactly(stream, length)
+
+
+async def read_long_blob(stream: Stream, limit: int) -> bytes | None:
+    """What `write_long_blob` wrote, if only some of it comes all the time. Raises NetworkError, or LimitExceeded as `read_blob`."""
+    length = await _in_time(_read_length(stream, limit))
+    if length is None:
+        return None
+    data = bytearray(length)
+    view = memoryview(data)
+    for start in range(0, length, PIECE_BYTES):
+        await _in_time(stream.readinto(view[start : start + PIECE_BYTES]))
+    return bytes(data)
+
+
+async def _read_length(stream: Stream, limit: int) -> int | None:
     length = int.from_bytes(await read_exactly(stream, BLOB_LENGTH_BYTES), "big")
     if length == ABSENT:
         return None
     if length > limit:
         raise LimitExceeded(f"a blob of {length} bytes, limit {limit}", peer=stream.peer)
-    return await read_exactly(stream, length)
+    return length
+
+
+async def _in_time(moving: Awaitable[T]) -> T:
+    try:
+        async with asyncio.timeout(STALL_S):
+            return await moving
+    except TimeoutError as error:
+        raise NetworkError(f"the link stood still for {STALL_S:.0f} s") from error
 
 
 def guarded(

@@ -117,10 +117,10 @@ def panel(status: NodeStatus) -> Panel:
         facts.add_row("begun anew", Text(said))
     if status.trial:
         facts.add_row("trial", Text(status.trial))
-    if status.shadow_bytes:
+    if status.shadow_bytes or status.copies:
         facts.add_row("shadows", _shadows(status))
-    if status.without_copy:
-        facts.add_row("no copy", Text("; ".join(status.without_copy), style="yellow"))
+    if status.no_place:
+        facts.add_row("no place", Text("; ".join(status.no_place), style="yellow"))
     if status.alarm:
         facts.add_row("alarm", Text(_alarm(status.alarm), style="bold red"))
     if status.lost:
@@ -202,9 +202,9 @@ def line(event: dict[str, Any]) -> str | None:
             said = f"no {event['rung']} after all: {event['reason']}"
         case "shadow.missing":
             said = (
-                f"no copy: {'; '.join(event['reasons'])}"
+                f"no place for a copy: {'; '.join(event['reasons'])}"
                 if event["reasons"]
-                else "every stage that needs a copy has one"
+                else "every stage that needs a copy has a place for one"
             )
         case "stage.made":
             said = (

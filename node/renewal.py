@@ -8,7 +8,7 @@ have measured them, from a guess at first, and the links over which it would com
 itself (`remains`): where the stage has only lost its quorum that is all of it, to the bit, and costs nothing. Other offers are shadows, here or at other
 peers, and the stages around: the mean of the two neighbours' outer parameters, weighted by the norms of their gradients, the nearest stages where
 neighbours are lost too, and at last new initial weights, which everybody can make. A neighbour that is lost too, but of which somebody has a copy, is
-waited for, where it is worth it: it will be there in a moment, and is nearer than the next one. Only stages of as many layers count, and of stage 0 only its layers.
+waited for, where it is worth it: it will be there in a moment, and is nearer than the next one; but by no stage 0, whose chain names the lives of all others. Only stages of as many layers count, and of stage 0 only its layers.
 Where the manifest says `pipeline.recovery = "checkfree"` or `"checkfree+"`, for comparison, the only offer is what that rule makes of the neighbours, or of a twin: no copy, no fit, no trial and no waiting. What a
 member of the earlier life has in memory is not lost, and goes on in both cases.
 Moments begin afresh with these, and where the stage was made of others its learning rate is raised for a while (`recovery_checkfree`).
@@ -31,7 +31,6 @@ state (`remains.spent`): its life is lost with it, and the next one begins.
 """
 
 import asyncio
-from collections.abc import Sequence
 from statistics import median
 
 from torch import Tensor
@@ -105,7 +104,9 @@ class Renewal:
         self._doors = doors
         self._log = log
         self._sources: dict[str, PeerId] = {}
-        """Who would send what was offered, by the name in the offer."""
+        """Who would send a shadow that was offered, by the name in the offer."""
+        self._stages: dict[str, int] = {}
+        """What those serve whose stages were offered, by the same: another peer of it will do."""
         self._pairs: list[Pair] = []
         """Of what the lost stage was given, and made of it."""
         self._initial: Tensor
@@ -233,7 +234,7 @@ class Renewal:
     async def _wait_for_neighbours(self) -> None:
         """Until those of the two stages beside ours that are lost and come back from a copy are there; no longer than they are worth."""
         stage = self._life.stage
-        beside = [other for other in (stage - 1, stage + 1) if 0 <= other < self._roll.stages and self._is_alike(other)]
+        beside = [other for other in (stage - 1, stage + 1) if other < self._roll.stages and self._is_alike(other)]
         loss, costs = self._loss(), Setbacks()
         further, nearer = (
             costs.iterations(rung, stage=stage, steps_behind=0, failures_per_hour=loss.failures_per_hour)
@@ -304,7 +305,7 @@ class Renewal:
         now, stages = self._outside.now(), range(self._roll.stages)
         held = {stage: found for stage in stages if (found := self._roll.holders(stage, now)) is not None}
         ready = {stage for stage in held if stage != self._life.stage and self._is_alike(stage)}
-        self._sources |= {short(held[stage][2][0]): held[stage][2][0] for stage in ready}
+        self._stages |= {short(held[stage][2][0]): stage for stage in ready}
         peer_of = [short(held[stage][2][0]) if stage in ready else "" for stage in stages]
         has_twin = self._recipe.pipeline.has_twins and self._life.stage > 0
         first = int(has_twin)  # of the stages that CheckFree+ knows of: the one with the data has no twin
@@ -340,9 +341,12 @@ class Renewal:
         storage, run = self._remains.storage, self._doors.learner.run
         try:
             await run(storage.load_learner, self._learner)
-            self._owed = await run(storage.load_residuals)
         except (LocalError, DamagedCheckpoint) as error:
             raise _Unmade(str(error)) from error
+        try:
+            self._owed = await run(storage.load_residuals)
+        except DamagedCheckpoint as error:  # the state is worth more than what rounds have left out of it
+            self._log.emit("progress.dropped", steps=0, reason=f"what rounds have left unsent is lost: {error}")
         await run(self._learner.begin_again)
         if self._life.stage == 0:
             self._ledger = self._remains.ledger(self._life.since)
@@ -350,31 +354,33 @@ class Renewal:
     async def _fetched(self, offer: Offer) -> Tensor:
         """The parameters that an offer of somebody else gives. A link that breaks is no reason to do without, and a neighbour goes on while it sends.
         Raises _Unmade when they cannot be had."""
-        stages = [self._stage_of(self._sources[holder]) for holder in offer.holders]
-        for _ in range(TRIES):
+        why = "another life of the stage has been begun"
+        for attempt in range(TRIES):
+            if attempt:
+                await asyncio.sleep(LISTEN_S)
+            if not self._counts() or (attempt and not self._is_there(offer)):
+                break
             try:
-                return await self._layers(offer, stages)
+                return await self._layers(offer)
             except NetworkError as error:
                 why = str(error)
             except RemoteError as error:
                 self._outside.refused(error)
-                raise _Unmade("what came is none") from error
-            await asyncio.sleep(LISTEN_S)
-            if not self._are_there(offer, stages):
-                break
+                raise _Unmade(str(error)) from error
         raise _Unmade(why)
 
-    def _are_there(self, offer: Offer, stages: Sequence[int]) -> bool:
-        """Whether those who made an offer are heard, or of a stage anybody else that serves it."""
+    def _is_there(self, offer: Offer) -> bool:
+        """Whether those who made an offer are heard, or of each other stage anybody that serves it."""
         roll, now = self._roll, self._outside.now()
         if offer.rung is Rung.SHADOW:
             return all(roll.alive(self._sources[holder], now) for holder in offer.holders)
-        return all(roll.holders(stage, now) is not None for stage in stages)
+        return all(roll.holders(self._stages[holder], now) is not None for holder in offer.holders)
 
-    async def _layers(self, offer: Offer, stages: Sequence[int]) -> Tensor:
-        """What an offer of a shadow's holder, or of these other stages, gives. Raises NetworkError, and RemoteError for a shadow that is none."""
+    async def _layers(self, offer: Offer) -> Tensor:
+        """What an offer of a shadow's holder, or of other stages, gives. Raises NetworkError, and RemoteError for a shadow that is none."""
         if offer.rung is Rung.SHADOW:
             return await self._shadow([self._sources[holder] for holder in offer.holders])
+        stages = [self._stages[holder] for holder in offer.holders]
         found = [await self._borrowed(stage) for stage in stages]
         if offer.rung in (Rung.MEAN, Rung.FITTED):
             norms = [self._norm(stage) for stage in stages]

@@ -17,7 +17,7 @@ The budget is a share of what the pipeline's steps send, and each holder has the
 import asyncio
 import ipaddress
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 from farflung.compression.codec import CodecError, VectorCodec
@@ -25,7 +25,7 @@ from farflung.compression.registry import parse_codec
 from farflung.node import framing
 from farflung.node.door import Door, Doors
 from farflung.node.events import EventLog
-from farflung.node.fetching import SLOWEST_BYTES_PER_S, check_payload
+from farflung.node.fetching import check_payload
 from farflung.node.network import Network, PeerId, Stream
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
@@ -72,7 +72,7 @@ LOOK_S = 2.0
 """Between two looks at what is due."""
 
 FETCH_S = 120.0
-"""For one copy, besides its bytes: the source encodes it first."""
+"""Until the first byte of a copy comes: the source encodes it first."""
 
 COUNT_BYTES = 8
 
@@ -154,10 +154,8 @@ def serve_shelf(
         else:
             sent = await hand_over(stream.peer, request)
         step, base = (0, bytes(NAME_NBYTES)) if sent is None else (sent.step, sent.base)
-        payload = None if sent is None else sent.payload
-        async with asyncio.timeout(_patience_s(0 if payload is None else len(payload))):
-            await stream.write(step.to_bytes(COUNT_BYTES, "big") + base)
-            await framing.write_blob(stream, payload)
+        await stream.write(step.to_bytes(COUNT_BYTES, "big") + base)
+        await framing.write_long_blob(stream, None if sent is None else sent.payload)
 
     network.serve("shadow", framing.guarded(serve, refused, within_s=None))
 
@@ -177,13 +175,14 @@ async def fetch(
     request = ShadowRequest(stage, b"" if have is None else have.name, founds)
     old, codec = (empty(num_parameters), _whole(request)) if have is None else (have, DIFFERENCE)
     try:
-        async with asyncio.timeout(_patience_s(codec.max_nbytes(num_parameters))):
+        async with asyncio.timeout(FETCH_S) as patience:
             stream = await network.open_stream(holder, "shadow")
             try:
                 await framing.write_header(stream, request)
                 step = int.from_bytes(await framing.read_exactly(stream, COUNT_BYTES), "big")
                 base = bytes(await framing.read_exactly(stream, NAME_NBYTES))
-                payload = await framing.read_blob(stream, codec.max_nbytes(num_parameters))
+                patience.reschedule(None)
+                payload = await framing.read_long_blob(stream, codec.max_nbytes(num_parameters))
             finally:
                 await stream.close()
     except TimeoutError as error:
@@ -195,10 +194,6 @@ async def fetch(
         return await side.run(applied, old, Refresh(base=base, step=step, payload=payload), codec), len(payload)
     except (CodecError, WrongBase) as error:
         raise Refused(f"not a shadow of stage {stage}: {error}", peer=holder) from error
-
-
-def _patience_s(nbytes: int) -> float:
-    return FETCH_S + nbytes / SLOWEST_BYTES_PER_S
 
 
 def _whole(request: ShadowRequest) -> VectorCodec:
@@ -253,8 +248,8 @@ class Shadows:
         self._encoding = asyncio.Lock()
         self._said: dict[int, str] = {}
         """By stage, who we said would hold its shadow, and why."""
-        self._missing: Sequence[str] = ()
-        """Why stages have no shadow, as we last said."""
+        self._missing: list[str] = []
+        """Why stages have no place for a shadow, as we last said."""
 
     async def run(self) -> None:
         """Keep what falls to us fresh; a source that is slow keeps no other copy waiting."""
@@ -263,24 +258,26 @@ class Shadows:
         async with asyncio.TaskGroup() as group:
             while True:
                 await asyncio.sleep(LOOK_S)
-                for refreshing in self._begun():
-                    group.create_task(refreshing)
+                for one in self._begun():
+                    group.create_task(self._carry_out(one))
 
     async def look(self) -> None:
         """Fetch what is due now, one after the other."""
-        for refreshing in self._begun():
-            await refreshing
+        for one in self._begun():
+            await self._carry_out(one)
 
-    def _begun(self) -> list[Coroutine[None, None, None]]:
-        """The refreshes that are due now, to be waited for each."""
+    def _begun(self) -> list[Due]:
+        """The refreshes that are due now, each to be carried out."""
         found = self._due() if self._budget.share > 0.0 else []
         self._refreshing |= {int(one.kept.piece) for one in found}
-        return [self._carry_out(one) for one in found]
+        return found
 
     async def _carry_out(self, one: Due) -> None:
+        nbytes = 0
         try:
-            self._shelf.bucket_bytes += one.kept.nbytes - await self._refresh(one)
+            nbytes = await self._refresh(one)
         finally:
+            self._shelf.bucket_bytes += one.kept.nbytes - nbytes
             self._refreshing.discard(int(one.kept.piece))
 
     async def own(self, holder: PeerId, request: ShadowRequest) -> Refresh | None:
@@ -319,7 +316,7 @@ class Shadows:
         mine = self._places(said, staying, poor)
         elsewhere = {copy.stage for peer, one in said.items() if peer != self._roll.me for copy in one.shadows}
         needed = set(poor) - elsewhere - {self._recipe.stage}  # whoever is to hold them has not fetched them yet
-        for stage in set(self._shelf.shadows) - set(mine) - needed:
+        for stage in set(self._shelf.shadows) - set(mine) - needed - self._refreshing:
             if trained[stage]:  # it lies somewhere else, or nowhere
                 self._shelf.drop(stage)
                 self._log.emit("shadow.dropped", stage=stage)
@@ -374,7 +371,7 @@ class Shadows:
                 self._said[int(one.piece)] = one.why
                 self._log.emit("shadow.place", stage=int(one.piece), reason=one.why)
         if missing != self._missing and self._recipe.stage == 0:
-            self._log.emit("shadow.missing", reasons=list(missing))
+            self._log.emit("shadow.missing", reasons=missing)
         self._missing = missing
         return [int(one.piece) for one in mine]
 
@@ -399,6 +396,7 @@ class Shadows:
     async def _refresh(self, one: Due) -> int:
         """The bytes that it took; 0 where nobody had it to give."""
         stage, shelf = int(one.kept.piece), self._shelf
+        alarmed = stage in self._alarmed
         usual = shelf.sources.pop(stage, None)  # should that not continue it, a whole copy waits for the bytes
         have = None if usual is None else shelf.shadows[stage]
         training = self._roll.training(stage, asyncio.get_running_loop().time())
@@ -423,7 +421,8 @@ class Shadows:
                 allowed_bytes=int(shelf.allowed_bytes),
                 reason=one.why,
             )
-            self._alarmed.discard(stage)
+            if alarmed:  # and not since we asked
+                self._alarmed.discard(stage)
             return nbytes
         return 0
 

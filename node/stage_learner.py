@@ -88,10 +88,12 @@ class StageLearner(LearnerOf[StageReplica]):
         return flatten(replica.layout, replica.parameters, host_buffer(replica.num_parameters, replica.device))
 
     def begin_with(self, layers: Tensor) -> None:
-        """The outer parameters of a stage that begins anew, fp32 [n]; without momentum, and nothing of ours in them."""
+        """The outer parameters of a stage that begins anew, fp32 [n]; without momentum and moments, and nothing of ours in them."""
         self.outer.params.copy_(layers)
         self.outer.momentum.zero_()
+        self.replica.optimizer.load({}, 0)
         self.replica.discard_progress()
+        self.made_of_others_at = self.layers_norm = None
 
     def fit(self, pairs: Sequence[Pair]) -> None:
         """After `begin_with`: towards what the lost stage has made of its inputs."""

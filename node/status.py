@@ -121,8 +121,8 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     """What the manifest allowed for them until the last one."""
     copies: list[HeldCopy] = []
     """Of other stages, by stage, that this node holds."""
-    without_copy: list[str] = []
-    """Why stages that need one have no copy anywhere, as far as this node decides that."""
+    no_place: list[str] = []
+    """Which stages that need a copy have no place for one, and why; of data nodes."""
     joined: str = ""
     """From whom this node has, or gets, the state of its stage, and why so; empty where it began the stage, or had that on its disk."""
     trial: str = ""
@@ -146,7 +146,7 @@ class NodeStatus(msgspec.Struct, kw_only=True):
             case "node.start":
                 self.started, self.state, self.reason, self.lost = self.time, "joining", "", ""
                 self.pid, self.device, self.agent = event["pid"], event["device"], event["agent"]
-                self.stage, self.copies = event.get("stage"), []
+                self.stage, self.copies, self.no_place, self.alarm = event.get("stage"), [], [], {}
                 self.round_step = self.step
             case "node.stop":
                 self.state, self.reason, self.next_sync_s = "stopped", event["reason"], None
@@ -184,7 +184,7 @@ class NodeStatus(msgspec.Struct, kw_only=True):
             case "shadow.held":
                 self._holds(event["stage"], HeldCopy(stage=event["stage"], step=event["of_step"]))
             case "shadow.missing":
-                self.without_copy = event["reasons"]
+                self.no_place = event["reasons"]
             case "shadow.dropped":
                 self._holds(event["stage"], None)
             case "stage.trial":

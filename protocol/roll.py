@@ -165,10 +165,13 @@ class Roll:
         serving = {
             peer for peer, entry in self.entries.items() if entry.present is not None and entry.present.stage >= 0
         }
-        silent = {peer for peer in serving if now > self.entries[peer].since + SILENT_AFTER * self.heartbeat_s}
-        if silent != serving or len(serving) == 1:  # when nobody is heard it is we who stood still, or our link
-            self._fell_silent += len(silent - self._silent)
-        self._heard_s += len(serving - silent) * (now - self._looked_at)
+        silence_s = SILENT_AFTER * self.heartbeat_s
+        newest = max((self.entries[peer].since for peer in serving), default=0.0)
+        # as long as nobody is heard it may be we who stand still, or our link
+        silent = {peer for peer in serving if newest > self.entries[peer].since + silence_s}
+        self._fell_silent += len(silent - self._silent)
+        heard = [peer for peer in serving if now <= self.entries[peer].since + silence_s]
+        self._heard_s += len(heard) * (now - self._looked_at)
         self._silent, self._looked_at = silent, now
         quiet = [peer for peer in self._homes() if now > self.entries[peer].since + QUIET_AFTER * self.heartbeat_s]
         self._told = {peer: self._told.get(peer, now) for peer in quiet if self._are_told(peer, now)}
@@ -177,9 +180,9 @@ class Roll:
             self.forget(peer)
 
     def _counted_by_half(self, now: float) -> Counters:
-        """What half of the data nodes say that their chain has counted; where none is heard, what half of the others have heard of it."""
-        others = [peer for stage in range(1, self.stages) for peer in self.serving(stage, now)]
-        said = [one.counted for peer in self.training(0, now) or others if (one := self.present(peer)) is not None]
+        """What half of the data nodes say that their chain has counted; where none is heard, what half of the others say who have heard of it."""
+        asked = self.training(0, now) or [peer for stage in range(1, self.stages) for peer in self.serving(stage, now)]
+        said = [one.counted for peer in asked if (one := self.present(peer)) is not None and one.counted != BEGINNING]
         said.sort(key=_progress, reverse=True)
         return said[(len(said) - 1) // 2] if said else BEGINNING
 

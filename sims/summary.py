@@ -103,10 +103,8 @@ def shadow_figures(logs: Logs) -> dict[str, Any] | None:
     found = logs.all("shadow")
     if not found:
         return None
-    nbytes, sent = (
-        sum(event["bytes"] for event in found),
-        sum(total_bytes(one, "sent_bytes") for one in logs.events.values()),
-    )
+    nbytes = sum(event["bytes"] for event in found)
+    sent = sum(total_bytes(events, "sent_bytes") for events in logs.events.values())
     return {
         "refreshes": len(found),
         "bytes": nbytes,
@@ -220,11 +218,10 @@ def copies_bytes(events: Sequence[Event]) -> tuple[int, int]:
 
 
 def total_bytes(events: Sequence[Event], key: str) -> int:
-    """`sent_bytes` or `received_bytes` of a peer's last `net` in each of its lives, added up."""
+    """`sent_bytes` or `received_bytes` of a peer's last `net` in each of its processes, added up. A peer that moves to another stage counts on."""
     total = current = 0
     for event in events:
-        if event["event"] == "node.start":
-            total, current = total + current, 0
-        elif event["event"] == "net":
+        if event["event"] == "net":
+            total += current if event[key] < current else 0
             current = event[key]
     return total + current

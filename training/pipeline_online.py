@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from farflung.training.pipeline_costs import Costs
-from farflung.training.pipeline_plan import BadPlan, Plan, Policy
+from farflung.training.pipeline_plan import Plan, Policy
 from farflung.training.pipeline_repair import COOL, repair, whole_paths
 from farflung.training.pipeline_routes import Routes, Task
 from farflung.training.pipeline_rules import Rules
@@ -82,7 +82,7 @@ def plan_step(
     open_hops: bool = False,
     twins: bool = False,  # CheckFree+'s order: routes of half of the microbatches swap stages 1 and 2 and the last two
 ) -> Forecast:
-    """Raises BadPlan when a stage has nobody, or slots do not suffice for one lane; with `twins` not for two."""
+    """Raises BadPlan when a stage has nobody, or slots do not suffice for one lane."""
     if twins:
         rules = replace(rules, max_swap=0, max_swaps=0, max_swap_sum=0)
         before = None if before is None else ascending(before)
@@ -127,8 +127,6 @@ def plan_step(
         return Forecast(plan, timeline.makespan_s, timeline.longest_silence_s)
     if twins:
         plan = checkfree_plus(plan)
-        if len(plan.lanes) < 2:
-            raise BadPlan("CheckFree+ swaps stages in half of the microbatches, and there are slots for one lane only")
         timeline = simulate(plan, costs)
         return Forecast(plan, timeline.makespan_s, timeline.longest_silence_s)
     return Forecast(plan, seconds, simulate(plan, costs).longest_silence_s)

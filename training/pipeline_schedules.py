@@ -5,7 +5,8 @@
     1F1B           the same                      S - s         backward before forward            2104.04473
     interleaved    wraps over the peers v times  by the order  Megatron's program                 2104.04473
     zero-bubble H1 as 1F1B, split backward       S             program: W(m - s) after I(m)      2401.10241
-    CheckFree+     odd lanes swap both ends      as given      arrival                            2506.15461, 2.3 of the digest
+    CheckFree+     half of the microbatches      as given      as given                           2506.15461, 2.3 of the digest
+                   swap both ends
     dynamic        stages only, peers bound      as given      backward before forward            SWARM, 2301.11913
                    while it runs
 

@@ -115,6 +115,26 @@ def test_blobs_there_and_back(payload: bytes | None) -> None:
     run(framing.write_blob(pipe, payload))
     found = run(framing.read_blob(Pipe(pipe.written), 100))
     assert found == payload and (found is None) == (payload is None)
+    long = Pipe()
+    run(framing.write_long_blob(long, payload))
+    assert long.written == pipe.written
+
+
+def test_a_long_blob_goes_in_pieces_and_ends_where_the_link_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framing, "PIECE_BYTES", 64)
+    monkeypatch.setattr(framing, "STALL_S", 0.01)
+    payload, pipe = bytes(range(200)), Pipe()
+    run(framing.write_long_blob(pipe, payload))
+    there = Pipe(pipe.written)
+    assert run(framing.read_long_blob(there, 200)) == payload and there.largest == 64
+    fails(LimitExceeded, framing.read_long_blob(Pipe(pipe.written), 199))
+
+    class Still(Pipe):
+        async def readinto(self, buffer: memoryview) -> None:
+            await (asyncio.sleep(60.0) if self.largest == 64 else super().readinto(buffer))
+
+    with pytest.raises(NetworkError, match="stood still"):
+        run(framing.read_long_blob(Still(pipe.written), 200))
 
 
 @pytest.mark.parametrize("length", [101, 1 << 40, framing.ABSENT - 1])

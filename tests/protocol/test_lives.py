@@ -437,19 +437,27 @@ def test_what_stage_0_has_counted_half_of_its_peers_say_and_without_them_half_of
     hear(newcomer, 2.0, B=says(1, counted=right), C=says(1, counted=more), D=says(2, counted=right))
     newcomer.tick(2.0)
     assert newcomer.counted == right
+    among = Roll(SWARM, A, b"m" * 32, stages=3, heartbeat_s=2.0)
+    hear(among, 2.0, B=says(1, counted=right), C=says(1), D=says(2))  # who has heard of nothing has no say
+    among.tick(2.0)
+    assert among.counted == right
 
 
-def test_when_nobody_is_heard_it_is_we_who_stood_still() -> None:
-    """A machine that wakes up has lost nobody; one that hears all but one has."""
-    roll = roll_of(A, B=says(0), C=says(1), D=says(1))
+def test_as_long_as_nobody_is_heard_nobody_is_lost() -> None:
+    """A machine that wakes up, or whose link was cut, has lost nobody; one that hears others again has lost who stays away."""
+    roll = roll_of(A, B=says(0))
+    hear(roll, 0.7, C=says(1))
+    hear(roll, 1.4, D=says(1))
     before = roll.losses_per_hour
-    for now in (0.0, 1000.0, 1000.1):
+    for now in (2.0, 11.0, 11.9, 100.0, 400.0):
         roll.tick(now)
-    assert roll.losses_per_hour == pytest.approx(before)
-    hear(roll, 1001.0, B=says(0), C=says(1), D=says(1))
-    roll.tick(1001.0)
-    hear(roll, 1001.0 + SILENT_AFTER * 2.0, C=says(1), D=says(1))
-    roll.tick(1001.1 + SILENT_AFTER * 2.0)
+    assert roll.losses_per_hour == pytest.approx(before, rel=0.01)
+    hear(roll, 401.0, C=says(1), D=says(1))
+    roll.tick(401.0)
+    assert roll.losses_per_hour == pytest.approx(2 * before, rel=0.01)
+    hear(roll, 402.0, B=says(0))
+    for now in (402.0, 402.25):
+        roll.tick(now)
     assert roll.losses_per_hour == pytest.approx(2 * before, rel=0.01)
 
 
