@@ -90,6 +90,8 @@ class Applier:
         self._all_evaluate_last = all_evaluate_last
         self._initial_is_genesis = initial_is_genesis
         self._checkpoint_at = 0.0
+        self._keeps_later = False
+        """What we began with is on no disk yet, and goes there when we are told (`Keep`), whatever is committed until then."""
         self._applied = applied
         self._lost_state = lost_state
         self._queue: asyncio.Queue[tuple[Certified | Repair | Keep, asyncio.Event | None] | None] = asyncio.Queue()
@@ -116,6 +118,7 @@ class Applier:
         if place is not None:
             residuals = held.residuals if held else await self._learn(self._storage.load_residuals)
             await self._aside(self._residuals.load, residuals)
+            self._keeps_later = held is not None
             self.height, self.version = place.height, place.version
             self._exchange.in_flight = place.in_flight
             self._trainer.progress = Progress(place.trained, place.steps)
@@ -356,12 +359,14 @@ class Applier:
             )
 
     async def _checkpoint_when_due(self) -> None:
+        if self._keeps_later and not self._finished():
+            return
         due_at = self._checkpoint_at + self._checkpoint_s
         if asyncio.get_running_loop().time() >= due_at or self._finished():
             await self._checkpoint()
 
     async def _checkpoint(self) -> None:
-        self._checkpoint_at = asyncio.get_running_loop().time()
+        self._checkpoint_at, self._keeps_later = asyncio.get_running_loop().time(), False
         await self.save_place()
 
     def _finished(self) -> bool:

@@ -11,6 +11,7 @@ from tests.sims.pipeline_story import lives, lose_one, members_of, replace_one, 
 from torch import Tensor
 
 from farflung.node import borrowing, offers, renewal, shadows
+from farflung.node.apply import Applier
 from farflung.node.imprints import Imprints
 from farflung.node.recipe import Recipe
 from farflung.node.stage_learner import StageLearner
@@ -393,6 +394,38 @@ def test_a_link_that_breaks_once_is_tried_again(monkeypatch: pytest.MonkeyPatch)
         assert made["rung"] == rung
         failed = [(event["rung"], event["reason"]) for event in swarm.happened("stage.unmade")]
         assert failed == ([("shadow", "the link broke")] if times == 3 else [])
+
+
+def test_no_state_is_on_a_disk_before_the_stage_computes_whatever_its_chain_commits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where models are so small that every commit is followed by a checkpoint: the first commits of a life acknowledge what stage 0 has named."""
+    saved: dict[MemoryStorage, float] = {}
+    save, run = MemoryStorage.save_learner, Applier.run
+
+    def noted(self: MemoryStorage, *args: Any) -> None:
+        saved.setdefault(self, asyncio.get_running_loop().time())
+        save(self, *args)
+
+    async def at_every_commit(self: Applier) -> None:
+        self._checkpoint_s = 0.0
+        await run(self)
+
+    monkeypatch.setattr(MemoryStorage, "save_learner", noted)
+    monkeypatch.setattr(Applier, "run", at_every_commit)
+    first: dict[str, float] = {}
+
+    async def story(swarm: PipelineSwarm) -> None:
+        await lose_one(swarm, 2)
+        await until(swarm, lambda: swarm.happened("view.commit", 4))
+        first["commit"] = asyncio.get_running_loop().time()
+        await until(swarm, lambda: swarm.happened("pipeline.step", 4))
+        first["step"] = asyncio.get_running_loop().time() - 0.2  # looked ten times a second
+        await until_done(swarm, *swarm.peers)
+
+    swarm = simulate(recipe(stages=4, total_steps=16), Counting(), signers(5), story)
+    assert not swarm.broken and lives(swarm) == [(2, 1, 4)]
+    assert first["commit"] < first["step"] <= saved[storage_of(swarm, 4)]
 
 
 def test_everybody_says_how_a_lost_stage_came_back() -> None:
