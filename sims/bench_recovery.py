@@ -22,7 +22,7 @@ from farflung.node.paths import resolve_paths
 from farflung.sims.bench_codec import one_thread
 from farflung.sims.check import Check
 from farflung.sims.recovery_methods import by_names
-from farflung.sims.recovery_rows import Row, Single, gap_percent, rows, runs_of, singles, undisturbed
+from farflung.sims.recovery_rows import Row, Single, gap_percent, rows, runs_of, single_runs_of, singles, undisturbed
 from farflung.sims.recovery_runs import Run, Runs
 from farflung.sims.recovery_tiers import TIERS, Tier
 from farflung.sims.recovery_train import Outcome
@@ -36,7 +36,7 @@ def run_recovery(
     names: str | None = None,  # of methods, separated by commas; None for all
     rates: Sequence[float] = (),  # failures per stage and hour, in the place of the tier's
     seeds: int | None = None,  # in the place of the tier's
-    single: bool = True,  # single losses, too
+    single_seeds: int | None = None,  # of single losses; None: as many, 0: without them
     checkpoint_every: int | None = None,  # iterations, in the place of the tier's
     out: Path | None = None,  # folder where runs are kept
     page: Path | None = None,  # folder for recovery.md, or that of another tier, and its picture
@@ -52,18 +52,19 @@ def run_recovery(
     tier = replace(tier, seeds=tier.seeds if seeds is None else seeds, rates=tuple(rates) or tier.rates)
     if checkpoint_every is not None:
         tier = replace(tier, checkpoint_every=checkpoint_every)
+    single = tier if single_seeds is None else replace(tier, seeds=single_seeds) if single_seeds else None
     methods = by_names(names)
     console = Console(stderr=as_json)
     kernels.prepare(resolve_paths().cache / "kernels")
     runs = Runs(out)
     with one_thread():
-        make([run for run in runs_of(methods, tier) if single or run.once is None], runs, console)
-    found, once = rows(methods, tier, runs.made), singles(methods, tier, runs.made) if single else []
+        make([*runs_of(methods, tier), *(single_runs_of(methods, single) if single else [])], runs, console)
+    found, once = rows(methods, tier, runs.made), singles(methods, single, runs.made) if single else []
     goals = checks(found, once, tier)
     if page is not None:
         from farflung.sims.recovery_page import write_page
 
-        write_page(page, methods, tier, found, once)
+        write_page(page, methods, tier, found, once, single_seeds=single_seeds)
     if as_json:
         facts = {"tier": tier.name, "parameters": num_parameters(tier.model), "tokens": tier.num_tokens}
         told = {"rows": [asdict(row) for row in found], "single_losses": [asdict(one) for one in once]}

@@ -201,7 +201,9 @@ def bench_recovery(
         typer.Option(metavar="PERCENT,...", help="Failures per stage and hour, in the place of the tier's."),
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds, in the place of the tier's.")] = None,
-    single: Annotated[bool, typer.Option(help="Single losses, too.")] = True,
+    single_seeds: Annotated[
+        int | None, typer.Option(min=0, help="Seeds of single losses, if not as many; 0 leaves them out.")
+    ] = None,
     checkpoint_every: Annotated[
         int | None,
         typer.Option(
@@ -226,7 +228,7 @@ def bench_recovery(
             names=methods,
             rates=parse_rates(rates),
             seeds=seeds,
-            single=single,
+            single_seeds=single_seeds,
             checkpoint_every=checkpoint_every,
             out=out,
             page=page,

@@ -36,12 +36,19 @@ SAFE = "The embedding, the final norm and the head are at a data node that is ne
 
 
 def write_page(
-    folder: Path, methods: Sequence[Method], tier: Tier, rows: Sequence[Row], once: Sequence[Single]
+    folder: Path,
+    methods: Sequence[Method],
+    tier: Tier,
+    rows: Sequence[Row],
+    once: Sequence[Single],
+    *,
+    single_seeds: int | None = None,  # of single losses; None: as many as of whole runs
 ) -> None:
     """Write the page and its picture into `folder`, which is made when missing. Raises OSError."""
+    lines = _lines(methods, tier, rows, once, single_seeds)
     folder.mkdir(parents=True, exist_ok=True)
     plot_losses(rows, tier, folder / f"{name_of(tier)}.png")
-    (folder / f"{name_of(tier)}.md").write_text("\n".join(_lines(methods, tier, rows, once)) + "\n", encoding="utf-8")
+    (folder / f"{name_of(tier)}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def name_of(tier: Tier) -> str:
@@ -49,7 +56,9 @@ def name_of(tier: Tier) -> str:
     return "recovery" if tier.name == CI.name else f"recovery_{tier.name}"
 
 
-def _lines(methods: Sequence[Method], tier: Tier, rows: Sequence[Row], once: Sequence[Single]) -> list[str]:
+def _lines(
+    methods: Sequence[Method], tier: Tier, rows: Sequence[Row], once: Sequence[Single], single_seeds: int | None
+) -> list[str]:
     clock, rates = tier.clock, ",".join(f"{100 * rate:g}" for rate in tier.rates)
     some = "" if methods == list(METHODS) else f' --methods "{",".join(method.name for method in methods)}"'
     often = (
@@ -57,10 +66,11 @@ def _lines(methods: Sequence[Method], tier: Tier, rows: Sequence[Row], once: Seq
         if tier.checkpoint_every == TIERS[tier.name].checkpoint_every
         else f" --checkpoint-every {tier.checkpoint_every}"
     )
+    fewer = "" if single_seeds is None else f" --single-seeds {single_seeds}"
     return [
         "# Recovery: what the loss of a pipeline stage costs",
         "",
-        f"Made by `farflung bench recovery --tier {tier.name} --seeds {tier.seeds} --rates {rates}{some}{often}{'' if once else ' --no-single'} --page docs`; do not edit. Machine: {machine()}.",
+        f"Made by `farflung bench recovery --tier {tier.name} --seeds {tier.seeds} --rates {rates}{some}{often}{fewer} --page docs`; do not edit. Machine: {machine()}.",
         "",
         f"Tier {tier.name}: {num_parameters(tier.model):,} parameters in {tier.stages} stages of one peer each, {tier.steps} iterations of "
         f"{tier.microbatches * tier.sequences * tier.model.seq_len:,} tokens of the embedded corpus, after {tier.warm_steps} undisturbed ones that are the same for all; seeds: {tier.seeds}. Before an iteration, stages are lost: weights, moments "
@@ -99,16 +109,16 @@ def _lines(methods: Sequence[Method], tier: Tier, rows: Sequence[Row], once: Seq
         "| goal | measured | |",
         "|---|---|---|",
         *(check.line for check in checks(rows, once, tier)),
-        *(_single_losses(tier, once) if once else []),
+        *(_single_losses(tier, once, tier.seeds if single_seeds is None else single_seeds) if once else []),
     ]
 
 
-def _single_losses(tier: Tier, once: Sequence[Single]) -> list[str]:
+def _single_losses(tier: Tier, once: Sequence[Single], seeds: int) -> list[str]:
     return [
         "",
         "## Single losses",
         "",
-        f"After {tier.midway.warm_steps} undisturbed iterations, in the middle of a run, something is lost, once. *jump*: loss right after the recovery, over the undisturbed; *left*: {tier.event_steps} iterations later; "
+        f"After {tier.midway.warm_steps} undisturbed iterations, in the middle of a run, something is lost, once; seeds: {seeds}. *jump*: loss right after the recovery, over the undisturbed; *left*: {tier.event_steps} iterations later; "
         "*behind*: iterations by which training then lags, at the speed at which it learns there. Twins are compared with training in the swapped order.",
         "",
         *(f"* **{event.name}**: {event.about}, {_numbers(event.stages)}." for event in events(tier)),

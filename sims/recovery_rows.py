@@ -79,7 +79,7 @@ class Single:
 
 
 def runs_of(methods: Sequence[Method], tier: Tier) -> list[Run]:
-    """All that is to be trained for the tables, the most telling first: seed by seed whole runs, and then single losses."""
+    """All that is to be trained for the table of whole runs, seed by seed, the most telling first."""
     found = []
     trained = [method for method in methods if method.fails and not method.computed]
     trained.sort(key=lambda method: method is not OURS)
@@ -88,9 +88,13 @@ def runs_of(methods: Sequence[Method], tier: Tier) -> list[Run]:
         found += [Run(method=method, tier=tier, rate=rate, seed=seed) for method in trained for rate in tier.rates]
         if any(method.checkfree.plus for method in trained):
             found.append(Run(method=SWAPS_ALONE, tier=tier, rate=0.0, seed=seed))
-    for seed in range(tier.seeds):
-        for event, rung in _rungs(methods, tier):
-            found += _once(event, rung, tier, seed)
+    return found
+
+
+def single_runs_of(methods: Sequence[Method], tier: Tier) -> list[Run]:
+    """All for that of single losses, seed by seed."""
+    rungs = _rungs(methods, tier)
+    found = [run for seed in range(tier.seeds) for event, rung in rungs for run in _once(event, rung, tier, seed)]
     return list(dict.fromkeys(found))  # undisturbed runs are compared with more than once
 
 

@@ -23,7 +23,7 @@ from farflung.sims.recovery_clock import Curve, at, first_at, progress, rolled_b
 from farflung.sims.recovery_failures import events, pattern
 from farflung.sims.recovery_methods import METHODS, OURS, SINGLE, SWAPS_ALONE, Method, by_names
 from farflung.sims.recovery_pipeline import Pipeline
-from farflung.sims.recovery_rows import rows, runs_of
+from farflung.sims.recovery_rows import rows, runs_of, single_runs_of
 from farflung.sims.recovery_runs import Run, Runs
 from farflung.sims.recovery_tiers import CI, PUBLISHED, TIERS, Clock
 from farflung.sims.recovery_train import Feed, Outcome, Progress, advance, start, train
@@ -292,8 +292,11 @@ def test_the_whole_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
         pytest.fail(f"nothing is left to run, but {run}")
 
     monkeypatch.setattr(Run, "make", never)
-    whole = run_recovery("toy", single=False, out=out, page=tmp_path, as_json=True)
-    assert whole[:2] == (found, []) and "Single losses" not in (tmp_path / "recovery_toy.md").read_text()
+    whole = run_recovery("toy", single_seeds=0, out=out, page=tmp_path, as_json=True)
+    without = (tmp_path / "recovery_toy.md").read_text()
+    assert whole[:2] == (found, []) and "Single losses" not in without and "--single-seeds 0 --page" in without
+    with pytest.raises(pytest.fail.Exception):
+        run_recovery("toy", seeds=2, single_seeds=1, out=out)  # of whole runs there is a seed more to make
     rarely = run_recovery("toy", checkpoint_every=5, out=out, page=tmp_path, as_json=True)[0]
     assert [row.method for row in rarely if row not in found] == ["checkpoint"]
     assert "--checkpoint-every 5 --page" in (tmp_path / "recovery_toy.md").read_text()
@@ -331,9 +334,9 @@ def test_wrong_requests_are_refused(tier: str, names: str | None, said: str) -> 
 def test_none_is_always_compared_with() -> None:
     assert [method.name for method in by_names("ours,copy")] == ["none", "copy", "ours"]
     plus: Method = NAMED["checkfree+"]
-    planned = runs_of([METHODS[0], plus], replace(TOY, rates=(0.5,)))
-    assert [run.method for run in planned if run.once is None] == [METHODS[0], plus, SWAPS_ALONE]
-    assert {run.method.name for run in planned if run.once} == {"swap twin"}
+    tier = replace(TOY, rates=(0.5,))
+    assert [run.method for run in runs_of([METHODS[0], plus], tier)] == [METHODS[0], plus, SWAPS_ALONE]
+    assert {run.method.name for run in single_runs_of([METHODS[0], plus], tier) if run.once} == {"swap twin"}
 
 
 def test_ours_is_trained_first() -> None:
