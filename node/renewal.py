@@ -11,7 +11,7 @@ neighbours are lost too, and at last new initial weights, which everybody can ma
 waited for, where it is worth it: it will be there in a moment, and is nearer than the next one; but by no stage 0, whose chain names the lives of all others. Only stages of as many layers count, and of stage 0 only its layers.
 Where the manifest says `pipeline.recovery = "checkfree"` or `"checkfree+"`, for comparison, the only offer is what that rule makes of the neighbours, or of a twin: no copy, no fit, no trial and no waiting. What a
 member of the earlier life has in memory is not lost, and goes on in both cases.
-Moments begin afresh with these, and where the stage was made of others its learning rate is raised for a while (`recovery_checkfree`).
+Moments begin afresh with these, so the learning rate rises over the first steps (`recovery_rise`), and where the stage was made of others it is raised for a while (`recovery_checkfree`).
 
 Peers before and after the stage remember what it was given last, and what it made of that (`imprints`). So before anybody computes with a stage that was made,
 it is tried on those activations: where it does no better than none (`MISFIT_OF_NONE`), as when a shadow is none, the next offer's turn comes. And a mean, what was made of
@@ -138,6 +138,8 @@ class Renewal:
             raise Overtaken
         if rung.bumps_lr:
             self._learner.made_of_others_at = self._step()
+        if not rung.is_exact and not self._by_rule:
+            self._learner.rises_from = self._step()
         settings = self._recipe.settings(self._life)
         first = founded(settings.swarm, signer, settings.rules, lives=lives, ledger=self._ledger)
         await self._doors.journal.run(storage.append_commit, None, first)

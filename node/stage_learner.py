@@ -20,10 +20,13 @@ from farflung.training.pipeline_boundary import Boundary
 from farflung.training.pipeline_worker import Accumulated, Batch, Worker
 from farflung.training.recovery_checkfree import CheckFree, lr_factor, smoothed
 from farflung.training.recovery_fit import Pair
+from farflung.training.recovery_rise import risen
 from farflung.training.stage_replica import StageReplica
 
 MADE_OF_OTHERS_AT = "made_of_others_at"
 """In a saved learner's facts."""
+RISES_FROM = "rises_from"
+"""In the same facts."""
 LAYERS_NORM = "layers_norm"
 """In the same facts."""
 
@@ -37,6 +40,8 @@ class StageLearner(LearnerOf[StageReplica]):
         self.data = data
         self.made_of_others_at: int | None = None
         """The step of the pipeline at which our stage was made of its neighbours: its learning rate is raised for a while."""
+        self.rises_from: int | None = None
+        """The step at which it began with fresh moments, and its learning rate low (`recovery_rise`)."""
         self.layers_norm: float | None = None
         """Of the gradient of our layers, of late, before clipping; None before the first step.
 
@@ -62,24 +67,31 @@ class StageLearner(LearnerOf[StageReplica]):
     def step(self, accumulated: Accumulated, numbers: Sequence[int], global_step: int, *, loss: float) -> StepReport:
         """One inner step with what so many samples (or tickets) have added up to. Raises NonFinite, with nothing changed."""
         tokens = len(numbers) * self.replica.model.config.seq_len
-        since = None if self.made_of_others_at is None else max(0, global_step - self.made_of_others_at)
-        raised = lr_factor(CheckFree(), since)
-        report = self.replica.step(accumulated, global_step, loss=loss, tokens=tokens, lr_factor=raised)
+
+        def since(step: int | None) -> int | None:
+            return None if step is None else max(0, global_step - step)
+
+        factor = lr_factor(CheckFree(), since(self.made_of_others_at)) * risen(since(self.rises_from))
+        report = self.replica.step(accumulated, global_step, loss=loss, tokens=tokens, lr_factor=factor)
         self.layers_norm = smoothed(CheckFree(), self.layers_norm, report.layers_norm)
         return report
 
     def save(self, folder: Path) -> None:
-        facts = {MADE_OF_OTHERS_AT: self.made_of_others_at, LAYERS_NORM: self.layers_norm}
+        facts = {
+            MADE_OF_OTHERS_AT: self.made_of_others_at,
+            RISES_FROM: self.rises_from,
+            LAYERS_NORM: self.layers_norm,
+        }
         self.replica.save(folder, {name: fact for name, fact in facts.items() if fact is not None})
 
     def load(self, folder: Path) -> None:
         facts = self.replica.load(folder)
-        match facts.get(MADE_OF_OTHERS_AT), facts.get(LAYERS_NORM):
-            case (int() | None as at, float() | None as norm):
-                self.made_of_others_at, self.layers_norm = at, norm
-            case at, norm:
+        match facts.get(MADE_OF_OTHERS_AT), facts.get(RISES_FROM), facts.get(LAYERS_NORM):
+            case (int() | None as at, int() | None as begun, float() | None as norm):
+                self.made_of_others_at, self.rises_from, self.layers_norm = at, begun, norm
+            case at, begun, norm:
                 raise DamagedCheckpoint(
-                    f"{folder} says that the stage was made of others at step {at!r}, and has a gradient of norm {norm!r}"
+                    f"{folder} says that the stage was made of others at step {at!r}, began with fresh moments at {begun!r}, and has a gradient of norm {norm!r}"
                 )
 
     def local_params(self) -> Tensor:
@@ -93,7 +105,7 @@ class StageLearner(LearnerOf[StageReplica]):
         self.outer.momentum.zero_()
         self.replica.optimizer.load({}, 0)
         self.replica.discard_progress()
-        self.made_of_others_at = self.layers_norm = None
+        self.made_of_others_at = self.rises_from = self.layers_norm = None
 
     def fit(self, pairs: Sequence[Pair]) -> None:
         """After `begin_with`: towards what the lost stage has made of its inputs."""

@@ -93,13 +93,21 @@ class SimStageLearner(BookedLearner[StageReplica], StageLearner):
         return report
 
     def freeze(self) -> dict[str, object]:
-        return super().freeze() | {"made_of_others_at": self.made_of_others_at, "layers_norm": self.layers_norm}
+        return super().freeze() | {
+            "made_of_others_at": self.made_of_others_at,
+            "rises_from": self.rises_from,
+            "layers_norm": self.layers_norm,
+        }
 
     def thaw(self, state: dict[str, object]) -> None:
         super().thaw(state)
         match state:
-            case {"made_of_others_at": int() | None as at, "layers_norm": float() | None as norm}:
-                self.made_of_others_at, self.layers_norm = at, norm
+            case {
+                "made_of_others_at": int() | None as at,
+                "rises_from": int() | None as begun,
+                "layers_norm": float() | None as norm,
+            }:
+                self.made_of_others_at, self.rises_from, self.layers_norm = at, begun, norm
             case _:
                 raise ValueError("not what `freeze` gave")
 

@@ -94,7 +94,10 @@ class Live:
         self._run(_all(self._renew(node) for node in new))
         for node in new:
             pipeline.replace_all(
-                node.stage - self._first, node.learner.outer.params.clone(), bump=node.was_made_of_others
+                node.stage - self._first,
+                node.learner.outer.params.clone(),
+                bump=node.was_made_of_others,
+                rises=node.rises,
             )
             self.rungs[node.rung] += 1
             self.sent.recovered += node.recovered_bytes

@@ -93,6 +93,11 @@ class Node:
         """And learns faster for a while."""
         return self.learner.made_of_others_at is not None
 
+    @property
+    def rises(self) -> bool:
+        """Its learning rate does, for it began with fresh moments."""
+        return self.learner.rises_from is not None
+
     def serve(self) -> None:
         """Begin what a peer of the stage does."""
         scene = self._scene

@@ -21,6 +21,7 @@ from farflung.training.inner import InnerConfig, make_optimizer
 from farflung.training.model import Decoder, next_token_loss
 from farflung.training.recovery_checkfree import CheckFree, lr_factor, order, smoothed
 from farflung.training.recovery_fit import Fit, fit_
+from farflung.training.recovery_rise import risen
 from farflung.training.schedule import Schedule
 
 MAX_NORM = 1.0
@@ -46,6 +47,8 @@ class Part:
         self.norm: float | None = None
         """Moving average, before clipping; None before the first step."""
         self.steps_since_bump: int | None = None
+        self.rises = False
+        """Its learning rate does, over the first steps with these moments."""
 
     def lose(self) -> None:
         """Forget everything."""
@@ -56,7 +59,8 @@ class Part:
         """Clip and step. Returns the norm before clipping."""
         norm = float(nn.utils.clip_grad_norm_(self.parameters, MAX_NORM))
         self.norm = smoothed(checkfree, self.norm, norm)
-        self.optimizer.step(lr * lr_factor(checkfree, self.steps_since_bump))
+        since = self.optimizer.steps if self.rises else None
+        self.optimizer.step(lr * lr_factor(checkfree, self.steps_since_bump) * risen(since))
         self.optimizer.zero_grad()
         if self.steps_since_bump is not None:
             self.steps_since_bump += 1
@@ -84,7 +88,7 @@ class Pipeline:
             theirs.flat.copy_(mine.flat)
             state = {name: tensor.clone() for name, tensor in mine.optimizer.tensors().items()}
             theirs.optimizer.load(state, mine.optimizer.steps)
-            theirs.norm, theirs.steps_since_bump = mine.norm, mine.steps_since_bump
+            theirs.norm, theirs.steps_since_bump, theirs.rises = mine.norm, mine.steps_since_bump, mine.rises
         other.boundaries = copy.copy(self.boundaries)
         return other
 
@@ -134,12 +138,12 @@ class Pipeline:
         gone = frozenset(lost)
         return {stage: part.flat for stage, part in enumerate(self.stages) if stage not in gone}
 
-    def replace(self, stage: int, vector: Tensor, *, bump: bool) -> None:
-        """Give a new peer these layers, fp32 [n], with fresh moments and, if so, a raised learning rate."""
+    def replace(self, stage: int, vector: Tensor, *, bump: bool, rises: bool = False) -> None:
+        """Give a new peer these layers, fp32 [n], with fresh moments and, if so, a raised learning rate, or one that rises."""
         part = self.stages[stage]
         part.renew()
         part.flat.copy_(vector)
-        part.steps_since_bump = 0 if bump else None
+        part.steps_since_bump, part.rises = 0 if bump else None, rises
 
     def held_by(self, stage: int) -> Tensor:
         """What the peer of a stage has, fp32 [n], in the model's order: that of stage 0 the ends, too, unless they are safe."""
@@ -147,13 +151,14 @@ class Pipeline:
             return self.stages[stage].flat
         return torch.cat([parameter.detach().view(-1) for parameter in self._of_home()])
 
-    def replace_all(self, stage: int, vector: Tensor, *, bump: bool) -> None:
+    def replace_all(self, stage: int, vector: Tensor, *, bump: bool, rises: bool) -> None:
         """As `replace`, by all that the peer of a stage has (`held_by`)."""
         if not self._has_ends(stage):
-            self.replace(stage, vector, bump=bump)
+            self.replace(stage, vector, bump=bump, rises=rises)
             return
         for part in (self.stages[stage], self.ends):
             part.renew()
+            part.rises = rises
         mine = self._of_home()
         for parameter, values in zip(mine, torch.split(vector, [one.numel() for one in mine]), strict=True):
             parameter.data.copy_(values.view_as(parameter))

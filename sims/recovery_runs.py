@@ -14,6 +14,7 @@ from farflung.node.durable import write_atomically
 from farflung.sims.recovery_methods import Method
 from farflung.sims.recovery_tiers import Tier
 from farflung.sims.recovery_train import Outcome, Progress, lose_once, train
+from farflung.training.recovery_rise import RISE_STEPS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +34,11 @@ class Run:
         """Of all settings but the names, and but those of a tier that only say which runs are made, or what is computed from them."""
         method = replace(self.method, name="")
         tier = replace(self.tier, name="", seeds=1, rates=(), checkpoint_every=1)
-        return hashlib.sha256(repr((method, tier, self.rate, self.seed, self.once)).encode()).hexdigest()[:16]
+        nodes_own = (
+            (RISE_STEPS,) if method.kind == "ours" else ()
+        )  # what is decided by nodes' code, not by a setting of the bench
+        decides = (method, tier, self.rate, self.seed, self.once, *nodes_own)
+        return hashlib.sha256(repr(decides).encode()).hexdigest()[:16]
 
     @property
     def steps(self) -> int:

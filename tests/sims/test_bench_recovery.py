@@ -32,6 +32,7 @@ from farflung.training.errors import NonFinite
 from farflung.training.model import next_token_loss
 from farflung.training.recovery_checkfree import CheckFree
 from farflung.training.recovery_fit import Fit
+from farflung.training.recovery_rise import RISE_STEPS
 
 NAMED = {method.name: method for method in [*SINGLE, *METHODS]}
 BROUGHT_BACK = sorted(NAMED.keys() - {"none", "checkpoint", "redundant", OURS.name})
@@ -135,6 +136,21 @@ def test_a_recovered_stage_learns_faster_for_a_while() -> None:
     assert [part.steps_since_bump for part in pipeline.parts] == [None, 0, None, None, None]
     Feed(TOY, 0).step(pipeline, 3)
     assert pipeline.stages[1].steps_since_bump == 1
+
+
+def test_a_stage_that_nodes_bring_back_begins_with_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none of the published rules does."""
+    for name, rises in (("ours", True), ("checkfree", False)):
+        pipeline, keeper = start(NAMED[name], SAFE, seed=0)
+        pipeline.lose([1])
+        keeper.recover(pipeline, frozenset({1}), 3)
+        assert [part.rises for part in pipeline.parts] == [False, rises, False, False, False]
+        before = pipeline.stages[1].flat.clone()
+        Feed(SAFE, 0).step(pipeline, 3)
+        moved = (pipeline.stages[1].flat - before).abs().max().item()
+        usual = Feed(SAFE, 0)._schedule.at(3)
+        assert moved == pytest.approx(usual / RISE_STEPS if rises else 1.1 * usual, rel=0.05)
+        keeper.close()
 
 
 def test_a_fit_comes_nearer_to_what_the_neighbours_saw() -> None:

@@ -22,6 +22,7 @@ from farflung.protocol.pipeline_messages import Domains
 from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
 from farflung.sims.toy import MemoryStorage
+from farflung.training.recovery_rise import RISE_STEPS
 from farflung.training.recovery_rules import weighted_mean
 
 
@@ -325,7 +326,11 @@ def test_a_peer_that_made_its_stage_of_others_is_killed_and_goes_on_with_the_rai
     usual = {event["step"]: event["lr"] for event in swarm.happened("step", 0)}
     steps = swarm.happened("step", 4)
     assert len(swarm.happened("node.start", 4)) == 2 and steps[-1]["step"] == 16
-    assert all(event["lr"] > 1.05 * usual[event["step"]] for event in steps)
+    factors = [event["lr"] / usual[event["step"]] for event in steps]
+    first = min(event["step"] for event in steps)
+    for event, factor in zip(steps, factors, strict=True):
+        since = event["step"] - first
+        assert factor == pytest.approx((1.1 - 0.1 * since / 100) * (since + 1) / RISE_STEPS)
 
 
 def test_without_memories_nothing_is_tried_nor_fitted(monkeypatch: pytest.MonkeyPatch) -> None:

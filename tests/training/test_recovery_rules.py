@@ -13,6 +13,7 @@ from farflung.training.flat import Layout, flatten
 from farflung.training.model import Decoder, ModelConfig
 from farflung.training.recovery_checkfree import CheckFree, Copy, Mean, lr_factor, made, order, rule, smoothed, twin_of
 from farflung.training.recovery_fit import Fit, fit_, misfit
+from farflung.training.recovery_rise import RISE_STEPS, risen
 from farflung.training.recovery_rules import NORM_FLOOR, drawn, interpolated, weighted_mean
 
 PLAIN, PLUS = CheckFree(), CheckFree(plus=True)
@@ -188,3 +189,9 @@ def test_a_fit_brings_a_stage_back_to_what_its_neighbours_saw() -> None:
     assert all(parameter.grad is None for parameter in new.parameters())
     with pytest.raises(ValueError, match="no cached activations"):
         fit_(list(new.parameters()), new, [], Fit())
+
+
+def test_with_fresh_moments_the_learning_rate_rises_to_that_of_the_others() -> None:
+    factors = [risen(step) for step in range(2 * RISE_STEPS)]
+    assert factors == sorted(factors) and 0.0 < factors[0] <= 1 / RISE_STEPS
+    assert factors[RISE_STEPS - 1 :] == [1.0] * (RISE_STEPS + 1) and risen(None) == 1.0
