@@ -50,6 +50,7 @@ FIGURES = {
     "expected",
     "pipeline",
     "recoveries",
+    "shadows",
     "invariants_broken",
 }
 """Of the demo's JSON."""
