@@ -1,9 +1,9 @@
-"""The learning rate of a stage whose optimiser begins with fresh moments rises over its first steps.
+"""The learning rate of a stage that its founder has begun anew, with fresh moments, rises over its first steps.
 
 Adam's first steps have the size of the learning rate in every parameter, whatever their gradients, where later ones, whose moments know that most of a gradient is
 noise, are several times smaller. A stage that came back from a copy is right at first, and such steps then take it away from where it was: in the bench's
-model the loss is up to 0.02 nats higher after ten steps, and where a stage is lost every fifteen steps (33 % of them an hour) 2 % of the final loss
-went that way (docs/experiments.md, 2026-11-25). Not of CheckFree, whose rule is kept as published where it is wanted alone.
+model the loss is 0.01 to 0.03 nats higher after ten steps (docs/experiments.md, 2026-11-25). Measured of copies; of what is made of others it is assumed. Not of
+CheckFree, whose rule is kept as published where it is wanted alone, and not yet of peers that download a stage's state and have fresh moments, too.
 """
 
 RISE_STEPS = 20
