@@ -91,7 +91,7 @@ class Applier:
         self._initial_is_genesis = initial_is_genesis
         self._checkpoint_at = 0.0
         self._keeps_later = False
-        """What we began with is on no disk yet, and goes there when we are told (`Keep`), whatever is committed until then."""
+        """What we began with is on no disk yet, and goes there when we are told (`Keep`), or with the first round: not because the view changes."""
         self._applied = applied
         self._lost_state = lost_state
         self._queue: asyncio.Queue[tuple[Certified | Repair | Keep, asyncio.Event | None] | None] = asyncio.Queue()
@@ -198,6 +198,8 @@ class Applier:
             self._log.emit("view.commit", view=[p.hex() for p in commit.view], reason=_view_change(commit))
         await self._exchange.decided(commit.height, commit.round.plan if commit.round is not None else b"")
         await self._evaluate(commit)
+        if self._keeps_later and commit.round is None and not self._finished():
+            return
         await self._checkpoint_when_due()
 
     async def _take_round(self, commit: Commit, result: RoundResult, means: dict[int, Payload]) -> None:
@@ -359,8 +361,6 @@ class Applier:
             )
 
     async def _checkpoint_when_due(self) -> None:
-        if self._keeps_later and not self._finished():
-            return
         due_at = self._checkpoint_at + self._checkpoint_s
         if asyncio.get_running_loop().time() >= due_at or self._finished():
             await self._checkpoint()

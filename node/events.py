@@ -12,7 +12,7 @@ Not thread-safe: `emit` belongs to the event loop's thread, as everything but to
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -193,3 +193,17 @@ def _cut_torn_line(path: Path) -> None:
             keep = start
         if keep < size:
             file.truncate(keep)
+
+
+def grown(events: Iterable[Event], key: str) -> Iterator[tuple[float, int]]:
+    """(time, how much more) of a counter in a node's `net` events. It counts on when the node moves to another stage, and from nothing in a new process: there
+    `node.start` has another `pid`, but under simulation, where the counter falls."""
+    known, pid = 0, None
+    for event in events:
+        if event["event"] == "node.start":
+            known, pid = known if event.get("pid") == pid else 0, event.get("pid")
+        elif event["event"] == "net":
+            now = int(event[key])
+            if more := now - known if now >= known else now:
+                yield event["time"], more
+            known = now

@@ -1,11 +1,10 @@
 """`farflung export`: the last checkpoint's outer parameters as a Hugging Face folder, with what is known of the run; of a pipeline, those of
 all stages as they were last evaluated (`whole_model`)."""
 
-from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Any
 
-from farflung.node.events import Event, read_events
+from farflung.node.events import grown, read_events
 from farflung.node.kept_model import kept_model
 from farflung.node.options import ExportOptions
 from farflung.node.paths import SwarmPaths, resolve_paths
@@ -69,7 +68,7 @@ def _facts(swarm: SwarmPaths, recipe: Recipe, commits: list[Commit], at_version:
         "codec up": recipe.uplink.spec,
         "codec down": recipe.downlink.spec,
         "error feedback": _feedback(manifest.feedback),
-        "sent by this peer, bytes": _sent(events),
+        "sent by this peer, bytes": sum(more for _, more in grown(events, "sent_bytes")),
         "farflung": version("farflung"),
     }
     return facts
@@ -78,14 +77,3 @@ def _facts(swarm: SwarmPaths, recipe: Recipe, commits: list[Commit], at_version:
 def _feedback(spec: FeedbackSpec) -> str:
     ways = f"up: {spec.uplink}, down: {spec.downlink}"
     return f"{ways}, after {spec.after_rounds} rounds, decay {spec.decay:g}" if spec != FeedbackSpec() else "none"
-
-
-def _sent(events: Iterable[Event]) -> int:
-    """Bytes sent in all lives of this node."""
-    total = current = 0
-    for event in events:
-        if event["event"] == "node.start":
-            total, current = total + current, 0
-        elif event["event"] == "net":
-            current = int(event["sent_bytes"])
-    return total + current

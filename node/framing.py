@@ -101,7 +101,7 @@ async def write_blob(stream: Stream, payload: Payload | None) -> None:
 async def write_long_blob(stream: Stream, payload: Payload | None) -> None:
     """The same of what may take as long as it needs, if only some of it goes out all the time. Raises NetworkError."""
     length = ABSENT if payload is None else len(payload)
-    await stream.write(length.to_bytes(BLOB_LENGTH_BYTES, "big"))
+    await _in_time(stream.write(length.to_bytes(BLOB_LENGTH_BYTES, "big")))
     view = memoryview(payload or b"")
     for start in range(0, len(view), PIECE_BYTES):
         piece = view[start : start + PIECE_BYTES]

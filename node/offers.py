@@ -35,7 +35,7 @@ def loss_of(roll: Roll, recipe: StageRecipe, now: float) -> Loss:
         one for stage in range(1, roll.stages) for peer in roll.training(stage, now) if (one := roll.present(peer))
     ]
     steps = [one.step_s for one in said if one.step_s > 0.0]
-    losses = [one.losses_per_hour for one in said] or [roll.losses_per_hour]
+    losses = [one.losses_per_hour for one in said] or [roll.losses.per_hour]
     gone = {recipe.stage} | {stage for stage in range(roll.stages) if roll.holders(stage, now) is None}
     return Loss(
         stage=recipe.stage,

@@ -118,7 +118,7 @@ class Outside:
             lives=(),
             lost=(),
             step_s=0.0,
-            losses_per_hour=self.roll.losses_per_hour,
+            losses_per_hour=self.roll.losses.per_hour,
             grad_norm=0.0,
             shadows=self.shelf.copies,
             since=0,

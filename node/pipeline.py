@@ -236,7 +236,7 @@ class Pipeline:
             lives=word.lives,
             lost=self.watch.lost(self._now()),
             step_s=self._step_s,
-            losses_per_hour=self.roll.losses_per_hour,
+            losses_per_hour=self.roll.losses.per_hour,
             grad_norm=self.me.grad_norm,
             shadows=self.me.copies,
             since=self.balance.since,

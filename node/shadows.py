@@ -154,7 +154,8 @@ def serve_shelf(
         else:
             sent = await hand_over(stream.peer, request)
         step, base = (0, bytes(NAME_NBYTES)) if sent is None else (sent.step, sent.base)
-        await stream.write(step.to_bytes(COUNT_BYTES, "big") + base)
+        async with asyncio.timeout(FETCH_S):
+            await stream.write(step.to_bytes(COUNT_BYTES, "big") + base)
         await framing.write_long_blob(stream, None if sent is None else sent.payload)
 
     network.serve("shadow", framing.guarded(serve, refused, within_s=None))
@@ -377,7 +378,7 @@ class Shadows:
 
     def _kept(self, stage: int, replicas: int) -> Kept:
         shadow = self._shelf.shadows.get(stage)
-        rate = min(0.99, self._roll.losses_per_hour)
+        rate = min(0.99, self._roll.losses.per_hour)
         return Kept(
             piece=str(stage),
             holder=self._roll.me.hex(),
@@ -391,7 +392,7 @@ class Shadows:
 
     def _loss_per_step(self, said: dict[PeerId, Present]) -> float:
         step_s = max((one.step_s for one in said.values()), default=0.0) or 1.0
-        return -math.expm1(-self._roll.losses_per_hour / 3600.0 * step_s)
+        return -math.expm1(-self._roll.losses.per_hour / 3600.0 * step_s)
 
     async def _refresh(self, one: Due) -> int:
         """The bytes that it took; 0 where nobody had it to give."""

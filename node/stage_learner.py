@@ -25,7 +25,7 @@ from farflung.training.stage_replica import StageReplica
 
 MADE_OF_OTHERS_AT = "made_of_others_at"
 """In a saved learner's facts."""
-RISES_FROM = "rises_from"
+RISES = "rises"
 """In the same facts."""
 LAYERS_NORM = "layers_norm"
 """In the same facts."""
@@ -40,8 +40,8 @@ class StageLearner(LearnerOf[StageReplica]):
         self.data = data
         self.made_of_others_at: int | None = None
         """The step of the pipeline at which our stage was made of its neighbours: its learning rate is raised for a while."""
-        self.rises_from: int | None = None
-        """The step at which it began with fresh moments, and its learning rate low (`recovery_rise`)."""
+        self.rises = False
+        """Its learning rate does, over the first steps with these moments (`recovery_rise`)."""
         self.layers_norm: float | None = None
         """Of the gradient of our layers, of late, before clipping; None before the first step.
 
@@ -67,11 +67,8 @@ class StageLearner(LearnerOf[StageReplica]):
     def step(self, accumulated: Accumulated, numbers: Sequence[int], global_step: int, *, loss: float) -> StepReport:
         """One inner step with what so many samples (or tickets) have added up to. Raises NonFinite, with nothing changed."""
         tokens = len(numbers) * self.replica.model.config.seq_len
-
-        def since(step: int | None) -> int | None:
-            return None if step is None else max(0, global_step - step)
-
-        factor = lr_factor(CheckFree(), since(self.made_of_others_at)) * risen(since(self.rises_from))
+        since = None if self.made_of_others_at is None else max(0, global_step - self.made_of_others_at)
+        factor = lr_factor(CheckFree(), since) * risen(self.replica.optimizer.steps if self.rises else None)
         report = self.replica.step(accumulated, global_step, loss=loss, tokens=tokens, lr_factor=factor)
         self.layers_norm = smoothed(CheckFree(), self.layers_norm, report.layers_norm)
         return report
@@ -79,19 +76,19 @@ class StageLearner(LearnerOf[StageReplica]):
     def save(self, folder: Path) -> None:
         facts = {
             MADE_OF_OTHERS_AT: self.made_of_others_at,
-            RISES_FROM: self.rises_from,
+            RISES: self.rises,
             LAYERS_NORM: self.layers_norm,
         }
         self.replica.save(folder, {name: fact for name, fact in facts.items() if fact is not None})
 
     def load(self, folder: Path) -> None:
         facts = self.replica.load(folder)
-        match facts.get(MADE_OF_OTHERS_AT), facts.get(RISES_FROM), facts.get(LAYERS_NORM):
-            case (int() | None as at, int() | None as begun, float() | None as norm):
-                self.made_of_others_at, self.rises_from, self.layers_norm = at, begun, norm
-            case at, begun, norm:
+        match facts.get(MADE_OF_OTHERS_AT), facts.get(RISES, False), facts.get(LAYERS_NORM):
+            case (int() | None as at, bool() as rises, float() | None as norm):
+                self.made_of_others_at, self.rises, self.layers_norm = at, rises, norm
+            case at, rises, norm:
                 raise DamagedCheckpoint(
-                    f"{folder} says that the stage was made of others at step {at!r}, began with fresh moments at {begun!r}, and has a gradient of norm {norm!r}"
+                    f"{folder} says that the stage was made of others at step {at!r}, and has a gradient of norm {norm!r}, and of its learning rate that it rises: {rises!r}"
                 )
 
     def local_params(self) -> Tensor:
@@ -105,7 +102,8 @@ class StageLearner(LearnerOf[StageReplica]):
         self.outer.momentum.zero_()
         self.replica.optimizer.load({}, 0)
         self.replica.discard_progress()
-        self.made_of_others_at = self.rises_from = self.layers_norm = None
+        self.made_of_others_at = self.layers_norm = None
+        self.rises = False
 
     def fit(self, pairs: Sequence[Pair]) -> None:
         """After `begin_with`: towards what the lost stage has made of its inputs."""

@@ -30,14 +30,12 @@ from farflung.protocol.lives import (
     Counters,
     Life,
 )
+from farflung.protocol.losses import Losses
 from farflung.protocol.pipeline_messages import Present
 from farflung.protocol.ways import Ways, check_ways
 
 SILENT_AFTER = 5
 """Heartbeats without a word, after which a peer is no longer counted on."""
-
-ONE_LOSS_IN_H = 10.0
-"""Peer-hours for one peer that falls silent, until we have heard of more: 10 % an hour, the middle of CheckFree's rates."""
 
 FORGET_S = 600.0
 """After so long a silent peer is not talked to any more."""
@@ -78,16 +76,13 @@ class Roll:
     """By stage, the newest life of those that were begun anew and count, as far as we know."""
     ways: Ways = field(init=False)
     """How far they are."""
+    losses: Losses = field(init=False)
+    """How often they are lost."""
     by_chain: bool = False
     """Which lives stage 0 names we know from its own chain, and nobody's word adds to them."""
     counted: Counters = BEGINNING
     """What stage 0's chain has counted, the newest that we have heard of enough peers."""
     _listens_since: float | None = None
-    _looked_at: float = 0.0
-    _heard_s: float = 0.0
-    """Seconds for which peers were heard, together."""
-    _fell_silent: int = 0
-    _silent: set[PeerId] = field(default_factory=set)
     _shown: dict[int, float] = field(default_factory=dict)
     """By stage, when we last heard of somebody who has the state of its newest life, and does not say that it is lost, or makes it; or heard of that life."""
     _own: tuple[int, Word] | None = None
@@ -105,6 +100,7 @@ class Roll:
 
     def __post_init__(self) -> None:
         self.ways = Ways(self.me)
+        self.losses = Losses(SILENT_AFTER * self.heartbeat_s)
 
     # ---- what comes in -----------------------------------------------------------------------------------------
 
@@ -159,20 +155,13 @@ class Roll:
         self.ways.forget(peer)
 
     def tick(self, now: float) -> None:
-        """Count those that fall silent, and forget those that are gone for long."""
+        """Count those that are lost, and forget those that are gone for long."""
         if self._listens_since is None:
-            self._listens_since = self._looked_at = now
-        serving = {
-            peer for peer, entry in self.entries.items() if entry.present is not None and entry.present.stage >= 0
+            self._listens_since = now
+        words = {
+            peer: one.since for peer, one in self.entries.items() if one.present is not None and one.present.stage >= 0
         }
-        silence_s = SILENT_AFTER * self.heartbeat_s
-        newest = max((self.entries[peer].since for peer in serving), default=0.0)
-        # as long as nobody is heard it may be we who stand still, or our link
-        silent = {peer for peer in serving if newest > self.entries[peer].since + silence_s}
-        self._fell_silent += len(silent - self._silent)
-        heard = [peer for peer in serving if now <= self.entries[peer].since + silence_s]
-        self._heard_s += len(heard) * (now - self._looked_at)
-        self._silent, self._looked_at = silent, now
+        self.losses.look(words, now)
         quiet = [peer for peer in self._homes() if now > self.entries[peer].since + QUIET_AFTER * self.heartbeat_s]
         self._told = {peer: self._told.get(peer, now) for peer in quiet if self._are_told(peer, now)}
         self.counted = max(self.counted, self._counted_by_half(now), key=_progress)
@@ -462,11 +451,6 @@ class Roll:
         """For how long the swarm has been running at least, as half of the data nodes that we hear show by the number of their heartbeats."""
         words = sorted(self.ways.words(peer) for peer in self.serving(0, now))
         return self.heartbeat_s * words[len(words) // 2] if words else 0.0
-
-    @property
-    def losses_per_hour(self) -> float:
-        """Peers that fell silent, over the hours that peers were heard; at first what is usual."""
-        return (1.0 + self._fell_silent) / (ONE_LOSS_IN_H + self._heard_s / 3600.0)
 
     def newest_step(self, mine: int) -> int:
         """The next step of the pipeline: the highest that anybody knows of who trains."""

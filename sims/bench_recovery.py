@@ -58,7 +58,8 @@ def run_recovery(
     kernels.prepare(resolve_paths().cache / "kernels")
     runs = Runs(out)
     with one_thread():
-        make([*runs_of(methods, tier), *(single_runs_of(methods, single) if single else [])], runs, console)
+        planned = [*runs_of(methods, tier), *(single_runs_of(methods, single) if single else [])]
+        make(list(dict.fromkeys(planned)), runs, console)  # undisturbed runs are compared with more than once
     found, once = rows(methods, tier, runs.made), singles(methods, single, runs.made) if single else []
     goals = checks(found, once, tier)
     if page is not None:

@@ -95,7 +95,7 @@ class SimStageLearner(BookedLearner[StageReplica], StageLearner):
     def freeze(self) -> dict[str, object]:
         return super().freeze() | {
             "made_of_others_at": self.made_of_others_at,
-            "rises_from": self.rises_from,
+            "rises": self.rises,
             "layers_norm": self.layers_norm,
         }
 
@@ -104,10 +104,10 @@ class SimStageLearner(BookedLearner[StageReplica], StageLearner):
         match state:
             case {
                 "made_of_others_at": int() | None as at,
-                "rises_from": int() | None as begun,
+                "rises": bool() as rises,
                 "layers_norm": float() | None as norm,
             }:
-                self.made_of_others_at, self.rises_from, self.layers_norm = at, begun, norm
+                self.made_of_others_at, self.rises, self.layers_norm = at, rises, norm
             case _:
                 raise ValueError("not what `freeze` gave")
 

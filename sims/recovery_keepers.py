@@ -13,7 +13,7 @@ from torch import Tensor
 
 from farflung.compression.hashing import random_seed
 from farflung.compression.registry import parse_activation_codec, parse_codec
-from farflung.sims.recovery_methods import Method
+from farflung.sims.recovery_methods import NODES_OWN, Method
 from farflung.sims.recovery_pipeline import Pipeline
 from farflung.sims.recovery_tiers import Tier
 from farflung.training.errors import Unrecoverable
@@ -86,7 +86,7 @@ class Neighbours:
                 vector, rung = self._made(pipeline, stage, lost, survivors, norms, step)
             except Unrecoverable:
                 vector, rung = self._drawn(pipeline, stage, step), "random"
-            pipeline.replace(stage, vector, bump=rung != "random")
+            pipeline.replace(stage, vector, bump=rung != "random", rises=self._method.kind in NODES_OWN)
             if rung == "fitted mean":
                 pipeline.fit(stage, Fit())
             self.rungs[rung] += 1

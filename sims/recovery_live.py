@@ -97,7 +97,7 @@ class Live:
                 node.stage - self._first,
                 node.learner.outer.params.clone(),
                 bump=node.was_made_of_others,
-                rises=node.rises,
+                rises=node.learner.rises,
             )
             self.rungs[node.rung] += 1
             self.sent.recovered += node.recovered_bytes

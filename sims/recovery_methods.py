@@ -76,6 +76,10 @@ BELONGS_TO = {
 """By name of such a rung, the method that comes down to it; all others are of our ladder."""
 
 
+NODES_OWN = frozenset({"ours", "fitted", "interpolation"})
+"""Kinds that are as nodes do it."""
+
+
 def rungs_of(methods: Sequence[Method]) -> list[Method]:
     """The rungs of single losses that these methods come down to."""
     names = {method.name for method in methods}

@@ -93,11 +93,6 @@ class Node:
         """And learns faster for a while."""
         return self.learner.made_of_others_at is not None
 
-    @property
-    def rises(self) -> bool:
-        """Its learning rate does, for it began with fresh moments."""
-        return self.learner.rises_from is not None
-
     def serve(self) -> None:
         """Begin what a peer of the stage does."""
         scene = self._scene
@@ -190,7 +185,7 @@ class Node:
             lives=tuple(scene.lives.values()),
             lost=(),
             step_s=clock.iteration_s,
-            losses_per_hour=self.roll.losses_per_hour,
+            losses_per_hour=self.roll.losses.per_hour,
             grad_norm=self.norm,
             shadows=self.shelf.copies,
             since=0,

@@ -94,8 +94,7 @@ def runs_of(methods: Sequence[Method], tier: Tier) -> list[Run]:
 def single_runs_of(methods: Sequence[Method], tier: Tier) -> list[Run]:
     """All for that of single losses, seed by seed."""
     rungs = _rungs(methods, tier)
-    found = [run for seed in range(tier.seeds) for event, rung in rungs for run in _once(event, rung, tier, seed)]
-    return list(dict.fromkeys(found))  # undisturbed runs are compared with more than once
+    return [run for seed in range(tier.seeds) for event, rung in rungs for run in _once(event, rung, tier, seed)]
 
 
 def undisturbed(run: Run) -> Run:

@@ -1,7 +1,7 @@
 """Runs that are kept: a folder with a file for each that is finished, so that a comparison goes on where it was cut.
 
-A run is known by everything that decides its result, whatever its method and tier are called; a changed setting is a
-new run.
+A run is known by all settings, whatever its method and tier are called; a changed one is a new run. What nodes' own
+code decides is no setting, but for how long a learning rate rises: after a change there, take a new folder.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from farflung.node.durable import write_atomically
-from farflung.sims.recovery_methods import Method
+from farflung.sims.recovery_methods import NODES_OWN, Method
 from farflung.sims.recovery_tiers import Tier
 from farflung.sims.recovery_train import Outcome, Progress, lose_once, train
 from farflung.training.recovery_rise import RISE_STEPS
@@ -34,9 +34,7 @@ class Run:
         """Of all settings but the names, and but those of a tier that only say which runs are made, or what is computed from them."""
         method = replace(self.method, name="")
         tier = replace(self.tier, name="", seeds=1, rates=(), checkpoint_every=1)
-        nodes_own = (
-            (RISE_STEPS,) if method.kind == "ours" else ()
-        )  # what is decided by nodes' code, not by a setting of the bench
+        nodes_own = (RISE_STEPS,) if method.kind in NODES_OWN else ()
         decides = (method, tier, self.rate, self.seed, self.once, *nodes_own)
         return hashlib.sha256(repr(decides).encode()).hexdigest()[:16]
 

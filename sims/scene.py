@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
-from farflung.node.events import Event
+from farflung.node.events import Event, grown
 from farflung.sims.facts import RunFacts, told_regions
 from farflung.sims.logs import Events, stage_of
 from farflung.sims.pipeline_log import LoggedStep, logged_steps
@@ -107,19 +107,9 @@ class Scene:
 
     def bytes_at(self, times: Sequence[float]) -> list[int]:
         """What all peers together had sent by then, as their `net` events have it."""
-        grown: list[tuple[float, int]] = []
-        for peer in self.peers:
-            known = 0
-            for event in self.of(peer, "node.start", "net"):
-                now = 0 if event["event"] == "node.start" else int(event["sent_bytes"])
-                if now > known:
-                    grown.append((event["time"], now - known))
-                known = now
-        grown.sort()
-        moments = [at for at, _ in grown]
-        totals = [0]
-        for _, more in grown:
-            totals.append(totals[-1] + more)
+        sent = sorted(found for peer in self.peers for found in grown(self.events.get(peer, ()), "sent_bytes"))
+        moments = [at for at, _ in sent]
+        totals = list(accumulate((more for _, more in sent), initial=0))
         return [totals[bisect_right(moments, time)] for time in times]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import structs
 
-from farflung.node.events import Event
+from farflung.node.events import Event, grown
 from farflung.sims.audit import CHECKS, INVARIANTS, refusals
 from farflung.sims.audit_samples import account, check_samples
 from farflung.sims.facts import RunFacts
@@ -103,7 +103,7 @@ def shadow_figures(logs: Logs) -> dict[str, Any] | None:
     found = logs.all("shadow")
     if not found:
         return None
-    nbytes = sum(event["bytes"] for event in found)
+    nbytes = sum(copies_bytes(events)[0] for events in logs.events.values())
     sent = sum(total_bytes(events, "sent_bytes") for events in logs.events.values())
     return {
         "refreshes": len(found),
@@ -218,10 +218,5 @@ def copies_bytes(events: Sequence[Event]) -> tuple[int, int]:
 
 
 def total_bytes(events: Sequence[Event], key: str) -> int:
-    """`sent_bytes` or `received_bytes` of a peer's last `net` in each of its processes, added up. A peer that moves to another stage counts on."""
-    total = current = 0
-    for event in events:
-        if event["event"] == "net":
-            total += current if event[key] < current else 0
-            current = event[key]
-    return total + current
+    """`sent_bytes` or `received_bytes` of a peer, over all its processes."""
+    return sum(more for _, more in grown(events, key))

@@ -4,10 +4,11 @@ import asyncio
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from farflung.node.events import Event, EventLog, read_events
+from farflung.node.events import Event, EventLog, grown, read_events
 from farflung.protocol.errors import ConfigError
 
 
@@ -112,3 +113,18 @@ def test_every_event_is_in_the_docs() -> None:
     }
     assert {"pipeline.step", "round.commit", "stage.founded"} <= emitted
     assert emitted <= told
+
+
+def test_counters_count_on_over_moves_and_from_nothing_in_a_new_process() -> None:
+    def started(pid: int) -> dict[str, Any]:
+        return {"time": 0.0, "event": "node.start", "pid": pid}
+
+    def sent(at: float, nbytes: int) -> dict[str, Any]:
+        return {"time": at, "event": "net", "sent_bytes": nbytes}
+
+    moved = [started(7), sent(1.0, 100), sent(2.0, 100), started(7), sent(3.0, 150)]
+    assert list(grown(moved, "sent_bytes")) == [(1.0, 100), (3.0, 50)]
+    again = [*moved, started(8), sent(4.0, 400)]  # more than the process before had sent
+    assert list(grown(again, "sent_bytes"))[2:] == [(4.0, 400)]
+    simulated = [started(0), sent(1.0, 100), started(0), sent(2.0, 30)]
+    assert sum(more for _, more in grown(simulated, "sent_bytes")) == 130

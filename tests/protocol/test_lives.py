@@ -443,24 +443,6 @@ def test_what_stage_0_has_counted_half_of_its_peers_say_and_without_them_half_of
     assert among.counted == right
 
 
-def test_as_long_as_nobody_is_heard_nobody_is_lost() -> None:
-    """A machine that wakes up, or whose link was cut, has lost nobody; one that hears others again has lost who stays away."""
-    roll = roll_of(A, B=says(0))
-    hear(roll, 0.7, C=says(1))
-    hear(roll, 1.4, D=says(1))
-    before = roll.losses_per_hour
-    for now in (2.0, 11.0, 11.9, 100.0, 400.0):
-        roll.tick(now)
-    assert roll.losses_per_hour == pytest.approx(before, rel=0.01)
-    hear(roll, 401.0, C=says(1), D=says(1))
-    roll.tick(401.0)
-    assert roll.losses_per_hour == pytest.approx(2 * before, rel=0.01)
-    hear(roll, 402.0, B=says(0))
-    for now in (402.0, 402.25):
-        roll.tick(now)
-    assert roll.losses_per_hour == pytest.approx(2 * before, rel=0.01)
-
-
 def test_what_stage_0_has_counted_is_passed_on() -> None:
     roll = of_three()
     hear(roll, 1.0, C=says(1, life=1, counted=Counters(3, 12, 96, 40)))

@@ -1,16 +1,13 @@
 """The report of a pipeline: from logs written by hand, and from a swarm under virtual time."""
 
 import asyncio
-import math
 import re
 from collections.abc import Mapping
-from itertools import combinations, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from tests.sims.pipeline_story import stage_of, steps_done, until, until_done
 
@@ -19,7 +16,6 @@ from farflung.sims import plots
 from farflung.sims.audit import Check, check_digests
 from farflung.sims.facts import Incident, PeerFacts, RunFacts, load_folder
 from farflung.sims.logs import Logs
-from farflung.sims.map_places import DOT_IN, Point, in_a_column, label_places, on_a_circle, spread
 from farflung.sims.pipeline_log import logged_steps, pipeline_figures
 from farflung.sims.pipeline_recoveries import Recovered, recoveries
 from farflung.sims.pipeline_small import Counting, recipe, signers
@@ -35,7 +31,6 @@ from farflung.sims.spans import compute_spans, kills
 from farflung.sims.summary import copies_bytes
 from farflung.sims.swarm import START_UNIX_S
 from farflung.sims.trace import COMPUTING, SENDING, trace_events
-from farflung.sims.world import PLACES, coasts
 from farflung.training.pipeline_plan import Kind
 
 DOCS = Path(__file__).parents[2] / "docs" / "events.md"
@@ -412,19 +407,6 @@ def test_where_no_node_tells_a_region_routes_are_drawn_by_stages(tmp_path: Path)
     assert ">stage 1<" in picture and ">peer 1<" in picture
 
 
-def test_places_beside_the_map_and_in_a_circle_are_apart() -> None:
-    column, tall = in_a_column([1, 9, 1], 10.0)
-    assert all(x == 10.0 for x, _ in column) and column[-1][1] < tall
-    (below, middle, above) = (y for _, y in column)
-    assert middle - below > 3.0 * DOT_IN and above - middle > 3.0 * DOT_IN
-    found = spread([column[0], *[column[1]] * 9, column[2]])
-    assert all(abs(at[1] - middle) < (above - below) / 2 - DOT_IN for at in found[1:10])
-    assert on_a_circle(1, 11.0, 4.0, 1.0) == [(5.5, 2.0)]
-    circle = on_a_circle(8, 11.0, 4.0, 1.0)
-    assert all(1.0 - 1e-9 <= x <= 10.0 + 1e-9 and 0.0 < y < 4.0 for x, y in circle)
-    assert min(math.dist(a, b) for a, b in combinations(circle, 2)) > 6.0 * DOT_IN
-
-
 def test_a_swarm_under_virtual_time_can_be_drawn() -> None:
     """Every visit that its data nodes counted is in the logs, no peer does two things at once, and the lost one's work is taken over."""
     kills: list[tuple[float, int]] = []
@@ -486,35 +468,3 @@ def test_a_swarm_under_virtual_time_can_be_drawn() -> None:
     }
     page = render([scene])
     assert "was lost" in page and "took over microbatch" in page
-
-
-@given(st.lists(st.tuples(st.floats(0.0, 11.0), st.floats(0.0, 4.0)), max_size=12))
-@settings(max_examples=50, deadline=None)
-def test_dots_on_a_map_do_not_cover_each_other(points: list[Point]) -> None:
-    for given_points in (points, points[:1] * 7):
-        found = spread(given_points)
-        for one in range(len(found)):
-            for other in range(one):
-                assert math.dist(found[one], found[other]) > 1.9 * DOT_IN
-            assert math.dist(found[one], given_points[one]) < 2.0 * DOT_IN * len(given_points) + 0.02
-
-
-def test_labels_avoid_dots_and_each_other() -> None:
-    alone = label_places([("Iowa", [(1.0, 1.0)])], [(1.0, 1.0)])
-    assert alone[0][0] == 1.0 and alone[0][1] < 1.0 - DOT_IN  # below
-    below_is_taken = label_places([("Iowa", [(1.0, 1.0)])], [(1.0, 1.0), (1.0, 0.75)])
-    assert below_is_taken[0][1] > 1.0
-
-
-def test_places_lie_on_land() -> None:
-    def inside(ring: list[Point], at: Point) -> bool:
-        east, north = at
-        crossings = 0
-        for (x1, y1), (x2, y2) in zip(ring, ring[1:] + ring[:1], strict=True):
-            crossings += (y1 > north) != (y2 > north) and east < x1 + (north - y1) / (y2 - y1) * (x2 - x1)
-        return crossings % 2 == 1
-
-    lands = coasts()
-    inland = ("Germany", "Iowa", "Belgium", "Canada")  # the coast is simplified to most of a degree
-    assert all(any(inside(ring, PLACES[region]) for ring in lands) for region in inland)
-    assert not any(inside(ring, (-40.0, 30.0)) for ring in lands)  # the Atlantic

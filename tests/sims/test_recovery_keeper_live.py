@@ -224,11 +224,11 @@ def test_a_newcomer_knows_who_is_a_newcomer(begun: tuple[Pipeline, Live]) -> Non
 def test_nodes_measure_how_often_peers_are_lost(begun: tuple[Pipeline, Live]) -> None:
     """The ladder's rate is theirs, not the bench's."""
     pipeline, keeper = begun
-    rate = keeper._nodes[0].roll.losses_per_hour
+    rate = keeper._nodes[0].roll.losses.per_hour
     for step in range(SAFE.warm_steps, SAFE.warm_steps + 4):
         lose(pipeline, keeper, {step % 4}, step)
         steps(pipeline, keeper, step + 1, first=step)
-    assert keeper._nodes[0].roll.losses_per_hour > 3 * rate
+    assert keeper._nodes[0].roll.losses.per_hour > 3 * rate
 
 
 def test_the_same_run_twice() -> None:
