@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -17,15 +18,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from farflung.compression import kernels
-from farflung.node.paths import resolve_paths
-from farflung.sims.bench_codec import one_thread
 from farflung.sims.check import Check
+from farflung.sims.kept import Kept
+from farflung.sims.recovery_jobs import make_all
 from farflung.sims.recovery_methods import by_names
 from farflung.sims.recovery_rows import Row, Single, gap_percent, rows, runs_of, single_runs_of, singles, undisturbed
-from farflung.sims.recovery_runs import Run, Runs
+from farflung.sims.recovery_runs import Run
 from farflung.sims.recovery_tiers import TIERS, Tier
-from farflung.sims.recovery_train import Outcome
+from farflung.sims.recovery_train import Outcome, outcome_of
 from farflung.sims.recovery_words import checks, number_or_dash
 from farflung.training.presets import num_parameters
 
@@ -38,7 +38,8 @@ def run_recovery(
     seeds: int | None = None,  # in the place of the tier's
     single_seeds: int | None = None,  # of single losses; None: as many, 0: without them
     checkpoint_every: int | None = None,  # iterations, in the place of the tier's
-    out: Path | None = None,  # folder where runs are kept
+    jobs: int = 1,  # processes
+    out: Path | None = None,  # JSON-lines file where runs are kept
     page: Path | None = None,  # folder for recovery.md, or that of another tier, and its picture
     as_json: bool = False,
 ) -> tuple[list[Row], list[Single], list[Check]]:
@@ -55,11 +56,9 @@ def run_recovery(
     single = tier if single_seeds is None else replace(tier, seeds=single_seeds) if single_seeds else None
     methods = by_names(names)
     console = Console(stderr=as_json)
-    kernels.prepare(resolve_paths().cache / "kernels")
-    runs = Runs(out)
-    with one_thread():
-        planned = [*runs_of(methods, tier), *(single_runs_of(methods, single) if single else [])]
-        make(list(dict.fromkeys(planned)), runs, console)  # undisturbed runs are compared with more than once
+    runs = Kept(out, outcome_of)
+    planned = [*runs_of(methods, tier), *(single_runs_of(methods, single) if single else [])]
+    make(list(dict.fromkeys(planned)), runs, console, jobs=jobs)  # undisturbed runs are compared with more than once
     found, once = rows(methods, tier, runs.made), singles(methods, single, runs.made) if single else []
     goals = checks(found, once, tier)
     if page is not None:
@@ -85,7 +84,7 @@ def parse_rates(percents: str | None) -> tuple[float, ...]:
     return rates
 
 
-def make(planned: Sequence[Run], runs: Runs, console: Console) -> None:
+def make(planned: Sequence[Run], runs: Kept[Outcome], console: Console, *, jobs: int = 1) -> None:
     """Train what is not known yet, and say what each run came to as soon as it is there."""
     columns = (
         TextColumn("{task.description}"),
@@ -94,29 +93,28 @@ def make(planned: Sequence[Run], runs: Runs, console: Console) -> None:
         TimeRemainingColumn(),
     )
     missing = [run for run in planned if runs.outcome(run) is None]
-    steps, began = sum(run.steps for run in missing), time.monotonic()
+    steps, done, began = sum(run.steps for run in missing), 0, time.monotonic()
     if len(missing) < len(planned):
         console.print(f"{len(planned) - len(missing)} of {len(planned)} runs are there already")
-    # refreshed by hand: a thread that draws would take time from the one core that trains
+    # refreshed by hand: a thread that draws would take time from the core that trains
     with Progress(*columns, console=console, transient=True, auto_refresh=False) as shown:
-        task = shown.add_task("starting", total=steps)
-        for number, run in enumerate(missing, start=1):
-            done = shown.tasks[0].completed
-            shown.update(task, description=_told(run), refresh=True)
+        task = shown.add_task(f"{len(missing)} runs", total=steps)
 
-            def progress(step: int, loss: float, done: float = done) -> None:
-                shown.update(task, completed=done + step, refresh=step % 10 == 0)
+        def progress(step: int, loss: float) -> None:
+            shown.update(task, completed=done + step, refresh=step % 10 == 0)
 
-            started = time.monotonic()
-            outcome = run.make(progress)
-            runs.keep(run, outcome, time.monotonic() - started)
-            shown.update(task, completed=done + run.steps)
-            left_s = (time.monotonic() - began) / (done + run.steps) * (steps - done - run.steps)
-            said = f"{number} of {len(missing)}: {_told(run)}: {_measured(run, outcome, runs)}; {time.monotonic() - started:.0f} s"
-            console.print(f"{said}, some {left_s / 60:.0f} min left", highlight=False, soft_wrap=True)
+        shown.refresh()
+        with closing(make_all(missing, jobs=jobs, progress=progress)) as making:
+            for number, (run, outcome, seconds) in enumerate(making, start=1):
+                runs.keep(run, outcome, seconds)
+                done += run.steps
+                left_s = (time.monotonic() - began) / done * (steps - done)
+                said = f"{number} of {len(missing)}: {_told(run)}: {_measured(run, outcome, runs)}; {seconds:.0f} s"
+                console.print(f"{said}, some {left_s / 60:.0f} min left", highlight=False, soft_wrap=True)
+                shown.update(task, completed=done, refresh=True)
 
 
-def _measured(run: Run, outcome: Outcome, runs: Runs) -> str:
+def _measured(run: Run, outcome: Outcome, runs: Kept[Outcome]) -> str:
     if outcome.diverged:
         return "diverged"
     loss = f"{outcome.losses} lost, loss {outcome.curve[-1][1]:.4f}"

@@ -2,6 +2,7 @@
 benchmarks and the simulations.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -212,8 +213,12 @@ def bench_recovery(
             help="Iterations between checkpoints, in the place of the tier's; not trained again for it.",
         ),
     ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Runs at a time, each with one thread; as many as there are CPUs if not given."),
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep each finished run here, and go on from those.")
+        Path | None, typer.Option(metavar="FILE", help="Keep finished runs here, as JSON lines, and go on from those.")
     ] = None,
     page: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write its page and plot here.")] = None,
     as_json: Json = False,
@@ -230,6 +235,7 @@ def bench_recovery(
             seeds=seeds,
             single_seeds=single_seeds,
             checkpoint_every=checkpoint_every,
+            jobs=jobs or os.cpu_count() or 1,
             out=out,
             page=page,
             as_json=as_json,

@@ -21,9 +21,10 @@ from rich.table import Table
 from farflung.compression import kernels
 from farflung.node.paths import resolve_paths
 from farflung.sims.bench_codec import one_thread
+from farflung.sims.kept import Kept
 from farflung.sims.quality_methods import Method, by_names
 from farflung.sims.quality_rows import Row, Tuned, references, rows
-from farflung.sims.quality_runs import Obtain, Run, Runs, best, grid, num_seeds, planned
+from farflung.sims.quality_runs import Obtain, Run, best, grid, keeper_of, num_seeds, planned
 from farflung.sims.quality_tiers import TIERS, Tier
 from farflung.sims.quality_train import Outcome, train
 from farflung.training.presets import num_parameters
@@ -55,7 +56,7 @@ def run_quality(
     console = Console(stderr=as_json)
     kernels.prepare(resolve_paths().cache / "kernels")
     with nullcontext() if tier.on_gpu else one_thread():
-        found = rows(measure(methods, tier, Runs(out), console), tier)
+        found = rows(measure(methods, tier, Kept(out, lambda entry: Outcome(**entry)), console), tier)
     if page is not None:
         from farflung.sims.quality_page import write_page
 
@@ -75,7 +76,7 @@ def run_quality(
     return found
 
 
-def measure(methods: Sequence[Method], tier: Tier, runs: Runs, console: Console) -> list[Tuned]:
+def measure(methods: Sequence[Method], tier: Tier, runs: Kept[Outcome], console: Console) -> list[Tuned]:
     """Each method at its best learning rate, with all its seeds; runs that are known are not made again."""
     columns = (
         TextColumn("{task.description}"),
@@ -97,7 +98,7 @@ def measure(methods: Sequence[Method], tier: Tier, runs: Runs, console: Console)
                     shown.update(task, completed=done + step / tier.steps, refresh=step % 10 == 0)
 
                 started = time.monotonic()
-                keeper = runs.keeper(run)
+                keeper = keeper_of(run, runs.file)
                 outcome = train(run.method, run.tier, lr=run.lr, seed=run.seed, progress=progress, keeper=keeper)
                 runs.keep(run, outcome, time.monotonic() - started)
                 if keeper is not None:

@@ -1,16 +1,12 @@
-"""Runs that are kept: a JSON-lines file with one line per (method, tier, learning rate, seed), so that a comparison of
-hours goes on where it was interrupted.
+"""The runs that a comparison of training methods takes: (method, tier, learning rate, seed), and the search for the learning rate.
 
-A run is known by everything that decides its result: the settings of method and tier, whatever their names, go
-into a fingerprint. A changed setting is a new run, and a file may hold the runs of many ablations.
+A run is known by everything that decides its result: the settings of method and tier, whatever their names, go into a fingerprint.
 """
 
 import hashlib
-import json
 import math
-import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from farflung.sims.quality_methods import Method
@@ -36,46 +32,15 @@ class Run:
         warm_lr = self.lr / self.method.lr_scale
         return hashlib.sha256(repr((method, tier, self.lr, warm_lr, self.seed)).encode()).hexdigest()[:16]
 
+    @property
+    def about(self) -> dict[str, object]:
+        """For people."""
+        return {"tier": self.tier.name, "method": self.method.name, "lr": self.lr, "seed": self.seed}
 
-class Runs:
-    """The file, and all that is in it. Raises OSError, and ValueError when a line of it is no run."""
 
-    def __init__(self, file: Path | None) -> None:
-        self._file = file
-        self._known: dict[str, Outcome] = {}
-        for number, line in enumerate(_lines(file), start=1):
-            try:
-                entry = json.loads(line)
-                self._known[entry["fingerprint"]] = Outcome(**entry["outcome"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"line {number} of {file} is no run: remove it, or name another file") from error
-
-    def outcome(self, run: Run) -> Outcome | None:
-        """What the run came to, if it was ever made."""
-        return self._known.get(run.fingerprint)
-
-    def keeper(self, run: Run) -> Keeper | None:
-        """Of this run while it is under way; None without a file."""
-        return None if self._file is None else Keeper(self._file.with_name(f"{self._file.name}.{run.fingerprint}.pt"))
-
-    def keep(self, run: Run, outcome: Outcome, seconds: float) -> None:
-        """Remember it, on disk too if there is a file."""
-        self._known[run.fingerprint] = outcome
-        if self._file is None:
-            return
-        entry = {
-            "fingerprint": run.fingerprint,
-            "tier": run.tier.name,
-            "method": run.method.name,
-            "lr": run.lr,
-            "seed": run.seed,
-            "seconds": round(seconds, 1),
-            "outcome": asdict(outcome),
-        }
-        with self._file.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(entry) + "\n")
-            out.flush()
-            os.fsync(out.fileno())
+def keeper_of(run: Run, file: Path | None) -> Keeper | None:
+    """Of this run while it is under way, beside the file of the finished ones; None without one."""
+    return None if file is None else Keeper(file.with_name(f"{file.name}.{run.fingerprint}.pt"))
 
 
 EXTENSIONS = 2
@@ -121,8 +86,3 @@ def planned(methods: Sequence[Method], tier: Tier) -> int:
 def num_seeds(method: Method, tier: Tier) -> int:
     """Data-parallel training has a spread whatever the tier, for it stands next to every gap."""
     return max(tier.seeds, 2) if method.whole_batch else tier.seeds
-
-
-def _lines(file: Path | None) -> Iterator[str]:
-    if file is not None and file.exists():
-        yield from file.read_text(encoding="utf-8").splitlines()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,6 +53,12 @@ class Outcome:
     """From copies to new peers."""
     rungs: dict[str, int]
     """How often a stage came back by what."""
+
+
+def outcome_of(entry: dict[str, Any]) -> Outcome:
+    """From what JSON makes of one. Raises TypeError and ValueError."""
+    outcome = Outcome(**entry)
+    return replace(outcome, curve=tuple((int(step), float(loss)) for step, loss in outcome.curve))
 
 
 @lru_cache(maxsize=1)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,11 @@ from farflung.sims.check import Check
 from farflung.sims.main import app
 from farflung.sims.recovery_clock import Curve, at, first_at, progress, rolled_back, seconds
 from farflung.sims.recovery_failures import events, pattern
+from farflung.sims.recovery_jobs import make_all
 from farflung.sims.recovery_methods import METHODS, OURS, SINGLE, SWAPS_ALONE, Method, by_names
 from farflung.sims.recovery_pipeline import Pipeline
 from farflung.sims.recovery_rows import rows, runs_of, single_runs_of
-from farflung.sims.recovery_runs import Run, Runs
+from farflung.sims.recovery_runs import Run
 from farflung.sims.recovery_tiers import CI, PUBLISHED, TIERS, Clock
 from farflung.sims.recovery_train import Feed, Outcome, Progress, advance, start, train
 from farflung.sims.recovery_words import checks
@@ -240,7 +242,7 @@ def test_events_name_rungs_that_there_are() -> None:
     assert named["adjacent"] == ((2, 3),) and named["both ends"] == ((0, 5),) and named["region"] == ((1, 5),)
 
 
-def test_runs_are_known_by_what_decides_them(tmp_path: Path) -> None:
+def test_runs_are_known_by_what_decides_them() -> None:
     run = Run(method=METHODS[0], tier=TOY, rate=0.0, seed=0)
     same = replace(run, method=replace(run.method, name="other"), tier=replace(TOY, name="other", seeds=5))
     assert run.fingerprint == same.fingerprint
@@ -252,9 +254,7 @@ def test_runs_are_known_by_what_decides_them(tmp_path: Path) -> None:
         replace(run, tier=replace(TOY, lr=1e-3)),
     ]
     assert len({one.fingerprint for one in [run, *others]}) == 6
-    (tmp_path / "one.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"one\.json is no run"):
-        Runs(tmp_path)
+    assert json.loads(json.dumps(run.about)) == {"tier": "toy", "method": "none", "rate": 0.0, "seed": 0, "once": None}
 
 
 def test_a_run_is_kept_as_soon_as_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,18 +274,41 @@ def test_a_run_is_kept_as_soon_as_it_is_there(tmp_path: Path, monkeypatch: pytes
         return make(run, progress)
 
     monkeypatch.setattr(Run, "make", cut)
+    out = tmp_path / "runs.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        run_recovery("toy", names="copy", out=tmp_path)
-    assert sorted(file.stem for file in tmp_path.iterdir()) == sorted(made)
+        run_recovery("toy", names="copy", out=out)
+    assert [json.loads(line)["fingerprint"] for line in out.read_text().splitlines()] == made
     monkeypatch.setattr(Run, "make", on)
-    whole = run_recovery("toy", names="copy", out=tmp_path)
+    whole = run_recovery("toy", names="copy", out=out)
     monkeypatch.setattr(Run, "make", make)
     assert run_recovery("toy", names="copy") == whole
 
 
+@pytest.mark.slow
+def test_several_at_a_time_come_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes have the whole corpus, and so has this one here."""
+    monkeypatch.undo()
+    runs = [Run(method=NAMED[name], tier=TOY, rate=0.5, seed=seed) for seed in (0, 1) for name in ("copy", "ours")]
+    here = list(make_all(runs, jobs=1, progress=lambda step, loss: None))
+    there = list(make_all(runs, jobs=2, progress=lambda step, loss: None))
+    assert len(there) == len(runs)
+    assert {run: outcome for run, outcome, _ in there} == {run: outcome for run, outcome, _ in here}
+    assert not active_children()
+
+
+@pytest.mark.slow
+def test_what_is_under_way_elsewhere_is_ended_when_it_is_given_up() -> None:
+    long = replace(TOY, steps=200_000)
+    runs = [Run(method=NAMED["none"], tier=tier, rate=0.0, seed=0) for tier in (TOY, long, long)]
+    making = make_all(runs, jobs=2, progress=lambda step, loss: None)
+    assert next(making)[0] == runs[0]
+    making.close()
+    assert not active_children()
+
+
 def test_the_whole_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(TIERS, "toy", replace(AT_RISK, name="toy"))
-    out = tmp_path / "runs"
+    out = tmp_path / "runs.jsonl"
     found, once, goals = run_recovery("toy", out=out, page=tmp_path / "docs", as_json=True)
     told = json.loads(capsys.readouterr().out)
     assert len(told["rows"]) == len(found) == 2 + len(METHODS) - 1

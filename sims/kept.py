@@ -1,0 +1,71 @@
+"""Runs that are kept: a JSON-lines file with one line for each that is finished, so that a comparison of hours goes on where it was interrupted.
+
+A run is known by a fingerprint of all that decides what it comes to: a changed setting is a new run, and a file may hold the runs of many ablations.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+OutcomeT = TypeVar("OutcomeT", bound="DataclassInstance")
+
+
+class Known(Protocol):
+    """A run, as it is known again."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all that decides its outcome."""
+
+    @property
+    def about(self) -> Mapping[str, object]:
+        """The same for people who read the file."""
+
+
+class Kept(Generic[OutcomeT]):
+    """The file, and all that is in it; without one, what was kept by this process."""
+
+    def __init__(
+        self,
+        file: Path | None,
+        parse: Callable[
+            [dict[str, Any]], OutcomeT
+        ],  # from what JSON makes of an outcome; ValueError, KeyError, TypeError
+    ) -> None:
+        """Raises OSError, and ValueError when a line of the file is no run."""
+        self.file = file
+        self._outcomes: dict[str, OutcomeT] = {}
+        if file is None or not file.exists():
+            return
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+            try:
+                entry = json.loads(line)
+                self._outcomes[entry["fingerprint"]] = parse(entry["outcome"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"line {number} of {file} is no run: remove it, or name another file") from error
+
+    def outcome(self, run: Known) -> OutcomeT | None:
+        """What the run came to, if it was ever made."""
+        return self._outcomes.get(run.fingerprint)
+
+    def made(self, run: Known) -> OutcomeT:
+        """What a run came to that was made. Raises KeyError."""
+        return self._outcomes[run.fingerprint]
+
+    def keep(self, run: Known, outcome: OutcomeT, seconds: float) -> None:
+        """Remember it, on disk too if there is a file, which is made when missing. Raises OSError."""
+        self._outcomes[run.fingerprint] = outcome
+        if self.file is None:
+            return
+        entry = {"fingerprint": run.fingerprint, **run.about, "seconds": round(seconds, 1), "outcome": asdict(outcome)}
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with self.file.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(entry) + "\n")
+            out.flush()
+            os.fsync(out.fileno())

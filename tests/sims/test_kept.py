@@ -1,0 +1,54 @@
+"""Finished runs in a file: found again, whoever wrote them, and a damaged line is named."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from farflung.sims.kept import Kept
+
+
+@dataclass(frozen=True)
+class Run:
+    fingerprint: str
+
+    @property
+    def about(self) -> dict[str, object]:
+        return {"called": f"run {self.fingerprint}"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    loss: float
+
+
+def kept(file: Path | None) -> Kept[Outcome]:
+    return Kept(file, lambda entry: Outcome(**entry))
+
+
+def test_what_is_kept_is_found_again(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "runs.jsonl"
+    kept(file).keep(Run("a"), Outcome(1.5), 3.0)
+    second = kept(file)
+    second.keep(Run("b"), Outcome(0.5), 4.04)
+    for runs in (second, kept(file)):
+        assert runs.outcome(Run("a")) == runs.made(Run("a")) == Outcome(1.5)
+        assert runs.made(Run("b")) == Outcome(0.5) and runs.outcome(Run("c")) is None
+        with pytest.raises(KeyError):
+            runs.made(Run("c"))
+    assert '"called": "run b", "seconds": 4.0' in file.read_text().splitlines()[1]
+
+
+def test_without_a_file_it_is_remembered() -> None:
+    runs = kept(None)
+    runs.keep(Run("a"), Outcome(1.5), 3.0)
+    assert runs.made(Run("a")) == Outcome(1.5) and runs.file is None
+
+
+@pytest.mark.parametrize("line", ["half a li", "{}", '{"fingerprint": "b", "outcome": {"gain": 1}}', "3", ""])
+def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "runs.jsonl"
+    kept(file).keep(Run("a"), Outcome(1.5), 3.0)
+    file.write_text(f"{file.read_text()}{line}\n")
+    with pytest.raises(ValueError, match="line 2"):
+        kept(file)
