@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.compression.policy import parse_policy
-from farflung.sims.quality_methods import Wire, by_names
+from farflung.sims.quality_methods import Outer, Wire, by_names
 from farflung.training.methods import LONG_RUN
 from farflung.training.streaming import Timetable
 
@@ -129,7 +129,7 @@ def link_bits(
         8 * codec.expected_nbytes() / codec.numel
         for codec in (parse_policy(spec).resolve([("matrix", (side, side))]) for spec in (wire.up, wire.down))
     )
-    return (peers - 1) * up if wire.topology == "gather" else (peers - 1) / peers * (up + down)
+    return (peers - 1) / peers * (up + down) if wire.topology == "butterfly" else (peers - 1) * up
 
 
 def our_methods(names: Sequence[str] = ("default", "thrifty")) -> list[Method]:
@@ -137,5 +137,5 @@ def our_methods(names: Sequence[str] = ("default", "thrifty")) -> list[Method]:
     return [
         Method(name=method.name, timetable=method.outer.timetable, bits=link_bits(method.outer.wire, PEERS))
         for method in by_names(",".join(names), LONG_RUN)
-        if method.outer is not None
+        if isinstance(method.outer, Outer)
     ]

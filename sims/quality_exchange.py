@@ -2,17 +2,20 @@
 
 Per peer and exchange, with payloads of b bytes, M peers, everything sent and received:
 
-    gather       every peer sends its payload to every other one                     2 (M - 1) b
-    butterfly    the fragment has M parts; a peer sends the parts of which it is not the owner, receives and averages
-                 its own part, sends the mean to everybody and receives the others'  2 (M - 1)/M (b_up + b_down)
+    gather, radial   every peer sends its payload to every other one                 2 (M - 1) b
+    butterfly        the fragment has M parts; a peer sends the parts of which it is not the owner, receives and averages
+                     its own part, sends the mean to everybody and receives the others'  2 (M - 1)/M (b_up + b_down)
 
 What is counted are the real payloads of this exchange, headers included, averaged over the peers; a byte counts once
 where it is sent and once where it is received. Everybody, owners included, uses the decoded mean.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate as accumulated
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -24,6 +27,8 @@ from farflung.sims.quality_methods import Wire
 from farflung.sims.quality_resume import State
 from farflung.training.flat import Slot
 from farflung.training.fragments import ALIGN, Fragment
+from farflung.training.merge import radial_mean
+from farflung.training.optimizers import TABLES
 
 _ROUND = b"a round"
 
@@ -40,12 +45,31 @@ class Averaged:
     """That a peer sent and received, on average."""
 
 
+class Traffic:
+    """Bytes by step, from the beginning of the rounds to the last step."""
+
+    def __init__(self, numel: int, steps: int) -> None:
+        self._numel = numel
+        self.step_bytes = [0.0] * steps
+        """That a peer sent and received, on average."""
+
+    def mean_bits(self) -> float:
+        """Per parameter and step."""
+        return 8 * sum(self.step_bytes) / self._numel / len(self.step_bytes)
+
+    def peak_bits(self, delay: int = 0) -> float:
+        """Of the busiest step but the last, per parameter; its bytes may take `delay` steps, or one."""
+        busiest = max(self.step_bytes[:-1], default=0.0) or self.step_bytes[-1]
+        return 8 * busiest / self._numel / max(delay, 1)
+
+
 class Averager:
     """The exchanges of one fragment, with the error feedback of all peers."""
 
     def __init__(self, wire: Wire, fragment: Fragment, slots: Sequence[Slot], peers: int) -> None:
         self._wire, self._peers, self._numel = wire, peers, fragment.numel
         shapes = fragment.shapes(slots)
+        self._tensors = _tensors(shapes)
         specs = (wire.up, wire.down, wire.last or wire.up)
         self._up, self._down, self._last = (parse_policy(spec).resolve(shapes) for spec in specs)
         self._senders = _feedbacks(self._up, wire.feedback, wire.cap, peers)
@@ -62,7 +86,7 @@ class Averager:
             for feedback in (*self._senders, *self._owners):
                 feedback.codec = self._last
             self._up = self._down = self._last
-        return self._gather(deltas) if self._wire.topology == "gather" else self._butterfly(deltas)
+        return self._butterfly(deltas) if self._wire.topology == "butterfly" else self._gather(deltas)
 
     def residual_norm(self) -> float:
         """Root mean square over the peers of the norms of what error feedback still holds; 0 without."""
@@ -86,6 +110,9 @@ class Averager:
         mean = accumulate(self._numel, [(payload, 1 / self._peers) for payload in payloads], codec)
         sent = sum(len(payload) for payload in payloads) * (self._peers - 1)
         counted = [codec.decode(payload, self._numel) for payload in payloads]
+        if self._wire.topology == "radial":
+            for start, stop in self._tensors:
+                mean[start:stop] = radial_mean([own[start:stop] for own in counted], [1 / self._peers] * self._peers)
         return Averaged(mean, self._residuals(deltas, counted), 2 * sent / self._peers)
 
     def _butterfly(self, deltas: Sequence[Tensor]) -> Averaged:
@@ -133,6 +160,12 @@ class Averager:
     def _commit(self, parts: Sequence[tuple[int, int]]) -> None:
         for sender in self._senders:
             sender.commit(_ROUND, parts)
+
+
+def _tensors(shapes: Sequence[tuple[str, tuple[int, ...]]]) -> list[tuple[int, int]]:
+    """Where those stand in the fragment that RDA merges: all but the tables of tokens."""
+    ends = list(accumulated((math.prod(shape) for _, shape in shapes), initial=0))
+    return [place for (name, _), place in zip(shapes, pairwise(ends), strict=True) if not name.startswith(TABLES)]
 
 
 def _feedbacks(codec: FlatCodec, decay: float | None, cap: float, peers: int) -> list[ErrorFeedback]:

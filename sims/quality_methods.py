@@ -1,6 +1,6 @@
 """The training methods that `farflung bench quality` compares: data, one entry each, in the order of the table.
 
-What is published is set as published (digest sections 1.1, 1.5, 2.1, 2.4, 2.5 and 3; all with H = 30 where a method has
+What is published is set as published (digest sections 1.1, 1.5, 2.1, 2.4 to 2.6, 2.8 and 3; all with H = 30 where a method has
 rounds), only the inner learning rate is tuned, for every method over the same kind of grid. `default` and `thrifty` are
 ours; how their settings were found, and what they fall short of, is in docs/experiments.md.
 """
@@ -10,6 +10,7 @@ from typing import Literal
 
 from farflung.compression.policy import parse_policy
 from farflung.training.fragments import Pattern
+from farflung.training.gossip import Gossip
 from farflung.training.methods import METHOD_NAMES, training_method
 from farflung.training.rules import HeavyBall, Nesterov, OuterRule, Sgd, Sign
 from farflung.training.streaming import Timetable
@@ -17,8 +18,9 @@ from farflung.training.streaming import Timetable
 Inner = Literal["adamw", "muon", "gradient"]
 """The inner optimiser; with `gradient` a step moves by the clipped gradient itself, for methods that optimise outside."""
 
-Topology = Literal["gather", "butterfly"]
-"""Everybody sends to everybody; or part owners average and send the means back."""
+Topology = Literal["gather", "radial", "butterfly"]
+"""Everybody sends to everybody, and takes the mean, or the length and the direction of the mean apart (RDA, `training.merge`); or part owners average and
+send the means back."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,12 +64,25 @@ class Outer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Pairs:
+    """Local training in which peers meet two by two, in fp32, and have outer parameters of their own (`training.gossip`)."""
+
+    timetable: Timetable
+    """In one fragment, without delay."""
+    rule: Gossip
+
+    def __post_init__(self) -> None:
+        if self.timetable.fragments > 1 or self.timetable.delay:
+            raise ValueError("pairs meet for the whole model, and without delay")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Method:
     """One row of the table."""
 
     name: str
     inner: Inner
-    outer: Outer | None = None
+    outer: Outer | Pairs | None = None
     """None: one worker without rounds."""
     whole_batch: bool = False
     """The worker trains on the batch of all peers, which is what data-parallel training computes."""
@@ -115,6 +130,13 @@ METHODS: tuple[Method, ...] = (
     Method(name="diloco", inner="adamw", outer=Outer(timetable=_rounds(), rule=Nesterov(lr=0.7, momentum=0.9))),
     # beside `default`: what of its gap is the inner optimiser's with rounds, and what the codec's
     Method(name="diloco muon", inner="muon", outer=Outer(timetable=_rounds(), rule=Nesterov(lr=0.7, momentum=0.5))),
+    # beside `diloco`: what the merge of Decoupled DiLoCo does
+    Method(
+        name="rda",
+        inner="adamw",
+        outer=Outer(timetable=_rounds(), rule=Nesterov(lr=0.7, momentum=0.9), wire=Wire(topology="radial")),
+    ),
+    Method(name="noloco", inner="adamw", outer=Pairs(timetable=_rounds(), rule=Gossip())),
     _streaming("streaming", interval=30),
     _streaming("streaming-100", interval=100),  # the paper's 400 times fewer bits
     Method(

@@ -1,7 +1,7 @@
 """One run of one method, from the synchronous start to the held-out loss: the explicit loop of `farflung bench quality`.
 
 All peers are in this process. They share the outer parameters where all would have the same bits (everywhere but in
-eager updates, where each peer's are its own), and the functions that move them are those that a node runs.
+eager updates and meetings of two, where each peer's are its own), and the functions that move them are those that a node runs.
 
 Evaluated are the outer parameters after the final flush: the mean over peers where they differ, the worker's own where
 there are no rounds.
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from farflung.sims.batches import batch_of
-from farflung.sims.quality_exchange import Averager
-from farflung.sims.quality_methods import Inner, Method, Outer
+from farflung.sims.quality_exchange import Averager, Traffic
+from farflung.sims.quality_meetings import Meetings
+from farflung.sims.quality_methods import Inner, Method, Outer, Pairs
 from farflung.sims.quality_resume import Keeper, State
 from farflung.sims.quality_tiers import Tier
 from farflung.sims.quality_worker import Worker
@@ -87,7 +88,7 @@ def train(
             workers = [Worker(tier, method.inner, seed=seed) for _ in range(count)]
             for worker, own in zip(workers, kept["workers"], strict=True):
                 worker.load(own)
-        rounds = None if method.outer is None else Rounds(method.outer, workers, last=tier.steps - tier.warm_steps)
+        rounds = _rounds(method.outer, workers, last=tier.steps - tier.warm_steps)
         if rounds is not None and kept is not None:
             rounds.load(kept["rounds"])
         for step in range(tier.warm_steps if kept is None else kept["step"], tier.steps):
@@ -111,8 +112,10 @@ def train(
     return Outcome(
         tune_loss=tune_loss,
         eval_loss=eval_loss,
-        bits_per_param_per_step=_data_parallel_bits(method, tier) if rounds is None else rounds.mean_bits(),
-        peak_bits_per_step=_data_parallel_bits(method, tier) if rounds is None else rounds.peak_bits(),
+        bits_per_param_per_step=_data_parallel_bits(method, tier) if rounds is None else rounds.traffic.mean_bits(),
+        peak_bits_per_step=_data_parallel_bits(method, tier)
+        if rounds is None
+        else rounds.traffic.peak_bits(rounds.delay),
         cosine=None if rounds is None else rounds.cosine(),
         residual=None if rounds is None else rounds.residual(),
     )
@@ -129,7 +132,6 @@ class Rounds:
     def __init__(self, outer: Outer, workers: Sequence[Worker], *, last: int) -> None:
         self._outer, self._workers, self._last = outer, workers, last
         layout = workers[0].layout
-        self._numel = layout.num_parameters
         self._fragments = cut(layout.slots, outer.timetable.fragments, outer.pattern)
         self._averagers = [Averager(outer.wire, part, layout.slots, len(workers)) for part in self._fragments]
         states = len(workers) if outer.eager else 1
@@ -137,7 +139,7 @@ class Rounds:
         self._buffers = [empty_buffers(outer.rule, params) for params in self._params]
         self._in_flight: dict[Exchange, _Sent] = {}
         self._late = [_Late.none(part, len(workers)) for part in self._fragments]
-        self._step_bytes = [0.0] * last
+        self.traffic = Traffic(layout.num_parameters, last)
         self._cosines: list[float] = []
         self._last_norm = [0.0] * len(self._fragments)
 
@@ -170,7 +172,7 @@ class Rounds:
                 for one, sent in self._in_flight.items()
             ],
             "late": [(late.mean, late.deltas) for late in self._late],
-            "step_bytes": self._step_bytes,
+            "step_bytes": self.traffic.step_bytes,
             "cosines": self._cosines,
             "last_norm": self._last_norm,
             "averagers": [averager.state() for averager in self._averagers],
@@ -182,7 +184,8 @@ class Rounds:
         self._buffers = [tuple(buffers) for buffers in state["buffers"]]
         self._in_flight = {Exchange(p, version): _Sent(*sent) for p, version, *sent in state["in_flight"]}
         self._late = [_Late(*late) for late in state["late"]]
-        self._step_bytes, self._cosines, self._last_norm = state["step_bytes"], state["cosines"], state["last_norm"]
+        self.traffic.step_bytes = state["step_bytes"]
+        self._cosines, self._last_norm = state["cosines"], state["last_norm"]
         for averager, own in zip(self._averagers, state["averagers"], strict=True):
             averager.load(own)
 
@@ -190,14 +193,10 @@ class Rounds:
         """The outer parameters, fp32 [n]; of peers that differ, their mean."""
         return torch.stack(self._params).mean(dim=0)
 
-    def mean_bits(self) -> float:
-        """See `Outcome.bits_per_param_per_step`."""
-        return 8 * sum(self._step_bytes) / self._numel / self._last
-
-    def peak_bits(self) -> float:
-        """See `Outcome.peak_bits_per_step`."""
-        busiest = max(self._step_bytes[:-1], default=0.0) or self._step_bytes[-1]
-        return 8 * busiest / self._numel / max(self._outer.timetable.delay, 1)
+    @property
+    def delay(self) -> int:
+        """Steps that an exchange may take."""
+        return self._outer.timetable.delay
 
     def cosine(self) -> float | None:
         """See `Outcome.cosine`."""
@@ -216,7 +215,7 @@ class Rounds:
         outers = [part.take(self._params[m % len(self._params)]) for m in range(len(locals_))]
         deltas = [outer - local for outer, local in zip(outers, locals_, strict=True)]
         averaged = self._averagers[p].mean(deltas, final=step == self._last)
-        self._step_bytes[step - 1] += averaged.nbytes
+        self.traffic.step_bytes[step - 1] += averaged.nbytes
         if len(deltas) > 1:
             self._cosines.append(float(torch.cosine_similarity(deltas[0], deltas[1], dim=0)))
         self._last_norm[p] = float(deltas[0].norm())
@@ -270,6 +269,15 @@ class _Late:
         return eager(self.mean, sent.deltas[peer], self.deltas[peer], weight)
 
 
+def _rounds(outer: Outer | Pairs | None, workers: Sequence[Worker], *, last: int) -> Rounds | Meetings | None:
+    match outer:
+        case Outer():
+            return Rounds(outer, workers, last=last)
+        case Pairs():
+            return Meetings(outer, workers, last=last)
+    return None
+
+
 @lru_cache(maxsize=1)
 def _warm_start(tier: Tier, inner: Inner, lr: float, seed: int) -> Worker:
     """One worker after the synchronous start; the same for all methods with this inner optimiser."""
@@ -282,7 +290,7 @@ def _warm_start(tier: Tier, inner: Inner, lr: float, seed: int) -> Worker:
     return worker
 
 
-def _state(step: int, workers: Sequence[Worker], rounds: Rounds | None) -> State:
+def _state(step: int, workers: Sequence[Worker], rounds: Rounds | Meetings | None) -> State:
     """Of a run that has done so many steps."""
     return {
         "step": step,

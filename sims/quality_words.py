@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from farflung.sims.check import Check
-from farflung.sims.quality_methods import Method, Outer, Wire
+from farflung.sims.quality_methods import Method, Outer, Pairs, Wire
 from farflung.sims.quality_rows import Row
 from farflung.sims.quality_tiers import TIERS, Tier
 from farflung.sims.quality_train import ring_bits
@@ -21,6 +21,9 @@ def settings(method: Method) -> str:
     """All of a method but its inner optimiser, in words."""
     if method.outer is None:
         return "the batch of all peers in one worker" if method.whole_batch else "one peer's share of the batch, alone"
+    if isinstance(method.outer, Pairs):
+        rule, interval = method.outer.rule, method.outer.timetable.interval
+        return f"H {interval}; gossip {rule.pull:g}/{rule.momentum:g}; pseudo-gradient and outer parameters in fp32 to one other peer"
     return f"{_timing(method.outer)}; {_rule(method.outer.rule)}; {_wire(method.outer.wire)}{_locals(method.outer)}"
 
 
@@ -133,7 +136,9 @@ def _rule(rule: OuterRule) -> str:
 
 
 def _wire(wire: Wire) -> str:
-    text = f"{wire.up} to everybody" if wire.topology == "gather" else f"{wire.up} to owners, {wire.down} back"
+    text = f"{wire.up} to owners, {wire.down} back" if wire.topology == "butterfly" else f"{wire.up} to everybody"
+    if wire.topology == "radial":
+        text += ", length and direction merged apart"
     if wire.feedback is not None:
         text += f", error feedback {wire.feedback:g}"
     return text + (f", the last exchange {wire.last}" if wire.last is not None else "")

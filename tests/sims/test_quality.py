@@ -12,11 +12,13 @@ from farflung.compression.registry import codec_of, parse_codec
 from farflung.sims import quality_train
 from farflung.sims.batches import batch_of
 from farflung.sims.quality_exchange import Averager
-from farflung.sims.quality_methods import METHODS, Method, Outer, Wire
+from farflung.sims.quality_methods import METHODS, Method, Outer, Pairs, Wire
 from farflung.sims.quality_train import train
 from farflung.sims.quality_worker import Worker
 from farflung.training.fragments import cut
+from farflung.training.gossip import Gossip, pairs
 from farflung.training.inner import InnerConfig
+from farflung.training.optimizers import TABLES
 from farflung.training.order import SampleOrder
 from farflung.training.replica import Replica
 from farflung.training.rules import Nesterov, Sgd
@@ -89,7 +91,7 @@ def test_one_peer_one_step_averaging_is_the_plain_loop() -> None:
     """To the last bits: theta - (theta - local) is local only up to a rounding."""
     plain = Method(name="plain", inner="adamw", whole_batch=True)
     alone = replace(rounds(1), whole_batch=True)
-    assert alone.outer is not None
+    assert isinstance(alone.outer, Outer)
     alone = replace(alone, outer=replace(alone.outer, rule=Sgd(lr=1.0)))
     torch.testing.assert_close(outer_params(alone, peers=1), outer_params(plain, peers=1), rtol=2e-5, atol=2e-7)
 
@@ -127,7 +129,7 @@ def test_the_final_flush_leaves_no_progress_behind() -> None:
     method = rounds(5, lr=1.0, momentum=0.0, mixing=None)
     params, mean = last_locals(method)
     torch.testing.assert_close(params, mean, rtol=1e-4, atol=1e-6)
-    assert method.outer is not None
+    assert isinstance(method.outer, Outer)
     table = Timetable(interval=5, fragments=2, delay=2)
     params, mean = last_locals(replace(method, outer=replace(method.outer, timetable=table)))
     torch.testing.assert_close(params, mean, rtol=1e-4, atol=1e-6)
@@ -135,9 +137,46 @@ def test_the_final_flush_leaves_no_progress_behind() -> None:
 
 def test_eager_updates_of_one_peer_are_not_late() -> None:
     method = rounds(4)
-    assert method.outer is not None
+    assert isinstance(method.outer, Outer)
     eager = replace(method, outer=replace(method.outer, eager=True))
     torch.testing.assert_close(outer_params(eager, peers=1), outer_params(method, peers=1), rtol=1e-4, atol=1e-6)
+
+
+def test_meetings_of_two_are_the_published_formula() -> None:
+    """Four peers, rounds of five steps of twelve, against the digest's 2.6 written out, with theta - phi and not phi - theta."""
+    method = Method(name="pairs", inner="adamw", outer=Pairs(timetable=Timetable(interval=5), rule=Gossip()))
+    tier = replace(TOY, peers=4)
+    warm = Worker(TOY, "adamw", seed=0)
+    schedule = Schedule(peak=LR, warmup_steps=TOY.rise_steps, total_steps=TOY.steps)
+    data, order = quality_train.corpus(TOY), SampleOrder(num_samples=249, seed=0)
+    for step in range(TOY.warm_steps):
+        warm.step(batch_of(data, order, step, TOY.batch), step=step, lr=schedule.at(step))
+    workers = [warm.copy("adamw") for _ in range(4)]
+    phi = [warm.flat.clone() for _ in workers]
+    momenta = [torch.zeros_like(warm.flat) for _ in workers]
+    met = 0
+    for step in range(TOY.warm_steps, TOY.steps):
+        shares = batch_of(data, order, step, TOY.batch).tensor_split(4)
+        for worker, share in zip(workers, shares, strict=True):
+            worker.step(share, step=step, lr=schedule.at(step))
+        done = step + 1 - TOY.warm_steps
+        if done % 5 == 0 or done == TOY.steps - TOY.warm_steps:
+            for group in pairs([bytes((0, 0, 0, m)) for m in range(4)], met.to_bytes(8, "big")):
+                a, b = (member[-1] for member in group)
+                progress = (workers[a].flat - phi[a] + workers[b].flat - phi[b]) / 2
+                middle = (phi[a] + phi[b]) / 2
+                for m in (a, b):
+                    momenta[m] = 0.5 * momenta[m] + 0.7 * progress + 0.7 * (middle - phi[m])
+                    phi[m] = phi[m] + momenta[m]
+                    workers[m].flat.copy_(phi[m])
+            met += 1
+    assert met == 3 and not torch.equal(phi[0], phi[1])
+    found = outer_params(method, peers=4)
+    torch.testing.assert_close(found, torch.stack(phi).mean(dim=0), rtol=1e-4, atol=1e-6)
+    bits = 8 * 4 * (3 * 2 * 2 + 2 * 2 * 3 / 4) / 12  # of three meetings and the mean at the end, in twelve steps
+    assert train(method, tier, lr=LR, seed=0).bits_per_param_per_step == pytest.approx(bits)
+    with pytest.raises(ValueError, match="whole model"):
+        Pairs(timetable=Timetable(interval=5, fragments=2), rule=Gossip())
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
@@ -175,6 +214,32 @@ def test_exact_codecs_give_the_mean_and_the_traffic_of_the_formulas(peers: int, 
     whole = 4 * numel + header
     expected = 2 * (peers - 1) * whole if topology == "gather" else 4 * (peers - 1) * (4 * numel / peers + header)
     assert averaged.nbytes == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_merged_radially_tensors_keep_their_lengths_and_tables_have_the_mean(fragments: int) -> None:
+    """Cuts go through tensors: what is in a fragment of one is merged by itself."""
+    slots = Worker(TOY, "adamw", seed=0).layout.slots
+    numel = slots[-1].stop
+    deltas = [torch.randn(numel, generator=torch.Generator().manual_seed(m)) for m in range(3)]
+    merged, plain = torch.empty(numel), torch.stack(deltas).mean(dim=0)
+    fragments_of = cut(slots, fragments)
+    for part in fragments_of:
+        found = Averager(Wire(topology="radial"), part, slots, 3).mean([part.take(delta) for delta in deltas])
+        assert not any(residual.any() for residual in found.residuals)
+        part.put_(merged, found.mean)
+    tables = 0
+    for slot in slots:
+        mine, mean = merged[slot.start : slot.stop], plain[slot.start : slot.stop]
+        if slot.name.startswith(TABLES):
+            torch.testing.assert_close(mine, mean)
+            tables += 1
+        elif any(low <= slot.start and slot.stop <= high for part in fragments_of for low, high in part.slices):
+            length = sum(float(delta[slot.start : slot.stop].norm()) for delta in deltas) / 3
+            assert float(mine.norm()) == pytest.approx(length, rel=1e-4)
+            assert float(mine.norm()) > 1.3 * float(mean.norm())
+            assert float(torch.cosine_similarity(mine, mean, dim=0)) > 0.9
+    assert tables > 0
 
 
 @pytest.mark.parametrize("wire", [
