@@ -98,7 +98,12 @@ class Consensus:
     def reason(self) -> str:
         """Why nothing happens, or what does: a sentence for people."""
         if not self.follower.in_view:
-            return "not a member yet"
+            most, members = self.settings.rules.max_group, len(self.head.commit.view)
+            return (
+                "not a member yet"
+                if members < most
+                else f"all {most} places of members are taken: this node takes the next free one"
+            )
         if not self.has_quorum:
             return patience.why_no_quorum(self)
         if not self.standing.holds(self.me):

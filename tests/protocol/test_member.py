@@ -1,5 +1,7 @@
 """One member against messages that are false, late, early or from the wrong peer; and what a restart and a long absence do to it."""
 
+from dataclasses import replace
+
 import pytest
 from tests.protocol.alone import (
     BAD_SIGNATURE,
@@ -186,6 +188,17 @@ def test_who_is_dropped_from_the_view_notices() -> None:
     effects = one.receive(LEADER, messages.Committed(certify(OTHER_VIEW, INSIDE)), 1.0)
     assert not one.in_view and [n.event for n in of(effects, Note)] == ["view.dropped"]
     assert one.consensus.proposer is None and not sends(one.tick(2.0), Promise)
+
+
+def test_who_waits_for_a_place_says_why() -> None:
+    one = member(IDS[3])
+    one.receive(LEADER, messages.Committed(certify(OTHER_VIEW, INSIDE)), 1.0)
+    one.tick(2.0)
+    assert one.reason == "not a member yet"
+    few = replace(one.consensus.settings, rules=replace(one.consensus.settings.rules, max_group=3))
+    one.consensus.settings = few
+    one.tick(3.0)
+    assert one.reason == "all 3 places of members are taken: this node takes the next free one"
 
 
 def test_a_minority_repairs_itself_once() -> None:
