@@ -43,6 +43,8 @@ class LinkModel:
     """Uplink: 20 Mbit/s."""
     down_bytes_per_s: float = 12.5e6
     """Downlink: 100 Mbit/s."""
+    byte_means: float = 1.0
+    """Bytes of the real thing that one byte of bulk stands for, where vectors are shorter than a model's. Control messages are as long as they are."""
     window_bytes: int = 1 << 20
     """Bulk of one direction of a stream that may be written and not yet read: go-libp2p blocks after 1.1 MiB."""
     queue_messages: int = 256
@@ -202,9 +204,10 @@ class Meter:
 
     def __init__(self) -> None:
         self._up = self._down = 0.0
-        self.sent_bytes = self.received_bytes = 0
+        self.sent_bytes = self.received_bytes = 0.0
+        """Of bulk; what control messages are of that is no whole number where a byte stands for many."""
 
-    def sent(self, num_bytes: int) -> None:
+    def sent(self, num_bytes: float) -> None:
         """Count bytes sent."""
         self.sent_bytes += num_bytes
 
@@ -212,7 +215,7 @@ class Meter:
         """Measure the rate of one write, unless it took no time."""
         self._up = _smooth(self._up, num_bytes, seconds)
 
-    def received(self, num_bytes: int) -> None:
+    def received(self, num_bytes: float) -> None:
         """Count bytes received."""
         self.received_bytes += num_bytes
 
@@ -226,8 +229,8 @@ class Meter:
             carrier="memory",
             up_bytes_per_s=self._up,
             down_bytes_per_s=self._down,
-            sent_bytes=self.sent_bytes,
-            received_bytes=self.received_bytes,
+            sent_bytes=round(self.sent_bytes),
+            received_bytes=round(self.received_bytes),
         )
 
 

@@ -48,7 +48,7 @@ class MemoryNetwork:
         """Send one control message, best effort. Raises ValueError when it is above the limit."""
         if len(message) > MAX_CONTROL_BYTES:
             raise ValueError(f"a control message of {len(message)} bytes; the limit is {MAX_CONTROL_BYTES}")
-        self.meter(peer).sent(len(message))
+        self.meter(peer).sent(self._as_bulk(message))
         self._hub.post(self, peer, bytes(message))
 
     def serve(self, kind: str, handler: StreamHandler) -> None:
@@ -93,7 +93,7 @@ class MemoryNetwork:
         return self._hub.delivered_bytes[self._peer_id]
 
     def received_bytes(self) -> int:
-        return sum(meter.received_bytes for meter in self._meters.values())
+        return round(sum(meter.received_bytes for meter in self._meters.values()))
 
     def pace(self, up_bytes_per_s: float | None) -> None:
         """The model's control messages do not queue behind bulk, so there is nothing to do."""
@@ -116,7 +116,7 @@ class MemoryNetwork:
             self._hub.record("drop", sender, self._peer_id, len(message), "no handler")
         else:
             self._hub.record("deliver", sender, self._peer_id, len(message), "")
-            self.meter(sender).received(len(message))
+            self.meter(sender).received(self._as_bulk(message))
             self._context.run(self._on_message, sender, message)
 
     def serves(self, kind: str) -> bool:
@@ -169,6 +169,10 @@ class MemoryNetwork:
     def meter(self, peer: PeerId) -> Meter:
         """The meter of what goes to and comes from one peer."""
         return self._meters.setdefault(peer, Meter())
+
+    def _as_bulk(self, message: bytes) -> float:
+        """Bytes of bulk that stand for as many as a control message has."""
+        return len(message) / self._hub.link_of(self._peer_id).byte_means
 
     def _check_running(self) -> None:
         if not self._hub.is_running(self):

@@ -145,6 +145,7 @@ def link_of(peer_class: PeerClass, scenario: Scenario, factor: float = 1.0) -> L
         reorder=network.reorder,
         up_bytes_per_s=peer_class.up_mbit * BYTES_PER_MBIT / factor,
         down_bytes_per_s=peer_class.down_mbit * BYTES_PER_MBIT / factor,
+        byte_means=factor,
         window_bytes=max(MIN_WINDOW_BYTES, round((1 << 20) / factor)),
         message_s=0.0 if scenario.costs.processors else scenario.costs.message_s,
         write_s=0.0 if scenario.costs.processors else scenario.costs.write_s,

@@ -82,6 +82,17 @@ def test_costs_have_no_loss_and_bytes_of_the_real_thing(out: Path) -> None:
     assert sent and min(sent) > 1e6, "3 M parameters, half of a byte each at least"
 
 
+def test_control_messages_are_as_long_as_they_are(out: Path) -> None:
+    """Only bulk stands for more: a node that has done nothing but greet has sent kilobytes, and all of them little more than rounds and states."""
+    _, events = load_folder(out)
+    for one in events.values():
+        before = [e for e in one if e["event"] == "net"]
+        assert before[0]["sent_bytes"] < 100_000
+    sent = sum([e for e in one if e["event"] == "net"][-1]["sent_bytes"] for one in events.values())
+    rounds = sum(e["sent_bytes"] for one in events.values() for e in one if e["event"] == "round.commit")
+    assert rounds < sent < 1.5 * rounds
+
+
 def test_the_report_tells_it(out: Path) -> None:
     figures = json.loads((out / "report.json").read_text())
     assert figures["rounds_committed"] >= 3 and figures["peers_killed"] == 1 and figures["outer_loss"] is None
