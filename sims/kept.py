@@ -8,12 +8,16 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
-OutcomeT = TypeVar("OutcomeT", bound="DataclassInstance")
+class Told(Protocol):
+    """What `dataclasses.asdict` takes."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+OutcomeT = TypeVar("OutcomeT", bound=Told)
 
 
 class Known(Protocol):

@@ -122,10 +122,12 @@ def test_nodes_leave_when_asked_to_and_go_on_where_they_were_when_killed(tmp_pat
         assert not b.events("node.stop") and not c.events("node.stop")
         assert psutil.wait_procs(ours, timeout=30.0)[1] == []
 
-        # Both go on with what they had. Without them the third could decide nothing.
+        # Both go on with what they had. Without them the third could decide nothing; with b alone back for three rounds, c's samples would be handed out.
         before = len(c.events("step"))
         a.process.send_signal(signal.SIGCONT)
-        b, c = (start(tmp_path / name, "alpha") for name in "bc")
+        c = start(tmp_path / "c", "alpha")
+        c.until(lambda: len(c.events("node.start")) == 2)
+        b = start(tmp_path / "b", "alpha")
         for node in (b, c):
             node.until(lambda node=node: contributes(node, life=2))
         assert [event["resumed"] for event in c.events("node.start")] == [False, True]
