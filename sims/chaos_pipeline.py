@@ -28,7 +28,7 @@ from farflung.sims.simulation import Report
 from farflung.sims.soak import soak
 from farflung.sims.stage_losing import Misfortune
 from farflung.sims.stage_losses import Scene, draw_scene
-from farflung.sims.swarm import innermost
+from farflung.sims.swarm import innermost, verdict
 from farflung.sims.trail import Trail
 
 BEGIN_S = 300.0
@@ -97,7 +97,7 @@ class _Run:
                 on_broken=self._on_broken,
             )
         except ClockError as error:
-            report.violations.append(f"invariant 0: {type(error).__name__}: {error}")
+            report.violations.append("invariant {}: {}".format(*verdict(error)))
         except ExceptionGroup as group:
             crash = innermost(group)
             report.violations.append(f"invariant 8: a peer crashed: {type(crash).__name__}: {crash}")

@@ -304,14 +304,31 @@ def run(main: Coroutine[Any, Any, T], *, start: float = 0.0) -> T:
     """
     loop = VirtualLoop(start=start)
     try:
-        return loop.run_until_complete(main)
+        try:
+            result = loop.run_until_complete(main)
+        except BaseException:
+            _wind_up(loop)  # whatever fails besides follows from that, or is seen when that is mended
+            raise
+        failure = _wind_up(loop)
+        if failure is not None:
+            raise failure
+        return result
     finally:
+        loop.close()
+
+
+def _wind_up(loop: VirtualLoop) -> CallbackFailed | None:
+    """End what is left, all of it, whoever raises meanwhile. Returns the first failure."""
+    failures = []
+    while True:
         try:
             loop.run_until_complete(_cancel_rest(loop))
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.raise_failure()
-        finally:
-            loop.close()
+        except CallbackFailed as error:
+            failures.append(error)
+        else:
+            return failures[0] if failures else None
 
 
 async def _cancel_rest(loop: VirtualLoop) -> None:

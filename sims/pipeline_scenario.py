@@ -39,7 +39,7 @@ from farflung.sims.scenario_plan import (
     training_seconds,
 )
 from farflung.sims.simulation import Report
-from farflung.sims.swarm import START_UNIX_S, innermost
+from farflung.sims.swarm import START_UNIX_S, innermost, verdict
 from farflung.sims.trail import Sink, Trail
 from farflung.training.data import Dataset
 from farflung.training.pipeline_plan import Kind
@@ -103,7 +103,7 @@ def simulate_pipeline(plan: PipelinePlan, *, sink: Sink | None = None, keep: boo
     try:
         clock.run(run.run(), start=START_UNIX_S)
     except clock.ClockError as error:
-        run.on_broken(f"invariant 0: {type(error).__name__}: {error}")
+        run.on_broken("invariant {}: {}".format(*verdict(error)))
     except ExceptionGroup as group:
         crash = innermost(group)
         run.on_broken(f"invariant 8: a peer crashed: {type(crash).__name__}: {crash}")

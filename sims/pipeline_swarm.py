@@ -151,6 +151,8 @@ class PipelineSwarm:
     """By what the messages of a chain are bound to."""
     _heard: bytes = b""
     """The last message; a broadcast is heard once."""
+    _again: set[int] = field(default_factory=set)
+    """Who is to start when it has said goodbye."""
 
     def __post_init__(self) -> None:
         self.judge = PipelineJudge(self._broken, self.hub, self.ids, self.peers, self._judges)
@@ -171,19 +173,26 @@ class PipelineSwarm:
 
     def start(self, peer: int) -> None:
         task = self.tasks.get(peer)
-        if task is None or task.done():
-            context = clock.process_context(self.ids[peer])
-            self.tasks[peer] = self.group.create_task(self._live(peer), context=context, name=f"peer {peer}")
+        if task is not None and not task.done():
+            self._again.add(peer)  # it is still saying goodbye
+            return
+        context = clock.process_context(self.ids[peer])
+        self.tasks[peer] = self.group.create_task(self._lives(peer), context=context, name=f"peer {peer}")
 
     def leave(self, peer: int) -> None:
-        if peer in self.peers:
+        if peer in self._again:
+            self._again.remove(peer)  # it is not up yet
+        elif peer in self.peers:
             self.peers[peer].stop("asked to leave")
+        else:
+            self.tasks[peer].cancel()  # it looks for a stage, or makes one: nobody needs a goodbye
 
     def slow(self, peer: int, factor: float) -> None:
         self.slowness[peer] = factor
 
     def kill(self, peer: int, *, reset: bool = True) -> None:
         """`reset`: its kernel still tells others that its connections are gone."""
+        self._again.discard(peer)
         self.judge.read_lives()
         gone = self.peers.pop(peer, None)
         for view in self._views.values():
@@ -194,6 +203,13 @@ class PipelineSwarm:
         self.tasks[peer].cancel()
 
     # ---- one life ----------------------------------------------------------------------------------------------
+
+    async def _lives(self, index: int) -> None:
+        """One, and another for each time that it was started before the last had ended."""
+        await self._live(index)
+        while index in self._again:
+            self._again.remove(index)
+            await self._live(index)
 
     async def _live(self, index: int) -> None:
         signer, disk = self.signers[index], self.disks[index]

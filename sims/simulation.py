@@ -19,7 +19,7 @@ from farflung.sims.judge import Judge
 from farflung.sims.links import LinkModel
 from farflung.sims.nat import Nat
 from farflung.sims.pipeline_recoveries import Recovered
-from farflung.sims.swarm import START_UNIX_S, Labour, Outfit, Swarm
+from farflung.sims.swarm import START_UNIX_S, Labour, Outfit, Swarm, verdict
 from farflung.sims.trail import Sink, Trail
 
 CRASH_LINES = 4
@@ -113,7 +113,12 @@ def simulate(plan: Plan, *, sink: Sink | None = None, keep: bool = False, meddle
     torch.set_num_threads(1)
     kernels.prepare(resolve_paths().cache / "kernels")  # the same bits as PyTorch's, a sixth of the time
     report = Report(plan.seed, plan.schedule.num_peers, plan.schedule.describe().splitlines())
-    clock.run(_Run(plan, report, sink, keep).run(meddler), start=START_UNIX_S)
+    run = _Run(plan, report, sink, keep)
+    try:
+        clock.run(run.run(meddler), start=START_UNIX_S)
+    except clock.ClockError as error:
+        run.stood_still(error)
+    run.conclude()
     return report
 
 
@@ -126,6 +131,8 @@ class _Run:
         self._trail = Trail(keep, sink, report.events)
         self._judge = Judge(broken=self._broken, exact_means=plan.exact_means)
         self._is_broken = asyncio.Event()
+        self._now = 0.0
+        """Seconds from the beginning when something was logged last."""
 
     async def run(self, meddler: Meddler | None) -> None:
         plan, report, judge = self._plan, self._report, self._judge
@@ -159,16 +166,25 @@ class _Run:
                 task.cancel()
             judge.look()
             report.seconds = self._trail.now
-            newest = judge.history.get(max(judge.history, default=0))
-            report.commits = max(judge.history, default=0)
-            report.rounds = judge.rounds
-            report.tokens = 0 if newest is None else newest.tokens
-            report.members = 0 if newest is None else len(newest.view)
             for peer in hub.running():
                 hub.resume(peer)  # whoever is stopped cannot end
             for task in swarm.tasks.values():
                 task.cancel()
-        report.labour = swarm.labour
+
+    def stood_still(self, error: clock.ClockError) -> None:
+        """The clock cannot go on, for what the nodes did."""
+        self._report.seconds = self._now
+        self._note_broken(*verdict(error), self._now)
+
+    def conclude(self) -> None:
+        """Work out the report."""
+        report, judge = self._report, self._judge
+        newest = judge.history.get(max(judge.history, default=0))
+        report.commits = max(judge.history, default=0)
+        report.rounds = judge.rounds
+        report.tokens = 0 if newest is None else newest.tokens
+        report.members = 0 if newest is None else len(newest.view)
+        report.labour = judge.swarm.labour
         report.log_sha256 = self._trail.sha256
 
     async def _story(self, swarm: Swarm) -> None:
@@ -201,8 +217,9 @@ class _Run:
     # ---- the log -----------------------------------------------------------------------------------------------
 
     def _on_event(self, index: int, event: Event) -> None:
+        self._now = self._trail.now
         self._trail.event(index, event)
-        self._report.note(self._trail.now, event)
+        self._report.note(self._now, event)
         self._judge.on_event(index, event)
 
     def _on_crash(self, index: int, error: Exception) -> None:
@@ -211,10 +228,13 @@ class _Run:
         self._judge.violate(8, f"peer {index} crashed: {type(error).__name__}: {error}")
 
     def _broken(self, which: int, detail: str) -> None:
+        self._note_broken(which, detail, self._trail.now)
+
+    def _note_broken(self, which: int, detail: str, at: float) -> None:
         self._report.violations.append(f"invariant {which}: {detail}")
         if self._report.broken_at is None:
-            self._report.broken_at = self._trail.now
-        self._trail.log(None, "invariant.broken", {"which": which, "detail": detail})
+            self._report.broken_at = at
+        self._trail.log_at(at, None, "invariant.broken", {"which": which, "detail": detail})
         self._is_broken.set()
 
 

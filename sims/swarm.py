@@ -116,6 +116,8 @@ class Swarm:
     labour: list[Labour] = field(init=False)
     slowness: dict[int, float] = field(default_factory=dict)
     """By peer, how many times as long as usual everything takes."""
+    _again: set[int] = field(init=False, default_factory=set)
+    """Who is to start when it has said goodbye."""
     _processors: Processors | None = field(init=False, default=None)
     _starting: Processors | None = field(init=False, default=None)
     """The same ones for processes that start, which take turns with the calls of others."""
@@ -136,17 +138,21 @@ class Swarm:
     def start(self, peer: int) -> None:
         task = self.tasks.get(peer)
         if task is not None and not task.done():
-            return  # it is still saying goodbye; a second process would find its lock taken
+            self._again.add(peer)  # it is still saying goodbye; a second process would find its lock taken
+            return
         context = clock.process_context(self.ids[peer])
-        self.tasks[peer] = self.group.create_task(self._live(peer), context=context, name=f"peer {peer}")
+        self.tasks[peer] = self.group.create_task(self._lives(peer), context=context, name=f"peer {peer}")
 
     def leave(self, peer: int) -> None:
-        if peer in self.peers:
+        if peer in self._again:
+            self._again.remove(peer)  # it is not up yet
+        elif peer in self.peers:
             self.peers[peer].stop("asked to leave")
         elif self.outfit.start_s and peer in self.tasks:
             self.tasks[peer].cancel()  # it is not up yet
 
     def kill(self, peer: int) -> None:
+        self._again.discard(peer)
         self.peers.pop(peer, None)
         if peer in self.tasks:
             self.tasks[peer].cancel()
@@ -155,6 +161,13 @@ class Swarm:
         self.slowness[peer] = factor
 
     # ---- one life ----------------------------------------------------------------------------------------------
+
+    async def _lives(self, index: int) -> None:
+        """One, and another for each time that it was started before the last had ended."""
+        await self._live(index)
+        while index in self._again:
+            self._again.remove(index)
+            await self._live(index)
 
     async def _live(self, index: int) -> None:
         outfit = self.outfit
@@ -227,3 +240,11 @@ def innermost(error: Exception) -> Exception:
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def verdict(error: clock.ClockError) -> tuple[int, str]:
+    """The invariant that nodes broke when the clock cannot go on, and how: 8 where a handler of theirs raised, else 0."""
+    if isinstance(error, clock.CallbackFailed):
+        cause = error.__cause__
+        return 8, f"a node crashed {error}" + (f": {type(cause).__name__}: {cause}" if cause is not None else "")
+    return 0, f"{type(error).__name__}: {error}"

@@ -26,10 +26,12 @@ class Broken(dict[str, Patch]):
         return patch
 
     def first_violation(self, name: str, first: int, monkeypatch: pytest.MonkeyPatch) -> str:
-        """Of the first seed that shows it, from the recorded one on; empty where none does."""
+        """Of the first seed that shows it, from the recorded one on; empty where none does. Raises AssertionError when something crashed: what is broken
+        plays by wrong rules, and needs a judge to be seen."""
         self[name](monkeypatch)
         for seed in range(first, min(SEEDS, first + self._neighbours)):
             if violations := self._run(name, seed):
+                assert "crashed" not in violations[0], violations[0]
                 return violations[0]
         return ""
 

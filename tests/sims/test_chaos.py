@@ -9,13 +9,13 @@ from multiprocessing import get_context
 
 import pytest
 
-from farflung.node.peer import SAY_AGAIN_S
+from farflung.node.peer import SAY_AGAIN_S, Peer
 from farflung.protocol.keys import short
 from farflung.sims.chaos import Wire, run_schedule, run_seed, toy_plan
 from farflung.sims.faults import Delay, Heal, Kill, Leave, Partition, Schedule, Start
 from farflung.sims.simulation import Report, simulate
 from farflung.sims.soak import run_seeds
-from farflung.sims.swarm import Swarm
+from farflung.sims.swarm import START_UNIX_S, Swarm
 
 BRISK = Wire(step_s=(0.7, 1.0, 1.3, 1.6, 0.9, 1.2, 0.8, 1.5))
 
@@ -183,6 +183,40 @@ def test_the_judge_sees_a_sample_that_is_trained_twice() -> None:
 
     report = run_schedule(15, quiet(3), train_again, BRISK)
     assert any(v.startswith("invariant 6") for v in report.violations)
+
+
+def test_a_handler_that_raises_is_a_finding_and_the_log_ends_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    receive = Peer._on_message
+
+    def raises(self: Peer, sender: bytes, data: bytes) -> None:
+        if self._now() >= START_UNIX_S + 20.0:
+            raise KeyError("which nobody expected")
+        receive(self, sender, data)
+
+    monkeypatch.setattr(Peer, "_on_message", raises)
+    report = run_schedule(16, quiet(3), wire=BRISK)
+    (said,) = report.violations
+    assert said.startswith("invariant 8: a node crashed at ") and said.endswith("KeyError: 'which nobody expected'")
+    assert report.broken_at is not None and 19.0 <= report.broken_at == report.seconds < 21.0
+    assert report.rounds > 0 and report.members == 3 and "invariant.broken" in report.events[-1]
+
+
+@pytest.mark.parametrize("steps_s", [0.7, 40.0])
+def test_who_is_started_again_while_it_says_goodbye_comes_back(steps_s: float) -> None:
+    """It finishes its step first, which may take longer than it is away. Who is told to leave once more before that stays away."""
+    schedule = quiet(
+        4,
+        Leave(at=40.0, peer=1),
+        Leave(at=40.0, peer=2),
+        Start(at=48.0, peer=1),
+        Start(at=48.0, peer=2),
+        Leave(at=49.0, peer=2),
+    )
+    report = simulate(toy_plan(17, schedule, Wire(step_s=(0.7, steps_s, steps_s, 0.7)), calm_s=0.0), keep=True)
+    assert report.violations == []
+    told = [(line.split()[1], line.split()[2]) for line in report.events if re.search(r" node\.(start|stop) ", line)]
+    assert [what for peer, what in told if peer == "1"][:3] == ["node.start", "node.stop", "node.start"]
+    assert [what for peer, what in told if peer == "2"][-1] == "node.stop"
 
 
 def test_why_a_node_stands_is_said_from_the_beginning_and_when_it_changes() -> None:
