@@ -284,8 +284,8 @@ class Applier:
     async def _download_state(self, commit: Commit) -> None:
         """Get outer state of `commit`'s version or newer from those who hold it, and go on from there."""
         async with self._trainer.busy:
-            progress = self._trainer.progress.steps
-            previous = await self._learn(self._learner.outer.params.clone) if self.version >= 0 and progress else None
+            # what was trained, and what was sent and waits: other fragments' progress, and what codecs left out
+            previous = await self._learn(self._learner.outer.params.clone) if self.version >= 0 else None
             self.steady.clear()
             self._lost_state()
             version = await self._catchup.download(commit.version)

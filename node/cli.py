@@ -83,7 +83,7 @@ def create(
         str | None,
         typer.Option(
             metavar="STEPS|auto",
-            help="Inner steps that peers may train while a round is under way; `auto`: until the next is due. Default: 0.",
+            help="Inner steps that peers may train while a round is under way; `auto`: until the next is due. Default: 0, with --inner-steps auto: auto.",
         ),
     ] = None,
     batch_tokens: Annotated[

@@ -330,6 +330,8 @@ def _fill_steps(sections: Sections) -> None:
             if isinstance(fragments, int) and fragments > 1:
                 usual = -(-usual // fragments) * fragments
         swarm.setdefault("inner_steps", min(usual, steps))
+        if swarm["inner_steps"] == "auto":  # as few as hide a round behind training, which has to go on then
+            swarm.setdefault("delay_steps", "auto")
         inner.setdefault("warmup_steps", min(100, steps // 10))
 
 

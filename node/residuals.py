@@ -88,7 +88,7 @@ class Residuals:
     def encode_contribution(self, plan_id: bytes, x: Tensor, start: int) -> memoryview:
         """The payload of a part of our pseudo-gradient, fp32 [n] from element `start` on. `x` is taken over. Raises CodecError."""
         payload = self._encode("up", plan_id, x, start)
-        if self._spec.uplink == "kept" and self._started:
+        if self._spec.uplink == "kept":
             if self._sent[0] != plan_id:
                 self._sent = plan_id, self._codec("up", plan_id), {}
             self._sent[2][start] = payload

@@ -23,6 +23,9 @@ from farflung.protocol.types import Count, Digest, Key, Keys, Offset, OptionalDi
 COMMIT_DOMAIN = b"farflung/commit/1\0"
 VOTE_DOMAIN = b"farflung/vote/1\0"
 
+TURNS = 4
+"""Of each fragment, before their order moves on by one."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
@@ -75,10 +78,13 @@ class Rules:
     def span(self, parent: "Commit") -> tuple[int, int]:
         """Elements [start, stop) that the round after `parent` moves: the fragment whose turn it is (in the order of
         `training.streaming.Timetable`), and in the last round of the run everything, so that no progress stays behind.
+
+        After `TURNS` turns of each the order moves on by one: who can only take part in every third round would meet the same one of three for ever.
         """
         if self.is_last(parent):
             return 0, self.numel
-        fragment = (parent.version + 1) % self.num_fragments
+        count = self.num_fragments
+        fragment = (parent.version + 1 + parent.version // (TURNS * count)) % count
         return self.cuts[fragment], self.cuts[fragment + 1]
 
 

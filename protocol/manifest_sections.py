@@ -197,7 +197,7 @@ class FeedbackSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """With `kept`: codec of contributions and means in the last round of the run, which moves everything; empty: the same as always. What is kept until
     then is rounds too late for momentum, so that in that round the outer optimiser is the plain mean, whatever the codec."""
     after_rounds: int = 0
-    """Rounds of the swarm without feedback: from random weights it gains less, or does harm (`docs/feedback.md`)."""
+    """Rounds of the swarm without residuals: from random weights they gain less, or do harm (`docs/feedback.md`). What is `kept` is kept from the first."""
 
     def __post_init__(self) -> None:
         check_one_of("feedback.uplink", self.uplink, ("none", "residual", "kept"))

@@ -150,9 +150,10 @@ def test_what_was_sent_is_remembered_when_the_rest_is_to_stay() -> None:
     assert told is not None and told.keys() == {128}
     assert torch.equal(told[128], vector(1)[128:] - left_out(vector(1)[128:]))
     assert one.told(result(2)) is None and one.state() == {} and not one.keeps_contributions
-    early = residuals(FeedbackSpec(uplink="kept", after_rounds=5), version=4)
-    early.encode_contribution(plan(1), vector(1), 0)
-    assert early.told(result(1)) is None
+    early = residuals(FeedbackSpec(uplink="kept", downlink="residual", after_rounds=5), version=4)
+    for _, start, stop in PARTS:
+        early.encode_contribution(plan(1), vector(1)[start:stop].clone(), start)
+    assert early.told(result(1)) is not None, "only residuals wait"
     with pytest.raises(ConfigError, match=r"feedback.downlink = 'kept': must be one of none, residual"):
         FeedbackSpec(downlink="kept")
 

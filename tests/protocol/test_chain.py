@@ -1,6 +1,7 @@
 """One history: what names a commit, what follows from its parent, and what a certificate proves."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -166,6 +167,20 @@ def test_fragments_take_turns_as_in_the_timetable(interval: int, num: int) -> No
     turns = [rules.span(but(PARENT, version=version, steps=LAP * version)) for version in range(4 * num + 1)]
     assert turns[:-1] == [(cuts[p], cuts[p + 1]) for p in sent]
     assert turns[-1] == (0, 10 * num), "in the end nothing stays behind"
+
+
+@pytest.mark.parametrize("num", [1, 2, 3, 4, 7])
+def test_whoever_takes_part_now_and_then_meets_all_fragments(num: int) -> None:
+    """In every third round of three fragments, say; and no fragment waits for longer than twice a turn."""
+    rules = replace(RULES, cuts=tuple(range(0, 10 * num + 1, 10)), total_steps=1 << 40)
+    turns = [rules.span(but(PARENT, version=version, steps=version))[0] // 10 for version in range(32 * num * num)]
+    for every in range(1, 2 * num + 1):
+        for first in range(every):
+            assert set(turns[first::every]) == set(range(num))
+    for fragment in range(num):
+        when = [version for version, turn in enumerate(turns) if turn == fragment]
+        assert max(later - earlier for earlier, later in pairwise(when)) < 2 * num
+        assert 0 <= when[0] < num
 
 
 def test_a_round_moves_the_fragment_whose_turn_it_is() -> None:
