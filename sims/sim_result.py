@@ -29,10 +29,11 @@ def summarise(scenario: Scenario, report: Report, *, bytes_factor: float = 1.0) 
             "steps": sum(one.steps for one in labour),
         }
     running_s = sum(one.running_s for one in report.labour)
+    sent = report.missed + report.contributed
     figures = {
         "rounds": report.rounds,
         "members": report.members,
-        "missed_share": round(report.missed / max(1, report.missed + report.contributed), 4),
+        "missed_share": round(report.missed / sent, 4) if sent else None,
         "training_share": round(sum(one.training_s for one in report.labour) / max(running_s, 1e-9), 4),
         "median_round_s": round(median(report.round_seconds), 3) if report.round_seconds else None,
         "recovery_iterations": slowest_recovery(report.recoveries),
@@ -102,7 +103,7 @@ def show(result: Result) -> None:
     )
     facts.add_row(
         "missed",
-        f"{result['missed']:,} contributions ({result['missed_share']:.1%}), {result['dropped_steps']:,} steps dropped",
+        f"{result['missed']:,} of {result['missed'] + result['contributed']:,} contributions, {result['dropped_steps']:,} steps dropped",
     )
     facts.add_row("sent", f"{result['sent_bytes'] / 1e9:,.2f} GB for committed rounds")
     for name, one in result["classes"].items():

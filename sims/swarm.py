@@ -93,6 +93,10 @@ class Labour:
         """Seconds in steps until now."""
         return self.training_s - max(0.0, self.until - now)
 
+    def break_off(self, now: float) -> None:
+        """What is left of a step that is under way is never made."""
+        self.training_s, self.until = self.trained_by(now), min(self.until, now)
+
 
 @dataclass(slots=True)
 class Swarm:
@@ -220,6 +224,7 @@ class Swarm:
             self.on_crash(index, innermost(error))
         finally:
             self.labour[index].running_s += self.hub.now() - began
+            self.labour[index].break_off(self.hub.now())
             if self.peers.get(index) is peer:
                 del self.peers[index]
             await network.close()
