@@ -103,6 +103,8 @@ class MemoryHub:
         self.link = link
         self.on_message = on_message
         """Sees every control message as it is sent, and its sender."""
+        self.on_delivery: Callable[[PeerId, PeerId, bytes], None] = lambda sender, receiver, message: None
+        """The same as it is handed to its receiver."""
         self.handled_at: Callable[[float], float] | None = None
         """When a control message that is at its receiver's machine now has been taken in; None: at once."""
         self.read_at: Callable[[float], float] | None = None

@@ -5,7 +5,7 @@ that is judged: it counts votes, follows the samples, and computes means and out
 
     1  same version, same bits           digests that nodes announce, and those of the state they really hold
     2  no commit, no outer step          the state held is the one of the version named; local progress is the sum of its samples
-    3  the dead cost only their own      in calm, no part of a round is left out
+    3  the dead cost only their own      a cut leaves nobody out whom all owners hold that it keeps (`cuts`); in calm, no part of a round is left out
     4  divide by contributors            the step of a round is the mean that its contributors' pseudo-gradients and tokens give
     5  one history                       one commit per height, each by a majority of valid signatures of the view before; nobody takes back what
                                          it promised or voted for, killed and started again or not
@@ -32,8 +32,10 @@ from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.envelope import Envelope
 from farflung.protocol.errors import BadSignature
 from farflung.protocol.keys import SIGNATURE_BYTES, PeerId, verify
-from farflung.protocol.messages import Promise, Voted
+from farflung.protocol.messages import Collected, Cut, Plan, Promise, Voted
+from farflung.protocol.proposer import plan_id
 from farflung.sims.audit import HONEST_REFUSALS
+from farflung.sims.cuts import Cuts
 from farflung.sims.outer_audit import taken_step
 from farflung.sims.swarm import Swarm
 from farflung.training.outer import OuterState
@@ -52,7 +54,7 @@ ROUNDING = 1e-3
 """Largest error of fp32 arithmetic on values of order 1: hundreds of additions of numbers around 0.01."""
 
 
-_BINDING = (Promise.__struct_config__.tag, Voted.__struct_config__.tag)
+_LOOKED_AT = frozenset(kind.__struct_config__.tag for kind in (Promise, Voted, Plan, Collected, Cut))
 _envelopes = msgspec.msgpack.Decoder(Envelope)
 
 
@@ -99,6 +101,7 @@ class Judge:
     """Newest version whose digest was found right, its parameters and momentum."""
     _plans: dict[int, tuple[int, set[str]]] = field(default_factory=dict)
     """By peer, the height of the round that it last sent a contribution for, and the plans under which it did, since it was started."""
+    _cuts: Cuts = field(default_factory=Cuts)
     _well_at: dict[int, float] = field(default_factory=dict)
     """By peer, when it was last found well, seconds of the simulation's clock."""
     _owing: dict[int, int] = field(default_factory=dict)
@@ -122,10 +125,33 @@ class Judge:
             return
         self._heard = data
         envelope = _envelopes.decode(data[:-SIGNATURE_BYTES])
-        if envelope.kind not in _BINDING:
+        if envelope.kind not in _LOOKED_AT:
             return
         message = messages.decode(envelope.body, peer=sender)
-        assert isinstance(message, Promise | Voted)
+        match message:
+            case Promise() | Voted():
+                self._on_word(sender, message)
+            case Plan():
+                self._cuts.plan(plan_id(self.swarm.outfit.terms.settings.swarm, message), message)
+            case Collected():
+                self._cuts.report(data, message)
+            case Cut() if not self.swarm.attackers:  # who may tell the proposer anything
+                self._on_cut(sender, message)
+
+    def on_delivery(self, sender: PeerId, receiver: PeerId, data: bytes) -> None:
+        """A message has come to its receiver, who has not looked at it yet."""
+        self._cuts.arrives(sender, receiver, data)
+
+    def _on_cut(self, sender: PeerId, message: Cut) -> None:
+        peer = self.swarm.peers.get(self.swarm.ids.index(sender))
+        proposer = None if peer is None else peer.member.consensus.proposer
+        if proposer is None or proposer.plan is None or proposer.plan_id != message.plan:
+            return  # it is of a life that is over
+        for left_out in self._cuts.thrown_away(message, sender, proposer.collected.get(sender)):
+            whose = f"the contribution of peer {self.swarm.ids.index(left_out)}"
+            self.violate(3, f"round {proposer.plan.height} throws {whose} away, which all owners hold that it keeps")
+
+    def _on_word(self, sender: PeerId, message: Promise | Voted) -> None:
         word = self._words.get(sender)
         if word is None or word.height < message.height:
             word = self._words[sender] = Word(message.height)

@@ -117,6 +117,7 @@ class MemoryNetwork:
         else:
             self._hub.record("deliver", sender, self._peer_id, len(message), "")
             self.meter(sender).received(self._as_bulk(message))
+            self._hub.on_delivery(sender, self._peer_id, message)
             self._context.run(self._on_message, sender, message)
 
     def serves(self, kind: str) -> bool:

@@ -157,6 +157,7 @@ class PipelineSwarm:
     def __post_init__(self) -> None:
         self.judge = PipelineJudge(self._broken, self.hub, self.ids, self.peers, self._judges)
         self.hub.on_message = self._on_message
+        self.hub.on_delivery = self._on_delivery
         self.disks = [Disk() for _ in self.signers]
         self.disks[self.founder].life = Life(0, 0, self.signers[self.founder].peer_id)
 
@@ -382,6 +383,10 @@ class PipelineSwarm:
         judge = self._groups.get(swarm_of(data, sender))
         if judge is not None:
             judge.on_message(sender, data)
+
+    def _on_delivery(self, sender: PeerId, receiver: PeerId, data: bytes) -> None:
+        for judge in self._judges.values():
+            judge.on_delivery(sender, receiver, data)
 
     def _on_event(self, index: int, event: Event) -> None:
         self.events.append((self.hub.now() - START_UNIX_S, index, event))

@@ -146,6 +146,7 @@ class _Run:
             on_message=judge.on_message,
             routers_seed=f"{plan.seed}/nat",
         )
+        hub.on_delivery = judge.on_delivery
         async with asyncio.TaskGroup() as group:
             swarm = judge.swarm = Swarm(plan.outfit, hub, group, self._on_event, judge.on_gradient, self._on_crash)
             if plan.links is not None:

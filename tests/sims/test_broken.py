@@ -87,6 +87,19 @@ def reduces_over_whoever_came(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @broken
+def counts_nobody_but_one_when_anybody_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    choose = planning.choose_cut
+
+    def one(
+        reports: Mapping[bytes, frozenset[bytes]], sizes: Mapping[bytes, int], tokens: Mapping[bytes, int]
+    ) -> tuple[tuple[bytes, ...], frozenset[bytes]]:
+        counted, owners = choose(reports, sizes, tokens)
+        return (counted[:1] if len(counted) < len(tokens) else counted), owners
+
+    monkeypatch.setattr(proposer, "choose_cut", one)
+
+
+@broken
 def early_means_hold_whatever_the_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Participation, "_is_void", False)
 
@@ -261,6 +274,7 @@ CAUGHT: dict[str, tuple[int, int]] = {
     "weighs_all_contributors_alike": (0, 4),
     "counts_a_contribution_twice": (0, 4),
     "reduces_over_whoever_came": (11, 4),
+    "counts_nobody_but_one_when_anybody_is_missing": (0, 3),
     "early_means_hold_whatever_the_cut": (36, 4),
     "owner_keeps_its_part_unquantised": (0, 1),
     "decides_without_a_quorum": (0, 5),

@@ -1,0 +1,70 @@
+"""Invariant 3 where a round is cut: the dead cost only their own contribution, and nobody else's is thrown away.
+
+A contribution counts if every owner holds it that the proposer keeps. So whoever is left out must be missing at one of those that hold all that
+count. What owners tell the proposer is noted as it arrives, and what it tells itself, which no message carries, is given.
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from farflung.protocol.keys import PeerId
+from farflung.protocol.messages import Collected, Cut, Plan
+
+KEPT = 256
+"""Plans and reports that are remembered: many more than can be under way."""
+
+
+@dataclass(slots=True)
+class Cuts:
+    """Of one chain. Plans go by their hash."""
+
+    _planned: OrderedDict[bytes, frozenset[PeerId]] = field(default_factory=OrderedDict)
+    """Who was to contribute."""
+    _reports: OrderedDict[bytes, Collected] = field(default_factory=OrderedDict)
+    """By the whole message."""
+    _told: OrderedDict[tuple[bytes, PeerId], dict[PeerId, frozenset[PeerId]]] = field(default_factory=OrderedDict)
+    """By plan and proposer, what each owner has told it last."""
+    _cut: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    """Plans whose cut has been looked at: it is sent again and again, when more may have arrived."""
+
+    def plan(self, name: bytes, plan: Plan) -> None:
+        """It is sent."""
+        self._planned[name] = frozenset(one.peer for one in plan.contributors)
+        _trim(self._planned)
+
+    def report(self, data: bytes, message: Collected) -> None:
+        """It is sent."""
+        self._reports[data] = message
+        _trim(self._reports)
+
+    def arrives(self, sender: PeerId, receiver: PeerId, data: bytes) -> None:
+        """A message does."""
+        message = self._reports.get(data)
+        if message is not None:
+            self._told.setdefault((message.plan, receiver), {})[sender] = frozenset(message.peers)
+            _trim(self._told)
+
+    def thrown_away(
+        self,
+        cut: Cut,
+        proposer: PeerId,  # who has just sent it
+        own: Collection[PeerId] | None,  # what it has told itself; None if it owns no part
+    ) -> list[PeerId]:
+        """Whose contributions do not count though nothing speaks against them."""
+        if cut.plan in self._cut or cut.plan not in self._planned:
+            return []
+        self._cut[cut.plan] = None
+        _trim(self._cut)
+        counted = frozenset(cut.contributors)
+        told = dict(self._told.get((cut.plan, proposer), {}))
+        if own is not None:
+            told[proposer] = frozenset(own)
+        kept = [held for held in told.values() if counted <= held]
+        return sorted(frozenset.intersection(*kept) & self._planned[cut.plan] - counted) if kept else []
+
+
+def _trim(remembered: OrderedDict[Any, Any]) -> None:
+    while len(remembered) > KEPT:
+        remembered.popitem(last=False)
