@@ -79,6 +79,10 @@ def prepare_pipeline(scenario: Scenario, seed: int, schedule: Schedule) -> Pipel
             f'{scenario.name} has a pipeline: it is simulated with mode = "real" and without attacks; change that, or leave out '
             "manifest.pipeline"
         )
+    if scenario.costs.processors:
+        raise ConfigError(
+            f"{scenario.name} has a pipeline, whose peers have processors of their own in virtual time: leave costs.processors out"
+        )
     signers = [Ed25519Signer(key) for key in key_seeds(scenario, seed)]
     recipe, dataset = read_scenario(scenario, signers[schedule.founder].peer_id)
     assert dataset is not None
@@ -148,6 +152,7 @@ class _Run:
                 hub,
                 group,
                 seconds=_seconds(scenario),
+                start_s=scenario.costs.start_s,
                 founder=plan.schedule.founder,
                 domains={peer: Domains(region=region.lower()) for peer, (_, _, region) in enumerate(roster)},
                 wanted={peer: own.stage for peer, (own, _, _) in enumerate(roster) if own.stage is not None},

@@ -123,6 +123,8 @@ class PipelineSwarm:
     """By peer, how many times as fast as usual it computes."""
     seconds: Callable[[int, StageRecipe, str], float] = lambda peer, recipe, name: SECONDS.get(name, HAND_S)
     """What a call takes a peer at its usual speed, by the name of the function."""
+    start_s: float = 0.0
+    """From the start of a process to its node being up."""
     founder: int = 0
     wanted: Mapping[int, int] = field(default_factory=dict)
     """By peer, the stage that it is told to take; others take what is needed."""
@@ -213,6 +215,8 @@ class PipelineSwarm:
             await self._live(index)
 
     async def _live(self, index: int) -> None:
+        if self.start_s:
+            await asyncio.sleep(self.start_s)
         signer, disk = self.signers[index], self.disks[index]
         network = MemoryNetwork(self.hub, signer.peer_id)
         log = EventLog(None, swarm="sim", peer=short(signer.peer_id), clock=self.hub.loop.time)

@@ -20,6 +20,7 @@ from farflung.compression.int8 import Int8
 from farflung.compression.policy import uniform
 from farflung.node.learner import FEW_SAMPLES, HELDOUT_SAMPLES
 from farflung.node.recipe import Recipe, read_recipe
+from farflung.node.stage_recipe import stage_recipe
 from farflung.node.terms import Terms
 from farflung.node.tls import IDLE_S
 from farflung.protocol.errors import ConfigError
@@ -40,7 +41,7 @@ from farflung.training.memory import Beside, choose_options
 from farflung.training.model import ModelConfig
 from farflung.training.optimizers import parse_optimizer
 from farflung.training.order import SampleOrder
-from farflung.training.presets import PRESETS, preset
+from farflung.training.presets import PRESETS, num_parameters, preset
 from farflung.training.replica import Replica
 from farflung.training.rules import HeavyBall, Nesterov, OuterRule
 from farflung.training.runtime import Runtime
@@ -147,6 +148,7 @@ def link_of(peer_class: PeerClass, scenario: Scenario, factor: float = 1.0) -> L
         down_bytes_per_s=peer_class.down_mbit * BYTES_PER_MBIT / factor,
         byte_means=factor,
         window_bytes=max(MIN_WINDOW_BYTES, round((1 << 20) / factor)),
+        # with shared processors these are work of theirs
         message_s=0.0 if scenario.costs.processors else scenario.costs.message_s,
         write_s=0.0 if scenario.costs.processors else scenario.costs.write_s,
         kept_s=IDLE_S,
@@ -201,22 +203,39 @@ def _manifest(scenario: Scenario, founder: PeerId, dataset: Dataset | None) -> M
 
 
 def _check_memory(peer_class: PeerClass, recipe: Recipe) -> None:
+    """Of a pipeline, for the stage that they are told to take, or the smallest one."""
     if not peer_class.memory_gb:
         return
     try:
-        choose_options(
-            recipe.model,
-            parse_optimizer(recipe.inner.optimizer),
-            batch=recipe.manifest.samples_per_step,
-            device_bytes=int(peer_class.memory_gb * 1e9),
-            host_bytes=None,
-            compute_bytes=2,
-            beside=Beside(copies=recipe.manifest.feedback.directions),
-        )
+        if recipe.manifest.pipeline.stages == 1:
+            copies = recipe.manifest.feedback.directions
+            _check_fits(peer_class, recipe, recipe.model, recipe.manifest.samples_per_step, Beside(copies=copies))
+            return
+        which = range(recipe.manifest.pipeline.stages) if peer_class.stage is None else (peer_class.stage,)
+        stages = [stage_recipe(recipe, stage) for stage in which]
+        least = min(stages, key=lambda one: num_parameters(one.shape()))
+        _check_fits(peer_class, recipe, least.shape(), least.samples_per_microbatch, least.beside, divisible=False)
     except NotEnoughMemory as error:
         raise ConfigError(
-            f"peers {peer_class.name!r} have {peer_class.memory_gb:g} GB: {error}; give them more, or train a smaller manifest.model.preset"
+            f"peers {peer_class.name!r} have {peer_class.memory_gb:g} GB: {error}; give them more, train a smaller manifest.model.preset, or cut it into "
+            "(more) manifest.pipeline.stages"
         ) from error
+
+
+def _check_fits(
+    peer_class: PeerClass, recipe: Recipe, model: ModelConfig, batch: int, beside: Beside, *, divisible: bool = True
+) -> None:
+    """Raises NotEnoughMemory."""
+    choose_options(
+        model,
+        parse_optimizer(recipe.inner.optimizer),
+        batch=batch,
+        device_bytes=int(peer_class.memory_gb * 1e9),
+        host_bytes=None,
+        compute_bytes=2,
+        beside=beside,
+        divisible=divisible,
+    )
 
 
 # ---- what nodes are made of ----------------------------------------------------------------------------------------

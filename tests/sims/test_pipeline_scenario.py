@@ -21,6 +21,7 @@ from farflung.sims import sim_run
 from farflung.sims.churn import make_schedule
 from farflung.sims.facts import load_folder
 from farflung.sims.failure import load_failure
+from farflung.sims.faults import Start
 from farflung.sims.local_plan import check_playable, orders_for
 from farflung.sims.local_stage import PacedStageLearner, StagePace
 from farflung.sims.main import app
@@ -198,6 +199,46 @@ def test_what_a_pipeline_cannot_be_simulated_with_is_refused(text: str, old: str
     scenario = parse_scenario(text.replace(old, new, 1), name="small")
     with pytest.raises(ConfigError, match="change that, or leave out"):
         play_scenario(scenario, 0, make_schedule(scenario, 0, Path()), out=None, quiet=True)
+
+
+def test_processors_that_pipelines_would_not_share_are_refused(small: Scenario) -> None:
+    shared = structs.replace(small, costs=structs.replace(small.costs, processors=2))
+    with pytest.raises(ConfigError, match=r"leave costs\.processors out"):
+        prepare_pipeline(shared, 0, make_schedule(shared, 0, Path()))
+
+
+def test_a_start_takes_as_long_as_it_costs_and_who_leaves_before_it_serves_is_gone(small: Scenario) -> None:
+    late = structs.replace(
+        small,
+        duration_s=30.0,
+        costs=structs.replace(small.costs, start_s=5.0),
+        happenings=(structs.replace(small.happenings[0], at=6.5, what="leave", for_s=None),),
+    )
+    schedule = make_schedule(late, 0, Path())
+    begun = {fault.peer: fault.at for fault in schedule.faults if isinstance(fault, Start)}
+    assert 1.5 < begun[2] < 3.0, "it leaves before it has started"
+    report = simulate_pipeline(prepare_pipeline(late, 0, schedule), keep=True)
+    assert report.violations == []
+    up = [(float(line.split()[0]), line.split()[1]) for line in report.events if " node.start " in line]
+    assert {peer for _, peer in up} == {"0", "1"} and all(at >= begun[int(peer)] + 5.0 for at, peer in up)
+
+
+def test_a_peer_needs_the_memory_of_one_stage(text: str) -> None:
+    """The largest preset in three stages, of which none needs what the whole model does."""
+    big = (
+        text.replace('preset = "tiny"', 'preset = "350m"')
+        .replace("stages = 2", "stages = 12")
+        .replace("batch_tokens = 64", "batch_tokens = 256")
+        .replace("seq_len = 16", "seq_len = 64")
+    )
+    own = 'name = "far"\nmemory_gb = '
+    founder = Ed25519Signer(bytes(32)).peer_id
+    read_scenario(parse_scenario(big.replace('name = "far"', own + "3.0"), name="big"), founder)
+    with pytest.raises(ConfigError, match=r"have 0\.3 GB.*cut it into"):
+        read_scenario(parse_scenario(big.replace('name = "far"', own + "0.3"), name="big"), founder)
+    whole = big.replace("[manifest.pipeline]\nstages = 12\nmicrobatches = 4\n", "")
+    with pytest.raises(ConfigError, match=r"have 3 GB"):
+        read_scenario(parse_scenario(whole.replace('name = "far"', own + "3.0"), name="big"), founder)
 
 
 def test_the_shipped_scenario_can_be_played_both_ways() -> None:
