@@ -36,6 +36,7 @@ bench: $(STAMP)
 	$(BIN)/farflung bench feedback
 	$(BIN)/farflung bench pipeline
 	$(BIN)/farflung bench fidelity
+	$(BIN)/farflung bench scale
 	$(BIN)/farflung bench quality --tier ci
 	$(BIN)/farflung bench recovery
 

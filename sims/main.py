@@ -186,6 +186,21 @@ def bench_fidelity(
     _fail_if(missed(run_fidelity(scenario, costs=costs, page=page, as_json=as_json)))
 
 
+@bench_app.command("scale")
+def bench_scale(
+    peers: Annotated[str, typer.Option(metavar="N,...", help="How many, separated by commas.")] = "8,16,32,64",
+    minutes: Annotated[float, typer.Option(min=1.0, help="Virtual ones.")] = 15.0,
+    as_json: Json = False,
+) -> None:
+    """Processor time to simulate a peer for an hour, by how many there are: some minutes."""
+    from farflung.sims.bench_scale import run_scale
+
+    try:
+        run_scale(sizes=[int(one) for one in peers.split(",")], minutes=minutes, as_json=as_json)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 @bench_app.command("recovery")
 def bench_recovery(
     tier: Annotated[
