@@ -108,7 +108,7 @@ def _lines(curves: Curves) -> list[str]:
         "below 3 bits per parameter, from the second quarter of the run on. It costs 4 bytes of host memory per parameter and direction. A residual moves only when a commit "
         "counts the contribution that it comes from; a round that fails changes nothing. `farflung status` and the log's `round.commit` (`owed`) show how much was left out.",
         "",
-        "`kept = true` in the place of `uplink` leaves what the uplink's codec left out in the peer's own parameters, and so in its next pseudo-gradient. It costs no memory, and the "
+        "`uplink = \"kept\"` leaves what the uplink's codec left out in the peer's own parameters, and so in its next pseudo-gradient. It costs no memory, and the "
         "peer does not make the same progress again, which is what spoils feedback at the lowest rates (`docs/experiments.md`, why sparse error feedback fails). It is not part of the curves below.",
         "",
         f"![With and without feedback on four problems]({PICTURE})",

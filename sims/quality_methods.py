@@ -121,6 +121,11 @@ def _streaming(name: str, *, interval: int) -> Method:
     return Method(name=name, inner="adamw", outer=outer)
 
 
+def _co2(name: str, *, penalty: float = 0.0) -> Method:
+    rule = HeavyBall(lr=1.0, momentum=0.5, penalty=penalty)
+    return Method(name=name, inner="adamw", outer=Outer(timetable=_rounds(delay=30), rule=rule))
+
+
 METHODS: tuple[Method, ...] = (
     Method(name="data-parallel adamw", inner="adamw", whole_batch=True),
     Method(name="data-parallel muon", inner="muon", whole_batch=True),
@@ -139,11 +144,10 @@ METHODS: tuple[Method, ...] = (
     Method(name="noloco", inner="adamw", outer=Pairs(timetable=_rounds(), rule=Gossip())),
     _streaming("streaming", interval=30),
     _streaming("streaming-100", interval=100),  # the paper's 400 times fewer bits
-    Method(
-        name="co2",
-        inner="adamw",
-        outer=Outer(timetable=_rounds(delay=30), rule=HeavyBall(lr=1.0, momentum=0.5, penalty=1.0)),
-    ),
+    _co2("co2"),
+    _co2(
+        "co2 gap", penalty=1.0
+    ),  # with the paper's penalty, in the form that the digest suggests: steady steps are halved by it
     Method(
         name="eager",
         inner="adamw",

@@ -195,8 +195,9 @@ class Rounds:
 
     @property
     def delay(self) -> int:
-        """Steps that an exchange may take."""
-        return self._outer.timetable.delay
+        """Steps that an exchange may take: in eager updates until the next one."""
+        table = self._outer.timetable
+        return table.interval if self._outer.eager else table.delay
 
     def cosine(self) -> float | None:
         """See `Outcome.cosine`."""

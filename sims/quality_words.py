@@ -129,7 +129,8 @@ def _rule(rule: OuterRule) -> str:
         case Nesterov():
             return f"Nesterov {rule.lr:g}/{rule.momentum:g}"
         case HeavyBall():
-            return f"heavy ball {rule.lr:g}/{rule.momentum:g}, gap penalty {rule.penalty:g}"
+            gap = f", gap penalty {rule.penalty:g}" if rule.penalty else ""
+            return f"heavy ball {rule.lr:g}/{rule.momentum:g}{gap}"
         case Sign():
             return "sign of the mean times the inner rate"
     raise AssertionError(rule)

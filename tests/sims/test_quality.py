@@ -179,6 +179,14 @@ def test_meetings_of_two_are_the_published_formula() -> None:
         Pairs(timetable=Timetable(interval=5, fragments=2), rule=Gossip())
 
 
+def test_an_eager_exchange_may_take_until_the_next() -> None:
+    method = rounds(4)
+    assert isinstance(method.outer, Outer)
+    late = train(replace(method, outer=replace(method.outer, eager=True)), TOY, lr=LR, seed=0)
+    at_once = train(method, TOY, lr=LR, seed=0)
+    assert late.peak_bits_per_step == pytest.approx(at_once.peak_bits_per_step / 4)
+
+
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_every_method_of_the_table_learns_and_is_the_same_twice(method: Method) -> None:
     outcome = train(method, TOY, lr=TOY.lrs(method)[-1], seed=0)

@@ -217,7 +217,9 @@ def test_settings_of_every_method_in_words() -> None:
         "H 30, 3 fragments, strided, applied a step late; Nesterov 0.4/0.9; e3m0(block=128) to everybody; "
         "0.5 of the local parameters stays"
     )
-    assert "heavy ball 1/0.5, gap penalty 1" in said["co2"] and "eager" in said["eager"]
+    assert "heavy ball 1/0.5; " in said["co2"] and "heavy ball 1/0.5, gap penalty 1" in said["co2 gap"]
+    assert "gossip 0.7/0.5" in said["noloco"] and "length and direction merged apart" in said["rda"]
+    assert "eager" in said["eager"]
 
 
 @pytest.mark.parametrize(("tier", "names", "said"), [("huge", None, "no tier"), ("ci", "adam", "no method")])
