@@ -108,7 +108,12 @@ def create(
     optimizer: Annotated[
         str | None, typer.Option(help="Inner optimiser: `adamw`, `muon`, or `torch.optim.NAdam(momentum_decay=0.01)`.")
     ] = None,
-    lr: Annotated[float | None, typer.Option(help="Peak learning rate of the inner optimiser.")] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(
+            help="Peak learning rate of the inner optimiser. Default: by the model's size, for AdamW and Muon."
+        ),
+    ] = None,
     min_contributors: Annotated[
         int | None, typer.Option(help="Peers that must contribute for a round to count.")
     ] = None,

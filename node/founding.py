@@ -44,6 +44,7 @@ from farflung.protocol.versions import negotiate
 from farflung.training.data import Dataset
 from farflung.training.errors import DataError
 from farflung.training.methods import METHOD_NAMES, training_method
+from farflung.training.optimizers import parse_optimizer
 from farflung.training.pipeline_slice import even_sizes
 from farflung.training.presets import PRESETS, preset
 from farflung.training.sources import open_dataset
@@ -95,6 +96,8 @@ def found_swarm(options: CreateOptions) -> CreatedSwarm:
         sections, founder=identity.public_key, created=int(time.time()), presets=_presets(tokenizer, sections)
     )
     manifest = _with_layers(manifest)
+    if "lr" not in sections["inner"]:
+        manifest = _with_lr(manifest)
     _check_version(manifest)
     recipe = read_recipe(manifest)
     if manifest.pipeline.stages > 1:
@@ -149,6 +152,17 @@ def _with_layers(manifest: Manifest) -> Manifest:
         return manifest
     layers = even_sizes(read_recipe(manifest).model, pipeline.stages)
     return msgspec.structs.replace(manifest, pipeline=msgspec.structs.replace(pipeline, layers=layers))
+
+
+def _with_lr(manifest: Manifest) -> Manifest:
+    """With a learning rate that fits the model's size, where nobody has said one and the optimiser has a usual one."""
+    recipe = read_recipe(manifest)
+    lr = parse_optimizer(manifest.inner.optimizer).usual_lr(recipe.num_parameters)
+    return (
+        manifest
+        if lr is None
+        else msgspec.structs.replace(manifest, inner=msgspec.structs.replace(manifest.inner, lr=lr))
+    )
 
 
 def _check_version(manifest: Manifest) -> None:

@@ -47,6 +47,17 @@ class OptimizerSpec:
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
+    def usual_lr(self, num_parameters: int) -> float | None:
+        """A peak learning rate to begin with, of two digits; None for a class of torch, whose scale is its own.
+
+        AdamW's falls with the model's size as in GPT-3's table (2005.14165, 2.1: 6e-4 for 125 M parameters, 2e-4 for 1.3 B), on a line through what was best for
+        170 thousand (docs/quality.md: 6e-3); Muon's is twice that, the least that was best there.
+        """
+        if self.name not in _OWN:
+            return None
+        lr = 6e-4 * (125e6 / num_parameters) ** 0.35 * (2.0 if self.name == "muon" else 1.0)
+        return float(f"{lr:.2g}")
+
     def groups(
         self,
         parameters: Iterable[tuple[str, nn.Parameter]],  # names as in a `Decoder`

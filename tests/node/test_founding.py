@@ -372,6 +372,24 @@ def test_feedback_is_in_the_file_as_well(tmp_path: Path, corpus: Path) -> None:
     assert manifest.feedback == FeedbackSpec(uplink="residual", downlink="none", decay=0.95, after_rounds=3)
 
 
+@pytest.mark.parametrize(
+    ("options", "lr"),
+    [
+        ({}, 2.2e-3),
+        ({"optimizer": "muon"}, 4.4e-3),
+        ({"method": "default"}, 4.4e-3),
+        ({"method": "default", "lr": 0.01}, 0.01),
+        ({"optimizer": "torch.optim.NAdam"}, 1e-3),
+    ],
+)
+def test_the_learning_rate_fits_the_model_where_nobody_says_one(
+    tmp_path: Path, corpus: Path, options: dict[str, Any], lr: float
+) -> None:
+    made = daemon.create(CreateOptions(name="a", data=str(corpus), home=tmp_path, preset="3m", **options))
+    manifest = open_manifest(made.manifest.read_bytes(), swarm=None, peer=None)
+    assert manifest.inner.lr == pytest.approx(lr, rel=0.1)
+
+
 def test_the_inner_options_reach_the_learner(tmp_path: Path, corpus: Path) -> None:
     sections = TOML.replace("seq_len = 32", "seq_len = 32\nqk_norm = true").replace(
         "lr = 3e-3", "lr = 3e-3\nz_loss = 1e-4"

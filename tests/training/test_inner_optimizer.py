@@ -252,3 +252,16 @@ def test_eight_bits_train_as_well_and_take_a_quarter(
         assert curves[1] != curves[0]
         assert curves[1][-1] == pytest.approx(curves[0][-1], abs=0.02)
         assert coded.optimizer.device_bytes() < 0.28 * exact.optimizer.device_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "published"),
+    [("adamw", 125_000_000, 6e-4), ("adamw", 1_300_000_000, 2e-4), ("adamw", 167_872, 6e-3), ("muon", 167_872, 1.2e-2)],
+)
+def test_a_usual_learning_rate_is_near_what_is_published_for_the_size(
+    name: str, parameters: int, published: float
+) -> None:
+    lr = parse_optimizer(name).usual_lr(parameters)
+    assert lr is not None and 0.9 <= lr / published <= 1.4
+    assert lr == float(f"{lr:.1e}"), "of two digits"
+    assert parse_optimizer("torch.optim.SGD").usual_lr(parameters) is None
