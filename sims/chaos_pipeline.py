@@ -40,6 +40,9 @@ PATIENCE_S = 1200.0
 ROUNDS_AFTER = 2
 """Of every stage, till all is well."""
 
+STORY_S = 3600.0
+"""Far longer than all blows of a scene take: a soak is not to hang."""
+
 LOOK_S = 1.0
 """Between two looks whether that is so."""
 
@@ -117,8 +120,9 @@ class _Run:
         stages = range(self._scene.stages)
         if await self._until(lambda: all(swarm.rounds().get(stage, 0) >= 1 for stage in stages), BEGIN_S):
             misfortune = Misfortune(self._scene, swarm, lambda line: self._trail.log(None, "fault", {"what": line}))
-            await misfortune.run()
-            await misfortune.end()
+            async with asyncio.timeout(STORY_S):
+                await misfortune.run()
+                await misfortune.end()
             report.recovery_s = await self._recover()
         else:
             self._on_broken(f"invariant 0: no round of every stage in {BEGIN_S:.0f} s: {swarm.rounds()}")

@@ -1,7 +1,7 @@
 """Lets the blows of a scene (`stage_losses`) fall on a swarm: finds who is hit, makes faults of it, and undoes what is over."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 from farflung.protocol.accord import FEWEST, enough
@@ -120,13 +120,13 @@ class Misfortune:
         if blow.what is What.COME:
             self._come()
             return
-        until = self._now() + (blow.for_s or 0.0)
+        until, lives = self._now() + (blow.for_s or 0.0), dict(self._swarm.tasks)
         faults = [(fault, self._begin(fault)) for fault in self._faults(blow, until)]
         if blow.for_s is None:
             return
         await asyncio.sleep(blow.for_s)
         for fault, number in faults:
-            await self._undo(fault, number)
+            await self._undo(fault, number, lives)
 
     def _faults(self, blow: Blow, until: float) -> Sequence[Fault]:
         """What it comes to now."""
@@ -161,11 +161,14 @@ class Misfortune:
         self._player.begin(number, fault)
         return number
 
-    async def _undo(self, fault: Fault, number: int) -> None:
+    async def _undo(self, fault: Fault, number: int, lives: Mapping[int, asyncio.Task[None]]) -> None:
+        """`lives`: of all peers when it began."""
         match fault:
             case Kill(peer=peer) | Leave(peer=peer):
                 if isinstance(fault, Leave):
-                    await asyncio.wait([self._swarm.tasks[peer]])
+                    await asyncio.wait(
+                        [lives[peer]]
+                    )  # which says goodbye; it may have been killed and started since then
                 if not self._runs(peer):  # nobody else has started it
                     self._begin(Start(at=self._now(), peer=peer))
             case Pause(peer=peer):

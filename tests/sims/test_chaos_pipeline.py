@@ -47,6 +47,16 @@ def test_seeded_losses_break_no_invariant_and_repeat_themselves() -> None:
     assert sum(report.begun_anew for report in reports) > 2
 
 
+@pytest.mark.timeout(120)
+def test_who_leaves_is_killed_and_comes_back_is_waited_for_once() -> None:
+    """The one data node says goodbye, is killed meanwhile, and is back before its absence is over: the story ends all the same."""
+    leaves = Blow(at=5.0, what=What.LEAVE, whom=Whom.STAGES, which=(0,), for_s=40.0)
+    killed = Blow(at=5.5, what=What.KILL, whom=Whom.STAGES, which=(0,), for_s=6.0)
+    report = run_scene(140, scene(leaves, killed, placed=(0, 1), newcomers=0))
+    assert report.violations == [] and report.seconds < 600.0
+    assert sum("start peer 0" in line for line in report.events) == 1
+
+
 def test_every_kind_of_blow_is_drawn() -> None:
     scenes = [draw_scene(seed) for seed in range(300)]
     blows = [blow for scene in scenes for blow in scene.blows]
