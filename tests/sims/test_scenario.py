@@ -175,6 +175,76 @@ for_s = 60.0
     assert slow == Slow(at=590.0, until=600.0, peer=2, factor=4.0)
 
 
+def lives(tmp_path: Path, happenings: str) -> list[tuple[str, float]]:
+    """What happens to lab/0, who is there from 0 to 100, 150 to 300 and 350 to 500 s, when that is scripted beside it."""
+    (tmp_path / "t.csv").write_text("start_s,end_s,host\n0,100,a\n150,300,a\n350,500,a\n0,600,b\n")
+    made = scenario(f'trace = "t.csv"\nsays_goodbye = 1.0\n{happenings}')
+    faults = [fault for fault in make_schedule(made, 0, tmp_path).faults if getattr(fault, "peer", None) == 3]
+    return [(type(fault).__name__, fault.at) for fault in faults]
+
+
+def scripted(at: float, what: str, who: str = "lab/0", **keys: float) -> str:
+    rest = "".join(f"{key} = {value}\n" for key, value in keys.items())
+    return f'[[happenings]]\nat = {at}\nwhat = "{what}"\npeers = ["{who}"]\n{rest}'
+
+
+OWN = [("Start", 0.0), ("Leave", 100.0), ("Start", 150.0), ("Leave", 300.0), ("Start", 350.0), ("Leave", 500.0)]
+
+
+@pytest.mark.parametrize(
+    ("happenings", "lived"),
+    [
+        ("", OWN),
+        # whoever is away is not hit, and does not come back by it
+        (scripted(110.0, "kill", for_s=20.0), OWN),
+        (scripted(320.0, "leave", for_s=8.0) + scripted(550.0, "power", for_s=8.0), OWN),
+        # for good, whatever its own life is
+        (scripted(50.0, "power"), [("Start", 0.0), ("Kill", 50.0)]),
+        (scripted(50.0, "leave") + scripted(60.0, "kill", for_s=20.0), [("Start", 0.0), ("Leave", 50.0)]),
+        (scripted(50.0, "kill") + scripted(200.0, "join"), [("Start", 0.0), ("Kill", 50.0), ("Start", 200.0), *OWN[3:]]),
+        # for as long as it says
+        (scripted(50.0, "kill", for_s=150.0), [("Start", 0.0), ("Kill", 50.0), ("Start", 200.0), *OWN[3:]]),
+        (
+            scripted(50.0, "kill", for_s=150.0) + scripted(60.0, "kill", for_s=20.0),
+            [("Start", 0.0), ("Kill", 50.0), ("Start", 200.0), *OWN[3:]],
+        ),
+    ],
+    ids=["nothing", "away", "away twice", "for good", "for good and again", "called back", "longer than its absence", "shorter inside"],
+)  # fmt: skip
+def test_who_is_taken_away_comes_back_when_that_is_over(
+    happenings: str, lived: list[tuple[str, float]], tmp_path: Path
+) -> None:
+    assert lives(tmp_path, happenings) == lived
+
+
+def test_before_it_joins_nobody_is_brought_by_what_did_not_hit_it() -> None:
+    made = scenario("join_s = [90.0, 90.0]\n" + scripted(10.0, "kill", "lab", for_s=20.0))
+    assert {fault.at for fault in make_schedule(made, 0, Path()).faults if getattr(fault, "peer", 0) >= 3} == {90.0}
+
+
+def test_who_is_paused_twice_goes_on_after_the_last_one() -> None:
+    whom = "home/0"
+    made = scenario(
+        scripted(10.0, "pause", whom, for_s=60.0)
+        + scripted(30.0, "pause", whom, for_s=10.0)
+        + scripted(60.0, "pause", whom, for_s=40.0)
+        # and what stopped one life does not hold the next, nor does it let go of it
+        + scripted(200.0, "pause", whom, for_s=60.0)
+        + scripted(210.0, "kill", whom, for_s=10.0)
+        + scripted(240.0, "pause", whom, for_s=100.0)
+    )
+    faults = [f for f in make_schedule(made, 0, Path()).faults if f.at > 0.0]
+    assert faults == [
+        Pause(at=10.0, peer=0),
+        Resume(at=100.0, peer=0),
+        Pause(at=200.0, peer=0),
+        Kill(at=210.0, peer=0),
+        Start(at=220.0, peer=0),
+        Pause(at=240.0, peer=0),
+        Resume(at=340.0, peer=0),
+    ]
+
+
 def test_before_the_calm_all_is_put_right_and_nothing_happens_in_it() -> None:
     """Whoever was there is back, also who left; a window that would reach into it ends, and what would be later does not happen."""
     made = scenario(
