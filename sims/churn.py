@@ -139,9 +139,9 @@ def _scripted(scenario: Scenario, what: Happening, rng: random.Random) -> Iterat
                 if what.for_s is not None and until < end:
                     yield Wish(Resume(at=until, peer=peer), ends=pause)
         case "partition":
-            yield Wish(Partition(at=at, groups=(tuple(peers),)))
+            yield (cut := Wish(Partition(at=at, groups=(tuple(peers),))))
             if what.for_s is not None:
-                yield Wish(Heal(at=until))
+                yield Wish(Heal(at=until), ends=cut)
         case "slow":
             yield from (Wish(Slow(at=at, until=until, peer=peer, factor=what.factor)) for peer in peers)
         case "delay" if not what.peers:

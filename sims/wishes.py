@@ -1,13 +1,14 @@
 """What comes of all that is to happen to a swarm: peers' own lives and what is scripted know nothing of each other.
 
-Nobody starts twice, or is killed while away. Whoever has gone comes back when that is over which took him, and not when something else is; and who stands
-still goes on after the last pause.
+Nobody starts twice, or is killed while away. Whoever has gone comes back when that is over which took him, and not when something else is; who stands still
+goes on after the last pause; and each partition ends by itself.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 
-from farflung.sims.faults import Fault, Kill, Leave, Pause, Presence, Resume, Start
+from farflung.sims.faults import Fault, Heal, Kill, Leave, Partition, Pause, Presence, Resume, Start
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -16,7 +17,7 @@ class Wish:
 
     fault: Fault
     ends: "Wish | None" = None
-    """The departure that a return follows, or the pause that is over: without it, nothing happens. None: of a start, the peer's first one."""
+    """The departure that a return follows, or the pause or partition that is over: without it, nothing happens. None: of a start, the peer's first one."""
     called: bool = False
     """Of a start: it brings whoever is away, however he went."""
 
@@ -36,6 +37,8 @@ class _Course:
         """By peer, its last departure."""
         self._pauses: dict[int, list[Wish]] = {}
         """By peer, what it stands still for."""
+        self._cuts: dict[Wish, int] = {}
+        """Numbers of the partitions that are open."""
 
     def grant(self, wish: Wish) -> Fault | None:
         """What happens, if anything does."""
@@ -48,6 +51,11 @@ class _Course:
                 return None
             case Resume(peer=peer) if not self._goes_on(peer, wish.ends):
                 return None
+            case Partition():
+                number = self._cuts[wish] = next(n for n in count() if n not in self._presence.partitions)
+                fault = replace(fault, number=number)
+            case Heal() if wish.ends is not None:
+                fault = replace(fault, number=self._cuts.pop(wish.ends))
         if not self._presence.allows(fault):
             return None
         self._presence.happen(fault)

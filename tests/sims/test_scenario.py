@@ -245,6 +245,26 @@ def test_who_is_paused_twice_goes_on_after_the_last_one() -> None:
     ]
 
 
+def test_partitions_that_are_open_together_end_each_by_itself() -> None:
+    made = scenario(
+        scripted(10.0, "partition", "lab", for_s=60.0)
+        + scripted(30.0, "partition", "home", for_s=10.0)
+        + scripted(50.0, "partition", "home/0", for_s=40.0)
+        + scripted(100.0, "partition", "home/0", for_s=10.0)
+    )
+    faults = [f for f in make_schedule(made, 0, Path()).faults if f.at > 0.0]
+    assert faults == [
+        Partition(at=10.0, groups=((3, 4),)),
+        Partition(at=30.0, groups=((0, 1, 2),), number=1),
+        Heal(at=40.0, number=1),
+        Partition(at=50.0, groups=((0,),), number=1),
+        Heal(at=70.0),
+        Heal(at=90.0, number=1),
+        Partition(at=100.0, groups=((0,),)),
+        Heal(at=110.0),
+    ]
+
+
 def test_before_the_calm_all_is_put_right_and_nothing_happens_in_it() -> None:
     """Whoever was there is back, also who left; a window that would reach into it ends, and what would be later does not happen."""
     made = scenario(
