@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from farflung.node.network import Stream
 from farflung.protocol.errors import NetworkError
+from farflung.sims.chaos import drawn_schedule
 from farflung.sims.clock import VirtualLoop, process_context, run
 from farflung.sims.fault_drawing import ChurnModel, draw_schedule
 from farflung.sims.fault_playing import play
@@ -364,6 +365,12 @@ def test_of_two_partitions_each_is_healed_by_itself() -> None:
         (50.0, (False, False, False)),
     ]
     assert put_right(faults[:5], 60.0) == [Heal(at=60.0), Heal(at=60.0, number=1)]
+
+
+def test_in_a_drawn_schedule_a_pause_is_ended_by_its_own_resume() -> None:
+    """Chaos seed 198: one was killed while it stood still, and stopped again in its next life before it would have gone on."""
+    faults = [fault for fault in drawn_schedule(198).faults if isinstance(fault, Pause | Resume | Kill)]
+    assert [type(fault) for fault in faults if fault.peer == 0] == [Pause, Kill, Pause, Kill]
 
 
 def test_the_same_seed_gives_the_same_log() -> None:
