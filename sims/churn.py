@@ -145,9 +145,9 @@ def _scripted(scenario: Scenario, what: Happening, rng: random.Random) -> Iterat
         case "slow":
             yield from (Wish(Slow(at=at, until=until, peer=peer, factor=what.factor)) for peer in peers)
         case "delay" if not what.peers:
-            yield Wish(Delay(at=at, until=until, extra_s=max(0.0, what.seconds)))
+            yield Wish(Delay(at=at, until=until, extra_s=what.seconds))
         case "delay":
-            yield from (Wish(Delay(at=at, until=until, extra_s=max(0.0, what.seconds), peer=peer)) for peer in peers)
+            yield from (Wish(Delay(at=at, until=until, extra_s=what.seconds, peer=peer)) for peer in peers)
         case "drop":
             yield Wish(Drop(at=at, until=until, probability=what.probability))
         case "duplicate":

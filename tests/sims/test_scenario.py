@@ -13,8 +13,18 @@ from farflung.protocol.errors import ConfigError
 from farflung.sims import regions
 from farflung.sims.churn import make_schedule
 from farflung.sims.costs import PASSES
-from farflung.sims.faults import Delay, Heal, Kill, Leave, Partition, Pause, Presence, Resume, Slow, Start
-from farflung.sims.scenario import SHIPPED, Lasting, Scenario, find_scenario, load_scenario, parse_scenario, shipped
+from farflung.sims.faults import Delay, Heal, Kill, Leave, Partition, Pause, Presence, Resume, Skew, Slow, Start
+from farflung.sims.scenario import (
+    SHIPPED,
+    TAKES,
+    Lasting,
+    Scenario,
+    What,
+    find_scenario,
+    load_scenario,
+    parse_scenario,
+    shipped,
+)
 from farflung.sims.scenario_plan import CELLS, prepare
 from farflung.sims.simulation import simulate
 from farflung.sims.swarm import Swarm
@@ -63,12 +73,28 @@ def test_shipped_scenarios_are_sound(name: str) -> None:
         ("session = { mean_s = 0.0 }", "peers[1]: mean_s = 0.0"),
         ("absence = { mean_s = 5.0 }", "give session.mean_s as well"),
         ("join_s = [9.0, 3.0]", "give [first, last]"),
+        (
+            "session = { mean_s = 9.0, shape = 0.6 }",
+            'peers[1]: shape = 0.6: exponential has none; set kind = "weibull"',
+        ),
+        (
+            'session = { mean_s = 9.0 }\nabsence = { kind = "exponential", mean_s = 9.0, shape = 2.0 }',
+            "leave shape out",
+        ),
+        ('trace = "t.csv"\njoin_s = [0.0, 0.0]', "peers[1]: trace and join_s: give one of them"),
+        ('trace = "t.csv"\nsession = { mean_s = 9.0 }', "trace and session"),
+        ('trace = "t.csv"\nabsence = { mean_s = 9.0 }', "trace and absence"),
         ('[network]\nloss = "much"', "network.loss: Expected `float`"),
         ('[[happenings]]\nat = 3.0\nwhat = "kill"', "say whom"),
         ('[[happenings]]\nat = 3.0\nwhat = "kill"\npeers = ["hone"]', "no peer is called 'hone'; did you mean 'home'"),
         ('[[happenings]]\nat = 3.0\nwhat = "burn"\npeers = ["home"]', "happenings[0].what: Invalid enum value 'burn'"),
         ('[[happenings]]\nat = 900.0\nwhat = "drop"', "raise duration_s"),
         ("[expect]\nmin_round = 3", "did you mean 'min_rounds'"),
+        ("[expect]\nmax_loss = 3.0", 'expect.max_loss: mode = "cost" trains nothing; leave it out'),
+        (
+            "[expect]\nmax_recovery_iterations = 3.0",
+            "there is no pipeline; leave it out, or set manifest.pipeline.stages",
+        ),
         ("[[peers]]\nname = 'lab'\ncount = 1\ntokens_per_s = 1.0", "same name"),
         ("x = [", "no TOML"),
     ],
@@ -93,6 +119,56 @@ def test_manifests_that_cannot_be_are_refused(old: str, new: str, said: str) -> 
     with pytest.raises(ConfigError) as refused:
         prepare(made, 0, make_schedule(made, 0, Path()))
     assert said in str(refused.value)
+
+
+VALUES = {
+    "peers": ('["lab"]', '["lab/0"]'),
+    "share": ("1.0", "0.5"),
+    "for_s": ("20.0", "30.0"),
+    "factor": ("4.0", "5.0"),
+    "probability": ("0.3", "0.4"),
+    "seconds": ("1.0", "2.0"),
+}
+"""Of each key, the default where it has one, and another one."""
+
+
+@pytest.mark.parametrize("what", TAKES)
+def test_a_happening_takes_what_it_uses_and_nothing_else(what: What) -> None:
+    """A key that it takes makes a difference; another is refused, even where it says what is so without."""
+    begin = "join_s = [500.0, 500.0]\n" if what == "join" else ""
+    begin += f'[[happenings]]\nat = 3.0\nwhat = "{what}"\n'
+    keys = {key: values[0] for key, values in VALUES.items() if key in TAKES[what]}
+
+    def made(keys: dict[str, str]) -> Scenario:
+        return scenario(begin + "".join(f"{key} = {value}\n" for key, value in keys.items()))
+
+    for key, (value, other) in VALUES.items():
+        if key in keys:
+            schedules = [make_schedule(made(one), 0, Path()).faults for one in (keys, keys | {key: other})]
+            assert schedules[0] != schedules[1], key
+        else:
+            with pytest.raises(ConfigError, match=rf"happenings\[0\]: {what} with {key}: .*; leave {key} out"):
+                made(keys | {key: value})
+
+
+def test_a_delay_is_not_negative_and_a_share_is_of_somebody() -> None:
+    delay = '[[happenings]]\nat = 3.0\nwhat = "delay"\n'
+    with pytest.raises(ConfigError, match=r"happenings\[0\]: seconds = -1.0: must be between 0.0"):
+        scenario(f"{delay}seconds = -1.0")
+    with pytest.raises(ConfigError, match="share without peers: say of whom"):
+        scenario(f"{delay}share = 0.5")
+    behind = scenario(scripted(3.0, "skew", seconds=-2.0))
+    assert Skew(at=3.0, peer=3, ahead_s=-2.0) in make_schedule(behind, 0, Path()).faults
+
+
+def test_real_nodes_read_bytes() -> None:
+    sections = '[manifest.data]\ntokenizer = "file"\n[[peers]]\nname = "home"'
+    real = BASE.replace('mode = "cost"', 'mode = "real"')
+    with pytest.raises(ConfigError, match=r"manifest\.data\.tokenizer = 'file': simulated nodes train on bytes"):
+        scenario(base=real.replace('[[peers]]\nname = "home"', sections))
+    scenario(
+        "[expect]\nmax_loss = 3.0", base=real.replace('[[peers]]\nname = "home"', sections.replace("file", "bytes"))
+    )
 
 
 def test_files_are_named_in_errors(tmp_path: Path) -> None:
