@@ -298,7 +298,7 @@ def shipped() -> list[str]:
 def find_scenario(name: str) -> Path:
     """The file that a person means: a path, or the name of a shipped one. Raises ConfigError."""
     path = Path(name)
-    if path.suffix == ".toml" or path.exists():
+    if path.suffix == ".toml" or path.is_file():
         return path
     if name in shipped():
         return SHIPPED / f"{name}.toml"

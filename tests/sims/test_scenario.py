@@ -171,6 +171,17 @@ def test_real_nodes_read_bytes() -> None:
     )
 
 
+def test_a_folder_does_not_hide_a_shipped_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("churn-8").mkdir()
+    assert find_scenario("churn-8") == SHIPPED / "churn-8.toml"
+    Path("mine").write_text(BASE)
+    assert find_scenario("mine") == Path("mine")
+    Path("no-file").mkdir()
+    with pytest.raises(ConfigError, match="no scenario is called 'no-file'"):
+        find_scenario("no-file")
+
+
 def test_files_are_named_in_errors(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     with pytest.raises(ConfigError, match=r"mine\.toml"):
