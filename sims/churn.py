@@ -23,7 +23,6 @@ from farflung.sims.faults import (
     Leave,
     Partition,
     Pause,
-    Presence,
     Resume,
     Schedule,
     Skew,
@@ -33,6 +32,7 @@ from farflung.sims.faults import (
     put_right,
 )
 from farflung.sims.scenario import Happening, Lasting, PeerClass, Scenario
+from farflung.sims.wishes import Wish, grant
 
 REJOIN_S = 8.0
 """Nobody comes back sooner: a process takes a while to end and to start."""
@@ -43,17 +43,17 @@ RESET_SHARE = 0.7
 
 def make_schedule(scenario: Scenario, seed: int, folder: Path) -> Schedule:
     """Everything that happens. `folder` holds the traces that the scenario names. Raises ConfigError."""
-    wanted: list[Fault] = []
+    wanted: list[Wish] = []
     for number, (peer_class, index, _) in enumerate(scenario.roster()):
         rng = random.Random(f"{seed}/churn/{number}")
         skew_s = scenario.network.clock_skew_s
         if skew_s:
-            wanted.append(Skew(at=0.0, peer=number, ahead_s=rng.uniform(-skew_s, skew_s)))
+            wanted.append(Wish(Skew(at=0.0, peer=number, ahead_s=rng.uniform(-skew_s, skew_s))))
         life = _traced(folder / peer_class.trace, index) if peer_class.trace else _drawn(peer_class, rng)
         wanted += _lived(life, number, peer_class, rng, scenario.duration_s)
     for position, happening in enumerate(scenario.happenings):
         wanted += _scripted(scenario, happening, random.Random(f"{seed}/happening/{position}"))
-    faults = _possible(sorted(wanted, key=lambda fault: fault.at))
+    faults = grant(sorted(wanted, key=lambda wish: wish.fault.at))
     if scenario.calm_s:
         faults = _calmed(faults, scenario.duration_s - scenario.calm_s)
     if not any(isinstance(fault, Start) for fault in faults):
@@ -98,20 +98,22 @@ def _traced(file: Path, index: int) -> Iterator[tuple[float, float]]:
 
 def _lived(
     life: Iterator[tuple[float, float]], peer: int, peer_class: PeerClass, rng: random.Random, duration_s: float
-) -> Iterator[Fault]:
+) -> Iterator[Wish]:
+    went: Wish | None = None
     for start, end in life:
         if start > duration_s:
             return
-        yield Start(at=start, peer=peer)
+        yield Wish(Start(at=start, peer=peer), ends=went)
         if end > duration_s:
             return
         if rng.random() < peer_class.says_goodbye:
-            yield Leave(at=end, peer=peer)
+            went = Wish(Leave(at=end, peer=peer))
         else:
-            yield Kill(at=end, peer=peer, reset=rng.random() < RESET_SHARE)
+            went = Wish(Kill(at=end, peer=peer, reset=rng.random() < RESET_SHARE))
+        yield went
 
 
-def _scripted(scenario: Scenario, what: Happening, rng: random.Random) -> Iterator[Fault]:
+def _scripted(scenario: Scenario, what: Happening, rng: random.Random) -> Iterator[Wish]:
     everybody = sorted({peer for who in what.peers for peer in scenario.select(who)})
     peers = sorted(rng.sample(everybody, round(what.share * len(everybody))))
     at, end = what.at, scenario.duration_s
@@ -121,37 +123,37 @@ def _scripted(scenario: Scenario, what: Happening, rng: random.Random) -> Iterat
     match what.what:
         case "kill" | "power":
             for peer in peers:
-                yield Kill(at=at, peer=peer, reset=what.what == "kill")
+                yield (went := Wish(Kill(at=at, peer=peer, reset=what.what == "kill")))
                 if returns:
-                    yield Start(at=back, peer=peer)
+                    yield Wish(Start(at=back, peer=peer), ends=went)
         case "leave":
             for peer in peers:
-                yield Leave(at=at, peer=peer)
+                yield (went := Wish(Leave(at=at, peer=peer)))
                 if returns:
-                    yield Start(at=back, peer=peer)
+                    yield Wish(Start(at=back, peer=peer), ends=went)
         case "join":
-            yield from (Start(at=at, peer=peer) for peer in peers)
+            yield from (Wish(Start(at=at, peer=peer), called=True) for peer in peers)
         case "pause":
             for peer in peers:
-                yield Pause(at=at, peer=peer)
+                yield (pause := Wish(Pause(at=at, peer=peer)))
                 if what.for_s is not None and until < end:
-                    yield Resume(at=until, peer=peer)
+                    yield Wish(Resume(at=until, peer=peer), ends=pause)
         case "partition":
-            yield Partition(at=at, groups=(tuple(peers),))
+            yield (cut := Wish(Partition(at=at, groups=(tuple(peers),))))
             if what.for_s is not None:
-                yield Heal(at=until)
+                yield Wish(Heal(at=until), ends=cut)
         case "slow":
-            yield from (Slow(at=at, until=until, peer=peer, factor=what.factor) for peer in peers)
+            yield from (Wish(Slow(at=at, until=until, peer=peer, factor=what.factor)) for peer in peers)
         case "delay" if not what.peers:
-            yield Delay(at=at, until=until, extra_s=max(0.0, what.seconds))
+            yield Wish(Delay(at=at, until=until, extra_s=what.seconds))
         case "delay":
-            yield from (Delay(at=at, until=until, extra_s=max(0.0, what.seconds), peer=peer) for peer in peers)
+            yield from (Wish(Delay(at=at, until=until, extra_s=what.seconds, peer=peer)) for peer in peers)
         case "drop":
-            yield Drop(at=at, until=until, probability=what.probability)
+            yield Wish(Drop(at=at, until=until, probability=what.probability))
         case "duplicate":
-            yield Duplicate(at=at, until=until, probability=what.probability)
+            yield Wish(Duplicate(at=at, until=until, probability=what.probability))
         case "skew":
-            yield from (Skew(at=at, peer=peer, ahead_s=what.seconds) for peer in peers)
+            yield from (Wish(Skew(at=at, peer=peer, ahead_s=what.seconds)) for peer in peers)
 
 
 def _calmed(faults: tuple[Fault, ...], at: float) -> tuple[Fault, ...]:
@@ -162,14 +164,3 @@ def _calmed(faults: tuple[Fault, ...], at: float) -> tuple[Fault, ...]:
         if fault.at <= at - REJOIN_S
     ]
     return (*left, *put_right(left, at))
-
-
-def _possible(faults: list[Fault]) -> tuple[Fault, ...]:
-    """Without what cannot happen: nobody starts twice, or is killed while away."""
-    presence = Presence()
-    possible: list[Fault] = []
-    for fault in faults:
-        if presence.allows(fault):
-            presence.happen(fault)
-            possible.append(fault)
-    return tuple(possible)

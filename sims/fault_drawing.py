@@ -94,6 +94,8 @@ class _Draw:
         self._planned: list[tuple[float, int, Fault]] = []
         self._numbers = count()
         self._presence = Presence()
+        self._resumes: dict[int, Resume] = {}
+        """What ends the last pause of each peer."""
         self._fresh = list(range(num_peers))
         self._founder = 0
         self._healed_at = -HANDOVER_S
@@ -146,7 +148,8 @@ class _Draw:
             self._plan(Start(at=self._later(now, self._churn.min_rejoin_s), peer=peer))
         elif kind == "pause" and awake:
             self._happen(Pause(at=now, peer=(peer := rng.choice(awake))))
-            self._plan(Resume(at=self._later(now), peer=peer))
+            self._resumes[peer] = Resume(at=self._later(now), peer=peer)
+            self._plan(self._resumes[peer])
         elif kind == "partition" and not self._presence.partitioned:
             self._happen(Partition(at=now, groups=self._draw_groups()))
             self._healed_at = self._later(now)
@@ -176,6 +179,8 @@ class _Draw:
     def _catch_up(self, now: float) -> None:
         while self._planned and self._planned[0][0] <= now:
             fault = heapq.heappop(self._planned)[2]
+            if isinstance(fault, Resume) and fault is not self._resumes[fault.peer]:
+                continue  # killed while it was paused, and paused again in its next life
             if self._presence.allows(fault):  # not so: killed while it was paused
                 self._happen(fault)
 

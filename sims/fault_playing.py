@@ -1,6 +1,7 @@
 """Carries a schedule out on a `MemoryHub`, and tells what was done, so that a test can assert that the faults fired."""
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -61,24 +62,40 @@ class Player:
         self._processes = processes
         self._on_fault = on_fault
         self._open: dict[int, int] = {}
+        """The hub's numbers of open disturbances."""
+        self._cuts: dict[int, int] = {}
+        """And of open partitions."""
+        self._slowed: dict[int, dict[int, float]] = {}
+        """By peer, factors of the windows that are open."""
 
     def begin(self, number: int, fault: Fault) -> None:
         """Let it happen. `number` names it for `end`."""
         self._tell(describe(fault).partition(" s  ")[2])
-        if isinstance(fault, Slow):
-            self._processes.slow(fault.peer, fault.factor)
-        elif isinstance(fault, Drop | Duplicate | Delay):
-            self._open[number] = self._hub.disturb(_disturbance(fault, self._peers))
-        else:
-            _carry_out(fault, self._hub, self._peers, self._processes)
+        match fault:
+            case Slow(peer=peer, factor=factor):
+                self._slowed.setdefault(peer, {})[number] = factor
+                self._slow(peer)
+            case Drop() | Duplicate() | Delay():
+                self._open[number] = self._hub.disturb(_disturbance(fault, self._peers))
+            case Partition(groups=groups, number=which):
+                self._cuts[which] = self._hub.partition([[self._peers[peer] for peer in group] for group in groups])
+            case Heal(number=which):
+                if which in self._cuts:
+                    self._hub.heal(self._cuts.pop(which))
+            case _:
+                _carry_out(fault, self._hub, self._peers, self._processes)
 
     def end(self, number: int, window: Window) -> None:
         """It is over."""
         self._tell("end of " + describe(window).partition(" s  ")[2])
         if isinstance(window, Slow):
-            self._processes.slow(window.peer, 1.0)
+            del self._slowed[window.peer][number]
+            self._slow(window.peer)
         else:
             self._hub.calm(self._open.pop(number))
+
+    def _slow(self, peer: int) -> None:
+        self._processes.slow(peer, math.prod(self._slowed[peer].values(), start=1.0))
 
     def _tell(self, line: str) -> None:
         self._on_fault(line)
@@ -140,10 +157,6 @@ def _carry_out(fault: Fault, hub: MemoryHub, peers: Sequence[PeerId], processes:
                 hub.pause(peers[peer])
         case Resume(peer=peer):
             hub.resume(peers[peer])
-        case Partition(groups=groups):
-            hub.partition([[peers[peer] for peer in group] for group in groups])
-        case Heal():
-            hub.heal()
         case Skew(peer=peer, ahead_s=ahead_s):
             hub.set_skew(peers[peer], ahead_s)
         case _:

@@ -56,13 +56,17 @@ class Partition:
 
     at: float
     groups: tuple[tuple[int, ...], ...]
+    number: int = 0
+    """Tells it from others that are open at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heal:
-    """The partition ends."""
+    """A partition ends."""
 
     at: float
+    number: int = 0
+    """The partition's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,10 +133,13 @@ def describe(fault: Fault) -> str:
             what = f"pause peer {peer}"
         case Resume(peer=peer):
             what = f"resume peer {peer}"
-        case Partition(groups=groups):
-            what = "partition " + " | ".join(" ".join(map(str, group)) for group in groups)
-        case Heal():
+        case Partition(groups=groups, number=number):
+            named = f"partition {number}: " if number else "partition "
+            what = named + " | ".join(" ".join(map(str, group)) for group in groups)
+        case Heal(number=0):
             what = "heal the partition"
+        case Heal(number=number):
+            what = f"heal partition {number}"
         case Drop(until=until, probability=probability):
             what = f"drop {probability:.0%} of messages until {until:.1f} s"
         case Duplicate(until=until, probability=probability):
@@ -156,15 +163,21 @@ class Presence:
     paused: list[int] = field(default_factory=list)
     killed: list[int] = field(default_factory=list)
     """Who has been killed and has not started again."""
-    partitioned: bool = False
+    partitions: list[int] = field(default_factory=list)
+    """Numbers of those that are open."""
 
     @property
     def awake(self) -> list[int]:
         """Who runs and is not paused."""
         return [peer for peer in self.running if peer not in self.paused]
 
+    @property
+    def partitioned(self) -> bool:
+        """Whether any partition is open."""
+        return bool(self.partitions)
+
     def allows(self, fault: Fault) -> bool:
-        """Whether the peer that a fault is about, if any, is in a state for it."""
+        """Whether the peer or the partition that a fault is about, if any, is in a state for it."""
         match fault:
             case Start(peer=peer):
                 return peer not in self.running
@@ -174,13 +187,15 @@ class Presence:
                 return peer in self.running and peer not in self.paused
             case Resume(peer=peer):
                 return peer in self.paused
+            case Partition(number=number):
+                return number not in self.partitions
             case _:
                 return True
 
     def happen(self, fault: Fault) -> None:
         """Take a fault into account. Raises ValueError, with nothing changed, when it is not allowed."""
         if not self.allows(fault):
-            raise ValueError(f"the peer is in no state for it: {describe(fault)}")
+            raise ValueError(f"its peer or partition is in no state for it: {describe(fault)}")
         match fault:
             case Start(peer=peer):
                 self.running.append(peer)
@@ -197,10 +212,10 @@ class Presence:
                 self.paused.append(peer)
             case Resume(peer=peer):
                 self.paused.remove(peer)
-            case Partition():
-                self.partitioned = True
-            case Heal():
-                self.partitioned = False
+            case Partition(number=number):
+                self.partitions.append(number)
+            case Heal(number=number) if number in self.partitions:  # one that was not is healed already
+                self.partitions.remove(number)
             case _:
                 pass
 
@@ -259,9 +274,8 @@ def put_right(faults: Sequence[Fault], at: float) -> list[Fault]:
     for fault in faults:
         presence.happen(fault)
     were_there = sorted({fault.peer for fault in faults if isinstance(fault, Start)})
-    healed: list[Fault] = [Heal(at=at)] if presence.partitioned else []
     return [
-        *healed,
+        *(Heal(at=at, number=number) for number in sorted(presence.partitions)),
         *(Resume(at=at, peer=peer) for peer in sorted(presence.paused)),
         *(Start(at=at, peer=peer) for peer in were_there if peer not in presence.running),
     ]

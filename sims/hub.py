@@ -3,7 +3,7 @@
 One `MemoryHub` joins any number of processes, each of which has a `network.MemoryNetwork`. Control messages suffer what
 `links.LinkModel` draws for them; bulk streams are those of `streams`; records are those of `records`. On top, at any moment:
 
-- `partition`: nothing passes between groups. Messages sent or arriving meanwhile are lost, streams stall and break after a timeout.
+- `partition`: nothing passes between groups. Messages sent or arriving meanwhile are lost, streams stall and break after a timeout. Several can be open.
 - `kill`: the process is gone. Its streams reset, what was on its way to it is lost, what it had sent still arrives. Its
   `MemoryNetwork` never delivers again; a restarted peer makes a new one with the same id.
 - `pause`: the process is stopped (SIGSTOP). Tasks that run in `process_context(peer)` stand still, its kernel keeps taking bytes up to
@@ -54,6 +54,18 @@ class NetEvent:
 Backbone = Callable[[PeerId, PeerId], tuple[float, float]]
 """What lies between the access links of two peers: latency in seconds, added to theirs, and bytes per second of one direction, which all
 streams of the pair share; infinite where nothing in the middle limits them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Partition:
+    """A cut of the network."""
+
+    at: float
+    """When it began, in virtual seconds."""
+    sides: dict[PeerId, int]
+
+    def separates(self, a: PeerId, b: PeerId) -> bool:
+        return self.sides.get(a, -1) != self.sides.get(b, -1)
 
 
 class Process(Protocol):
@@ -112,7 +124,7 @@ class MemoryHub:
         self.counts: Counter[tuple[str, str]] = Counter()
         self.delivered_bytes: Counter[PeerId] = Counter()
         """Bulk of each sender that has arrived."""
-        self.records = RecordStore(rng, self.cut)
+        self.records = RecordStore(rng, self._cut_at)
         self.on_event = on_event
         self._backbone = backbone
         self._rng = rng
@@ -122,8 +134,8 @@ class MemoryHub:
         self._paused: dict[PeerId, deque[tuple[PeerId, bytes]]] = {}
         self._silent: set[PeerId] = set()
         """Whose machines have gone with them, and answer nothing."""
-        self._sides: dict[PeerId, int] | None = None
-        self._cut_at = math.inf
+        self._partitions: dict[int, _Partition] = {}
+        self._num_partitions = 0
         self._disturbances: dict[int, Disturbance] = {}
         self._num_disturbances = 0
         self._routers = Routers(routers_seed)
@@ -152,25 +164,28 @@ class MemoryHub:
         """Set how far a peer's clock is ahead, in seconds; it keeps it over restarts."""
         self._skews[peer] = seconds
 
-    def partition(self, groups: Sequence[Sequence[PeerId]]) -> None:
-        """Cut the network between groups, instead of any cut so far. Peers in no group form one more.
+    def partition(self, groups: Sequence[Sequence[PeerId]]) -> int:
+        """Cut the network between groups, beside any cut so far, until `heal` is called with the number returned. Peers in no group form one more.
 
         Raises ValueError when a peer is in two groups.
         """
         sides = {peer: side for side, group in enumerate(groups) for peer in group}
         if len(sides) != sum(len(group) for group in groups):
             raise ValueError("a peer is in two groups")
-        self._sides = sides
+        self._num_partitions += 1
+        self._partitions[self._num_partitions] = _Partition(self.now(), sides)
         self._find_ways()
-        self._cut_at = min(self._cut_at, self.now())
         self.record("partition", b"", b"", 0, f"{len(groups)} groups")
         self._check_links()
+        return self._num_partitions
 
-    def heal(self) -> None:
-        """End the partition. Stalled streams go on, unless they have failed."""
-        self._sides = None
+    def heal(self, number: int | None = None) -> None:
+        """End one partition, or all. Streams that no other one stalls go on, unless they have failed. Raises KeyError when there is none of this number."""
+        if number is None:
+            self._partitions.clear()
+        else:
+            del self._partitions[number]
         self._find_ways()
-        self._cut_at = math.inf
         self.record("heal", b"", b"", 0, "")
         self._check_links()
 
@@ -240,7 +255,7 @@ class MemoryHub:
     @property
     def quiet(self) -> bool:
         """True while there is no partition, and nothing that makes the network worse."""
-        return self._sides is None and not self._disturbances
+        return not self._partitions and not self._disturbances
 
     def is_paused(self, peer: PeerId) -> bool:
         """True while the peer's process is stopped."""
@@ -266,7 +281,11 @@ class MemoryHub:
 
     def cut(self, a: PeerId, b: PeerId) -> bool:
         """True while a partition separates the two."""
-        return self._sides is not None and self._sides.get(a, -1) != self._sides.get(b, -1)
+        return bool(self._partitions) and any(one.separates(a, b) for one in self._partitions.values())
+
+    def _cut_at(self, a: PeerId, b: PeerId) -> float:
+        """Since when partitions have separated the two; infinite where none does."""
+        return min((one.at for one in self._partitions.values() if one.separates(a, b)), default=math.inf)
 
     def path(self, a: PeerId, b: PeerId) -> Path:
         """The path between two peers under the present disturbances, over a relay if it takes one."""
@@ -462,7 +481,6 @@ class MemoryHub:
             expires_at,
             author=author,
             now=self.now(),
-            cut_at=self._cut_at,
             delay_s=self.link.record_delay_s,
         )
         self.record("put" if taken else "put-refused", author, b"", len(value), "")
@@ -471,14 +489,12 @@ class MemoryHub:
     async def get(self, reader: PeerId, key: str) -> dict[str, bytes]:
         """Look records up, as `reader` finds them."""
         await self._ask_the_dht()
-        found, num_missed = self.records.get(
-            key, reader=reader, now=self.now(), cut_at=self._cut_at, miss=self.link.record_miss
-        )
+        found, num_missed = self.records.get(key, reader=reader, now=self.now(), miss=self.link.record_miss)
         self.record("get", b"", reader, sum(map(len, found.values())), "")
         for _ in range(num_missed):
             self.record("get-miss", b"", reader, 0, "")
         return found
 
     async def _ask_the_dht(self) -> None:
-        slow_s = self.link.record_timeout_s if self._sides is not None else 0.0
+        slow_s = self.link.record_timeout_s if self._partitions else 0.0
         await asyncio.sleep((self.link.record_delay_s + slow_s) * self._rng.random())

@@ -29,9 +29,10 @@ class _Version:
 class RecordStore:
     """All records of a modelled network. Times are true unix seconds, whatever the peers' clocks say."""
 
-    def __init__(self, rng: random.Random, cut: Callable[[PeerId, PeerId], bool]) -> None:
+    def __init__(self, rng: random.Random, cut_at: Callable[[PeerId, PeerId], float]) -> None:
+        """`cut_at` tells since when two peers have been separated, infinite where they are not."""
         self._rng = rng
-        self._cut = cut
+        self._cut_at = cut_at
         self._versions: dict[str, dict[str, list[_Version]]] = {}
 
     def put(
@@ -43,18 +44,14 @@ class RecordStore:
         *,
         author: PeerId,
         now: float,
-        cut_at: float,
         delay_s: float,
     ) -> bool:
-        """Store one version, seen by others within `delay_s` seconds; False when refused: expired, or outlasted.
-
-        `cut_at` is when the present partition began, infinite without one.
-        """
+        """Store one version, seen by others within `delay_s` seconds; False when refused: expired, or outlasted."""
         seen_at = now + delay_s * self._rng.random()
         if not now < expires_at < math.inf:
             return False
         versions = [v for v in self._versions.get(key, {}).get(subkey, []) if v.expires_at > now]
-        if any(v.expires_at >= expires_at and self._visible(v, author, now, cut_at) for v in versions):
+        if any(v.expires_at >= expires_at and self._visible(v, author, now) for v in versions):
             return False
         own = [v for v in versions if v.author == author][1 - _VERSIONS_PER_AUTHOR :]
         new = _Version(value=value, expires_at=expires_at, author=author, stored_at=now, seen_at=seen_at)
@@ -62,10 +59,10 @@ class RecordStore:
         self._versions.setdefault(key, {})[subkey] = versions
         return True
 
-    def get(self, key: str, *, reader: PeerId, now: float, cut_at: float, miss: float) -> tuple[dict[str, bytes], int]:
+    def get(self, key: str, *, reader: PeerId, now: float, miss: float) -> tuple[dict[str, bytes], int]:
         """Live records under `key` by subkey in sorted order, as `reader` finds them, and how many it missed.
 
-        `cut_at` is as for `put`; `miss` is the probability to miss a subkey that is there.
+        `miss` is the probability to miss a subkey that is there.
         """
         found: dict[str, bytes] = {}
         num_missed = 0
@@ -76,14 +73,14 @@ class RecordStore:
             if not subkeys[subkey]:
                 del subkeys[subkey]
                 continue
-            seen = [v for v in subkeys[subkey] if self._visible(v, reader, now, cut_at)]
+            seen = [v for v in subkeys[subkey] if self._visible(v, reader, now)]
             if seen and missed:
                 num_missed += 1
             elif seen:
                 found[subkey] = max(seen, key=lambda version: version.expires_at).value
         return found, num_missed
 
-    def _visible(self, version: _Version, reader: PeerId, now: float, cut_at: float) -> bool:
+    def _visible(self, version: _Version, reader: PeerId, now: float) -> bool:
         if version.author == reader:
             return True
-        return version.seen_at <= now and (version.stored_at < cut_at or not self._cut(version.author, reader))
+        return version.seen_at <= now and version.stored_at < self._cut_at(version.author, reader)

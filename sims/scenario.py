@@ -6,6 +6,7 @@ The manifest is written with the manifest's own keys (`protocol.manifest_toml`),
 
 import re
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -32,11 +33,13 @@ class Lasting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     kind: Literal["exponential", "weibull"] = "exponential"
     mean_s: float
     shape: float = 1.0
-    """Of a Weibull distribution; below 1, whoever has stayed for long stays longer, as volunteers do."""
+    """Of a Weibull distribution, which with 1 is exponential; below 1, whoever has stayed for long stays longer, as volunteers do."""
 
     def __post_init__(self) -> None:
         check_range("mean_s", self.mean_s, 1.0, MAX_SECONDS)
         check_range("shape", self.shape, 0.1, 10.0)
+        if self.kind == "exponential" and self.shape != 1.0:
+            raise ConfigError(f'shape = {self.shape}: exponential has none; set kind = "weibull", or leave shape out')
 
 
 class PeerClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,10 +94,15 @@ class PeerClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 )
         if not 0.0 <= self.join_s[0] <= self.join_s[1] <= MAX_SECONDS:
             raise ConfigError(f"join_s = {list(self.join_s)}: give [first, last] in seconds, 0 or more")
+        self.check_given(given(self))
         if self.absence is not None and self.session is None:
             raise ConfigError("absence without session: nobody who stays comes back; give session.mean_s as well")
-        if self.trace and self.session is not None:
-            raise ConfigError("trace and session: give one of them")
+
+    def check_given(self, keys: Iterable[str]) -> None:
+        """Refuse what somebody wrote to no effect. Raises ConfigError."""
+        for key in keys:
+            if self.trace and key in ("join_s", "session", "absence"):
+                raise ConfigError(f"trace and {key}: give one of them")
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,6 +125,21 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 What = Literal["kill", "power", "leave", "join", "pause", "partition", "slow", "delay", "drop", "duplicate", "skew"]
 
+TAKES: dict[What, tuple[str, ...]] = {
+    "kill": ("peers", "share", "for_s"),
+    "power": ("peers", "share", "for_s"),
+    "leave": ("peers", "share", "for_s"),
+    "join": ("peers", "share"),
+    "pause": ("peers", "share", "for_s"),
+    "partition": ("peers", "share", "for_s"),
+    "slow": ("peers", "share", "for_s", "factor"),
+    "delay": ("peers", "share", "for_s", "seconds"),
+    "drop": ("for_s", "probability"),
+    "duplicate": ("for_s", "probability"),
+    "skew": ("peers", "share", "seconds"),
+}
+"""Keys of each happening beside `at` and `what`."""
+
 
 class Happening(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Something scripted. What cannot happen, such as killing who is away, does not."""
@@ -128,7 +151,7 @@ class Happening(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     share: float = 1.0
     """Of them, drawn by the seed."""
     for_s: float | None = None
-    """How long; whoever was killed, left or paused comes back then. None: for good."""
+    """How long; whoever was killed, left or paused comes back then. None: for good. A `join` and a `skew` do not end."""
     factor: float = 4.0
     """`slow`: how many times as long everything takes."""
     probability: float = 0.3
@@ -137,14 +160,24 @@ class Happening(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """`delay`: what is added to each way; `skew`: how far clocks are ahead."""
 
     def __post_init__(self) -> None:
+        self.check_given(given(self))
         check_range("at", self.at, 0.0, MAX_SECONDS)
         check_range("share", self.share, 0.0, 1.0)
         check_range("for_s", 1.0 if self.for_s is None else self.for_s, 0.1, MAX_SECONDS)
         check_range("factor", self.factor, 0.01, 1000.0)
         check_range("probability", self.probability, 0.0, 1.0)
-        check_range("seconds", self.seconds, -3600.0, 3600.0)
-        if not self.peers and self.what not in ("drop", "duplicate", "delay"):
+        check_range("seconds", self.seconds, -3600.0 if self.what == "skew" else 0.0, 3600.0)
+        if not self.peers and "peers" in TAKES[self.what] and self.what != "delay":
             raise ConfigError(f"{self.what} without peers: say whom, as in peers = ['home/0']")
+
+    def check_given(self, keys: Iterable[str]) -> None:
+        """Refuse what somebody wrote to no effect. Raises ConfigError."""
+        takes = TAKES[self.what]
+        for key in keys:
+            if key not in ("at", "what", *takes):
+                raise ConfigError(f"{self.what} with {key}: it takes {', '.join(takes)}; leave {key} out")
+            if key == "share" and not self.peers:
+                raise ConfigError("share without peers: say of whom, as in peers = ['home'], or leave it out")
 
 
 class Expect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -201,6 +234,15 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 )
             if peer_class.stage is not None and not 0 <= peer_class.stage < self.stages:
                 raise ConfigError(f"peers {peer_class.name!r}: stage = {peer_class.stage}; give 0 to {self.stages - 1}")
+        if self.mode == "cost" and "max_loss" in given(self.expect):
+            raise ConfigError('expect.max_loss: mode = "cost" trains nothing; leave it out, or set mode = "real"')
+        if self.stages < 2 and "max_recovery_iterations" in given(self.expect):
+            raise ConfigError(
+                "expect.max_recovery_iterations: there is no pipeline; leave it out, or set manifest.pipeline.stages"
+            )
+        tokenizer = self.manifest.get("data", {}).get("tokenizer", "bytes")
+        if self.mode == "real" and tokenizer != "bytes":
+            raise ConfigError(f"manifest.data.tokenizer = {tokenizer!r}: simulated nodes train on bytes; leave it out")
         for number, happening in enumerate(self.happenings):
             if happening.at > self.duration_s:
                 raise ConfigError(
@@ -243,6 +285,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return found
 
 
+def given(part: PeerClass | Happening | Expect) -> list[str]:
+    """Keys that are not as they are by default."""
+    return [field.name for field in msgspec.structs.fields(part) if getattr(part, field.name) != field.default]
+
+
 def shipped() -> list[str]:
     """Names of the scenarios that come with farflung."""
     return sorted(file.stem for file in SHIPPED.glob("*.toml"))
@@ -251,7 +298,7 @@ def shipped() -> list[str]:
 def find_scenario(name: str) -> Path:
     """The file that a person means: a path, or the name of a shipped one. Raises ConfigError."""
     path = Path(name)
-    if path.suffix == ".toml" or path.exists():
+    if path.suffix == ".toml" or path.is_file():
         return path
     if name in shipped():
         return SHIPPED / f"{name}.toml"
@@ -306,7 +353,10 @@ T = TypeVar("T")
 
 def _convert(value: Any, kind: type[T], place: str) -> T:
     try:
-        return msgspec.convert(value, kind)
+        made = msgspec.convert(value, kind)
+        if isinstance(made, PeerClass | Happening):
+            made.check_given(value)  # also what is as it is by default
+        return made
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}" if place else str(error)) from error
     except msgspec.ValidationError as error:

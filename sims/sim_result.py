@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from farflung.sims.pipeline_recoveries import Recovered
-from farflung.sims.scenario import Scenario
+from farflung.sims.scenario import Scenario, given
 from farflung.sims.simulation import Report
 
 Result = dict[str, Any]
@@ -48,11 +48,9 @@ def summarise(scenario: Scenario, report: Report, *, bytes_factor: float = 1.0) 
         ("loss", "<=", scenario.expect.max_loss, None),
         ("recovery_iterations", "<=", scenario.expect.max_recovery_iterations, None),
     ]
-    defaults = {field: getattr(type(scenario.expect)(), field) for field in scenario.expect.__struct_fields__}
-    given = {field for field in defaults if getattr(scenario.expect, field) != defaults[field]}
     expected = []
     for key, sign, limit, _ in wanted:
-        if not any(field.endswith(key) for field in given):
+        if not any(field.endswith(key) for field in given(scenario.expect)):
             continue
         got = figures[key]
         met = got is not None and (got >= limit if sign == ">=" else got <= limit)

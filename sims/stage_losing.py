@@ -46,6 +46,8 @@ class Misfortune:
         self._began = swarm.hub.now()
         self._numbers = count()
         self._cut = False
+        self._pauses: dict[int, list[int]] = {}
+        """By peer, numbers of those that it stands still for; it goes on after the last of them."""
         self._fresh = list(range(len(scene.placed), scene.num_peers))
 
     async def run(self) -> None:
@@ -132,14 +134,13 @@ class Misfortune:
         """What it comes to now."""
         now, swarm = self._now(), self._swarm
         hit = [peer for peer in self._hit(blow) if self._runs(peer)]
-        awake = [
-            peer for peer in hit if swarm.ids[peer] in swarm.hub.running() and not swarm.hub.is_paused(swarm.ids[peer])
-        ]
+        up = [peer for peer in hit if swarm.ids[peer] in swarm.hub.running()]
+        awake = [peer for peer in up if not swarm.hub.is_paused(swarm.ids[peer])]
         match blow.what:
             case What.KILL | What.POWER:
                 return [Kill(at=now, peer=peer, reset=blow.what is What.KILL) for peer in hit]
             case What.PAUSE:
-                return [Pause(at=now, peer=peer) for peer in awake]
+                return [Pause(at=now, peer=peer) for peer in up]
             case What.LEAVE:
                 return [Leave(at=now, peer=peer) for peer in awake if peer in swarm.peers]
             case What.CUT:
@@ -158,6 +159,11 @@ class Misfortune:
     def _begin(self, fault: Fault) -> int:
         self._cut = self._cut or isinstance(fault, Partition)
         number = next(self._numbers)
+        if isinstance(fault, Pause):
+            if self._swarm.hub.is_paused(self._swarm.ids[fault.peer]):
+                self._pauses[fault.peer].append(number)
+                return number
+            self._pauses[fault.peer] = [number]  # those of a life that was killed meanwhile are over
         self._player.begin(number, fault)
         return number
 
@@ -171,9 +177,12 @@ class Misfortune:
                     )  # which says goodbye; it may have been killed and started since then
                 if not self._runs(peer):  # nobody else has started it
                     self._begin(Start(at=self._now(), peer=peer))
-            case Pause(peer=peer):
-                if self._swarm.hub.is_paused(self._swarm.ids[peer]):
+            case Pause(peer=peer) if number in self._pauses[peer]:
+                self._pauses[peer].remove(number)
+                if not self._pauses[peer] and self._swarm.hub.is_paused(self._swarm.ids[peer]):
                     self._begin(Resume(at=self._now(), peer=peer))
+            case Pause():
+                pass  # whom it hit was killed and started again, and stands still for another one
             case Partition():
                 self._cut = False
                 self._begin(Heal(at=self._now()))

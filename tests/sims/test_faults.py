@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from farflung.node.network import Stream
 from farflung.protocol.errors import NetworkError
+from farflung.sims.chaos import drawn_schedule
 from farflung.sims.clock import VirtualLoop, process_context, run
 from farflung.sims.fault_drawing import ChurnModel, draw_schedule
 from farflung.sims.fault_playing import play
@@ -39,6 +40,7 @@ from farflung.sims.faults import (
     Slow,
     Start,
     describe,
+    put_right,
 )
 from farflung.sims.hub import MemoryHub
 from farflung.sims.links import LinkModel
@@ -221,6 +223,7 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         (Resume(at=1.0, peer=0),),
         (Start(at=0.0, peer=0), Pause(at=1.0, peer=0), Leave(at=2.0, peer=0)),
         (Partition(at=1.0, groups=((0, 1), (1, 2))),),
+        (Partition(at=1.0, groups=((0,),)), Partition(at=2.0, groups=((1,),))),
     ],
 )
 def test_scripts_that_make_no_sense_are_refused(faults: tuple[Fault, ...]) -> None:
@@ -262,7 +265,10 @@ def test_what_presence_allows_makes_a_schedule_and_nothing_else_does(hits: list[
 def test_faults_read_well() -> None:
     assert describe(Kill(at=12.34, peer=3)) == "    12.3 s  kill peer 3"
     assert describe(Kill(at=0.0, peer=3, reset=False)).endswith("peer 3 loses power")
-    assert describe(Partition(at=0.0, groups=((0, 2), (1,)))).endswith("partition 0 2 | 1")
+    assert describe(Partition(at=0.0, groups=((0, 2), (1,)))).endswith("s  partition 0 2 | 1")
+    assert describe(Partition(at=0.0, groups=((0, 2),), number=1)).endswith("s  partition 1: 0 2")
+    assert describe(Heal(at=0.0)).endswith("heal the partition")
+    assert describe(Heal(at=0.0, number=1)).endswith("heal partition 1")
     assert describe(Drop(at=0.0, until=9.0, probability=0.25)).endswith("drop 25% of messages until 9.0 s")
     assert describe(Delay(at=0.0, until=9.0, extra_s=1.5)).endswith("delay everything by 1.50 s until 9.0 s")
     assert describe(Skew(at=0.0, peer=1, ahead_s=-0.5)).endswith("set the clock of peer 1 -0.50 s off")
@@ -308,6 +314,63 @@ def test_a_script_is_played_to_the_letter_and_each_fault_has_its_effect() -> Non
     assert chatter.bulk_bytes > 0 and chatter.broken > 0
     assert chatter.slowed == [(1, 3.0), (1, 1.0)]
     assert not hub._connections
+
+
+def test_what_is_slow_twice_is_so_by_both_and_each_ends_by_itself() -> None:
+    faults = (
+        Start(at=0.0, peer=0),
+        Slow(at=10.0, until=40.0, peer=0, factor=2.0),
+        Slow(at=20.0, until=30.0, peer=0, factor=3.0),
+        Slow(at=25.0, until=60.0, peer=1, factor=5.0),
+        Slow(at=35.0, until=50.0, peer=0, factor=4.0),
+    )
+    _, _, chatter = simulate(Schedule(num_peers=2, duration_s=70.0, faults=faults), 0, LinkModel())
+    assert [factor for peer, factor in chatter.slowed if peer == 0] == [2.0, 6.0, 2.0, 8.0, 4.0, 1.0]
+    assert [factor for peer, factor in chatter.slowed if peer == 1] == [5.0, 1.0]
+
+
+def test_of_two_partitions_each_is_healed_by_itself() -> None:
+    faults = (
+        *(Start(at=0.0, peer=peer) for peer in range(3)),
+        Partition(at=10.0, groups=((0,),)),
+        Partition(at=20.0, groups=((1,),), number=1),
+        Heal(at=30.0),
+        Heal(at=40.0, number=1),
+        Heal(at=45.0, number=7),  # nothing to heal
+    )
+    schedule = Schedule(num_peers=3, duration_s=60.0, faults=faults)
+    apart: list[tuple[float, tuple[bool, ...]]] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        hub = MemoryHub(loop, random.Random(0), LinkModel())
+
+        def look() -> None:
+            apart.append((hub.now(), tuple(hub.cut(PEERS[a], PEERS[b]) for a, b in ((0, 1), (0, 2), (1, 2)))))
+
+        for at in (15.0, 25.0, 35.0, 50.0):
+            hub.at(at, look)
+        async with asyncio.TaskGroup() as group:
+            chatter = Chatter(hub, group, 3)
+            await play(schedule, hub, PEERS, chatter)
+            for peer in range(3):
+                chatter.kill(peer)
+
+    run(main())
+    assert apart == [
+        (15.0, (True, True, False)),
+        (25.0, (True, True, True)),
+        (35.0, (True, False, True)),
+        (50.0, (False, False, False)),
+    ]
+    assert put_right(faults[:5], 60.0) == [Heal(at=60.0), Heal(at=60.0, number=1)]
+
+
+def test_in_a_drawn_schedule_a_pause_is_ended_by_its_own_resume() -> None:
+    """Chaos seed 198: one was killed while it stood still, and stopped again in its next life before it would have gone on."""
+    faults = [fault for fault in drawn_schedule(198).faults if isinstance(fault, Pause | Resume | Kill)]
+    assert [type(fault) for fault in faults if fault.peer == 0] == [Pause, Kill, Pause, Kill]
 
 
 def test_the_same_seed_gives_the_same_log() -> None:

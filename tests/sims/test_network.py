@@ -165,6 +165,21 @@ def test_partition_cuts_between_groups_and_heals() -> None:
     in_lab(body, num_peers=4)
 
 
+def test_each_partition_ends_by_itself() -> None:
+    async def body(lab: Lab) -> None:
+        first = lab.hub.partition([[peer(0)]])
+        second = lab.hub.partition([[peer(1)]])
+        assert [lab.hub.cut(peer(a), peer(b)) for a, b in ((0, 1), (0, 2), (1, 2), (2, 3))] == [True, True, True, False]
+        lab.hub.heal(first)
+        assert [lab.hub.cut(peer(a), peer(b)) for a, b in ((0, 1), (0, 2), (1, 2))] == [True, False, True]
+        with pytest.raises(KeyError):
+            lab.hub.heal(first)
+        lab.hub.heal(second)
+        assert lab.hub.quiet and not lab.hub.cut(peer(0), peer(1))
+
+    in_lab(body, num_peers=4)
+
+
 def test_a_killed_process_never_hears_again_but_its_last_words_arrive() -> None:
     async def body(lab: Lab) -> None:
         old = lab.networks[1]
@@ -322,6 +337,23 @@ def test_a_partition_hides_new_records_of_the_other_side_only() -> None:
         assert dict(await b.get_records("k")) == {"s": b"mine"}
 
     in_lab(body)
+
+
+def test_of_two_partitions_each_hides_what_is_stored_while_it_lasts() -> None:
+    async def body(lab: Lab) -> None:
+        a, _, c = lab.networks
+        first = lab.hub.partition([[peer(1)]])
+        await asyncio.sleep(1.0)
+        await a.put_record("k", "s", b"before the second", START + 1e3)
+        await asyncio.sleep(1.0)
+        lab.hub.partition([[peer(2)]])
+        assert dict(await c.get_records("k")) == {"s": b"before the second"}
+        await a.put_record("k", "s", b"in both", START + 2e3)
+        lab.hub.heal(first)
+        assert dict(await lab.networks[1].get_records("k")) == {"s": b"in both"}
+        assert dict(await c.get_records("k")) == {"s": b"before the second"}
+
+    in_lab(body, num_peers=3)
 
 
 def test_a_connection_is_dialled_once_and_kept_for_a_while() -> None:

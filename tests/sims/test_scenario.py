@@ -13,8 +13,18 @@ from farflung.protocol.errors import ConfigError
 from farflung.sims import regions
 from farflung.sims.churn import make_schedule
 from farflung.sims.costs import PASSES
-from farflung.sims.faults import Delay, Heal, Kill, Leave, Partition, Pause, Presence, Resume, Slow, Start
-from farflung.sims.scenario import SHIPPED, Lasting, Scenario, find_scenario, load_scenario, parse_scenario, shipped
+from farflung.sims.faults import Delay, Heal, Kill, Leave, Partition, Pause, Presence, Resume, Skew, Slow, Start
+from farflung.sims.scenario import (
+    SHIPPED,
+    TAKES,
+    Lasting,
+    Scenario,
+    What,
+    find_scenario,
+    load_scenario,
+    parse_scenario,
+    shipped,
+)
 from farflung.sims.scenario_plan import CELLS, prepare
 from farflung.sims.simulation import simulate
 from farflung.sims.swarm import Swarm
@@ -63,12 +73,28 @@ def test_shipped_scenarios_are_sound(name: str) -> None:
         ("session = { mean_s = 0.0 }", "peers[1]: mean_s = 0.0"),
         ("absence = { mean_s = 5.0 }", "give session.mean_s as well"),
         ("join_s = [9.0, 3.0]", "give [first, last]"),
+        (
+            "session = { mean_s = 9.0, shape = 0.6 }",
+            'peers[1]: shape = 0.6: exponential has none; set kind = "weibull"',
+        ),
+        (
+            'session = { mean_s = 9.0 }\nabsence = { kind = "exponential", mean_s = 9.0, shape = 2.0 }',
+            "leave shape out",
+        ),
+        ('trace = "t.csv"\njoin_s = [0.0, 0.0]', "peers[1]: trace and join_s: give one of them"),
+        ('trace = "t.csv"\nsession = { mean_s = 9.0 }', "trace and session"),
+        ('trace = "t.csv"\nabsence = { mean_s = 9.0 }', "trace and absence"),
         ('[network]\nloss = "much"', "network.loss: Expected `float`"),
         ('[[happenings]]\nat = 3.0\nwhat = "kill"', "say whom"),
         ('[[happenings]]\nat = 3.0\nwhat = "kill"\npeers = ["hone"]', "no peer is called 'hone'; did you mean 'home'"),
         ('[[happenings]]\nat = 3.0\nwhat = "burn"\npeers = ["home"]', "happenings[0].what: Invalid enum value 'burn'"),
         ('[[happenings]]\nat = 900.0\nwhat = "drop"', "raise duration_s"),
         ("[expect]\nmin_round = 3", "did you mean 'min_rounds'"),
+        ("[expect]\nmax_loss = 3.0", 'expect.max_loss: mode = "cost" trains nothing; leave it out'),
+        (
+            "[expect]\nmax_recovery_iterations = 3.0",
+            "there is no pipeline; leave it out, or set manifest.pipeline.stages",
+        ),
         ("[[peers]]\nname = 'lab'\ncount = 1\ntokens_per_s = 1.0", "same name"),
         ("x = [", "no TOML"),
     ],
@@ -93,6 +119,67 @@ def test_manifests_that_cannot_be_are_refused(old: str, new: str, said: str) -> 
     with pytest.raises(ConfigError) as refused:
         prepare(made, 0, make_schedule(made, 0, Path()))
     assert said in str(refused.value)
+
+
+VALUES = {
+    "peers": ('["lab"]', '["lab/0"]'),
+    "share": ("1.0", "0.5"),
+    "for_s": ("20.0", "30.0"),
+    "factor": ("4.0", "5.0"),
+    "probability": ("0.3", "0.4"),
+    "seconds": ("1.0", "2.0"),
+}
+"""Of each key, the default where it has one, and another one."""
+
+
+@pytest.mark.parametrize("what", TAKES)
+def test_a_happening_takes_what_it_uses_and_nothing_else(what: What) -> None:
+    """A key that it takes makes a difference; another is refused, even where it says what is so without."""
+    begin = "join_s = [500.0, 500.0]\n" if what == "join" else ""
+    begin += f'[[happenings]]\nat = 3.0\nwhat = "{what}"\n'
+    keys = {key: values[0] for key, values in VALUES.items() if key in TAKES[what]}
+
+    def made(keys: dict[str, str]) -> Scenario:
+        return scenario(begin + "".join(f"{key} = {value}\n" for key, value in keys.items()))
+
+    for key, (value, other) in VALUES.items():
+        if key in keys:
+            schedules = [make_schedule(made(one), 0, Path()).faults for one in (keys, keys | {key: other})]
+            assert schedules[0] != schedules[1], key
+        else:
+            with pytest.raises(ConfigError, match=rf"happenings\[0\]: {what} with {key}: .*; leave {key} out"):
+                made(keys | {key: value})
+
+
+def test_a_delay_is_not_negative_and_a_share_is_of_somebody() -> None:
+    delay = '[[happenings]]\nat = 3.0\nwhat = "delay"\n'
+    with pytest.raises(ConfigError, match=r"happenings\[0\]: seconds = -1.0: must be between 0.0"):
+        scenario(f"{delay}seconds = -1.0")
+    with pytest.raises(ConfigError, match="share without peers: say of whom"):
+        scenario(f"{delay}share = 0.5")
+    behind = scenario(scripted(3.0, "skew", seconds=-2.0))
+    assert Skew(at=3.0, peer=3, ahead_s=-2.0) in make_schedule(behind, 0, Path()).faults
+
+
+def test_real_nodes_read_bytes() -> None:
+    sections = '[manifest.data]\ntokenizer = "file"\n[[peers]]\nname = "home"'
+    real = BASE.replace('mode = "cost"', 'mode = "real"')
+    with pytest.raises(ConfigError, match=r"manifest\.data\.tokenizer = 'file': simulated nodes train on bytes"):
+        scenario(base=real.replace('[[peers]]\nname = "home"', sections))
+    scenario(
+        "[expect]\nmax_loss = 3.0", base=real.replace('[[peers]]\nname = "home"', sections.replace("file", "bytes"))
+    )
+
+
+def test_a_folder_does_not_hide_a_shipped_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("churn-8").mkdir()
+    assert find_scenario("churn-8") == SHIPPED / "churn-8.toml"
+    Path("mine").write_text(BASE)
+    assert find_scenario("mine") == Path("mine")
+    Path("no-file").mkdir()
+    with pytest.raises(ConfigError, match="no scenario is called 'no-file'"):
+        find_scenario("no-file")
 
 
 def test_files_are_named_in_errors(tmp_path: Path) -> None:
@@ -173,6 +260,96 @@ for_s = 60.0
     pause, resume, slow = faults[4:]
     assert isinstance(pause, Pause) and pause.peer in (3, 4) and resume == Resume(at=85.0, peer=pause.peer)
     assert slow == Slow(at=590.0, until=600.0, peer=2, factor=4.0)
+
+
+def lives(tmp_path: Path, happenings: str) -> list[tuple[str, float]]:
+    """What happens to lab/0, who is there from 0 to 100, 150 to 300 and 350 to 500 s, when that is scripted beside it."""
+    (tmp_path / "t.csv").write_text("start_s,end_s,host\n0,100,a\n150,300,a\n350,500,a\n0,600,b\n")
+    made = scenario(f'trace = "t.csv"\nsays_goodbye = 1.0\n{happenings}')
+    faults = [fault for fault in make_schedule(made, 0, tmp_path).faults if getattr(fault, "peer", None) == 3]
+    return [(type(fault).__name__, fault.at) for fault in faults]
+
+
+def scripted(at: float, what: str, who: str = "lab/0", **keys: float) -> str:
+    rest = "".join(f"{key} = {value}\n" for key, value in keys.items())
+    return f'[[happenings]]\nat = {at}\nwhat = "{what}"\npeers = ["{who}"]\n{rest}'
+
+
+OWN = [("Start", 0.0), ("Leave", 100.0), ("Start", 150.0), ("Leave", 300.0), ("Start", 350.0), ("Leave", 500.0)]
+
+
+@pytest.mark.parametrize(
+    ("happenings", "lived"),
+    [
+        ("", OWN),
+        # whoever is away is not hit, and does not come back by it
+        (scripted(110.0, "kill", for_s=20.0), OWN),
+        (scripted(320.0, "leave", for_s=8.0) + scripted(550.0, "power", for_s=8.0), OWN),
+        # for good, whatever its own life is
+        (scripted(50.0, "power"), [("Start", 0.0), ("Kill", 50.0)]),
+        (scripted(50.0, "leave") + scripted(60.0, "kill", for_s=20.0), [("Start", 0.0), ("Leave", 50.0)]),
+        (scripted(50.0, "kill") + scripted(200.0, "join"), [("Start", 0.0), ("Kill", 50.0), ("Start", 200.0), *OWN[3:]]),
+        # for as long as it says
+        (scripted(50.0, "kill", for_s=150.0), [("Start", 0.0), ("Kill", 50.0), ("Start", 200.0), *OWN[3:]]),
+        (
+            scripted(50.0, "kill", for_s=150.0) + scripted(60.0, "kill", for_s=20.0),
+            [("Start", 0.0), ("Kill", 50.0), ("Start", 200.0), *OWN[3:]],
+        ),
+    ],
+    ids=["nothing", "away", "away twice", "for good", "for good and again", "called back", "longer than its absence", "shorter inside"],
+)  # fmt: skip
+def test_who_is_taken_away_comes_back_when_that_is_over(
+    happenings: str, lived: list[tuple[str, float]], tmp_path: Path
+) -> None:
+    assert lives(tmp_path, happenings) == lived
+
+
+def test_before_it_joins_nobody_is_brought_by_what_did_not_hit_it() -> None:
+    made = scenario("join_s = [90.0, 90.0]\n" + scripted(10.0, "kill", "lab", for_s=20.0))
+    assert {fault.at for fault in make_schedule(made, 0, Path()).faults if getattr(fault, "peer", 0) >= 3} == {90.0}
+
+
+def test_who_is_paused_twice_goes_on_after_the_last_one() -> None:
+    whom = "home/0"
+    made = scenario(
+        scripted(10.0, "pause", whom, for_s=60.0)
+        + scripted(30.0, "pause", whom, for_s=10.0)
+        + scripted(60.0, "pause", whom, for_s=40.0)
+        # and what stopped one life does not hold the next, nor does it let go of it
+        + scripted(200.0, "pause", whom, for_s=60.0)
+        + scripted(210.0, "kill", whom, for_s=10.0)
+        + scripted(240.0, "pause", whom, for_s=100.0)
+    )
+    faults = [f for f in make_schedule(made, 0, Path()).faults if f.at > 0.0]
+    assert faults == [
+        Pause(at=10.0, peer=0),
+        Resume(at=100.0, peer=0),
+        Pause(at=200.0, peer=0),
+        Kill(at=210.0, peer=0),
+        Start(at=220.0, peer=0),
+        Pause(at=240.0, peer=0),
+        Resume(at=340.0, peer=0),
+    ]
+
+
+def test_partitions_that_are_open_together_end_each_by_itself() -> None:
+    made = scenario(
+        scripted(10.0, "partition", "lab", for_s=60.0)
+        + scripted(30.0, "partition", "home", for_s=10.0)
+        + scripted(50.0, "partition", "home/0", for_s=40.0)
+        + scripted(100.0, "partition", "home/0", for_s=10.0)
+    )
+    faults = [f for f in make_schedule(made, 0, Path()).faults if f.at > 0.0]
+    assert faults == [
+        Partition(at=10.0, groups=((3, 4),)),
+        Partition(at=30.0, groups=((0, 1, 2),), number=1),
+        Heal(at=40.0, number=1),
+        Partition(at=50.0, groups=((0,),), number=1),
+        Heal(at=70.0),
+        Heal(at=90.0, number=1),
+        Partition(at=100.0, groups=((0,),)),
+        Heal(at=110.0),
+    ]
 
 
 def test_before_the_calm_all_is_put_right_and_nothing_happens_in_it() -> None:

@@ -13,6 +13,7 @@ from farflung.protocol.chain import Certified
 from farflung.protocol.keys import PeerId
 from farflung.protocol.lives import Life
 from farflung.protocol.quorum import is_quorum
+from farflung.sims.network import MemoryNetwork
 from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
 from farflung.sims.stage_losing import Misfortune
@@ -75,3 +76,42 @@ def test_in_the_end_every_stage_can_have_a_machine(seed: int) -> None:
             assert len(there) > scene.stages
 
     simulate(recipe(stages=scene.stages, layers=scene.layers), Counting(), signers(scene.num_peers), story)
+
+
+def test_who_is_stopped_twice_goes_on_after_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what stopped one life neither holds the next nor lets go of it."""
+
+    async def live(self: PipelineSwarm, index: int) -> None:
+        network = MemoryNetwork(self.hub, self.ids[index])
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await network.close()
+
+    monkeypatch.setattr(PipelineSwarm, "_live", live)
+    blows = (
+        Blow(at=1.0, what=What.PAUSE, which=(1,), for_s=30.0),
+        Blow(at=11.0, what=What.PAUSE, which=(1,), for_s=40.0),
+        Blow(at=61.0, what=What.PAUSE, which=(1,), for_s=40.0),
+        Blow(at=66.0, what=What.KILL, which=(1,), for_s=5.0),
+        Blow(at=81.0, what=What.PAUSE, which=(1,), for_s=50.0),
+    )
+    scene = replace(draw_scene(0), stages=2, layers=2, placed=(0, 1), newcomers=0, regions=(0, 0), blows=blows)
+    told: list[tuple[float, str]] = []
+
+    async def story(swarm: PipelineSwarm) -> None:
+        began = swarm.hub.now()
+        for peer in range(2):
+            swarm.start(peer)
+        await Misfortune(scene, swarm, lambda line: told.append((swarm.hub.now() - began, line))).run()
+
+    simulate(recipe(stages=2, layers=2), Counting(), signers(2), story)
+    assert [(round(at), line) for at, line in told] == [
+        (1, "pause peer 1"),
+        (51, "resume peer 1"),
+        (61, "pause peer 1"),
+        (66, "kill peer 1"),
+        (71, "start peer 1"),
+        (81, "pause peer 1"),
+        (131, "resume peer 1"),
+    ]
