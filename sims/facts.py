@@ -22,6 +22,9 @@ FIRST_S = 30.0
 SILENT_S = 30.0
 """A node that said nothing for so long before the end, and no goodbye, has vanished: `net` comes every few seconds."""
 
+KILLED = ("kill", "power")
+"""Incidents that end a node's life without a word of it."""
+
 
 class PeerFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One node of the run."""
@@ -38,15 +41,22 @@ class PeerFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Its class of machines, in which utilisation is told; empty: by the device that the node names."""
 
 
-class Incident(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something done to a node from outside."""
+class Incident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Something done from outside, to a node or to the network between them."""
 
     time: float
     """Unix seconds."""
     what: str
-    """`start` (with the first ones), `join` (later), `kill` or `stop`."""
-    peer: str
-    """Public key in hex."""
+    """Of a node: `start` (with the first ones), `join` (later), `kill`, `power` (its machine has none any more) or `stop`; `pause` (of its process) and `resume`;
+    `slow` (what it computes) and `skew` (its clock is set). Of the network: `partition` and `heal`, `drop` and `duplicate` (of control messages). Of either: `delay`."""
+    peer: str = ""
+    """Public key in hex; empty: of the network."""
+    until: float | None = None
+    """Unix seconds; of what ends by itself: `slow`, `delay`, `drop`, `duplicate`."""
+    much: float | None = None
+    """`slow`: how many times as long everything takes; `delay`: seconds more each way; `drop` and `duplicate`: their probability; `skew`: seconds ahead."""
+    groups: list[list[str]] = []
+    """Of a `partition`, its sides by public keys in hex; whoever is in none is on one side more."""
 
 
 class LedgerFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

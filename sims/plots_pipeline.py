@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from farflung.sims.facts import KILLED
 from farflung.sims.markup import Markup
 from farflung.sims.pipeline_log import LoggedStep
 from farflung.sims.plots import WIDTH_IN, time_unit
@@ -73,7 +74,7 @@ def plot_steps(scene: Scene) -> Markup:
             if stages[one] != stages[next_]:
                 axis.axhline(row_of[next_] - 0.5, color=MUTED, linewidth=0.6)
         for incident in scene.run.timeline:
-            if incident.what == "kill" and incident.peer in row_of and start <= incident.time <= end:
+            if incident.what in KILLED and incident.peer in row_of and start <= incident.time <= end:
                 at, row = incident.time - start, row_of[incident.peer]
                 axis.plot(at, row, marker="X", color=BAD, markersize=9, markeredgecolor=CARD, zorder=6)
                 axis.annotate("killed", (at, row), (8, 0), textcoords="offset points", va="center", color=BAD)

@@ -10,11 +10,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from farflung.sims.facts import KILLED
 from farflung.sims.markup import Markup
 from farflung.sims.plots import WIDTH_IN, time_unit
 from farflung.sims.scene import Scene
 from farflung.sims.series import BINS, FINEST, MOST_ROWS, state_counts, state_spans_of
-from farflung.sims.spans import PHASES, Span, compute_spans, merged_spans, phase_spans
+from farflung.sims.spans import PHASES, Span, merged_spans
 from farflung.sims.summary import commits_by_round
 from farflung.sims.svg import BAD, CARD, GOOD, GRID, INK, MUTED, STATES, STYLE, WORK, to_svg
 
@@ -77,7 +78,7 @@ def _incidents(axis: Axes, scene: Scene, peers: Sequence[str], divisor: float, z
         if incident.peer not in row_of:
             continue
         at, row = (incident.time - zero) / divisor, row_of[incident.peer]
-        if incident.what == "kill":
+        if incident.what in KILLED:
             axis.plot(at, row, marker="X", color=BAD, markersize=9, markeredgecolor=CARD, zorder=5)
             axis.annotate("killed", (at, row), (8, 0), textcoords="offset points", va="center", color=BAD)
         elif incident.what == "join":
@@ -99,7 +100,7 @@ def window(scene: Scene) -> tuple[float, float]:
     commits = [event["time"] for event in commits_by_round(scene.events).values()]
     gaps = [after - before for before, after in itertools.pairwise(commits) if after > before]
     length = min(WINDOW_ROUNDS * median(gaps), scene.seconds) if gaps else scene.seconds
-    kills = [incident.time for incident in scene.run.timeline if incident.what == "kill"]
+    kills = [incident.time for incident in scene.run.timeline if incident.what in KILLED]
     missed = sorted(event["time"] for peer in scene.peers for event in scene.of(peer, "round.missed"))
     middle = [commits[len(commits) // 2]] if commits else [scene.run.started]
     around = (kills or missed or middle)[0]
@@ -116,9 +117,8 @@ def plot_gantt(scene: Scene) -> Markup:
         figure = Figure(figsize=(WIDTH_IN, 0.9 + 0.52 * max(1, len(peers))), layout="constrained")
         axis = figure.subplots()
         for row, peer in enumerate(peers):
-            events = scene.events[peer]
-            _lane(axis, row - 0.2, compute_spans(events), start, end, finest)
-            _lane(axis, row + 0.2, phase_spans(events), start, end, finest)
+            _lane(axis, row - 0.2, scene.computed(peer), start, end, finest)
+            _lane(axis, row + 0.2, scene.phases(peer), start, end, finest)
         for number, event in commits_by_round(scene.events).items():
             if start <= event["time"] <= end:
                 axis.axvline(event["time"] - start, color=MUTED, linewidth=0.8, linestyle=(0, (2, 2)), zorder=0)

@@ -20,6 +20,7 @@ USE_LABELS = {
     "apply": "outer steps, evaluations",
     "join": "joining",
     "round": "in a round, not computing",
+    "pause": "stopped from outside",
     "wait": "waiting",
 }
 

@@ -59,7 +59,8 @@ def play_scenario(scenario: Scenario, seed: int, schedule: Schedule, *, out: Pat
         _keep_broken(folder, scenario, playable.plan, report)
     if out is not None:
         (out / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-        done = [(START_UNIX_S + fault.at, fault) for fault in playable.plan.schedule.faults]
+        played = [fault for fault in playable.plan.schedule.faults if fault.at <= report.seconds]
+        done = [(START_UNIX_S + fault.at, fault) for fault in played]
         until = START_UNIX_S + report.seconds
         facts = run_facts(scenario, playable.keys, done, report.violations, result["expected"], (START_UNIX_S, until))
         save_run(out / RUN, facts)
