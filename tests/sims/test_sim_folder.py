@@ -1,6 +1,7 @@
 """A simulated run leaves a folder that the report reads as if real nodes had written it."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -218,3 +219,11 @@ def test_a_stopped_peer_does_not_train_in_the_report_either(troubled: Path) -> N
     report = json.loads((troubled / "report.json").read_text())["utilisation"]["home"]
     assert report["train"] == pytest.approx(result["training_share"], abs=0.02)
     assert report["pause"] * report["hours"] == pytest.approx(40.0 / 3600, abs=0.001)
+
+
+def test_the_page_shows_what_the_scenario_is_about(troubled: Path) -> None:
+    page = (troubled / "report.html").read_text()
+    assert "on the way; 1 pause, 1 partition, 1 slow-down." in page
+    assert ">partition: home/3 | the others<" in page and ">cut off from most<" in page and ">stopped<" in page
+    rows = re.sub(r"<[^>]*>", "|", page)
+    assert "|42.0 s||82.0 s||stopped||home/1|" in rows and "|110.0 s||130.0 s||partition||home/3 | the others|" in rows
