@@ -23,6 +23,7 @@ from itertools import pairwise
 from typing import Any
 
 from farflung.node.events import Event
+from farflung.sims.facts import KILLED
 from farflung.sims.intervals import length
 from farflung.sims.logs import Chain, Logs, Place, chain_of, samples_of
 
@@ -134,7 +135,7 @@ def check_parts(logs: Logs) -> Check:
     """3: a round leaves parts out only where a member of its plan was lost, or had not got all of the means."""
     losses = [(e["time"], e["of"]) for e in logs.all(*LOSSES)]
     losses += [(e["time"], e["peer"]) for e in logs.all("node.stop")]
-    losses += [(i.time, i.peer) for i in logs.run.timeline if i.what in ("kill", "stop")]
+    losses += [(i.time, i.peer) for i in logs.run.timeline if i.what in (*KILLED, "stop")]
     planned: dict[Place, set[str]] = defaultdict(set)
     held: dict[Place, set[str]] = defaultdict(set)
     for event in logs.all("round.plan", "round.held"):

@@ -41,6 +41,7 @@ from farflung.sims.facts import (
     PeerFacts,
     RunFacts,
     SoloPoint,
+    What,
     load_events,
     save_run,
 )
@@ -180,7 +181,7 @@ class Story:
     def tell(self, line: str) -> None:
         self.news.append(f"{time.strftime('%H:%M:%S')} {line}")
 
-    def happened(self, what: str, node: DemoNode) -> None:
+    def happened(self, what: What, node: DemoNode) -> None:
         self.timeline.append(Incident(time=now(), what=what, peer=node.peer))
 
 

@@ -6,7 +6,7 @@ be made at any time. A folder without it is told about as far as the events alon
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -21,6 +21,26 @@ FIRST_S = 30.0
 
 SILENT_S = 30.0
 """A node that said nothing for so long before the end, and no goodbye, has vanished: `net` comes every few seconds."""
+
+What = Literal[
+    "start",
+    "join",
+    "kill",
+    "power",
+    "stop",
+    "pause",
+    "resume",
+    "slow",
+    "skew",
+    "partition",
+    "heal",
+    "drop",
+    "duplicate",
+    "delay",
+]
+
+KILLED = ("kill", "power")
+"""Incidents that end a node's life without a word of it."""
 
 
 class PeerFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,15 +58,22 @@ class PeerFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Its class of machines, in which utilisation is told; empty: by the device that the node names."""
 
 
-class Incident(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something done to a node from outside."""
+class Incident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Something done from outside, to a node or to the network between them."""
 
     time: float
     """Unix seconds."""
-    what: str
-    """`start` (with the first ones), `join` (later), `kill` or `stop`."""
-    peer: str
-    """Public key in hex."""
+    what: What
+    """Of a node: `start` (with the first ones), `join` (later), `kill`, `power` (its machine has none any more) or `stop`; `pause` (of its process) and `resume`;
+    `slow` (what it computes) and `skew` (its clock is set). Of the network: `partition` and `heal`, `drop` and `duplicate` (of control messages). Of either: `delay`."""
+    peer: str = ""
+    """Public key in hex; empty: of the network."""
+    until: float | None = None
+    """Unix seconds; of what ends by itself: `slow`, `delay`, `drop`, `duplicate`."""
+    much: float | None = None
+    """`slow`: how many times as long everything takes; `delay`: seconds more each way; `drop` and `duplicate`: their probability; `skew`: seconds ahead."""
+    groups: list[list[str]] = []
+    """Of a `partition`, its sides by public keys in hex; whoever is in none is on one side more."""
 
 
 class LedgerFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -140,7 +167,7 @@ def infer_run(events_by_peer: Mapping[str, Sequence[Event]]) -> RunFacts:
     timeline = []
     for peer in ordered:
         events = events_by_peer[peer]
-        came = "start" if events[0]["time"] <= started + FIRST_S else "join"
+        came: What = "start" if events[0]["time"] <= started + FIRST_S else "join"
         timeline.append(Incident(time=events[0]["time"], what=came, peer=peer))
         if events[-1]["event"] != "node.stop" and events[-1]["time"] < ended - SILENT_S:
             timeline.append(Incident(time=events[-1]["time"], what="kill", peer=peer))

@@ -12,7 +12,7 @@ from farflung.sims.pipeline_log import logged_steps
 from farflung.sims.pipeline_recoveries import recoveries
 from farflung.sims.sim_folder import EVENTS, timeline_of
 from farflung.sims.simulation import Report
-from farflung.sims.spans import kills
+from farflung.sims.spans import Stretch, compute_spans, kills, pauses
 from farflung.sims.summary import commits_by_round
 from farflung.sims.swarm import Labour
 from farflung.sims.trail import HEADING, log_line
@@ -42,19 +42,22 @@ def fill_report(
     report.rounds = max((event["version"] for event in rounds.values()), default=0)
     report.tokens = sum(sum(event["contributors"].values()) for event in rounds.values())
     report.members = sum(len(view) for _, view in views.values())
-    deaths = kills(timeline_of(done, keys))
+    timeline = timeline_of(done, keys)
+    deaths, stopped = kills(timeline), pauses(timeline, ended)
     report.labour = [
-        labour_of(events.get(key, ()), deaths.get(key, ()), ended, step_s)
+        labour_of(events.get(key, ()), deaths.get(key, ()), ended, step_s, stopped.get(key, ()))
         for key, step_s in zip(keys, steps_s, strict=True)
     ]
     report.recoveries = recoveries(events, logged_steps(events), deaths)
 
 
-def labour_of(events: Sequence[Event], kills: Sequence[float], ended: float, step_s: float) -> Labour:
+def labour_of(
+    events: Sequence[Event], kills: Sequence[float], ended: float, step_s: float, pauses: Sequence[Stretch] = ()
+) -> Labour:
     """How one peer has spent its time: a life lasts from `node.start` to `node.stop`, a kill or the end, and a step what it stands for.
 
     The seconds that a node says of a step are more: while a round is applied, or evaluated, it waits for its turn. Of a pipeline, operations are
-    told in the place of steps, and by the time that they took.
+    told in the place of steps, and by the time that they took without pauses.
     """
     labour = Labour()
     stops = sorted([*kills, *(event["time"] for event in events if event["event"] == "node.stop"), ended])
@@ -62,7 +65,7 @@ def labour_of(events: Sequence[Event], kills: Sequence[float], ended: float, ste
         if event["event"] == "node.start":
             labour.running_s += next(stop for stop in stops if stop >= event["time"]) - event["time"]
         elif event["event"] == "pipeline.step":
-            labour.training_s += sum(ended - began for *_, began, ended in event["ops"]) / 1000.0
+            labour.training_s += sum(span.seconds for span in compute_spans([event], pauses))
             labour.steps += len(event["ops"])
         elif event["event"] == "step" and "stage" not in event:
             labour.training_s += step_s

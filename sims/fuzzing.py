@@ -9,6 +9,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from farflung.protocol.errors import ConfigError
 from farflung.sims.choices import Choices
 from farflung.sims.churn import make_schedule
 from farflung.sims.failure import kind_of, write_failure
+from farflung.sims.how_far import how_far
 from farflung.sims.scenario import Scenario
 from farflung.sims.scenario_drawing import draw_scenario
 from farflung.sims.scenario_run import AnyPlan, plan_scenario, simulate_any
@@ -35,8 +37,8 @@ LENGTHENS = ("calm", "tail")
 SCENARIO = "scenario.toml"
 
 
-def fuzz(first: int, seeds: int, *, minutes: float | None, out: Path, quiet: bool) -> Result:
-    """Search seeds for violations; each is made small and written to `out/fuzz-SEED`. Begins no seed after `minutes`, if given."""
+def fuzz(first: int, seeds: int, *, minutes: float | None, out: Path) -> Result:
+    """Search seeds for violations; each is made small and written to `out/fuzz-SEED`. Begins no seed after `minutes`, if given. How far it is goes to stderr."""
     console = Console(stderr=True, highlight=False)
     ends_at = float("inf") if minutes is None else time.monotonic() + 60.0 * minutes
     failed = []
@@ -48,11 +50,10 @@ def fuzz(first: int, seeds: int, *, minutes: float | None, out: Path, quiet: boo
         report = play(draw_scenario(seed, choices))[1]
         tried += 1
         said = report.violations[0] if report.violations else "ok"
-        if not quiet:
-            console.print(f"seed {seed}: {report.num_peers} peers, {report.rounds} rounds, {said}", markup=False)
+        console.print(f"seed {seed}: {report.num_peers} peers, {report.rounds} rounds, {said}", markup=False)
         if not report.violations:
             continue
-        small = make_small(seed, choices.taken, report, max_tries=SHRINK_TRIES)
+        small = _make_small(seed, choices.taken, report)
         found = write_found(out / f"fuzz-{seed}", small)
         failed.append(
             {
@@ -64,6 +65,19 @@ def fuzz(first: int, seeds: int, *, minutes: float | None, out: Path, quiet: boo
             }
         )
     return {"first": first, "tried": tried, "failed": failed}
+
+
+def _make_small(seed: int, choices: Mapping[str, int], report: Report) -> Scenario:
+    """And tell how far that is."""
+    tries = count(1)
+    with how_far(f"seed {seed} is made small", SHRINK_TRIES, "tries") as reach:
+
+        def tell(scenario: Scenario, said: str) -> None:
+            size = f"{scenario.num_peers} peers, {len(scenario.happenings)} happenings"
+            reach(next(tries), f"{size}: {said}")
+
+        reach(0, "")
+        return make_small(seed, choices, report, max_tries=SHRINK_TRIES, on_try=tell)
 
 
 def play(scenario: Scenario, *, keep: bool = False) -> tuple[AnyPlan, Report]:

@@ -20,8 +20,6 @@ from statistics import median
 import msgspec
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 from farflung.compression import kernels
 from farflung.node.events import Event
@@ -35,6 +33,7 @@ from farflung.sims.demonodes import now
 from farflung.sims.facts import load_events, save_run
 from farflung.sims.faults import Fault, Schedule, Start
 from farflung.sims.from_events import fill_report, write_logs
+from farflung.sims.how_far import how_far
 from farflung.sims.last_ledger import last_ledger
 from farflung.sims.local_node import LATE
 from farflung.sims.local_plan import check_playable, check_speed
@@ -55,7 +54,7 @@ MEASURING_S = 2.0
 
 
 def run_local(name: str, *, seed: int | None, out: Path | None, minutes: float | None, quiet: bool) -> Result:
-    """Play a scenario; `out` gets what `sim run --out` writes, and what each node printed. Blocks.
+    """Play a scenario; `out` gets what `sim run --out` writes, and what each node printed; `quiet`: nothing is said but how far it is. Blocks.
 
     Raises ConfigError (it cannot be played here), NodeFailed (the founder did not come up).
     """
@@ -71,7 +70,7 @@ def run_local(name: str, *, seed: int | None, out: Path | None, minutes: float |
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="farflung-local-") as folder:
         swarm = found_locally(scenario, seed, schedule, Path(folder))
-        with _progress(swarm, schedule, quiet):
+        with _progress(swarm, schedule):
             run_loop(swarm.play(schedule))
         result = _conclude(swarm, seed, schedule, out)
     result |= {"wall_s": round(time.perf_counter() - began, 1)}
@@ -129,26 +128,16 @@ def step_seconds(recipe: Recipe) -> float:
 
 
 @contextlib.contextmanager
-def _progress(swarm: LocalSwarm, schedule: Schedule, quiet: bool) -> Iterator[None]:
-    if quiet or not sys.stderr.isatty():
-        yield
-        return
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:,.0f} of {task.total:,.0f} s"),
-        console=Console(stderr=True),
-    )
+def _progress(swarm: LocalSwarm, schedule: Schedule) -> Iterator[None]:
     version = 0
+    with how_far(swarm.scenario.name, schedule.duration_s, "s") as reach:
 
-    def follow(event: Event) -> None:
-        nonlocal version
-        version = max(version, event.get("version", 0))
-        said = f"{swarm.scenario.name}: round {version}, {len(swarm.alive)} processes"
-        bar.update(task, completed=min(schedule.duration_s, now() - swarm.began), description=said)
+        def follow(event: Event) -> None:
+            nonlocal version
+            version = max(version, event.get("version", 0))
+            reach(max(0.0, now() - swarm.began), f"round {version}, {len(swarm.alive)} processes")
 
-    with bar:
-        task = bar.add_task(f"{swarm.scenario.name}: starting", total=schedule.duration_s)
+        reach(0.0, "starting")
         swarm.on_event = follow
         yield
 

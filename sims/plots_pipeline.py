@@ -9,9 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from farflung.sims.incidents import LASTING, things_done
 from farflung.sims.markup import Markup
 from farflung.sims.pipeline_log import LoggedStep
 from farflung.sims.plots import WIDTH_IN, time_unit
+from farflung.sims.plots_incidents import LANE_IN, Frame, draw_lanes, draw_on_rows, handles, lanes_of, make_axes
 from farflung.sims.scene import Scene
 from farflung.sims.svg import BAD, CARD, GRID, INK, MUTED, SERIES, STYLE, to_svg
 from farflung.training.pipeline_plan import Kind
@@ -28,6 +30,9 @@ WINDOW_PEERS = 24
 MOST_STAGES = 12
 """Stages whose peers are counted over time: those that had the fewest."""
 
+STEPS_ROW = 0.8
+"""Height of all that is drawn of a peer in the Gantt chart, of its row."""
+
 FORWARD = 0.5
 """Opacity of forwards; backwards are solid."""
 
@@ -41,9 +46,12 @@ def stage_of(steps: Sequence[LoggedStep]) -> dict[str, int]:
 
 
 def window_steps(scene: Scene) -> list[LoggedStep]:
-    """Consecutive steps: around the first in which a peer was lost or a microbatch cut, else in the middle of the run. A step after a
-    long pause is left out, which would leave no room for the others."""
+    """Consecutive steps: around the first in which a peer was lost or a microbatch cut, else around the beginning of the first trouble that was made, else in
+    the middle of the run. A step after a long pause is left out, which would leave no room for the others."""
     troubled = [number for number, step in enumerate(scene.steps) if step.trouble]
+    if not troubled:
+        begun = [thing.start for thing in things_done(scene.run) if thing.what in LASTING]
+        troubled = [number for number, step in enumerate(scene.steps) if begun and step.end > begun[0]]
     around = troubled[0] if troubled else len(scene.steps) // 2
     first = max(0, min(around - 1, len(scene.steps) - WINDOW_STEPS))
     shown = scene.steps[first : first + WINDOW_STEPS]
@@ -56,12 +64,15 @@ def plot_steps(scene: Scene) -> Markup:
     """A row for each peer, by stages: above what it computed, coloured by microbatch, below what it had on its way to others."""
     steps = window_steps(scene)
     start, end = steps[0].start, max(step.end for step in steps)
+    frame = Frame(scene=scene, things=things_done(scene.run), start=start, end=end)
     stages = stage_of(steps)
     peers = sorted(stages, key=lambda peer: (stages[peer], scene.names.get(peer, peer)))[:WINDOW_PEERS]
     row_of = {peer: row for row, peer in enumerate(peers)}
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH_IN, 0.9 + 0.46 * len(peers)), layout="constrained")
-        axis = figure.subplots()
+        lanes = lanes_of(frame, peers_too=False)
+        proper_in = 0.46 * len(peers)
+        figure = Figure(figsize=(WIDTH_IN, 0.9 + proper_in + LANE_IN * len(lanes)), layout="constrained")
+        top, axis = make_axes(figure, lanes, proper_in)
         for peer, row in row_of.items():
             for span in scene.states(peer):
                 left, right = max(span.start, start), min(span.end, end)
@@ -72,11 +83,11 @@ def plot_steps(scene: Scene) -> Markup:
         for one, next_ in pairwise(peers):
             if stages[one] != stages[next_]:
                 axis.axhline(row_of[next_] - 0.5, color=MUTED, linewidth=0.6)
-        for incident in scene.run.timeline:
-            if incident.what == "kill" and incident.peer in row_of and start <= incident.time <= end:
-                at, row = incident.time - start, row_of[incident.peer]
-                axis.plot(at, row, marker="X", color=BAD, markersize=9, markeredgecolor=CARD, zorder=6)
-                axis.annotate("killed", (at, row), (8, 0), textcoords="offset points", va="center", color=BAD)
+        draw_on_rows(axis, frame, peers, STEPS_ROW)
+        if top is not None:
+            draw_lanes(top, axis, frame, lanes)
+        if drawn := handles(frame, on_rows=True):
+            figure.legend(handles=drawn, loc="outside lower left", ncols=5, handlelength=1.2)
         later = next((step for step in scene.steps if step.start > steps[-1].start), None)
         if later is not None and later.start > end + 1.0:
             said = f"step {later.number} began {later.start - end:.0f} s later"

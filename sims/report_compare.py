@@ -6,9 +6,8 @@ from typing import Any
 from farflung.sims import markup
 from farflung.sims.markup import Markup, text
 from farflung.sims.plots import human_bytes, plot_losses, short_number
-from farflung.sims.report_run import USE_LABELS, busy_share, duration, unmet_of, utilisation_table
+from farflung.sims.report_run import USE_LABELS, busy_share, duration, unmet_of, uses_of, utilisation_table
 from farflung.sims.scene import Scene
-from farflung.sims.spans import USES
 from farflung.sims.summary import violations
 from farflung.sims.svg import SERIES
 
@@ -58,7 +57,7 @@ def comparison(scenes: Sequence[Scene]) -> list[Markup]:
             "How peers spent their time",
             "Shares of the time in which they were there, for each class of machines.",
             utilisation_table({scene.label: scene.figures for scene in scenes}),
-            markup.legend([(f"--use-{use}", USE_LABELS[use]) for use in USES]),
+            markup.legend([(f"--use-{use}", USE_LABELS[use]) for use in uses_of(scene.figures for scene in scenes)]),
         )
     )
     return sections

@@ -1,14 +1,16 @@
 """What a report says of one run: the verdict, its figures, its pictures, its tables."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from farflung.sims import markup
 from farflung.sims.audit import counted
+from farflung.sims.incidents import count_things
 from farflung.sims.markup import Markup, text
 from farflung.sims.plots import human_bytes, plot_bytes, plot_losses, plot_rounds, short_number
 from farflung.sims.plots_time import plot_gantt, plot_membership
+from farflung.sims.report_incidents import list_things
 from farflung.sims.report_pipeline import pipeline_sections, pipeline_tiles
 from farflung.sims.scene import Scene
 from farflung.sims.spans import USES
@@ -20,6 +22,7 @@ USE_LABELS = {
     "apply": "outer steps, evaluations",
     "join": "joining",
     "round": "in a round, not computing",
+    "pause": "stopped from outside",
     "wait": "waiting",
 }
 
@@ -75,9 +78,14 @@ def run_sections(scene: Scene) -> list[Markup]:
             "How peers spent their time",
             "Shares of the time in which they were there, for each class of machines. Training is what they are there for.",
             utilisation_table({scene.label: figures}),
-            markup.legend([(f"--use-{use}", USE_LABELS[use]) for use in USES]),
+            markup.legend([(f"--use-{use}", USE_LABELS[use]) for use in uses_of([figures])]),
         ),
-        markup.section("Who was there", "What peers did when.", markup.wide(plot_membership(scene))),
+        markup.section(
+            "Who was there",
+            "What peers did when, and what was done to them.",
+            markup.wide(plot_membership(scene)),
+            list_things(scene),
+        ),
         markup.section(
             "Where time went",
             "A window of the run. Each peer has two lanes: above what it computed, below the phases of its rounds. Dashed lines are "
@@ -116,11 +124,11 @@ def _verdict(scene: Scene) -> Markup:
     unknown = (
         " Whether samples were lost is not known: nobody kept the ledger." if figures["samples_lost"] is None else ""
     )
-    missed = len(figures["rounds_missed"])
+    missed, done = len(figures["rounds_missed"]), count_things(scene.run)
     said = (
         f"{counted(figures['peers'], 'peer')} trained {short_number(figures['tokens_committed'])} tokens in "
         f"{counted(figures['rounds_committed'], 'round')} and {duration(scene.seconds)}; {figures['peers_killed'] or 'none'} killed, "
-        f"{figures['peers_joined'] or 'none'} joined on the way. "
+        f"{figures['peers_joined'] or 'none'} joined on the way{done and f'; {done}'}. "
         + (
             f"{counted(missed, 'time')} a peer missed a round; the reasons are below."
             if missed
@@ -215,15 +223,21 @@ def busy_share(figures: Mapping[str, Any]) -> str:
     return f"{sum(group['hours'] * group['train'] for group in groups) / hours:.0%}" if hours else "none"
 
 
+def uses_of(runs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The `USES` that figures of runs tell of: nobody stops processes in most of them."""
+    stopped = any(group["pause"] for figures in runs for group in figures["utilisation"].values())
+    return [use for use in USES if use != "pause" or stopped]
+
+
 def utilisation_table(runs: Mapping[str, Mapping[str, Any]]) -> Markup:
     """A row for each class of each run: `runs` has figures by label."""
-    rows = []
+    uses, rows = uses_of(runs.values()), []
     for label, figures in runs.items():
         for name, group in figures["utilisation"].items():
-            bar = markup.stacked_bar([(f"--use-{use}", group[use], USE_LABELS[use]) for use in USES])
-            shares = [text(f"{group[use]:.1%}") for use in USES]
+            bar = markup.stacked_bar([(f"--use-{use}", group[use], USE_LABELS[use]) for use in uses])
+            shares = [text(f"{group[use]:.1%}") for use in uses]
             rows.append([text(label), text(name), text(str(group["peers"])), bar, *shares])
-    headings = ["run", "class", "peers", "", *(USE_LABELS[use] for use in USES)]
+    headings = ["run", "class", "peers", "", *(USE_LABELS[use] for use in uses)]
     if len(runs) == 1:
         headings, rows = headings[1:], [row[1:] for row in rows]
     return markup.table(

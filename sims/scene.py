@@ -12,7 +12,7 @@ from farflung.node.events import Event, grown
 from farflung.sims.facts import RunFacts, told_regions
 from farflung.sims.logs import Events, stage_of
 from farflung.sims.pipeline_log import LoggedStep, logged_steps
-from farflung.sims.spans import Span, kill_time, state_spans
+from farflung.sims.spans import Span, Stretch, compute_spans, pauses, phase_spans, silent_ends, state_spans
 from farflung.sims.summary import outer_losses, summarise
 from farflung.sims.svg import MUTED, SERIES
 
@@ -94,7 +94,24 @@ class Scene:
 
     def states(self, peer: str) -> list[Span]:
         """See `spans.state_spans`."""
-        return state_spans(self.events.get(peer, ()), kill_time(self.run.timeline, peer))
+        return state_spans(self.events.get(peer, ()), self._ends.get(peer, ()))
+
+    def computed(self, peer: str) -> list[Span]:
+        """See `spans.compute_spans`."""
+        return compute_spans(self.events.get(peer, ()), self.pauses.get(peer, ()))
+
+    def phases(self, peer: str) -> list[Span]:
+        """See `spans.phase_spans`."""
+        return phase_spans(self.events.get(peer, ()), self.pauses.get(peer, ()))
+
+    @cached_property
+    def pauses(self) -> dict[str, list[Stretch]]:
+        """See `spans.pauses`."""
+        return pauses(self.run.timeline, self.run.ended)
+
+    @cached_property
+    def _ends(self) -> dict[str, list[float]]:
+        return silent_ends(self.run)
 
     def tokens_at(self, times: Sequence[float]) -> list[int]:
         """What all workers together had trained by then; of a pipeline the data nodes, for the other stages compute the same tokens."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from farflung.node.events import Event
+from farflung.sims.incidents import LASTING, things_done, words
 from farflung.sims.scene import Scene, smooth, swarm_tokens
 from farflung.sims.spans import STATES, Span, merged_spans
 from farflung.sims.summary import commits_by_round, total_bytes
@@ -45,9 +46,20 @@ def series_of(scene: Scene) -> dict[str, Any]:
         },
         "membership": {
             "states": {scene.names[peer]: _told(scene, peer) for peer in scene.peers} if few else state_counts(scene),
+            "lasting": [
+                [
+                    thing.what,
+                    *(round(at - scene.run.started, 2) for at in (thing.start, thing.end)),
+                    [scene.names.get(peer, peer[:12]) for peer in thing.peers],
+                    words(thing),
+                ]
+                for thing in things_done(scene.run)
+                if thing.what in LASTING
+            ],
             "incidents": [
                 [round(one.time - scene.run.started, 2), one.what, scene.names.get(one.peer, one.peer[:12])]
                 for one in scene.run.timeline
+                if one.what not in LASTING
             ],
         },
         "rounds": _rounds(scene),

@@ -73,7 +73,7 @@ def sim_fuzz(
     """Draw whole scenarios, replicas and pipelines, judge every invariant, and make small what fails."""
     from farflung.sims.fuzzing import fuzz
 
-    result = fuzz(first, seeds, minutes=minutes, out=out, quiet=as_json)
+    result = fuzz(first, seeds, minutes=minutes, out=out)
     if as_json:
         print_json(result)
     else:

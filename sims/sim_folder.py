@@ -1,10 +1,24 @@
 """What a run leaves behind for reports beside its nodes' events (docs/events.md): `run.json`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farflung.sims.facts import Expectation, Incident, LedgerFacts, PeerFacts, RunFacts
-from farflung.sims.faults import Fault, Kill, Leave, Start
+from farflung.sims.facts import FIRST_S, Expectation, Incident, LedgerFacts, PeerFacts, RunFacts
+from farflung.sims.faults import (
+    Delay,
+    Drop,
+    Duplicate,
+    Fault,
+    Heal,
+    Kill,
+    Leave,
+    Partition,
+    Pause,
+    Resume,
+    Skew,
+    Slow,
+    Start,
+)
 from farflung.sims.scenario import Scenario
 
 EVENTS, RUN = "events.jsonl", "run.json"
@@ -39,18 +53,37 @@ def run_facts(
 
 
 def timeline_of(done: Sequence[tuple[float, Fault]], ids: Sequence[str]) -> list[Incident]:
-    """What happened to nodes, by public keys in hex, in the order of `done`."""
-    return [incident for at, fault in done for incident in _incidents(at, fault, ids)]
+    """What happened to nodes and to their network, by public keys in hex, in the order of `done`."""
+    starts = [(at, fault.peer) for at, fault in done if isinstance(fault, Start)]
+    early = {peer: at for at, peer in reversed(starts) if at <= starts[0][0] + FIRST_S}
+    return [_incident(at, fault, ids, early) for at, fault in done]
 
 
-def _incidents(at: float, fault: Fault, ids: Sequence[str]) -> list[Incident]:
-    """Starts, joins, kills and goodbyes at `at`; what happens to the network is in the nodes' events."""
+def _incident(at: float, fault: Fault, ids: Sequence[str], early: Mapping[int, float]) -> Incident:
+    """`early`: by number, when those came who were there from the start. Windows last as long as they were to, however late they began."""
     match fault:
         case Start(peer=peer):
-            return [Incident(time=at, what="join" if fault.at else "start", peer=ids[peer])]
-        case Kill(peer=peer):
-            return [Incident(time=at, what="kill", peer=ids[peer])]
+            return Incident(time=at, what="start" if early.get(peer) == at else "join", peer=ids[peer])
+        case Kill(peer=peer, reset=reset):
+            return Incident(time=at, what="kill" if reset else "power", peer=ids[peer])
         case Leave(peer=peer):
-            return [Incident(time=at, what="stop", peer=ids[peer])]
-        case _:
-            return []
+            return Incident(time=at, what="stop", peer=ids[peer])
+        case Pause(peer=peer):
+            return Incident(time=at, what="pause", peer=ids[peer])
+        case Resume(peer=peer):
+            return Incident(time=at, what="resume", peer=ids[peer])
+        case Skew(peer=peer, ahead_s=ahead_s):
+            return Incident(time=at, what="skew", peer=ids[peer], much=ahead_s)
+        case Partition(groups=groups):
+            return Incident(time=at, what="partition", groups=[[ids[peer] for peer in group] for group in groups])
+        case Heal():
+            return Incident(time=at, what="heal")
+        case Slow(until=until, peer=peer, factor=factor):
+            return Incident(time=at, what="slow", peer=ids[peer], until=at + until - fault.at, much=factor)
+        case Delay(until=until, extra_s=extra_s, peer=whose):
+            key = "" if whose is None else ids[whose]
+            return Incident(time=at, what="delay", peer=key, until=at + until - fault.at, much=extra_s)
+        case Drop(until=until, probability=probability):
+            return Incident(time=at, what="drop", until=at + until - fault.at, much=probability)
+        case Duplicate(until=until, probability=probability):
+            return Incident(time=at, what="duplicate", until=at + until - fault.at, much=probability)

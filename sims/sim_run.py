@@ -6,11 +6,11 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from farflung.node.events import Event
 from farflung.sims.churn import make_schedule
@@ -18,6 +18,7 @@ from farflung.sims.costs import Costs
 from farflung.sims.facts import save_run
 from farflung.sims.failure import chapters, replay, shorten, write_failure
 from farflung.sims.faults import Schedule
+from farflung.sims.how_far import how_far
 from farflung.sims.recorder import Recorder
 from farflung.sims.report import report_folder
 from farflung.sims.scenario import Scenario, find_scenario, load_scenario
@@ -34,7 +35,7 @@ SHORTEN_RUNS = 12
 
 def run_scenario(name: str, *, seed: int | None, out: Path | None, quiet: bool, costs: Costs | None = None) -> Result:
     """Run a scenario and judge it; `out` gets `events.log`, `result.json`, and what reports are made of with one made of it; `costs` are in
-    the place of the scenario's. Raises ConfigError.
+    the place of the scenario's; `quiet`: nothing is said but how far it is. Raises ConfigError.
     """
     path = find_scenario(name)
     scenario = load_scenario(path)
@@ -48,7 +49,7 @@ def play_scenario(scenario: Scenario, seed: int, schedule: Schedule, *, out: Pat
     """The same with a schedule that is made already."""
     playable = make_playable(scenario, seed, schedule)
     began = time.perf_counter()
-    with _sinks(scenario, playable, out, quiet) as sink:
+    with _sinks(scenario, playable, out) as sink:
         report = simulate_any(playable.plan, sink=sink)
     result = summarise(scenario, report, bytes_factor=playable.bytes_factor) | {
         "wall_s": round(time.perf_counter() - began, 1)
@@ -59,7 +60,8 @@ def play_scenario(scenario: Scenario, seed: int, schedule: Schedule, *, out: Pat
         _keep_broken(folder, scenario, playable.plan, report)
     if out is not None:
         (out / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-        done = [(START_UNIX_S + fault.at, fault) for fault in playable.plan.schedule.faults]
+        played = [fault for fault in playable.plan.schedule.faults if fault.at <= report.seconds]
+        done = [(START_UNIX_S + fault.at, fault) for fault in played]
         until = START_UNIX_S + report.seconds
         facts = run_facts(scenario, playable.keys, done, report.violations, result["expected"], (START_UNIX_S, until))
         save_run(out / RUN, facts)
@@ -71,16 +73,20 @@ def play_scenario(scenario: Scenario, seed: int, schedule: Schedule, *, out: Pat
 
 def _keep_broken(folder: Path, scenario: Scenario, plan: AnyPlan, report: Report) -> None:
     """Make it small and write it down."""
-    shortest, found = shorten(plan, report, max_runs=SHORTEN_RUNS)
-    if not found.events:  # nothing shorter breaks it: its log is made now
-        shortest = dataclasses.replace(shortest, stop_when_broken=True)
-        found = simulate_any(shortest, keep=True)
+    runs = count(1)
+    with how_far(f"{scenario.name} is made small", SHORTEN_RUNS, "runs") as reach:
+        reach(0, report.violations[0])
+        shortest, found = shorten(plan, report, max_runs=SHORTEN_RUNS, on_run=lambda said: reach(next(runs), said))
+        if not found.events:
+            reach(next(runs), "nothing shorter breaks; once more, for its log")
+            shortest = dataclasses.replace(shortest, stop_when_broken=True)
+            found = simulate_any(shortest, keep=True)
     write_failure(folder, scenario, shortest, found)
 
 
 @contextlib.contextmanager
-def _sinks(scenario: Scenario, playable: Playable, out: Path | None, quiet: bool) -> Iterator[Sink]:
-    """Where the log goes: files in `out`, and a progress bar on the terminal."""
+def _sinks(scenario: Scenario, playable: Playable, out: Path | None) -> Iterator[Sink]:
+    """Where the log goes: files in `out`; and its times, to whoever waits."""
     with contextlib.ExitStack() as stack:
         takers: list[Sink] = []
         if out is not None:
@@ -92,18 +98,8 @@ def _sinks(scenario: Scenario, playable: Playable, out: Path | None, quiet: bool
 
             takers.append(write)
             takers.append(Recorder(stack.enter_context((out / EVENTS).open("wb")), scenario, playable))
-        if not quiet and sys.stderr.isatty():
-            progress = stack.enter_context(
-                Progress(
-                    TextColumn("{task.description}"),
-                    BarColumn(),
-                    TextColumn("{task.completed:,.0f} of {task.total:,.0f} s"),
-                    TimeElapsedColumn(),
-                    console=Console(stderr=True),
-                )
-            )
-            task = progress.add_task(scenario.name, total=scenario.duration_s)
-            takers.append(lambda line, event: progress.update(task, completed=event["time"]))
+        reach = stack.enter_context(how_far(scenario.name, scenario.duration_s, "virtual s"))
+        takers.append(lambda line, event: reach(event["time"], ""))
 
         def take(line: str, event: Event) -> None:
             for taker in takers:

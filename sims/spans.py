@@ -7,21 +7,27 @@ Computing, one thing at a time behind the learner's door: `train` (inner steps),
     collect    until the set of contributors is fixed: waiting for theirs
     average    until all means are here: ours made and sent, the others' received
     vote       until the commit is applied, or the round given up
+
+Who is stopped (SIGSTOP) does nothing, whatever it was at: what its events say took longer is in pieces around its pauses.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from farflung.node.events import Event
-from farflung.sims.facts import Incident
+from farflung.sims.facts import KILLED, Incident, RunFacts
 
 STATES = ("joining", "training", "round", "waiting", "finished")
 """As pictures show them; others of a node's states are `waiting`."""
 
 PHASES = ("send", "collect", "average", "vote")
 
-USES = ("train", "apply", "join", "round", "wait")
-"""Of a peer's time: inner steps; outer steps and evaluations; joining; in a round without computing; the rest."""
+USES = ("train", "apply", "join", "round", "pause", "wait")
+"""Of a peer's time: inner steps; outer steps and evaluations; joining; in a round without computing; stopped; the rest."""
+
+Stretch = tuple[float, float]
+"""From, until: unix seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +45,9 @@ class Span:
         return self.end - self.start
 
 
-def compute_spans(events: Iterable[Event]) -> list[Span]:
+def compute_spans(events: Iterable[Event], pauses: Sequence[Stretch] = ()) -> list[Span]:
     """`train`, `apply`, `evaluate` and `download`, in the order in which they ended."""
-    spans = []
+    spans: list[Span] = []
     for event in events:
         match event["event"], event.get("what"):
             case "pipeline.step", _:
@@ -53,7 +59,7 @@ def compute_spans(events: Iterable[Event]) -> list[Span]:
                 spans.append(_ended(event, "evaluate", 0))
             case "span", "apply" | "download":
                 spans.append(_ended(event, event["what"], event["round"]))
-    return spans
+    return _without(spans, pauses)
 
 
 def transfer_spans(events: Iterable[Event]) -> list[Span]:
@@ -70,7 +76,21 @@ def _ended(event: Event, what: str, round_: int) -> Span:
     return Span(event["time"] - event["seconds"], event["time"], what, round_)
 
 
-def phase_spans(events: Sequence[Event]) -> list[Span]:
+def _without(spans: list[Span], pauses: Sequence[Stretch]) -> list[Span]:
+    """What is left of them around pauses."""
+    for begin, end in pauses:
+        left: list[Span] = []
+        for span in spans:
+            if span.end <= begin or span.start >= end:
+                left.append(span)
+                continue
+            pieces = (span.start, begin), (end, span.end)
+            left += [Span(a, b, span.what, span.round) for a, b in pieces if a < b]
+        spans = left
+    return spans
+
+
+def phase_spans(events: Sequence[Event], pauses: Sequence[Stretch] = ()) -> list[Span]:
     """The PHASES of every round that the peer took part in, in order."""
     spans: list[Span] = []
     phase, since, number = "", 0.0, 0
@@ -104,16 +124,20 @@ def phase_spans(events: Sequence[Event]) -> list[Span]:
                 turn("", at)
     if phase:
         turn("", float(events[-1]["time"]))
-    return spans
+    return _without(spans, pauses)
 
 
-def state_spans(events: Sequence[Event], killed_at: float | None = None) -> list[Span]:
+def state_spans(events: Sequence[Event], ends: Sequence[float] = ()) -> list[Span]:
     """The STATES of all lives of a peer. A span ends with the next state, or with the last thing heard of that life.
 
-    `killed_at` is when the last life ended from outside, if it did.
+    `ends`: when lives ended that could not say so (`silent_ends`).
     """
     spans: list[Span] = []
     state, since, last = "", 0.0, 0.0
+
+    def over(before: float) -> float:
+        return min((end for end in ends if last < end <= before), default=last)
+
     for event in events:
         kind, at = event["event"], float(event["time"])
         new = "joining" if kind == "node.start" else event["state"] if kind == "node.state" else state
@@ -121,23 +145,33 @@ def state_spans(events: Sequence[Event], killed_at: float | None = None) -> list
             new = "waiting"
         if kind == "node.start" or kind == "node.stop" or new != state:
             if state:
-                # After a kill nobody says when it ended: the last event of that life does.
-                spans.append(Span(since, last if kind == "node.start" else at, state))
+                spans.append(Span(since, over(at) if kind == "node.start" else at, state))
             state, since = "" if kind == "node.stop" else new, at
         last = at
     if state:
-        spans.append(Span(since, last if killed_at is None else max(killed_at, last), state))
+        spans.append(Span(since, over(math.inf), state))
     return [span for span in spans if span.seconds > 0]
 
 
-def seconds_by_use(events: Sequence[Event], killed_at: float | None = None) -> dict[str, float]:
-    """How many seconds of the peer's presence went into each of USES; what computes counts before what waits."""
-    states, compute = state_spans(events, killed_at), compute_spans(events)
+def seconds_by_use(
+    events: Sequence[Event], ends: Sequence[float] = (), pauses: Sequence[Stretch] = ()
+) -> dict[str, float]:
+    """How many seconds of the peer's presence went into each of USES; what computes counts before what waits. `ends` are those of `state_spans`."""
+    states, compute = state_spans(events, ends), compute_spans(events, pauses)
     layers: list[tuple[str, list[Span]]] = [
+        (
+            "pause",
+            [
+                Span(max(s.start, a), min(s.end, b), "pause")
+                for s in states
+                for a, b in pauses
+                if a < s.end and b > s.start
+            ],
+        ),
         ("train", [s for s in compute if s.what == "train"]),
         ("apply", [s for s in compute if s.what in ("apply", "evaluate")]),
         ("join", [s for s in states if s.what == "joining"]),
-        ("round", [*phase_spans(events), *(s for s in states if s.what == "round")]),
+        ("round", [*phase_spans(events, pauses), *(s for s in states if s.what == "round")]),
         ("wait", states),
     ]
     seconds: dict[str, float] = {}
@@ -174,18 +208,33 @@ def merged_spans(spans: Iterable[Span], gap_s: float) -> list[Span]:
 
 
 def kills(timeline: Iterable[Incident]) -> dict[str, list[float]]:
-    """When each peer was killed, in unix seconds, by public key."""
+    """When each peer was killed or lost power, in unix seconds, by public key."""
     found: dict[str, list[float]] = {}
     for incident in timeline:
-        if incident.what == "kill":
+        if incident.what in KILLED:
             found.setdefault(incident.peer, []).append(incident.time)
     return found
 
 
-def kill_time(timeline: Iterable[Incident], peer: str) -> float | None:
-    """When the peer's last life was ended from outside; None when it was not."""
-    last = None
+def pauses(timeline: Iterable[Incident], ended: float) -> dict[str, list[Stretch]]:
+    """When each peer's process was stopped, by public key: until it went on, was killed, or the run ended."""
+    found: dict[str, list[Stretch]] = {}
+    since: dict[str, float] = {}
     for incident in timeline:
-        if incident.peer == peer:
-            last = incident
-    return last.time if last is not None and last.what == "kill" else None
+        peer = incident.peer
+        if incident.what == "pause":
+            since[peer] = incident.time
+        elif incident.what in (*KILLED, "resume") and peer in since:
+            found.setdefault(peer, []).append((since.pop(peer), incident.time))
+    for peer, at in since.items():
+        found.setdefault(peer, []).append((at, ended))
+    return found
+
+
+def silent_ends(run: RunFacts) -> dict[str, list[float]]:
+    """When lives ended that could not say so, by public key: they were killed, or still paused at the end of the run."""
+    found = kills(run.timeline)
+    for peer, stretches in pauses(run.timeline, run.ended).items():
+        if stretches[-1][1] == run.ended:
+            found.setdefault(peer, []).append(run.ended)
+    return found

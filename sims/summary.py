@@ -11,11 +11,11 @@ from msgspec import structs
 from farflung.node.events import Event, grown
 from farflung.sims.audit import CHECKS, INVARIANTS, refusals
 from farflung.sims.audit_samples import account, check_samples
-from farflung.sims.facts import RunFacts
+from farflung.sims.facts import KILLED, RunFacts
 from farflung.sims.logs import Events, Logs, all_of, chain_of, stage_of
 from farflung.sims.pipeline_log import logged_steps, pipeline_figures
 from farflung.sims.pipeline_recoveries import recoveries, told
-from farflung.sims.spans import USES, kill_time, kills, seconds_by_use
+from farflung.sims.spans import USES, kills, pauses, seconds_by_use, silent_ends
 
 
 def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
         "samples_trained_twice": samples.twice,
         "samples_lost": samples.lost,
         "samples_miscounted": samples.miscounted,
-        "peers_killed": sum(incident.what == "kill" for incident in run.timeline),
+        "peers_killed": sum(incident.what in KILLED for incident in run.timeline),
         "peers_joined": sum(incident.what == "join" for incident in run.timeline),
         "seconds": round(run.ended - run.started, 1),
         "checked": [{"which": c.which, "name": INVARIANTS[c.which], "what": c.what} for c in checks if c.count],
@@ -115,12 +115,14 @@ def shadow_figures(logs: Logs) -> dict[str, Any] | None:
 def utilisation(events_by_peer: Events, run: RunFacts) -> dict[str, dict[str, float]]:
     """Shares of the presence of each group's peers, all of them together, in the order in which groups come."""
     groups = groups_of(events_by_peer, run)
+    ends, stopped = silent_ends(run), pauses(run.timeline, run.ended)
     found: dict[str, dict[str, float]] = {}
     for name in dict.fromkeys(groups.values()):
         totals = dict.fromkeys(USES, 0.0)
         members = [peer for peer, group in groups.items() if group == name]
         for peer in members:
-            for use, seconds in seconds_by_use(events_by_peer[peer], kill_time(run.timeline, peer)).items():
+            spent = seconds_by_use(events_by_peer[peer], ends.get(peer, ()), stopped.get(peer, ()))
+            for use, seconds in spent.items():
                 totals[use] += seconds
         present = sum(totals.values())
         shares = {use: round(seconds / present, 4) if present else 0.0 for use, seconds in totals.items()}

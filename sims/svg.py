@@ -35,6 +35,15 @@ WORK = {
     "vote": "#010508",
 }
 """What a peer computes, and the phases of a round: `spans`."""
+DONE = {
+    "pause": "#010601",
+    "partition": "#010602",
+    "slow": "#010603",
+    "delay": "#010604",
+    "drop": "#010605",
+    "duplicate": "#010606",
+}
+"""What was done from outside, and lasted: `incidents`."""
 VARIABLES = {
     INK: "--ink",
     MUTED: "--muted",
@@ -45,6 +54,7 @@ VARIABLES = {
     **{colour: f"--series-{number}" for number, colour in enumerate(SERIES, start=1)},
     **{colour: f"--state-{state}" for state, colour in STATES.items()},
     **{colour: f"--work-{what}" for what, colour in WORK.items()},
+    **{colour: f"--done-{what}" for what, colour in DONE.items()},
 }
 """Marker colour to the CSS variable it becomes."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from farflung.sims.scene import Scene
-from farflung.sims.spans import Span, compute_spans, phase_spans, transfer_spans
+from farflung.sims.spans import Span, transfer_spans
 from farflung.training.pipeline_trace import step_events
 
 COMPUTING, SENDING = 1, 4
@@ -34,8 +34,9 @@ def trace_events(scene: Scene, first_pid: int = 0) -> Iterator[dict[str, Any]]:
         for tid, name in (TRACKS | ({SENDING: "sending"} if scene.steps else {})).items():
             yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
         events = scene.events.get(peer, ())
-        computed = [span for span in compute_spans(events) if not (scene.steps and span.what == "train")]
-        for tid, spans in ((COMPUTING, computed), (2, phase_spans(events)), (3, scene.states(peer))):
+        computed = [span for span in scene.computed(peer) if not (scene.steps and span.what == "train")]
+        stopped = [Span(begin, end, "stopped") for begin, end in scene.pauses.get(peer, ())]
+        for tid, spans in ((COMPUTING, [*computed, *stopped]), (2, scene.phases(peer)), (3, scene.states(peer))):
             yield from (_complete(scene, span, pid, tid) for span in spans)
         for number, span in enumerate(transfer_spans(events)):
             common = {"name": span.what, "cat": "transfer", "id": f"{pid}.{number}", "pid": pid, "tid": 2}
@@ -55,8 +56,8 @@ def trace_events(scene: Scene, first_pid: int = 0) -> Iterator[dict[str, Any]]:
             mark=f"{first_pid}.{number}.",
         )
     for incident in scene.run.timeline:
-        if incident.peer in pid_of:
-            yield _instant(scene, incident.time, incident.what, pid_of[incident.peer], "g")
+        if not incident.peer or incident.peer in pid_of:  # of the network: a line through all of them
+            yield _instant(scene, incident.time, incident.what, pid_of.get(incident.peer, first_pid + 1), "g")
 
 
 def _complete(scene: Scene, span: Span, pid: int, tid: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from farflung.sims.choices import Choices
 from farflung.sims.churn import make_schedule
 from farflung.sims.failure import kind_of, replay
-from farflung.sims.fuzzing import SCENARIO, make_small, play, write_found
+from farflung.sims.fuzzing import SCENARIO, SHRINK_TRIES, make_small, play, write_found
 from farflung.sims.main import app
 from farflung.sims.scenario import load_scenario, parse_scenario
 from farflung.sims.scenario_drawing import ATTACKS, GROWS_EVERY, MAX_SIZE, NATS, WHATS, draw_scenario, size_of
@@ -69,6 +69,9 @@ def test_what_is_broken_is_found_made_small_and_played_from_its_file(
     fuzzed = CliRunner().invoke(app, ["sim", "fuzz", "--seeds", "1", "--out", str(tmp_path), "--json"])
     assert fuzzed.exit_code == 1, fuzzed.output
     [found] = json.loads(fuzzed.stdout)["failed"]
+    small = [line for line in fuzzed.stderr.splitlines() if line.startswith("seed 0 is made small: ")]
+    assert len(small) >= 2 and f": 0 of {SHRINK_TRIES} tries" in small[0], "it takes a while"
+    assert any("happenings: invariant 4" in line or "happenings: ok" in line for line in small)
     assert found["violations"][0].startswith("invariant 4:") and (found["peers"], found["happenings"]) == (2, 0)
     folder = Path(found["folder"])
     small = load_scenario(folder / SCENARIO)

@@ -193,6 +193,13 @@ def test_a_life_ends_with_a_goodbye_a_kill_or_the_run() -> None:
     assert (labour.running_s, labour.training_s, labour.steps) == (30.0, 0.8, 2)
 
 
+def test_an_operation_of_a_pipeline_does_not_last_through_a_pause() -> None:
+    operations = [["F", 0, 0, 0.0, 1000.0], ["B", 0, 0, 1500.0, 4000.0]]
+    events = [event(1.0, "node.start"), event(10.0, "pipeline.step", seconds=4.0, ops=operations)]
+    labour = labour_of(events, [], 60.0, 0.4, [(8.0, 9.5)])
+    assert (labour.running_s, labour.training_s, labour.steps) == (59.0, 2.0, 2)
+
+
 def test_starts_that_never_came_up_do_not_count() -> None:
     done = [(0.0, Start(at=0.0, peer=0)), (5.0, Start(at=5.0, peer=1)), (40.0, Start(at=40.0, peer=1))]
     events = {"aa": [event(8.0, "node.start")], "bb": [event(52.0, "node.start")]}

@@ -1,11 +1,27 @@
 """A simulated run leaves a folder that the report reads as if real nodes had written it."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from farflung.sims.facts import load_folder
+from farflung.sims.facts import Incident, load_folder
+from farflung.sims.faults import (
+    Delay,
+    Drop,
+    Duplicate,
+    Heal,
+    Kill,
+    Leave,
+    Partition,
+    Pause,
+    Resume,
+    Skew,
+    Slow,
+    Start,
+)
+from farflung.sims.sim_folder import timeline_of
 from farflung.sims.sim_run import run_scenario
 from farflung.sims.swarm import START_UNIX_S
 
@@ -102,3 +118,112 @@ def test_the_report_tells_it(out: Path) -> None:
     page = (out / "report.html").read_text()
     assert "<h2>Loss" not in page and "held-out loss" not in page, "nothing was learnt"
     assert "Not what was expected." in page and "members &gt;= 40" in page
+
+
+def test_all_that_was_done_is_told() -> None:
+    """As late as it was done: processes are not as punctual as virtual time."""
+    faults = [
+        Start(at=0.0, peer=0),
+        Start(at=4.0, peer=1),
+        Kill(at=8.0, peer=1),
+        Start(at=20.0, peer=1),
+        Pause(at=31.0, peer=1),
+        Resume(at=32.0, peer=1),
+        Partition(at=33.0, groups=((0,), (1,))),
+        Heal(at=34.0),
+        Drop(at=35.0, until=40.0, probability=0.25),
+        Duplicate(at=36.0, until=40.0, probability=0.5),
+        Delay(at=37.0, until=40.0, extra_s=2.0),
+        Delay(at=38.0, until=40.0, extra_s=3.0, peer=0),
+        Slow(at=39.0, until=40.0, peer=1, factor=4.0),
+        Skew(at=41.0, peer=1, ahead_s=-5.0),
+        Leave(at=42.0, peer=0),
+        Kill(at=43.0, peer=1, reset=False),
+    ]
+    told = timeline_of([(1000.5 + fault.at, fault) for fault in faults], ["aa", "bb"])
+    assert told == [
+        Incident(time=1000.5, what="start", peer="aa"),
+        Incident(time=1004.5, what="start", peer="bb"),
+        Incident(time=1008.5, what="kill", peer="bb"),
+        Incident(time=1020.5, what="join", peer="bb"),
+        Incident(time=1031.5, what="pause", peer="bb"),
+        Incident(time=1032.5, what="resume", peer="bb"),
+        Incident(time=1033.5, what="partition", groups=[["aa"], ["bb"]]),
+        Incident(time=1034.5, what="heal"),
+        Incident(time=1035.5, what="drop", until=1040.5, much=0.25),
+        Incident(time=1036.5, what="duplicate", until=1040.5, much=0.5),
+        Incident(time=1037.5, what="delay", until=1040.5, much=2.0),
+        Incident(time=1038.5, what="delay", peer="aa", until=1040.5, much=3.0),
+        Incident(time=1039.5, what="slow", peer="bb", until=1040.5, much=4.0),
+        Incident(time=1041.5, what="skew", peer="bb", much=-5.0),
+        Incident(time=1042.5, what="stop", peer="aa"),
+        Incident(time=1043.5, what="power", peer="bb"),
+    ]
+
+
+TROUBLED = """
+about = "Four peers, one of which is stopped in the middle of a step, cut off and slowed."
+mode = "cost"
+duration_s = 180.0
+
+[manifest.model]
+preset = "3m"
+
+[manifest.swarm]
+batch_tokens = 16384
+inner_steps = 10
+min_round_s = 5.0
+max_round_s = 60.0
+
+[[peers]]
+name = "home"
+count = 4
+tokens_per_s = 4000.0
+up_mbit = 200.0
+down_mbit = 500.0
+
+[[happenings]]
+at = 42.0
+what = "pause"
+peers = ["home/1"]
+for_s = 40.0
+
+[[happenings]]
+at = 110.0
+what = "partition"
+peers = ["home/3"]
+for_s = 20.0
+
+[[happenings]]
+at = 140.0
+what = "slow"
+peers = ["home/2"]
+for_s = 20.0
+"""
+
+
+@pytest.fixture(scope="module")
+def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("troubled")
+    (folder / "troubled.toml").write_text(TROUBLED)
+    run_scenario(str(folder / "troubled.toml"), seed=1, out=folder / "out", quiet=True)
+    return folder / "out"
+
+
+def test_a_stopped_peer_does_not_train_in_the_report_either(troubled: Path) -> None:
+    run, events = load_folder(troubled)
+    stopped = next(facts.peer for facts in run.peers if facts.name == "home/1")
+    longest = max(event["seconds"] for event in events[stopped] if event["event"] == "step")
+    assert longest > 40.0, "it was stopped in the middle of a step, or this tests nothing"
+    result = json.loads((troubled / "result.json").read_text())
+    report = json.loads((troubled / "report.json").read_text())["utilisation"]["home"]
+    assert report["train"] == pytest.approx(result["training_share"], abs=0.02)
+    assert report["pause"] * report["hours"] == pytest.approx(40.0 / 3600, abs=0.001)
+
+
+def test_the_page_shows_what_the_scenario_is_about(troubled: Path) -> None:
+    page = (troubled / "report.html").read_text()
+    assert "on the way; 1 pause, 1 partition, 1 slow-down." in page
+    assert ">partition: home/3 | the others<" in page and ">cut off from most<" in page and ">stopped<" in page
+    rows = re.sub(r"<[^>]*>", "|", page)
+    assert "|42.0 s||82.0 s||stopped||home/1|" in rows and "|110.0 s||130.0 s||partition||home/3 | the others|" in rows

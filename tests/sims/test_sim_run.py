@@ -16,8 +16,9 @@ from farflung.sims.churn import make_schedule
 from farflung.sims.failure import chapters, kind_of, load_failure, replay, shorten, write_failure
 from farflung.sims.faults import Drop, Heal, Kill, Partition, Pause, Schedule, Start
 from farflung.sims.main import app
-from farflung.sims.scenario import parse_scenario
+from farflung.sims.scenario import load_scenario, parse_scenario
 from farflung.sims.scenario_run import plan_scenario, simulate_any
+from farflung.sims.sim_run import SHORTEN_RUNS
 from farflung.sims.simulation import simulate
 
 REAL = """
@@ -64,8 +65,15 @@ def real(tmp_path: Path) -> Path:
 
 
 def sim(*words: object) -> tuple[int, str]:
+    """Exit code, and what is written to stdout."""
+    code, said, _ = sim_told(*words)
+    return code, said
+
+
+def sim_told(*words: object) -> tuple[int, str, list[str]]:
+    """And the lines on stderr."""
     result = CliRunner().invoke(app, ["sim", *map(str, words)])
-    return result.exit_code, result.output
+    return result.exit_code, result.stdout, result.stderr.splitlines()
 
 
 def test_a_step_that_is_never_finished_is_no_training_and_no_contribution_is_no_share(real: Path) -> None:
@@ -111,6 +119,16 @@ def test_a_real_scenario_runs_and_repeats_itself_to_the_byte(real: Path, tmp_pat
     code = "from farflung.sims.main import main; main()"
     elsewhere(code, "sim", "run", str(real), "--json", "--out", str(tmp_path / "two"))
     assert (tmp_path / "two" / "events.log").read_bytes() == log
+
+
+def test_whoever_waits_is_told_how_far_it_is_and_the_run_is_the_same(real: Path) -> None:
+    code, said, told = sim_told("run", real, "--json")
+    assert code == 0
+    done = [int(line.split()[1]) for line in told if line.startswith("real: ")]
+    assert done[0] == 0 and 9 <= len(done) <= 11 and done == sorted(done), "a line for each tenth"
+    scenario = load_scenario(real)
+    plan = plan_scenario(scenario, 5, make_schedule(scenario, 5, real.parent))
+    assert simulate_any(plan).log_sha256 == json.loads(said)["log_sha256"]
 
 
 def test_another_seed_is_another_run(real: Path) -> None:
@@ -194,8 +212,11 @@ peers = ["home/2"]
 def test_a_violation_is_written_down_and_played_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lose_a_reason(monkeypatch)
     (tmp_path / "fails.toml").write_text(FAILS)
-    code, said = sim("run", tmp_path / "fails.toml", "--out", tmp_path, "--json")
+    code, said, told = sim_told("run", tmp_path / "fails.toml", "--out", tmp_path, "--json")
     result = json.loads(said)
+    small = [line for line in told if line.startswith("fails is made small: ")]
+    assert f"0 of {SHORTEN_RUNS} runs" in small[0] and small[0].endswith(result["violations"][0])
+    assert 3 <= len(small) <= SHORTEN_RUNS + 2 and "; 5 faults: " in small[1], "each of the runs"
     assert code == 1 and result["violations"][0].startswith("invariant 4")
     failure = load_failure(Path(result["folder"]))
     assert failure.violations[0].startswith("invariant 4") and len(failure.faults) < 6
@@ -230,8 +251,8 @@ def test_violations_are_of_one_kind_whatever_their_numbers_and_stages() -> None:
 
 
 def test_what_is_no_failure_is_refused(tmp_path: Path) -> None:
-    code, said = sim("replay", tmp_path)
-    assert code == 2 and "failure.json" in said
+    code, said, told = sim_told("replay", tmp_path)
+    assert (code, said) == (2, "") and "failure.json" in " ".join(told)
 
 
 def test_chapters_begin_with_faults() -> None:

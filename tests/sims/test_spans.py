@@ -8,17 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.node.events import Event
-from farflung.sims.facts import Incident
+from farflung.sims.facts import Incident, RunFacts
 from farflung.sims.spans import (
     PHASES,
     STATES,
     USES,
     Span,
     compute_spans,
-    kill_time,
+    kills,
     merged_spans,
+    pauses,
     phase_spans,
     seconds_by_use,
+    silent_ends,
     state_spans,
     transfer_spans,
     union,
@@ -88,21 +90,49 @@ def test_what_was_computed_and_transferred() -> None:
 
 
 def test_every_second_is_counted_once() -> None:
-    assert seconds_by_use(ROUND) == {"train": 4.0, "apply": 1.5, "join": 1.0, "round": 6.0, "wait": 1.5}
+    seconds = {"train": 4.0, "apply": 1.5, "join": 1.0, "round": 6.0, "pause": 0.0, "wait": 1.5}
+    assert seconds_by_use(ROUND) == seconds
+    stopped = [(2.5, 2.75), (4.0, 6.25), (13.75, 20.0)]
+    assert seconds_by_use(ROUND, (), stopped) == seconds | {"train": 2.75, "round": 5.75, "pause": 2.75, "wait": 0.25}
+
+
+def test_who_is_stopped_neither_computes_nor_takes_part() -> None:
+    stopped = [(2.5, 2.75), (4.0, 6.25), (8.0, 9.0)]
+    assert [(s.what, s.start, s.end) for s in compute_spans(ROUND, stopped)] == [
+        ("train", 1.0, 2.5), ("train", 2.75, 3.0), ("train", 3.0, 4.0), ("apply", 12.0, 12.5), ("evaluate", 12.5, 13.5),
+    ]  # fmt: skip
+    assert phase_spans(ROUND, stopped)[:2] == [Span(6.25, 8.0, "send", 7), Span(9.0, 11.0, "average", 7)]
+    operations = event(10.0, "pipeline.step", seconds=4.0, ops=[["F", 0, 0, 0.0, 1000.0], ["B", 0, 0, 1500.0, 4000.0]])
+    assert [(s.start, s.end) for s in compute_spans([operations], [(8.0, 9.5)])] == [
+        (6.0, 7.0),
+        (7.5, 8.0),
+        (9.5, 10.0),
+    ]
 
 
 def test_states_after_a_kill_last_until_the_kill() -> None:
     lost = [event(0.0, "node.start"), event(2.0, "node.state", state="training"), event(5.0, "net")]
     assert state_spans(lost) == [Span(0.0, 2.0, "joining"), Span(2.0, 5.0, "training")]
-    assert state_spans(lost, 9.0)[-1] == Span(2.0, 9.0, "training")
+    assert state_spans(lost, [9.0])[-1] == Span(2.0, 9.0, "training")
     again = [*lost, event(20.0, "node.start"), event(21.0, "node.stop")]
     assert state_spans(again) == [*state_spans(lost), Span(20.0, 21.0, "joining")]
+    assert state_spans(again, [9.0]) == [*state_spans(lost, [9.0]), Span(20.0, 21.0, "joining")]
 
 
-def test_when_a_peer_was_killed() -> None:
-    timeline = [Incident(time=1.0, what="start", peer="a"), Incident(time=5.0, what="kill", peer="a")]
-    assert kill_time(timeline, "a") == 5.0 and kill_time(timeline, "b") is None
-    assert kill_time([*timeline, Incident(time=8.0, what="join", peer="a")], "a") is None, "it came back"
+def test_pauses_end_with_what_ends_them() -> None:
+    timeline = [
+        Incident(time=1.0, what="pause", peer="a"),
+        Incident(time=2.0, what="pause", peer="b"),
+        Incident(time=3.0, what="slow", peer="a", until=20.0, much=4.0),
+        Incident(time=4.0, what="resume", peer="a"),
+        Incident(time=5.0, what="pause", peer="a"),
+        Incident(time=6.0, what="power", peer="b"),
+        Incident(time=7.0, what="skew", peer="b", much=1.0),
+    ]
+    assert pauses(timeline, 9.0) == {"a": [(1.0, 4.0), (5.0, 9.0)], "b": [(2.0, 6.0)]}
+    assert kills(timeline) == {"b": [6.0]}
+    run = RunFacts(name="run", started=0.0, ended=9.0, peers=[], timeline=timeline)
+    assert silent_ends(run) == {"a": [9.0], "b": [6.0]}, "whoever is paused at the end is still there"
 
 
 def test_neighbours_too_close_to_tell_apart_are_one() -> None:
