@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.training.allocations import peak_bytes
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 
 from farflung.training import inner_optimizer
 from farflung.training.errors import NotEnoughMemory
@@ -92,25 +92,18 @@ def test_repeated_keys_and_values_are_forecast(monkeypatch: pytest.MonkeyPatch) 
 # ---- the peak of a step, as torch's allocator recorded it ----------------------------------------------------------
 
 
-def peak_bytes(work: Callable[[], object]) -> int:
-    """Most bytes that were allocated on the CPU beyond those at the beginning."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
-        work()
-    events = [e for e in record.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
-    now = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        peak = max(peak, now)
-    return peak
-
-
 def one_step(
-    config: ModelConfig, optimizer: str, options: MemoryOptions, autocast: torch.dtype | None, device: str = "cpu"
+    config: ModelConfig,
+    optimizer: str,
+    options: MemoryOptions,
+    autocast: torch.dtype | None,
+    device: str = "cpu",
+    z_loss: float = 0.0,
 ) -> Callable[[], object]:
     """A step of 4 sequences at a time, of a model whose inner state exists already."""
     model = Decoder(config, seed=1).to(device)
     model.model.checkpoint_layers = options.checkpoint_layers
-    inner = InnerConfig(schedule=SCHEDULE, optimizer=optimizer)
+    inner = InnerConfig(schedule=SCHEDULE, optimizer=optimizer, z_loss=z_loss)
     made = make_optimizer(model, inner, options.inner_state)
     tokens = torch.arange(8 * (config.seq_len + 1), device=device).view(8, -1) % config.vocab_size
 
@@ -145,6 +138,25 @@ def test_the_peak_of_a_step_is_forecast(
     needs = forecast(SMALL, parse_optimizer(optimizer), chosen, microbatch=4, compute_bytes=compute_bytes)
     resident = needs.parameter_bytes + needs.optimizer_bytes  # there before the step
     assert 0.97 < (needs.device_bytes - resident) / peak < 1.4
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 1e-4])
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+@pytest.mark.parametrize("options", ["none", "checkpoint"])
+def test_the_peak_of_a_large_vocabulary_is_forecast(options: str, autocast: torch.dtype | None, z_loss: float) -> None:
+    """Where logits take more than the layers; what evaluates them, less."""
+    config, chosen = replace(SMALL, vocab_size=16_000, seq_len=256), parse_options(options)
+    peak = peak_bytes(one_step(config, "adamw", chosen, autocast, z_loss=z_loss))
+    needs = forecast(config, ADAMW, chosen, microbatch=4, compute_bytes=4 if autocast is None else 2)
+    resident = needs.parameter_bytes + needs.optimizer_bytes  # there before the step
+    assert 1.0 <= (needs.device_bytes - resident) / peak < 1.3
+    model, tokens = Decoder(config, seed=1), torch.zeros(4, 257, dtype=torch.int64)
+
+    def evaluation() -> None:
+        with torch.no_grad(), precision(torch.device("cpu"), autocast):
+            next_token_loss(model(tokens[:, :-1]), tokens[:, 1:])
+
+    assert peak_bytes(evaluation) < needs.activation_bytes
 
 
 @pytest.mark.parametrize("options", ["none", "checkpoint"])
