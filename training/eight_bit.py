@@ -38,9 +38,9 @@ _PLASTIC = 0.7548776662466927
 """The same for two dimensions: another irrational step, so that elements do not march in line."""
 
 
-def stored_bytes(numel: int) -> int:
-    """Bytes of `numel` numbers in this form."""
-    return numel + 4 * -(-numel // BLOCK)
+def stored_bytes(numel: int) -> tuple[int, int]:
+    """Bytes of the codes and of the scales of `numel` numbers."""
+    return numel, 4 * -(-numel // BLOCK)
 
 
 class EightBit:

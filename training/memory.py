@@ -17,10 +17,12 @@ bf16 autocast, 4 without), bytes on the device at the peak of a step:
 
 and in host memory 16 n of outer state (parameters, momentum, what was sent, one pseudo-gradient), 4 n for each
 direction with error feedback and each copy for shadows, 4 n that a round decodes (less where rounds are of fragments),
-and the inner state when it is offloaded. On a CPU both are one memory. Sums of tensors are exact; activations are within
+and the inner state when it is offloaded. Beside CUDA most of that is page-locked, for which torch takes the next power of two of each
+block (`flat.pinned_bytes`): parameters, momentum and what was sent, each tensor of offloaded state, and a block of 4 n that an evaluation
+takes and torch then keeps. On a CPU both are one memory, and an evaluation finds room where the gradients were. Sums of tensors are exact; activations are within
 15 % of what is kept, the peak of a step within 30 % and on the safe side (the tests compare with the allocator's record).
-Workspaces of kernels and the allocator's fragmentation are covered by `RESERVE`. Evaluations have no term: they take no more sequences at a time, without
-gradients, and keep nothing for a backward pass.
+Workspaces of kernels and the allocator's fragmentation are covered by `RESERVE`. On the device evaluations have no term: they take no more sequences
+at a time, without gradients, and keep nothing for a backward pass.
 """
 
 from dataclasses import dataclass
@@ -30,6 +32,7 @@ import torch
 
 from farflung.training import eight_bit, inner_optimizer, of_targets
 from farflung.training.errors import NotEnoughMemory
+from farflung.training.flat import pinned_bytes
 from farflung.training.host_memory import available_bytes
 from farflung.training.inner_optimizer import ON_DEVICE, StateHome
 from farflung.training.model import ModelConfig, parameter_shapes
@@ -126,6 +129,8 @@ class MemoryForecast:
     """What a round decodes, in host memory."""
     offloaded_bytes: int
     """Inner state in host memory."""
+    pinned_bytes: int
+    """What host memory takes beyond that when it is page-locked."""
 
     @property
     def device_bytes(self) -> int:
@@ -134,7 +139,7 @@ class MemoryForecast:
 
     @property
     def host_bytes(self) -> int:
-        return self.outer_bytes + self.round_bytes + self.offloaded_bytes
+        return self.outer_bytes + self.round_bytes + self.offloaded_bytes + self.pinned_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,12 +184,13 @@ def forecast(
     microbatch: int = 1,
     compute_bytes: int = 4,
     beside: Beside = NOTHING_BESIDE,
+    pinned: bool = False,  # whether host memory is page-locked, see `flat.host_buffer`
 ) -> MemoryForecast:
     """Memory of one replica that trains `microbatch` sequences at a time."""
     n = num_parameters(config)
     shapes = parameter_shapes(config)
     largest = max(shape.numel() for _, shape in shapes)
-    state, fetched, batch = _state_bytes(shapes, optimizer, options.inner_state)
+    state, rounding, fetched, batch = _state_bytes(shapes, optimizer, options.inner_state)
     if compute_bytes == 4:
         casts = 0
     elif options.checkpoint_layers:
@@ -206,32 +212,37 @@ def forecast(
         outer_bytes=(16 + 4 * beside.copies) * n,
         round_bytes=4 * n,
         offloaded_bytes=state if options.inner_state.offload else 0,
+        pinned_bytes=4 * pinned_bytes(4 * n) - 12 * n + rounding if pinned else 0,
     )
 
 
 def _state_bytes(
     shapes: tuple[tuple[str, torch.Size], ...], optimizer: OptimizerSpec, home: StateHome
-) -> tuple[int, int, int]:
-    """(all state as it is kept, fp32 state of the largest chunk that is fetched, elements orthogonalised at a time)."""
+) -> tuple[int, int, int, int]:
+    """(all state as it is kept, what it takes beyond that when it is page-locked, fp32 state of the largest chunk that is fetched, elements
+    orthogonalised at a time)."""
     for_hidden, for_others = optimizer.state_tensors()
-    kept = fetched = most = most_hidden = 0
+    kept = rounding = fetched = most = most_hidden = 0
     by_shape: dict[torch.Size, int] = {}
     for name, shape in shapes:
         is_hidden = len(shape) == 2 and not name.startswith(TABLES)
         numel, tensors = shape.numel(), for_hidden if is_hidden else for_others
         parked = home.parks and numel >= inner_optimizer.MIN_PARKED
-        kept += tensors * (eight_bit.stored_bytes(numel) if parked and home.bits == 8 else 4 * numel)
+        blocks = eight_bit.stored_bytes(numel) if parked and home.bits == 8 else (4 * numel,)
+        kept += tensors * sum(blocks)
         if is_hidden:
             by_shape[shape] = by_shape.get(shape, 0) + numel
             most_hidden = max(most_hidden, numel)
         if parked:  # as if every chunk had the most state a parameter can have
             most = max(most, numel)
             fetched += 4 * tensors * numel
+            if home.offload:
+                rounding += tensors * sum(pinned_bytes(block) - block for block in blocks)
     chunk = max(inner_optimizer.CHUNK, most)
     batch = 0
     if optimizer.name == "muon":
         batch = min(max(by_shape.values()), max(inner_optimizer.CHUNK, most_hidden))
-    return kept, min(fetched, 4 * max(for_hidden, for_others) * chunk), batch
+    return kept, rounding, min(fetched, 4 * max(for_hidden, for_others) * chunk), batch
 
 
 def choose_options(
@@ -240,7 +251,7 @@ def choose_options(
     *,
     batch: int,  # sequences in one inner step
     device_bytes: int,  # that training may use on the device, the reserve included
-    host_bytes: int | None,  # the same in host memory; None when the device is the host
+    host_bytes: int | None,  # the same in host memory, which is page-locked; None when the device is the host
     compute_bytes: int = 4,
     beside: Beside = NOTHING_BESIDE,
     allowed: tuple[MemoryOptions, ...] = BY_COST,  # from cheap to dear
@@ -251,7 +262,13 @@ def choose_options(
     for options in allowed:
         for microbatch in even_microbatches(batch) if divisible else [batch]:
             needs = forecast(
-                config, optimizer, options, microbatch=microbatch, compute_bytes=compute_bytes, beside=beside
+                config,
+                optimizer,
+                options,
+                microbatch=microbatch,
+                compute_bytes=compute_bytes,
+                beside=beside,
+                pinned=host_bytes is not None,
             )
             if _fits(needs, device_bytes, host_bytes):
                 return MemoryPlan(options=options, microbatch=microbatch, forecast=needs)

@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 def coded(values: Tensor, key: str = "exp_avg", step: int = 0) -> Tensor:
     room = EightBit(values, key, CPU, pinned=False)
     room.put(values, step)
-    assert room.codes.nbytes + room.scales.nbytes == stored_bytes(values.numel())
+    assert (room.codes.nbytes, room.scales.nbytes) == stored_bytes(values.numel())
     return room.get(CPU)
 
 

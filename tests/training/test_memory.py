@@ -1,6 +1,8 @@
 """The memory forecast against what torch really allocates, what is chosen from it, and that saving memory changes no bit."""
 
 import math
+import weakref
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,8 +15,9 @@ from hypothesis import strategies as st
 from tests.training.allocations import peak_bytes
 from torch import nn
 
-from farflung.training import inner_optimizer
+from farflung.training import coupled, inner_optimizer, model_state
 from farflung.training.errors import NotEnoughMemory
+from farflung.training.flat import pinned_bytes
 from farflung.training.inner import InnerConfig, make_optimizer, precision, train_step
 from farflung.training.inner_optimizer import StateHome
 from farflung.training.memory import (
@@ -221,6 +224,58 @@ def test_sums_of_tensors_are_exact(optimizer: str, options: str) -> None:
     assert fed_back.outer_bytes == 24 * n and fed_back.device_bytes == memory.device_bytes
     assert memory.gradient_bytes == 4 * n + 4 * 512 * 128
     assert (memory.optimizer_bytes == 0) == chosen.inner_state.offload
+    numel = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    parked = [
+        tensor.nbytes
+        for name, tensor in made.tensors().items()
+        if numel[name.split("/")[1]] >= inner_optimizer.MIN_PARKED and tensor.dim() > 0
+    ]
+    rounding = sum(map(pinned_bytes, parked)) - sum(parked) if chosen.inner_state.offload else 0
+    beside_cuda = forecast(SMALL, parse_optimizer(optimizer), chosen, pinned=True)
+    assert beside_cuda.pinned_bytes == 4 * pinned_bytes(4 * n) - 12 * n + rounding
+    assert beside_cuda.host_bytes - memory.host_bytes == beside_cuda.pinned_bytes
+    assert beside_cuda.device_bytes == memory.device_bytes
+
+
+def test_page_locked_blocks_are_powers_of_two() -> None:
+    sizes = {0: 0, 1: 1, 2: 2, 3: 4, 4096: 4096, 4097: 8192, (1 << 32) - 4: 1 << 32, (1 << 32) + 4: 1 << 33}
+    assert {size: pinned_bytes(size) for size in sizes} == sizes
+
+
+class PinnedCache:
+    """Page-locked buffers as torch gives them out: whole blocks, kept for the next of that size when they are free."""
+
+    def __init__(self) -> None:
+        self.taken, self._free = 0, Counter[int]()
+
+    def __call__(self, num_elements: int, device: torch.device) -> torch.Tensor:
+        size = pinned_bytes(4 * num_elements)
+        if self._free[size]:
+            self._free[size] -= 1
+        else:
+            self.taken += size
+        buffer = torch.empty(num_elements)
+        weakref.finalize(buffer, self._free.update, [size])
+        return buffer
+
+
+def test_page_locked_buffers_are_as_many_as_is_forecast(
+    config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds and evaluations in turn, of which the second finds the block of the first."""
+    cache = PinnedCache()
+    for module in (coupled, model_state):
+        monkeypatch.setattr(module, "host_buffer", cache)
+    replica = make(config, microbatch=4)
+    n = replica.num_parameters
+    assert not math.log2(n).is_integer()
+    for step in range(3):
+        replica.train_step(batch(step), step)
+        replica.apply([(0, n, replica.pseudo_gradient())], contributed=True)
+        replica.evaluate(batch(9))
+    needs = forecast(config, ADAMW, PLAIN, pinned=True)
+    pseudo_gradient = 4 * n  # is not page-locked
+    assert cache.taken == needs.outer_bytes - pseudo_gradient + needs.pinned_bytes
 
 
 # ---- options and microbatches --------------------------------------------------------------------------------------
@@ -246,7 +301,7 @@ def test_what_is_needed_is_chosen_from_cheap_to_dear() -> None:
     config = preset("350m")
     chosen = [str(choose(config, gigabytes)) for gigabytes in (80, 8, 6, 4)]
     assert chosen == ["none", "checkpoint", "offload", "checkpoint,offload"]
-    assert str(choose(config, 6, host_gigabytes=9)) == "checkpoint,8bit"  # no room in the host
+    assert str(choose(config, 6, host_gigabytes=15)) == "checkpoint,8bit"  # no room in the host
     assert str(choose(config, 13, host_gigabytes=None)) == "checkpoint,8bit"  # it is the host
     with pytest.raises(NotEnoughMemory, match=r"checkpoint,offload; .* usable are 1\.70 GB and 54\.40 GB"):
         choose(config, 2)
@@ -271,7 +326,7 @@ def test_what_is_chosen_fits_and_more_memory_is_never_dearer(
         except NotEnoughMemory:
             return len(BY_COST), 0
         assert made.forecast.device_bytes <= gigabytes * 1e9 * (1 - RESERVE)
-        assert made.forecast == forecast(config, optimizer, made.options, microbatch=made.microbatch)
+        assert made.forecast == forecast(config, optimizer, made.options, microbatch=made.microbatch, pinned=True)
         return BY_COST.index(made.options), made.microbatch
 
     first, second = plan(small), plan(small + more)
