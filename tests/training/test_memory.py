@@ -420,18 +420,81 @@ def make(config: ModelConfig, microbatch: int | None = None, save: MemoryOptions
     return Replica(config, InnerConfig(schedule=SCHEDULE), Nesterov(), seed=7, runtime=runtime)
 
 
-def test_a_trial_leaves_nothing_behind(config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried, plain = make(config), make(config, microbatch=2)
+@pytest.mark.parametrize("options", ["none", "checkpoint", "offload", "8bit"])
+def test_a_trial_leaves_nothing_behind(
+    options: str, config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inner_optimizer, "MIN_PARKED", 1)
+    save = parse_options(options)
+    tried, plain = make(config, save=save), make(config, microbatch=2, save=save)
     tokens = torch.from_numpy(batch(0))
     cramped = Cramped(tried, fits=2)
     monkeypatch.setattr(tried, "_forward", cramped)
-    assert largest_that_fits(even_microbatches(4), lambda size: tried._trial(tokens[:size])) == 2
+
+    def trials() -> int:
+        return largest_that_fits(even_microbatches(4), lambda size: tried._trial(tokens[:size]))
+
+    assert trials() == 2
     assert cramped.seen == [2, 2, 4]  # two passes where they fit
     assert all(p.grad is None for p in tried.model.parameters()) and not tried.optimizer.tensors()
     tried._microbatch = 2
-    assert [tried.train_step(batch(k), k).loss for k in range(3)] == [
-        plain.train_step(batch(k), k).loss for k in range(3)
-    ]
+    assert tried.train_step(batch(0), 0) == plain.train_step(batch(0), 0)
+    assert trials() == 2  # of a replica that goes on
+    for k in range(1, 3):
+        assert tried.train_step(batch(k), k) == plain.train_step(batch(k), k)
+    assert all(torch.equal(a, b) for a, b in zip(tried.parameters, plain.parameters, strict=True))
+
+
+def cramp_steps(monkeypatch: pytest.MonkeyPatch, fits: int) -> None:
+    """The optimiser runs out of memory after so many chunks."""
+    chunk, taken = inner_optimizer._Chunk, list[int]()
+    real = chunk.step
+
+    def step(self: inner_optimizer._Chunk, lr: float, number: int) -> None:
+        if len(taken) == fits:
+            raise torch.OutOfMemoryError("no room")
+        taken.append(number)
+        real(self, lr, number)
+
+    monkeypatch.setattr(chunk, "step", step)
+
+
+def test_a_trial_leaves_room_for_the_step(config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cramp_steps(monkeypatch, fits=3)  # matrices twice, vectors once
+    replica = make(config)
+    tokens, before = torch.from_numpy(batch(0)), [parameter.clone() for parameter in replica.parameters]
+    with pytest.raises(NotEnoughMemory, match="--save-memory"):
+        largest_that_fits([4], lambda size: replica._trial(tokens[:size]))
+    assert all(torch.equal(a, b) for a, b in zip(replica.parameters, before, strict=True))
+    assert not replica.optimizer.tensors() and all(p.grad is None for p in replica.model.parameters())
+
+
+def test_a_step_that_was_made_in_part_is_not_made_again(
+    config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a smaller microbatch, say: the parameters are no longer those of before."""
+    cramp_steps(monkeypatch, fits=1)
+    replica = make(config)
+    cramped = Cramped(replica, fits=4)
+    monkeypatch.setattr(replica, "_forward", cramped)
+    with pytest.raises(NotEnoughMemory, match=r"^cpu ran out of memory in the inner step, .* last checkpoint.*no room"):
+        replica.train_step(batch(0), 0)
+    assert cramped.seen == [4] and replica.optimizer.steps == 0
+
+
+@pytest.mark.parametrize("mix", [None, 0.5])
+def test_a_round_that_moves_a_part_ends_training(
+    mix: float | None, config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cramped(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    replica = Replica(config, InnerConfig(schedule=SCHEDULE), Nesterov(), seed=7, mix=mix)
+    replica.train_step(batch(0), 0)
+    update = (0, replica.num_parameters, replica.pseudo_gradient())
+    monkeypatch.setattr(coupled, "rebase_" if mix is None else "mix_", cramped)
+    with pytest.raises(NotEnoughMemory, match=r"^cpu ran out of memory in a round, .* last checkpoint"):
+        replica.apply([update], contributed=True)
 
 
 def test_when_memory_gets_short_the_microbatch_does(
