@@ -98,6 +98,7 @@ def examine(options: DoctorOptions) -> dict[str, Any]:
             "outer state": needs.outer_bytes,
             "a round": needs.round_bytes,
             "offloaded inner state": needs.offloaded_bytes,
+            "page-locking": needs.pinned_bytes,
             "usable": int(free_bytes(torch.device("cpu")) * (1 - RESERVE)),
         },
         "one_memory": on_host(runtime),

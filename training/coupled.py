@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from farflung.training.flat import Layout, flatten, host_buffer, synchronize, unflatten
+from farflung.training.half_made import half_made
 from farflung.training.late import mix_, rebase_
 from farflung.training.outer import OuterState
 from farflung.training.rules import OuterRule
@@ -98,7 +99,8 @@ class Coupled:
         Elements in no slice keep everything, and their progress stays in the next pseudo-gradient; so
         does all progress of a peer that did not contribute. Raises ValueError, with nothing changed, when
         an update does not fit, when two overlap, when nothing is in flight that could have contributed, or when a share of the
-        local parameters would be mixed away that `told` says is to stay in them.
+        local parameters would be mixed away that `told` says is to stay in them. Raises NotEnoughMemory when the device has no room for a piece
+        of it, with some slices moved.
         """
         if self.mix is not None and told is not None:
             raise ValueError("what a codec left out cannot stay in local parameters that are mixed")
@@ -139,7 +141,7 @@ class Coupled:
         counted: Sequence[Slice] = (),  # where the new outer state counts the pseudo-gradient in flight
     ) -> None:
         """Go on from outer state that was downloaded into `self.outer`. Nothing is in flight afterwards. Raises ValueError, with
-        nothing changed, when something is said to be counted and nothing was in flight.
+        nothing changed, when something is said to be counted and nothing was in flight; NotEnoughMemory as `apply` does.
         """
         sent = self._take_sent() if counted else None
         self.sent = self.offered = None
@@ -168,8 +170,9 @@ class Coupled:
 
     def _mix(self, start: int, stop: int, alpha: float) -> None:
         """Mix one slice of the live parameters with the outer ones."""
-        for low, high, local in self.layout.pieces(self.parameters, start, stop):
-            mix_(local, self.outer.params[low:high].to(self.device, non_blocking=True), alpha)
+        with half_made("a round", self.device):
+            for low, high, local in self.layout.pieces(self.parameters, start, stop):
+                mix_(local, self.outer.params[low:high].to(self.device, non_blocking=True), alpha)
         synchronize(self.device)
 
     def _rebase(
@@ -179,7 +182,8 @@ class Coupled:
         reference: Tensor,  # fp32 [stop - start], CPU
     ) -> None:
         """Move one slice of the live parameters."""
-        for low, high, local in self.layout.pieces(self.parameters, start, stop):
-            outer = self.outer.params[low:high].to(self.device, non_blocking=True)
-            rebase_(local, outer, reference[low - start : high - start].to(self.device, non_blocking=True))
+        with half_made("a round", self.device):
+            for low, high, local in self.layout.pieces(self.parameters, start, stop):
+                outer = self.outer.params[low:high].to(self.device, non_blocking=True)
+                rebase_(local, outer, reference[low - start : high - start].to(self.device, non_blocking=True))
         synchronize(self.device)

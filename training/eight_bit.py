@@ -38,9 +38,15 @@ _PLASTIC = 0.7548776662466927
 """The same for two dimensions: another irrational step, so that elements do not march in line."""
 
 
-def stored_bytes(numel: int) -> int:
-    """Bytes of `numel` numbers in this form."""
-    return numel + 4 * -(-numel // BLOCK)
+def stored_bytes(numel: int) -> tuple[int, int]:
+    """Bytes of the codes and of the scales of `numel` numbers."""
+    return numel, 4 * -(-numel // BLOCK)
+
+
+def thresholds(step: int) -> Tensor:
+    """Of the elements of a block in that step, fp32 in [0, 1) on the CPU: Apple's GPUs have no double precision, and in single the multiples of
+    an irrational number run out of digits."""
+    return torch.frac(torch.arange(BLOCK, dtype=torch.float64) * _PLASTIC + step * _GOLDEN).float()
 
 
 class EightBit:
@@ -60,8 +66,7 @@ class EightBit:
     ) -> None:
         """Encode; on a GPU without waiting for it."""
         flat, table = values.flatten(), self._table.to(values.device)
-        index = torch.arange(BLOCK, device=values.device)
-        threshold = torch.frac(index.double() * _PLASTIC + step * _GOLDEN).float()
+        threshold = thresholds(step).to(values.device)
         for low in range(0, flat.numel(), PIECE):
             piece = flat[low : low + PIECE]
             padding = -piece.numel() % BLOCK

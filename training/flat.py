@@ -89,6 +89,13 @@ def host_buffer(num_elements: int, device: torch.device) -> Tensor:
     return torch.empty(num_elements, dtype=torch.float32, pin_memory=device.type == "cuda")
 
 
+def pinned_bytes(nbytes: int) -> int:
+    """What a page-locked block of so many bytes takes: torch rounds it up to a power of two (its CachingHostAllocator), and keeps it when it is
+    free for the next one of that size. `pinned_max_round_threshold_mb` turns that off for large ones, but torch 2.10 does not know it, and later ones
+    may hand out too small a block with it (pytorch #192722)."""
+    return 1 << (nbytes - 1).bit_length() if nbytes else 0
+
+
 def synchronize(device: torch.device | None) -> None:
     """Wait for background copies: page-locked memory must not change, or be read, under them."""
     if device is not None and device.type == "cuda":

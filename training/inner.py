@@ -1,7 +1,7 @@
 """The inner step: one batch, in as many microbatches as memory asks for, and one step of the inner optimiser.
 
 The optimiser's state stays with the peer for the whole run; it is neither reset nor averaged between rounds
-(digest 1.1). Weight decay touches matrices only. A step that goes wrong changes nothing.
+(digest 1.1). Weight decay touches matrices only. Gradients that go wrong change nothing.
 """
 
 import math
@@ -79,17 +79,24 @@ def train_step(
     microbatch: int,  # sequences at a time
     autocast: torch.dtype | None,  # precision of the matrix products; None leaves fp32
 ) -> StepReport:
-    """One step on the mean loss of the batch.
+    """One step on the mean loss of the batch: `gradients`, and `take_step` with them."""
+    found = gradients(model, forward, config, tokens, global_step=global_step, microbatch=microbatch, autocast=autocast)
+    return take_step(optimizer, config, found, global_step=global_step, tokens=tokens[:, 1:].numel())
 
-    Raises NonFinite or, from the passes, NotEnoughMemory, with nothing changed.
-    """
-    lr = config.schedule.at(global_step)
-    loss, norm = gradients(
-        model, forward, config, tokens, global_step=global_step, microbatch=microbatch, autocast=autocast
-    )
+
+def take_step(
+    optimizer: InnerOptimizer,
+    config: InnerConfig,
+    found: tuple[float, float],  # what `gradients` returned
+    *,
+    global_step: int,
+    tokens: int,  # trained on
+) -> StepReport:
+    """The optimiser's step with the gradients that lie in the parameters. Raises NotEnoughMemory when it was made in part."""
+    lr, (loss, norm) = config.schedule.at(global_step), found
     optimizer.step(lr)
     optimizer.zero_grad()
-    return StepReport(loss=loss, tokens=tokens.shape[0] * (tokens.shape[1] - 1), grad_norm=norm, lr=lr)
+    return StepReport(loss=loss, tokens=tokens, grad_norm=norm, lr=lr)
 
 
 def gradients(
@@ -104,7 +111,7 @@ def gradients(
 ) -> tuple[float, float]:  # mean cross-entropy in nats per token, gradient norm before clipping
     """Leave the clipped gradients of the batch's mean loss in the parameters, in the place of any that are there.
 
-    Raises NonFinite, with gradients that must not be used, or, from the passes, NotEnoughMemory.
+    Raises NonFinite or NotEnoughMemory, with gradients that must not be used and all else as it was.
     """
     model.zero_grad()
     total = torch.zeros((), device=tokens.device)
@@ -112,9 +119,9 @@ def gradients(
         for piece in torch.split(tokens, microbatch):
             share = piece.shape[0] / tokens.shape[0]
             total += backward_pass(forward, piece, config.z_loss, share, autocast)  # no .item(): a GPU would wait
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
     except torch.OutOfMemoryError as error:
         raise NotEnoughMemory(f"{microbatch} sequences at a time are too many for {tokens.device}: {error}") from error
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
     loss, norm_value = float(total), float(norm)
     if not (math.isfinite(loss) and math.isfinite(norm_value)):
         raise NonFinite(global_step=global_step, loss=loss, grad_norm=norm_value)

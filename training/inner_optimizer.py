@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from farflung.training.eight_bit import EightBit
 from farflung.training.errors import DamagedCheckpoint
 from farflung.training.flat import synchronize
+from farflung.training.half_made import half_made
 from farflung.training.optimizers import Group, Parameters
 
 CHUNK = 1 << 24
@@ -73,7 +74,7 @@ class _Chunk:
         self.names = [name for name, _ in parameters]
         self.parameters = [parameter for _, parameter in parameters]
         self.optimizer = group.make(self.parameters)
-        self._lr_ratio = group.lr_ratio
+        self._group = group
         self._home = home
         self._parked: list[dict[str, _Exact | EightBit]] = [{} for _ in parameters]  # by key of the state
 
@@ -82,9 +83,18 @@ class _Chunk:
             for key, room in rooms.items():
                 self.optimizer.state[parameter][key] = room.get(parameter.device)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr * self._lr_ratio
+            group["lr"] = lr * self._group.lr_ratio
         self.optimizer.step()
         self.park(step)
+
+    def rehearse(self, lr: float) -> None:
+        """See `InnerOptimizer.rehearse`."""
+        copies = [(name, nn.Parameter(p.detach().clone())) for name, p in zip(self.names, self.parameters, strict=True)]
+        for (_, copy), parameter in zip(copies, self.parameters, strict=True):
+            copy.grad = parameter.grad
+        chunk = _Chunk(self._group, copies, self._home)
+        for step in range(2):  # the second fetches what the first has put away
+            chunk.step(lr, step)
 
     def park(self, step: int) -> None:
         """Move the state to where it shall lie."""
@@ -152,10 +162,18 @@ class InnerOptimizer:
         """Taken so far."""
 
     def step(self, lr: float) -> None:
-        """Move every parameter by its gradient; `lr` is the schedule's learning rate."""
-        for chunk in self._chunks:
-            chunk.step(lr, self.steps)
+        """Move every parameter by its gradient; `lr` is the schedule's learning rate. Raises NotEnoughMemory, with some of them moved."""
+        with half_made("the inner step", self.parameters[0].device):
+            for chunk in self._chunks:
+                chunk.step(lr, self.steps)
         self.steps += 1
+
+    def rehearse(self, lr: float) -> None:
+        """Step copies of the parameters, a chunk at a time, and forget them: whether there is room for a step beside all that lies in memory, and
+        for one chunk's copies, which is a little more than a step takes. Raises torch.OutOfMemoryError, with nothing changed.
+        """
+        for chunk in self._chunks:
+            chunk.rehearse(lr)
 
     def zero_grad(self) -> None:
         """Give the gradients' memory back."""

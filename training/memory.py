@@ -8,17 +8,21 @@ bf16 autocast, 4 without), bytes on the device at the peak of a step:
     inner state    AdamW 8 n; Muon 4 for hidden matrices and 8 for the rest; in 8 bits a quarter (1 + 4/256 a number);
                    nothing when it is offloaded
     and the larger of two, which come one after the other:
-      activations  K * (L * layer + head), what autograd keeps (`activation_bytes`), and casts of the matrices, c n if c < 4;
-                   with checkpointed layers K * (L * 4 D + the larger of layer and head), and casts of one layer and the head
+      activations  K * (L * layer + head) where the backward pass begins (`activation_bytes`), and casts of the matrices,
+                   c n if c < 4; the head's are logits and their gradient, 2 c V, and work for a few rows of them
+                   (`of_targets`), with and without z-loss; with checkpointed layers K * L * 4 D and the larger of layer
+                   and head, and casts of one layer and the head
       step         the fp32 state of one chunk when it does not lie there; work of Muon, 16 bytes for each element that is
                    orthogonalised at a time; work of coding 8 bits
 
 and in host memory 16 n of outer state (parameters, momentum, what was sent, one pseudo-gradient), 4 n for each
 direction with error feedback and each copy for shadows, 4 n that a round decodes (less where rounds are of fragments),
-and the inner state when it is offloaded. On a CPU both are one memory. Sums of tensors are exact; activations are within
-15 % of what is kept, the peak of a step within 25 % and on the safe side (the tests compare with the allocator's record).
-Workspaces of kernels and the allocator's fragmentation are covered by `RESERVE`. Evaluations have no term: they take no more sequences at a time, without
-gradients, and keep nothing for a backward pass.
+and the inner state when it is offloaded. Beside CUDA most of that is page-locked, for which torch takes the next power of two of each
+block (`flat.pinned_bytes`): parameters, momentum and what was sent, each tensor of offloaded state, and a block of 4 n that an evaluation
+takes and torch then keeps. On a CPU both are one memory, and an evaluation finds room where the gradients were. Sums of tensors are exact; activations are within
+15 % of what is kept, the peak of a step within 30 % and on the safe side (the tests compare with the allocator's record).
+Workspaces of kernels and the allocator's fragmentation are covered by `RESERVE`. On the device evaluations have no term: they take no more sequences
+at a time, without gradients, and keep nothing for a backward pass.
 """
 
 from dataclasses import dataclass
@@ -26,8 +30,9 @@ from dataclasses import dataclass
 import psutil
 import torch
 
-from farflung.training import eight_bit, inner_optimizer
+from farflung.training import eight_bit, inner_optimizer, of_targets
 from farflung.training.errors import NotEnoughMemory
+from farflung.training.flat import pinned_bytes
 from farflung.training.host_memory import available_bytes
 from farflung.training.inner_optimizer import ON_DEVICE, StateHome
 from farflung.training.model import ModelConfig, parameter_shapes
@@ -124,6 +129,8 @@ class MemoryForecast:
     """What a round decodes, in host memory."""
     offloaded_bytes: int
     """Inner state in host memory."""
+    pinned_bytes: int
+    """What host memory takes beyond that when it is page-locked."""
 
     @property
     def device_bytes(self) -> int:
@@ -132,7 +139,7 @@ class MemoryForecast:
 
     @property
     def host_bytes(self) -> int:
-        return self.outer_bytes + self.round_bytes + self.offloaded_bytes
+        return self.outer_bytes + self.round_bytes + self.offloaded_bytes + self.pinned_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,7 +158,7 @@ def activation_bytes(
     *,
     checkpoint_layers: bool = False,
 ) -> int:
-    """Bytes that autograd keeps for the backward pass of one microbatch, logits included."""
+    """Bytes where the backward pass of one microbatch begins: what autograd keeps, and what the loss takes for the logits' gradient."""
     d, kv, f, c = config.dim, config.kv_dim, config.ffn_dim, compute_bytes
     # autocast casts the output of a norm anew for each of the five products that take it
     norm_outputs = 2 * d if c == 4 else 5 * d
@@ -161,12 +168,12 @@ def activation_bytes(
     layer = 16 * d + c * (norm_outputs + 2 * d + 2 * keys + 4 * f) + 4 * config.num_heads
     if config.qk_norm:  # what the norms of q and k take and their normalised values, in fp32
         layer += 8 * (d + kv)
-    head = 4 * d + c * d + config.vocab_size * (c + 8)
     tokens = microbatch * config.seq_len
+    head = tokens * (4 * d + c * d) + of_targets.peak_bytes(tokens * config.vocab_size, c)
     if checkpoint_layers:
         work = 2 * c * f + 4 * d  # gradients of activations, which without checkpoints find room in what has been freed
-        return tokens * (4 * d * config.num_layers + max(layer + work, head))
-    return tokens * (config.num_layers * layer + head)
+        return tokens * 4 * d * config.num_layers + max(tokens * (layer + work), head)
+    return tokens * config.num_layers * layer + head
 
 
 def forecast(
@@ -177,12 +184,13 @@ def forecast(
     microbatch: int = 1,
     compute_bytes: int = 4,
     beside: Beside = NOTHING_BESIDE,
+    pinned: bool = False,  # whether host memory is page-locked, see `flat.host_buffer`
 ) -> MemoryForecast:
     """Memory of one replica that trains `microbatch` sequences at a time."""
     n = num_parameters(config)
     shapes = parameter_shapes(config)
     largest = max(shape.numel() for _, shape in shapes)
-    state, fetched, batch = _state_bytes(shapes, optimizer, options.inner_state)
+    state, rounding, fetched, batch = _state_bytes(shapes, optimizer, options.inner_state)
     if compute_bytes == 4:
         casts = 0
     elif options.checkpoint_layers:
@@ -204,32 +212,37 @@ def forecast(
         outer_bytes=(16 + 4 * beside.copies) * n,
         round_bytes=4 * n,
         offloaded_bytes=state if options.inner_state.offload else 0,
+        pinned_bytes=4 * pinned_bytes(4 * n) - 12 * n + rounding if pinned else 0,
     )
 
 
 def _state_bytes(
     shapes: tuple[tuple[str, torch.Size], ...], optimizer: OptimizerSpec, home: StateHome
-) -> tuple[int, int, int]:
-    """(all state as it is kept, fp32 state of the largest chunk that is fetched, elements orthogonalised at a time)."""
+) -> tuple[int, int, int, int]:
+    """(all state as it is kept, what it takes beyond that when it is page-locked, fp32 state of the largest chunk that is fetched, elements
+    orthogonalised at a time)."""
     for_hidden, for_others = optimizer.state_tensors()
-    kept = fetched = most = most_hidden = 0
+    kept = rounding = fetched = most = most_hidden = 0
     by_shape: dict[torch.Size, int] = {}
     for name, shape in shapes:
         is_hidden = len(shape) == 2 and not name.startswith(TABLES)
         numel, tensors = shape.numel(), for_hidden if is_hidden else for_others
         parked = home.parks and numel >= inner_optimizer.MIN_PARKED
-        kept += tensors * (eight_bit.stored_bytes(numel) if parked and home.bits == 8 else 4 * numel)
+        blocks = eight_bit.stored_bytes(numel) if parked and home.bits == 8 else (4 * numel,)
+        kept += tensors * sum(blocks)
         if is_hidden:
             by_shape[shape] = by_shape.get(shape, 0) + numel
             most_hidden = max(most_hidden, numel)
         if parked:  # as if every chunk had the most state a parameter can have
             most = max(most, numel)
             fetched += 4 * tensors * numel
+            if home.offload:
+                rounding += tensors * sum(pinned_bytes(block) - block for block in blocks)
     chunk = max(inner_optimizer.CHUNK, most)
     batch = 0
     if optimizer.name == "muon":
         batch = min(max(by_shape.values()), max(inner_optimizer.CHUNK, most_hidden))
-    return kept, min(fetched, 4 * max(for_hidden, for_others) * chunk), batch
+    return kept, rounding, min(fetched, 4 * max(for_hidden, for_others) * chunk), batch
 
 
 def choose_options(
@@ -238,7 +251,7 @@ def choose_options(
     *,
     batch: int,  # sequences in one inner step
     device_bytes: int,  # that training may use on the device, the reserve included
-    host_bytes: int | None,  # the same in host memory; None when the device is the host
+    host_bytes: int | None,  # the same in host memory, which is page-locked; None when the device is the host
     compute_bytes: int = 4,
     beside: Beside = NOTHING_BESIDE,
     allowed: tuple[MemoryOptions, ...] = BY_COST,  # from cheap to dear
@@ -249,7 +262,13 @@ def choose_options(
     for options in allowed:
         for microbatch in even_microbatches(batch) if divisible else [batch]:
             needs = forecast(
-                config, optimizer, options, microbatch=microbatch, compute_bytes=compute_bytes, beside=beside
+                config,
+                optimizer,
+                options,
+                microbatch=microbatch,
+                compute_bytes=compute_bytes,
+                beside=beside,
+                pinned=host_bytes is not None,
             )
             if _fits(needs, device_bytes, host_bytes):
                 return MemoryPlan(options=options, microbatch=microbatch, forecast=needs)

@@ -1,7 +1,8 @@
 """The microbatch by trial: the largest that does not run out of memory, found with real passes.
 
-A forecast (`memory.py`) cannot know a driver's workspaces, fragmentation or what else runs on a card; a trial does. It leaves
-nothing behind: gradients are dropped and no optimiser steps. Only `torch.OutOfMemoryError` counts as "too large", so that a
+A forecast (`memory.py`) cannot know a driver's workspaces, fragmentation or what else runs on a card; a trial does: of passes, and of the
+inner step after them, which cannot be taken back when there is no room for it. It leaves nothing behind: gradients are dropped, and copies of the
+parameters are stepped. Only `torch.OutOfMemoryError` counts as "too large", so that a
 bug stays a bug. CPUs raise no such error (the system kills the process instead), so there the forecast decides.
 """
 
@@ -14,7 +15,7 @@ from farflung.training.errors import NotEnoughMemory
 
 def largest_that_fits(
     sizes: Sequence[int],  # descending
-    trial: Callable[[int], None],  # runs one pass with so many sequences; raises torch.OutOfMemoryError
+    trial: Callable[[int], None],  # runs one step with so many sequences; raises torch.OutOfMemoryError
 ) -> int:
     """The largest size whose trial succeeds, if all smaller ones do. About log2(len(sizes)) trials.
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from farflung.training.errors import NotEnoughMemory
-from farflung.training.inner import InnerConfig, StepReport, backward_pass, precision, train_step
+from farflung.training.inner import InnerConfig, StepReport, backward_pass, gradients, precision, take_step
 from farflung.training.memory import MemoryForecast, choose_microbatch, even_microbatches, forecast, free_bytes
 from farflung.training.model import ModelConfig, next_token_loss
 from farflung.training.model_state import ModelState
@@ -55,16 +55,16 @@ class Replica(ModelState):
         tokens: Tensor | npt.NDArray[np.int64],  # int64 [batch, seq_len + 1]
         global_step: int,  # of the run, for the learning rate
     ) -> StepReport:
-        """One inner step. Raises NonFinite or NotEnoughMemory, with nothing changed."""
+        """One inner step. Raises NonFinite or, from the passes, NotEnoughMemory, with nothing changed; from the optimiser's step NotEnoughMemory with
+        some parameters moved (`half_made`): then this replica is of no use any more."""
         tokens = torch.as_tensor(tokens).to(self.device)
         if self._microbatch is None:
             self._microbatch = self._choose_microbatch(tokens)
 
-        def step(microbatch: int) -> StepReport:
-            return train_step(
+        def passes(microbatch: int) -> tuple[float, float]:
+            return gradients(
                 self.model,
                 self._forward,
-                self.optimizer,
                 self.inner_config,
                 tokens,
                 global_step=global_step,
@@ -72,7 +72,10 @@ class Replica(ModelState):
                 autocast=self.runtime.autocast,
             )
 
-        return self._with_room(tokens.shape[0], step)
+        found = self._with_room(tokens.shape[0], passes)
+        return take_step(
+            self.optimizer, self.inner_config, found, global_step=global_step, tokens=tokens[:, 1:].numel()
+        )
 
     def evaluate(
         self,
@@ -136,11 +139,12 @@ class Replica(ModelState):
         )
 
     def _trial(self, tokens: Tensor) -> None:
-        """The passes of a step on these tokens, beside all that will lie in memory then. Raises torch.OutOfMemoryError."""
+        """The passes of a step on these tokens, and a step of copies, beside all that will lie in memory then. Raises torch.OutOfMemoryError."""
         ballast = torch.empty(self._missing_state(), dtype=torch.uint8, device=self.device)
         try:
             for _ in range(2):  # the second finds the gradients of the first in its way, as later microbatches do
                 backward_pass(self._forward, tokens, self.inner_config.z_loss, 1.0, self.runtime.autocast)
+            self.optimizer.rehearse(self.inner_config.schedule.peak)
         finally:
             del ballast
             self.optimizer.zero_grad()

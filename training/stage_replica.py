@@ -78,7 +78,7 @@ class StageReplica(ModelState):
         tokens: int,
         lr_factor: float = 1.0,  # on the schedule's learning rate
     ) -> StageReport:
-        """One inner step on the mean gradient. Raises NonFinite, with nothing changed."""
+        """One inner step on the mean gradient. Raises NonFinite, with nothing changed, and NotEnoughMemory, with some parameters moved (`half_made`)."""
         lr = self.inner_config.schedule.at(global_step) * lr_factor
         means = mean_gradients([accumulated])
         of_layers = list[Tensor]()

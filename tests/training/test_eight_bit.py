@@ -1,10 +1,13 @@
 """State in 8 bits: how near it is, and that it has no bias over time."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from farflung.training.eight_bit import BLOCK, EightBit, stored_bytes
 
@@ -14,7 +17,7 @@ CPU = torch.device("cpu")
 def coded(values: Tensor, key: str = "exp_avg", step: int = 0) -> Tensor:
     room = EightBit(values, key, CPU, pinned=False)
     room.put(values, step)
-    assert room.codes.nbytes + room.scales.nbytes == stored_bytes(values.numel())
+    assert (room.codes.nbytes, room.scales.nbytes) == stored_bytes(values.numel())
     return room.get(CPU)
 
 
@@ -41,6 +44,31 @@ def test_special_values() -> None:
     assert torch.equal(coded(extremes), extremes)
     assert coded(torch.full((2, 3, 5), 7.0)).shape == (2, 3, 5)
     assert coded(torch.zeros(0, 3)).shape == (0, 3)
+
+
+class Doubles(TorchFunctionMode):
+    """Counts tensors in double precision that are made on a device other than the CPU, as Apple's GPUs have none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        tensors = [one for one in (made if isinstance(made, tuple | list) else [made]) if isinstance(one, Tensor)]
+        self.seen += sum(one.dtype == torch.float64 and one.device.type != "cpu" for one in tensors)
+        return made
+
+
+@pytest.mark.parametrize("key", ["exp_avg", "exp_avg_sq"])
+def test_a_device_need_not_have_double_precision(key: str) -> None:
+    meta = torch.device("meta")
+    values = torch.empty(1000, device=meta)
+    room = EightBit(values, key, meta, pinned=False)
+    with Doubles() as doubles:
+        room.put(values, 3)
+        assert room.get(meta).device == meta
+    assert doubles.seen == 0
 
 
 @pytest.mark.parametrize("key", ["exp_avg", "exp_avg_sq"])

@@ -11,14 +11,17 @@ from torch.overrides import TorchFunctionMode
 from farflung.training import flat
 from farflung.training.fragments import cut
 from farflung.training.inner import InnerConfig, make_optimizer, train_step
+from farflung.training.memory import PLAIN, MemoryForecast, MemoryOptions, forecast, free_bytes, parse_options
 from farflung.training.model import Decoder, ModelConfig
+from farflung.training.optimizers import parse_optimizer
 from farflung.training.presets import num_parameters, preset
 from farflung.training.replica import Replica
 from farflung.training.rules import Nesterov
 from farflung.training.runtime import Runtime
 from farflung.training.schedule import Schedule
 
-INNER = InnerConfig(schedule=Schedule(peak=1e-3, kind="constant"))
+INNER = InnerConfig(schedule=Schedule(peak=1e-3, kind="constant"), z_loss=1e-4)
+LARGE = preset("350m", vocab_size=32_000)
 SMALL = ModelConfig(vocab_size=264, dim=64, num_layers=3, num_heads=4, num_kv_heads=2, ffn_dim=176, seq_len=32)
 
 
@@ -56,11 +59,26 @@ def test_a_round_moves_pieces_to_the_device_and_never_a_fragment(monkeypatch: py
     assert max(seen.nbytes) <= 4 * 4096
 
 
+def with_room(
+    config: ModelConfig,
+    save: MemoryOptions = PLAIN,
+) -> MemoryForecast:
+    """What two sequences at a time take of a GPU and beside it. Skips the test where there is less."""
+    needs = forecast(config, parse_optimizer("adamw"), save, microbatch=2, compute_bytes=2, pinned=True)
+    for device, wanted in (("cuda", needs.device_bytes), ("cpu", needs.host_bytes)):
+        if free_bytes(torch.device(device)) < 1.2 * wanted:
+            pytest.skip(f"needs {1.2 * wanted / 1e9:.0f} GB of {device}")
+    return needs
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("config", [preset("150m"), LARGE])
 @pytest.mark.parametrize("fragments", [1, 3])
-def test_the_peak_on_a_gpu_is_that_of_a_plain_loop_and_less_than_a_fragment(fragments: int) -> None:
-    config = preset("150m")
-    tokens = torch.arange(2 * (config.seq_len + 1), device="cuda").view(2, -1) % 256
+def test_the_peak_on_a_gpu_is_that_of_a_plain_loop_and_less_than_a_fragment(
+    fragments: int, config: ModelConfig
+) -> None:
+    with_room(config)
+    tokens = torch.arange(2 * (config.seq_len + 1), device="cuda").view(2, -1) % config.vocab_size
 
     def peak_of(make: Callable[[], Callable[[], None]]) -> int:
         gc.collect()
@@ -93,3 +111,27 @@ def test_the_peak_on_a_gpu_is_that_of_a_plain_loop_and_less_than_a_fragment(frag
 
     more = peak_of(with_rounds) - peak_of(plain)
     assert more <= 4 * num_parameters(config) // fragments
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("options", ["none", "offload", "checkpoint,offload,8bit"])
+def test_the_page_locked_peak_beside_a_gpu_is_forecast(options: str) -> None:
+    """Of rounds and evaluations, with torch's rounding of each block."""
+    save = parse_options(options)
+    needs = with_room(LARGE, save)
+    tokens = torch.arange(2 * (LARGE.seq_len + 1)).view(2, -1) % LARGE.vocab_size
+    gc.collect()
+    torch.cuda.init()
+    before = torch.cuda.host_memory_stats()
+    if "active_bytes.peak" not in before:
+        pytest.skip(f"torch {torch.__version__} does not tell what is page-locked")
+    torch.cuda.reset_peak_host_memory_stats()
+    runtime = Runtime(device="cuda", autocast=torch.bfloat16, microbatch=2, save=save)
+    replica = Replica(LARGE, INNER, Nesterov(), seed=1, runtime=runtime)
+    for step in range(2):
+        replica.train_step(tokens, step)
+        a_round(replica, 1)
+        replica.evaluate(tokens)
+    peak = torch.cuda.host_memory_stats()["active_bytes.peak"] - before["active_bytes.current"]
+    pageable = needs.round_bytes + 4 * replica.num_parameters  # what is decoded, and the pseudo-gradient
+    assert 0.95 < (needs.host_bytes - pageable) / peak < 1.05
