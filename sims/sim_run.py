@@ -26,6 +26,7 @@ from farflung.sims.scenario_run import AnyPlan, Playable, make_playable, simulat
 from farflung.sims.sim_folder import EVENTS, RUN, run_facts
 from farflung.sims.sim_result import Result, show, summarise
 from farflung.sims.simulation import Report
+from farflung.sims.summary import violations
 from farflung.sims.swarm import START_UNIX_S
 from farflung.sims.trail import Sink
 
@@ -59,13 +60,14 @@ def play_scenario(scenario: Scenario, seed: int, schedule: Schedule, *, out: Pat
         result["folder"] = str(folder)
         _keep_broken(folder, scenario, playable.plan, report)
     if out is not None:
-        (out / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         played = [fault for fault in playable.plan.schedule.faults if fault.at <= report.seconds]
         done = [(START_UNIX_S + fault.at, fault) for fault in played]
         until = START_UNIX_S + report.seconds
         facts = run_facts(scenario, playable.keys, done, report.violations, result["expected"], (START_UNIX_S, until))
         save_run(out / RUN, facts)
-        report_folder(out)
+        in_logs = [said for said in violations(report_folder(out)) if said not in report.violations]
+        result |= {"violations": [*report.violations, *in_logs], "passed": result["passed"] and not in_logs}
+        (out / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     if not quiet:
         show(result)
     return result

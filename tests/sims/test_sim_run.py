@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from farflung.node.events import EventLog
 from farflung.protocol.participation import Participation
 from farflung.sims.chaos import run_brisk, toy_plan
 from farflung.sims.churn import make_schedule
@@ -92,6 +94,27 @@ def test_a_step_that_is_never_finished_is_no_training_and_no_contribution_is_no_
         "missed_share <= 0": False,
         "loss <= 9": False,
     }
+
+
+def test_what_only_the_logs_show_is_a_violation_too(
+    real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A report's checks look at what nodes wrote: here at tokens that a round counts and nobody trained on."""
+    emit = EventLog.emit
+
+    def boasts(self: EventLog, event: str, **fields: Any) -> None:
+        if event == "round.commit":
+            fields["contributors"] = {
+                peer: tokens * (2 if peer == min(fields["contributors"]) else 1)
+                for peer, tokens in fields["contributors"].items()
+            }
+        emit(self, event, **fields)
+
+    monkeypatch.setattr(EventLog, "emit", boasts)
+    code, said = sim("run", real, "--json", "--out", tmp_path / "out")
+    result = json.loads(said)
+    assert code == 1 and not result["passed"] and any(v.startswith("invariant 4") for v in result["violations"])
+    assert json.loads((tmp_path / "out" / "result.json").read_text()) == result
 
 
 def elsewhere(code: str, *arguments: str) -> str:
