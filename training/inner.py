@@ -68,22 +68,6 @@ def make_optimizer(model: nn.Module, config: InnerConfig, home: StateHome = ON_D
     return InnerOptimizer(groups, home)
 
 
-def train_step(
-    model: nn.Module,
-    forward: Callable[[Tensor], Tensor],  # the model, or its compiled form: tokens [B, T] -> logits [B, T, V]
-    optimizer: InnerOptimizer,
-    config: InnerConfig,
-    tokens: Tensor,  # int64 [batch, seq_len + 1], on the model's device
-    *,
-    global_step: int,
-    microbatch: int,  # sequences at a time
-    autocast: torch.dtype | None,  # precision of the matrix products; None leaves fp32
-) -> StepReport:
-    """One step on the mean loss of the batch: `gradients`, and `take_step` with them."""
-    found = gradients(model, forward, config, tokens, global_step=global_step, microbatch=microbatch, autocast=autocast)
-    return take_step(optimizer, config, found, global_step=global_step, tokens=tokens[:, 1:].numel())
-
-
 def take_step(
     optimizer: InnerOptimizer,
     config: InnerConfig,
