@@ -119,15 +119,16 @@ def test_every_command_has_a_test() -> None:
 
 
 def words_of(file: str, name: str) -> set[str]:
-    """The strings in a test and in the functions of its file that it calls."""
+    """The strings in a test and in the functions of its file that it calls, or that those call."""
     functions = {
         node.name: node
         for node in ast.parse((ROOT / "tests" / file).read_text()).body
         if isinstance(node, ast.FunctionDef)
     }
-    nodes = list(ast.walk(functions[name]))
-    for node in tuple(nodes):
-        if isinstance(node, ast.Name) and node.id in functions and node.id != name:
+    nodes, seen = list(ast.walk(functions[name])), {name}
+    for node in nodes:  # which grows
+        if isinstance(node, ast.Name) and node.id in functions and node.id not in seen:
+            seen.add(node.id)
             nodes += ast.walk(functions[node.id])
     return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
