@@ -76,10 +76,11 @@ class Rules:
         return commit.round is not None and self.finished(commit)
 
     def span(self, parent: "Commit") -> tuple[int, int]:
-        """Elements [start, stop) that the round after `parent` moves: the fragment whose turn it is (in the order of
-        `training.streaming.Timetable`), and in the last round of the run everything, so that no progress stays behind.
+        """Elements [start, stop) that the round after `parent` moves: the fragment whose turn it is, and in the last round of the run everything, so that no
+        progress stays behind.
 
-        After `TURNS` turns of each the order moves on by one: who can only take part in every third round would meet the same one of three for ever.
+        The order is that of `training.streaming.Timetable`, but moves on by one after every `TURNS` turns of each: who can only take part in every third
+        round would meet the same one of three for ever.
         """
         if self.is_last(parent):
             return 0, self.numel

@@ -9,6 +9,7 @@ A version is named in every envelope, record and manifest; decoders take it from
 * **5**: means, chunks of the state and shadows are named by BLAKE3, no longer by SHA-256; who asks for a shadow says whether a stage begins with it.
 * **6**: from three stages on the chains of a pipeline decide together which lives count, and may begin stage 0 anew: commits acknowledge lives and call for one,
   `Present` tells it, with what stage 0's chain has counted.
+* **7**: the order of fragments moves on by one after some turns.
 """
 
 from collections.abc import Iterable
@@ -16,10 +17,10 @@ from collections.abc import Iterable
 from farflung.protocol.errors import WrongVersion
 from farflung.protocol.keys import PeerId
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 """What we write."""
 
-SUPPORTED_VERSIONS: tuple[int, ...] = (6,)
+SUPPORTED_VERSIONS: tuple[int, ...] = (7,)
 """What we can read, ascending."""
 
 

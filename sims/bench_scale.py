@@ -22,8 +22,6 @@ from farflung.sims.churn import make_schedule
 from farflung.sims.scenario import parse_scenario
 from farflung.sims.scenario_run import make_playable, simulate_any
 
-SIZES = (8, 16, 32, 64)
-MINUTES = 15.0
 MOST_S = 600.0
 """In which a thousand peers are to be simulated for a day."""
 WANTED_PEER_HOURS = 1000 * 24.0
@@ -67,10 +65,8 @@ class Row:
     per_peer_hour_s: float
 
 
-def run_scale(*, sizes: Sequence[int] = SIZES, minutes: float = MINUTES, as_json: bool = False) -> list[Row]:
-    """Simulate each number of peers, show, and return one row for each. Raises ValueError for no peers or no time, ConfigError."""
-    if not sizes or min(sizes) < 1 or minutes <= 0:
-        raise ValueError("give numbers of peers from 1 on, and some minutes")
+def run_scale(*, sizes: Sequence[int], minutes: float, as_json: bool = False) -> list[Row]:
+    """Simulate each number of peers, show, and return one row for each. Raises ConfigError."""
     console, rows = Console(stderr=as_json), list[Row]()
     with Progress(console=console, transient=True) as shown, one_thread():
         task = shown.add_task("simulating", total=sum(sizes))
@@ -94,6 +90,14 @@ def run_scale(*, sizes: Sequence[int] = SIZES, minutes: float = MINUTES, as_json
     for goal in goals:
         console.print(f"{goal.verdict}: {goal.target}: {goal.measured}", markup=False, soft_wrap=True)
     return rows
+
+
+def parse_sizes(text: str) -> list[int]:
+    """From `8,16`. Raises ValueError."""
+    sizes = [int(one) for one in text.split(",")]
+    if min(sizes) < 1:
+        raise ValueError(f"{text!r}: give numbers of peers from 1 on")
+    return sizes
 
 
 def measure(peers: int, minutes: float) -> Row:
@@ -121,7 +125,7 @@ def checks(rows: Sequence[Row]) -> list[Check]:
         Check(
             target=f"1,000 peers for 24 hours in {MOST_S:.0f} s",
             measured=f"{takes_s / 3600:,.0f} h at what a peer takes among {most.peers}, {takes_s / MOST_S:,.0f} times too long; and a swarm has {MAX_GROUP_PEERS} members at most",
-            met=takes_s <= MOST_S and most.members > MAX_GROUP_PEERS,
+            met=takes_s <= MOST_S,
         ),
         Check(
             target=f"a peer's hour at most {MOST_OVER_LINEAR:g} times as dear among the most as among the fewest",

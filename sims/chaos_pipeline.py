@@ -120,9 +120,13 @@ class _Run:
         stages = range(self._scene.stages)
         if await self._until(lambda: all(swarm.rounds().get(stage, 0) >= 1 for stage in stages), BEGIN_S):
             misfortune = Misfortune(self._scene, swarm, lambda line: self._trail.log(None, "fault", {"what": line}))
-            async with asyncio.timeout(STORY_S):
-                await misfortune.run()
-                await misfortune.end()
+            try:
+                async with asyncio.timeout(STORY_S):
+                    await misfortune.run()
+                    await misfortune.end()
+            except TimeoutError:
+                self._on_broken(f"invariant 0: the blows were not over after {STORY_S:.0f} s")
+                return
             report.recovery_s = await self._recover()
         else:
             self._on_broken(f"invariant 0: no round of every stage in {BEGIN_S:.0f} s: {swarm.rounds()}")

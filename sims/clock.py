@@ -20,6 +20,7 @@ Trade-off: computing takes no virtual time unless the program sleeps for it. One
 """
 
 import asyncio
+import contextlib
 import contextvars
 import heapq
 import math
@@ -268,6 +269,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Let the process go on: what was held back runs now, in its order; overdue timers fire at once."""
         self._ready.extend(self._frozen.pop(process, ()))
 
+    def thaw_all(self) -> None:
+        """Let all go on."""
+        for process in list(self._frozen):
+            self.thaw(process)
+
 
 def process_context(process: Hashable) -> contextvars.Context:
     """A context for `create_task(..., context=)`: its task, and all that this starts, belong to `process`."""
@@ -307,7 +313,8 @@ def run(main: Coroutine[Any, Any, T], *, start: float = 0.0) -> T:
         try:
             result = loop.run_until_complete(main)
         except BaseException:
-            _wind_up(loop)  # whatever fails besides follows from that, or is seen when that is mended
+            with contextlib.suppress(ClockError):  # follows from what is raised, or is seen when that is mended
+                _wind_up(loop)
             raise
         failure = _wind_up(loop)
         if failure is not None:
@@ -319,6 +326,7 @@ def run(main: Coroutine[Any, Any, T], *, start: float = 0.0) -> T:
 
 def _wind_up(loop: VirtualLoop) -> CallbackFailed | None:
     """End what is left, all of it, whoever raises meanwhile. Returns the first failure."""
+    loop.thaw_all()  # who stands still cannot end
     failures = []
     while True:
         try:

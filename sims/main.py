@@ -193,12 +193,13 @@ def bench_scale(
     as_json: Json = False,
 ) -> None:
     """Processor time to simulate a peer for an hour, by how many there are: some minutes."""
-    from farflung.sims.bench_scale import run_scale
+    from farflung.sims.bench_scale import parse_sizes, run_scale
 
     try:
-        run_scale(sizes=[int(one) for one in peers.split(",")], minutes=minutes, as_json=as_json)
+        sizes = parse_sizes(peers)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    run_scale(sizes=sizes, minutes=minutes, as_json=as_json)
 
 
 @bench_app.command("recovery")

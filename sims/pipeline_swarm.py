@@ -176,7 +176,7 @@ class PipelineSwarm:
 
     def start(self, peer: int) -> None:
         task = self.tasks.get(peer)
-        if task is not None and not task.done():
+        if task is not None and not (task.done() or task.cancelling()):
             self._again.add(peer)  # it is still saying goodbye
             return
         context = clock.process_context(self.ids[peer])

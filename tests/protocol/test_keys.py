@@ -56,8 +56,8 @@ def test_names_for_people() -> None:
 
 def test_versions() -> None:
     assert negotiate([3, 1, 2], ours=[1, 2], peer=None) == 2
-    with pytest.raises(WrongVersion, match=rf"\[7, 9\], we speak \[{PROTOCOL_VERSION}\]") as caught:
-        negotiate([9, 7], peer=ALICE.peer_id)
+    with pytest.raises(WrongVersion, match=rf"\[1007, 1009\], we speak \[{PROTOCOL_VERSION}\]") as caught:
+        negotiate([1009, 1007], peer=ALICE.peer_id)
     assert caught.value.peer == ALICE.peer_id
     check_version(PROTOCOL_VERSION, what="message", peer=None)
     for other in (PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1):

@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from farflung.sims.bench_scale import Row, checks, run_scale
+from farflung.sims.bench_scale import Row, checks
 from farflung.sims.main import app
 
 
@@ -35,5 +35,3 @@ def test_what_is_too_slow_is_missed() -> None:
 @pytest.mark.parametrize("wrong", ["", "0", "8,,16", "many"])
 def test_wrong_numbers_are_refused(wrong: str) -> None:
     assert CliRunner().invoke(app, ["bench", "scale", "--peers", wrong]).exit_code == 2
-    with pytest.raises(ValueError):
-        run_scale(sizes=[], minutes=1.0)

@@ -12,7 +12,7 @@ import pytest
 from farflung.node.peer import SAY_AGAIN_S, Peer
 from farflung.protocol.keys import short
 from farflung.sims.chaos import Wire, run_schedule, run_seed, toy_plan
-from farflung.sims.faults import Delay, Heal, Kill, Leave, Partition, Schedule, Start
+from farflung.sims.faults import Delay, Heal, Kill, Leave, Partition, Pause, Schedule, Start
 from farflung.sims.simulation import Report, simulate
 from farflung.sims.soak import run_seeds
 from farflung.sims.swarm import START_UNIX_S, Swarm
@@ -185,7 +185,11 @@ def test_the_judge_sees_a_sample_that_is_trained_twice() -> None:
     assert any(v.startswith("invariant 6") for v in report.violations)
 
 
-def test_a_handler_that_raises_is_a_finding_and_the_log_ends_there(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stopped", [(), (Pause(at=15.0, peer=2),)])
+def test_a_handler_that_raises_is_a_finding_and_the_log_ends_there(
+    stopped: tuple[Pause, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever else stands still then."""
     receive = Peer._on_message
 
     def raises(self: Peer, sender: bytes, data: bytes) -> None:
@@ -194,11 +198,19 @@ def test_a_handler_that_raises_is_a_finding_and_the_log_ends_there(monkeypatch: 
         receive(self, sender, data)
 
     monkeypatch.setattr(Peer, "_on_message", raises)
-    report = run_schedule(16, quiet(3), wire=BRISK)
+    report = run_schedule(16, quiet(3, *stopped), wire=BRISK)
     (said,) = report.violations
     assert said.startswith("invariant 8: a node crashed at ") and said.endswith("KeyError: 'which nobody expected'")
     assert report.broken_at is not None and 19.0 <= report.broken_at == report.seconds < 21.0
     assert report.rounds > 0 and report.members == 3 and "invariant.broken" in report.events[-1]
+
+
+def test_who_is_killed_and_started_in_the_same_moment_comes_back() -> None:
+    schedule = quiet(3, Kill(at=40.0, peer=1), Start(at=40.0, peer=1), Leave(at=60.0, peer=1), duration_s=90.0)
+    report = simulate(toy_plan(18, schedule, BRISK, calm_s=0.0), keep=True)
+    assert report.violations == []
+    told = [line.split()[2] for line in report.events if re.search(r" 1 node\.(start|stop) ", line)]
+    assert told == ["node.start", "node.start", "node.stop"]
 
 
 @pytest.mark.parametrize("steps_s", [0.7, 40.0])
