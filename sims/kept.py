@@ -42,12 +42,18 @@ class Kept(Generic[OutcomeT]):
             [dict[str, Any]], OutcomeT
         ],  # from what JSON makes of an outcome; ValueError, KeyError, TypeError
     ) -> None:
-        """Raises OSError, and ValueError when a line of the file is no run."""
+        """Makes the file's folder when missing. Raises OSError, and ValueError when a line of the file is no run; the last line is dropped when it has no
+        end, for then its writer was."""
         self.file = file
         self._outcomes: dict[str, OutcomeT] = {}
-        if file is None or not file.exists():
+        if file is None:
             return
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        whole, _, cut_off = file.read_bytes().rpartition(b"\n")
+        if cut_off:
+            os.truncate(file, file.stat().st_size - len(cut_off))
+        for number, line in enumerate(whole.split(b"\n") if whole else (), start=1):
             try:
                 entry = json.loads(line)
                 self._outcomes[entry["fingerprint"]] = parse(entry["outcome"])
@@ -63,12 +69,11 @@ class Kept(Generic[OutcomeT]):
         return self._outcomes[run.fingerprint]
 
     def keep(self, run: Known, outcome: OutcomeT, seconds: float) -> None:
-        """Remember it, on disk too if there is a file, which is made when missing. Raises OSError."""
+        """Remember it, on disk too if there is a file. Raises OSError."""
         self._outcomes[run.fingerprint] = outcome
         if self.file is None:
             return
         entry = {"fingerprint": run.fingerprint, **run.about, "seconds": round(seconds, 1), "outcome": asdict(outcome)}
-        self.file.parent.mkdir(parents=True, exist_ok=True)
         with self.file.open("a", encoding="utf-8") as out:
             out.write(json.dumps(entry) + "\n")
             out.flush()

@@ -2,7 +2,6 @@
 benchmarks and the simulations.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -151,7 +150,7 @@ def bench_quality(
 
     try:
         run_quality(tier, names=methods, peers=peers, interval=interval, out=out, page=page, as_json=as_json)
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
 
 
@@ -241,6 +240,7 @@ def bench_recovery(
 ) -> None:
     """Loss and modelled time when pipeline stages are lost, by how they come back, in one run. Fails when a goal is missed for certain."""
     from farflung.sims.bench_recovery import parse_rates, run_recovery
+    from farflung.sims.local_run import count_cores
     from farflung.sims.recovery_words import missed
 
     try:
@@ -251,12 +251,12 @@ def bench_recovery(
             seeds=seeds,
             single_seeds=single_seeds,
             checkpoint_every=checkpoint_every,
-            jobs=jobs or os.cpu_count() or 1,
+            jobs=jobs or count_cores(),
             out=out,
             page=page,
             as_json=as_json,
         )
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
     _fail_if(missed(goals))
 

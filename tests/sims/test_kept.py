@@ -45,6 +45,17 @@ def test_without_a_file_it_is_remembered() -> None:
     assert runs.made(Run("a")) == Outcome(1.5) and runs.file is None
 
 
+def test_a_line_that_was_cut_while_it_was_written_is_dropped(tmp_path: Path) -> None:
+    file = tmp_path / "runs.jsonl"
+    kept(file).keep(Run("a"), Outcome(1.5), 3.0)
+    whole = file.read_text()
+    file.write_text(f'{whole}{{"fingerprint": "b", "outc')
+    again = kept(file)
+    assert again.made(Run("a")) == Outcome(1.5) and file.read_text() == whole
+    again.keep(Run("b"), Outcome(0.5), 1.0)
+    assert kept(file).made(Run("b")) == Outcome(0.5)
+
+
 @pytest.mark.parametrize("line", ["half a li", "{}", '{"fingerprint": "b", "outcome": {"gain": 1}}', "3", ""])
 def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "runs.jsonl"
