@@ -70,16 +70,17 @@ class EightBit:
         for low in range(0, flat.numel(), PIECE):
             piece = flat[low : low + PIECE]
             padding = -piece.numel() % BLOCK
-            blocks = F.pad(piece, (0, padding)).view(-1, BLOCK)
+            blocks = (F.pad(piece, (0, padding)) if padding else piece).view(-1, BLOCK)
             scales = blocks.abs().amax(dim=1, keepdim=True)
-            relative = blocks / scales.clamp(min=1e-38)
-            above = torch.bucketize(relative, table, out_int32=True).clamp_(0, len(table) - 1)
+            share = blocks / scales.clamp(min=1e-38)
+            del blocks  # of the padded ones this was the last use; what follows is what takes most memory
+            above = torch.bucketize(share, table, out_int32=True).clamp_(0, len(table) - 1)
             below = (above - 1).clamp_(min=0)
             floor = table[below]
-            share = (relative - floor) / (table[above] - floor).clamp(min=1e-38)
+            share.sub_(floor).div_(table[above].sub_(floor).clamp_(min=1e-38))
             codes = torch.where(share > threshold, above, below).to(torch.uint8)
             self.codes[low : low + PIECE].copy_(codes.flatten()[: piece.numel()], non_blocking=True)
-            self.scales[low // BLOCK : low // BLOCK + len(blocks)].copy_(scales[:, 0], non_blocking=True)
+            self.scales[low // BLOCK : low // BLOCK + len(scales)].copy_(scales[:, 0], non_blocking=True)
 
     def get(self, device: torch.device) -> Tensor:
         """The values, fp32 of the shape, on `device`."""

@@ -137,6 +137,53 @@ def test_the_peak_of_a_step_is_forecast(
     assert 0.97 < (needs.device_bytes - resident) / peak < 1.4
 
 
+def work_bytes(config: ModelConfig, optimizer: str, options: MemoryOptions) -> int:
+    """What a step of the optimiser takes beside gradients and state that exist, but for counters."""
+    model = Decoder(config, seed=1)
+    made = make_optimizer(model, InnerConfig(schedule=SCHEDULE, optimizer=optimizer), options.inner_state)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    made.step(1e-3)
+    return peak_bytes(lambda: made.step(1e-3)) - 1000
+
+
+@pytest.mark.parametrize("vocab_size", [512, 16_000])
+@pytest.mark.parametrize("options", ["none", "offload", "8bit"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_work_of_the_optimizer_is_forecast(
+    optimizer: str, options: str, vocab_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial leaves as much room as is forecast, and a step that has less is made in part."""
+    monkeypatch.setattr(inner_optimizer, "CHUNK", 300_000)
+    config, chosen = replace(SMALL, vocab_size=vocab_size), parse_options(options)
+    needs = forecast(config, parse_optimizer(optimizer), chosen)
+    assert work_bytes(config, optimizer, chosen) < needs.step_bytes
+
+
+@pytest.mark.parametrize("options", ["none", "offload"])
+def test_work_of_every_class_of_torch_is_forecast(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA: all tensors of a chunk at once."""
+    monkeypatch.setattr(inner_optimizer, "CHUNK", 300_000)
+    share, chosen = dict[str, float](), parse_options(options)
+    for name in (
+        "Adadelta",
+        "Adafactor",
+        "Adagrad",
+        "Adam",
+        "Adamax",
+        "ASGD",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+        "SGD",
+    ):
+        optimizer = f"torch.optim.{name}(foreach=True)"
+        needs = forecast(SMALL, parse_optimizer(optimizer), chosen)
+        share[name] = work_bytes(SMALL, optimizer, chosen) / needs.step_bytes
+    assert 0.9 < max(share.values()) == share["Adadelta"] < 1, share
+
+
 @pytest.mark.parametrize("z_loss", [0.0, 1e-4])
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 @pytest.mark.parametrize("options", ["none", "checkpoint"])
