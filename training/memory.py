@@ -11,7 +11,8 @@ bf16 autocast, 4 without), bytes on the device at the peak of a step:
       activations  K * (L * layer + head) where the backward pass begins (`activation_bytes`), and casts of the matrices,
                    c n if c < 4; the head's are logits and their gradient, 2 c V, and work for a few rows of them
                    (`of_targets`), with and without z-loss; with checkpointed layers K * L * 4 D and the larger of layer
-                   and head, and casts of one layer and the head
+                   and head, and casts of one layer and the head. Where few tokens meet a large vocabulary the end of the
+                   pass takes more: a tied table's gradient is made twice, and added in a third place in fp32
       step         the fp32 state of one chunk when it does not lie there, and the larger of two: work of the optimiser (of
                    Muon 16 bytes for each element that is orthogonalised at a time, of a class of torch 12 for each of a chunk;
                    AdamW is fused and has none) and of coding 8 bits
@@ -203,13 +204,14 @@ def forecast(
         casts = compute_bytes * (layers // config.num_layers + tables)
     else:
         casts = compute_bytes * n
+    again = 4 * config.vocab_size * config.dim * (2 if compute_bytes == 4 else 1) if config.tie_embeddings else 0
     coding = CODING_BYTES * min(largest, eight_bit.PIECE) if options.inner_state.bits == 8 else 0
     kept = activation_bytes(config, microbatch, compute_bytes, checkpoint_layers=options.checkpoint_layers)
     return MemoryForecast(
         parameter_bytes=4 * n,
         gradient_bytes=4 * n * (1 + beside.sums) + 4 * largest,
         optimizer_bytes=0 if options.inner_state.offload else state,
-        activation_bytes=kept,
+        activation_bytes=max(kept, again),
         cast_bytes=casts,
         kept_bytes=beside.kept_bytes,
         step_bytes=fetched + max(_work_bytes(shapes, optimizer), coding),
