@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.training.allocations import peak_bytes
 from torch import nn
 
 from farflung.training import coupled, inner_optimizer
@@ -117,13 +118,48 @@ def cramp_steps(monkeypatch: pytest.MonkeyPatch, fits: int) -> None:
 
 
 def test_a_trial_leaves_room_for_the_step(config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    cramp_steps(monkeypatch, fits=3)  # matrices twice, vectors once
-    replica = make(config)
-    tokens, before = torch.from_numpy(batch(0)), [parameter.clone() for parameter in replica.parameters]
+    save = parse_options("8bit")
+    replica = make(config, save=save)
+    tokens, real = torch.from_numpy(batch(0)), Replica._ballast
+    of_step, room = forecast(config, parse_optimizer("adamw"), save).step_bytes, False
+
+    def ballast(self: Replica, nbytes: int) -> torch.Tensor:
+        if nbytes == of_step and not room:
+            raise torch.OutOfMemoryError("no room")
+        return real(self, nbytes)
+
+    monkeypatch.setattr(Replica, "_ballast", ballast)
     with pytest.raises(NotEnoughMemory, match="--save-memory"):
         largest_that_fits([4], lambda size: replica._trial(tokens[:size]))
-    assert all(torch.equal(a, b) for a, b in zip(replica.parameters, before, strict=True))
     assert not replica.optimizer.tensors() and all(p.grad is None for p in replica.model.parameters())
+    room = True
+    assert largest_that_fits([4], lambda size: replica._trial(tokens[:size])) == 4
+
+
+@pytest.mark.parametrize(("microbatch", "autocast"), [(1, None), (1, torch.bfloat16), (4, None)])
+@pytest.mark.parametrize("options", ["none", "checkpoint", "offload", "checkpoint,offload", "8bit"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "torch.optim.Adagrad"])
+def test_a_trial_takes_what_is_forecast(
+    optimizer: str, options: str, microbatch: int, autocast: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that it does not refuse what was chosen by forecast; and not less than the first step, with a vocabulary whose table is most of the model."""
+    monkeypatch.setattr(inner_optimizer, "CHUNK", 300_000)
+    config = ModelConfig(vocab_size=8_000, dim=128, num_layers=4, num_heads=4, num_kv_heads=2, ffn_dim=384, seq_len=32)
+    save, tokens = parse_options(options), torch.zeros(microbatch, 33, dtype=torch.int64)
+    runtime = Runtime(microbatch=microbatch, autocast=autocast, save=save)
+    replica = Replica(config, InnerConfig(schedule=SCHEDULE, optimizer=optimizer), Nesterov(), seed=7, runtime=runtime)
+    spec, compute_bytes = parse_optimizer(optimizer), runtime.compute_bytes
+    needs = forecast(config, spec, save, microbatch=microbatch, compute_bytes=compute_bytes)
+    missing = needs.optimizer_bytes - replica.optimizer.device_bytes()  # Adagrad makes its state at once
+    rest = needs.device_bytes - needs.parameter_bytes - needs.optimizer_bytes
+    trial, few = peak_bytes(lambda: replica._trial(tokens)), 10_000  # counters, the loss
+    assert trial < rest + max(0, missing) + few
+    if optimizer != "torch.optim.Adagrad":
+        step = peak_bytes(lambda: replica.train_step(tokens, 0))
+        assert trial + needs.offloaded_bytes + few >= step  # what is offloaded lies in the same memory here
+    else:
+        replica.train_step(tokens, 0)
+    assert peak_bytes(lambda: replica._trial(tokens)) < rest + few
 
 
 def test_a_step_that_was_made_in_part_is_not_made_again(
