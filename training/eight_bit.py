@@ -19,6 +19,8 @@ torchao's want a compiler on the user's machine, so the map is written out here:
 optimiser's state, not only Adam's.
 """
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -43,10 +45,19 @@ def stored_bytes(numel: int) -> tuple[int, int]:
     return numel, 4 * -(-numel // BLOCK)
 
 
-def thresholds(step: int) -> Tensor:
-    """Of the elements of a block in that step, fp32 in [0, 1) on the CPU: Apple's GPUs have no double precision, and in single the multiples of
-    an irrational number run out of digits."""
-    return torch.frac(torch.arange(BLOCK, dtype=torch.float64) * _PLASTIC + step * _GOLDEN).float()
+@functools.cache
+def _on(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """(`SIGNED`, `NON_NEGATIVE`, thresholds of step 0) there, copied once: each copy from ordinary memory would make the host wait for a GPU.
+
+    The thresholds come from the CPU, for Apple's GPUs have no double precision, and in single the multiples of an irrational number run out of
+    digits."""
+    first = torch.frac(torch.arange(BLOCK, dtype=torch.float64) * _PLASTIC).float()
+    return SIGNED.to(device), NON_NEGATIVE.to(device), first.to(device)
+
+
+def _thresholds(step: int, device: torch.device) -> Tensor:
+    """Of the elements of a block in that step, fp32 in [0, 1)."""
+    return torch.frac(_on(device)[2] + step * _GOLDEN % 1.0)
 
 
 class EightBit:
@@ -54,7 +65,7 @@ class EightBit:
 
     def __init__(self, like: Tensor, name: str, device: torch.device, *, pinned: bool) -> None:
         self.shape = like.shape
-        self._table = NON_NEGATIVE if name in SECOND_MOMENTS else SIGNED
+        self._table = 1 if name in SECOND_MOMENTS else 0  # of `_on`
         numel = like.numel()
         self.codes = torch.empty(numel, dtype=torch.uint8, device=device, pin_memory=pinned)
         self.scales = torch.empty(-(-numel // BLOCK), dtype=torch.float32, device=device, pin_memory=pinned)
@@ -64,30 +75,31 @@ class EightBit:
         values: Tensor,  # fp32 of the shape, finite
         step: int,  # of the optimiser, for the dither
     ) -> None:
-        """Encode; on a GPU without waiting for it."""
-        flat, table = values.flatten(), self._table.to(values.device)
-        threshold = thresholds(step).to(values.device)
+        """Encode; on a GPU without waiting for it, but for the first time there."""
+        flat, table = values.flatten(), _on(values.device)[self._table]
+        threshold = _thresholds(step, values.device)
         for low in range(0, flat.numel(), PIECE):
             piece = flat[low : low + PIECE]
             padding = -piece.numel() % BLOCK
-            blocks = F.pad(piece, (0, padding)).view(-1, BLOCK)
+            blocks = (F.pad(piece, (0, padding)) if padding else piece).view(-1, BLOCK)
             scales = blocks.abs().amax(dim=1, keepdim=True)
-            relative = blocks / scales.clamp(min=1e-38)
-            above = torch.bucketize(relative, table, out_int32=True).clamp_(0, len(table) - 1)
+            share = blocks / scales.clamp(min=1e-38)
+            del blocks  # of the padded ones this was the last use; what follows is what takes most memory
+            above = torch.bucketize(share, table, out_int32=True).clamp_(0, len(table) - 1)
             below = (above - 1).clamp_(min=0)
             floor = table[below]
-            share = (relative - floor) / (table[above] - floor).clamp(min=1e-38)
+            share.sub_(floor).div_(table[above].sub_(floor).clamp_(min=1e-38))
             codes = torch.where(share > threshold, above, below).to(torch.uint8)
             self.codes[low : low + PIECE].copy_(codes.flatten()[: piece.numel()], non_blocking=True)
-            self.scales[low // BLOCK : low // BLOCK + len(blocks)].copy_(scales[:, 0], non_blocking=True)
+            self.scales[low // BLOCK : low // BLOCK + len(scales)].copy_(scales[:, 0], non_blocking=True)
 
     def get(self, device: torch.device) -> Tensor:
-        """The values, fp32 of the shape, on `device`."""
+        """The values, fp32 of the shape, on `device`; from there or from page-locked memory without waiting, as `put`."""
         flat = torch.empty(self.codes.numel(), dtype=torch.float32, device=device)
-        table = self._table.to(device)
+        table = _on(device)[self._table]
         scales = self.scales.to(device, non_blocking=True)
         for low in range(0, flat.numel(), PIECE):
             codes = self.codes[low : low + PIECE].to(device, non_blocking=True)
-            of_blocks = scales[low // BLOCK : (low + PIECE) // BLOCK].repeat_interleave(BLOCK)[: codes.numel()]
+            of_blocks = scales[low // BLOCK : (low + PIECE) // BLOCK, None].expand(-1, BLOCK).flatten()[: codes.numel()]
             torch.mul(table[codes.int()], of_blocks, out=flat[low : low + PIECE])
         return flat.view(self.shape)

@@ -87,15 +87,6 @@ class _Chunk:
         self.optimizer.step()
         self.park(step)
 
-    def rehearse(self, lr: float) -> None:
-        """See `InnerOptimizer.rehearse`."""
-        copies = [(name, nn.Parameter(p.detach().clone())) for name, p in zip(self.names, self.parameters, strict=True)]
-        for (_, copy), parameter in zip(copies, self.parameters, strict=True):
-            copy.grad = parameter.grad
-        chunk = _Chunk(self._group, copies, self._home)
-        for step in range(2):  # the second fetches what the first has put away
-            chunk.step(lr, step)
-
     def park(self, step: int) -> None:
         """Move the state to where it shall lie."""
         if not self._home.parks:
@@ -167,13 +158,6 @@ class InnerOptimizer:
             for chunk in self._chunks:
                 chunk.step(lr, self.steps)
         self.steps += 1
-
-    def rehearse(self, lr: float) -> None:
-        """Step copies of the parameters, a chunk at a time, and forget them: whether there is room for a step beside all that lies in memory, and
-        for one chunk's copies, which is a little more than a step takes. Raises torch.OutOfMemoryError, with nothing changed.
-        """
-        for chunk in self._chunks:
-            chunk.rehearse(lr)
 
     def zero_grad(self) -> None:
         """Give the gradients' memory back."""

@@ -11,9 +11,11 @@ bf16 autocast, 4 without), bytes on the device at the peak of a step:
       activations  K * (L * layer + head) where the backward pass begins (`activation_bytes`), and casts of the matrices,
                    c n if c < 4; the head's are logits and their gradient, 2 c V, and work for a few rows of them
                    (`of_targets`), with and without z-loss; with checkpointed layers K * L * 4 D and the larger of layer
-                   and head, and casts of one layer and the head
-      step         the fp32 state of one chunk when it does not lie there; work of Muon, 16 bytes for each element that is
-                   orthogonalised at a time; work of coding 8 bits
+                   and head, and casts of one layer and the head. Where few tokens meet a large vocabulary the end of the
+                   pass takes more: a tied table's gradient is made twice, and added in a third place in fp32
+      step         the fp32 state of one chunk when it does not lie there, and the larger of two: work of the optimiser (of
+                   Muon 16 bytes for each element that is orthogonalised at a time, of a class of torch 12 for each of a chunk;
+                   AdamW is fused and has none) and of coding 8 bits
 
 and in host memory 16 n of outer state (parameters, momentum, what was sent, one pseudo-gradient), 4 n for each
 direction with error feedback and each copy for shadows, 4 n that a round decodes (less where rounds are of fragments),
@@ -42,11 +44,14 @@ from farflung.training.presets import num_parameters
 RESERVE = 0.15
 """Share of the memory that is left alone: fragmentation, workspaces, the desktop."""
 
-CODING_BYTES = 28
+CODING_BYTES = 29
 """Work for each number that is coded in 8 bits at a time: places in the table, neighbours, shares."""
 
 MUON_BYTES = 16
 """Work for each element that Muon orthogonalises at a time: what it looks at, three iterates, the update."""
+
+FOREACH_BYTES = 12
+"""Work for each element of a chunk that a class of torch steps on CUDA, all tensors at once: Adadelta with weight decay, which takes most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,7 +195,7 @@ def forecast(
     n = num_parameters(config)
     shapes = parameter_shapes(config)
     largest = max(shape.numel() for _, shape in shapes)
-    state, rounding, fetched, batch = _state_bytes(shapes, optimizer, options.inner_state)
+    state, rounding, fetched = _state_bytes(shapes, optimizer, options.inner_state)
     if compute_bytes == 4:
         casts = 0
     elif options.checkpoint_layers:
@@ -199,16 +204,17 @@ def forecast(
         casts = compute_bytes * (layers // config.num_layers + tables)
     else:
         casts = compute_bytes * n
+    again = 4 * config.vocab_size * config.dim * (2 if compute_bytes == 4 else 1) if config.tie_embeddings else 0
     coding = CODING_BYTES * min(largest, eight_bit.PIECE) if options.inner_state.bits == 8 else 0
     kept = activation_bytes(config, microbatch, compute_bytes, checkpoint_layers=options.checkpoint_layers)
     return MemoryForecast(
         parameter_bytes=4 * n,
         gradient_bytes=4 * n * (1 + beside.sums) + 4 * largest,
         optimizer_bytes=0 if options.inner_state.offload else state,
-        activation_bytes=kept,
+        activation_bytes=max(kept, again),
         cast_bytes=casts,
         kept_bytes=beside.kept_bytes,
-        step_bytes=fetched + MUON_BYTES * batch + coding,
+        step_bytes=fetched + max(_work_bytes(shapes, optimizer), coding),
         outer_bytes=(16 + 4 * beside.copies) * n,
         round_bytes=4 * n,
         offloaded_bytes=state if options.inner_state.offload else 0,
@@ -218,31 +224,44 @@ def forecast(
 
 def _state_bytes(
     shapes: tuple[tuple[str, torch.Size], ...], optimizer: OptimizerSpec, home: StateHome
-) -> tuple[int, int, int, int]:
-    """(all state as it is kept, what it takes beyond that when it is page-locked, fp32 state of the largest chunk that is fetched, elements
-    orthogonalised at a time)."""
+) -> tuple[int, int, int]:
+    """(all state as it is kept, what it takes beyond that when it is page-locked, fp32 state of the largest chunk that is fetched)."""
     for_hidden, for_others = optimizer.state_tensors()
-    kept = rounding = fetched = most = most_hidden = 0
-    by_shape: dict[torch.Size, int] = {}
+    kept = rounding = fetched = most = 0
     for name, shape in shapes:
-        is_hidden = len(shape) == 2 and not name.startswith(TABLES)
-        numel, tensors = shape.numel(), for_hidden if is_hidden else for_others
+        numel, tensors = shape.numel(), for_hidden if _is_hidden(name, shape) else for_others
         parked = home.parks and numel >= inner_optimizer.MIN_PARKED
         blocks = eight_bit.stored_bytes(numel) if parked and home.bits == 8 else (4 * numel,)
         kept += tensors * sum(blocks)
-        if is_hidden:
-            by_shape[shape] = by_shape.get(shape, 0) + numel
-            most_hidden = max(most_hidden, numel)
         if parked:  # as if every chunk had the most state a parameter can have
             most = max(most, numel)
             fetched += 4 * tensors * numel
             if home.offload:
                 rounding += tensors * sum(pinned_bytes(block) - block for block in blocks)
     chunk = max(inner_optimizer.CHUNK, most)
-    batch = 0
-    if optimizer.name == "muon":
-        batch = min(max(by_shape.values()), max(inner_optimizer.CHUNK, most_hidden))
-    return kept, rounding, min(fetched, 4 * max(for_hidden, for_others) * chunk), batch
+    return kept, rounding, min(fetched, 4 * max(for_hidden, for_others) * chunk)
+
+
+def _work_bytes(shapes: tuple[tuple[str, torch.Size], ...], optimizer: OptimizerSpec) -> int:
+    """What the optimiser takes beside gradients and state while it steps one chunk."""
+    match optimizer.name:
+        case "adamw":
+            return 0
+        case "muon":
+            by_shape: dict[torch.Size, int] = {}
+            for name, shape in shapes:
+                if _is_hidden(name, shape):
+                    by_shape[shape] = by_shape.get(shape, 0) + shape.numel()
+            most = max(shape.numel() for shape in by_shape)
+            return MUON_BYTES * min(max(by_shape.values()), max(inner_optimizer.CHUNK, most))
+        case _:
+            sizes = [shape.numel() for _, shape in shapes]
+            return FOREACH_BYTES * min(sum(sizes), max(inner_optimizer.CHUNK, *sizes))
+
+
+def _is_hidden(name: str, shape: torch.Size) -> bool:
+    """Whether Muon orthogonalises it."""
+    return len(shape) == 2 and not name.startswith(TABLES)
 
 
 def choose_options(

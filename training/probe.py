@@ -1,9 +1,9 @@
 """The microbatch by trial: the largest that does not run out of memory, found with real passes.
 
-A forecast (`memory.py`) cannot know a driver's workspaces, fragmentation or what else runs on a card; a trial does: of passes, and of the
-inner step after them, which cannot be taken back when there is no room for it. It leaves nothing behind: gradients are dropped, and copies of the
-parameters are stepped. Only `torch.OutOfMemoryError` counts as "too large", so that a
-bug stays a bug. CPUs raise no such error (the system kills the process instead), so there the forecast decides.
+A forecast (`memory.py`) cannot know a driver's workspaces, fragmentation or what else runs on a card; a trial does: of passes, and of
+room for the optimiser's step after them, which cannot be taken back when there is none. That step itself is not tried: what it takes follows from the
+shapes (`memory.MemoryForecast.step_bytes`), and in copies of the parameters it would take more. A trial leaves nothing behind: gradients are dropped.
+Only `torch.OutOfMemoryError` counts as "too large", so that a bug stays a bug. CPUs raise no such error (the system kills the process instead), so there the forecast decides.
 """
 
 from collections.abc import Callable, Sequence

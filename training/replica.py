@@ -139,21 +139,23 @@ class Replica(ModelState):
         )
 
     def _trial(self, tokens: Tensor) -> None:
-        """The passes of a step on these tokens, and a step of copies, beside all that will lie in memory then. Raises torch.OutOfMemoryError."""
-        ballast = torch.empty(self._missing_state(), dtype=torch.uint8, device=self.device)
+        """The passes of a step on these tokens and then, in the place of the optimiser's step, as much memory as that is forecast to take; beside
+        all that will lie there. Raises torch.OutOfMemoryError."""
+        needs = self._forecast()
+        missing = max(0, needs.optimizer_bytes - self.optimizer.device_bytes())  # the first step will make it
+        ballast = [self._ballast(missing)]
         try:
             for _ in range(2):  # the second finds the gradients of the first in its way, as later microbatches do
                 backward_pass(self._forward, tokens, self.inner_config.z_loss, 1.0, self.runtime.autocast)
-            self.optimizer.rehearse(self.inner_config.schedule.peak)
+            ballast.append(self._ballast(needs.step_bytes))
         finally:
-            del ballast
+            ballast.clear()
             self.optimizer.zero_grad()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    def _missing_state(self) -> int:
-        """Bytes of inner state that the first step will make on the device."""
-        return 0 if self.optimizer.steps else self._forecast().optimizer_bytes
+    def _ballast(self, nbytes: int) -> Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
     def _forecast(self) -> MemoryForecast:
         spec = parse_optimizer(self.inner_config.optimizer)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from farflung.training import eight_bit
 from farflung.training.eight_bit import BLOCK, EightBit, stored_bytes
 
 CPU = torch.device("cpu")
@@ -69,6 +70,44 @@ def test_a_device_need_not_have_double_precision(key: str) -> None:
         room.put(values, 3)
         assert room.get(meta).device == meta
     assert doubles.seen == 0
+
+
+class Copies(TorchFunctionMode):
+    """Counts what takes a tensor on the CPU and gives one elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        is_elsewhere = isinstance(made, Tensor) and made.device.type != "cpu"
+        self.seen += is_elsewhere and any(isinstance(one, Tensor) and one.device.type == "cpu" for one in args)
+        return made
+
+
+@pytest.mark.parametrize("key", ["exp_avg", "exp_avg_sq"])
+def test_nothing_is_copied_to_a_device_but_once(key: str) -> None:
+    """For each such copy the host would wait until the device has done all that is queued."""
+    eight_bit._on.cache_clear()
+    meta = torch.device("meta")
+    values, seen = torch.empty(1000, device=meta), list[int]()
+    for step in range(3):
+        room = EightBit(values, key, meta, pinned=False)
+        with Copies() as copies:
+            room.put(values, step)
+            room.get(meta)
+        seen.append(copies.seen)
+    assert seen == [3, 0, 0]  # two tables and thresholds
+
+
+def test_thresholds_are_as_in_double_precision() -> None:
+    for step in (0, 1, 1000, 10**6, 10**7):
+        exact = torch.frac(torch.arange(BLOCK, dtype=torch.float64) * 0.7548776662466927 + step * 0.6180339887498949)
+        ours = eight_bit._thresholds(step, CPU)
+        assert ours.dtype == torch.float32 and 0 <= float(ours.min()) and float(ours.max()) < 1
+        apart = (ours - exact).abs()
+        assert float(torch.minimum(apart, 1 - apart).max()) < 1e-6
 
 
 @pytest.mark.parametrize("key", ["exp_avg", "exp_avg_sq"])

@@ -1,28 +1,23 @@
 """The memory forecast against what torch really allocates, what is chosen from it, and that saving memory changes no bit."""
 
 import math
-import weakref
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.training.allocations import peak_bytes
-from torch import nn
 
-from farflung.training import coupled, inner_optimizer, model_state
+from farflung.training import inner_optimizer
 from farflung.training.errors import NotEnoughMemory
 from farflung.training.flat import pinned_bytes
 from farflung.training.inner import InnerConfig, gradients, make_optimizer, precision, take_step
 from farflung.training.inner_optimizer import StateHome
 from farflung.training.memory import (
     BY_COST,
-    PLAIN,
     RESERVE,
     Beside,
     MemoryOptions,
@@ -39,8 +34,6 @@ from farflung.training.optimizers import parse_optimizer
 from farflung.training.pipeline_slice import StageSlice
 from farflung.training.pipeline_worker import Accumulated
 from farflung.training.presets import num_parameters, preset
-from farflung.training.probe import largest_that_fits
-from farflung.training.replica import Replica
 from farflung.training.rules import Nesterov
 from farflung.training.runtime import Runtime
 from farflung.training.schedule import Schedule
@@ -144,6 +137,53 @@ def test_the_peak_of_a_step_is_forecast(
     assert 0.97 < (needs.device_bytes - resident) / peak < 1.4
 
 
+def work_bytes(config: ModelConfig, optimizer: str, options: MemoryOptions) -> int:
+    """What a step of the optimiser takes beside gradients and state that exist, but for counters."""
+    model = Decoder(config, seed=1)
+    made = make_optimizer(model, InnerConfig(schedule=SCHEDULE, optimizer=optimizer), options.inner_state)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    made.step(1e-3)
+    return peak_bytes(lambda: made.step(1e-3)) - 1000
+
+
+@pytest.mark.parametrize("vocab_size", [512, 16_000])
+@pytest.mark.parametrize("options", ["none", "offload", "8bit"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_work_of_the_optimizer_is_forecast(
+    optimizer: str, options: str, vocab_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial leaves as much room as is forecast, and a step that has less is made in part."""
+    monkeypatch.setattr(inner_optimizer, "CHUNK", 300_000)
+    config, chosen = replace(SMALL, vocab_size=vocab_size), parse_options(options)
+    needs = forecast(config, parse_optimizer(optimizer), chosen)
+    assert work_bytes(config, optimizer, chosen) < needs.step_bytes
+
+
+@pytest.mark.parametrize("options", ["none", "offload"])
+def test_work_of_every_class_of_torch_is_forecast(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA: all tensors of a chunk at once."""
+    monkeypatch.setattr(inner_optimizer, "CHUNK", 300_000)
+    share, chosen = dict[str, float](), parse_options(options)
+    for name in (
+        "Adadelta",
+        "Adafactor",
+        "Adagrad",
+        "Adam",
+        "Adamax",
+        "ASGD",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+        "SGD",
+    ):
+        optimizer = f"torch.optim.{name}(foreach=True)"
+        needs = forecast(SMALL, parse_optimizer(optimizer), chosen)
+        share[name] = work_bytes(SMALL, optimizer, chosen) / needs.step_bytes
+    assert 0.9 < max(share.values()) == share["Adadelta"] < 1, share
+
+
 @pytest.mark.parametrize("z_loss", [0.0, 1e-4])
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 @pytest.mark.parametrize("options", ["none", "checkpoint"])
@@ -242,47 +282,6 @@ def test_sums_of_tensors_are_exact(optimizer: str, options: str) -> None:
     assert beside_cuda.device_bytes == memory.device_bytes
 
 
-def test_page_locked_blocks_are_powers_of_two() -> None:
-    sizes = {0: 0, 1: 1, 2: 2, 3: 4, 4096: 4096, 4097: 8192, (1 << 32) - 4: 1 << 32, (1 << 32) + 4: 1 << 33}
-    assert {size: pinned_bytes(size) for size in sizes} == sizes
-
-
-class PinnedCache:
-    """Page-locked buffers as torch gives them out: whole blocks, kept for the next of that size when they are free."""
-
-    def __init__(self) -> None:
-        self.taken, self._free = 0, Counter[int]()
-
-    def __call__(self, num_elements: int, device: torch.device) -> torch.Tensor:
-        size = pinned_bytes(4 * num_elements)
-        if self._free[size]:
-            self._free[size] -= 1
-        else:
-            self.taken += size
-        buffer = torch.empty(num_elements)
-        weakref.finalize(buffer, self._free.update, [size])
-        return buffer
-
-
-def test_page_locked_buffers_are_as_many_as_is_forecast(
-    config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rounds and evaluations in turn, of which the second finds the block of the first."""
-    cache = PinnedCache()
-    for module in (coupled, model_state):
-        monkeypatch.setattr(module, "host_buffer", cache)
-    replica = make(config, microbatch=4)
-    n = replica.num_parameters
-    assert not math.log2(n).is_integer()
-    for step in range(3):
-        replica.train_step(batch(step), step)
-        replica.apply([(0, n, replica.pseudo_gradient())], contributed=True)
-        replica.evaluate(batch(9))
-    needs = forecast(config, ADAMW, PLAIN, pinned=True)
-    pseudo_gradient = 4 * n  # is not page-locked
-    assert cache.taken == needs.outer_bytes - pseudo_gradient + needs.pinned_bytes
-
-
 # ---- options and microbatches --------------------------------------------------------------------------------------
 
 
@@ -377,194 +376,6 @@ def test_free_memory_of_the_host_is_known() -> None:
     assert free_bytes(torch.device("cpu"), limit=1 << 60) > free / 2
 
 
-# ---- trials --------------------------------------------------------------------------------------------------------
-
-
-@settings(deadline=None)
-@given(st.integers(1, 200), st.integers(0, 200))
-def test_trials_find_the_largest(batch: int, fits: int) -> None:
-    sizes, tried = even_microbatches(batch), list[int]()
-
-    def trial(size: int) -> None:
-        tried.append(size)
-        if size > fits:
-            raise torch.OutOfMemoryError
-
-    if fits == 0:
-        with pytest.raises(NotEnoughMemory, match="--save-memory"):
-            largest_that_fits(sizes, trial)
-    else:
-        assert largest_that_fits(sizes, trial) == max(size for size in sizes if size <= fits)
-    assert len(tried) <= len(sizes).bit_length()
-
-
-def test_other_errors_are_no_lack_of_memory() -> None:
-    def trial(size: int) -> None:
-        raise RuntimeError("a bug")
-
-    with pytest.raises(RuntimeError, match="a bug"):
-        largest_that_fits([4, 2, 1], trial)
-
-
-class Cramped:
-    """A forward pass that runs out of memory beyond so many sequences."""
-
-    def __init__(self, replica: Replica, fits: int) -> None:
-        self.replica, self.fits, self.seen = replica, fits, list[int]()
-
-    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
-        self.seen.append(len(tokens))
-        logits: torch.Tensor = self.replica.model(tokens)
-        if len(tokens) > self.fits:
-            raise torch.OutOfMemoryError("no room")
-        return logits
-
-
-def make(config: ModelConfig, microbatch: int | None = None, save: MemoryOptions = PLAIN) -> Replica:
-    runtime = Runtime(microbatch=microbatch, save=save)
-    return Replica(config, InnerConfig(schedule=SCHEDULE), Nesterov(), seed=7, runtime=runtime)
-
-
-@pytest.mark.parametrize("options", ["none", "checkpoint", "offload", "8bit"])
-def test_a_trial_leaves_nothing_behind(
-    options: str, config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inner_optimizer, "MIN_PARKED", 1)
-    save = parse_options(options)
-    tried, plain = make(config, save=save), make(config, microbatch=2, save=save)
-    tokens = torch.from_numpy(batch(0))
-    cramped = Cramped(tried, fits=2)
-    monkeypatch.setattr(tried, "_forward", cramped)
-
-    def trials() -> int:
-        return largest_that_fits(even_microbatches(4), lambda size: tried._trial(tokens[:size]))
-
-    assert trials() == 2
-    assert cramped.seen == [2, 2, 4]  # two passes where they fit
-    assert all(p.grad is None for p in tried.model.parameters()) and not tried.optimizer.tensors()
-    tried._microbatch = 2
-    assert tried.train_step(batch(0), 0) == plain.train_step(batch(0), 0)
-    assert trials() == 2  # of a replica that goes on
-    for k in range(1, 3):
-        assert tried.train_step(batch(k), k) == plain.train_step(batch(k), k)
-    assert all(torch.equal(a, b) for a, b in zip(tried.parameters, plain.parameters, strict=True))
-
-
-def cramp_steps(monkeypatch: pytest.MonkeyPatch, fits: int) -> None:
-    """The optimiser runs out of memory after so many chunks."""
-    chunk, taken = inner_optimizer._Chunk, list[int]()
-    real = chunk.step
-
-    def step(self: inner_optimizer._Chunk, lr: float, number: int) -> None:
-        if len(taken) == fits:
-            raise torch.OutOfMemoryError("no room")
-        taken.append(number)
-        real(self, lr, number)
-
-    monkeypatch.setattr(chunk, "step", step)
-
-
-def test_a_trial_leaves_room_for_the_step(config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    cramp_steps(monkeypatch, fits=3)  # matrices twice, vectors once
-    replica = make(config)
-    tokens, before = torch.from_numpy(batch(0)), [parameter.clone() for parameter in replica.parameters]
-    with pytest.raises(NotEnoughMemory, match="--save-memory"):
-        largest_that_fits([4], lambda size: replica._trial(tokens[:size]))
-    assert all(torch.equal(a, b) for a, b in zip(replica.parameters, before, strict=True))
-    assert not replica.optimizer.tensors() and all(p.grad is None for p in replica.model.parameters())
-
-
-def test_a_step_that_was_made_in_part_is_not_made_again(
-    config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a smaller microbatch, say: the parameters are no longer those of before."""
-    cramp_steps(monkeypatch, fits=1)
-    replica = make(config)
-    cramped = Cramped(replica, fits=4)
-    monkeypatch.setattr(replica, "_forward", cramped)
-    with pytest.raises(NotEnoughMemory, match=r"^cpu ran out of memory in the inner step, .* last checkpoint.*no room"):
-        replica.train_step(batch(0), 0)
-    assert cramped.seen == [4] and replica.optimizer.steps == 0
-
-
-@pytest.mark.parametrize("mix", [None, 0.5])
-def test_a_round_that_moves_a_part_ends_training(
-    mix: float | None, config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def cramped(*_: object) -> None:
-        raise torch.OutOfMemoryError("no room")
-
-    replica = Replica(config, InnerConfig(schedule=SCHEDULE), Nesterov(), seed=7, mix=mix)
-    replica.train_step(batch(0), 0)
-    update = (0, replica.num_parameters, replica.pseudo_gradient())
-    monkeypatch.setattr(coupled, "rebase_" if mix is None else "mix_", cramped)
-    with pytest.raises(NotEnoughMemory, match=r"^cpu ran out of memory in a round, .* last checkpoint"):
-        replica.apply([update], contributed=True)
-
-
-def test_when_memory_gets_short_the_microbatch_does(
-    config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a change of state: the step is that of a replica that knew from the start."""
-    replica, plain = make(config), make(config, microbatch=1)
-    for step in range(2):
-        replica.train_step(batch(step), step)
-        plain._microbatch = 4
-        plain.train_step(batch(step), step)
-    cramped = Cramped(replica, fits=1)
-    monkeypatch.setattr(replica, "_forward", cramped)
-    plain._microbatch = 1
-    assert replica.train_step(batch(2), 2) == plain.train_step(batch(2), 2)
-    assert cramped.seen == [4, 2, 1, 1, 1, 1]
-    cramped.fits = 0
-    with pytest.raises(NotEnoughMemory, match="1 sequences at a time are too many for cpu: no room"):
-        replica.train_step(batch(3), 3)
-    assert all(torch.equal(a, b) for a, b in zip(replica.parameters, plain.parameters, strict=True))
-
-
-def test_a_microbatch_that_was_asked_for_is_kept(
-    config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replica = make(config, microbatch=4)
-    monkeypatch.setattr(replica, "_forward", Cramped(replica, fits=2))
-    with pytest.raises(NotEnoughMemory):
-        replica.train_step(batch(0), 0)
-
-
-def test_an_evaluation_fits_where_training_does(config: ModelConfig, batch: Any) -> None:
-    replica, heldout, fits, seen = make(config), np.concatenate([batch(7), batch(8)]), 4, list[int]()
-    loss = make(config, microbatch=1).evaluate(heldout)
-
-    def look(model: nn.Module, args: tuple[torch.Tensor], logits: torch.Tensor) -> None:
-        seen.append(len(args[0]))
-        if len(args[0]) > fits:
-            raise torch.OutOfMemoryError("no room")
-
-    replica.model.register_forward_hook(look)
-    assert replica.evaluate(heldout) == loss
-    assert seen == [1] * 8 and replica._microbatch is None  # which training will find
-    replica.train_step(batch(0), 0)
-    trained = [parameter.clone() for parameter in replica.parameters]
-    seen.clear()
-    assert replica.evaluate(heldout) == pytest.approx(loss, rel=1e-6) and seen == [4, 4]
-    fits = 1
-    seen.clear()
-    assert replica.evaluate(heldout) == loss and seen == [4, 3, 2, *[1] * 8]
-    fits = 0
-    with pytest.raises(NotEnoughMemory, match="cpu has no room to evaluate 1 sequences at a time: no room"):
-        replica.evaluate(heldout)
-    assert all(torch.equal(a, b) for a, b in zip(replica.parameters, trained, strict=True))
-
-
-def test_a_limit_lowers_the_microbatch(config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    needs = forecast(config, ADAMW, PLAIN)
-    room = needs.gradient_bytes + needs.optimizer_bytes + activation_bytes(config, 2) / (1 - RESERVE) + 100
-    monkeypatch.setattr("farflung.training.replica.free_bytes", lambda device, limit: int(room))
-    replica = make(config)
-    replica.train_step(batch(0), 0)
-    assert replica._microbatch == 2
-
-
 # ---- the same bits -------------------------------------------------------------------------------------------------
 
 
@@ -591,10 +402,10 @@ def test_checkpointed_layers_give_the_same_gradients(
 
 
 def test_all_exact_options_together_change_no_bit(
-    config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
+    make_replica: Any, batch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inner_optimizer, "MIN_PARKED", 1)
-    plain, saving = make(config, 2), make(config, 2, parse_options("checkpoint,offload"))
+    plain, saving = make_replica(microbatch=2), make_replica(microbatch=2, save=parse_options("checkpoint,offload"))
     for step in range(4):
         assert plain.train_step(batch(step), step) == saving.train_step(batch(step), step)
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters, saving.parameters, strict=True))

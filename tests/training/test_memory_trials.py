@@ -1,0 +1,253 @@
+"""The microbatch by trial: what a trial takes and leaves behind, and what happens when memory gets short later."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.training.allocations import peak_bytes
+from torch import nn
+
+from farflung.training import coupled, inner_optimizer
+from farflung.training.errors import NotEnoughMemory
+from farflung.training.inner import InnerConfig
+from farflung.training.memory import (
+    PLAIN,
+    RESERVE,
+    MemoryOptions,
+    activation_bytes,
+    even_microbatches,
+    forecast,
+    parse_options,
+)
+from farflung.training.model import ModelConfig
+from farflung.training.optimizers import parse_optimizer
+from farflung.training.probe import largest_that_fits
+from farflung.training.replica import Replica
+from farflung.training.rules import Nesterov
+from farflung.training.runtime import Runtime
+from farflung.training.schedule import Schedule
+
+SCHEDULE = Schedule(peak=1e-3, kind="constant")
+
+
+def make(config: ModelConfig, microbatch: int | None = None, save: MemoryOptions = PLAIN) -> Replica:
+    runtime = Runtime(microbatch=microbatch, save=save)
+    return Replica(config, InnerConfig(schedule=SCHEDULE), Nesterov(), seed=7, runtime=runtime)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 200), st.integers(0, 200))
+def test_trials_find_the_largest(batch: int, fits: int) -> None:
+    sizes, tried = even_microbatches(batch), list[int]()
+
+    def trial(size: int) -> None:
+        tried.append(size)
+        if size > fits:
+            raise torch.OutOfMemoryError
+
+    if fits == 0:
+        with pytest.raises(NotEnoughMemory, match="--save-memory"):
+            largest_that_fits(sizes, trial)
+    else:
+        assert largest_that_fits(sizes, trial) == max(size for size in sizes if size <= fits)
+    assert len(tried) <= len(sizes).bit_length()
+
+
+def test_other_errors_are_no_lack_of_memory() -> None:
+    def trial(size: int) -> None:
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        largest_that_fits([4, 2, 1], trial)
+
+
+class Cramped:
+    """A forward pass that runs out of memory beyond so many sequences."""
+
+    def __init__(self, replica: Replica, fits: int) -> None:
+        self.replica, self.fits, self.seen = replica, fits, list[int]()
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.seen.append(len(tokens))
+        logits: torch.Tensor = self.replica.model(tokens)
+        if len(tokens) > self.fits:
+            raise torch.OutOfMemoryError("no room")
+        return logits
+
+
+@pytest.mark.parametrize("options", ["none", "checkpoint", "offload", "8bit"])
+def test_a_trial_leaves_nothing_behind(
+    options: str, config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inner_optimizer, "MIN_PARKED", 1)
+    save = parse_options(options)
+    tried, plain = make(config, save=save), make(config, microbatch=2, save=save)
+    tokens = torch.from_numpy(batch(0))
+    cramped = Cramped(tried, fits=2)
+    monkeypatch.setattr(tried, "_forward", cramped)
+
+    def trials() -> int:
+        return largest_that_fits(even_microbatches(4), lambda size: tried._trial(tokens[:size]))
+
+    assert trials() == 2
+    assert cramped.seen == [2, 2, 4]  # two passes where they fit
+    assert all(p.grad is None for p in tried.model.parameters()) and not tried.optimizer.tensors()
+    tried._microbatch = 2
+    assert tried.train_step(batch(0), 0) == plain.train_step(batch(0), 0)
+    assert trials() == 2  # of a replica that goes on
+    for k in range(1, 3):
+        assert tried.train_step(batch(k), k) == plain.train_step(batch(k), k)
+    assert all(torch.equal(a, b) for a, b in zip(tried.parameters, plain.parameters, strict=True))
+
+
+def cramp_steps(monkeypatch: pytest.MonkeyPatch, fits: int) -> None:
+    """The optimiser runs out of memory after so many chunks."""
+    chunk, taken = inner_optimizer._Chunk, list[int]()
+    real = chunk.step
+
+    def step(self: inner_optimizer._Chunk, lr: float, number: int) -> None:
+        if len(taken) == fits:
+            raise torch.OutOfMemoryError("no room")
+        taken.append(number)
+        real(self, lr, number)
+
+    monkeypatch.setattr(chunk, "step", step)
+
+
+def test_a_trial_leaves_room_for_the_step(config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = parse_options("8bit")
+    replica = make(config, save=save)
+    tokens, real = torch.from_numpy(batch(0)), Replica._ballast
+    of_step, room = forecast(config, parse_optimizer("adamw"), save).step_bytes, False
+
+    def ballast(self: Replica, nbytes: int) -> torch.Tensor:
+        if nbytes == of_step and not room:
+            raise torch.OutOfMemoryError("no room")
+        return real(self, nbytes)
+
+    monkeypatch.setattr(Replica, "_ballast", ballast)
+    with pytest.raises(NotEnoughMemory, match="--save-memory"):
+        largest_that_fits([4], lambda size: replica._trial(tokens[:size]))
+    assert not replica.optimizer.tensors() and all(p.grad is None for p in replica.model.parameters())
+    room = True
+    assert largest_that_fits([4], lambda size: replica._trial(tokens[:size])) == 4
+
+
+@pytest.mark.parametrize(("microbatch", "autocast"), [(1, None), (1, torch.bfloat16), (4, None)])
+@pytest.mark.parametrize("options", ["none", "checkpoint", "offload", "checkpoint,offload", "8bit"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "torch.optim.Adagrad"])
+def test_a_trial_takes_what_is_forecast(
+    optimizer: str, options: str, microbatch: int, autocast: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that it does not refuse what was chosen by forecast; and not less than the first step, with a vocabulary whose table is most of the model."""
+    monkeypatch.setattr(inner_optimizer, "CHUNK", 300_000)
+    config = ModelConfig(vocab_size=8_000, dim=128, num_layers=4, num_heads=4, num_kv_heads=2, ffn_dim=384, seq_len=32)
+    save, tokens = parse_options(options), torch.zeros(microbatch, 33, dtype=torch.int64)
+    runtime = Runtime(microbatch=microbatch, autocast=autocast, save=save)
+    replica = Replica(config, InnerConfig(schedule=SCHEDULE, optimizer=optimizer), Nesterov(), seed=7, runtime=runtime)
+    spec, compute_bytes = parse_optimizer(optimizer), runtime.compute_bytes
+    needs = forecast(config, spec, save, microbatch=microbatch, compute_bytes=compute_bytes)
+    missing = needs.optimizer_bytes - replica.optimizer.device_bytes()  # Adagrad makes its state at once
+    rest = needs.device_bytes - needs.parameter_bytes - needs.optimizer_bytes
+    trial, few = peak_bytes(lambda: replica._trial(tokens)), 10_000  # counters, the loss
+    assert trial < rest + max(0, missing) + few
+    if optimizer != "torch.optim.Adagrad":
+        step = peak_bytes(lambda: replica.train_step(tokens, 0))
+        assert trial + needs.offloaded_bytes + few >= step  # what is offloaded lies in the same memory here
+    else:
+        replica.train_step(tokens, 0)
+    assert peak_bytes(lambda: replica._trial(tokens)) < rest + few
+
+
+def test_a_step_that_was_made_in_part_is_not_made_again(
+    config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a smaller microbatch, say: the parameters are no longer those of before."""
+    cramp_steps(monkeypatch, fits=1)
+    replica = make(config)
+    cramped = Cramped(replica, fits=4)
+    monkeypatch.setattr(replica, "_forward", cramped)
+    with pytest.raises(NotEnoughMemory, match=r"^cpu ran out of memory in the inner step, .* last checkpoint.*no room"):
+        replica.train_step(batch(0), 0)
+    assert cramped.seen == [4] and replica.optimizer.steps == 0
+
+
+@pytest.mark.parametrize("mix", [None, 0.5])
+def test_a_round_that_moves_a_part_ends_training(
+    mix: float | None, config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cramped(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    replica = Replica(config, InnerConfig(schedule=SCHEDULE), Nesterov(), seed=7, mix=mix)
+    replica.train_step(batch(0), 0)
+    update = (0, replica.num_parameters, replica.pseudo_gradient())
+    monkeypatch.setattr(coupled, "rebase_" if mix is None else "mix_", cramped)
+    with pytest.raises(NotEnoughMemory, match=r"^cpu ran out of memory in a round, .* last checkpoint"):
+        replica.apply([update], contributed=True)
+
+
+def test_when_memory_gets_short_the_microbatch_does(
+    config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a change of state: the step is that of a replica that knew from the start."""
+    replica, plain = make(config), make(config, microbatch=1)
+    for step in range(2):
+        replica.train_step(batch(step), step)
+        plain._microbatch = 4
+        plain.train_step(batch(step), step)
+    cramped = Cramped(replica, fits=1)
+    monkeypatch.setattr(replica, "_forward", cramped)
+    plain._microbatch = 1
+    assert replica.train_step(batch(2), 2) == plain.train_step(batch(2), 2)
+    assert cramped.seen == [4, 2, 1, 1, 1, 1]
+    cramped.fits = 0
+    with pytest.raises(NotEnoughMemory, match="1 sequences at a time are too many for cpu: no room"):
+        replica.train_step(batch(3), 3)
+    assert all(torch.equal(a, b) for a, b in zip(replica.parameters, plain.parameters, strict=True))
+
+
+def test_a_microbatch_that_was_asked_for_is_kept(
+    config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = make(config, microbatch=4)
+    monkeypatch.setattr(replica, "_forward", Cramped(replica, fits=2))
+    with pytest.raises(NotEnoughMemory):
+        replica.train_step(batch(0), 0)
+
+
+def test_an_evaluation_fits_where_training_does(config: ModelConfig, batch: Any) -> None:
+    replica, heldout, fits, seen = make(config), np.concatenate([batch(7), batch(8)]), 4, list[int]()
+    loss = make(config, microbatch=1).evaluate(heldout)
+
+    def look(model: nn.Module, args: tuple[torch.Tensor], logits: torch.Tensor) -> None:
+        seen.append(len(args[0]))
+        if len(args[0]) > fits:
+            raise torch.OutOfMemoryError("no room")
+
+    replica.model.register_forward_hook(look)
+    assert replica.evaluate(heldout) == loss
+    assert seen == [1] * 8 and replica._microbatch is None  # which training will find
+    replica.train_step(batch(0), 0)
+    trained = [parameter.clone() for parameter in replica.parameters]
+    seen.clear()
+    assert replica.evaluate(heldout) == pytest.approx(loss, rel=1e-6) and seen == [4, 4]
+    fits = 1
+    seen.clear()
+    assert replica.evaluate(heldout) == loss and seen == [4, 3, 2, *[1] * 8]
+    fits = 0
+    with pytest.raises(NotEnoughMemory, match="cpu has no room to evaluate 1 sequences at a time: no room"):
+        replica.evaluate(heldout)
+    assert all(torch.equal(a, b) for a, b in zip(replica.parameters, trained, strict=True))
+
+
+def test_a_limit_lowers_the_microbatch(config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = forecast(config, parse_optimizer("adamw"), PLAIN)
+    room = needs.gradient_bytes + needs.optimizer_bytes + activation_bytes(config, 2) / (1 - RESERVE) + 100
+    monkeypatch.setattr("farflung.training.replica.free_bytes", lambda device, limit: int(room))
+    replica = make(config)
+    replica.train_step(batch(0), 0)
+    assert replica._microbatch == 2
