@@ -17,6 +17,7 @@ from farflung.sims.churn import make_schedule
 from farflung.sims.costs import Costs
 from farflung.sims.facts import save_run
 from farflung.sims.failure import chapters, replay, shorten, write_failure
+from farflung.sims.fault_playing import carried_out
 from farflung.sims.faults import Schedule
 from farflung.sims.how_far import how_far
 from farflung.sims.recorder import Recorder
@@ -50,7 +51,8 @@ def play_scenario(scenario: Scenario, seed: int, schedule: Schedule, *, out: Pat
     """The same with a schedule that is made already."""
     playable = make_playable(scenario, seed, schedule)
     began = time.perf_counter()
-    with _sinks(scenario, playable, out) as sink:
+    told: list[str] = []
+    with _sinks(scenario, playable, out, told) as sink:
         report = simulate_any(playable.plan, sink=sink)
     result = summarise(scenario, report, bytes_factor=playable.bytes_factor) | {
         "wall_s": round(time.perf_counter() - began, 1)
@@ -60,8 +62,7 @@ def play_scenario(scenario: Scenario, seed: int, schedule: Schedule, *, out: Pat
         result["folder"] = str(folder)
         _keep_broken(folder, scenario, playable.plan, report)
     if out is not None:
-        played = [fault for fault in playable.plan.schedule.faults if fault.at <= report.seconds]
-        done = [(START_UNIX_S + fault.at, fault) for fault in played]
+        done = [(START_UNIX_S + fault.at, fault) for fault in carried_out(playable.plan.schedule, told)]
         until = START_UNIX_S + report.seconds
         facts = run_facts(scenario, playable.keys, done, report.violations, result["expected"], (START_UNIX_S, until))
         save_run(out / RUN, facts)
@@ -87,10 +88,15 @@ def _keep_broken(folder: Path, scenario: Scenario, plan: AnyPlan, report: Report
 
 
 @contextlib.contextmanager
-def _sinks(scenario: Scenario, playable: Playable, out: Path | None) -> Iterator[Sink]:
-    """Where the log goes: files in `out`; and its times, to whoever waits."""
+def _sinks(scenario: Scenario, playable: Playable, out: Path | None, faults: list[str]) -> Iterator[Sink]:
+    """Where the log goes: files in `out`; its faults, a line each, to `faults`; and its times, to whoever waits."""
+
+    def note(line: str, event: Event) -> None:
+        if event["event"] == "fault":
+            faults.append(event["what"])
+
     with contextlib.ExitStack() as stack:
-        takers: list[Sink] = []
+        takers: list[Sink] = [note]
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
             log = stack.enter_context((out / "events.log").open("w", encoding="utf-8", newline="\n"))

@@ -225,6 +225,18 @@ def test_a_stopped_peer_does_not_train_in_the_report_either(troubled: Path) -> N
     assert report["pause"] * report["hours"] == pytest.approx(40.0 / 3600, abs=0.001)
 
 
+def test_who_was_not_up_was_not_stopped(tmp_path: Path) -> None:
+    """Its process was still starting when the schedule would have had it stopped."""
+    scenario = TROUBLED.replace("at = 42.0", "at = 5.0") + "\n[costs]\nstart_s = 30.0\n"
+    (tmp_path / "late.toml").write_text(scenario.replace("duration_s = 180.0", "duration_s = 170.0"))
+    result = run_scenario(str(tmp_path / "late.toml"), seed=1, out=tmp_path / "out", quiet=True)
+    run, _ = load_folder(tmp_path / "out")
+    assert not any(incident.what in ("pause", "resume") for incident in run.timeline)
+    assert "pause peer 1 (it is not up)" in (tmp_path / "out" / "events.log").read_text()
+    report = json.loads((tmp_path / "out" / "report.json").read_text())["utilisation"]["home"]
+    assert report["pause"] == 0.0 and report["train"] == pytest.approx(result["training_share"], abs=0.02)
+
+
 def test_the_page_shows_what_the_scenario_is_about(troubled: Path) -> None:
     page = (troubled / "report.html").read_text()
     assert "on the way; 1 pause, 1 partition, 1 slow-down." in page
