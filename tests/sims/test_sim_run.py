@@ -99,7 +99,7 @@ def test_a_step_that_is_never_finished_is_no_training_and_no_contribution_is_no_
 def test_what_only_the_logs_show_is_a_violation_too(
     real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A report's checks look at what nodes wrote: here at tokens that a round counts and nobody trained on."""
+    """The audit looks at what nodes wrote, whether it is kept or not: here at tokens that a round counts and nobody trained on."""
     emit = EventLog.emit
 
     def boasts(self: EventLog, event: str, **fields: Any) -> None:
@@ -115,6 +115,23 @@ def test_what_only_the_logs_show_is_a_violation_too(
     result = json.loads(said)
     assert code == 1 and not result["passed"] and any(v.startswith("invariant 4") for v in result["violations"])
     assert json.loads((tmp_path / "out" / "result.json").read_text()) == result
+    figures = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert [f"invariant {one['which']}" for one in figures["invariants_broken"]] == [
+        said.partition(",")[0] for said in result["violations"]
+    ]
+    code, said = sim("run", real, "--json")
+    unkept = json.loads(said)
+    assert code == 1 and unkept | {"wall_s": 0} == result | {"wall_s": 0}
+
+
+def test_the_result_is_there_even_if_no_report_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(folder: Path) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("farflung.sims.sim_run.report_folder", full)
+    (tmp_path / "small.toml").write_text(FAILS)
+    code, _ = sim("run", tmp_path / "small.toml", "--out", tmp_path / "out")
+    assert code != 0 and json.loads((tmp_path / "out" / "result.json").read_text())["passed"]
 
 
 def elsewhere(code: str, *arguments: str) -> str:
