@@ -9,6 +9,7 @@ from farflung.node.events import Event
 from farflung.sims.audit import LOSSES
 from farflung.sims.logs import Chain, chain_of
 from farflung.sims.swarm import START_UNIX_S
+from farflung.sims.trail import is_nodes
 
 READ = (
     "kernels",
@@ -49,7 +50,7 @@ class Witness:
     def __call__(self, line: str, event: Event) -> None:
         if event["event"] == "fault":
             self.faults.append(event["what"])
-        elif "peer" in event:
+        elif is_nodes(event):
             moved = self._moves(event)
             match event["event"], event.get("what"):
                 case "step", _ if "stage" not in event:  # what a pipeline trained is not compared

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from farflung.node.events import EventLog
 from farflung.protocol.participation import Participation
+from farflung.sims import sim_run
 from farflung.sims.chaos import run_brisk, toy_plan
 from farflung.sims.churn import make_schedule
 from farflung.sims.failure import chapters, kind_of, load_failure, replay, shorten, write_failure
@@ -20,7 +21,6 @@ from farflung.sims.faults import Drop, Heal, Kill, Partition, Pause, Schedule, S
 from farflung.sims.main import app
 from farflung.sims.scenario import load_scenario, parse_scenario
 from farflung.sims.scenario_run import plan_scenario, simulate_any
-from farflung.sims.sim_run import SHORTEN_RUNS
 from farflung.sims.simulation import simulate
 
 REAL = """
@@ -122,6 +122,29 @@ def test_what_only_the_logs_show_is_a_violation_too(
     code, said = sim("run", real, "--json")
     unkept = json.loads(said)
     assert code == 1 and unkept | {"wall_s": 0} == result | {"wall_s": 0}
+
+
+def test_a_crash_is_told_with_and_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No node says of itself that it has crashed: the log tells it, and its violation."""
+    emit = EventLog.emit
+    left = [20]
+
+    def fails(self: EventLog, event: str, **fields: Any) -> None:
+        left[0] -= event == "step"
+        if not left[0]:
+            raise ValueError("no such step")
+        emit(self, event, **fields)
+
+    monkeypatch.setattr(EventLog, "emit", fails)
+    monkeypatch.setattr(sim_run, "SHORTEN_RUNS", 1)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.toml").write_text(FAILS)
+    for words in ((), ("--out", tmp_path / "out")):
+        left[0] = 20
+        code, said = sim("run", tmp_path / "small.toml", "--json", *words)
+        assert code == 1 and "crashed: ValueError: no such step" in json.loads(said)["violations"][0]
+    assert " crash " in (tmp_path / "out" / "events.log").read_text()
+    assert "no such step" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_the_result_is_there_even_if_no_report_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,8 +278,8 @@ def test_a_violation_is_written_down_and_played_again(monkeypatch: pytest.Monkey
     code, said, told = sim_told("run", tmp_path / "fails.toml", "--out", tmp_path, "--json")
     result = json.loads(said)
     small = [line for line in told if line.startswith("fails is made small: ")]
-    assert f"0 of {SHORTEN_RUNS} runs" in small[0] and small[0].endswith(result["violations"][0])
-    assert 3 <= len(small) <= SHORTEN_RUNS + 2 and "; 5 faults: " in small[1], "each of the runs"
+    assert f"0 of {sim_run.SHORTEN_RUNS} runs" in small[0] and small[0].endswith(result["violations"][0])
+    assert 3 <= len(small) <= sim_run.SHORTEN_RUNS + 2 and "; 5 faults: " in small[1], "each of the runs"
     assert code == 1 and result["violations"][0].startswith("invariant 4")
     failure = load_failure(Path(result["folder"]))
     assert failure.violations[0].startswith("invariant 4") and len(failure.faults) < 6
