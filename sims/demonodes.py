@@ -111,13 +111,13 @@ class DemoNode:
             self.killed = True
             self.process.send_signal(signal.SIGKILL)
 
-    def pause(self) -> None:
-        """SIGSTOP: the node stands, its libp2p goes on."""
-        self._signal(signal.SIGSTOP)
+    def pause(self) -> bool:
+        """SIGSTOP: the node stands, its libp2p goes on. False when there is no process."""
+        return self._signal(signal.SIGSTOP)
 
-    def resume(self) -> None:
-        """SIGCONT."""
-        self._signal(signal.SIGCONT)
+    def resume(self) -> bool:
+        """SIGCONT; the same."""
+        return self._signal(signal.SIGCONT)
 
     def lose_power(self) -> None:
         """From now on nothing of it says anything, and no connection shows why; `end` kills it."""
@@ -158,10 +158,13 @@ class DemoNode:
         """The end of what the node printed."""
         return self.output.read_text(errors="replace")[-OUTPUT_TAIL:] if self.output.exists() else ""
 
-    def _signal(self, number: signal.Signals) -> None:
-        if self.process is not None and self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.send_signal(number)
+    def _signal(self, number: signal.Signals) -> bool:
+        """Whether there is a process to send it to."""
+        if self.process is None or self.process.returncode is not None:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+        return True
 
     async def _follow(self) -> None:
         """Fold the node's events, and hand each to `on_event` the moment it comes."""

@@ -72,6 +72,8 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     """Unix seconds; of what ends by itself: `slow`, `delay`, `drop`, `duplicate`."""
     much: float | None = None
     """`slow`: how many times as long everything takes; `delay`: seconds more each way; `drop` and `duplicate`: their probability; `skew`: seconds ahead."""
+    number: int = 0
+    """Of a `partition`, and of the `heal` that ends it: several can be open at the same time."""
     groups: list[list[str]] = []
     """Of a `partition`, its sides by public keys in hex; whoever is in none is on one side more."""
 

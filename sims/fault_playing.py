@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from farflung.node.network import PeerId
@@ -26,6 +26,9 @@ from farflung.sims.faults import (
 )
 from farflung.sims.hub import MemoryHub
 from farflung.sims.links import Disturbance
+
+END = "end of "
+"""How a line begins that is about the end of a window."""
 
 
 class Processes(Protocol):
@@ -69,8 +72,11 @@ class Player:
         """By peer, factors of the windows that are open."""
 
     def begin(self, number: int, fault: Fault) -> None:
-        """Let it happen. `number` names it for `end`."""
-        self._tell(describe(fault).partition(" s  ")[2])
+        """Let it happen, or say why it cannot. `number` names it for `end`."""
+        hindered = self._hindered(fault)
+        self._tell(f"{_line(fault)} ({hindered})" if hindered else _line(fault))
+        if hindered:
+            return
         match fault:
             case Slow(peer=peer, factor=factor):
                 self._slowed.setdefault(peer, {})[number] = factor
@@ -80,19 +86,30 @@ class Player:
             case Partition(groups=groups, number=which):
                 self._cuts[which] = self._hub.partition([[self._peers[peer] for peer in group] for group in groups])
             case Heal(number=which):
-                if which in self._cuts:
-                    self._hub.heal(self._cuts.pop(which))
+                self._hub.heal(self._cuts.pop(which))
             case _:
                 _carry_out(fault, self._hub, self._peers, self._processes)
 
     def end(self, number: int, window: Window) -> None:
         """It is over."""
-        self._tell("end of " + describe(window).partition(" s  ")[2])
+        self._tell(END + _line(window))
         if isinstance(window, Slow):
             del self._slowed[window.peer][number]
             self._slow(window.peer)
         else:
             self._hub.calm(self._open.pop(number))
+
+    def _hindered(self, fault: Fault) -> str:
+        """Why nothing comes of it: what it is to be done to is not there."""
+        match fault:
+            case Pause(peer=peer) if self._peers[peer] not in self._hub.running():
+                return "it is not up"
+            case Resume(peer=peer) if not self._hub.is_paused(self._peers[peer]):
+                return "it is not paused"
+            case Heal(number=which) if which not in self._cuts:
+                return "it is not open"
+            case _:
+                return ""
 
     def _slow(self, peer: int) -> None:
         self._processes.slow(peer, math.prod(self._slowed[peer].values(), start=1.0))
@@ -131,6 +148,16 @@ async def play(
     return player.done
 
 
+def carried_out(schedule: Schedule, told: Iterable[str]) -> list[Fault]:
+    """What of a schedule something came of, by the lines that `on_fault` was told when it was played, as far as that went."""
+    begun = [line for line in told if not line.startswith(END)]
+    return [fault for fault, line in zip(schedule.faults, begun, strict=False) if line == _line(fault)]
+
+
+def _line(fault: Fault) -> str:
+    return describe(fault).partition(" s  ")[2]
+
+
 def _disturbance(fault: Drop | Duplicate | Delay, peers: Sequence[PeerId]) -> Disturbance:
     match fault:
         case Drop(probability=probability):
@@ -153,8 +180,7 @@ def _carry_out(fault: Fault, hub: MemoryHub, peers: Sequence[PeerId], processes:
                 hub.kill(peers[peer], reset=reset)
             processes.kill(peer)
         case Pause(peer=peer):
-            if peers[peer] in hub.running():
-                hub.pause(peers[peer])
+            hub.pause(peers[peer])
         case Resume(peer=peer):
             hub.resume(peers[peer])
         case Skew(peer=peer, ahead_s=ahead_s):

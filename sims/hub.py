@@ -28,6 +28,7 @@ from farflung.protocol.keys import PeerId
 from farflung.sims.clock import VirtualLoop
 from farflung.sims.links import Disturbance, LinkModel, Meter, Path, Rates, copies, one_after_another, path_between
 from farflung.sims.nat import PUNCH_TRIPS, Nat, Routers
+from farflung.sims.partitions import Partitions
 from farflung.sims.records import RecordStore
 from farflung.sims.streams import Connection, MemoryStream
 
@@ -54,18 +55,6 @@ class NetEvent:
 Backbone = Callable[[PeerId, PeerId], tuple[float, float]]
 """What lies between the access links of two peers: latency in seconds, added to theirs, and bytes per second of one direction, which all
 streams of the pair share; infinite where nothing in the middle limits them."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Partition:
-    """A cut of the network."""
-
-    at: float
-    """When it began, in virtual seconds."""
-    sides: dict[PeerId, int]
-
-    def separates(self, a: PeerId, b: PeerId) -> bool:
-        return self.sides.get(a, -1) != self.sides.get(b, -1)
 
 
 class Process(Protocol):
@@ -124,7 +113,8 @@ class MemoryHub:
         self.counts: Counter[tuple[str, str]] = Counter()
         self.delivered_bytes: Counter[PeerId] = Counter()
         """Bulk of each sender that has arrived."""
-        self.records = RecordStore(rng, self._cut_at)
+        self._partitions = Partitions()
+        self.records = RecordStore(rng, self._partitions.since)
         self.on_event = on_event
         self._backbone = backbone
         self._rng = rng
@@ -134,8 +124,6 @@ class MemoryHub:
         self._paused: dict[PeerId, deque[tuple[PeerId, bytes]]] = {}
         self._silent: set[PeerId] = set()
         """Whose machines have gone with them, and answer nothing."""
-        self._partitions: dict[int, _Partition] = {}
-        self._num_partitions = 0
         self._disturbances: dict[int, Disturbance] = {}
         self._num_disturbances = 0
         self._routers = Routers(routers_seed)
@@ -169,22 +157,15 @@ class MemoryHub:
 
         Raises ValueError when a peer is in two groups.
         """
-        sides = {peer: side for side, group in enumerate(groups) for peer in group}
-        if len(sides) != sum(len(group) for group in groups):
-            raise ValueError("a peer is in two groups")
-        self._num_partitions += 1
-        self._partitions[self._num_partitions] = _Partition(self.now(), sides)
+        number = self._partitions.open(self.now(), groups)
         self._find_ways()
         self.record("partition", b"", b"", 0, f"{len(groups)} groups")
         self._check_links()
-        return self._num_partitions
+        return number
 
     def heal(self, number: int | None = None) -> None:
         """End one partition, or all. Streams that no other one stalls go on, unless they have failed. Raises KeyError when there is none of this number."""
-        if number is None:
-            self._partitions.clear()
-        else:
-            del self._partitions[number]
+        self._partitions.heal(self.now(), number)
         self._find_ways()
         self.record("heal", b"", b"", 0, "")
         self._check_links()
@@ -281,11 +262,7 @@ class MemoryHub:
 
     def cut(self, a: PeerId, b: PeerId) -> bool:
         """True while a partition separates the two."""
-        return bool(self._partitions) and any(one.separates(a, b) for one in self._partitions.values())
-
-    def _cut_at(self, a: PeerId, b: PeerId) -> float:
-        """Since when partitions have separated the two; infinite where none does."""
-        return min((one.at for one in self._partitions.values() if one.separates(a, b)), default=math.inf)
+        return bool(self._partitions) and self._partitions.separate(a, b)
 
     def path(self, a: PeerId, b: PeerId) -> Path:
         """The path between two peers under the present disturbances, over a relay if it takes one."""

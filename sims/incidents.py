@@ -1,6 +1,6 @@
 """What was done to a run from outside, for people: what lasted from when to when, what happened at once, and words for it.
 
-What was done at the same time to several nodes is one thing.
+What was done at the same time to several nodes is one thing; what was done to the network is one each.
 """
 
 from collections import Counter
@@ -57,11 +57,12 @@ class Thing:
 
 def things_done(run: RunFacts) -> list[Thing]:
     """All but the first starts, in the order in which they began."""
-    alike: dict[tuple[float, float, str, bool], list[Incident]] = {}
-    for number, incident in enumerate(run.timeline):
+    alike: dict[tuple[float, float, str, int | None], list[Incident]] = {}
+    for place, incident in enumerate(run.timeline):
         if incident.what not in ("start", "resume", "heal"):
-            end = _end(incident, islice(run.timeline, number + 1, None), run.ended)
-            alike.setdefault((incident.time, end, incident.what, bool(incident.peer)), []).append(incident)
+            end = _end(incident, islice(run.timeline, place + 1, None), run.ended)
+            alone = None if incident.peer else place
+            alike.setdefault((incident.time, end, incident.what, alone), []).append(incident)
     things = [_thing(start, end, same, run) for (start, end, _, _), same in alike.items()]
     return sorted(things, key=lambda thing: thing.start)
 
@@ -72,7 +73,7 @@ def _end(incident: Incident, later: Iterable[Incident], ended: float) -> float:
             over = (i.time for i in later if i.peer == incident.peer and i.what in (*KILLED, "resume"))
             return next(over, ended)
         case "partition":
-            return next((i.time for i in later if i.what in ("partition", "heal")), ended)
+            return next((i.time for i in later if i.what == "heal" and i.number == incident.number), ended)
         case _:
             return incident.time if incident.until is None else min(incident.until, ended)
 

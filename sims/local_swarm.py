@@ -86,14 +86,15 @@ class LocalSwarm:
             try:
                 for fault in schedule.faults:
                     await asyncio.sleep(self.began + fault.at - now())
-                    self._carry_out(fault, group)
-                    self.done.append((now(), fault))
+                    if self._carry_out(fault, group):
+                        self.done.append((now(), fault))
                 await asyncio.sleep(self.began + schedule.duration_s - now())
                 self.ended = now()
             finally:
                 await self._end()
 
-    def _carry_out(self, fault: Fault, group: asyncio.TaskGroup) -> None:
+    def _carry_out(self, fault: Fault, group: asyncio.TaskGroup) -> bool:
+        """False when nothing comes of it: whoever is between two lives cannot be stopped."""
         match fault:
             case Start(peer=peer):
                 former, last = self._nodes.get(peer), self._running.get(peer)
@@ -109,11 +110,12 @@ class LocalSwarm:
             case Kill(peer=peer):
                 self._nodes[peer].lose_power()
             case Pause(peer=peer):
-                self._nodes[peer].pause()
+                return self._nodes[peer].pause()
             case Resume(peer=peer):
-                self._nodes[peer].resume()
+                return self._nodes[peer].resume()
             case _:
                 raise AssertionError(f"no process can do this: {fault}")
+        return True
 
     def _node(self, peer: int) -> DemoNode:
         return DemoNode(

@@ -22,7 +22,7 @@ from farflung.protocol.errors import ConfigError
 from farflung.protocol.keys import Ed25519Signer, PeerId, Signer
 from farflung.protocol.pipeline_messages import Domains
 from farflung.sims import clock, regions
-from farflung.sims.fault_playing import play
+from farflung.sims.fault_playing import carried_out, play
 from farflung.sims.faults import Schedule
 from farflung.sims.from_events import fill_report
 from farflung.sims.hub import MemoryHub
@@ -127,6 +127,8 @@ class _Run:
         self._is_broken: asyncio.Event | None = None
         self._keys = [signer.peer_id.hex() for signer in plan.signers]
         self._events: dict[str, list[Event]] = {key: [] for key in self._keys}
+        self._faults: list[str] = []
+        """A line each."""
 
     async def run(self) -> None:
         plan, scenario = self._plan, self._plan.scenario
@@ -195,7 +197,7 @@ class _Run:
     def conclude(self) -> None:
         """Work out the report."""
         plan, report = self._plan, self._report
-        done = [(at, fault) for fault in plan.schedule.faults if (at := START_UNIX_S + fault.at) <= self._ended]
+        done = [(START_UNIX_S + fault.at, fault) for fault in carried_out(plan.schedule, self._faults)]
         speeds = [own.tokens_per_s for own, _, _ in plan.scenario.roster()]
         steps_s = [training_seconds(plan.recipe.manifest, speed)["train"] for speed in speeds]
         fill_report(report, self._keys, steps_s, self._events, done, START_UNIX_S, self._ended)
@@ -214,6 +216,7 @@ class _Run:
 
     def _on_fault(self, line: str) -> None:
         self._touch()
+        self._faults.append(line)
         self._trail.log(None, "fault", {"what": line})
 
     def on_broken(self, what: str) -> None:

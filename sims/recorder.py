@@ -12,6 +12,7 @@ from farflung.node.events import Event
 from farflung.sims.scenario import Scenario
 from farflung.sims.scenario_run import Playable
 from farflung.sims.swarm import START_UNIX_S
+from farflung.sims.trail import is_nodes
 
 BYTE_FIELDS = ("sent_bytes", "received_bytes", "bytes")
 
@@ -26,8 +27,8 @@ class Recorder:
         self._playable = playable
 
     def __call__(self, line: str, event: Event) -> None:
-        if "peer" not in event:
-            return  # a fault, or the judge's verdict: both are in run.json
+        if not is_nodes(event):
+            return  # what is told of nodes is in run.json
         told = event | {
             "time": START_UNIX_S + event["time"],
             "swarm": self._name,

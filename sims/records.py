@@ -30,7 +30,7 @@ class RecordStore:
     """All records of a modelled network. Times are true unix seconds, whatever the peers' clocks say."""
 
     def __init__(self, rng: random.Random, cut_at: Callable[[PeerId, PeerId], float]) -> None:
-        """`cut_at` tells since when two peers have been separated, infinite where they are not."""
+        """`cut_at` tells since when two peers have been separated without a break, infinite where they are not."""
         self._rng = rng
         self._cut_at = cut_at
         self._versions: dict[str, dict[str, list[_Version]]] = {}

@@ -74,10 +74,11 @@ def _incident(at: float, fault: Fault, ids: Sequence[str], early: Mapping[int, f
             return Incident(time=at, what="resume", peer=ids[peer])
         case Skew(peer=peer, ahead_s=ahead_s):
             return Incident(time=at, what="skew", peer=ids[peer], much=ahead_s)
-        case Partition(groups=groups):
-            return Incident(time=at, what="partition", groups=[[ids[peer] for peer in group] for group in groups])
-        case Heal():
-            return Incident(time=at, what="heal")
+        case Partition(groups=groups, number=number):
+            sides = [[ids[peer] for peer in group] for group in groups]
+            return Incident(time=at, what="partition", number=number, groups=sides)
+        case Heal(number=number):
+            return Incident(time=at, what="heal", number=number)
         case Slow(until=until, peer=peer, factor=factor):
             return Incident(time=at, what="slow", peer=ids[peer], until=at + until - fault.at, much=factor)
         case Delay(until=until, extra_s=extra_s, peer=whose):

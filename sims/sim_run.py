@@ -17,8 +17,10 @@ from farflung.sims.churn import make_schedule
 from farflung.sims.costs import Costs
 from farflung.sims.facts import save_run
 from farflung.sims.failure import chapters, replay, shorten, write_failure
+from farflung.sims.fault_playing import carried_out
 from farflung.sims.faults import Schedule
 from farflung.sims.how_far import how_far
+from farflung.sims.logs import Logs
 from farflung.sims.recorder import Recorder
 from farflung.sims.report import report_folder
 from farflung.sims.scenario import Scenario, find_scenario, load_scenario
@@ -26,9 +28,10 @@ from farflung.sims.scenario_run import AnyPlan, Playable, make_playable, simulat
 from farflung.sims.sim_folder import EVENTS, RUN, run_facts
 from farflung.sims.sim_result import Result, show, summarise
 from farflung.sims.simulation import Report
-from farflung.sims.summary import violations
+from farflung.sims.summary import broken_in
 from farflung.sims.swarm import START_UNIX_S
 from farflung.sims.trail import Sink
+from farflung.sims.witness import Witness
 
 SHORTEN_RUNS = 12
 """Runs that may be spent on making a failure small: it takes so many times as long as finding it did, at most."""
@@ -50,7 +53,8 @@ def play_scenario(scenario: Scenario, seed: int, schedule: Schedule, *, out: Pat
     """The same with a schedule that is made already."""
     playable = make_playable(scenario, seed, schedule)
     began = time.perf_counter()
-    with _sinks(scenario, playable, out) as sink:
+    witness = Witness(playable.keys)
+    with _sinks(scenario, playable, out, witness) as sink:
         report = simulate_any(playable.plan, sink=sink)
     result = summarise(scenario, report, bytes_factor=playable.bytes_factor) | {
         "wall_s": round(time.perf_counter() - began, 1)
@@ -59,15 +63,16 @@ def play_scenario(scenario: Scenario, seed: int, schedule: Schedule, *, out: Pat
         folder = (Path.cwd() if out is None else out) / f"{scenario.name}-seed-{seed}-broken"
         result["folder"] = str(folder)
         _keep_broken(folder, scenario, playable.plan, report)
+    done = [(START_UNIX_S + fault.at, fault) for fault in carried_out(playable.plan.schedule, witness.faults)]
+    until = START_UNIX_S + report.seconds
+    facts = run_facts(scenario, playable.keys, done, report.violations, result["expected"], (START_UNIX_S, until))
+    shown = broken_in(Logs(events=witness.events, run=facts))
+    in_logs = [said for said in shown if said not in report.violations]
+    result |= {"violations": [*report.violations, *in_logs], "passed": result["passed"] and not in_logs}
     if out is not None:
-        played = [fault for fault in playable.plan.schedule.faults if fault.at <= report.seconds]
-        done = [(START_UNIX_S + fault.at, fault) for fault in played]
-        until = START_UNIX_S + report.seconds
-        facts = run_facts(scenario, playable.keys, done, report.violations, result["expected"], (START_UNIX_S, until))
         save_run(out / RUN, facts)
-        in_logs = [said for said in violations(report_folder(out)) if said not in report.violations]
-        result |= {"violations": [*report.violations, *in_logs], "passed": result["passed"] and not in_logs}
         (out / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        report_folder(out)
     if not quiet:
         show(result)
     return result
@@ -87,10 +92,10 @@ def _keep_broken(folder: Path, scenario: Scenario, plan: AnyPlan, report: Report
 
 
 @contextlib.contextmanager
-def _sinks(scenario: Scenario, playable: Playable, out: Path | None) -> Iterator[Sink]:
-    """Where the log goes: files in `out`; and its times, to whoever waits."""
+def _sinks(scenario: Scenario, playable: Playable, out: Path | None, witness: Witness) -> Iterator[Sink]:
+    """Where the log goes: to `witness`; files in `out`; and its times, to whoever waits."""
     with contextlib.ExitStack() as stack:
-        takers: list[Sink] = []
+        takers: list[Sink] = [witness]
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
             log = stack.enter_context((out / "events.log").open("w", encoding="utf-8", newline="\n"))

@@ -9,8 +9,8 @@ from typing import Any
 from msgspec import structs
 
 from farflung.node.events import Event, grown
-from farflung.sims.audit import CHECKS, INVARIANTS, refusals
-from farflung.sims.audit_samples import account, check_samples
+from farflung.sims.audit import CHECKS, INVARIANTS, Check, refusals
+from farflung.sims.audit_samples import Samples, account, check_samples
 from farflung.sims.facts import KILLED, RunFacts
 from farflung.sims.logs import Events, Logs, all_of, chain_of, stage_of
 from farflung.sims.pipeline_log import logged_steps, pipeline_figures
@@ -38,7 +38,7 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
     """
     logs = Logs(events=events_by_peer, run=run)
     samples = account(logs)
-    checks = [*(check(logs) for check in CHECKS), *check_samples(logs, samples)]
+    checks = _look(logs, samples)
     of_bits = [check for check in checks if check.which == 1 and check.count]
     outer = outer_losses(events_by_peer)
     outer_loss = outer[-1]["loss"] if outer else None
@@ -76,13 +76,7 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
         "peers_joined": sum(incident.what == "join" for incident in run.timeline),
         "seconds": round(run.ended - run.started, 1),
         "checked": [{"which": c.which, "name": INVARIANTS[c.which], "what": c.what} for c in checks if c.count],
-        "invariants_broken": [
-            *({"which": check.which, "detail": said} for check in checks for said in check.broken),
-            *(
-                {"which": e["which"], "detail": f"{logs.name(e['peer'])} reports: {e['detail']}"}
-                for e in logs.all("invariant.broken")
-            ),
-        ],
+        "invariants_broken": _broken(logs, checks),
         "refused": refusals(logs),
         "tokens_committed": tokens,
         "tokens_per_s": round(tokens / seconds, 1) if seconds > 0 else 0.0,
@@ -95,6 +89,24 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
         "judged": run.violations,
         "expected": [structs.asdict(one) for one in run.expected],
     }
+
+
+def _look(logs: Logs, samples: Samples) -> list[Check]:
+    return [*(check(logs) for check in CHECKS), *check_samples(logs, samples)]
+
+
+def _broken(logs: Logs, checks: Sequence[Check]) -> list[dict[str, Any]]:
+    """By what was compared, and what nodes said themselves."""
+    found = [{"which": check.which, "detail": said} for check in checks for said in check.broken]
+    return found + [
+        {"which": e["which"], "detail": f"{logs.name(e['peer'])} reports: {e['detail']}"}
+        for e in logs.all("invariant.broken")
+    ]
+
+
+def broken_in(logs: Logs) -> list[str]:
+    """What logs show to be broken, one sentence each: `violations` without what was judged beside them."""
+    return [_sentence(broken) for broken in _broken(logs, _look(logs, account(logs)))]
 
 
 def shadow_figures(logs: Logs) -> dict[str, Any] | None:
@@ -143,8 +155,11 @@ def groups_of(events_by_peer: Events, run: RunFacts) -> dict[str, str]:
 
 def violations(figures: Mapping[str, Any]) -> list[str]:
     """What broke an invariant of the design, one sentence each; empty for a run in which nothing was found that did."""
-    said = [f"invariant {b['which']}, {INVARIANTS[b['which']]}: {b['detail']}" for b in figures["invariants_broken"]]
-    return said + list(figures["judged"])
+    return [_sentence(broken) for broken in figures["invariants_broken"]] + list(figures["judged"])
+
+
+def _sentence(broken: Mapping[str, Any]) -> str:
+    return f"invariant {broken['which']}, {INVARIANTS[broken['which']]}: {broken['detail']}"
 
 
 def checked(figures: Mapping[str, Any]) -> str:

@@ -25,6 +25,11 @@ Sink = Callable[[str, Event], None]
 """Takes each line of the log, and the event it stands for; `peer` is the peer's number, or missing."""
 
 
+def is_nodes(event: Event) -> bool:
+    """Whether a node says it; a fault, a crash and a judge's verdict are told of nodes."""
+    return "peer" in event and event["event"] != "crash"
+
+
 def log_line(at: float, peer: int | None, what: str, fields: Event) -> str:
     """A line of the log: seconds from the beginning, the peer's number, the event, and what it says."""
     said = json.dumps(fields, sort_keys=True, default=str)

@@ -54,15 +54,19 @@ def act(node: DemoNode, does: Callable[[psutil.Process, psutil.Process], Awaitab
 
 def test_a_stopped_node_goes_on_and_can_be_ended_while_it_stands(node: DemoNode) -> None:
     async def stop(parent: psutil.Process, child: psutil.Process) -> None:
-        node.pause()
+        assert node.pause()
         await until(lambda: parent.status() == psutil.STATUS_STOPPED)
         assert child.status() != psutil.STATUS_STOPPED
-        node.resume()
+        assert node.resume()
         await until(lambda: parent.status() != psutil.STATUS_STOPPED)
-        node.pause()
+        assert node.pause()
         await until(lambda: parent.status() == psutil.STATUS_STOPPED)
 
     act(node, stop)
+
+
+def test_whoever_has_no_process_is_not_stopped(node: DemoNode) -> None:
+    assert not node.pause() and not node.resume()
 
 
 def test_without_power_nothing_of_a_node_moves_until_it_is_ended(node: DemoNode) -> None:

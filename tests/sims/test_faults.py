@@ -22,7 +22,7 @@ from farflung.protocol.errors import NetworkError
 from farflung.sims.chaos import drawn_schedule
 from farflung.sims.clock import VirtualLoop, process_context, run
 from farflung.sims.fault_drawing import ChurnModel, draw_schedule
-from farflung.sims.fault_playing import play
+from farflung.sims.fault_playing import carried_out, play
 from farflung.sims.faults import (
     Delay,
     Drop,
@@ -365,6 +365,40 @@ def test_of_two_partitions_each_is_healed_by_itself() -> None:
         (50.0, (False, False, False)),
     ]
     assert put_right(faults[:5], 60.0) == [Heal(at=60.0), Heal(at=60.0, number=1)]
+
+
+def test_of_what_is_not_there_nothing_is_told_as_done() -> None:
+    """A process that ends by itself cannot be stopped, as the schedule would have it; all the rest goes on."""
+    faults = (
+        *(Start(at=0.0, peer=peer) for peer in range(2)),
+        Drop(at=5.0, until=8.0, probability=0.0),
+        Pause(at=10.0, peer=0),
+        Resume(at=20.0, peer=0),
+        Pause(at=30.0, peer=1),
+        Resume(at=40.0, peer=1),
+        Heal(at=50.0, number=7),
+    )
+    schedule = Schedule(num_peers=2, duration_s=60.0, faults=faults)
+    told: list[str] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        hub = MemoryHub(loop, random.Random(0), LinkModel())
+        async with asyncio.TaskGroup() as group:
+            chatter = Chatter(hub, group, 2)
+            hub.at(25.0, lambda: chatter.tasks[1].cancel())
+            await play(schedule, hub, PEERS, chatter, told.append)
+            chatter.kill(0)
+
+    run(main())
+    assert told[-3:] == [
+        "pause peer 1 (it is not up)",
+        "resume peer 1 (it is not paused)",
+        "heal partition 7 (it is not open)",
+    ]
+    assert carried_out(schedule, told) == list(faults[:5])
+    assert carried_out(schedule, told[:3]) == list(faults[:3]), "it went no further"
 
 
 def test_in_a_drawn_schedule_a_pause_is_ended_by_its_own_resume() -> None:

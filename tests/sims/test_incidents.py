@@ -54,12 +54,22 @@ def test_a_pause_lasts_until_it_goes_on_is_killed_or_the_run_ends() -> None:
     ]
 
 
-def test_a_partition_lasts_until_the_next_or_until_it_heals() -> None:
+def test_a_partition_lasts_until_it_heals_whatever_becomes_of_others() -> None:
     one, two = [KEYS["far/0"], KEYS["far/1"]], [KEYS["lone/0"]]
-    timeline = (done(5.0, "partition", groups=[one]), done(6.0, "partition", groups=[one, two]), done(8.0, "heal"))
-    assert told(*timeline) == [
-        (5.0, 6.0, "partition", "all of far | the others"),
-        (6.0, 8.0, "partition", "lone/0 | all of far | the others"),
+    assert told(
+        done(5.0, "partition", groups=[one]),
+        done(6.0, "partition", groups=[one, two], number=1),
+        done(7.0, "heal"),
+        done(8.0, "partition", groups=[two]),
+        *(done(8.0, "partition", groups=[[KEYS[name]]], number=n) for n, name in ((2, "home/0"), (3, "home/1"))),
+        done(9.0, "heal", number=1),
+        *(done(11.0, "heal", number=n) for n in (2, 3)),
+    ) == [
+        (5.0, 7.0, "partition", "all of far | the others"),
+        (6.0, 9.0, "partition", "lone/0 | all of far | the others"),
+        (8.0, 100.0, "partition", "lone/0 | the others"),
+        (8.0, 11.0, "partition", "home/0 | the others"),
+        (8.0, 11.0, "partition", "home/1 | the others"),
     ]
     everybody_else = [KEYS[name] for name in NAMES if name != "home/0"]
     (thing,) = things_done(scene_of((done(9.0, "partition", groups=[everybody_else]),)).run)
@@ -82,6 +92,20 @@ def test_the_network_is_everybodys() -> None:
         (7.0, 7.0, "clock set 2 s back", "home/0"),
         (8.0, 8.0, "clocks set off by up to 3.25 s", "home/0, home/1"),
     ]
+
+
+def test_of_the_network_each_is_told_by_itself() -> None:
+    """Two that begin and end together are two, as much of them or not."""
+    drops = [done(1.0, "drop", until=2.0, much=much) for much in (0.25, 0.25, 0.5)]
+    doubled = [done(1.0, "duplicate", until=2.0, much=much) for much in (0.1, 0.2)]
+    assert [what for _, _, what, _ in told(*drops, *doubled)] == [
+        "25% of control messages lost",
+        "25% of control messages lost",
+        "50% of control messages lost",
+        "10% of control messages doubled",
+        "20% of control messages doubled",
+    ]
+    assert count_things(scene_of(tuple(drops)).run) == "3 losses of messages"
 
 
 def test_things_are_counted() -> None:

@@ -1,5 +1,6 @@
 """`farflung sim local`: what cannot be played is refused, what is told of a run is what a simulation tells, and processes end with it."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -12,18 +13,21 @@ from typing import Any
 
 import psutil
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from farflung.node.identity import Identity
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.keys import Ed25519Signer
 from farflung.sims import regions
 from farflung.sims.churn import make_schedule
 from farflung.sims.facts import load_events, load_folder
-from farflung.sims.faults import Kill, Start
+from farflung.sims.faults import Kill, Pause, Resume, Schedule, Start
 from farflung.sims.from_events import fill_report, labour_of
 from farflung.sims.links import path_between
 from farflung.sims.local_plan import NODE_BYTES, check_playable, check_speed, orders_for
 from farflung.sims.local_run import shortened, start_seconds
 from farflung.sims.local_stage import StagePace
+from farflung.sims.local_swarm import LocalSwarm
 from farflung.sims.pipeline_log import logged_steps
 from farflung.sims.recorder import Recorder
 from farflung.sims.scenario import SHIPPED, Scenario, load_scenario, parse_scenario
@@ -153,6 +157,21 @@ def test_a_shorter_run_is_the_same_without_what_would_come_later(small: Scenario
 
 
 # ---- what is told of a run -----------------------------------------------------------------------------------------
+
+
+def test_who_has_no_process_is_not_told_to_have_been_stopped(
+    small: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def waits(self: LocalSwarm, *life: object) -> None:
+        """For the goodbye of its last life."""
+
+    monkeypatch.setattr(LocalSwarm, "_live", waits)
+    identities = [Identity(Ed25519PrivateKey.from_private_bytes(key)) for key in key_seeds(small, 0)]
+    recipe, _ = read_scenario(small, identities[0].public_key)
+    swarm = LocalSwarm(scenario=small, recipe=recipe, identities=identities, founder=0, folder=tmp_path)
+    faults = (Start(at=0.0, peer=0), Pause(at=0.0, peer=0), Resume(at=0.0, peer=0), Kill(at=0.0, peer=0))
+    asyncio.run(swarm.play(Schedule(num_peers=3, duration_s=0.0, faults=faults)))
+    assert [fault for _, fault in swarm.done] == [faults[0], faults[3]]
 
 
 def test_figures_from_events_are_those_that_a_simulation_keeps_itself(small: Scenario, tmp_path: Path) -> None:

@@ -356,6 +356,27 @@ def test_of_two_partitions_each_hides_what_is_stored_while_it_lasts() -> None:
     in_lab(body, num_peers=3)
 
 
+def test_records_do_not_pass_where_one_partition_goes_on_from_another() -> None:
+    async def body(lab: Lab) -> None:
+        a, b, c = lab.networks
+        cuts = [lab.hub.partition([[peer(0)]])]
+        await asyncio.sleep(1.0)
+        await a.put_record("k", "s", b"behind the cut", START + 1e3)
+        for cut in ([peer(1)], [peer(0)], [peer(1), peer(2)]):
+            await asyncio.sleep(1.0)
+            cuts.append(lab.hub.partition([cut]))
+            await asyncio.sleep(1.0)
+            lab.hub.heal(cuts.pop(0))
+            assert dict(await b.get_records("k")) == {}, "they were never connected since"
+        assert dict(await c.get_records("k")) == {"s": b"behind the cut"}, "it was, and is not any more"
+        lab.hub.heal(cuts.pop())
+        await asyncio.sleep(1.0)
+        lab.hub.partition([[peer(0)]])
+        assert dict(await b.get_records("k")) == dict(await c.get_records("k")) == {"s": b"behind the cut"}
+
+    in_lab(body, num_peers=3)
+
+
 def test_a_connection_is_dialled_once_and_kept_for_a_while() -> None:
     async def body(lab: Lab) -> None:
         async def nothing(stream: object) -> None:

@@ -130,7 +130,9 @@ def test_all_that_was_done_is_told() -> None:
         Pause(at=31.0, peer=1),
         Resume(at=32.0, peer=1),
         Partition(at=33.0, groups=((0,), (1,))),
+        Partition(at=33.5, groups=((1,),), number=2),
         Heal(at=34.0),
+        Heal(at=34.5, number=2),
         Drop(at=35.0, until=40.0, probability=0.25),
         Duplicate(at=36.0, until=40.0, probability=0.5),
         Delay(at=37.0, until=40.0, extra_s=2.0),
@@ -149,7 +151,9 @@ def test_all_that_was_done_is_told() -> None:
         Incident(time=1031.5, what="pause", peer="bb"),
         Incident(time=1032.5, what="resume", peer="bb"),
         Incident(time=1033.5, what="partition", groups=[["aa"], ["bb"]]),
+        Incident(time=1034.0, what="partition", groups=[["bb"]], number=2),
         Incident(time=1034.5, what="heal"),
+        Incident(time=1035.0, what="heal", number=2),
         Incident(time=1035.5, what="drop", until=1040.5, much=0.25),
         Incident(time=1036.5, what="duplicate", until=1040.5, much=0.5),
         Incident(time=1037.5, what="delay", until=1040.5, much=2.0),
@@ -219,6 +223,18 @@ def test_a_stopped_peer_does_not_train_in_the_report_either(troubled: Path) -> N
     report = json.loads((troubled / "report.json").read_text())["utilisation"]["home"]
     assert report["train"] == pytest.approx(result["training_share"], abs=0.02)
     assert report["pause"] * report["hours"] == pytest.approx(40.0 / 3600, abs=0.001)
+
+
+def test_who_was_not_up_was_not_stopped(tmp_path: Path) -> None:
+    """Its process was still starting when the schedule would have had it stopped."""
+    scenario = TROUBLED.replace("at = 42.0", "at = 5.0") + "\n[costs]\nstart_s = 30.0\n"
+    (tmp_path / "late.toml").write_text(scenario.replace("duration_s = 180.0", "duration_s = 170.0"))
+    result = run_scenario(str(tmp_path / "late.toml"), seed=1, out=tmp_path / "out", quiet=True)
+    run, _ = load_folder(tmp_path / "out")
+    assert not any(incident.what in ("pause", "resume") for incident in run.timeline)
+    assert "pause peer 1 (it is not up)" in (tmp_path / "out" / "events.log").read_text()
+    report = json.loads((tmp_path / "out" / "report.json").read_text())["utilisation"]["home"]
+    assert report["pause"] == 0.0 and report["train"] == pytest.approx(result["training_share"], abs=0.02)
 
 
 def test_the_page_shows_what_the_scenario_is_about(troubled: Path) -> None:

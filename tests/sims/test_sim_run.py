@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from farflung.node.events import EventLog
 from farflung.protocol.participation import Participation
+from farflung.sims import sim_run
 from farflung.sims.chaos import run_brisk, toy_plan
 from farflung.sims.churn import make_schedule
 from farflung.sims.failure import chapters, kind_of, load_failure, replay, shorten, write_failure
@@ -20,7 +21,6 @@ from farflung.sims.faults import Drop, Heal, Kill, Partition, Pause, Schedule, S
 from farflung.sims.main import app
 from farflung.sims.scenario import load_scenario, parse_scenario
 from farflung.sims.scenario_run import plan_scenario, simulate_any
-from farflung.sims.sim_run import SHORTEN_RUNS
 from farflung.sims.simulation import simulate
 
 REAL = """
@@ -99,7 +99,7 @@ def test_a_step_that_is_never_finished_is_no_training_and_no_contribution_is_no_
 def test_what_only_the_logs_show_is_a_violation_too(
     real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A report's checks look at what nodes wrote: here at tokens that a round counts and nobody trained on."""
+    """The audit looks at what nodes wrote, whether it is kept or not: here at tokens that a round counts and nobody trained on."""
     emit = EventLog.emit
 
     def boasts(self: EventLog, event: str, **fields: Any) -> None:
@@ -115,6 +115,46 @@ def test_what_only_the_logs_show_is_a_violation_too(
     result = json.loads(said)
     assert code == 1 and not result["passed"] and any(v.startswith("invariant 4") for v in result["violations"])
     assert json.loads((tmp_path / "out" / "result.json").read_text()) == result
+    figures = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert [f"invariant {one['which']}" for one in figures["invariants_broken"]] == [
+        said.partition(",")[0] for said in result["violations"]
+    ]
+    code, said = sim("run", real, "--json")
+    unkept = json.loads(said)
+    assert code == 1 and unkept | {"wall_s": 0} == result | {"wall_s": 0}
+
+
+def test_a_crash_is_told_with_and_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No node says of itself that it has crashed: the log tells it, and its violation."""
+    emit = EventLog.emit
+    left = [20]
+
+    def fails(self: EventLog, event: str, **fields: Any) -> None:
+        left[0] -= event == "step"
+        if not left[0]:
+            raise ValueError("no such step")
+        emit(self, event, **fields)
+
+    monkeypatch.setattr(EventLog, "emit", fails)
+    monkeypatch.setattr(sim_run, "SHORTEN_RUNS", 1)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.toml").write_text(FAILS)
+    for words in ((), ("--out", tmp_path / "out")):
+        left[0] = 20
+        code, said = sim("run", tmp_path / "small.toml", "--json", *words)
+        assert code == 1 and "crashed: ValueError: no such step" in json.loads(said)["violations"][0]
+    assert " crash " in (tmp_path / "out" / "events.log").read_text()
+    assert "no such step" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_the_result_is_there_even_if_no_report_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(folder: Path) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("farflung.sims.sim_run.report_folder", full)
+    (tmp_path / "small.toml").write_text(FAILS)
+    code, _ = sim("run", tmp_path / "small.toml", "--out", tmp_path / "out")
+    assert code != 0 and json.loads((tmp_path / "out" / "result.json").read_text())["passed"]
 
 
 def elsewhere(code: str, *arguments: str) -> str:
@@ -238,8 +278,8 @@ def test_a_violation_is_written_down_and_played_again(monkeypatch: pytest.Monkey
     code, said, told = sim_told("run", tmp_path / "fails.toml", "--out", tmp_path, "--json")
     result = json.loads(said)
     small = [line for line in told if line.startswith("fails is made small: ")]
-    assert f"0 of {SHORTEN_RUNS} runs" in small[0] and small[0].endswith(result["violations"][0])
-    assert 3 <= len(small) <= SHORTEN_RUNS + 2 and "; 5 faults: " in small[1], "each of the runs"
+    assert f"0 of {sim_run.SHORTEN_RUNS} runs" in small[0] and small[0].endswith(result["violations"][0])
+    assert 3 <= len(small) <= sim_run.SHORTEN_RUNS + 2 and "; 5 faults: " in small[1], "each of the runs"
     assert code == 1 and result["violations"][0].startswith("invariant 4")
     failure = load_failure(Path(result["folder"]))
     assert failure.violations[0].startswith("invariant 4") and len(failure.faults) < 6
