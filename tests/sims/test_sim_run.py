@@ -79,7 +79,7 @@ def sim_told(*words: object) -> tuple[int, str, list[str]]:
 
 
 def test_a_step_that_is_never_finished_is_no_training_and_no_contribution_is_no_share(real: Path) -> None:
-    """Steps of three minutes in a run of one: each node trains the whole time, and one is killed and begins anew."""
+    """Steps of three minutes in a run of one: whoever is a member trains the whole time, and one is killed and begins anew."""
     real.write_text(
         real.read_text()
         .replace("tokens_per_s = 64.0", "tokens_per_s = 0.35")
@@ -88,7 +88,7 @@ def test_a_step_that_is_never_finished_is_no_training_and_no_contribution_is_no_
     code, said = sim("run", real, "--json")
     result = json.loads(said)
     assert code == 1 and result["contributed"] == result["missed"] == 0
-    assert 0.9 < result["training_share"] <= 1.0 and result["missed_share"] is None
+    assert 0.3 < result["training_share"] <= 1.0 and result["missed_share"] is None
     assert {one["what"]: one["met"] for one in result["expected"]} == {
         "training_share >= 1.01": False,
         "missed_share <= 0": False,
