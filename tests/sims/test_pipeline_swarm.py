@@ -252,7 +252,7 @@ def test_a_stage_without_peers_waits_for_one_that_comes_back() -> None:
 
 
 def test_whoever_has_no_visits_is_not_waited_for() -> None:
-    """One slot and one lane: of three data nodes one is used. The rounds of stage 0 do not wait for the others."""
+    """One slot and one lane: of three data nodes one is used in a step. The rounds of stage 0, after four, do not wait for who was in none."""
 
     async def story(swarm: PipelineSwarm) -> None:
         for peer in range(4):
@@ -264,7 +264,7 @@ def test_whoever_has_no_visits_is_not_waited_for() -> None:
     assert not swarm.broken and swarm.rounds() == {0: 3, 1: 3}
     assert any(event["state"] == "waiting" for event in swarm.happened("node.state"))
     rounds = [event for event in swarm.happened("round.commit") if event["stage"] == 0]
-    assert min(len(event["contributors"]) for event in rounds) == 1
+    assert min(len(event["contributors"]) for event in rounds) < 3
 
 
 def test_both_sides_of_a_partition_train_and_one_history_remains() -> None:
