@@ -48,12 +48,9 @@ def _processes(count: int) -> Generator[ProcessPoolExecutor, None, None]:
     try:
         yield pool
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        ours = set(active_children()) - others
-        for process in ours:
+        for process in set(active_children()) - others:
             process.terminate()
-        for process in ours:
-            process.join()
+        pool.shutdown(cancel_futures=True)  # its own thread sees them end, and joins them
         raise
     pool.shutdown()
 
