@@ -159,16 +159,18 @@ class PipelineLab:
             case Landed():
                 self._at(peer, desk.on_landed(message.microbatches))
 
-    def _at(self, peer: int, effects: Sequence[DeskEffect]) -> None:
+    def _at(self, peer: int, effects: Sequence[DeskEffect], tensor: tuple[int, ...] | None = None) -> None:
+        """`tensor`: what the sends among them carry, where they are not the first try: the input may be another one by now."""
         for effect in effects:
             match effect:
                 case Ready(work):
                     self._queues[peer].append(work)
                     self._later(0.0, lambda: self._compute(peer))
                 case Send():
-                    self._send(peer, effect)
+                    self._send(peer, effect, self._tensor(peer, effect) if tensor is None else tensor)
                 case Later(send):
-                    self._later(1.0, partial(self._send, peer, send))
+                    assert tensor is not None
+                    self._later(1.0, partial(self._send, peer, send, tensor))
                 case Report(home, passage):
                     assert home == 0
                     self._message(peer, 0, partial(self._heard, peer, passage))
@@ -213,13 +215,13 @@ class PipelineLab:
         self._at(peer, effects)
         self._compute(peer)
 
-    def _send(self, peer: int, send: Send) -> None:
+    def _send(self, peer: int, send: Send, tensor: tuple[int, ...]) -> None:
         if peer in self.dead or not self.desks[peer].wants(send):
             return
         delay = 0.0 if send.peer == peer else self._delay()
-        self._later(delay, lambda: self._arrive(peer, send))
+        self._later(delay, lambda: self._arrive(peer, send, tensor))
 
-    def _arrive(self, peer: int, send: Send) -> None:
+    def _arrive(self, peer: int, send: Send, tensor: tuple[int, ...]) -> None:
         desk = self.desks[peer]
         broken = self.rng.random() < self.loss and send.peer != peer
         if peer not in self.dead and (send.peer in self.dead or (broken and self.rng.random() < 0.5)):
@@ -241,7 +243,6 @@ class PipelineLab:
             False,
             4,
         )
-        tensor = self._tensor(peer, send)
         answer = self._take(send, header, tensor)
         if self.rng.random() < self.loss:  # the sender tries once more, and that one is slow
             self._later(self.rng.uniform(0.0, 40.0), partial(self._take, send, header, tensor))
@@ -252,7 +253,7 @@ class PipelineLab:
         elif answer is Answer.TAKEN:
             self._at(peer, desk.passed(send))
         elif answer is Answer.BUSY:
-            self._at(peer, desk.busy(send))
+            self._at(peer, desk.busy(send), tensor)
 
     def _tensor(self, peer: int, send: Send) -> tuple[int, ...]:
         microbatch, hop = send.work.microbatch, send.work.hop

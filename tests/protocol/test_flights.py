@@ -218,6 +218,9 @@ def test_open_legs_go_where_least_was_given() -> None:
     drop=st.booleans(),
 )
 @example(seed=769753, loss=0.2, deaths=2, loss_at_home=True, dynamic=True, drop=False)  # two ways that meet at a peer
+@example(
+    seed=688, loss=0.2, deaths=0, loss_at_home=True, dynamic=True, drop=True
+)  # another input comes while an output is on its way
 def test_whatever_happens(seed: int, loss: float, deaths: int, loss_at_home: bool, dynamic: bool, drop: bool) -> None:
     rng = random.Random(seed)
     stages, peer = [[0]], 1
