@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from farflung.node.network import PeerId
@@ -27,8 +27,8 @@ from farflung.sims.faults import (
 from farflung.sims.hub import MemoryHub
 from farflung.sims.links import Disturbance
 
-END = "end of "
-"""How a line begins that is about the end of a window."""
+OnFault = Callable[[str, Fault | None], None]
+"""Takes one line about each fault just before it happens, or does not, and before a window ends; and the fault, where something comes of it then."""
 
 
 class Processes(Protocol):
@@ -55,9 +55,8 @@ class Player:
         hub: MemoryHub,
         peers: Sequence[PeerId],  # by number
         processes: Processes,
-        on_fault: Callable[[str], None] = lambda line: None,
+        on_fault: OnFault = lambda line, fault: None,
     ) -> None:
-        """`on_fault` is told one line about each fault just before it happens, and before a window ends."""
         self.done: list[tuple[float, str]] = []
         """Virtual time, and the line."""
         self._hub = hub
@@ -73,10 +72,10 @@ class Player:
 
     def begin(self, number: int, fault: Fault) -> None:
         """Let it happen, or say why it cannot. `number` names it for `end`."""
-        hindered = self._hindered(fault)
-        self._tell(f"{_line(fault)} ({hindered})" if hindered else _line(fault))
-        if hindered:
+        if hindered := self._hindered(fault):
+            self._tell(f"{_line(fault)} ({hindered})", None)
             return
+        self._tell(_line(fault), fault)
         match fault:
             case Slow(peer=peer, factor=factor):
                 self._slowed.setdefault(peer, {})[number] = factor
@@ -92,7 +91,7 @@ class Player:
 
     def end(self, number: int, window: Window) -> None:
         """It is over."""
-        self._tell(END + _line(window))
+        self._tell("end of " + _line(window), None)
         if isinstance(window, Slow):
             del self._slowed[window.peer][number]
             self._slow(window.peer)
@@ -114,8 +113,8 @@ class Player:
     def _slow(self, peer: int) -> None:
         self._processes.slow(peer, math.prod(self._slowed[peer].values(), start=1.0))
 
-    def _tell(self, line: str) -> None:
-        self._on_fault(line)
+    def _tell(self, line: str, fault: Fault | None) -> None:
+        self._on_fault(line, fault)
         self.done.append((self._hub.now(), line))
 
 
@@ -124,11 +123,11 @@ async def play(
     hub: MemoryHub,
     peers: Sequence[PeerId],
     processes: Processes,
-    on_fault: Callable[[str], None] = lambda line: None,
+    on_fault: OnFault = lambda line, fault: None,
 ) -> list[tuple[float, str]]:
     """Carry out a schedule that begins now, and return what was done: (virtual time, one line).
 
-    `peers[n]` is the id of peer number n; for `on_fault` see `Player`. Returns at `schedule.duration_s`.
+    `peers[n]` is the id of peer number n. Returns at `schedule.duration_s`.
     """
     began = hub.now()
     # Ends of windows are steps of their own; at the same instant they come in the order in which their windows began.
@@ -146,12 +145,6 @@ async def play(
             player.begin(number, fault)
     await asyncio.sleep(began + schedule.duration_s - hub.now())
     return player.done
-
-
-def carried_out(schedule: Schedule, told: Iterable[str]) -> list[Fault]:
-    """What of a schedule something came of, by the lines that `on_fault` was told when it was played, as far as that went."""
-    begun = [line for line in told if not line.startswith(END)]
-    return [fault for fault, line in zip(schedule.faults, begun, strict=False) if line == _line(fault)]
 
 
 def _line(fault: Fault) -> str:

@@ -22,8 +22,8 @@ from farflung.protocol.errors import ConfigError
 from farflung.protocol.keys import Ed25519Signer, PeerId, Signer
 from farflung.protocol.pipeline_messages import Domains
 from farflung.sims import clock, regions
-from farflung.sims.fault_playing import carried_out, play
-from farflung.sims.faults import Schedule
+from farflung.sims.fault_playing import play
+from farflung.sims.faults import Fault, Schedule
 from farflung.sims.from_events import fill_report
 from farflung.sims.hub import MemoryHub
 from farflung.sims.links import LinkModel
@@ -127,7 +127,6 @@ class _Run:
         self._is_broken: asyncio.Event | None = None
         self._keys = [signer.peer_id.hex() for signer in plan.signers]
         self._events: dict[str, list[Event]] = {key: [] for key in self._keys}
-        self._faults: list[str] = []
         """A line each."""
 
     async def run(self) -> None:
@@ -197,7 +196,7 @@ class _Run:
     def conclude(self) -> None:
         """Work out the report."""
         plan, report = self._plan, self._report
-        done = [(START_UNIX_S + fault.at, fault) for fault in carried_out(plan.schedule, self._faults)]
+        done = [(START_UNIX_S + fault.at, fault) for fault in report.faults]
         speeds = [own.tokens_per_s for own, _, _ in plan.scenario.roster()]
         steps_s = [training_seconds(plan.recipe.manifest, speed)["train"] for speed in speeds]
         fill_report(report, self._keys, steps_s, self._events, done, START_UNIX_S, self._ended)
@@ -214,10 +213,11 @@ class _Run:
         self._trail.event(index, event)
         self._events[self._keys[index]].append(event | {"peer": self._keys[index]})
 
-    def _on_fault(self, line: str) -> None:
+    def _on_fault(self, line: str, fault: Fault | None) -> None:
         self._touch()
-        self._faults.append(line)
         self._trail.log(None, "fault", {"what": line})
+        if fault is not None:
+            self._report.faults.append(fault)
 
     def on_broken(self, what: str) -> None:
         """Told what the judges found, also when it has ended the simulation."""

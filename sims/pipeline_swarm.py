@@ -48,6 +48,7 @@ from farflung.sims.hub import MemoryHub
 from farflung.sims.judge import Judge
 from farflung.sims.learners import SimStageLearner
 from farflung.sims.links import LinkModel
+from farflung.sims.lives import Lives
 from farflung.sims.network import MemoryNetwork
 from farflung.sims.pipeline_judge import PipelineJudge, WatchedSteps
 from farflung.sims.swarm import START_UNIX_S, Swarm
@@ -153,14 +154,14 @@ class PipelineSwarm:
     """By what the messages of a chain are bound to."""
     _heard: bytes = b""
     """The last message; a broadcast is heard once."""
-    _again: set[int] = field(default_factory=set)
-    """Who is to start when it has said goodbye."""
+    _lives: Lives = field(init=False)
 
     def __post_init__(self) -> None:
         self.judge = PipelineJudge(self._broken, self.hub, self.ids, self.peers, self._judges)
         self.hub.on_message = self._on_message
         self.hub.on_delivery = self._on_delivery
         self.disks = [Disk() for _ in self.signers]
+        self._lives = Lives(self._live, self.ids, self.group, self.tasks)
         self.disks[self.founder].life = Life(0, 0, self.signers[self.founder].peer_id)
 
     @property
@@ -175,17 +176,12 @@ class PipelineSwarm:
     # ---- processes ---------------------------------------------------------------------------------------------
 
     def start(self, peer: int) -> None:
-        task = self.tasks.get(peer)
-        if task is not None and not (task.done() or task.cancelling()):
-            self._again.add(peer)  # it is still saying goodbye
-            return
-        context = clock.process_context(self.ids[peer])
-        self.tasks[peer] = self.group.create_task(self._lives(peer), context=context, name=f"peer {peer}")
+        self._lives.start(peer)
 
     def leave(self, peer: int) -> None:
-        if peer in self._again:
-            self._again.remove(peer)  # it is not up yet
-        elif peer in self.peers:
+        if self._lives.take_back(peer):
+            return  # it is not up yet
+        if peer in self.peers:
             self.peers[peer].stop("asked to leave")
         else:
             self.tasks[peer].cancel()  # it looks for a stage, or makes one: nobody needs a goodbye
@@ -195,7 +191,6 @@ class PipelineSwarm:
 
     def kill(self, peer: int, *, reset: bool = True) -> None:
         """`reset`: its kernel still tells others that its connections are gone."""
-        self._again.discard(peer)
         self.judge.read_lives()
         gone = self.peers.pop(peer, None)
         for view in self._views.values():
@@ -203,16 +198,9 @@ class PipelineSwarm:
                 view.peers.pop(peer, None)
         if self.ids[peer] in self.hub.running():  # else whoever plays a schedule has done so
             self.hub.kill(self.ids[peer], reset=reset)
-        self.tasks[peer].cancel()
+        self._lives.kill(peer)
 
     # ---- one life ----------------------------------------------------------------------------------------------
-
-    async def _lives(self, index: int) -> None:
-        """One, and another for each time that it was started before the last had ended."""
-        await self._live(index)
-        while index in self._again:
-            self._again.remove(index)
-            await self._live(index)
 
     async def _live(self, index: int) -> None:
         if self.start_s:

@@ -63,6 +63,12 @@ class Traffic:
         return 8 * busiest / self._numel / max(delay, 1)
 
 
+def late_mean(values: Sequence[float]) -> float | None:
+    """Of their second half; None where there are none."""
+    later = values[len(values) // 2 :]
+    return sum(later) / len(later) if later else None
+
+
 class Averager:
     """The exchanges of one fragment, with the error feedback of all peers."""
 

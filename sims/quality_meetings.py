@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from farflung.sims.quality_exchange import Traffic
+from farflung.sims.quality_exchange import Traffic, late_mean
 from farflung.sims.quality_methods import Pairs
 from farflung.sims.quality_resume import State
 from farflung.sims.quality_worker import Worker
@@ -54,8 +54,7 @@ class Meetings:
 
     def cosine(self) -> float | None:
         """Between two peers' pseudo-gradients who met, mean over the second half of the meetings."""
-        later = self._cosines[len(self._cosines) // 2 :]
-        return sum(later) / len(later) if later else None
+        return late_mean(self._cosines)
 
     def residual(self) -> float | None:
         """Nothing is held back."""

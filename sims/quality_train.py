@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from farflung.sims.batches import batch_of
-from farflung.sims.quality_exchange import Averager, Traffic
+from farflung.sims.quality_exchange import Averager, Traffic, late_mean
 from farflung.sims.quality_meetings import Meetings
 from farflung.sims.quality_methods import Inner, Method, Outer, Pairs
 from farflung.sims.quality_resume import Keeper, State
@@ -201,8 +201,7 @@ class Rounds:
 
     def cosine(self) -> float | None:
         """See `Outcome.cosine`."""
-        later = self._cosines[len(self._cosines) // 2 :]
-        return sum(later) / len(later) if later else None
+        return late_mean(self._cosines)
 
     def residual(self) -> float | None:
         """See `Outcome.residual`."""

@@ -17,7 +17,6 @@ from farflung.sims.churn import make_schedule
 from farflung.sims.costs import Costs
 from farflung.sims.facts import save_run
 from farflung.sims.failure import chapters, replay, shorten, write_failure
-from farflung.sims.fault_playing import carried_out
 from farflung.sims.faults import Schedule
 from farflung.sims.how_far import how_far
 from farflung.sims.logs import Logs
@@ -63,7 +62,7 @@ def play_scenario(scenario: Scenario, seed: int, schedule: Schedule, *, out: Pat
         folder = (Path.cwd() if out is None else out) / f"{scenario.name}-seed-{seed}-broken"
         result["folder"] = str(folder)
         _keep_broken(folder, scenario, playable.plan, report)
-    done = [(START_UNIX_S + fault.at, fault) for fault in carried_out(playable.plan.schedule, witness.faults)]
+    done = [(START_UNIX_S + fault.at, fault) for fault in report.faults]
     until = START_UNIX_S + report.seconds
     facts = run_facts(scenario, playable.keys, done, report.violations, result["expected"], (START_UNIX_S, until))
     shown = broken_in(Logs(events=witness.events, run=facts))

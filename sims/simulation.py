@@ -13,7 +13,7 @@ from farflung.node.events import Event
 from farflung.node.paths import resolve_paths
 from farflung.sims import clock
 from farflung.sims.fault_playing import play
-from farflung.sims.faults import Schedule
+from farflung.sims.faults import Fault, Schedule
 from farflung.sims.hub import Backbone, MemoryHub
 from farflung.sims.judge import Judge
 from farflung.sims.links import LinkModel
@@ -81,6 +81,8 @@ class Report:
     """By peer."""
     recoveries: list[Recovered] = field(default_factory=list)
     """Of stages of a pipeline that were begun anew."""
+    faults: list[Fault] = field(default_factory=list)
+    """Of the schedule, those that something came of, as far as it went."""
     violations: list[str] = field(default_factory=list)
     seconds: float = 0.0
     """Virtual, of all of it."""
@@ -191,10 +193,7 @@ class _Run:
     async def _story(self, swarm: Swarm) -> None:
         """The schedule, and the judgement on how the swarm has come out of it."""
         plan, judge = self._plan, self._judge
-        playing = play(
-            plan.schedule, swarm.hub, swarm.ids, swarm, lambda line: self._trail.log(None, "fault", {"what": line})
-        )
-        await playing
+        await play(plan.schedule, swarm.hub, swarm.ids, swarm, self._on_fault)
         if not plan.calm_s:
             return
         rounds = judge.rounds
@@ -222,6 +221,11 @@ class _Run:
         self._trail.event(index, event)
         self._report.note(self._now, event)
         self._judge.on_event(index, event)
+
+    def _on_fault(self, line: str, fault: Fault | None) -> None:
+        self._trail.log(None, "fault", {"what": line})
+        if fault is not None:
+            self._report.faults.append(fault)
 
     def _on_crash(self, index: int, error: Exception) -> None:
         trace = traceback.format_exception(error)

@@ -68,7 +68,7 @@ def _leave_interrupts_to_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def how_far(done: int, of: int, seconds: float) -> str:
+def rate_and_rest(done: int, of: int, seconds: float) -> str:
     """Rate and time left, for people."""
     left_s = (of - done) * seconds / done
     left = f"{left_s:.0f} s" if left_s < 120 else f"{left_s / 60:.0f} min"
@@ -99,7 +99,7 @@ def soak(
                     violations = "".join(f"    {violation}\n" for violation in report.violations[:MOST_TOLD])
                     said = f"seed {report.seed:4d}: {told(report)}, {verdict}{', twice' if twice else ''}\n{violations}"
                     sys.stdout.write(said)
-                tell(done, f"{how_far(done, len(seeds), time.monotonic() - began)}, {len(failed)} failed")
+                tell(done, f"{rate_and_rest(done, len(seeds), time.monotonic() - began)}, {len(failed)} failed")
                 sys.stdout.flush()
     except KeyboardInterrupt:
         sys.stdout.write(f"interrupted: go on with --first {asked.first + done} --seeds {len(seeds) - done}\n")

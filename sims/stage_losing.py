@@ -42,7 +42,7 @@ class Misfortune:
     def __init__(self, scene: Scene, swarm: PipelineSwarm, on_fault: Callable[[str], None]) -> None:
         self._scene = scene
         self._swarm = swarm
-        self._player = Player(swarm.hub, swarm.ids, swarm, on_fault)
+        self._player = Player(swarm.hub, swarm.ids, swarm, lambda line, fault: on_fault(line))
         self._began = swarm.hub.now()
         self._numbers = count()
         self._cut = False
@@ -172,9 +172,8 @@ class Misfortune:
         match fault:
             case Kill(peer=peer) | Leave(peer=peer):
                 if isinstance(fault, Leave):
-                    await asyncio.wait(
-                        [lives[peer]]
-                    )  # which says goodbye; it may have been killed and started since then
+                    # the life that says goodbye: the peer may have been killed and started since then
+                    await asyncio.wait([lives[peer]])
                 if not self._runs(peer):  # nobody else has started it
                     self._begin(Start(at=self._now(), peer=peer))
             case Pause(peer=peer) if number in self._pauses[peer]:

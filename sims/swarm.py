@@ -25,6 +25,7 @@ from farflung.sims import clock
 from farflung.sims.attacks import Attack, AttackingNetwork, Backwards
 from farflung.sims.books import Witness
 from farflung.sims.hub import MemoryHub
+from farflung.sims.lives import Lives
 from farflung.sims.network import MemoryNetwork
 from farflung.sims.processors import Processors
 from farflung.sims.toy import Freezable, MemoryStorage, VirtualDoor
@@ -120,8 +121,7 @@ class Swarm:
     labour: list[Labour] = field(init=False)
     slowness: dict[int, float] = field(default_factory=dict)
     """By peer, how many times as long as usual everything takes."""
-    _again: set[int] = field(init=False, default_factory=set)
-    """Who is to start when it has said goodbye."""
+    _lives: Lives = field(init=False)
     _processors: Processors | None = field(init=False, default=None)
     _starting: Processors | None = field(init=False, default=None)
     """The same ones for processes that start, which take turns with the calls of others."""
@@ -129,6 +129,7 @@ class Swarm:
     def __post_init__(self) -> None:
         self.ids = [signer.peer_id for signer in self.outfit.signers]
         self.attackers = frozenset(peer for index, peer in enumerate(self.ids) if self.outfit.attacks(index))
+        self._lives = Lives(self._live, self.ids, self.group, self.tasks)
         self.disks = [MemoryStorage() for _ in self.outfit.signers]
         self.labour = [Labour() for _ in self.outfit.signers]
         if self.outfit.processors:
@@ -140,38 +141,24 @@ class Swarm:
     # ---- fault_playing.Processes -------------------------------------------------------------------------------
 
     def start(self, peer: int) -> None:
-        task = self.tasks.get(peer)
-        if task is not None and not (task.done() or task.cancelling()):
-            self._again.add(peer)  # it is still saying goodbye; a second process would find its lock taken
-            return
-        context = clock.process_context(self.ids[peer])
-        self.tasks[peer] = self.group.create_task(self._lives(peer), context=context, name=f"peer {peer}")
+        self._lives.start(peer)
 
     def leave(self, peer: int) -> None:
-        if peer in self._again:
-            self._again.remove(peer)  # it is not up yet
-        elif peer in self.peers:
+        if self._lives.take_back(peer):
+            return  # it is not up yet
+        if peer in self.peers:
             self.peers[peer].stop("asked to leave")
         elif self.outfit.start_s and peer in self.tasks:
             self.tasks[peer].cancel()  # it is not up yet
 
     def kill(self, peer: int) -> None:
-        self._again.discard(peer)
         self.peers.pop(peer, None)
-        if peer in self.tasks:
-            self.tasks[peer].cancel()
+        self._lives.kill(peer)
 
     def slow(self, peer: int, factor: float) -> None:
         self.slowness[peer] = factor
 
     # ---- one life ----------------------------------------------------------------------------------------------
-
-    async def _lives(self, index: int) -> None:
-        """One, and another for each time that it was started before the last had ended."""
-        await self._live(index)
-        while index in self._again:
-            self._again.remove(index)
-            await self._live(index)
 
     async def _live(self, index: int) -> None:
         outfit = self.outfit

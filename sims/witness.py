@@ -1,4 +1,4 @@
-"""What is to be known of a simulation when it is over: what the audit reads of its nodes' logs, and what was done to them.
+"""What is to be known of a simulation when it is over: what the audit reads of its nodes' logs.
 
 Nodes say far more than the audit asks for, most of it of steps; and what they all say of a commit is kept once.
 """
@@ -39,8 +39,6 @@ class Witness:
         """`keys`: public keys in hex, by the peer's number."""
         self.events: dict[str, list[Event]] = {}
         """By public key: of these `summary.broken_in` says what it says of all."""
-        self.faults: list[str] = []
-        """A line each."""
         self._keys = keys
         self._versions: dict[int, dict[Chain, int]] = {}
         """Of each peer's life, at its last event of each chain."""
@@ -48,9 +46,7 @@ class Witness:
         """What was said first of a round."""
 
     def __call__(self, line: str, event: Event) -> None:
-        if event["event"] == "fault":
-            self.faults.append(event["what"])
-        elif is_nodes(event):
+        if is_nodes(event):
             moved = self._moves(event)
             match event["event"], event.get("what"):
                 case "step", _ if "stage" not in event:  # what a pipeline trained is not compared

@@ -7,7 +7,7 @@ import pytest
 from farflung.sims import soak as soaking
 from farflung.sims.chaos import BRISK_CALM_S, BRISK_CHURN_S, BRISK_PEERS, brisk_plan
 from farflung.sims.simulation import Report
-from farflung.sims.soak import how_far, soak
+from farflung.sims.soak import rate_and_rest, soak
 
 
 def fine(seed: int, *, keep: bool) -> Report:
@@ -77,8 +77,8 @@ def test_the_log_is_kept_for_who_wants_to_see_it(capsys: pytest.CaptureFixture[s
 
 
 def test_rate_and_time_left() -> None:
-    assert how_far(100, 10_000, 50.0) == "2.00 seeds/s, 82 min left"
-    assert how_far(90, 100, 45.0) == "2.00 seeds/s, 5 s left"
+    assert rate_and_rest(100, 10_000, 50.0) == "2.00 seeds/s, 82 min left"
+    assert rate_and_rest(90, 100, 45.0) == "2.00 seeds/s, 5 s left"
 
 
 def test_brisk_swarms_are_small_short_and_end_in_a_calm_that_is_judged() -> None:
