@@ -74,7 +74,7 @@ class _Chunk:
         self.names = [name for name, _ in parameters]
         self.parameters = [parameter for _, parameter in parameters]
         self.optimizer = group.make(self.parameters)
-        self._group = group
+        self._lr_ratio = group.lr_ratio
         self._home = home
         self._parked: list[dict[str, _Exact | EightBit]] = [{} for _ in parameters]  # by key of the state
 
@@ -83,7 +83,7 @@ class _Chunk:
             for key, room in rooms.items():
                 self.optimizer.state[parameter][key] = room.get(parameter.device)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr * self._group.lr_ratio
+            group["lr"] = lr * self._lr_ratio
         self.optimizer.step()
         self.park(step)
 
