@@ -18,7 +18,7 @@ it is tried on those activations: where it does no better than none (`MISFIT_OF_
 one neighbour or further ones, and new weights are fitted to them.
 
 Stage 0 has embedding, last norm and head besides, which no other stage resembles: they come from a copy of it, or from what we have of an earlier life, or are new
-initial weights (`ends`). What went into it are tokens, which nobody but its peers had, so there is nothing to try or fit it on. Its chain begins with the
+initial weights (`ends` in `stage.made`); by CheckFree's rule from the exact copies that stages beside it keep (`ends`). What went into it are tokens, which nobody but its peers had, so there is nothing to try or fit it on. Its chain begins with the
 lives that it inherits (`protocol/accord.py`), and with the ledger where we have that.
 
 Meanwhile we say that we are at it, so that the stage is not found lost again; and if the data nodes begin yet another life because they did not hear us,
@@ -37,6 +37,7 @@ from torch import Tensor
 
 from farflung.node.borrowing import borrow
 from farflung.node.door import Doors
+from farflung.node.ends import newest
 from farflung.node.events import EventLog
 from farflung.node.imprints import gather_pairs
 from farflung.node.offers import arrives, data_nodes, loss_of
@@ -55,7 +56,7 @@ from farflung.protocol.pipeline_messages import Copy
 from farflung.training.errors import DamagedCheckpoint
 from farflung.training.outer import BYTES_PER_ELEMENT
 from farflung.training.pipeline_online import RATE_BYTES_PER_S, RECOMPUTED
-from farflung.training.pipeline_slice import layers_of, with_layers
+from farflung.training.pipeline_slice import layers_of, with_ends, with_layers
 from farflung.training.recovery_costs import Rung, Setbacks
 from farflung.training.recovery_fit import MISFIT_OF_NONE, Fit, Pair
 from farflung.training.recovery_ladder import Loss, Offer, Recovery, decide, rebuilt
@@ -110,7 +111,9 @@ class Renewal:
         self._pairs: list[Pair] = []
         """Of what the lost stage was given, and made of it."""
         self._initial: Tensor
-        """What the learner has had from the beginning."""
+        """What the learner has had from the beginning; with copies of the ends, where CheckFree's rule has some."""
+        self._has_ends = False
+        """Whether it has."""
         self._owed: dict[str, Tensor] = {}
         """What the codecs have left unsent of what we have made."""
         self._ledger: Ledger | None = None
@@ -158,7 +161,9 @@ class Renewal:
     async def _make(self) -> Rung:
         """Try one offer after another; the last one needs nobody."""
         self._initial = await self._doors.learner.run(self._learner.outer.params.clone)
-        if not self._by_rule:
+        if self._by_rule:
+            await self._restore_ends()
+        else:
             self._pairs = await self._remembered() if self._life.stage else []
             has_nothing = not self._own() and not self._shadows()
             if has_nothing and self._life.stage:  # for stage 0 all others wait: its chain names their lives
@@ -204,7 +209,19 @@ class Renewal:
         """What has become of embedding, last norm and head, for people; empty where there are none."""
         if self._life.stage:
             return ""
-        return "kept" if rung.is_exact else "copied" if rung is Rung.SHADOW else "new initial weights"
+        if rung.is_exact:
+            return "kept"
+        return "copied" if self._has_ends or rung is Rung.SHADOW else "new initial weights"
+
+    async def _restore_ends(self) -> None:
+        """Where we begin stage 0: from the exact copies that CheckFree has of them (`ends`)."""
+        if self._life.stage:
+            return
+        outside, recipe = self._outside, self._recipe
+        copy = await newest(outside.network, self._doors, recipe, self._roll, outside.shelf.ends, outside.refused)
+        if copy is not None:
+            self._initial = with_ends(recipe.whole.model, recipe.part, self._initial, copy.values)
+            self._has_ends = True
 
     async def _remembered(self) -> list[Pair]:
         """What the neighbours of the lost stage remember of it."""
@@ -388,7 +405,7 @@ class Renewal:
             layers = weighted_mean(found[0], found[1], norms[0], norms[1])
         else:
             layers = interpolated(dict(zip(stages, found, strict=True)), self._life.stage)
-        # embedding, last norm and head are nowhere but in stage 0, and of it there is no copy here
+        # embedding, last norm and head are in no other stage
         return with_layers(self._recipe.whole.model, self._recipe.part, self._initial, layers)
 
     async def _shadow(self, holders: list[PeerId]) -> Tensor:

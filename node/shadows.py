@@ -24,6 +24,7 @@ from farflung.compression.codec import CodecError, VectorCodec
 from farflung.compression.registry import parse_codec
 from farflung.node import framing
 from farflung.node.door import Door, Doors
+from farflung.node.ends import EndsShelf
 from farflung.node.events import EventLog
 from farflung.node.fetching import check_payload
 from farflung.node.network import Network, PeerId, Stream
@@ -87,6 +88,7 @@ class Shelf:
     """By stage whose shadow we have, who can continue it, as far as we know."""
     given: dict[PeerId, Shadow] = field(default_factory=dict)
     """By holder, what it has of our stage. Who was given that last comes last."""
+    ends: EndsShelf = field(default_factory=EndsShelf)
     received_bytes: int = 0
     """Of all copies so far."""
     allowed_bytes: float = 0.0

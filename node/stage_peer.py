@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterator
 
 from farflung.node.balance import Prepare
+from farflung.node.ends import Ends
 from farflung.node.evaluator import Extent
 from farflung.node.facilities import Facilities
 from farflung.node.network import PeerId
@@ -122,6 +123,18 @@ class StagePeer(Peer):
             step=lambda: self.pipeline.step,
             trained=lambda: self.trainer.counted_steps + self.trainer.progress.steps,
             step_bytes=pipeline.microbatches * pipeline.visits * message_bytes,
+        )
+        self._ends = Ends(
+            network=network,
+            roll=roll,
+            recipe=recipe,
+            learner=learner,
+            doors=doors,
+            shelf=shelf.ends,
+            log=log,
+            admitted=self.admitted,
+            refused=self.refused,
+            step=lambda: self.pipeline.step,
         )
         self.moves_to: int | None = None
         """The stage for which it leaves its own."""
@@ -325,6 +338,9 @@ class StagePeer(Peer):
             own=self._shadows.own,
         )
         group.create_task(self._shadows.run(), name="shadows")
+        if self.pipeline.recipe.pipeline.by_rule:
+            self._ends.serve()
+            group.create_task(self._ends.run(), name="ends")
 
     def _lost_state(self) -> None:
         super()._lost_state()

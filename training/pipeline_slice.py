@@ -54,17 +54,41 @@ def is_of_layers(name: str) -> bool:
 
 def layers_of(config: ModelConfig, part: StageSlice, flat: Tensor) -> Tensor:
     """The elements of a stage's flat vector [n] that are of its layers, in their order: without embedding, last norm and head."""
-    slots = slots_of(part.shapes(config))
-    return torch.cat([flat[slot.start : slot.stop] for slot in slots if is_of_layers(slot.name)])
+    return _taken(config, part, flat, of_layers=True)
+
+
+def ends_of(config: ModelConfig, part: StageSlice, flat: Tensor) -> Tensor:
+    """The others: embedding, last norm and head of stage 0, nothing of any other stage."""
+    return _taken(config, part, flat, of_layers=False)
+
+
+def num_ends(config: ModelConfig) -> int:
+    """Elements of embedding, last norm and head."""
+    return sum(shape.numel() for name, shape in parameter_shapes(config) if not is_of_layers(name))
 
 
 def with_layers(config: ModelConfig, part: StageSlice, flat: Tensor, layers: Tensor) -> Tensor:
     """A stage's flat vector [n] with other layers, [m] as of `layers_of`."""
+    return _with(config, part, flat, layers, of_layers=True)
+
+
+def with_ends(config: ModelConfig, part: StageSlice, flat: Tensor, ends: Tensor) -> Tensor:
+    """A stage's flat vector [n] with other ends, [m] as of `ends_of`."""
+    return _with(config, part, flat, ends, of_layers=False)
+
+
+def _taken(config: ModelConfig, part: StageSlice, flat: Tensor, *, of_layers: bool) -> Tensor:
+    slots = slots_of(part.shapes(config))
+    found = [flat[slot.start : slot.stop] for slot in slots if is_of_layers(slot.name) == of_layers]
+    return torch.cat(found) if found else flat.new_empty(0)
+
+
+def _with(config: ModelConfig, part: StageSlice, flat: Tensor, others: Tensor, *, of_layers: bool) -> Tensor:
     whole, position = flat.clone(), 0
     for slot in slots_of(part.shapes(config)):
-        if is_of_layers(slot.name):
+        if is_of_layers(slot.name) == of_layers:
             length = slot.stop - slot.start
-            whole[slot.start : slot.stop] = layers[position : position + length]
+            whole[slot.start : slot.stop] = others[position : position + length]
             position += length
     return whole
 

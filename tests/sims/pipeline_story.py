@@ -72,3 +72,21 @@ async def replace_two(swarm: PipelineSwarm) -> None:
     swarm.start(4)
     swarm.start(5)
     await until_done(swarm, *swarm.peers)
+
+
+async def begin(swarm: PipelineSwarm, count: int, rounds: int = 2) -> None:
+    """Start so many peers, and wait until all stages have made so many rounds."""
+    for peer in range(count):
+        swarm.start(peer)
+    stages = range(swarm.recipe.manifest.pipeline.stages)
+    await until(swarm, lambda: all(swarm.rounds().get(stage, 0) >= rounds for stage in stages))
+
+
+async def lose_home(swarm: PipelineSwarm, count: int, *newcomers: int, silent: bool = False) -> None:
+    """All data nodes are killed, or their machines fall silent; newcomers come a little later."""
+    await begin(swarm, count)
+    for peer in members_of(swarm, 0):
+        swarm.kill(peer, reset=not silent)
+    await asyncio.sleep(12.0)
+    for peer in newcomers:
+        swarm.start(peer)

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 import pytest
-from tests.sims.pipeline_story import lives, members_of, stage_of, until, until_done
+from tests.sims.pipeline_story import begin, lives, lose_home, stage_of, until, until_done
 
 from farflung.node.recipe import Recipe
 from farflung.protocol.accord import number_in
@@ -21,24 +21,6 @@ ENDED_S = HOME_GONE_AFTER * HEARTBEAT_S
 
 SIX = {peer: peer // 2 for peer in range(1, 12)}
 """Two peers in each of six stages."""
-
-
-async def begin(swarm: PipelineSwarm, count: int, rounds: int = 2) -> None:
-    """Start so many peers, and wait until all stages have made so many rounds."""
-    for peer in range(count):
-        swarm.start(peer)
-    stages = range(swarm.recipe.manifest.pipeline.stages)
-    await until(swarm, lambda: all(swarm.rounds().get(stage, 0) >= rounds for stage in stages))
-
-
-async def lose_home(swarm: PipelineSwarm, count: int, *newcomers: int, silent: bool = False) -> None:
-    """All data nodes are killed, or their machines fall silent; newcomers come a little later."""
-    await begin(swarm, count)
-    for peer in members_of(swarm, 0):
-        swarm.kill(peer, reset=not silent)
-    await asyncio.sleep(12.0)
-    for peer in newcomers:
-        swarm.start(peer)
 
 
 def serves(swarm: PipelineSwarm, peer: int, life: int) -> bool:

@@ -16,7 +16,17 @@ from farflung.training.inner import InnerConfig
 from farflung.training.model import Decoder, ModelConfig, parameter_shapes
 from farflung.training.pipeline_boundary import Boundary
 from farflung.training.pipeline_plan import BadPlan
-from farflung.training.pipeline_slice import StageSlice, assemble, even_sizes, layers_of, stage_weights, with_layers
+from farflung.training.pipeline_slice import (
+    StageSlice,
+    assemble,
+    ends_of,
+    even_sizes,
+    layers_of,
+    num_ends,
+    stage_weights,
+    with_ends,
+    with_layers,
+)
 from farflung.training.pipeline_worker import Accumulated
 from farflung.training.replica import Replica
 from farflung.training.rules import Nesterov
@@ -42,6 +52,8 @@ def test_a_stage_takes_other_layers_and_keeps_its_ends(stage: int) -> None:
     assert torch.equal(layers_of(CONFIG, part, made), layers_of(CONFIG, part, other))
     ends = made >= 0.0
     assert torch.equal(made[ends], mine[ends]) and bool(ends.any()) == (stage == 0)
+    back = with_ends(CONFIG, part, made, ends_of(CONFIG, part, other))
+    assert torch.equal(back, other) and ends.sum() == (0 if stage else num_ends(CONFIG))
 
 
 def stage_replica(sizes: Sequence[int], stage: int, config: ModelConfig = CONFIG) -> StageReplica:
