@@ -42,6 +42,7 @@ from farflung.node.events import EventLog
 from farflung.node.imprints import gather_pairs
 from farflung.node.offers import arrives, data_nodes, loss_of
 from farflung.node.outside import Outside
+from farflung.node.race import until_first
 from farflung.node.remains import Remains
 from farflung.node.shadows import fetch, serve_shelf
 from farflung.node.stage_learner import StageLearner
@@ -135,9 +136,9 @@ class Renewal:
             saying = group.create_task(outside.make(self._life))
             await asyncio.sleep(LISTEN_S)
             rung = await self._make()
-            lives = await self._inherited()
+            lives = None if rung is None else await self._inherited()
             saying.cancel()
-        if lives is None:
+        if rung is None or lives is None:
             raise Overtaken
         if rung.bumps_lr:
             self._learner.made_of_others_at = self._step()
@@ -158,8 +159,8 @@ class Renewal:
 
     # ---- making it ---------------------------------------------------------------------------------------------
 
-    async def _make(self) -> Rung:
-        """Try one offer after another; the last one needs nobody."""
+    async def _make(self) -> Rung | None:
+        """Try one offer after another; the last one needs nobody. None when our life counts no more."""
         self._initial = await self._doors.learner.run(self._learner.outer.params.clone)
         if self._by_rule:
             await self._restore_ends()
@@ -176,10 +177,12 @@ class Renewal:
             expected_s=round(recovery.expected_s, 3),
             reason=f"{BY_RULE}; {recovery.why}" if self._by_rule else recovery.why,
         )
-        for priced in recovery.order:
-            offer, began = priced.offer, self._outside.now()
+        for offer, within_s in recovery.tries():
+            if not self._counts():
+                return None
+            began = self._outside.now()
             try:
-                fetch_s = await self._try(offer)
+                fetch_s = await self._try(offer, within_s)
                 misfit = await self._tested(offer.rung)
             except _Unmade as why:
                 self._log.emit(
@@ -340,13 +343,13 @@ class Renewal:
             rule_only=self._by_rule,
         )
 
-    async def _try(self, offer: Offer) -> float:
-        """Give the learner what an offer has. Seconds that fetching took. Raises _Unmade where it could not be had."""
+    async def _try(self, offer: Offer, within_s: float) -> float:
+        """Give the learner what an offer has. Seconds that fetching took. Raises _Unmade where it could not be had, or not in so many seconds."""
         if offer.rung.is_exact:
             await self._go_on()
             return 0.0
         began = self._outside.now()
-        layers = self._initial if offer.rung is Rung.RANDOM else await self._fetched(offer)
+        layers = self._initial if offer.rung is Rung.RANDOM else await self._fetched(offer, within_s)
         fetch_s = self._outside.now() - began
         await self._doors.learner.run(self._learner.begin_with, layers)
         if offer.rung.is_fitted and self._pairs:
@@ -369,23 +372,44 @@ class Renewal:
         if self._life.stage == 0:
             self._ledger = self._remains.ledger(self._life.since)
 
-    async def _fetched(self, offer: Offer) -> Tensor:
+    async def _fetched(self, offer: Offer, within_s: float) -> Tensor:
         """The parameters that an offer of somebody else gives. A link that breaks is no reason to do without, and a neighbour goes on while it sends.
-        Raises _Unmade when they cannot be had."""
-        why = "another life of the stage has been begun"
-        for attempt in range(TRIES):
-            if attempt:
+        Raises _Unmade when they cannot be had, are not here in so many seconds, or another life of the stage has been begun."""
+        found, why = list[Tensor](), ""
+
+        async def fetch_it() -> None:
+            nonlocal why
+            for attempt in range(TRIES):
+                if attempt:
+                    await asyncio.sleep(LISTEN_S)
+                    if not self._is_there(offer):
+                        return
+                try:
+                    found.append(await self._layers(offer))
+                    return
+                except NetworkError as error:
+                    why = str(error)
+                except RemoteError as error:
+                    self._outside.refused(error)
+                    why = str(error)
+                    return
+
+        async def give_up() -> None:
+            nonlocal why
+            until = self._outside.now() + within_s
+            while True:
+                if not self._counts():
+                    why = "another life of the stage has been begun"
+                    return
+                if self._outside.now() >= until:
+                    why = f"not here after {within_s:.3g} s, as much as what comes next is expected to cost"
+                    return
                 await asyncio.sleep(LISTEN_S)
-            if not self._counts() or (attempt and not self._is_there(offer)):
-                break
-            try:
-                return await self._layers(offer)
-            except NetworkError as error:
-                why = str(error)
-            except RemoteError as error:
-                self._outside.refused(error)
-                raise _Unmade(str(error)) from error
-        raise _Unmade(why)
+
+        await until_first(fetch_it(), give_up())
+        if not found:
+            raise _Unmade(why)
+        return found[0]
 
     def _is_there(self, offer: Offer) -> bool:
         """Whether those who made an offer are heard, or of each other stage anybody that serves it."""

@@ -20,9 +20,10 @@ room for it; then everybody waits, and fast rungs gain.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import zip_longest
 
 from farflung.training.errors import Unrecoverable
 from farflung.training.recovery_checkfree import CheckFree, Copy, rule, twin_of
@@ -30,6 +31,9 @@ from farflung.training.recovery_costs import SKIP_TAX, Rung, Setbacks, per_secon
 
 MOST_STEPS_BEHIND = 10_000
 """An older copy is of another time of the training; what the setback per step says was measured up to 200."""
+
+PATIENT_S = 60.0
+"""That a try is waited for at least: where steps take milliseconds a neighbour mean soon costs less than any copy, but links are not known so well."""
 
 OWN_SAID = "what this machine's disk has of an earlier life of the stage"
 """For people, of the founder's own offer."""
@@ -121,6 +125,12 @@ class Recovery:
     def first(self) -> Offer:
         """What to do now."""
         return self.order[0].offer
+
+    def tries(self) -> Iterator[tuple[Offer, float]]:
+        """Each offer, and for how many seconds to wait for what it has: as long as the next one is expected to cost, for then its turn has come. So a link
+        that turns out slow costs at most twice what would have been best."""
+        for one, following in zip_longest(self.order, self.order[1:]):
+            yield one.offer, math.inf if following is None else max(PATIENT_S, following.cost_s)
 
 
 def decide(loss: Loss, offers: Sequence[Offer], setbacks: Setbacks | None = None) -> Recovery:

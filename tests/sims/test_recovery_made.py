@@ -164,6 +164,20 @@ def test_a_link_that_breaks_once_is_tried_again(monkeypatch: pytest.MonkeyPatch)
         assert failed == ([("shadow", "the link broke")] if times == 3 else [])
 
 
+def test_what_comes_too_slowly_makes_room_for_the_next_offer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After as many seconds as that one is expected to cost."""
+
+    async def fetch(*_: Any, **__: Any) -> Any:
+        await asyncio.sleep(1e6)
+
+    monkeypatch.setattr(renewal, "fetch", fetch)
+    swarm = simulate(recipe(stages=4, total_steps=16, pipeline={"shadows": 1.0}), Counting(), signers(5), replace_one)
+    assert not swarm.broken and lives(swarm) == [(2, 1, 4)]
+    [unmade], [made] = swarm.happened("stage.unmade"), swarm.happened("stage.made")
+    assert unmade["rung"] == "shadow" and "not here after" in unmade["reason"]
+    assert made["rung"] == "fitted mean"
+
+
 def test_everybody_says_how_a_lost_stage_came_back() -> None:
     """Who was there, who began it, who had its copy, and who came later."""
 

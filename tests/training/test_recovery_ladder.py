@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from farflung.training.recovery_costs import Rung, Setbacks, per_iteration, per_second
-from farflung.training.recovery_ladder import Loss, Meanwhile, Offer, decide, rebuilt
+from farflung.training.recovery_ladder import PATIENT_S, Loss, Meanwhile, Offer, decide, rebuilt
 from farflung.training.recovery_places import DOMAINS, Peer, Piece, fall_together, places
 from farflung.training.recovery_refresh import Budget, Kept, due, filled
 
@@ -57,6 +57,17 @@ def test_a_slow_link_puts_a_shadow_of_a_large_stage_behind_the_mean() -> None:
     slow = Offer(rung=Rung.SHADOW, holders=("p0",), nbytes=STAGE_BYTES // 4, bytes_s=1e4, steps_behind=10)
     order = [one.offer.rung for one in decide(LOSS, [slow, *others()]).order]
     assert order.index(Rung.MEAN) < order.index(Rung.SHADOW)
+
+
+def test_a_try_is_waited_for_as_long_as_the_next_one_costs() -> None:
+    found = decide(LOSS, [*others(), *copies()])
+    assert [offer for offer, _ in found.tries()] == [one.offer for one in found.order]
+    *some, last_s = [within for _, within in found.tries()]
+    assert some == [max(PATIENT_S, one.cost_s) for one in found.order[1:]] and last_s == math.inf
+    assert (
+        some[0] == PATIENT_S and some[-1] > PATIENT_S
+    )  # a replica behind is here in half a minute, a new stage learns for hours
+    assert all(within >= offer.duration_s for offer, within in found.tries())
 
 
 def test_a_copy_of_another_time_is_not_used() -> None:
