@@ -2,10 +2,11 @@
 
 Of other stages it says what it hears (`roll`), of its own, whose state it holds, what it knows of the chain (`stranded`). A life that is newer than its own ends its part
 here: whoever is to begin that one leaves to do so, and all others to come in again, with all rounds of the old one that they have. That is looked at all the
-time and not only when it is news: a machine that was killed on its way out starts in the old life again.
+time and not only when it is news: a machine that was killed on its way out starts in the old life again, and one that was killed on its way to another stage that it
+was called for in its old stage; nobody else may begin that life, and where too few stages are left nobody can decide another one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from farflung.node.events import EventLog
@@ -25,8 +26,10 @@ class Part(Protocol):
 class LifeWatch:
     """See the module."""
 
-    def __init__(self, part: Part, *, roll: Roll, life: Life, log: EventLog, keep: Callable[[], None]) -> None:
-        """`life`: of our stage; `keep` writes the lives of the roll to disk."""
+    def __init__(
+        self, part: Part, *, roll: Roll, life: Life, owed: Collection[Life], log: EventLog, keep: Callable[[], None]
+    ) -> None:
+        """`life`: of our stage; `owed`: of others, for which we were called before we were started, and have not begun; `keep` writes the lives of the roll to disk."""
         self._life = life
         self.called_to = -1
         """The stage that we are to begin anew; -1: none."""
@@ -35,6 +38,7 @@ class LifeWatch:
         self._log = log
         self._keep = keep
         self._known = dict(roll.renewed)
+        self._owed = tuple(owed)
         self._stranded = Stranded(roll.heartbeat_s)
         self._said = False
         """We have said that our own stage is lost."""
@@ -85,16 +89,22 @@ class LifeWatch:
             me.decide()
         news = [life for life in self._roll.renewed.values() if self._known.get(life.stage) != life]
         over = self._roll.number(stage) > self._life.number and not self._over and me.caught_up
-        if not news and not over:
+        lost = self._roll.lost(now, held=stage) if self._owed else ()
+        owed = [life for life in self._owed if life.stage in lost]
+        if not news and not over and not owed:
             return said != self._word
         for life in news:
             self._tell(life)
         self._known, self._over = dict(self._roll.renewed), self._over or over
         self._keep()
-        open_to_us = [life for life in self._roll.renewed.values() if (over if life.stage == stage else life in news)]
+        open_to_us = [
+            life
+            for life in self._roll.renewed.values()
+            if (over if life.stage == stage else life in news or life in owed)
+        ]
         call = next((life for life in open_to_us if self._calls(life, now)), None)
         if call is not None:
-            self.called_to = call.stage
+            self.called_to, self._owed = call.stage, ()
             me.go(call.stage, f"called to begin stage {call.stage} anew")
         elif over:
             why = "its chain had no quorum" if self.stranded else "it did not hear us"

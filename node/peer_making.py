@@ -113,7 +113,7 @@ class PeerMaking:
 
     async def _serve(self, stage: Stage) -> tuple[Peer, FileStorage]:
         storage = stage_storage(self.swarm, stage.life)
-        async with self._start.called(stage, storage):  # to open the data may take minutes
+        async with self._start.called(stage):  # to open the data may take minutes
             if stage.recipe.stage == 0 and self._data is None:
                 await self._prepare(0)
             dataset, self._data = self._data, None

@@ -8,7 +8,7 @@ sends. What goes on within the stage (its chain, its rounds) is `peer.Peer`'s bu
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -65,6 +65,7 @@ class Pipeline:
         log: EventLog,
         refused: Callable[[RemoteError], None],
         keep: Callable[[], None],
+        owed: Collection[Life],  # see `life_watch`
         fits: frozenset[int],  # other stages that we may move to
         prepare: Prepare,
     ) -> None:
@@ -98,7 +99,7 @@ class Pipeline:
             ready=lambda job: self._answer(job.coordinator, job.window, ""),
             over=self._over,
         )
-        self.watch = LifeWatch(self, roll=roll, life=life, log=log, keep=keep)
+        self.watch = LifeWatch(self, roll=roll, life=life, owed=owed, log=log, keep=keep)
         self.knocking = Knocking(network=network, roll=roll, begin_task=self.begin_task)
         self.balance = Balance(self, roll=roll, recipe=recipe, log=log, fits=fits, prepare=prepare)
         self._planning: asyncio.Task[None] | None = None

@@ -56,6 +56,7 @@ class StagePeer(Peer):
         mail: PipelineMail,
         shelf: Shelf,  # shadows of other stages on this machine
         keep: Callable[[], None],  # writes the roll's appointments to disk
+        owed: Collection[Life],  # of other stages, which this machine was called to begin, and has not begun
         fits: frozenset[int],  # other stages that this machine may move to
         prepare: Prepare,  # for one of them
         keep_model: KeepModel,
@@ -76,6 +77,7 @@ class StagePeer(Peer):
             log=log,
             refused=self.refused,
             keep=keep,
+            owed=owed,
             fits=fits,
             prepare=prepare,
         )

@@ -144,14 +144,19 @@ class StageStart:
         """A record or a cache mentions a peer."""
         self._roll.discover(peer, asyncio.get_running_loop().time())
 
-    def _is_called(self, life: Life, storage: FileStorage) -> bool:
+    def _is_called(self, life: Life) -> bool:
         """Whether it is us who are to begin a life anew, and it has not been begun."""
-        return life.number > 0 and life.founder == self._signer.peer_id and not storage.load_history()
+        if life.number == 0 or life.founder != self._signer.peer_id:
+            return False
+        return (
+            not self._swarm.stage(life.stage, life.number).exists()
+            or not stage_storage(self._swarm, life).load_history()
+        )
 
     @asynccontextmanager
-    async def called(self, taken: Stage, storage: FileStorage) -> AsyncIterator[None]:
+    async def called(self, taken: Stage) -> AsyncIterator[None]:
         """While we get ready for what we were called for, others hear that we are at it; else nobody hears anything."""
-        if not self._is_called(taken.life, storage):
+        if not self._is_called(taken.life):
             yield
             return
         async with asyncio.TaskGroup() as tasks:
@@ -162,7 +167,7 @@ class StageStart:
     async def begin(self, taken: Stage, learner: StageLearner, storage: FileStorage, doors: Doors) -> Held | None:
         """Before there is a peer: begin the stage anew, if that is what we were called for. What the learner has then; None where its state is on the
         disk, or at other peers. Raises Overtaken when somebody else has been called since."""
-        if not self._is_called(taken.life, storage):
+        if not self._is_called(taken.life):
             return None
         mine = self._remains(taken.life.stage, taken.life.number - 1)
         renewal = Renewal(self._outside, taken.recipe, taken.life, learner, mine, taken.survives, doors, self._log)
@@ -280,6 +285,7 @@ class StageStart:
             mail=taken.mail,
             shelf=self._outside.shelf,
             keep=lambda: self._keep(taken),
+            owed=[life for life in self._roll.decided if life.stage in taken.others and self._is_called(life)],
             keep_model=partial(save_model, self._swarm),
             fits=taken.others,
             prepare=prepare,

@@ -26,7 +26,8 @@ by then, since the life has ended its own; so everybody says which lives it know
 
 **Nothing stands for ever.** Two who are called for one number may each have too few; then after `lives.LOST_AFTER` heartbeats the lowest stage that is there calls
 for the next number, and the others come along. If stage 0 is back by then, that is stage 0: some have called and acknowledge nothing of its any more, so its own
-chain calls for its next life, begun by one of its peers with all that it has. Numbers of stage 0's lives may so have gaps.
+chain calls for its next life, begun by one of its peers with all that it has; who hears it waits half as long again before coming along with an older call,
+or both would happen at the same moment. Numbers of stage 0's lives may so have gaps.
 
 What it costs: where more than half of the stages lose their quorum at once, or exactly half and stage 0 is one of them, nothing begins anew until enough have
 it again. That is no matter of taste: each set of stages that may replace the rest forbids the rest to replace it. And a stage that stage 0 had just named a next
@@ -144,7 +145,9 @@ class Around:
     overdue: bool
     """Who was called last has been for long, and does not count."""
     unsettled: bool
-    """For long some have been called, perhaps one after another, who do not count: who hears stage 0 must come along, for it can begin nothing any more."""
+    """For long some have been called, perhaps one after another, who do not count. Stage 0 can begin nothing any more: it calls for its own next life, if it is there."""
+    abandoned: bool
+    """For half as long again: though stage 0 is heard it has not called, and who hears it must come along with the others."""
     near: Collection[int]
     """Other stages whose chains have a quorum."""
 
@@ -167,7 +170,8 @@ def _call(mine: Word, around: Around, call: Callable[[int], Life | None]) -> Lif
     elif higher:
         # somebody else was first: of several the highest number, for which most will come, then the lowest stage
         stage = min(higher, key=lambda one: (-higher[one].number, one))
-        return higher[stage] if around.lost or pending or around.unsettled else mine.call
+        patience_over = around.unsettled if stage == 0 else around.abandoned  # stage 0 goes on with all that it has
+        return higher[stage] if around.lost or pending or patience_over else mine.call
     waits = pending and not around.overdue
     there = {around.stage, *around.near}
     needed = around.lost or (around.unsettled if around.stage == 0 else around.overdue)

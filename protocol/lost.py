@@ -23,6 +23,9 @@ from farflung.protocol.pipeline_messages import Present
 from farflung.protocol.quorum import is_quorum
 from farflung.protocol.roll import Roll, in_order
 
+ABANDONED = 1.5
+"""Times as long as stage 0 waits before it calls for its own next life, others that hear it wait before they come along with another call."""
+
 
 def begins(roll: Roll, view: Collection[PeerId], own: Present, now: float) -> dict[int, PeerId]:
     """The stages to begin anew, and by whom; `view` is that of stage 0, we being one of it, and `own` what we say of ourselves."""
@@ -50,6 +53,7 @@ def says(roll: Roll, head: Commit, own: Present, now: float) -> Word | None:
         lost=0 in roll.lost(now, held=own.stage) and _agreed(roll, head.view, 0, now),
         overdue=roll.overdue(now),
         unsettled=roll.unsettled(now),
+        abandoned=roll.unsettled(now, ABANDONED),
         near=roll.near(now),
     )
 

@@ -20,6 +20,9 @@ from farflung.protocol.membership import Membership
 from farflung.protocol.messages import Collected, Fetch, Held, Plan, Promise, Ready
 from farflung.protocol.settings import RESEND_S, VOTE_S, Settings
 
+NEVER = -1e9
+"""Longer ago than anything."""
+
 
 def check_ready(ready: Ready, head: Commit, settings: Settings, sender: PeerId) -> None:
     """Refuse a contribution that claims samples its peer does not hold, or tokens that are not its samples."""
@@ -96,7 +99,7 @@ class Participation:
     _reduced: set[int] = field(default_factory=set)
     """Parts of ours that were reduced early."""
     _collected: dict[int, set[PeerId]] = field(default_factory=dict)
-    _reported_at: float = -1e9
+    _reported_at: float = NEVER
     _shown_at: float = field(init=False)
     _told: bool = False
     """That everything is here."""
@@ -125,6 +128,7 @@ class Participation:
         if part not in self._collected or peer not in planned:
             return []
         self._collected[part].add(peer)
+        self._reported_at = NEVER  # what was reported is out of date, and a cut by it would throw this away
         if self.cut is not None or part in self._reduced or self._collected[part] != planned:
             return []
         self._reduced.add(part)

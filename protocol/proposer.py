@@ -130,7 +130,7 @@ class Proposer:
             self.ready_at.setdefault(sender, now)
 
     def on_collected(self, sender: PeerId, message: Collected) -> None:
-        if message.plan == self.plan_id:
+        if message.plan == self.plan_id and self.phase is Phase.SCATTER:
             self.collected[sender] = frozenset(message.peers)
 
     def on_held(self, sender: PeerId, message: Held) -> None:

@@ -437,9 +437,9 @@ class Roll:
         number, since = self._called
         return number > self.number(0) and now > since + LOST_AFTER * self.heartbeat_s
 
-    def unsettled(self, now: float) -> bool:
-        """Whether there has been somebody like that for long, be it one after another."""
-        return self._open_since is not None and now > self._open_since + LOST_AFTER * self.heartbeat_s
+    def unsettled(self, now: float, times: float = 1.0) -> bool:
+        """Whether there has been somebody like that for long, or so many times as long, be it one after another."""
+        return self._open_since is not None and now > self._open_since + times * LOST_AFTER * self.heartbeat_s
 
     def inherits(self, life: Life, now: float) -> tuple[Life, ...] | None:
         """With which lives this one of stage 0 begins; None while we do not hear enough of those who have called it."""

@@ -2,7 +2,7 @@
 
     1  same version, same bits     a stage that begins anew from a copy, or from what its founder has, begins with what it once was
     5  one history                 a life of a stage has one founder, that a commit of stage 0 names, and the next number, and from three stages on enough of them
-                                   have acknowledged it; enough have called for one of stage 0, and an earlier one makes no rounds beside it. Nobody believes in
+                                   have acknowledged it; enough have called for one of stage 0, and an earlier one makes no rounds beside it for long. Nobody believes in
                                    another; no step is done with two lives of a stage; none begins while its stage was there for everybody
     6  each sample once            what a life of stage 0 has counted, as far as the next one can know, that does not hand out
     7  exactly-once accumulation   of all peers one counts each visit of a step, whoever that was to be by its plan, and one that holds its stage; and sums are
@@ -108,6 +108,8 @@ class PipelineJudge:
     _versions: set[tuple[Life, int]] = field(default_factory=set)
     _looked_at: dict[int, tuple[Life, int]] = field(default_factory=dict)
     """By peer, the version that was looked at."""
+    _started: dict[int, float] = field(default_factory=dict)
+    """By peer, when it was last."""
     _rungs: dict[int, Rung] = field(default_factory=dict)
     """By peer, how it last made a stage."""
     _steps: dict[int, Event] = field(default_factory=dict)
@@ -129,6 +131,8 @@ class PipelineJudge:
 
     def on_event(self, index: int, event: Event) -> None:
         match event["event"]:
+            case "node.start":
+                self._started[index] = self.hub.now()
             case "pipeline.step":
                 self._steps[index] = event
             case "stage.made":
@@ -153,6 +157,7 @@ class PipelineJudge:
         trained = self._trained.get(life.stage, [])
         if rung is Rung.SHADOW and not any((one - made).norm() < COPY_ERROR * one.norm() for one in trained):
             self.violate(1, f"the copy of which peer {index} makes stage {life.stage} is of nothing that it ever was")
+        self._held.setdefault(life.stage, []).append(made.clone())  # that life may be over before anybody looks
 
     def on_done(self, index: int, job: Job, done: Done) -> None:
         """A peer's part in a step is over, and this is what counts of it."""
@@ -249,7 +254,8 @@ class PipelineJudge:
             self._check_inheritance(chain, commit)
         newer = [at for number, at in self._decided_at.items() if number > chain.number]
         if chain.stage == 0 and commit.round is not None and newer:
-            late_s = self.hub.now() - min(newer)
+            begun = [self._started.get(self.ids.index(one.peer), 0.0) for one in commit.round.contributors]
+            late_s = self.hub.now() - max(min(newer), *begun)  # who was just started has heard nobody yet
             if late_s > LOST_AFTER * self._heartbeat_s():
                 self.violate(
                     5, f"life {chain.number} of stage 0 makes round {commit.version} {late_s:.0f} s after it ended"
@@ -289,7 +295,8 @@ class PipelineJudge:
             self.violate(5, f"life {life.number} of stage {life.stage} follows none")
         since = self._there_since.pop(life.stage, None)
         silence_s = (LOST_AFTER if life.stage else HOME_GONE_AFTER) * self._heartbeat_s()
-        if since is not None and self.hub.now() - since > silence_s:
+        itself = life.stage == 0 in self._voters[life]  # some had called another when it came back, and it goes on so
+        if since is not None and self.hub.now() - since > silence_s and not itself:
             self.violate(5, f"stage {life.stage} was begun anew though it was there for {self.hub.now() - since:.0f} s")
 
     def newest(self, stage: int) -> int:

@@ -91,6 +91,11 @@ class Disk:
         held = sorted((life for life in self.storages if life.stage == stage), key=lambda life: -life.number)
         return remains(self.storages[life] for life in held)
 
+    def is_called(self, me: PeerId, life: Life) -> bool:
+        """Whether it is us who are to begin a life anew, and it has not been begun."""
+        begun = life in self.storages and self.storages[life].load_history()
+        return life.number > 0 and life.founder == me and not begun
+
     def spent(self, founder: PeerId, life: Life) -> bool:
         """See `remains.spent`."""
         return life.founder == founder and life in self.storages and spent(life, self.storages[life])
@@ -281,7 +286,7 @@ class PipelineSwarm:
             return VirtualDoor(seconds)
 
         doors = Doors(learner=door(), side=door(), journal=door(), digest=door())
-        made = life.number > 0 and life.founder == signer.peer_id and not storage.load_history()
+        made = disk.is_called(signer.peer_id, life)
         held = None
         if made:
             renewal = Renewal(outside, recipe, life, learner, disk.remains(life.stage), survives, doors, log)
@@ -291,6 +296,7 @@ class PipelineSwarm:
                 disk.life = None
                 return True
             self.judge.on_made(index, life, learner)
+        others = self._other_stages(index, recipe.stage)
         facilities = Facilities(
             network=outside.network,
             signer=signer,
@@ -310,7 +316,8 @@ class PipelineSwarm:
             mail=mail,
             shelf=outside.shelf,
             keep=partial(disk.keep, roll),
-            fits=self._other_stages(index, recipe.stage),
+            owed=[one for one in roll.decided if one.stage in others and disk.is_called(signer.peer_id, one)],
+            fits=others,
             prepare=self._prepare,
             keep_model=lambda version, stages: disk.models.append((version, dict(stages))),
         )

@@ -90,6 +90,7 @@ def test_who_calls_whom() -> None:
             "lost": True,
             "overdue": False,
             "unsettled": False,
+            "abandoned": False,
         }
         around = Around(**{**usual, "near": {2, 3}, **changes})  # type: ignore[arg-type]
         return next_word(mine, around, lambda number: home(number, H))
@@ -101,7 +102,10 @@ def test_who_calls_whom() -> None:
     other = {3: Word(0, (), home(1, G))}
     assert said(new, words=other) == Word(0, (), home(1, G))  # it was first
     assert said(new, words=other, lost=False) is None  # we hear stage 0
-    assert said(new, words=other, lost=False, unsettled=True) == Word(0, (), home(1, G))
+    assert said(new, words=other, lost=False, unsettled=True) is None  # and it will call for its own next life
+    own = Word(0, (), home(2, H))
+    assert said(new, words={**other, 0: own}, lost=False, unsettled=True) == own
+    assert said(new, words=other, lost=False, unsettled=True, abandoned=True) == Word(0, (), home(1, G))
     called = Word(0, (), home(1, H))
     assert said(called) is None and said(called, overdue=True) == Word(0, (), home(2, H))
     assert said(called, lost=False, overdue=True) == Word(
