@@ -6,7 +6,7 @@ of that: mostly the senders are slower. So it counts where the one that brought 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from farflung.node.network import LinkStats, PeerId
@@ -16,8 +16,9 @@ from farflung.protocol.partition import OFFERED
 from farflung.protocol.pipeline_messages import Present
 from farflung.protocol.roll import Roll
 from farflung.training.outer import BYTES_PER_ELEMENT
-from farflung.training.pipeline_online import RATE_BYTES_PER_S
+from farflung.training.pipeline_online import RATE_BYTES_PER_S, RECOMPUTED
 from farflung.training.recovery_costs import Rung
+from farflung.training.recovery_fit import Fit, Pair
 from farflung.training.recovery_ladder import Loss, Offer
 
 STEP_S = 10.0
@@ -48,6 +49,21 @@ def loss_of(roll: Roll, recipe: StageRecipe, now: float) -> Loss:
 def arrives(roll: Roll, links: Mapping[PeerId, LinkStats], sender: PeerId) -> float:
     """Bytes/s."""
     return min(_uplink(roll, sender) or RATE_BYTES_PER_S, _downlink(roll, links))
+
+
+def fit_s(roll: Roll, recipe: StageRecipe, pairs: Sequence[Pair]) -> float:
+    """What a fit takes: so many forwards and backwards of the tokens that are here, at the speed that peers of the pipeline know of theirs."""
+    known = [said.forward_s for peer in roll.known if (said := roll.present(peer)) and said.forward_s]
+    tokens = sum(x.shape[0] * x.shape[1] for x, _ in pairs)
+    passes = Fit().steps * (1.0 + RECOMPUTED) * tokens / recipe.tokens_per_microbatch
+    return passes * median(known) if known else 0.0
+
+
+def grad_norm(roll: Roll, stage: int, now: float) -> float | None:
+    """Of the gradient of a stage's layers: the median of what its peers know; None where nobody does."""
+    said = [found for peer in roll.serving(stage, now) if (found := roll.present(peer))]
+    norms = [one.grad_norm for one in said if one.grad_norm > 0.0]
+    return median(norms) if norms else None
 
 
 def replicas(roll: Roll, recipe: StageRecipe, links: Mapping[PeerId, LinkStats], now: float) -> list[Offer]:

@@ -18,7 +18,7 @@ it is tried on those activations: where it does no better than none (`MISFIT_OF_
 one neighbour or further ones, and new weights are fitted to them.
 
 Stage 0 has embedding, last norm and head besides, which no other stage resembles: they come from a copy of it, or from what we have of an earlier life, or are new
-initial weights (`ends` in `stage.made`); by CheckFree's rule from the exact copies that stages beside it keep (`ends`). What went into it are tokens, which nobody but its peers had, so there is nothing to try or fit it on. Its chain begins with the
+initial weights (`ends` in `stage.made`); by CheckFree's rule from the exact copies that stages beside it keep (`exact`). What went into it are tokens, which nobody but its peers had, so there is nothing to try or fit it on. Its chain begins with the
 lives that it inherits (`protocol/accord.py`), and with the ledger where we have that.
 
 Meanwhile we say that we are at it, so that the stage is not found lost again; and if the data nodes begin yet another life because they did not hear us,
@@ -31,16 +31,17 @@ state (`remains.spent`): its life is lost with it, and the next one begins.
 """
 
 import asyncio
-from statistics import median
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from torch import Tensor
 
 from farflung.node.borrowing import borrow
 from farflung.node.door import Doors
-from farflung.node.ends import newest
 from farflung.node.events import EventLog
+from farflung.node.exact import fetch_ends, fetch_layers
 from farflung.node.imprints import gather_pairs
-from farflung.node.offers import arrives, data_nodes, loss_of
+from farflung.node.offers import arrives, data_nodes, fit_s, grad_norm, loss_of
 from farflung.node.outside import Outside
 from farflung.node.race import until_first
 from farflung.node.remains import Remains
@@ -56,12 +57,14 @@ from farflung.protocol.lives import Life
 from farflung.protocol.pipeline_messages import Copy
 from farflung.training.errors import DamagedCheckpoint
 from farflung.training.outer import BYTES_PER_ELEMENT
-from farflung.training.pipeline_online import RATE_BYTES_PER_S, RECOMPUTED
-from farflung.training.pipeline_slice import layers_of, with_ends, with_layers
+from farflung.training.pipeline_online import RATE_BYTES_PER_S
+from farflung.training.pipeline_slice import layers_of, num_ends, with_ends, with_layers
 from farflung.training.recovery_costs import Rung, Setbacks
-from farflung.training.recovery_fit import MISFIT_OF_NONE, Fit, Pair
-from farflung.training.recovery_ladder import Loss, Offer, Recovery, decide, rebuilt
+from farflung.training.recovery_fit import MISFIT_OF_NONE, Pair
+from farflung.training.recovery_ladder import PATIENT_S, Loss, Offer, Recovery, decide, rebuilt
 from farflung.training.recovery_rules import interpolated, weighted_mean
+
+T = TypeVar("T")
 
 LISTEN_S = 2.0
 """Until those who were asked have answered, and before they are asked again."""
@@ -109,10 +112,12 @@ class Renewal:
         """Who would send a shadow that was offered, by the name in the offer."""
         self._stages: dict[str, int] = {}
         """What those serve whose stages were offered, by the same: another peer of it will do."""
+        self._lent: dict[int, Tensor] = {}
+        """Layers of other stages that are here: a mean, fitted or not, needs the same."""
         self._pairs: list[Pair] = []
         """Of what the lost stage was given, and made of it."""
         self._initial: Tensor
-        """What the learner has had from the beginning; with copies of the ends, where CheckFree's rule has some."""
+        """What the learner has had from the beginning; with copies of the ends where CheckFree's rule has some."""
         self._has_ends = False
         """Whether it has."""
         self._owed: dict[str, Tensor] = {}
@@ -162,9 +167,7 @@ class Renewal:
     async def _make(self) -> Rung | None:
         """Try one offer after another; the last one needs nobody. None when our life counts no more."""
         self._initial = await self._doors.learner.run(self._learner.outer.params.clone)
-        if self._by_rule:
-            await self._restore_ends()
-        else:
+        if not self._by_rule:
             self._pairs = await self._remembered() if self._life.stage else []
             has_nothing = not self._own() and not self._shadows()
             if has_nothing and self._life.stage:  # for stage 0 all others wait: its chain names their lives
@@ -177,12 +180,13 @@ class Renewal:
             expected_s=round(recovery.expected_s, 3),
             reason=f"{BY_RULE}; {recovery.why}" if self._by_rule else recovery.why,
         )
-        for offer, within_s in recovery.tries():
+        began_all = self._outside.now()
+        for offer, until_s in recovery.tries():
             if not self._counts():
                 return None
             began = self._outside.now()
             try:
-                fetch_s = await self._try(offer, within_s)
+                fetch_s = await self._try(offer, max(PATIENT_S, until_s - (began - began_all)))
                 misfit = await self._tested(offer.rung)
             except _Unmade as why:
                 self._log.emit(
@@ -215,16 +219,6 @@ class Renewal:
         if rung.is_exact:
             return "kept"
         return "copied" if self._has_ends or rung is Rung.SHADOW else "new initial weights"
-
-    async def _restore_ends(self) -> None:
-        """Where we begin stage 0: from the exact copies that CheckFree has of them (`ends`)."""
-        if self._life.stage:
-            return
-        outside, recipe = self._outside, self._recipe
-        copy = await newest(outside.network, self._doors, recipe, self._roll, outside.shelf.ends, outside.refused)
-        if copy is not None:
-            self._initial = with_ends(recipe.whole.model, recipe.part, self._initial, copy.values)
-            self._has_ends = True
 
     async def _remembered(self) -> list[Pair]:
         """What the neighbours of the lost stage remember of it."""
@@ -339,7 +333,7 @@ class Renewal:
             bytes_s=[self._rate(held[stage][2][0]) if stage in ready else RATE_BYTES_PER_S for stage in stages[first:]],
             swaps=has_twin,
             boundary_nbytes=0 if self._pairs else None,  # they are here already
-            fit_s=self._fit_s(),
+            fit_s=fit_s(self._roll, self._recipe, self._pairs),
             rule_only=self._by_rule,
         )
 
@@ -349,12 +343,34 @@ class Renewal:
             await self._go_on()
             return 0.0
         began = self._outside.now()
-        layers = self._initial if offer.rung is Rung.RANDOM else await self._fetched(offer, within_s)
+        if self._by_rule and self._life.stage == 0 and not self._has_ends:
+            await self._restore_ends(within_s)
+        layers = self._initial
+        if offer.rung is not Rung.RANDOM:
+            layers = await self._had(lambda: self._layers(offer), lambda: self._is_there(offer), within_s)
         fetch_s = self._outside.now() - began
         await self._doors.learner.run(self._learner.begin_with, layers)
         if offer.rung.is_fitted and self._pairs:
             await self._doors.learner.run(self._learner.fit, self._pairs)
         return fetch_s
+
+    async def _restore_ends(self, within_s: float) -> None:
+        """To the exact copies that CheckFree has of them; initial ones remain where there are none."""
+        outside, recipe, side = self._outside, self._recipe, self._doors.side
+
+        def fetching() -> Awaitable[Tensor | None]:
+            return fetch_ends(
+                outside.network, side, recipe, self._roll, outside.shelf.ends, self._step(), outside.refused
+            )
+
+        try:
+            ends = await self._had(fetching, lambda: True, within_s)
+        except _Unmade as why:
+            self._log.emit("stage.unmade", stage=0, life=self._life.number, rung="embedding and head", reason=str(why))
+            return
+        if ends is not None:
+            self._initial = await side.run(with_ends, recipe.whole.model, recipe.part, self._initial, ends)
+            self._has_ends = True
 
     async def _go_on(self) -> None:
         """With what we have of an earlier life. Raises _Unmade where that is damaged."""
@@ -372,20 +388,20 @@ class Renewal:
         if self._life.stage == 0:
             self._ledger = self._remains.ledger(self._life.since)
 
-    async def _fetched(self, offer: Offer, within_s: float) -> Tensor:
-        """The parameters that an offer of somebody else gives. A link that breaks is no reason to do without, and a neighbour goes on while it sends.
-        Raises _Unmade when they cannot be had, are not here in so many seconds, or another life of the stage has been begun."""
-        found, why = list[Tensor](), ""
+    async def _had(self, fetching: Callable[[], Awaitable[T]], is_there: Callable[[], bool], within_s: float) -> T:
+        """What is fetched of others, who may be there no more. A link that breaks is no reason to do without, and a neighbour goes on while it sends.
+        Raises _Unmade when it cannot be had, is not here in so many seconds, or another life of the stage has been begun."""
+        found, why = list[T](), ""
 
         async def fetch_it() -> None:
             nonlocal why
             for attempt in range(TRIES):
                 if attempt:
                     await asyncio.sleep(LISTEN_S)
-                    if not self._is_there(offer):
+                    if not is_there():
                         return
                 try:
-                    found.append(await self._layers(offer))
+                    found.append(await fetching())
                     return
                 except NetworkError as error:
                     why = str(error)
@@ -402,7 +418,7 @@ class Renewal:
                     why = "another life of the stage has been begun"
                     return
                 if self._outside.now() >= until:
-                    why = f"not here after {within_s:.3g} s, as much as what comes next is expected to cost"
+                    why = f"not here after {within_s:.3g} s: what comes next may be sooner"
                     return
                 await asyncio.sleep(LISTEN_S)
 
@@ -425,7 +441,7 @@ class Renewal:
         stages = [self._stages[holder] for holder in offer.holders]
         found = [await self._borrowed(stage) for stage in stages]
         if offer.rung in (Rung.MEAN, Rung.FITTED):
-            norms = [self._norm(stage) for stage in stages]
+            norms = [grad_norm(self._roll, stage, self._outside.now()) for stage in stages]
             layers = weighted_mean(found[0], found[1], norms[0], norms[1])
         else:
             layers = interpolated(dict(zip(stages, found, strict=True)), self._life.stage)
@@ -443,12 +459,17 @@ class Renewal:
         return shadow.values
 
     async def _borrowed(self, stage: int) -> Tensor:
-        """The outer parameters of another stage's layers. Raises NetworkError."""
+        """The layers of another stage: of its outer parameters, or as it trains them by CheckFree's rule. Raises NetworkError."""
         held = self._roll.holders(stage, self._outside.now())
         if held is None:
             raise NetworkError(f"nobody of stage {stage} is heard")
         _, digest, holders = held
         recipe, outside = self._part(stage), self._outside
+        if self._by_rule:  # as published: what they train now
+            numel = recipe.own.num_parameters - (num_ends(recipe.whole.model) if stage == 0 else 0)
+            return await fetch_layers(outside.network, self._doors.side, holders, numel, outside.refused)
+        if stage in self._lent:
+            return self._lent[stage]
         outer = await borrow(
             outside.network,
             holders,
@@ -459,7 +480,8 @@ class Renewal:
         )
         if outer is None:
             raise NetworkError(f"stage {stage} could not be had in one piece: the link broke, or it has gone on")
-        return layers_of(recipe.whole.model, recipe.part, outer.params)
+        self._lent[stage] = layers_of(recipe.whole.model, recipe.part, outer.params)
+        return self._lent[stage]
 
     # ---- what is known -----------------------------------------------------------------------------------------
 
@@ -481,17 +503,3 @@ class Renewal:
 
     def _rate(self, peer: PeerId) -> float:
         return arrives(self._roll, self._outside.network.links(), peer)
-
-    def _fit_s(self) -> float:
-        """What a fit takes: so many forwards and backwards of the tokens that we have, at the speed that peers of the pipeline know of theirs."""
-        known = [said.forward_s for peer in self._roll.known if (said := self._roll.present(peer)) and said.forward_s]
-        tokens = sum(x.shape[0] * x.shape[1] for x, _ in self._pairs)
-        passes = Fit().steps * (1.0 + RECOMPUTED) * tokens / self._recipe.tokens_per_microbatch
-        return passes * median(known) if known else 0.0
-
-    def _norm(self, stage: int) -> float | None:
-        """Of the gradient of a stage's layers: the median of what its peers know; None where nobody does."""
-        now = self._outside.now()
-        said = [found for peer in self._roll.serving(stage, now) if (found := self._roll.present(peer))]
-        norms = [one.grad_norm for one in said if one.grad_norm > 0.0]
-        return median(norms) if norms else None

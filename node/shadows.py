@@ -24,8 +24,8 @@ from farflung.compression.codec import CodecError, VectorCodec
 from farflung.compression.registry import parse_codec
 from farflung.node import framing
 from farflung.node.door import Door, Doors
-from farflung.node.ends import EndsShelf
 from farflung.node.events import EventLog
+from farflung.node.exact import EndsShelf
 from farflung.node.fetching import check_payload
 from farflung.node.network import Network, PeerId, Stream
 from farflung.node.stage_learner import StageLearner

@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Callable, Collection, Iterator
 
 from farflung.node.balance import Prepare
-from farflung.node.ends import Ends
 from farflung.node.evaluator import Extent
+from farflung.node.exact import Exact, Mark
 from farflung.node.facilities import Facilities
 from farflung.node.network import PeerId
 from farflung.node.offers import loss_of, replicas
@@ -123,10 +123,10 @@ class StagePeer(Peer):
             refused=self.refused,
             present=self.pipeline.present,
             step=lambda: self.pipeline.step,
-            trained=lambda: self.trainer.counted_steps + self.trainer.progress.steps,
+            trained=self._trained,
             step_bytes=pipeline.microbatches * pipeline.visits * message_bytes,
         )
-        self._ends = Ends(
+        self._exact = Exact(
             network=network,
             roll=roll,
             recipe=recipe,
@@ -137,6 +137,7 @@ class StagePeer(Peer):
             admitted=self.admitted,
             refused=self.refused,
             step=lambda: self.pipeline.step,
+            mark=self._mark,
         )
         self.moves_to: int | None = None
         """The stage for which it leaves its own."""
@@ -326,7 +327,7 @@ class StagePeer(Peer):
 
     def _begin(self, group: asyncio.TaskGroup) -> None:
         super()._begin(group)
-        self.pipeline.begin(self.trainer.counted_steps + self.trainer.progress.steps)
+        self.pipeline.begin(self._trained())
         group.create_task(self.pipeline.run(), name="pipeline")
         serve_shelf(
             self.network,
@@ -341,8 +342,16 @@ class StagePeer(Peer):
         )
         group.create_task(self._shadows.run(), name="shadows")
         if self.pipeline.recipe.pipeline.by_rule:
-            self._ends.serve()
-            group.create_task(self._ends.run(), name="ends")
+            self._exact.serve()
+            group.create_task(self._exact.run(), name="exact")
+
+    def _trained(self) -> int:
+        """Steps of the run that our parameters have had."""
+        return self.trainer.counted_steps + self.trainer.progress.steps
+
+    def _mark(self) -> Mark | None:
+        """Of our parameters, which change with rounds as well; None while we have none that count."""
+        return (self._trained(), self.applier.version) if self.trains else None
 
     def _lost_state(self) -> None:
         super()._lost_state()

@@ -433,6 +433,28 @@ class Imprinted(Struct, frozen=True, array_like=True, tag=77):
     nbytes: Count
 
 
+class ExactRequest(Struct, frozen=True, array_like=True, tag=78):
+    """Bulk stream `exact`: an exact copy of the parameters that the receiver trains in its layers, or has of embedding, last norm and head, if that is newer
+    than this. Answer: an ExactHeader, and the bytes if that says so."""
+
+    ends: bool
+    step: Count
+    version: Count
+
+
+class ExactHeader(Struct, frozen=True, array_like=True, tag=79):
+    """Answer to ExactRequest: what the receiver has."""
+
+    name: OptionalDigest
+    """Digest of the bytes; empty where it has none."""
+    step: Count
+    """Steps of the run that the parameters have had."""
+    version: Count
+    """Rounds among them."""
+    follows: bool
+    """It is newer than what was asked about: 8 bytes for its length follow, and the bytes."""
+
+
 BulkHeader = (
     ContributionHeader
     | MeanHeader
@@ -448,6 +470,8 @@ BulkHeader = (
     | ImprintList
     | ImprintRequest
     | Imprinted
+    | ExactRequest
+    | ExactHeader
 )
 
 _encoder = msgspec.msgpack.Encoder()

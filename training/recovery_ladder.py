@@ -33,7 +33,7 @@ MOST_STEPS_BEHIND = 10_000
 """An older copy is of another time of the training; what the setback per step says was measured up to 200."""
 
 PATIENT_S = 60.0
-"""That a try is waited for at least: where steps take milliseconds a neighbour mean soon costs less than any copy, but links are not known so well."""
+"""That each try has at least: where steps take milliseconds a neighbour mean soon costs less than any copy, but links are not known so well."""
 
 OWN_SAID = "what this machine's disk has of an earlier life of the stage"
 """For people, of the founder's own offer."""
@@ -118,6 +118,8 @@ class Recovery:
     """What to try, one after the other; the last one needs nobody."""
     expected_s: float
     """Of the whole ladder: each rung's try, and the next one's cost if it fails."""
+    stands_still: float
+    """Share of the pipeline that does meanwhile: a second of waiting costs so many."""
     why: str
     """For people: what comes first and next, what the whole is expected to cost, by which figures, and what routes do meanwhile."""
 
@@ -127,10 +129,13 @@ class Recovery:
         return self.order[0].offer
 
     def tries(self) -> Iterator[tuple[Offer, float]]:
-        """Each offer, and for how many seconds to wait for what it has: as long as the next one is expected to cost, for then its turn has come. So a link
-        that turns out slow costs at most twice what would have been best."""
+        """Each offer, and how many seconds after the first try it makes room for the next: when as much has been lost by waiting as that one is expected to
+        cost. So links that turn out slow cost at most twice what would have been best, but for `PATIENT_S`."""
         for one, following in zip_longest(self.order, self.order[1:]):
-            yield one.offer, math.inf if following is None else max(PATIENT_S, following.cost_s)
+            if following is None or self.stands_still == 0.0:
+                yield one.offer, math.inf
+            else:
+                yield one.offer, following.cost_s / self.stands_still
 
 
 def decide(loss: Loss, offers: Sequence[Offer], setbacks: Setbacks | None = None) -> Recovery:
@@ -150,7 +155,12 @@ def decide(loss: Loss, offers: Sequence[Offer], setbacks: Setbacks | None = None
         tried = stands_still * one.offer.duration_s
         expected = tried + one.survives * setback_s + (1.0 - one.survives) * expected
     meanwhile = Meanwhile.SERVED if served else Meanwhile.ROUTED_AROUND if loss.may_skip else Meanwhile.WAITING
-    return Recovery(order=tuple(order), expected_s=expected, why=_why(loss, order, expected, meanwhile))
+    return Recovery(
+        order=tuple(order),
+        expected_s=expected,
+        stands_still=stands_still,
+        why=_why(loss, order, expected, meanwhile),
+    )
 
 
 def rebuilt(

@@ -125,6 +125,8 @@ HEADERS: dict[str, BulkHeader] = {
     "imprint list": messages.ImprintList((messages.ImprintKey(PLAN, 0), messages.ImprintKey(PLAN, 2)), ()),
     "imprint request": messages.ImprintRequest(3, True, messages.ImprintKey(PLAN, 2)),
     "imprinted": messages.Imprinted(128, 1 << 20),
+    "exact request": messages.ExactRequest(True, 12, 3),
+    "exact header": messages.ExactHeader(DIGEST, 13, 3, True),
 }  # fmt: skip
 PIPELINE: dict[str, PipelineMessage] = {
     "passage": messages.Passage(
@@ -164,7 +166,7 @@ def test_the_committed_bytes_are_read_back(name: str) -> None:
 def test_tags_are_unique() -> None:
     """And never change: they are the kinds of envelopes."""
     tags = {messages.tag(s) for s in ALL.values()}
-    assert tags == {*range(1, 21), *range(64, 78)}
+    assert tags == {*range(1, 21), *range(64, 80)}
 
 
 def test_messages_and_headers_are_not_mixed_up() -> None:

@@ -8,6 +8,7 @@ from tests.protocol.bus import LAP, Bus, rounds, sent, settled, until_phase
 from farflung.protocol.effects import Apply, Note, Reduce, Send
 from farflung.protocol.messages import (
     Abort,
+    Collected,
     Committed,
     Plan,
     Promise,
@@ -167,6 +168,15 @@ def test_plans_that_fail_again_and_again_are_made_less_and_less_often() -> None:
     made.retry_at = 1e9
     assert made.step(consensus, 200.0) == [] and made.phase is Phase.GATHER
     assert "again after a pause: nothing arrived" in made.reason
+
+
+def test_no_word_that_comes_after_a_cut_changes_what_it_was_made_from() -> None:
+    bus = Bus(3)
+    proposer = bus.nodes[until_phase(bus, Phase.HELD)].member.consensus.proposer
+    assert proposer is not None
+    before = dict(proposer.collected)
+    proposer.on_collected(bus.ids[0], Collected(proposer.plan_id, ()))
+    assert proposer.collected == before and before
 
 
 def test_an_aborted_round_is_tried_again() -> None:

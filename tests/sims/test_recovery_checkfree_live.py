@@ -10,7 +10,6 @@ import pytest
 import torch
 from tests.sims.pipeline_story import (
     lives,
-    lose_home,
     lose_one,
     members_of,
     replace_one,
@@ -28,13 +27,12 @@ from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
 from farflung.training import pipeline_online
 from farflung.training.pipeline_plan import Plan
-from farflung.training.pipeline_slice import StageSlice, ends_of
 from farflung.training.recovery_rules import weighted_mean
 from farflung.training.recovery_trial import LossTrial
 
 
-def by_checkfree(total_steps: int = 16) -> Recipe:
-    return recipe(stages=4, total_steps=total_steps, pipeline={"shadows": 0.0, "recovery": "checkfree"})
+def by_checkfree() -> Recipe:
+    return recipe(stages=4, total_steps=16, pipeline={"shadows": 0.0, "recovery": "checkfree"})
 
 
 def test_checkfree_alone_takes_the_mean_of_the_neighbours_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,43 +78,6 @@ def test_checkfree_alone_copies_the_only_neighbour_of_an_end() -> None:
     assert not swarm.broken and lives(swarm) == [(3, 1, 4)]
     [made] = swarm.happened("stage.made")
     assert made["rung"] == "interpolation" and len(made["holders"]) == 1 and made["misfit"] is None
-
-
-def test_checkfree_alone_restores_embedding_and_head_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stages beside stage 0 have them as its data node trained them last; its layers are those of its only neighbour."""
-    trained: list[Tensor] = []
-    begun: list[Tensor] = []
-    params, begins = StageLearner.local_params, StageLearner.begin_with
-
-    def asked(self: StageLearner) -> Tensor:
-        if self.stage == 0 and not begun:
-            trained.append(params(self))
-        return params(self)
-
-    def seen(self: StageLearner, layers: Tensor) -> None:
-        begins(self, layers)
-        begun.append(params(self))
-
-    async def story(swarm: PipelineSwarm) -> None:
-        await lose_home(swarm, 4, 4)
-        await until_done(swarm, 1, 2, 3, 4)
-
-    monkeypatch.setattr(StageLearner, "local_params", asked)
-    monkeypatch.setattr(StageLearner, "begin_with", seen)
-    swarm = simulate(by_checkfree(40), Counting(), signers(5), story, wanted={1: 1, 2: 2, 3: 3})
-    assert not swarm.broken and lives(swarm) == [(0, 1, 4)]
-    [made] = swarm.happened("stage.made")
-    assert (made["rung"], made["ends"]) == ("interpolation", "copied") and len(made["holders"]) == 1
-    [stage_0] = begun
-    model = swarm.recipe.model
-    part = StageSlice(swarm.recipe.manifest.pipeline.sizes(model.num_layers), 0)
-    assert torch.equal(ends_of(model, part, stage_0), ends_of(model, part, trained[-1]))
-    for peer in (1, 3):
-        kept = [event["of_step"] for event in swarm.happened("ends", peer)]
-        assert kept and kept == sorted(kept)
-    assert not swarm.happened("ends", 2)
-    losses = swarm.losses()
-    assert sum(losses[-4:]) < 0.8 * sum(losses[:4])
 
 
 def test_checkfree_alone_has_no_rule_for_neighbours_that_are_lost_together() -> None:

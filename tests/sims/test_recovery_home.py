@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 import pytest
-from tests.sims.pipeline_story import begin, lives, lose_home, stage_of, until, until_done
+from tests.sims.pipeline_story import begin, lives, lose_home, members_of, stage_of, until, until_done
 
 from farflung.node.recipe import Recipe
 from farflung.protocol.accord import number_in
@@ -164,6 +164,29 @@ def test_whoever_is_called_dies_and_the_next_number_is_called() -> None:
     swarm = simulate(recipe(stages=3, total_steps=32), Counting(), signers(5), story, wanted={1: 1, 2: 2})
     trained_on(swarm, 32)
     assert lives(swarm) == [(0, 1, 3), (0, 2, 4)]
+
+
+def test_who_was_called_and_was_killed_on_its_way_goes_when_it_is_back() -> None:
+    """Nobody else may begin that life; and here too few stages are left to decide another."""
+
+    async def story(swarm: PipelineSwarm) -> None:
+        await begin(swarm, 4)
+        for peer in members_of(swarm, 2):
+            swarm.kill(peer)
+        await until(swarm, lambda: lives(swarm))
+        swarm.kill(1)
+        for peer in members_of(swarm, 1):
+            swarm.kill(peer)
+        await asyncio.sleep(60.0)
+        swarm.start(1)
+        swarm.start(4)
+        await until_done(swarm, 0, 1, 4, seconds=1200.0)
+
+    wanted = {1: 0, 2: 1, 3: 2}
+    swarm = simulate(recipe(stages=3, total_steps=40), Counting(), signers(5), story, wanted=wanted, tied=False)
+    trained_on(swarm, 40)
+    assert lives(swarm) == [(2, 1, 1), (1, 1, 4)]
+    assert [event["stage"] for event in swarm.happened("stage.made", 1)] == [2]
 
 
 def test_two_stages_are_lost_with_stage_0_after_one_another() -> None:

@@ -2,14 +2,15 @@
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from farflung.training.recovery_costs import Rung, Setbacks, per_iteration, per_second
-from farflung.training.recovery_ladder import PATIENT_S, Loss, Meanwhile, Offer, decide, rebuilt
+from farflung.training.recovery_costs import SKIP_TAX, Rung, Setbacks, per_iteration, per_second
+from farflung.training.recovery_ladder import Loss, Meanwhile, Offer, decide, rebuilt
 from farflung.training.recovery_places import DOMAINS, Peer, Piece, fall_together, places
 from farflung.training.recovery_refresh import Budget, Kept, due, filled
 
@@ -59,15 +60,19 @@ def test_a_slow_link_puts_a_shadow_of_a_large_stage_behind_the_mean() -> None:
     assert order.index(Rung.MEAN) < order.index(Rung.SHADOW)
 
 
-def test_a_try_is_waited_for_as_long_as_the_next_one_costs() -> None:
-    found = decide(LOSS, [*others(), *copies()])
-    assert [offer for offer, _ in found.tries()] == [one.offer for one in found.order]
-    *some, last_s = [within for _, within in found.tries()]
-    assert some == [max(PATIENT_S, one.cost_s) for one in found.order[1:]] and last_s == math.inf
-    assert (
-        some[0] == PATIENT_S and some[-1] > PATIENT_S
-    )  # a replica behind is here in half a minute, a new stage learns for hours
-    assert all(within >= offer.duration_s for offer, within in found.tries())
+@pytest.mark.parametrize("may_skip", [False, True])
+@pytest.mark.parametrize("iteration_s", [1.0, 91.3])
+def test_a_try_is_waited_for_until_the_next_one_would_have_cost_as_much(iteration_s: float, may_skip: bool) -> None:
+    """And never shorter than its link takes that is as fast as forecast, slow as that is."""
+    loss = replace(LOSS, iteration_s=iteration_s, may_skip=may_skip)
+    slow = Offer(rung=Rung.SHADOW, holders=("p0",), nbytes=STAGE_BYTES, bytes_s=1e6, steps_behind=10)
+    found = decide(loss, [*others(), slow])
+    stands_still = SKIP_TAX if may_skip else 1.0
+    tries = list(found.tries())
+    assert [offer for offer, _ in tries] == [one.offer for one in found.order]
+    assert [until for _, until in tries] == [*(one.cost_s / stands_still for one in found.order[1:]), math.inf]
+    assert all(until >= offer.duration_s for offer, until in tries)
+    assert all(until == math.inf for _, until in decide(loss, [*others(), *copies()]).tries())  # a replica serves
 
 
 def test_a_copy_of_another_time_is_not_used() -> None:
