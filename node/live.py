@@ -189,7 +189,9 @@ def line(event: dict[str, Any]) -> str | None:
         case "stage.join":
             said = f"joins {event['reason']}"
         case "stage.anew":
-            said = f"stage {event['stage']} was lost and begun anew by {event['founder'][:12]} (life {event['life']})"
+            said = (
+                f"stage {event['stage']} was lost and is begun anew by {event['founder'][:12]} (life {event['life']})"
+            )
         case "stage.call":
             said = f"stage {event['of']} is lost: our stage calls {event['founder'][:12]} to begin it anew (life {event['life']})"
         case "stage.recovery":

@@ -46,7 +46,7 @@ NET_EVERY_S = 5.0
 """Between two `net` lines in the log."""
 
 STANDING = ("joining", "waiting")
-"""States in which a node does nothing until somebody else does: why is said again when that changes."""
+"""States in which a node does nothing until somebody else does."""
 
 SAY_AGAIN_S = 10.0
 """Between two such reasons."""
@@ -455,11 +455,15 @@ class Peer:
 
     def _update_state(self) -> None:
         state, self.state_reason = self._state()
-        stands = state in STANDING and self.state_reason != self._said_reason
+        stands = self._stands(state) and self.state_reason != self._said_reason
         if state != self.member.membership.state or (stands and self._now() >= self._said_at + SAY_AGAIN_S):
             self.member.membership.state = state
             self._said_reason, self._said_at = self.state_reason, self._now()
             self.log.emit("node.state", state=state, reason=self.state_reason)
+
+    def _stands(self, state: str) -> bool:
+        """Whether it does nothing until somebody else does: why is said again when that changes."""
+        return state in STANDING
 
     def _state(self) -> tuple[str, str]:
         member, attendance = self.member, self.member.attendance

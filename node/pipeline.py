@@ -134,6 +134,11 @@ class Pipeline:
         return peer in (self.roll.me, self.roll.founder) or self.roll.present(peer) is not None
 
     @property
+    def told_lost(self) -> tuple[int, ...]:
+        """The stages that cannot go on, as we last told everybody."""
+        return () if self._said is None else self._said.lost
+
+    @property
     def leads(self) -> bool:
         """Whether it is our turn to plan."""
         return self.recipe.stage == 0 and self.me.trains and self.coordinator.leads(self._now())

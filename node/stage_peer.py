@@ -32,7 +32,7 @@ from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.envelope import swarm_of
 from farflung.protocol.errors import Refused, RemoteError
 from farflung.protocol.lives import Counters, Life, group_of
-from farflung.protocol.lost import begins, says
+from farflung.protocol.lost import begins, outlook, says
 from farflung.protocol.pipeline_messages import Copy
 from farflung.protocol.roll import Roll
 from farflung.training.recovery_ladder import decide
@@ -300,6 +300,8 @@ class StagePeer(Peer):
         if state == "training" and self.pipeline.leads:
             reason = self.pipeline.coordinator.reason
         stage, roll = self.pipeline.recipe.stage, self.pipeline.roll
+        if state in ("training", "waiting") and self._lost:
+            return state, outlook(roll, self._lost)
         if self.pipeline.watch.stranded:
             who = "the data nodes begin" if stage else "the other stages begin"
             return state, f"{reason}; if that lasts, {who} the stage anew"
@@ -309,6 +311,14 @@ class StagePeer(Peer):
         if state == "training" and self._stage_trainer.idle:
             return "waiting", f"no microbatch came here for as many steps as make a round; {reason}"
         return state, reason
+
+    @property
+    def _lost(self) -> tuple[int, ...]:
+        """Stages that are, as we last told everybody, but for our own, of which we hold what is left."""
+        return tuple(stage for stage in self.pipeline.told_lost if stage != self.pipeline.recipe.stage)
+
+    def _stands(self, state: str) -> bool:
+        return super()._stands(state) or bool(self._lost)
 
     def heard(self) -> Iterator[tuple[PeerId, tuple[str, ...], float]]:
         """Peers of all stages."""

@@ -12,7 +12,7 @@ nobody can take waits for a newcomer.
 """
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from farflung.protocol import accord
 from farflung.protocol.accord import Around, Word
@@ -62,6 +62,16 @@ def says(roll: Roll, head: Commit, own: Present, now: float) -> Word | None:
         return None if founder is None else Life(0, number, founder, _since(roll, head))
 
     return accord.next_word(Word(own.life, head.lives, head.call), around, call)
+
+
+def outlook(roll: Roll, lost: Sequence[int]) -> str:
+    """For people, of stages that are lost: what comes next, or what they have to do."""
+    one = len(lost) == 1
+    said = f"stage{'' if one else 's'} {' and '.join(map(str, lost))} {'is' if one else 'are'} lost"
+    left, it = set(range(roll.stages)) - set(lost), "it" if one else "them"
+    if accord.enough(roll.stages, left) if roll.decides_together else 0 in left:
+        return f"{said}: begun anew as soon as a machine can take {it}; to add one, `farflung join` there"
+    return f"{said}, and too few are left to begin {it} anew: start a machine again that served stage {' or '.join(map(str, lost))}"
 
 
 def _since(roll: Roll, head: Commit) -> Counters:

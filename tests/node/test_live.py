@@ -188,7 +188,7 @@ def test_a_stage_of_a_pipeline_says_where_it_is_and_who_planned_its_last_step() 
 def test_how_a_lost_stage_came_back_is_shown_by_everybody_who_knows() -> None:
     anew = event(110.0, "stage.anew", stage=3, life=2, founder=A)
     given = event(111.0, "shadow.given", stage=3, life=2, to=A, of_step=1200)
-    assert (line(anew) or "").endswith("stage 3 was lost and begun anew by abababababab (life 2)")
+    assert (line(anew) or "").endswith("stage 3 was lost and is begun anew by abababababab (life 2)")
     said = "abababababab, who begins stage 3 anew, has fetched this node's copy of step 1,200"
     assert (line(given) or "").endswith(said)
     told = "begun anew stage 3 lost, begun anew by abababababab (life 2)"

@@ -5,7 +5,7 @@ from typing import Any
 from tests.protocol.pipeline_says import LATE, SWARM, A, B, C, D, hear, of_three, says
 
 from farflung.protocol.lives import Life
-from farflung.protocol.lost import begins
+from farflung.protocol.lost import begins, outlook
 from farflung.protocol.roll import Roll
 
 TIED = says(0)
@@ -154,3 +154,16 @@ def test_two_lost_stages_do_not_call_the_same_peer_nor_empty_a_third() -> None:
     assert list(found) == [1] and found[1] in (B, D)
     roll.renew([Life(1, 2, found[1])], LATE)
     assert begins(roll, (A,), TIED, LATE) == {}  # the other one is the last of stage 3 from now on
+
+
+def test_people_are_told_whether_a_lost_stage_can_be_begun_anew() -> None:
+    roll = Roll(SWARM, A, A, stages=4, heartbeat_s=2.0)
+    assert outlook(roll, (2,)) == (
+        "stage 2 is lost: begun anew as soon as a machine can take it; to add one, `farflung join` there"
+    )
+    assert outlook(roll, (1, 2)).startswith("stages 1 and 2 are lost: begun anew")  # stage 0 is among the other half
+    assert outlook(roll, (0, 3)) == (
+        "stages 0 and 3 are lost, and too few are left to begin them anew: start a machine again that served stage 0 or 3"
+    )
+    two = Roll(SWARM, A, A, stages=2, heartbeat_s=2.0)
+    assert "begun anew as soon" in outlook(two, (1,)) and "start a machine again" in outlook(two, (0,))

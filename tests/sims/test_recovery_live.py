@@ -37,6 +37,24 @@ def test_a_stage_of_one_is_lost_and_a_newcomer_begins_it_anew() -> None:
     assert swarm.losses()[-1] < 0.7 * swarm.losses()[0]
 
 
+def test_everybody_says_that_a_stage_is_lost_and_what_is_missing() -> None:
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(3):
+            swarm.start(peer)
+        await until(swarm, lambda: swarm.rounds() == dict.fromkeys(range(3), 1))
+        swarm.kill(members_of(swarm, 2)[0])
+        await asyncio.sleep(90.0)
+        swarm.start(3)
+        await until_done(swarm, 0, 1, 3)
+
+    swarm = simulate(recipe(stages=3), Counting(), signers(4), story, wanted={1: 1, 2: 2})
+    assert not swarm.broken and lives(swarm) == [(2, 1, 3)]
+    for peer in (0, 1):
+        said = [event["reason"] for event in swarm.happened("node.state", peer)]
+        assert any(reason.startswith("stage 2 is lost: begun anew as soon as a machine can take it") for reason in said)
+        assert "lost" not in said[-1]
+
+
 def test_a_stage_of_two_is_lost_and_a_peer_of_a_rich_stage_moves() -> None:
     """Nobody new comes: the stage with most peers gives one, and all others keep their place."""
 
