@@ -150,20 +150,30 @@ class Standing:
 def agreed(
     membership: Membership, view: Collection[PeerId], me: PeerId, at_least: int
 ) -> tuple[int, bytes, tuple[PeerId, ...]] | None:
-    """The (version, digest) to download, and who of the view holds it; None while there is none of `at_least` that version.
+    """The (version, digest) to download, and who holds it; None while there is none of `at_least` that version.
 
-    Those who hold it are a quorum of the view with us and with those who say that they hold nothing: they must not keep a swarm from going on in
-    which a few are left who hold anything. What most hold counts, then what is newest.
+    Those of the view who hold it are a quorum of it with us and with those who say that they hold nothing: they must not keep a swarm from going on in
+    which a few are left who hold anything. What most hold counts, then what is newest. Where a quorum holds nothing and nobody else of the view is heard who
+    does, newcomers count who had it from members before these lost it.
     """
-    said: dict[tuple[int, bytes], list[PeerId]] = {}
-    lacking = {me}
-    for peer in membership.live(p for p in view if p != me):
-        beat = membership.heartbeat(peer)
-        if beat is not None and beat.digest:
-            said.setdefault((beat.version, beat.digest), []).append(peer)
-        elif beat is not None:
-            lacking.add(peer)
-    for (version, digest), donors in sorted(said.items(), key=lambda item: (len(item[1]), item[0]), reverse=True):
+    held, lacking = _held(membership, (p for p in view if p != me))
+    lacking.add(me)
+    if not held and is_quorum(view, lacking):
+        held, _ = _held(membership, (p for p in membership.known() if p not in view and p != me))
+    for (version, digest), donors in sorted(held.items(), key=lambda item: (len(item[1]), item[0]), reverse=True):
         if version >= at_least and is_quorum(view, {*donors, *lacking}):
             return version, digest, tuple(donors)
     return None
+
+
+def _held(membership: Membership, peers: Iterable[PeerId]) -> tuple[dict[tuple[int, bytes], list[PeerId]], set[PeerId]]:
+    """Who of some that live holds which version and digest, and who says that it holds nothing."""
+    held: dict[tuple[int, bytes], list[PeerId]] = {}
+    lacking: set[PeerId] = set()
+    for peer in membership.live(peers):
+        beat = membership.heartbeat(peer)
+        if beat is not None and beat.digest:
+            held.setdefault((beat.version, beat.digest), []).append(peer)
+        elif beat is not None:
+            lacking.add(peer)
+    return held, lacking

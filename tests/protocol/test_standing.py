@@ -234,6 +234,23 @@ def test_who_holds_nothing_does_not_stand_in_the_way_of_the_last_holder() -> Non
     assert agreed(p1=NONE, p2=NONE, p3=NONE) is None
 
 
+def test_newcomers_count_only_where_a_quorum_of_members_holds_nothing() -> None:
+    """They had it from members before these lost it."""
+    new, other = b"n" * 32, b"m" * 32
+
+    def with_newcomers(**said: Heartbeat) -> tuple[int, bytes, tuple[PeerId, ...]] | None:
+        membership = Membership(IDS[4], 1.0)
+        for name, heartbeat in said.items():
+            membership.heard(IDS[int(name[1:])], 0.0, heartbeat)
+        for peer, heartbeat in ((new, ONE), (other, NONE)):
+            membership.heard(peer, 0.0, heartbeat)
+        return standing.agreed(membership, tuple(IDS), IDS[4], 1)
+
+    assert with_newcomers(p1=NONE, p2=NONE) == (1, D, (new,))
+    assert with_newcomers(p1=NONE) is None, "the others may hold it"
+    assert with_newcomers(p1=NONE, p2=NONE, p3=TWO) == (2, state_digest(2), (IDS[3],)), "a member has it"
+
+
 def test_most_decide_then_the_newest() -> None:
     assert agreed(p0=ONE, p1=ONE, p2=TWO, p3=NONE) == (1, D, (IDS[0], IDS[1]))
     assert agreed(p0=ONE, p1=TWO, p2=NONE, p3=NONE) == (2, state_digest(2), (IDS[1],))
