@@ -261,6 +261,10 @@ def _recovered(one: BegunAnew, me: str) -> str:
         said += f", who has fetched this node's copy of step {one.copy_step:,}"
     if one.rung:
         said += f", made of: {one.rung}"
+    if one.misfit is not None:
+        said += f" (its error is {one.misfit:.2f} of that without it)"
+    if one.ends:
+        said += f", embedding and head: {one.ends}"
     return f"{said} · {one.reason}" if one.reason else said
 
 

@@ -44,6 +44,10 @@ class BegunAnew(msgspec.Struct, frozen=True, kw_only=True):
     """What its founder has tried in vain, and why; empty where that is another node."""
     rung: str = ""
     """What the founder has made the stage of; empty where that is another node."""
+    ends: str = ""
+    """Of stage 0, what has become of embedding, last norm and head in that; empty as before."""
+    misfit: float | None = None
+    """Its error on what neighbours remember of the lost one, relative to no stage; None where none does, and where the founder is another node."""
     copy_step: int | None = None
     """Step of this node's copy of the stage that the founder has fetched to begin with; None where it has fetched none here."""
 
@@ -203,7 +207,8 @@ class NodeStatus(msgspec.Struct, kw_only=True):
             case "stage.recovery":
                 self._begun_anew(event, founder=self.peer, reason=event["reason"])
             case "stage.made":
-                self._begun_anew(event, founder=self.peer, rung=event["rung"])
+                made = {name: event[name] for name in ("rung", "ends", "misfit")}
+                self._begun_anew(event, founder=self.peer, **made)
             case "shadow.given":
                 self._begun_anew(event, founder=event["to"], copy_step=event["of_step"])
             case "outer.eval":

@@ -5,7 +5,7 @@ Worked out from the nodes' events and from who was killed when. A recovery is me
 that it took to fetch what the stage was made of: that depends on its size and the link, and is told beside it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -28,9 +28,18 @@ class Recovered:
     """When the last of its peers was killed; None where none was, as when a chain has lost its quorum to goodbyes."""
     anew: float
     """When the first peer heard that the chain of stage 0 begins it anew."""
-    made: float
-    """When its founder had its state."""
+    founder: str
+    """Who was to begin it: public key in hex."""
+    made: float | None
+    """When its founder had its state; None where it never had, as when it was lost, too."""
     rung: str
+    """What it was made of; empty where it was not."""
+    ends: str
+    """Of stage 0, what has become of embedding, last norm and head."""
+    misfit: float | None
+    """Its error on what neighbours remember of the lost one, relative to no stage; None where none does."""
+    failed: tuple[str, ...]
+    """What was tried in vain, and why."""
     nbytes: int
     transfer_s: float
     """Until what it was made of was here."""
@@ -63,13 +72,20 @@ class Recovered:
 def recoveries(
     events_by_peer: Events, steps: Sequence[LoggedStep], kills: Mapping[str, Sequence[float]]
 ) -> list[Recovered]:
-    """All of them, in the order in which stages were made; `kills`: by key, unix seconds."""
-    found = []
+    """All of them, in the order in which they were decided, but for lives that came to nothing and were followed by others; `kills`: by key, unix seconds."""
+    founders = dict[tuple[int, int], str]()
     for peer, events in events_by_peer.items():
         for event in events:
-            if event["event"] == "stage.made":
-                found.append(_recovered(peer, event, events_by_peer, steps, kills))
-    return sorted(found, key=lambda one: one.made)
+            if event["event"] == "stage.anew":
+                founders[event["stage"], event["life"]] = event["founder"]
+            elif event["event"] == "stage.made":
+                founders[event["stage"], event["life"]] = peer
+    found = [
+        _recovered(founder, stage, life, events_by_peer, steps, kills) for (stage, life), founder in founders.items()
+    ]
+    newest = {stage: max(life for one, life in founders if one == stage) for stage, _ in founders}
+    told = [one for one in found if one.made is not None or one.life == newest[one.stage]]
+    return sorted(told, key=lambda one: (one.anew, one.stage))
 
 
 def told(recovered: Recovered, started: float) -> dict[str, Any]:
@@ -84,7 +100,11 @@ def told(recovered: Recovered, started: float) -> dict[str, Any]:
     return {
         "stage": recovered.stage,
         "life": recovered.life,
+        "founder": recovered.founder,
         "rung": recovered.rung,
+        "ends": recovered.ends,
+        "misfit": rounded(recovered.misfit),
+        "failed": list(recovered.failed),
         "bytes": recovered.nbytes,
         "lost_s": since_start(recovered.lost),
         "anew_s": since_start(recovered.anew),
@@ -103,33 +123,23 @@ def told(recovered: Recovered, started: float) -> dict[str, Any]:
 
 def _recovered(
     founder: str,
-    made: Mapping[str, Any],  # its `stage.made`
+    stage: int,
+    life: int,
     events_by_peer: Events,
     steps: Sequence[LoggedStep],
     kills: Mapping[str, Sequence[float]],
 ) -> Recovered:
-    stage, life = made["stage"], made["life"]
-    heard = [
-        event["time"]
-        for events in events_by_peer.values()
-        for event in events
-        if event["event"] == "stage.anew" and (event["stage"], event["life"]) == (stage, life)
-    ]
-    decided = [
-        event
-        for event in events_by_peer[founder]
-        if event["event"] == "stage.recovery" and (event["stage"], event["life"]) == (stage, life)
-    ]
-    tried = sorted(
-        (
-            event
-            for events in events_by_peer.values()
-            for event in events
-            if event["event"] == "stage.trial" and (event["of"], event["life"]) == (stage, life)
-        ),
-        key=lambda event: event["time"],
-    )
-    anew = min(heard, default=made["time"])
+    def of_life(events: Iterable[Mapping[str, Any]], name: str, key: str = "stage") -> list[Mapping[str, Any]]:
+        found = [one for one in events if one["event"] == name and (one[key], one["life"]) == (stage, life)]
+        return sorted(found, key=lambda event: event["time"])
+
+    everybody = [event for events in events_by_peer.values() for event in events]
+    own = events_by_peer.get(founder, ())
+    decided, failed = of_life(own, "stage.recovery"), of_life(own, "stage.unmade")
+    made = next(iter(of_life(own, "stage.made")), None)
+    tried = of_life(everybody, "stage.trial", "of")
+    known = [*of_life(everybody, "stage.anew"), *([made] if made is not None else [])]
+    anew = min(event["time"] for event in known)
     deaths = [
         at
         for peer, times in kills.items()
@@ -143,11 +153,15 @@ def _recovered(
         life=life,
         lost=lost,
         anew=anew,
-        made=made["time"],
-        rung=made["rung"],
-        nbytes=made["bytes"],
-        transfer_s=made["fetch_s"],
-        serving=_first_operation(events_by_peer[founder], stage, made["time"]),
+        founder=founder,
+        made=None if made is None else made["time"],
+        rung="" if made is None else made["rung"],
+        ends="" if made is None else made["ends"],
+        misfit=None if made is None else made["misfit"],
+        failed=tuple(f"{event['rung']}: {event['reason']}" for event in failed),
+        nbytes=0 if made is None else made["bytes"],
+        transfer_s=0.0 if made is None else made["fetch_s"],
+        serving=None if made is None else _first_operation(own, stage, made["time"]),
         step_s=median(before) if before else None,
         expected_s=decided[-1]["expected_s"] if decided else None,
         why=decided[-1]["reason"] if decided else "",

@@ -81,29 +81,37 @@ def _begun_anew(scene: Scene) -> list[Markup]:
     if not scene.figures["recoveries"]:
         return []
     headings = [
-        *("stage", "lost at", "agreed after", "made of", "bytes", "fetched in", "computes again after", "steps"),
+        *("stage", "lost at", "agreed after", "by", "made of", "bytes", "fetched in", "computes again after", "steps"),
         *("expected to cost", "trials"),
     ]
-    rows = [_recovery_row(one) for one in scene.figures["recoveries"]]
+    found = scene.figures["recoveries"]
+    rows = [_recovery_row(scene, one) for one in found]
+    notes = [said for one in found for said in (one["why"], *(f"no {why}" for why in one["failed"]), one["trial"])]
     return [
         markup.section(
             "Stages that were lost",
             "All peers of a stage were gone, and somebody began it anew. Steps are those of the pipeline as they were before, without the time that fetching took; what it was expected to cost is "
             "with the iterations that the stage then lags behind. Trials are the steps in which data nodes tried it before it counted.",
-            markup.table(headings, rows, numbers=frozenset({0, 1, 2, 4, 5, 6, 7, 8, 9})),
-            *[markup.note(said) for one in scene.figures["recoveries"] for said in (one["why"], one["trial"]) if said],
+            markup.table(headings, rows, numbers=frozenset({0, 1, 2, 5, 6, 7, 8, 9, 10})),
+            *[markup.note(said) for said in notes if said],
         )
     ]
 
 
-def _recovery_row(one: Mapping[str, Any]) -> list[Markup]:
+def _recovery_row(scene: Scene, one: Mapping[str, Any]) -> list[Markup]:
     """Of a line of `pipeline_recoveries.told`."""
+    made = one["rung"] or "nothing: it is not back"
+    if one["misfit"] is not None:
+        made += f" (error {one['misfit']:.2f} of that without it)"
+    if one["ends"]:
+        made += f"; embedding and head {one['ends']}"
     agreed_after = None if one["lost_s"] is None else one["anew_s"] - one["lost_s"]
     return [
         text(str(one["stage"])),
         text(_seconds(one["lost_s"])),
         text(_seconds(agreed_after)),
-        text(one["rung"]),
+        text(scene.names.get(one["founder"], one["founder"][:12])),
+        text(made),
         text(human_bytes(one["bytes"])),
         text(_seconds(one["transfer_s"])),
         text(_seconds(one["seconds"])),

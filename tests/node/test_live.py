@@ -226,9 +226,10 @@ def test_how_a_lost_stage_came_back_is_shown_by_everybody_who_knows() -> None:
     call = event(111.0, "stage.call", of=0, life=2, founder="abcdef0123456789")
     assert (line(call) or "").endswith("stage 0 is lost: our stage calls abcdef012345 to begin it anew (life 2)")
     founder = folded([*RUN, decided, made, anew | {"founder": PEER}])
-    assert "stage 3 lost, begun anew by this node (life 2), made of: shadow · stage 3: shadow from a [b]" in drawn(
-        founder
-    )
+    told = "stage 3 lost, begun anew by this node (life 2), made of: shadow (its error is 0.25 of that without it)"
+    assert told in drawn(founder) and "stage 3: shadow from a [b]" in drawn(founder)
+    home = folded([*RUN, made | {"stage": 0, "ends": "new initial weights"}])
+    assert "embedding and head: new initial weights" in drawn(home)
     assert msgspec.convert(msgspec.to_builtins(founder), NodeStatus) == founder
 
 

@@ -193,7 +193,15 @@ def after_a_loss() -> dict[str, list[dict[str, Any]]]:
             "reason": f"trial {number}",
         }
         events[HOME].append(common | {"time": START + at, "event": "stage.trial", "peer": HOME, "stage": 0} | tried)
-    made = {"rung": "shadow", "holders": ["a"], "bytes": 500, "fetch_s": 0.75, "seconds": 1.5, "misfit": None}
+    made = {
+        "rung": "shadow",
+        "holders": ["a"],
+        "bytes": 500,
+        "fetch_s": 0.75,
+        "seconds": 1.5,
+        "misfit": 0.25,
+        "ends": "",
+    }
     events[SPARE] = [
         common | {"time": START + 9.25, "event": "stage.anew", "peer": SPARE, "founder": SPARE},
         common
@@ -227,10 +235,11 @@ def test_how_a_lost_stage_came_back() -> None:
     assert one.seconds == 4.5 and one.iterations == pytest.approx((4.5 - 0.75) / 2.5)
     assert slowest_recovery([one]) == 1.5
     page = render([scene])
+    assert "shadow (error 0.25 of that without it)" in page
     assert "stage 1: shadow from a" in page and "7.2 s" in page
     assert "Stages that were lost" in page and "red: a stage had nobody, from the loss of its last peer" in page
     assert scene.figures["recoveries"][0] == {
-        "stage": 1, "life": 1, "rung": "shadow", "bytes": 500, "lost_s": 7.0, "anew_s": 9.0, "made_s": 10.0, "serving_s": 11.5,
+        "stage": 1, "life": 1, "founder": SPARE, "rung": "shadow", "ends": "", "misfit": 0.25, "failed": [], "bytes": 500, "lost_s": 7.0, "anew_s": 9.0, "made_s": 10.0, "serving_s": 11.5,
         "seconds": 4.5, "transfer_s": 0.75, "step_s": 2.5, "iterations": 1.5,
         "expected_s": 7.25, "why": "stage 1: shadow from a", "trials": 3, "trial": "trial 3",
     }  # fmt: skip
@@ -316,6 +325,14 @@ def test_a_stage_that_was_lost_without_a_kill_or_never_served_has_no_figure() ->
     [one] = recoveries_of(scene)
     assert one.serving is None and one.seconds is None and slowest_recovery([one]) is None
     assert "Stages that were lost" in render([scene])
+    events = after_a_loss()
+    events[SPARE] = [
+        event for event in events[SPARE] if event["event"] == "stage.anew"
+    ]  # it was lost before it had begun
+    scene = Scene(events=events, run=killed({LEFT: 7.0}))
+    [one] = recoveries_of(scene)
+    assert (one.rung, one.made, one.founder) == ("", None, SPARE) and slowest_recovery([one]) is None
+    assert "nothing: it is not back" in render([scene])
     assert slowest_recovery([]) is None and "Stages that were lost" not in render([scene_of(by_hand())])
 
 
