@@ -183,6 +183,7 @@ def _recipe(scene: Scene, founder: Ed25519Signer) -> Recipe:
             "shadows": scene.shadows,
             "routing": "dynamic" if scene.dynamic else "planned",
             "swaps": scene.swaps,
+            "recovery": scene.recovery,
         },
     )
 

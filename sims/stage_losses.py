@@ -10,6 +10,8 @@ import random
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from farflung.protocol.manifest_sections import CHECKFREE, CHECKFREE_PLUS, LADDER
+
 LAST = -1
 """In the place of a stage: the last one."""
 
@@ -89,6 +91,8 @@ class Scene:
     """Whether whoever sends a microbatch on chooses its way."""
     swaps: int = 0
     """Stages that a route may visit in swapped order."""
+    recovery: str = LADDER
+    """How lost stages come back, as manifests say it."""
 
     @property
     def num_peers(self) -> int:
@@ -102,7 +106,7 @@ class Scene:
         )
         traits = (
             f"skips {self.skips}, shadows {self.shadows}, delay {self.delay_steps}, tied {self.tied}, drop {self.drop}, "
-            f"dynamic {self.dynamic}, swaps {self.swaps}"
+            f"dynamic {self.dynamic}, swaps {self.swaps}, recovery {self.recovery}"
         )
         return [said, traits, *(blow.describe() for blow in self.blows)]
 
@@ -112,6 +116,9 @@ MEAN_GAP_S = 45.0
 
 MOST_BLOWS = 4
 """Of a scene, without those that fall on whoever mends them."""
+
+BY_RULE = 0.15
+"""Share of scenes in which lost stages come back by CheckFree's rules alone."""
 
 KINDS = {
     "stage": 4.0,
@@ -152,6 +159,11 @@ def draw_scene(seed: int) -> Scene:
     dynamic = routing.random() < 0.4
     most_swaps = 2 if not dynamic and stages - scene.skips >= 3 else 0
     scene = replace(scene, dynamic=dynamic, swaps=routing.randint(0, most_swaps))
+    by_rule = random.Random(f"{seed}/recovery")
+    if by_rule.random() < BY_RULE:
+        scene = replace(scene, recovery=CHECKFREE, layers=stages, shadows=0.0)
+        if stages >= 5 and by_rule.random() < 0.5:
+            scene = replace(scene, recovery=CHECKFREE_PLUS, skips=False, dynamic=False, swaps=0)
     blows: list[Blow] = []
     now = 0.0
     for _ in range(rng.randint(1, MOST_BLOWS)):

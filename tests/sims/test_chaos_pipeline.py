@@ -6,6 +6,7 @@ from multiprocessing import get_context
 
 import pytest
 
+from farflung.protocol.manifest_sections import CHECKFREE, CHECKFREE_PLUS, LADDER
 from farflung.sims.chaos_pipeline import StageReport, run_scene, run_seed
 from farflung.sims.stage_losses import LAST, Blow, Scene, What, Whom, draw_scene
 
@@ -62,6 +63,7 @@ def test_every_kind_of_blow_is_drawn() -> None:
     blows = [blow for scene in scenes for blow in scene.blows]
     assert {blow.what for blow in blows} == set(What) and {blow.whom for blow in blows} == set(Whom)
     assert {scene.stages for scene in scenes} == {2, 3, 4, 5, 6}
+    assert {scene.recovery for scene in scenes} == {LADDER, CHECKFREE, CHECKFREE_PLUS}
     ways = {(scene.dynamic, scene.swaps, scene.skips) for scene in scenes}
     assert ways == {(False, swaps, skips) for swaps in (0, 1, 2) for skips in (False, True)} | {
         (True, 0, False),
