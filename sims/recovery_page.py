@@ -15,6 +15,7 @@ from farflung.sims.recovery_rows import Row, Single
 from farflung.sims.recovery_tiers import CI, TIERS, Tier
 from farflung.sims.recovery_words import checks, number_or_dash
 from farflung.training.presets import num_parameters
+from farflung.training.recovery_rise import RISE_STEPS
 
 ABOUT = {
     "none": "no failures",
@@ -24,7 +25,7 @@ ABOUT = {
     "checkfree+": "with swapped order in half of the microbatches, so that end stages have twins",
     "copy": "a copy of the stage before",
     "random": "new initial weights",
-    "ours": "what live nodes do, decided by their own code: the ladder, and shadows within {share:g} % of the bytes, whole as `{whole}` (to begin a stage with) or `{first}` (to keep), and then refreshed by `{difference}` differences",
+    "ours": "what live nodes do, decided by their own code: the ladder, and shadows within {share:g} % of the bytes, whole as `{whole}` (to begin a stage with) or `{first}` (to keep), and then refreshed by `{difference}` differences; its learning rate rises over the first {rise} steps after a recovery, as in all rungs of the ladder",
 }
 
 
@@ -136,6 +137,7 @@ def _about(name: str, tier: Tier) -> str:
         share=100 * PipelineSpec().shadows,
         whole=spec_of(WHOLE),
         first=spec_of(FIRST),
+        rise=RISE_STEPS,
         difference=spec_of(DIFFERENCE),
     )
 

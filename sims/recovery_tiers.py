@@ -68,6 +68,8 @@ class Tier:
     safe_ends: bool = False
     """The embedding, the final norm and the head are at a data node of their own, which is never lost, as in CheckFree's experiments: all stages
     are of layers alone. Else they are with stage 0, and go with it."""
+    is_short: bool = False
+    """CheckFree's losses leave too few iterations to recover in before the target: who is there first says nothing of the published ranking."""
     rates: tuple[float, ...] = RATES
     clock: Clock = Clock()
 
@@ -115,6 +117,7 @@ CI = Tier(
     checkpoint_every=50,
     seeds=3,
     event_steps=50,
+    is_short=True,
 )
 """256 k tokens: some 10 s of one core per run, and 12 s per seed before."""
 
