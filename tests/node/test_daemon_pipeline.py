@@ -1,4 +1,4 @@
-"""A swarm with a pipeline as people run it: `create --stages 2`, processes that join over loopback, and two that are killed."""
+"""A swarm with a pipeline as people run it: `create --stages 3`, processes that join over loopback, and two that are killed."""
 
 import asyncio
 import re
@@ -52,16 +52,16 @@ min_round_s = 1.0
 """
 
 
-SWARM = r"[ad]/state/swarms/\w+"
-OWN = r"a/state/swarms/\w+/checkpoint"
+SWARM = r"[ade]/state/swarms/\w+"
+OWN = r"(a/state/swarms/\w+/checkpoint|e/state/swarms/\w+/stage-2)"
 NEW = r"d/state/swarms/\w+/stage-1-life-1"
 ALLOWED = (
     rf"{SWARM}/(events\.jsonl|engine\.log)",  # logs: the second is opened by the first warning of a library
     rf"{SWARM}/(name|lock|peers\.json|stage|claim|invite|manifest)(\.new)?",  # who is in the swarm
     r"d/(config|cache/kernels)/\S+",  # a key, and compiled codecs: of every new machine
     rf"({OWN}|{NEW})/(vote|history\.msgpack)(\.new)?",  # what a node has voted for in its own chain, and that chain
-    rf"{OWN}/means/\w+-\d+(\.new)?",  # of rounds of stage 0: written, and opened again to be synced
-    rf"{OWN}/(current(\.new)?|learner-[ab]/(\.tmp\w+|place\.msgpack\.new|state\.(json|safetensors)\.partial))",  # checkpoints of stage 0, as usual
+    rf"{OWN}/means/\w+-\d+(\.new)?",  # of their own rounds: written, and opened again to be synced
+    rf"{OWN}/(current(\.new)?|learner-[ab]/(\.tmp\w+|place\.msgpack\.new|state\.(json|safetensors)\.partial))",  # checkpoints of their own stages, as usual
 )
 """What nodes open while a stage is recovered, by the folders of their homes: what they write all the time, and of the stage that comes back its new chain only,
 which has no state in it."""
@@ -142,14 +142,16 @@ def test_the_doctor_looks_at_a_stage(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_processes_train_two_stages_though_one_of_a_stage_is_killed_and_then_its_last(tmp_path: Path) -> None:
-    found(tmp_path)
+def test_processes_train_three_stages_though_one_of_a_stage_is_killed_and_then_its_last(tmp_path: Path) -> None:
+    found(tmp_path, stages=3)
     with watched(tmp_path) as kernel, nodes() as start:
         a = start(tmp_path / "a", "pipe", watched=True)
         invitation = a.word("farflung1")
-        b = start(tmp_path / "b", invitation, watched=True)
+        b = start(tmp_path / "b", invitation, "--stage", "1", watched=True)
+        b.until(lambda: "serves stage 1 of 3: layers 1 to 1" in b.log.read_text())
+        e = start(tmp_path / "e", invitation, watched=True)
+        e.until(lambda: "serves stage 2 of 3: layers 2 to 3" in e.log.read_text())  # nobody else did
         b.until(lambda: b.rounds() >= 1)
-        assert "serves stage 1 of 2: layers 2 to 3" in b.log.read_text()  # nobody else did
         c = start(tmp_path / "c", invitation, "--stage", "1", watched=True)
         c.until(lambda: c.rounds() >= 2 and c.events("round.commit")[-1]["contributed"])
 
@@ -167,7 +169,7 @@ def test_processes_train_two_stages_though_one_of_a_stage_is_killed_and_then_its
                 digests.setdefault(event["version"], set()).add(event["digest"])
         assert all(len(same) == 1 for same in digests.values()) and len(digests) >= 4
         assert local_swarm(a.paths, "pipe", ()).swarm is not None
-        assert a.events("pipeline.step")[-1]["peers"] == [1, 1]
+        assert a.events("pipeline.step")[-1]["peers"] == [1, 1, 1]
         # Samples are with the data nodes: the others have tickets only, and say so.
         told = asyncio.run(request(a.paths.find_swarm("pipe"), "ledger", sample=0))
         assert told["sample"]["stops"][0]["peer"] == told["held"][0]["peer"] and told["cursor"] > 0
@@ -189,7 +191,8 @@ def test_processes_train_two_stages_though_one_of_a_stage_is_killed_and_then_its
         d.until(lambda: d.rounds() >= 1)
         [made] = d.events("stage.made")
         assert (made["rung"], made["stage"]) == ("shadow", 1)
-        assert len(a.events("node.start")) == 1 and a.events("stage.anew")[-1]["life"] == 1
+        assert [len(node.events("node.start")) for node in (a, e)] == [1, 1], "nobody else begins anew"
+        assert [node.events("stage.anew")[-1]["life"] for node in (a, e)] == [1, 1]
         told, founded = (
             asyncio.run(request(node.paths.find_swarm("pipe"), "status"))["recovered"][0] for node in (a, d)
         )
@@ -199,20 +202,20 @@ def test_processes_train_two_stages_though_one_of_a_stage_is_killed_and_then_its
         assert "stage 1 is made: shadow" in d.log.read_text()
         assert any(step["landed"] for step in a.events("pipeline.step")[before:])
         served_at = min(step["time"] for step in d.events("pipeline.step"))
-        homes = {node.home: node for node in (a, b, c, d)}
+        homes = {node.home: node for node in (a, b, c, d, e)}
         for home, node in homes.items():  # so there is nothing of the run that could be read elsewhere
             wrote = [one.path for one in node.opened_since(0.0) if one.writes and not one.path.is_relative_to(home)]
             assert [path for path in wrote if not ELSEWHERE.fullmatch(str(path))] == []
-        opened = [(one.at, one.path) for node in (a, d) for one in node.opened_since(killed_at)]
+        opened = [(one.at, one.path) for node in (a, d, e) for one in node.opened_since(killed_at)]
         opened += [one for one in kernel.opened if not OURS.fullmatch(str(one[1].relative_to(tmp_path)))]
         within = [(at, path) for at, path in opened if killed_at <= at <= served_at and path.is_relative_to(tmp_path)]
         files = [(at, path.relative_to(tmp_path)) for at, path in within if not path.is_dir()]
-        assert {path.parts[0] for _, path in files} == {"a", "d"}
+        assert {path.parts[0] for _, path in files} == {"a", "d", "e"}
         assert [path for _, path in files if not may_open(path)] == []
         print(f"{served_at - killed_at:.1f} s from the kill to the end of the first step with it")
     # The founder's machine has the whole model, as it was last evaluated.
     facts = daemon.export(ExportOptions(swarm="pipe", folder=tmp_path / "model", home=tmp_path / "a"))
-    assert facts["rounds"] >= 1 and facts["pipeline stages"] == 2 and "held-out loss" in facts
+    assert facts["rounds"] >= 1 and facts["pipeline stages"] == 3 and "held-out loss" in facts
     assert (tmp_path / "model" / "model.safetensors").exists()
     figures = evaluate_swarm(EvalOptions(swarm="pipe", skip_stages=("1",), device="cpu", home=tmp_path / "a"))
     (last,) = [e for e in a.events("outer.eval") if e["version"] == figures["version"]]
