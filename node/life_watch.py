@@ -3,7 +3,7 @@
 Of other stages it says what it hears (`roll`), of its own, whose state it holds, what it knows of the chain (`stranded`). A life that is newer than its own ends its part
 here: whoever is to begin that one leaves to do so, and all others to come in again, with all rounds of the old one that they have. That is looked at all the
 time and not only when it is news: a machine that was killed on its way out starts in the old life again, and one that was killed on its way to another stage that it
-was called for in its old stage; nobody else may begin that life, and where too few stages are left nobody can decide another one.
+was called for in its old stage; it goes there again where too few stages are left to decide that somebody else shall.
 """
 
 from collections.abc import Callable, Collection
@@ -11,8 +11,9 @@ from typing import Protocol
 
 from farflung.node.events import EventLog
 from farflung.node.stage_self import OUTSIDE, Self
-from farflung.protocol.accord import Word
+from farflung.protocol.accord import Word, enough
 from farflung.protocol.lives import Life
+from farflung.protocol.quorum import is_quorum
 from farflung.protocol.roll import Roll
 from farflung.protocol.stranded import Stranded
 
@@ -89,8 +90,7 @@ class LifeWatch:
             me.decide()
         news = [life for life in self._roll.renewed.values() if self._known.get(life.stage) != life]
         over = self._roll.number(stage) > self._life.number and not self._over and me.caught_up
-        lost = self._roll.lost(now, held=stage) if self._owed else ()
-        owed = [life for life in self._owed if life.stage in lost]
+        owed = self._still_owed(now) if self._owed else []
         if not news and not over and not owed:
             return said != self._word
         for life in news:
@@ -110,6 +110,18 @@ class LifeWatch:
             why = "its chain had no quorum" if self.stranded else "it did not hear us"
             me.go(OUTSIDE, f"stage {stage} was begun anew while {why}")
         return True
+
+    def _still_owed(self, now: float) -> list[Life]:
+        """Those of the lives for which we were called that nobody else can take the place of any more, as too few stages are left to decide that; if our own
+        stage can do without us."""
+        stages, me = self._roll.stages, self._roll.me
+        lost = set(self._roll.lost(now, held=self._life.stage))
+        chain = self._part.me.chain
+        if chain is None or enough(stages, set(range(stages)) - lost):
+            return []
+        view, live = set(chain[0]), set(chain[1])
+        spared = is_quorum(view, live) and is_quorum(view - {me}, live - {me})
+        return [life for life in self._owed if life.stage in lost] if spared else []
 
     def _tell(self, life: Life) -> None:
         self._log.emit("stage.anew", stage=life.stage, life=life.number, founder=life.founder.hex())
