@@ -40,6 +40,9 @@ LOOK_S = 1.0
 FETCH_S = 120.0
 """Until somebody who is asked answers: the source takes its copy between two steps."""
 
+HEAD_S = 20.0
+"""The same where only what there is is asked."""
+
 ANY: "Mark" = (0, 0)
 """Newer than which any copy is that has been trained."""
 
@@ -51,7 +54,7 @@ Mark = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Copy:
+class ExactCopy:
     """Parameters as somebody trained them."""
 
     payload: Payload
@@ -65,7 +68,9 @@ class Copy:
 class EndsShelf:
     """What a machine keeps of embedding, last norm and head; it outlives the peer, which may move."""
 
-    copy: Copy | None = None
+    copy: ExactCopy | None = None
+    life: int = 0
+    """Of stage 0, in which it was fetched: the next one counts on from the last round, and so from less than this may have had."""
     received_bytes: int = 0
     """Of all copies so far."""
 
@@ -100,8 +105,8 @@ class Exact:
         self._refused = refused
         self._step = step
         self._mark = mark
-        self._own: dict[bool, Copy] = {}
-        """Of our own layers (False) and ends, the copies that were asked for last."""
+        self._own: ExactCopy | None = None
+        """Of a data node, the copy of the ends that was asked for last."""
         self._copying = asyncio.Lock()
 
     def serve(self) -> None:
@@ -135,56 +140,71 @@ class Exact:
             await self._renew()
 
     async def _renew(self) -> None:
-        shelf = self._shelf
-        sources = self._roll.training(0, asyncio.get_running_loop().time())
-        for source in rotated(sources, self._roll.me):
-            kept = ANY if shelf.copy is None else shelf.copy.mark
-            try:
-                _, copy = await self._ask(source, kept)
-            except NetworkError:
-                continue
-            except RemoteError as error:
-                self._refused(error)
-                continue
-            if copy is None:
-                continue  # it has joined lately, or trains behind the others
+        shelf, life = self._shelf, self._roll.number(0)
+        kept = ANY if shelf.copy is None or shelf.life != life else shelf.copy.mark
+        numel = num_ends(self._recipe.whole.model)
+        sources = rotated(self._roll.training(0, asyncio.get_running_loop().time()), self._roll.me)
+        for source in sources:
+            answer = await ask(self._network, self._doors.side, source, numel, kept, self._refused, ends=True)
+            if answer is None or (copy := answer[1]) is None:
+                continue  # it cannot be reached, has joined lately, or trains behind the others
             step, version = copy.mark
             # no later than it can be: one that claims more would never be renewed
-            shelf.copy = replace(copy, mark=(min(step, self._step()), version))
+            shelf.copy, shelf.life = replace(copy, mark=(min(step, self._step()), version)), life
             shelf.received_bytes += len(copy.payload)
             self._log.emit("ends", of_step=step, bytes=len(copy.payload), received_bytes=shelf.received_bytes)
             return
 
-    async def _ask(self, source: PeerId, newer_than: Mark) -> tuple[ExactHeader, Copy | None]:
-        numel = num_ends(self._recipe.whole.model)
-        return await ask(self._network, self._doors.side, source, numel, newer_than, ends=True)
-
-    async def _copied(self, *, ends: bool) -> Copy | None:
-        """What we train now, one copy for all who ask until the next step; None where that is nothing yet, or no numbers."""
+    async def _copied(self, *, ends: bool) -> ExactCopy | None:
+        """What we train now, of the ends one copy for all who ask until the next step; None where that is nothing yet, or no numbers."""
         mark = self._mark()
         if mark is None:
             return None
         async with self._copying:
-            if ends not in self._own or self._own[ends].mark < mark:
-                values = await self._doors.learner.run(self._taken, ends_of if ends else layers_of)
-                try:
-                    payload = await self._doors.side.run(EXACT.encode, values)
-                except CodecError:  # not finite: who trains with that stops by itself
-                    return None
-                self._own[ends] = Copy(payload=payload, name=await self._doors.side.run(digest_of, payload), mark=mark)
-            return self._own[ends]
+            if ends and self._own is not None and self._own.mark == mark:
+                return self._own
+            values = await self._doors.learner.run(self._taken, ends_of if ends else layers_of)
+            try:
+                payload = await self._doors.side.run(EXACT.encode, values)
+            except CodecError:  # not finite: who trains with that stops by itself
+                return None
+            copy = ExactCopy(payload=payload, name=await self._doors.side.run(digest_of, payload), mark=mark)
+            if ends:
+                self._own = copy
+            return copy
 
     def _taken(self, some: Callable[..., Tensor]) -> Tensor:
         return some(self._recipe.whole.model, self._recipe.part, self._learner.local_params())
 
 
 async def ask(
-    network: Network, side: Door, holder: PeerId, numel: int, newer_than: Mark, *, ends: bool
-) -> tuple[ExactHeader, Copy | None]:
-    """What a peer has, and that itself if it is newer. Raises NetworkError; Refused naming the peer for what is none."""
-    limit = EXACT.max_nbytes(numel)
+    network: Network,
+    side: Door,
+    holder: PeerId,
+    numel: int,
+    newer_than: Mark,
+    refused: Callable[[RemoteError], None],
+    *,
+    ends: bool,
+) -> tuple[ExactHeader, ExactCopy | None] | None:
+    """What a peer has, and that itself if it is newer; None where it cannot be had, or is none."""
     try:
-        async with asyncio.timeout(FETCH_S + (0.0 if newer_than == NONE else limit / SLOWEST_BYTES_PER_S)):
+        return await _asked(network, side, holder, numel, newer_than, ends=ends)
+    except NetworkError:
+        return None
+    except RemoteError as error:
+        refused(error)
+        return None
+
+
+async def _asked(
+    network: Network, side: Door, holder: PeerId, numel: int, newer_than: Mark, *, ends: bool
+) -> tuple[ExactHeader, ExactCopy | None]:
+    """Raises NetworkError; Refused naming the peer for what is none."""
+    limit = EXACT.max_nbytes(numel)
+    within_s = HEAD_S if newer_than == NONE else FETCH_S + limit / SLOWEST_BYTES_PER_S
+    try:
+        async with asyncio.timeout(within_s):
             stream = await network.open_stream(holder, KIND)
             try:
                 await framing.write_header(stream, ExactRequest(ends, *newer_than))
@@ -202,7 +222,7 @@ async def ask(
         raise Refused(f"not the parameters of our model: {error}", peer=holder) from error
     if await side.run(digest_of, payload) != header.name:
         raise Refused("a copy with another digest than it says", peer=holder)
-    return header, Copy(payload=payload, name=header.name, mark=(header.step, header.version))
+    return header, ExactCopy(payload=payload, name=header.name, mark=(header.step, header.version))
 
 
 async def fetch_layers(
@@ -210,14 +230,8 @@ async def fetch_layers(
 ) -> Tensor:
     """What any of these peers, all of one stage, trains in its layers, fp32 [numel] on the CPU. Raises NetworkError when none of them gives it."""
     for holder in holders:
-        try:
-            _, copy = await ask(network, side, holder, numel, ANY, ends=False)
-        except NetworkError:
-            continue
-        except RemoteError as error:
-            refused(error)
-            continue
-        if copy is not None:
+        answer = await ask(network, side, holder, numel, ANY, refused, ends=False)
+        if answer is not None and (copy := answer[1]) is not None:
             return await side.run(EXACT.decode, copy.payload, numel)
     raise NetworkError("nobody of the stage could be asked for its layers")
 
@@ -233,33 +247,31 @@ async def fetch_ends(
 ) -> Tensor | None:
     """The ends, fp32 [n] on the CPU: of the copies here and at the stages beside stage 0 that which most have, of several the newest; None where nobody has
     one. Raises NetworkError when none can be had, and somebody might have one."""
-    numel, found, broken = num_ends(recipe.whole.model), dict[tuple[bytes, Mark], list[PeerId]](), False
+    numel, now = num_ends(recipe.whole.model), asyncio.get_running_loop().time()
+    beside = [roll.serving(stage, now) for stage in sorted(_beside_home(roll))]
+    holders = sorted({peer for peers in beside for peer in peers})
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(ask(network, side, peer, numel, NONE, refused, ends=True)) for peer in holders]
+    found: dict[tuple[bytes, Mark], list[PeerId]] = {}
     if shelf.copy is not None:
         found[shelf.copy.name, shelf.copy.mark] = [roll.me]
-    now = asyncio.get_running_loop().time()
-    for holder in sorted({peer for stage in _beside_home(roll) for peer in roll.serving(stage, now)}):
-        try:
-            header, _ = await ask(network, side, holder, numel, NONE, ends=True)
-        except NetworkError:
-            broken = True
-            continue
-        except RemoteError as error:
-            refused(error)
-            continue
-        if header.name and header.step <= step:
+    untold = not all(beside)
+    for holder, task in zip(holders, asked, strict=True):
+        answer = task.result()
+        if answer is None or answer[0].step > step:
+            untold = True
+        elif (header := answer[0]).name:
             found.setdefault((header.name, (header.step, header.version)), []).append(holder)
     for name, mark in sorted(found, key=lambda one: (len(found[one]), one[1], one[0]), reverse=True):
         for holder in found[name, mark]:
-            try:
-                copy = shelf.copy if holder == roll.me else (await ask(network, side, holder, numel, ANY, ends=True))[1]
-            except NetworkError:
-                continue
-            except RemoteError as error:
-                refused(error)
-                continue
+            if holder == roll.me:
+                copy = shelf.copy
+            else:
+                answer = await ask(network, side, holder, numel, ANY, refused, ends=True)
+                copy = None if answer is None else answer[1]
             if copy is not None and copy.name == name:
                 return await side.run(EXACT.decode, copy.payload, numel)
-    if found or broken:
+    if found or untold:
         raise NetworkError("those who may have copies of embedding and head could not be asked")
     return None
 

@@ -91,18 +91,18 @@ class LifeWatch:
         news = [life for life in self._roll.renewed.values() if self._known.get(life.stage) != life]
         over = self._roll.number(stage) > self._life.number and not self._over and me.caught_up
         owed = self._still_owed(now) if self._owed else []
-        if not news and not over and not owed:
-            return said != self._word
-        for life in news:
-            self._tell(life)
-        self._known, self._over = dict(self._roll.renewed), self._over or over
-        self._keep()
         open_to_us = [
             life
             for life in self._roll.renewed.values()
             if (over if life.stage == stage else life in news or life in owed)
         ]
         call = next((life for life in open_to_us if self._calls(life, now)), None)
+        if not news and not over and call is None:
+            return said != self._word
+        for life in news:
+            self._tell(life)
+        self._known, self._over = dict(self._roll.renewed), self._over or over
+        self._keep()
         if call is not None:
             self.called_to, self._owed = call.stage, ()
             me.go(call.stage, f"called to begin stage {call.stage} anew")
@@ -121,7 +121,8 @@ class LifeWatch:
             return []
         view, live = set(chain[0]), set(chain[1])
         spared = is_quorum(view, live) and is_quorum(view - {me}, live - {me})
-        return [life for life in self._owed if life.stage in lost] if spared else []
+        newest = self._roll.renewed
+        return [life for life in self._owed if life.stage in lost and newest.get(life.stage) == life] if spared else []
 
     def _tell(self, life: Life) -> None:
         self._log.emit("stage.anew", stage=life.stage, life=life.number, founder=life.founder.hex())

@@ -203,6 +203,8 @@ class Peer:
         self._said_reason = ""
         """Of the state, as it was last logged."""
         self._said_at = -math.inf
+        self._stood = False
+        """Whether it did nothing until somebody else would, as that was said."""
         self._linger_until = 0.0
 
     def _now(self) -> float:
@@ -455,10 +457,11 @@ class Peer:
 
     def _update_state(self) -> None:
         state, self.state_reason = self._state()
-        stands = self._stands(state) and self.state_reason != self._said_reason
-        if state != self.member.membership.state or (stands and self._now() >= self._said_at + SAY_AGAIN_S):
+        stands = self._stands(state)
+        news = self.state_reason != self._said_reason and (stands or self._stood)  # the end of standing is said, too
+        if state != self.member.membership.state or (news and self._now() >= self._said_at + SAY_AGAIN_S):
             self.member.membership.state = state
-            self._said_reason, self._said_at = self.state_reason, self._now()
+            self._said_reason, self._said_at, self._stood = self.state_reason, self._now(), stands
             self.log.emit("node.state", state=state, reason=self.state_reason)
 
     def _stands(self, state: str) -> bool:

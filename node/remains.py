@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from farflung.node.storage import Place, Storage, newest_history
 from farflung.protocol.chain import Commit
+from farflung.protocol.keys import PeerId
 from farflung.protocol.ledger import Ledger, inherited
 from farflung.protocol.lives import Counters, Life
 
@@ -51,3 +52,8 @@ def spent(life: Life, storage: Storage) -> bool:
     begins with what the manifest says, so whoever began that has it always.
     """
     return life.number > 0 and bool(storage.load_history()) and storage.load_place() is None
+
+
+def is_called(life: Life, me: PeerId, storage: Storage | None) -> bool:
+    """Whether it is us who are to begin a life anew, and it has not been begun; `storage`: of that life, None where there is none. Blocks."""
+    return life.number > 0 and life.founder == me and (storage is None or not storage.load_history())

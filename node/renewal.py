@@ -43,14 +43,14 @@ from farflung.node.exact import fetch_ends, fetch_layers
 from farflung.node.imprints import gather_pairs
 from farflung.node.offers import arrives, data_nodes, fit_s, grad_norm, loss_of
 from farflung.node.outside import Outside
-from farflung.node.race import until_first
 from farflung.node.remains import Remains
 from farflung.node.shadows import fetch, serve_shelf
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
 from farflung.node.storage import Held, Place, Storage
+from farflung.node.trying import LISTEN_S, Unmade, obtained
 from farflung.protocol.chain import founded
-from farflung.protocol.errors import LocalError, NetworkError, RemoteError
+from farflung.protocol.errors import LocalError, NetworkError
 from farflung.protocol.keys import PeerId, Signer, short
 from farflung.protocol.ledger import Ledger
 from farflung.protocol.lives import Life
@@ -66,22 +66,12 @@ from farflung.training.recovery_rules import interpolated, weighted_mean
 
 T = TypeVar("T")
 
-LISTEN_S = 2.0
-"""Until those who were asked have answered, and before they are asked again."""
-
-TRIES = 3
-"""To get what an offer has, before the next one's turn."""
-
 BY_RULE = "by CheckFree's rule alone, as the manifest says (where it has none, with new initial weights)"
 """For people."""
 
 
 class Overtaken(Exception):
     """Another life of the stage was begun meanwhile."""
-
-
-class _Unmade(Exception):
-    """An offer came to nothing; says why."""
 
 
 class Renewal:
@@ -188,7 +178,7 @@ class Renewal:
             try:
                 fetch_s = await self._try(offer, max(PATIENT_S, until_s - (began - began_all)))
                 misfit = await self._tested(offer.rung)
-            except _Unmade as why:
+            except Unmade as why:
                 self._log.emit(
                     "stage.unmade",
                     stage=self._life.stage,
@@ -234,14 +224,14 @@ class Renewal:
         )
 
     async def _tested(self, rung: Rung) -> float | None:
-        """The misfit of what we have made; None where nobody remembers anything. Raises _Unmade where what others gave has nothing of the stage."""
+        """The misfit of what we have made; None where nobody remembers anything. Raises Unmade where what others gave has nothing of the stage."""
         if not self._pairs:
             return None
         boundary = self._recipe.service(self._learner).forward
         misfit = await self._doors.learner.run(self._learner.misfit, self._pairs, boundary)
         if rung is not Rung.RANDOM and not rung.is_exact and misfit >= MISFIT_OF_NONE:
             self._outside.shelf.given.clear()  # we shall not go on from that
-            raise _Unmade(
+            raise Unmade(
                 f"on what its neighbours remember its error is {misfit:.3g} times that of leaving the stage out"
             )
         return misfit
@@ -338,23 +328,24 @@ class Renewal:
         )
 
     async def _try(self, offer: Offer, within_s: float) -> float:
-        """Give the learner what an offer has. Seconds that fetching took. Raises _Unmade where it could not be had, or not in so many seconds."""
+        """Give the learner what an offer has. Seconds that fetching took. Raises Unmade where it could not be had, or not in so many seconds."""
         if offer.rung.is_exact:
             await self._go_on()
             return 0.0
         began = self._outside.now()
+        until = began + within_s
         if self._by_rule and self._life.stage == 0 and not self._has_ends:
-            await self._restore_ends(within_s)
+            await self._restore_ends(until)
         layers = self._initial
         if offer.rung is not Rung.RANDOM:
-            layers = await self._had(lambda: self._layers(offer), lambda: self._is_there(offer), within_s)
+            layers = await self._had(lambda: self._layers(offer), lambda: self._is_there(offer), until)
         fetch_s = self._outside.now() - began
         await self._doors.learner.run(self._learner.begin_with, layers)
         if offer.rung.is_fitted and self._pairs:
             await self._doors.learner.run(self._learner.fit, self._pairs)
         return fetch_s
 
-    async def _restore_ends(self, within_s: float) -> None:
+    async def _restore_ends(self, until: float) -> None:
         """To the exact copies that CheckFree has of them; initial ones remain where there are none."""
         outside, recipe, side = self._outside, self._recipe, self._doors.side
 
@@ -364,8 +355,8 @@ class Renewal:
             )
 
         try:
-            ends = await self._had(fetching, lambda: True, within_s)
-        except _Unmade as why:
+            ends = await self._had(fetching, lambda: True, until)
+        except Unmade as why:
             self._log.emit("stage.unmade", stage=0, life=self._life.number, rung="embedding and head", reason=str(why))
             return
         if ends is not None:
@@ -373,13 +364,13 @@ class Renewal:
             self._has_ends = True
 
     async def _go_on(self) -> None:
-        """With what we have of an earlier life. Raises _Unmade where that is damaged."""
+        """With what we have of an earlier life. Raises Unmade where that is damaged."""
         assert self._remains is not None, "nobody else offers moments"
         storage, run = self._remains.storage, self._doors.learner.run
         try:
             await run(storage.load_learner, self._learner)
         except (LocalError, DamagedCheckpoint) as error:
-            raise _Unmade(str(error)) from error
+            raise Unmade(str(error)) from error
         try:
             self._owed = await run(storage.load_residuals)
         except DamagedCheckpoint as error:  # the state is worth more than what rounds have left out of it
@@ -388,44 +379,10 @@ class Renewal:
         if self._life.stage == 0:
             self._ledger = self._remains.ledger(self._life.since)
 
-    async def _had(self, fetching: Callable[[], Awaitable[T]], is_there: Callable[[], bool], within_s: float) -> T:
-        """What is fetched of others, who may be there no more. A link that breaks is no reason to do without, and a neighbour goes on while it sends.
-        Raises _Unmade when it cannot be had, is not here in so many seconds, or another life of the stage has been begun."""
-        found, why = list[T](), ""
-
-        async def fetch_it() -> None:
-            nonlocal why
-            for attempt in range(TRIES):
-                if attempt:
-                    await asyncio.sleep(LISTEN_S)
-                    if not is_there():
-                        return
-                try:
-                    found.append(await fetching())
-                    return
-                except NetworkError as error:
-                    why = str(error)
-                except RemoteError as error:
-                    self._outside.refused(error)
-                    why = str(error)
-                    return
-
-        async def give_up() -> None:
-            nonlocal why
-            until = self._outside.now() + within_s
-            while True:
-                if not self._counts():
-                    why = "another life of the stage has been begun"
-                    return
-                if self._outside.now() >= until:
-                    why = f"not here after {within_s:.3g} s: what comes next may be sooner"
-                    return
-                await asyncio.sleep(LISTEN_S)
-
-        await until_first(fetch_it(), give_up())
-        if not found:
-            raise _Unmade(why)
-        return found[0]
+    async def _had(self, fetching: Callable[[], Awaitable[T]], is_there: Callable[[], bool], until: float) -> T:
+        """What is fetched of others. Raises Unmade."""
+        refused = self._outside.refused
+        return await obtained(fetching, is_there=is_there, counts=self._counts, refused=refused, until=until)
 
     def _is_there(self, offer: Offer) -> bool:
         """Whether those who made an offer are heard, or of each other stage anybody that serves it."""

@@ -300,8 +300,8 @@ class StagePeer(Peer):
         if state == "training" and self.pipeline.leads:
             reason = self.pipeline.coordinator.reason
         stage, roll = self.pipeline.recipe.stage, self.pipeline.roll
-        if state in ("training", "waiting") and self._lost:
-            return state, outlook(roll, self._lost)
+        if state in ("training", "waiting") and self._misses_others:
+            return state, outlook(roll, self.pipeline.told_lost)
         if self.pipeline.watch.stranded:
             who = "the data nodes begin" if stage else "the other stages begin"
             return state, f"{reason}; if that lasts, {who} the stage anew"
@@ -313,12 +313,12 @@ class StagePeer(Peer):
         return state, reason
 
     @property
-    def _lost(self) -> tuple[int, ...]:
-        """Stages that are, as we last told everybody, but for our own, of which we hold what is left."""
-        return tuple(stage for stage in self.pipeline.told_lost if stage != self.pipeline.recipe.stage)
+    def _misses_others(self) -> bool:
+        """Whether other stages are lost, as we last told everybody."""
+        return any(stage != self.pipeline.recipe.stage for stage in self.pipeline.told_lost)
 
     def _stands(self, state: str) -> bool:
-        return super()._stands(state) or bool(self._lost)
+        return super()._stands(state) or self._misses_others
 
     def heard(self) -> Iterator[tuple[PeerId, tuple[str, ...], float]]:
         """Peers of all stages."""

@@ -8,6 +8,7 @@ sample that passes through a peer, and only how many of them a contribution clai
 is the number of tokens that its gradients came from, in every stage, by the same rules.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 from farflung.compression.policy import parse_policy
@@ -29,7 +30,7 @@ from farflung.training.model import ModelConfig
 from farflung.training.order import SampleOrder
 from farflung.training.pipeline_boundary import Boundary
 from farflung.training.pipeline_rules import Rules
-from farflung.training.pipeline_slice import StageSlice
+from farflung.training.pipeline_slice import StageSlice, num_ends
 from farflung.training.runtime import Runtime
 from farflung.training.stage_replica import StageReplica
 
@@ -104,15 +105,28 @@ class StageRecipe:
     @property
     def beside(self) -> Beside:
         """What a peer of the stage holds in memory that a replica does not: residuals, and for shadows the one that is held and the one that somebody
-        was given (`shadows`); the sums of a step's gradients, apart for each data node; and in each slot an input and a gradient (`stage_server`): with inputs that wait for
+        was given (`shadows`), or exact copies (`exact`); the sums of a step's gradients, apart for each data node; and in each slot an input and a gradient (`stage_server`): with inputs that wait for
         slots where routes are dynamic, else as many again for what a lost peer had in its own (`Worklist`)."""
         boundary_bytes = 4 * self.tokens_per_microbatch * self.whole.model.dim
         in_slot = 3 if self.pipeline.dynamic else 4 if self.stage else 2  # a data node takes over from nobody
         return Beside(
-            copies=self.whole.manifest.feedback.directions + (2 if self.pipeline.shadows > 0.0 else 0),
+            copies=self.whole.manifest.feedback.directions + self._num_copies,
             sums=min(HOMES, self.pipeline.microbatches) if self.stage else 1,  # a data node has its own only
             kept_bytes=in_slot * self.pipeline.slots * boundary_bytes,
         )
+
+    @property
+    def _num_copies(self) -> int:
+        """Of stages, in host memory, in vectors of our own size."""
+        if not self.pipeline.by_rule:
+            return 2 if self.pipeline.shadows > 0.0 else 0
+        if self.stage in (
+            0,
+            1,
+            self.pipeline.stages - 1,
+        ):  # of the ends: the one that is kept, and the next one on its way
+            return math.ceil(2 * num_ends(self.whole.model) / self.own.num_parameters)
+        return 1  # of our layers, for who asks
 
     def shape(self) -> ModelConfig:
         """A model of about the memory that the stage takes."""

@@ -30,7 +30,7 @@ from farflung.node.network import PeerId
 from farflung.node.outside import Outside
 from farflung.node.paths import SwarmPaths
 from farflung.node.recipe import HEARTBEAT_S, Recipe
-from farflung.node.remains import Remains, remains, spent
+from farflung.node.remains import Remains, is_called, remains, spent
 from farflung.node.renewal import Renewal
 from farflung.node.sealed_mail import PipelineMail
 from farflung.node.shadows import Shelf
@@ -145,13 +145,9 @@ class StageStart:
         self._roll.discover(peer, asyncio.get_running_loop().time())
 
     def _is_called(self, life: Life) -> bool:
-        """Whether it is us who are to begin a life anew, and it has not been begun."""
-        if life.number == 0 or life.founder != self._signer.peer_id:
-            return False
-        return (
-            not self._swarm.stage(life.stage, life.number).exists()
-            or not stage_storage(self._swarm, life).load_history()
-        )
+        """See `remains.is_called`."""
+        folder = self._swarm.stage(life.stage, life.number)
+        return is_called(life, self._signer.peer_id, FileStorage(folder) if folder.exists() else None)
 
     @asynccontextmanager
     async def called(self, taken: Stage) -> AsyncIterator[None]:

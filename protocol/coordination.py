@@ -88,7 +88,9 @@ class Coordinator:
         if now < self._pause_until:
             return None
         if not roll.in_touch(now):
-            self.reason = f"hears fewer stages than may decide, {sorted(roll.near(now))}: the others may go on without stage 0; see to this machine's link, or start theirs again"
+            self.reason = (
+                f"hears fewer stages than may decide, {sorted(roll.near(now))}: the others may go on without stage 0"
+            )
             self._stands_since = None
             return None
         stages: list[list[PeerId]] = []

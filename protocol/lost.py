@@ -66,12 +66,17 @@ def says(roll: Roll, head: Commit, own: Present, now: float) -> Word | None:
 
 def outlook(roll: Roll, lost: Sequence[int]) -> str:
     """For people, of stages that are lost: what comes next, or what they have to do."""
-    one = len(lost) == 1
-    said = f"stage{'' if one else 's'} {' and '.join(map(str, lost))} {'is' if one else 'are'} lost"
-    left, it = set(range(roll.stages)) - set(lost), "it" if one else "them"
+    *most, last = map(str, lost)
+    one, which = not most, f"{', '.join(most)} and {last}" if most else last
+    said, it = (f"stage {which} is lost", "it") if one else (f"stages {which} are lost", "them")
+    left = set(range(roll.stages)) - set(lost)
     if accord.enough(roll.stages, left) if roll.decides_together else 0 in left:
         return f"{said}: begun anew as soon as a machine can take {it}; to add one, `farflung join` there"
-    return f"{said}, and too few are left to begin {it} anew: start a machine again that served stage {' or '.join(map(str, lost))}"
+    served = " or ".join([", ".join(most), last] if most else [last])
+    return (
+        f"{said}, as far as this node hears, and too few are left to begin {it} anew: see to this machine's link, or "
+        f"start a machine again that served stage {served}"
+    )
 
 
 def _since(roll: Roll, head: Commit) -> Counters:

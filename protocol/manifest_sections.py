@@ -250,7 +250,7 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How such a stage comes back: by the `ladder`, from whatever is expected to cost least, or by `checkfree` (arXiv 2506.15461) alone, for comparison: the
     mean of its neighbours by gradient norms, an end as a copy of its only one, unfitted, from nobody's copy and without waiting for anybody. With
     `checkfree+` routes of half of the microbatches swap stages 1 and 2 and the last two, and each of these comes back as a copy of the one with which it
-    changes places. Stage 0 has the data, and no twin. Its embedding and head come back from exact copies, which both stages beside it keep as new as the last step."""
+    changes places. Stage 0 has the data, and no twin. Its embedding and head come back from exact copies, which all peers of both stages beside it fetch anew when there was a step: four bytes an element each time."""
 
     def __post_init__(self) -> None:
         check_range("pipeline.stages", self.stages, 1, MAX_HOPS)

@@ -14,7 +14,7 @@ Only holders vote and propose, and they vote for no commit whose view keeps no h
   from any holder (`agreed`), and then vote. With a quorum of holders the turn of a proposer that is not one of them is passed on.
 
 What is not covered: a member that lost its history as well forgot its promises (`farflung id` moved without the swarm's folder). And if every
-member of the view has lost the state, nobody votes any more.
+member of the view has lost the state, nobody votes until one of them has it back from a newcomer, who is believed then.
 """
 
 from collections.abc import Collection, Iterable

@@ -255,7 +255,7 @@ class PipelineJudge:
         newer = [at for number, at in self._decided_at.items() if number > chain.number]
         if chain.stage == 0 and commit.round is not None and newer:
             begun = [self._started.get(self.ids.index(one.peer), 0.0) for one in commit.round.contributors]
-            late_s = self.hub.now() - max(min(newer), *begun)  # who was just started has heard nobody yet
+            late_s = self.hub.now() - max([min(newer), *begun])  # who was just started has heard nobody yet
             if late_s > LOST_AFTER * self._heartbeat_s():
                 self.violate(
                     5, f"life {chain.number} of stage 0 makes round {commit.version} {late_s:.0f} s after it ended"
@@ -295,7 +295,9 @@ class PipelineJudge:
             self.violate(5, f"life {life.number} of stage {life.stage} follows none")
         since = self._there_since.pop(life.stage, None)
         silence_s = (LOST_AFTER if life.stage else HOME_GONE_AFTER) * self._heartbeat_s()
-        itself = life.stage == 0 in self._voters[life]  # some had called another when it came back, and it goes on so
+        itself = (
+            life.stage == 0 and 0 in self._voters[life]
+        )  # some had called another when it came back, and it goes on so
         if since is not None and self.hub.now() - since > silence_s and not itself:
             self.violate(5, f"stage {life.stage} was begun anew though it was there for {self.hub.now() - since:.0f} s")
 

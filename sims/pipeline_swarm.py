@@ -23,7 +23,7 @@ from farflung.node.events import Event, EventLog
 from farflung.node.facilities import Facilities, Facts
 from farflung.node.outside import Outside
 from farflung.node.recipe import Recipe
-from farflung.node.remains import Remains, remains, spent
+from farflung.node.remains import Remains, is_called, remains, spent
 from farflung.node.renewal import Overtaken, Renewal
 from farflung.node.sealed_mail import PipelineMail
 from farflung.node.shadows import Shelf
@@ -92,9 +92,8 @@ class Disk:
         return remains(self.storages[life] for life in held)
 
     def is_called(self, me: PeerId, life: Life) -> bool:
-        """Whether it is us who are to begin a life anew, and it has not been begun."""
-        begun = life in self.storages and self.storages[life].load_history()
-        return life.number > 0 and life.founder == me and not begun
+        """See `remains.is_called`."""
+        return is_called(life, me, self.storages.get(life))
 
     def spent(self, founder: PeerId, life: Life) -> bool:
         """See `remains.spent`."""

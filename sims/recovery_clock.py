@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from farflung.node.recipe import HEARTBEAT_S
-from farflung.node.renewal import LISTEN_S
 from farflung.node.shadows import WHOLE
+from farflung.node.trying import LISTEN_S
 from farflung.protocol.lives import HOME_LOST_AFTER, LOST_AFTER
 from farflung.sims.recovery_methods import Method
 from farflung.sims.recovery_tiers import Tier

@@ -100,7 +100,8 @@ def _begun_anew(scene: Scene) -> list[Markup]:
 
 def _recovery_row(scene: Scene, one: Mapping[str, Any]) -> list[Markup]:
     """Of a line of `pipeline_recoveries.told`."""
-    made = one["rung"] or "nothing: it is not back"
+    untold = "nothing: it is not back" if one["founder"] in scene.events else "not known: its log is missing"
+    made = one["rung"] or untold
     if one["misfit"] is not None:
         made += f" (error {one['misfit']:.2f} of that without it)"
     if one["ends"]:

@@ -163,7 +163,9 @@ def test_people_are_told_whether_a_lost_stage_can_be_begun_anew() -> None:
     )
     assert outlook(roll, (1, 2)).startswith("stages 1 and 2 are lost: begun anew")  # stage 0 is among the other half
     assert outlook(roll, (0, 3)) == (
-        "stages 0 and 3 are lost, and too few are left to begin them anew: start a machine again that served stage 0 or 3"
+        "stages 0 and 3 are lost, as far as this node hears, and too few are left to begin them anew: see to this machine's link, or "
+        "start a machine again that served stage 0 or 3"
     )
+    assert outlook(roll, (1, 2, 3)).startswith("stages 1, 2 and 3 are lost, as far")
     two = Roll(SWARM, A, A, stages=2, heartbeat_s=2.0)
     assert "begun anew as soon" in outlook(two, (1,)) and "start a machine again" in outlook(two, (0,))

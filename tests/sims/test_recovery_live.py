@@ -8,7 +8,7 @@ from tests.sims.pipeline_story import lives, lose_one, members_of, replace_two, 
 
 from farflung.node.apply import Applier
 from farflung.sims.pipeline_small import Counting, recipe, signers
-from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
+from farflung.sims.pipeline_swarm import START_UNIX_S, PipelineSwarm, simulate
 from farflung.sims.toy import MemoryStorage
 
 
@@ -37,22 +37,32 @@ def test_a_stage_of_one_is_lost_and_a_newcomer_begins_it_anew() -> None:
     assert swarm.losses()[-1] < 0.7 * swarm.losses()[0]
 
 
-def test_everybody_says_that_a_stage_is_lost_and_what_is_missing() -> None:
+def test_everybody_says_that_a_stage_is_lost_and_what_is_missing_and_when_that_is_over() -> None:
+    """Each time: a log must not say for the rest of a lap that a stage is lost which has long been back."""
+    back: list[float] = []
+
     async def story(swarm: PipelineSwarm) -> None:
         for peer in range(3):
             swarm.start(peer)
         await until(swarm, lambda: swarm.rounds() == dict.fromkeys(range(3), 1))
-        swarm.kill(members_of(swarm, 2)[0])
-        await asyncio.sleep(90.0)
-        swarm.start(3)
-        await until_done(swarm, 0, 1, 3)
+        for newcomer in (3, 4):
+            swarm.kill(members_of(swarm, 2)[0])
+            await asyncio.sleep(90.0)
+            swarm.start(newcomer)
+            await until(swarm, lambda newcomer=newcomer: swarm.happened("pipeline.step", newcomer))
+            await asyncio.sleep(15.0)
+            back.append(swarm.hub.now() - START_UNIX_S)
+        await until_done(swarm, 0, 1, 4)
 
-    swarm = simulate(recipe(stages=3), Counting(), signers(4), story, wanted={1: 1, 2: 2})
-    assert not swarm.broken and lives(swarm) == [(2, 1, 3)]
+    long_laps = recipe(stages=3, inner_steps=40, total_steps=120)
+    swarm = simulate(long_laps, Counting(), signers(5), story, wanted={1: 1, 2: 2})
+    assert not swarm.broken and lives(swarm) == [(2, 1, 3), (2, 2, 4)]
+    lost = "stage 2 is lost: begun anew as soon as a machine can take it"
     for peer in (0, 1):
-        said = [event["reason"] for event in swarm.happened("node.state", peer)]
-        assert any(reason.startswith("stage 2 is lost: begun anew as soon as a machine can take it") for reason in said)
-        assert "lost" not in said[-1]
+        said = [(at, e["reason"]) for at, who, e in swarm.events if who == peer and e["event"] == "node.state"]
+        for since, until_then in ((0.0, back[0]), (back[0], back[1])):
+            reasons = [reason for at, reason in said if since < at <= until_then]
+            assert any(reason.startswith(lost) for reason in reasons) and "lost" not in reasons[-1]
 
 
 def test_a_stage_of_two_is_lost_and_a_peer_of_a_rich_stage_moves() -> None:
