@@ -13,7 +13,6 @@ from farflung.node.events import EventLog
 from farflung.node.stage_self import OUTSIDE, Self
 from farflung.protocol.accord import Word, enough
 from farflung.protocol.lives import Life
-from farflung.protocol.quorum import is_quorum
 from farflung.protocol.roll import Roll
 from farflung.protocol.stranded import Stranded
 
@@ -114,15 +113,11 @@ class LifeWatch:
     def _still_owed(self, now: float) -> list[Life]:
         """Those of the lives for which we were called that nobody else can take the place of any more, as too few stages are left to decide that; if our own
         stage can do without us."""
-        stages, me = self._roll.stages, self._roll.me
+        stages, newest = self._roll.stages, self._roll.renewed
         lost = set(self._roll.lost(now, held=self._life.stage))
-        chain = self._part.me.chain
-        if chain is None or enough(stages, set(range(stages)) - lost):
+        if enough(stages, set(range(stages)) - lost) or not self._part.me.spared:
             return []
-        view, live = set(chain[0]), set(chain[1])
-        spared = is_quorum(view, live) and is_quorum(view - {me}, live - {me})
-        newest = self._roll.renewed
-        return [life for life in self._owed if life.stage in lost and newest.get(life.stage) == life] if spared else []
+        return [life for life in self._owed if life.stage in lost and newest.get(life.stage) == life]
 
     def _tell(self, life: Life) -> None:
         self._log.emit("stage.anew", stage=life.stage, life=life.number, founder=life.founder.hex())

@@ -34,6 +34,7 @@ from farflung.protocol.errors import Refused, RemoteError
 from farflung.protocol.lives import Counters, Life, group_of
 from farflung.protocol.lost import begins, outlook, says
 from farflung.protocol.pipeline_messages import Copy
+from farflung.protocol.quorum import is_quorum
 from farflung.protocol.roll import Roll
 from farflung.training.recovery_ladder import decide
 
@@ -198,6 +199,14 @@ class StagePeer(Peer):
             return None
         view = self.member.head.commit.view
         return view, self.member.membership.live(view)
+
+    @property
+    def spared(self) -> bool:
+        if not self.member.started:
+            return False
+        view, me = set(self.member.head.commit.view), self.member.me
+        holders = set(self.member.standing.holders())
+        return is_quorum(view, holders) and is_quorum(view - {me}, holders - {me})
 
     @property
     def caught_up(self) -> bool:

@@ -64,6 +64,10 @@ class Self(Protocol):
         """The newest view of its chain, and who of it is heard; None while it knows none."""
 
     @property
+    def spared(self) -> bool:
+        """Its chain could let it go, and go on without it: by those members that hold the stage's state."""
+
+    @property
     def counted(self) -> Counters | None:
         """What stage 0's chain has counted, where that is its own."""
 

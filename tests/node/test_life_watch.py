@@ -18,10 +18,10 @@ class Me:
     """A data node, one of two; the other one is B."""
 
     holds, caught_up, finished = (3, b"d" * 32), True, False
-    word = Word(0)
+    word, chain = Word(0), ((A, B), [A, B])
 
-    def __init__(self, live: list[bytes]) -> None:
-        self.chain = ((A, B), live)
+    def __init__(self, spared: bool) -> None:
+        self.spared = spared
         self.went: list[int] = []
 
     def go(self, stage: int, reason: str) -> None:
@@ -36,13 +36,13 @@ class Part:
 
 
 def watching(
-    monkeypatch: pytest.MonkeyPatch, *, lost: tuple[int, ...], decided: Life = CALL, live: list[bytes] | None = None
+    monkeypatch: pytest.MonkeyPatch, *, lost: tuple[int, ...], decided: Life = CALL, spared: bool = True
 ) -> tuple[Me, LifeWatch, list[int]]:
     """A peer of three stages that was called for stage 2; how often it wrote to disk."""
     roll = of_three(A)
     roll.renewed[2] = decided
     monkeypatch.setattr(Roll, "lost", lambda self, now, *, held: lost)
-    me, kept = Me([A, B] if live is None else live), list[int]()
+    me, kept = Me(spared), list[int]()
     log = cast(EventLog, type("Log", (), {"emit": lambda self, event, **facts: None})())
     part: Any = Part(me)
     watch = LifeWatch(part, roll=roll, life=Life(0, 0, B), owed=[CALL], log=log, keep=lambda: kept.append(1))
@@ -59,7 +59,7 @@ def test_it_goes_where_it_was_called_when_too_few_stages_are_left(monkeypatch: p
     "changes",
     [
         {"lost": (2,)},  # stages 0 and 1 can call somebody else
-        {"lost": (1, 2), "live": [A]},  # its own stage cannot spare it
+        {"lost": (1, 2), "spared": False},  # its own stage cannot spare it
         {"lost": (1, 2), "decided": Life(2, 2, C)},  # somebody else was called since
     ],
 )
