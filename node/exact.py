@@ -43,14 +43,14 @@ FETCH_S = 120.0
 HEAD_S = 20.0
 """The same where only what there is is asked."""
 
-ANY: "Mark" = (0, 0)
-"""Newer than which any copy is that has been trained."""
-
-NONE: "Mark" = (1 << 62, 0)
-"""The same that no copy is: who says so only asks what there is."""
-
 Mark = tuple[int, int]
 """Of a copy: the steps of the run that it has had, and the rounds among them."""
+
+ANY: Mark = (0, 0)
+"""Newer than which any copy is that has been trained."""
+
+NONE: Mark = (1 << 62, 0)
+"""The same that no copy is: who says so only asks what there is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -61,7 +61,7 @@ from farflung.training.pipeline_online import RATE_BYTES_PER_S
 from farflung.training.pipeline_slice import layers_of, num_ends, with_ends, with_layers
 from farflung.training.recovery_costs import Rung, Setbacks
 from farflung.training.recovery_fit import MISFIT_OF_NONE, Pair
-from farflung.training.recovery_ladder import PATIENT_S, Loss, Offer, Recovery, decide, rebuilt
+from farflung.training.recovery_ladder import Loss, Offer, Recovery, decide, rebuilt
 from farflung.training.recovery_rules import interpolated, weighted_mean
 
 T = TypeVar("T")
@@ -170,13 +170,13 @@ class Renewal:
             expected_s=round(recovery.expected_s, 3),
             reason=f"{BY_RULE}; {recovery.why}" if self._by_rule else recovery.why,
         )
-        began_all = self._outside.now()
-        for offer, until_s in recovery.tries():
+        decided_at = self._outside.now()
+        for number, priced in enumerate(recovery.order):
             if not self._counts():
                 return None
-            began = self._outside.now()
+            offer, began = priced.offer, self._outside.now()
             try:
-                fetch_s = await self._try(offer, max(PATIENT_S, until_s - (began - began_all)))
+                fetch_s = await self._try(offer, recovery.patience_s(number, began - decided_at))
                 misfit = await self._tested(offer.rung)
             except Unmade as why:
                 self._log.emit(

@@ -89,6 +89,7 @@ class Shelf:
     given: dict[PeerId, Shadow] = field(default_factory=dict)
     """By holder, what it has of our stage. Who was given that last comes last."""
     ends: EndsShelf = field(default_factory=EndsShelf)
+    """With CheckFree alone: exact copies of embedding, last norm and head."""
     received_bytes: int = 0
     """Of all copies so far."""
     allowed_bytes: float = 0.0

@@ -295,9 +295,8 @@ class PipelineJudge:
             self.violate(5, f"life {life.number} of stage {life.stage} follows none")
         since = self._there_since.pop(life.stage, None)
         silence_s = (LOST_AFTER if life.stage else HOME_GONE_AFTER) * self._heartbeat_s()
-        itself = (
-            life.stage == 0 and 0 in self._voters[life]
-        )  # some had called another when it came back, and it goes on so
+        # stage 0 goes on so by its own call, where some had called another before it was back
+        itself = life.stage == 0 and 0 in self._voters[life]
         if since is not None and self.hub.now() - since > silence_s and not itself:
             self.violate(5, f"stage {life.stage} was begun anew though it was there for {self.hub.now() - since:.0f} s")
 

@@ -77,7 +77,7 @@ def recoveries(
     for peer, events in events_by_peer.items():
         for event in events:
             if event["event"] == "stage.anew":
-                founders[event["stage"], event["life"]] = event["founder"]
+                founders.setdefault((event["stage"], event["life"]), event["founder"])
             elif event["event"] == "stage.made":
                 founders[event["stage"], event["life"]] = peer
     found = [

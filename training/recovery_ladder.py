@@ -20,10 +20,9 @@ room for it; then everybody waits, and fast rungs gain.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import zip_longest
 
 from farflung.training.errors import Unrecoverable
 from farflung.training.recovery_checkfree import CheckFree, Copy, rule, twin_of
@@ -128,14 +127,12 @@ class Recovery:
         """What to do now."""
         return self.order[0].offer
 
-    def tries(self) -> Iterator[tuple[Offer, float]]:
-        """Each offer, and how many seconds after the first try it makes room for the next: when as much has been lost by waiting as that one is expected to
-        cost. So links that turn out slow cost at most twice what would have been best, but for `PATIENT_S`."""
-        for one, following in zip_longest(self.order, self.order[1:]):
-            if following is None or self.stands_still == 0.0:
-                yield one.offer, math.inf
-            else:
-                yield one.offer, following.cost_s / self.stands_still
+    def patience_s(self, number: int, waited_s: float) -> float:
+        """How long the try of offer `number` may take, so long after the first one: until as much has been lost by waiting as the next offer is expected to
+        cost, and `PATIENT_S` at least. So links that turn out slow cost at most twice what would have been best, but for that."""
+        if number + 1 == len(self.order) or self.stands_still == 0.0:
+            return math.inf
+        return max(PATIENT_S, self.order[number + 1].cost_s / self.stands_still - waited_s)
 
 
 def decide(loss: Loss, offers: Sequence[Offer], setbacks: Setbacks | None = None) -> Recovery:

@@ -13,11 +13,8 @@ from farflung.node import exact, framing, renewal
 from farflung.node.exact import EXACT, ExactCopy, Mark
 from farflung.node.network import PeerId
 from farflung.node.recipe import Recipe
-from farflung.node.renewal import Renewal
 from farflung.node.stage_learner import StageLearner
-from farflung.node.trying import LISTEN_S
 from farflung.protocol.errors import NetworkError
-from farflung.protocol.lives import Life
 from farflung.protocol.messages import ExactHeader
 from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
@@ -220,36 +217,3 @@ def test_of_two_stages_stage_0_cannot_be_begun_anew_and_nobody_keeps_copies() ->
 
     swarm = simulate(by_checkfree(stages=2, total_steps=12), Counting(), signers(2), story, wanted={1: 1})
     assert not swarm.broken and not swarm.happened("ends")
-
-
-def test_who_is_overtaken_while_a_copy_comes_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    founders: list[Renewal] = []
-    made = Renewal.__init__
-    since: list[float] = []
-
-    def noted(self: Renewal, *given: Any) -> None:
-        made(self, *given)
-        founders.append(self)
-
-    async def hangs(*_: Any, **__: Any) -> Any:
-        await asyncio.sleep(1e9)
-
-    async def story(swarm: PipelineSwarm) -> None:
-        await begin(swarm, 4)
-        swarm.kill(members_of(swarm, 2)[0])
-        await asyncio.sleep(12.0)
-        swarm.start(4)
-        await until(swarm, lambda: swarm.happened("stage.recovery"))
-        await asyncio.sleep(5.0)
-        founders[0]._roll.renew([Life(2, 2, swarm.ids[1])], swarm.hub.now())
-        since.append(swarm.hub.now())
-        await until(swarm, lambda: swarm.happened("stage.unmade"))
-        since.append(swarm.hub.now())
-
-    monkeypatch.setattr(Renewal, "__init__", noted)
-    monkeypatch.setattr(renewal, "fetch", hangs)
-    with_shadows = recipe(stages=4, total_steps=40, pipeline={"shadows": 1.0})
-    swarm = simulate(with_shadows, Counting(), signers(5), story, wanted=WANTED)
-    [unmade] = swarm.happened("stage.unmade")
-    assert "another life" in unmade["reason"] and not swarm.happened("stage.made")
-    assert since[1] - since[0] <= LISTEN_S + 0.2

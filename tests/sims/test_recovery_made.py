@@ -14,10 +14,13 @@ from torch import Tensor
 from farflung.node import borrowing, offers, renewal, shadows
 from farflung.node.imprints import Imprints
 from farflung.node.recipe import Recipe
+from farflung.node.renewal import Renewal
 from farflung.node.stage_learner import StageLearner
 from farflung.node.status import NodeStatus
+from farflung.node.trying import LISTEN_S
 from farflung.protocol.errors import NetworkError
 from farflung.protocol.keys import short
+from farflung.protocol.lives import Life
 from farflung.protocol.pipeline_messages import Domains
 from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
@@ -256,3 +259,32 @@ def test_a_neighbour_that_comes_back_from_a_copy_is_waited_for(monkeypatch: pyte
     assert len(made[2]["holders"]) == 2 and [event["stage"] for event in swarm.happened("stage.waits")] == [2]
     ((before, after),) = norms
     assert after is None and before is not None and before > 0.0
+
+
+def test_who_is_overtaken_while_a_copy_comes_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    founders: list[Renewal] = []
+    made = Renewal.__init__
+    since: list[float] = []
+
+    def noted(self: Renewal, *given: Any) -> None:
+        made(self, *given)
+        founders.append(self)
+
+    async def hangs(*_: Any, **__: Any) -> Any:
+        await asyncio.sleep(1e9)
+
+    async def story(swarm: PipelineSwarm) -> None:
+        await lose_one(swarm, 2)
+        await until(swarm, lambda: swarm.happened("stage.recovery"))
+        await asyncio.sleep(5.0)
+        founders[0]._roll.renew([Life(2, 2, swarm.ids[1])], swarm.hub.now())
+        since.append(swarm.hub.now())
+        await until(swarm, lambda: swarm.happened("stage.unmade"))
+        since.append(swarm.hub.now())
+
+    monkeypatch.setattr(Renewal, "__init__", noted)
+    monkeypatch.setattr(renewal, "fetch", hangs)
+    swarm = simulate(recipe(stages=4, total_steps=40, pipeline={"shadows": 1.0}), Counting(), signers(5), story)
+    [unmade] = swarm.happened("stage.unmade")
+    assert "another life" in unmade["reason"] and not swarm.happened("stage.made")
+    assert since[1] - since[0] <= LISTEN_S + 0.2

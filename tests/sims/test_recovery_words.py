@@ -107,6 +107,15 @@ def test_what_was_not_run_is_no_goal() -> None:
     assert [check.target.split(":")[0] for check in told] == ["ours at 10 %"] * 2
 
 
+def test_a_short_tier_is_not_asked_for_the_published_ranking() -> None:
+    """Runs in which a mean has no time to recover cannot have it."""
+    asked = [check.target for check in checks(ROWS, [], TIER)]
+    short = [check.target for check in checks(ROWS, [], replace(TIER, is_short=True))]
+    assert [target for target in asked if "as published" in target] and short == [
+        target for target in asked if "as published" not in target
+    ]
+
+
 def test_single_losses_are_compared_run_by_run() -> None:
     lefts = {"neighbour mean": (0.01, 0.11), "copy": (0.02, 0.121), "random": (0.03, 0.13)}
     once = [

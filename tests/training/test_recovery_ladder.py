@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from farflung.training.recovery_costs import SKIP_TAX, Rung, Setbacks, per_iteration, per_second
-from farflung.training.recovery_ladder import Loss, Meanwhile, Offer, decide, rebuilt
+from farflung.training.recovery_ladder import PATIENT_S, Loss, Meanwhile, Offer, decide, rebuilt
 from farflung.training.recovery_places import DOMAINS, Peer, Piece, fall_together, places
 from farflung.training.recovery_refresh import Budget, Kept, due, filled
 
@@ -68,11 +68,15 @@ def test_a_try_is_waited_for_until_the_next_one_would_have_cost_as_much(iteratio
     slow = Offer(rung=Rung.SHADOW, holders=("p0",), nbytes=STAGE_BYTES, bytes_s=1e6, steps_behind=10)
     found = decide(loss, [*others(), slow])
     stands_still = SKIP_TAX if may_skip else 1.0
-    tries = list(found.tries())
-    assert [offer for offer, _ in tries] == [one.offer for one in found.order]
-    assert [until for _, until in tries] == [*(one.cost_s / stands_still for one in found.order[1:]), math.inf]
-    assert all(until >= offer.duration_s for offer, until in tries)
-    assert all(until == math.inf for _, until in decide(loss, [*others(), *copies()]).tries())  # a replica serves
+    costs = [one.cost_s / stands_still for one in found.order[1:]]
+    assert [found.patience_s(number, 0.0) for number in range(len(found.order))] == [
+        *(max(PATIENT_S, cost) for cost in costs),
+        math.inf,
+    ]
+    assert all(found.patience_s(number, 0.0) >= one.offer.duration_s for number, one in enumerate(found.order))
+    assert found.patience_s(0, 10.0) == max(PATIENT_S, costs[0] - 10.0) and found.patience_s(0, 1e9) == PATIENT_S
+    served = decide(loss, [*others(), *copies()])  # by a replica meanwhile
+    assert all(served.patience_s(number, 1e9) == math.inf for number in range(len(served.order)))
 
 
 def test_a_copy_of_another_time_is_not_used() -> None:
