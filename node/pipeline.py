@@ -255,6 +255,7 @@ class Pipeline:
             counted=self.me.counted or self.roll.counted,
             decided=self.roll.decided,
             ended=self.roll.ended,
+            loss=self.work.usual_loss or self.roll.loss,
         )
 
     def _tick(self) -> None:

@@ -18,7 +18,7 @@ it is tried on those activations: where it does no better than none (`MISFIT_OF_
 one neighbour or further ones, and new weights are fitted to them.
 
 Stage 0 has embedding, last norm and head besides, which no other stage resembles: they come from a copy of it, or from what we have of an earlier life, or are new
-initial weights (`ends` in `stage.made`); by CheckFree's rule from the exact copies that stages beside it keep (`exact`). What went into it are tokens, which nobody but its peers had, so there is nothing to try or fit it on. Its chain begins with the
+initial weights (`ends` in `stage.made`); by CheckFree's rule from the exact copies that stages beside it keep (`exact`). What went into it are tokens, which nobody but its peers had, so there is nothing to fit it on, and it is tried by the loss alone (`training/recovery_trial.py`). Its chain begins with the
 lives that it inherits (`protocol/accord.py`), and with the ledger where we have that.
 
 Meanwhile we say that we are at it, so that the stage is not found lost again; and if the data nodes begin yet another life because they did not hear us,

@@ -57,6 +57,11 @@ class StageLearner(LearnerOf[StageReplica]):
     def worker(self) -> Worker:
         return self.replica.worker
 
+    @property
+    def is_made(self) -> bool:
+        """Whether its state is none that was trained so, and has taken no step yet: of copies or other stages, or new initial weights."""
+        return self.rises and self.replica.optimizer.steps == 0
+
     def batch(self, numbers: Sequence[int]) -> Batch:
         """The samples with these numbers: tokens and targets, both int64 [len(numbers), seq_len] on the CPU."""
         assert self.data is not None, "only data nodes have samples"

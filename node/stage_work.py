@@ -86,7 +86,16 @@ class StageWork:
         self._ready = ready
         self._over = over
         self._driver: Driver | None = None
-        self._trial = None if recipe.pipeline.by_rule else LossTrial()
+        self._trial: LossTrial | None = None
+        """Of data nodes, where the manifest has any."""
+        if recipe.stage == 0 and not recipe.pipeline.by_rule:
+            made = roll.number(0) if learner.is_made else None
+            self._trial = LossTrial(told=roll.usual_loss(self._now()), made=made)
+
+    @property
+    def usual_loss(self) -> float:
+        """Of our steps of late, nats per token; 0 while there is none to tell, and in other stages than the first."""
+        return 0.0 if self._trial is None else self._trial.usual
 
     def take(self) -> Job | None:
         """The job that we have accepted and not begun."""
@@ -186,7 +195,7 @@ class StageWork:
             batches=batches,
             patience=patience(job.leg_s),
             refused=self._refused,
-            lives={stage: self._roll.number(stage) for stage in range(1, self._roll.stages)},
+            lives={stage: self._roll.number(stage) for stage in range(self._roll.stages)},
             trial=self._trial,
         )
 

@@ -144,6 +144,8 @@ class Present(Struct, frozen=True, array_like=True, tag=21):
     vote in it say nothing any more, for it may have ended their own."""
     ended: Annotated[tuple[Key, ...], Meta(max_length=MAX_GROUP_PEERS)] = ()
     """Data nodes whose processes this peer, of another stage, has found ended, and has not heard since (`lives`)."""
+    loss: Rate = 0.0
+    """Of the pipeline's steps of late, nats per token: of data nodes their own, of others what those have said last. 0 while nobody has said any."""
 
 
 class PlannedLane(Struct, frozen=True, array_like=True):

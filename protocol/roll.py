@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
+from statistics import median
 
 from farflung.protocol import accord
 from farflung.protocol.accord import Word, number_in, number_of, rank
@@ -82,6 +83,8 @@ class Roll:
     """Which lives stage 0 names we know from its own chain, and nobody's word adds to them."""
     counted: Counters = BEGINNING
     """What stage 0's chain has counted, the newest that we have heard of enough peers."""
+    loss: float = 0.0
+    """The last that `usual_loss` found, as those who said it may be gone."""
     _listens_since: float | None = None
     _shown: dict[int, float] = field(default_factory=dict)
     """By stage, when we last heard of somebody who has the state of its newest life, and does not say that it is lost, or makes it; or heard of that life."""
@@ -165,6 +168,7 @@ class Roll:
         quiet = [peer for peer in self._homes() if now > self.entries[peer].since + QUIET_AFTER * self.heartbeat_s]
         self._told = {peer: self._told.get(peer, now) for peer in quiet if self._are_told(peer, now)}
         self.counted = max(self.counted, self._counted_by_half(now), key=_progress)
+        self.loss = self.usual_loss(now)
         for peer in [p for p, entry in self.entries.items() if now > entry.since + FORGET_S]:
             self.forget(peer)
 
@@ -174,6 +178,12 @@ class Roll:
         said = [one.counted for peer in asked if (one := self.present(peer)) is not None and one.counted != BEGINNING]
         said.sort(key=_progress, reverse=True)
         return said[(len(said) - 1) // 2] if said else BEGINNING
+
+    def usual_loss(self, now: float) -> float:
+        """Of the pipeline's steps, nats per token, by the median of the data nodes; where none is heard, of what all others remember. 0: unknown."""
+        asked = self.training(0, now) or [peer for peer in self.known if self.alive(peer, now)]
+        said = [one.loss for peer in asked if (one := self.present(peer)) is not None and one.loss > 0.0]
+        return median(said) if said else self.loss
 
     def speak(self, stage: int, word: Word, now: float) -> None:
         """What the newest commit of our own stage's chain says."""

@@ -6,7 +6,8 @@ what it was before. Where it is worse by more than a margin, all other stages wo
 of the new stage have summed up counts. The stage learns among others that stand still, the samples are trained again, and after `TRIAL_STEPS` it has full weight
 whatever the loss, for then it would be for the whole model to adapt to it.
 
-Each data node judges by its own microbatches, and for what is summed up for it. One that has not seen the loss before has nothing to compare, and tries nothing.
+Each data node judges by its own microbatches, and for what is summed up for it. One that is new compares with what the others say the loss was; where nobody
+does there is nothing to compare, and it tries nothing. So the founder of a new stage 0 has its trial, too: the other stages remember the loss of the data nodes that are gone.
 """
 
 import math
@@ -55,13 +56,23 @@ class Tried:
 class LossTrial:
     """Of all stages, by one data node. `look` once after each of its steps."""
 
-    def __init__(self) -> None:
-        self._recent: deque[float] = deque(maxlen=RECENT)
+    def __init__(
+        self,
+        *,
+        told: float = 0.0,  # what others say that the loss is, nats per token; 0: nobody does
+        made: int | None = None,  # the life of stage 0 that begins here, with what was made of it
+    ) -> None:
+        self._recent: deque[float] = deque([told] if told else [], maxlen=RECENT)
         """Mean losses of the last steps that had full weight."""
-        self._lives: dict[int, int] = {}
+        self._lives: dict[int, int] = {} if made is None else {0: made}
         """By stage, the newest life that we know."""
-        self._tried: dict[int, int] = {}
+        self._tried: dict[int, int] = {0: 0} if told and made is not None else {}
         """By stage that is on trial, how often it was tried."""
+
+    @property
+    def usual(self) -> float:
+        """The mean of the last steps that had full weight, nats per token; 0: unknown."""
+        return fmean(self._recent) if self._recent else 0.0
 
     def look(
         self,
@@ -90,7 +101,7 @@ class LossTrial:
         number = self._tried[stage]
         if number == TRIAL_STEPS:
             del self._tried[stage]
-        return Tried(stage, self._lives[stage], number, fmean(through), fmean(self._recent))
+        return Tried(stage, self._lives[stage], number, fmean(through), self.usual)
 
 
 def counting(tried: Collection[Tried], stages: int) -> frozenset[int]:

@@ -169,3 +169,15 @@ def test_people_are_told_whether_a_lost_stage_can_be_begun_anew() -> None:
     assert outlook(roll, (1, 2, 3)).startswith("stages 1, 2 and 3 are lost, as far")
     two = Roll(SWARM, A, A, stages=2, heartbeat_s=2.0)
     assert "begun anew as soon" in outlook(two, (1,)) and "start a machine again" in outlook(two, (0,))
+
+
+def test_the_usual_loss_is_what_data_nodes_say_and_outlives_them() -> None:
+    roll = Roll(SWARM, A, D, stages=3, heartbeat_s=2.0)
+    assert roll.usual_loss(0.0) == 0.0
+    hear(roll, 0.0, A=says(0, loss=3.0), B=says(0, loss=4.0), C=says(1, loss=9.0))
+    assert roll.usual_loss(0.0) == 3.5
+    roll.tick(0.0)
+    hear(roll, LATE, C=says(1))
+    assert roll.usual_loss(LATE) == 3.5, "C has heard of none"
+    hear(roll, LATE, C=says(1, loss=3.4))
+    assert roll.usual_loss(LATE) == 3.4

@@ -12,6 +12,7 @@ from farflung.protocol.accord import number_in
 from farflung.protocol.lives import HOME_GONE_AFTER, HOME_LOST_AFTER, LOST_AFTER
 from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import START_UNIX_S, PipelineSwarm, simulate
+from farflung.training.recovery_trial import TRIAL_STEPS
 
 HEARTBEAT_S = recipe().settings().heartbeat_s
 FOUND_S = HOME_LOST_AFTER * HEARTBEAT_S
@@ -62,6 +63,11 @@ def test_a_newcomer_begins_stage_0_anew(shadows: float, rung: str, ends: str, si
     assert lives(swarm) == [(0, 1, 3)]
     [made] = swarm.happened("stage.made")
     assert (made["rung"], made["ends"]) == (rung, ends)
+    tried = swarm.happened("stage.trial", 3)  # by the loss that the others remember
+    assert [(one["of"], one["life"], one["number"]) for one in tried] == [
+        (0, 1, number + 1) for number in range(TRIAL_STEPS)
+    ]
+    assert tried[0]["passes"] == (ends == "copied")
     assert [len(swarm.happened("node.start", peer)) for peer in (1, 2)] == [1, 1]  # nobody else begins anew
     assert any(event["peer"] for event in swarm.happened("outer.eval", 3))  # it evaluates the whole model
 

@@ -83,3 +83,30 @@ def test_another_life_begins_another_trial() -> None:
     look(trial, 3.0, life=1)
     (one,) = look(trial, 3.0, life=2)
     assert (one.life, one.number) == (2, 1)
+
+
+def test_who_is_new_compares_with_what_others_say() -> None:
+    trial = LossTrial(told=3.0)
+    assert trial.usual == 3.0 and LossTrial().usual == 0.0
+    assert look(trial, 3.2, life=3) == []  # the life that was there when it came
+    (one,) = look(trial, 3.1, life=4)
+    assert one.usual == pytest.approx(3.1)
+
+
+def test_a_new_stage_0_is_tried_from_its_first_step_and_meanwhile_learns_alone() -> None:
+    trial = LossTrial(told=3.0, made=2)
+
+    def step(loss: float) -> list[Tried]:
+        return trial.look({0: loss, 1: loss}, BOTH, {0: 2, 1: 0, 2: 5})
+
+    (worse,) = step(4.0)
+    assert (worse.stage, worse.life, worse.number, worse.usual) == (0, 2, 1, 3.0) and not worse.passes
+    assert counting([worse], 3) == {0}
+    (better,) = step(3.4)
+    assert better.passes and better.usual == 3.0 and counting([better], 3) == {0, 1, 2}
+    assert len(step(9.0)) == 1 and step(9.0) == []
+
+
+def test_a_new_stage_0_that_nobody_tells_a_loss_is_not_tried() -> None:
+    trial = LossTrial(made=2)
+    assert trial.look({0: 9.0}, {0: {0, 1}}, {0: 2, 1: 0}) == []
