@@ -9,7 +9,15 @@ from typing import Any, Literal
 import msgspec
 
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import CHECKFREE, LADDER, FeedbackSpec, InnerSpec, OuterSpec, PipelineSpec
+from farflung.protocol.manifest_sections import (
+    CHECKFREE,
+    CHECKFREE_PLUS,
+    LADDER,
+    FeedbackSpec,
+    InnerSpec,
+    OuterSpec,
+    PipelineSpec,
+)
 from farflung.sims.choices import Choices
 
 Kind = Literal["cost", "real", "pipeline"]
@@ -24,7 +32,8 @@ WIDTH = 16
 SMALL = {"seq_len": SEQ_LEN, "dim": WIDTH, "num_heads": 2, "num_kv_heads": 1, "ffn_dim": 24}
 """A model of some 8,000 parameters, which trains in milliseconds."""
 
-MAX_STAGES = 4
+MAX_STAGES = 5
+"""The fewest with which CheckFree+ can be had."""
 
 CODECS = (
     "int8(block=128)",
@@ -120,10 +129,12 @@ def _pipeline(choices: Choices, stages: int, layers: int, samples: int) -> dict[
     skip = choices.maybe("pipeline/skip", (0.0, 1.0 / stages)) if stages > 2 else 0.0
     routing = choices.maybe("pipeline/routing", ("planned", "dynamic"))
     visits = stages - round(skip * stages)
-    least = 2 if skip else 1  # with one lane, which one peer with one slot has, all leave out the same stage
     swaps = choices.maybe("pipeline/swaps", (0, 1, 2)) if routing == "planned" and visits >= 3 else 0
     alike = (CHECKFREE,) if layers % stages == 0 else ()
-    recovery = choices.maybe("pipeline/recovery", (LADDER, *alike))
+    has_ends = alike and stages >= 5 and routing == "planned" and not (skip or swaps)
+    recovery = choices.maybe("pipeline/recovery", (LADDER, *alike, *((CHECKFREE_PLUS,) if has_ends else ())))
+    # with one lane, which one peer with one slot has, all go the same way: past one stage for ever, or never through swapped ones
+    least = 2 if skip or recovery == CHECKFREE_PLUS else 1
     return {
         "skip": skip,
         "routing": routing,
@@ -133,7 +144,7 @@ def _pipeline(choices: Choices, stages: int, layers: int, samples: int) -> dict[
         ),
         "slots": choices.maybe("pipeline/slots", [slots for slots in (3, 1, 2) if slots >= least]),
         "policy": choices.maybe("pipeline/policy", ("backward", "arrival")),
-        "shadows": 0.0 if recovery == CHECKFREE else choices.maybe("pipeline/shadows", (0.018, 0.0, 0.3, 1.0)),
+        "shadows": 0.0 if recovery != LADDER else choices.maybe("pipeline/shadows", (0.018, 0.0, 0.3, 1.0)),
         "recovery": recovery,
         "forward_codec": choices.maybe("pipeline/forward_codec", BOUNDARIES),
         "backward_codec": choices.maybe("pipeline/backward_codec", BOUNDARIES),

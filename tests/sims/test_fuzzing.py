@@ -12,6 +12,7 @@ from farflung.sims.choices import Choices
 from farflung.sims.churn import make_schedule
 from farflung.sims.failure import kind_of, replay
 from farflung.sims.fuzzing import SCENARIO, SHRINK_TRIES, make_small, play, write_found
+from farflung.protocol.manifest_sections import CHECKFREE, CHECKFREE_PLUS
 from farflung.sims.main import app
 from farflung.sims.scenario import load_scenario, parse_scenario
 from farflung.sims.scenario_drawing import ATTACKS, GROWS_EVERY, MAX_SIZE, NATS, WHATS, draw_scenario, size_of
@@ -38,6 +39,7 @@ def test_whatever_is_drawn_is_a_scenario_can_be_run_and_is_its_file() -> None:
     assert {("swarm", key) for key in ("fragments", "delay_steps", "mix", "uplink_codec", "max_group")} <= manifest
     assert {("feedback", "uplink"), ("outer", "optimizer")} <= manifest
     routes = {key for seed in range(600) for key in drawn_pipeline(seed)}
+    assert {drawn_pipeline(seed).get("recovery") for seed in range(600)} == {None, CHECKFREE, CHECKFREE_PLUS}
     assert {"stages", "skip", "routing", "swaps", "policy", "recovery", "shadows", "forward_codec"} <= routes
     assert any(one.manifest["swarm"]["inner_steps"] == "auto" for one in scenarios)
 

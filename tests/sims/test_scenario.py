@@ -84,6 +84,7 @@ def test_shipped_scenarios_are_sound(name: str) -> None:
         ('trace = "t.csv"\njoin_s = [0.0, 0.0]', "peers[1]: trace and join_s: give one of them"),
         ('trace = "t.csv"\nsession = { mean_s = 9.0 }', "trace and session"),
         ('trace = "t.csv"\nabsence = { mean_s = 9.0 }', "trace and absence"),
+        ("says_goodbye = 1.0", "peers[1]: says_goodbye without sessions: nobody goes away"),
         ('[network]\nloss = "much"', "network.loss: Expected `float`"),
         ('[[happenings]]\nat = 3.0\nwhat = "kill"', "say whom"),
         ('[[happenings]]\nat = 3.0\nwhat = "kill"\npeers = ["hone"]', "no peer is called 'hone'; did you mean 'home'"),
