@@ -104,7 +104,9 @@ class PeerClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             if self.trace and key in ("join_s", "session", "absence"):
                 raise ConfigError(f"trace and {key}: give one of them")
             if key == "says_goodbye" and self.session is None and not self.trace:
-                raise ConfigError("says_goodbye without sessions: nobody goes away; give session.mean_s or trace as well")
+                raise ConfigError(
+                    "says_goodbye without sessions: nobody goes away; give session.mean_s or trace as well"
+                )
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

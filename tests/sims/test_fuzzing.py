@@ -8,11 +8,11 @@ from tests.sims.test_broken import broken
 from tests.sims.test_broken_pipeline import broken as broken_pipeline
 from typer.testing import CliRunner
 
+from farflung.protocol.manifest_sections import CHECKFREE, CHECKFREE_PLUS
 from farflung.sims.choices import Choices
 from farflung.sims.churn import make_schedule
 from farflung.sims.failure import kind_of, replay
 from farflung.sims.fuzzing import SCENARIO, SHRINK_TRIES, make_small, play, write_found
-from farflung.protocol.manifest_sections import CHECKFREE, CHECKFREE_PLUS
 from farflung.sims.main import app
 from farflung.sims.scenario import load_scenario, parse_scenario
 from farflung.sims.scenario_drawing import ATTACKS, GROWS_EVERY, MAX_SIZE, NATS, WHATS, draw_scenario, size_of
