@@ -58,16 +58,18 @@ def play_scenario(scenario: Scenario, seed: int, schedule: Schedule, *, out: Pat
     result = summarise(scenario, report, bytes_factor=playable.bytes_factor) | {
         "wall_s": round(time.perf_counter() - began, 1)
     }
+    folder = (Path.cwd() if out is None else out) / f"{scenario.name}-seed-{seed}-broken"
     if report.violations:
-        folder = (Path.cwd() if out is None else out) / f"{scenario.name}-seed-{seed}-broken"
-        result["folder"] = str(folder)
         _keep_broken(folder, scenario, playable.plan, report)
     done = [(START_UNIX_S + fault.at, fault) for fault in report.faults]
     until = START_UNIX_S + report.seconds
     facts = run_facts(scenario, playable.keys, done, report.violations, result["expected"], (START_UNIX_S, until))
     shown = broken_in(Logs(events=witness.events, run=facts))
     in_logs = [said for said in shown if said not in report.violations]
-    result |= {"violations": [*report.violations, *in_logs], "passed": result["passed"] and not in_logs}
+    if in_logs and not report.violations:
+        _keep_whole(folder, scenario, playable.plan, in_logs)
+    if broken := [*report.violations, *in_logs]:
+        result |= {"violations": broken, "passed": False, "folder": str(folder)}
     if out is not None:
         save_run(out / RUN, facts)
         (out / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
@@ -88,6 +90,12 @@ def _keep_broken(folder: Path, scenario: Scenario, plan: AnyPlan, report: Report
             shortest = dataclasses.replace(shortest, stop_when_broken=True)
             found = simulate_any(shortest, keep=True)
     write_failure(folder, scenario, shortest, found)
+
+
+def _keep_whole(folder: Path, scenario: Scenario, plan: AnyPlan, in_logs: list[str]) -> None:
+    """Write down a run that only its logs, which are judged when it is over, show to be broken."""
+    whole = dataclasses.replace(plan, stop_when_broken=True)
+    write_failure(folder, scenario, whole, dataclasses.replace(simulate_any(whole, keep=True), violations=in_logs))
 
 
 @contextlib.contextmanager
@@ -127,8 +135,9 @@ def step_through(folder: Path, *, everything: bool) -> bool:
                 break
     same = report.log_sha256 == failure.log_sha256
     said = "the same log as when it was found" if same else "ANOTHER LOG than when it was found: the code has changed"
+    broken = report.violations or (failure.violations if same else [])  # some only logs show
     console.print(
-        f"{report.violations[0] if report.violations else 'nothing is violated any more'}; {said}",
+        f"{broken[0] if broken else 'nothing is violated any more'}; {said}",
         markup=False,
         soft_wrap=True,
     )

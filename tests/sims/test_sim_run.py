@@ -289,6 +289,18 @@ def test_a_violation_is_written_down_and_played_again(monkeypatch: pytest.Monkey
     assert code == 0 and "the same log" in said
 
 
+def test_what_only_logs_show_is_written_down_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sim_run, "broken_in", lambda logs: ["invariant 8: 9 bytes of copies, 3 allowed"])
+    (tmp_path / "fails.toml").write_text(FAILS)
+    code, said = sim("run", tmp_path / "fails.toml", "--out", tmp_path, "--json")
+    result = json.loads(said)
+    assert code == 1 and result["violations"] == ["invariant 8: 9 bytes of copies, 3 allowed"]
+    failure = load_failure(Path(result["folder"]))
+    assert (failure.violations, len(failure.faults)) == (result["violations"], 6)
+    code, said = sim("replay", result["folder"])
+    assert code == 0 and "9 bytes of copies, 3 allowed; the same log" in said
+
+
 def test_a_replay_that_goes_otherwise_says_so(tmp_path: Path) -> None:
     scenario = parse_scenario(FAILS, name="fails")
     plan = plan_scenario(scenario, 0, make_schedule(scenario, 0, tmp_path))
