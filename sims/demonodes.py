@@ -105,24 +105,25 @@ class DemoNode:
         """With which its process ended; None before."""
         return None if self.process is None else self.process.returncode
 
-    def kill(self) -> None:
-        """SIGKILL, now."""
-        if self.process is not None and self.process.returncode is None:
-            self.killed = True
-            self.process.send_signal(signal.SIGKILL)
+    def kill(self) -> bool:
+        """SIGKILL, now. False when there is no process."""
+        if not self._signal(signal.SIGKILL):
+            return False
+        self.killed = True
+        return True
 
     def pause(self) -> bool:
-        """SIGSTOP: the node stands, its libp2p goes on. False when there is no process."""
+        """SIGSTOP: the node stands, its libp2p goes on; the same."""
         return self._signal(signal.SIGSTOP)
 
     def resume(self) -> bool:
         """SIGCONT; the same."""
         return self._signal(signal.SIGCONT)
 
-    def lose_power(self) -> None:
-        """From now on nothing of it says anything, and no connection shows why; `end` kills it."""
+    def lose_power(self) -> bool:
+        """From now on nothing of it says anything, and no connection shows why; `end` kills it. False when there is no process."""
         if self.process is None or self.process.returncode is not None:
-            return
+            return False
         self.killed = True
         with contextlib.suppress(psutil.NoSuchProcess):
             node = psutil.Process(self.process.pid)
@@ -130,11 +131,12 @@ class DemoNode:
         for process in self._silent:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.suspend()
+        return True
 
-    def ask_to_leave(self) -> None:
-        """SIGTERM: leave cleanly."""
+    def ask_to_leave(self) -> bool:
+        """SIGTERM: leave cleanly. False when there is no process."""
         self.dismissed = True
-        self._signal(signal.SIGTERM)
+        return self._signal(signal.SIGTERM)
 
     async def end(self) -> None:
         """Make sure that the process is gone."""

@@ -94,7 +94,7 @@ class LocalSwarm:
                 await self._end()
 
     def _carry_out(self, fault: Fault, group: asyncio.TaskGroup) -> bool:
-        """False when nothing comes of it: whoever is between two lives cannot be stopped."""
+        """False when nothing comes of it: whoever has ended by itself, or is between two lives, cannot be stopped."""
         match fault:
             case Start(peer=peer):
                 former, last = self._nodes.get(peer), self._running.get(peer)
@@ -104,11 +104,11 @@ class LocalSwarm:
             case Leave(peer=peer) | Kill(peer=peer) if self._nodes[peer].process is None:
                 self._running[peer].cancel()  # it still waits for its last life to end
             case Leave(peer=peer):
-                self._nodes[peer].ask_to_leave()
+                return self._nodes[peer].ask_to_leave()
             case Kill(peer=peer, reset=True):
-                self._nodes[peer].kill()
+                return self._nodes[peer].kill()
             case Kill(peer=peer):
-                self._nodes[peer].lose_power()
+                return self._nodes[peer].lose_power()
             case Pause(peer=peer):
                 return self._nodes[peer].pause()
             case Resume(peer=peer):

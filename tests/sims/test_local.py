@@ -9,7 +9,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -20,8 +21,9 @@ from farflung.protocol.errors import ConfigError
 from farflung.protocol.keys import Ed25519Signer
 from farflung.sims import regions
 from farflung.sims.churn import make_schedule
+from farflung.sims.demonodes import DemoNode
 from farflung.sims.facts import load_events, load_folder
-from farflung.sims.faults import Kill, Pause, Resume, Schedule, Start
+from farflung.sims.faults import Fault, Kill, Leave, Pause, Resume, Schedule, Start
 from farflung.sims.from_events import fill_report, labour_of
 from farflung.sims.links import path_between
 from farflung.sims.local_plan import NODE_BYTES, check_playable, check_speed, orders_for
@@ -172,6 +174,22 @@ def test_who_has_no_process_is_not_told_to_have_been_stopped(
     faults = (Start(at=0.0, peer=0), Pause(at=0.0, peer=0), Resume(at=0.0, peer=0), Kill(at=0.0, peer=0))
     asyncio.run(swarm.play(Schedule(num_peers=3, duration_s=0.0, faults=faults)))
     assert [fault for _, fault in swarm.done] == [faults[0], faults[3]]
+
+
+@pytest.mark.parametrize("fault", [Kill(at=0.0, peer=0), Kill(at=0.0, peer=0, reset=True), Leave(at=0.0, peer=0)])
+def test_who_has_ended_by_itself_is_not_told_to_have_been_ended(
+    fault: Fault, small: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ends(self: LocalSwarm, peer: int, node: DemoNode, *before: object) -> None:
+        node.process = cast(asyncio.subprocess.Process, SimpleNamespace(returncode=0))
+
+    monkeypatch.setattr(LocalSwarm, "_live", ends)
+    identities = [Identity(Ed25519PrivateKey.from_private_bytes(key)) for key in key_seeds(small, 0)]
+    recipe, _ = read_scenario(small, identities[0].public_key)
+    swarm = LocalSwarm(scenario=small, recipe=recipe, identities=identities, founder=0, folder=tmp_path)
+    start = Start(at=0.0, peer=0)
+    asyncio.run(swarm.play(Schedule(num_peers=3, duration_s=0.0, faults=(start, fault))))
+    assert [fault for _, fault in swarm.done] == [start]
 
 
 def test_figures_from_events_are_those_that_a_simulation_keeps_itself(small: Scenario, tmp_path: Path) -> None:
