@@ -95,6 +95,7 @@ class Pipeline:
             door=self._door,
             doors=doors,
             roll=roll,
+            life=life,
             refused=refused,
             ready=lambda job: self._answer(job.coordinator, job.window, ""),
             over=self._over,
@@ -255,7 +256,8 @@ class Pipeline:
             counted=self.me.counted or self.roll.counted,
             decided=self.roll.decided,
             ended=self.roll.ended,
-            loss=self.work.usual_loss or self.roll.loss,
+            loss=self.work.trial.usual or self.roll.loss,
+            tries=self.work.trial.tries,
         )
 
     def _tick(self) -> None:

@@ -137,7 +137,8 @@ class Renewal:
             raise Overtaken
         if rung.bumps_lr:
             self._learner.made_of_others_at = self._step()
-        self._learner.rises = not rung.is_exact and not self._by_rule
+        if not rung.is_exact and not self._by_rule:
+            self._learner.rises = True
         settings = self._recipe.settings(self._life)
         first = founded(settings.swarm, signer, settings.rules, lives=lives, ledger=self._ledger)
         await self._doors.journal.run(storage.append_commit, None, first)

@@ -21,6 +21,7 @@ from farflung.training.pipeline_worker import Accumulated, Batch, Worker
 from farflung.training.recovery_checkfree import CheckFree, lr_factor, smoothed
 from farflung.training.recovery_fit import Pair
 from farflung.training.recovery_rise import risen
+from farflung.training.recovery_trial import TRIAL_STEPS
 from farflung.training.stage_replica import StageReplica
 
 MADE_OF_OTHERS_AT = "made_of_others_at"
@@ -58,9 +59,9 @@ class StageLearner(LearnerOf[StageReplica]):
         return self.replica.worker
 
     @property
-    def is_made(self) -> bool:
-        """Whether its state is none that was trained so, and has taken no step yet: of copies or other stages, or new initial weights."""
-        return self.rises and self.replica.optimizer.steps == 0
+    def is_new(self) -> bool:
+        """Whether it was begun anew here with what had to be made, and is on trial yet (`recovery_trial`)."""
+        return self.rises and self.replica.optimizer.steps < TRIAL_STEPS
 
     def batch(self, numbers: Sequence[int]) -> Batch:
         """The samples with these numbers: tokens and targets, both int64 [len(numbers), seq_len] on the CPU."""

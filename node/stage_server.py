@@ -44,6 +44,7 @@ from farflung.protocol.messages import (
 from farflung.protocol.route import preceding
 from farflung.protocol.visit import Work
 from farflung.training.errors import Overflow
+from farflung.training.out_of_memory import no_room
 from farflung.training.pipeline_boundary import TARGET_BYTES, Boundary, decode_targets, encode_targets
 from farflung.training.pipeline_plan import BadPlan, Kind, Op
 from farflung.training.pipeline_worker import Accumulated, Batch, Worker, together
@@ -133,7 +134,7 @@ class StageServer:
         open_ = self._open[window]
         await open_.settled.wait()
         # behind a backward that still runs for one of them: of a microbatch that it has cut short
-        return await self._learner.run(together, [open_.accumulated[home] for home in open_.counting])
+        return await self._learner.run(self._together, [open_.accumulated[home] for home in open_.counting])
 
     def counting(self, window: bytes) -> list[int]:
         """The data nodes whose microbatches count here in a step that is settled; places in its plan."""
@@ -370,16 +371,23 @@ class StageServer:
         self._do(open_, effects, output)
 
     def _forward(self, stage: int, x: Tensor) -> Payload:
-        # Tokens come from the CPU. On the loop their copy would wait for all that the device has been given to do.
-        return self._service.forward.encode(self._worker.forward(stage, x.to(self._service.device)))
+        with no_room(f"a forward of {x.shape[0]} sequences through stage {stage}", self._service.device):
+            # Tokens come from the CPU. On the loop their copy would wait for all that the device has been given to do.
+            return self._service.forward.encode(self._worker.forward(stage, x.to(self._service.device)))
 
     def _loss(self, into: Accumulated, x: Tensor, targets: Tensor) -> tuple[float, Payload]:
-        loss, gradient = self._worker.loss(x, targets.to(x.device), into)
-        return loss, self._service.backward.encode(gradient)
+        with no_room(f"the loss of {x.shape[0]} sequences", x.device):
+            loss, gradient = self._worker.loss(x, targets.to(x.device), into)
+            return loss, self._service.backward.encode(gradient)
 
     def _backward(self, into: Accumulated, stage: int, x: Tensor, gradient: Tensor) -> Payload:
-        of_input = self._worker.backward(stage, x.to(self._service.device), gradient, into)
-        return b"" if of_input is None else self._service.backward.encode(of_input)
+        with no_room(f"a backward of {x.shape[0]} sequences through stage {stage}", self._service.device):
+            of_input = self._worker.backward(stage, x.to(self._service.device), gradient, into)
+            return b"" if of_input is None else self._service.backward.encode(of_input)
+
+    def _together(self, accumulated: Sequence[Accumulated]) -> Accumulated:
+        with no_room(f"the gradients of {len(accumulated)} data nodes together", self._service.device):
+            return together(accumulated)
 
     # ---- what comes in ---------------------------------------------------------------------------------------------
 

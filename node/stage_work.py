@@ -19,6 +19,7 @@ from farflung.node.stage_recipe import StageRecipe
 from farflung.node.stage_server import StageServer
 from farflung.protocol.coordination import ANSWER_S
 from farflung.protocol.errors import RemoteError
+from farflung.protocol.lives import Life
 from farflung.protocol.roll import Roll
 from farflung.training.recovery_trial import LossTrial
 
@@ -58,6 +59,7 @@ class StageWork:
         door: Door,  # to the model
         doors: Doors,
         roll: Roll,
+        life: Life,  # of our stage
         refused: Callable[[RemoteError], None],
         ready: Callable[[Job], None],  # told when we are ready for a job's step
         over: Callable[
@@ -82,20 +84,13 @@ class StageWork:
         self._learner = learner
         self._side = doors.side
         self._roll = roll
+        self._life = life
         self._refused = refused
         self._ready = ready
         self._over = over
         self._driver: Driver | None = None
-        self._trial: LossTrial | None = None
-        """Of data nodes, where the manifest has any."""
-        if recipe.stage == 0 and not recipe.pipeline.by_rule:
-            made = roll.number(0) if learner.is_made else None
-            self._trial = LossTrial(told=roll.usual_loss(self._now()), made=made)
-
-    @property
-    def usual_loss(self) -> float:
-        """Of our steps of late, nats per token; 0 while there is none to tell, and in other stages than the first."""
-        return 0.0 if self._trial is None else self._trial.usual
+        self.trial = LossTrial()
+        """Of data nodes; others never look."""
 
     def take(self) -> Job | None:
         """The job that we have accepted and not begun."""
@@ -111,7 +106,8 @@ class StageWork:
             self.job = None
 
     def watch(self, now: float) -> None:
-        """Whom our step has lost."""
+        """Whom our step has lost; and, until there is a step, what others say that we compare it with."""
+        self._hear_of_trials(now)
         job = self.job
         if job is None:
             return
@@ -180,7 +176,14 @@ class StageWork:
             missed=tuple(number for index in missed for number in numbers[index * each : (index + 1) * each]),
         )
 
+    def _hear_of_trials(self, now: float) -> None:
+        if self._recipe.stage == 0 and not self._recipe.pipeline.by_rule:
+            self.trial.hear(
+                self._roll.usual_loss(now), self._roll.on_trial(now) | ({0} if self._learner.is_new else set())
+            )
+
     async def _driver_of(self, job: Job, numbers: Sequence[int]) -> Driver:
+        self._hear_of_trials(self._now())
         each = job.samples_per_microbatch
         batches = {
             microbatch: await self._side.run(self._learner.batch, numbers[index * each : (index + 1) * each])
@@ -195,8 +198,8 @@ class StageWork:
             batches=batches,
             patience=patience(job.leg_s),
             refused=self._refused,
-            lives={stage: self._roll.number(stage) for stage in range(self._roll.stages)},
-            trial=self._trial,
+            lives={stage: self._roll.number(stage) for stage in range(1, self._roll.stages)} | {0: self._life.number},
+            trial=None if self._recipe.pipeline.by_rule else self.trial,
         )
 
     async def _told_to_go(self, job: Job) -> bool:

@@ -27,7 +27,6 @@ from farflung.protocol.limits import (
     MAX_RECORD_BYTES,
 )
 from farflung.protocol.manifest_sections import (
-    CHECKFREE,
     AdmissionSpec,
     DataSpec,
     DeadlineSpec,
@@ -175,9 +174,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         sizes = pipeline.sizes(self.model.num_layers)
         if pipeline.stages == 1:
             return
-        if pipeline.recovery == CHECKFREE and len(set(sizes)) > 1:
+        if pipeline.by_rule and len(set(sizes)) > 1:
             raise ConfigError(
-                f'pipeline.recovery = "checkfree": makes a stage of others with as many layers, and these have {list(sizes)}; take as many for each, by '
+                f'pipeline.recovery = "{pipeline.recovery}": makes a stage of others with as many layers, and these have {list(sizes)}; take as many for each, by '
                 'pipeline.stages or pipeline.layers, or recovery = "ladder"'
             )
         if self.samples_per_step % pipeline.microbatches:

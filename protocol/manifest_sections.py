@@ -16,6 +16,9 @@ MAX_SEED = (1 << 63) - 1
 """Seeds fit a signed 64-bit integer, the least that every generator takes."""
 
 LADDER, CHECKFREE, CHECKFREE_PLUS = "ladder", "checkfree", "checkfree+"
+
+MIN_TWIN_STAGES = 5
+"""Two pairs that routes may swap, beside the first stage."""
 """Of `pipeline.recovery`."""
 
 _CODEC = re.compile(r"[a-z0-9][a-z0-9_(),.=+:-]{0,127}")
@@ -291,9 +294,9 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(
                 f'pipeline.shadows = {self.shadows}: with pipeline.recovery = "{self.recovery}" nobody would use the copies; set it to 0, or recovery to "ladder"'
             )
-        if self.has_twins and (self.stages < 5 or self.skip or self.swaps or self.dynamic):
+        if self.has_twins and (self.stages < MIN_TWIN_STAGES or self.skip or self.swaps or self.dynamic):
             raise ConfigError(
-                'pipeline.recovery = "checkfree+": routes swap stages 1 and 2 and the last two, so take 5 stages or more, skip = 0, swaps = 0 and routing = "planned"'
+                f'pipeline.recovery = "checkfree+": routes swap stages 1 and 2 and the last two, so take {MIN_TWIN_STAGES} stages or more, skip = 0, swaps = 0 and routing = "planned"'
             )
         if self.has_twins and min(self.slots, self.microbatches) < 2:
             raise ConfigError(

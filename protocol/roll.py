@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
-from statistics import median
+from statistics import median_low
 
 from farflung.protocol import accord
 from farflung.protocol.accord import Word, number_in, number_of, rank
@@ -84,7 +84,7 @@ class Roll:
     counted: Counters = BEGINNING
     """What stage 0's chain has counted, the newest that we have heard of enough peers."""
     loss: float = 0.0
-    """The last that `usual_loss` found, as those who said it may be gone."""
+    """What `usual_loss` found last: those who said it may be gone."""
     _listens_since: float | None = None
     _shown: dict[int, float] = field(default_factory=dict)
     """By stage, when we last heard of somebody who has the state of its newest life, and does not say that it is lost, or makes it; or heard of that life."""
@@ -174,16 +174,29 @@ class Roll:
 
     def _counted_by_half(self, now: float) -> Counters:
         """What half of the data nodes say that their chain has counted; where none is heard, what half of the others say who have heard of it."""
-        asked = self.training(0, now) or [peer for stage in range(1, self.stages) for peer in self.serving(stage, now)]
+        asked = self.training(0, now) or self._elsewhere(now)
         said = [one.counted for peer in asked if (one := self.present(peer)) is not None and one.counted != BEGINNING]
         said.sort(key=_progress, reverse=True)
         return said[(len(said) - 1) // 2] if said else BEGINNING
 
     def usual_loss(self, now: float) -> float:
-        """Of the pipeline's steps, nats per token, by the median of the data nodes; where none is heard, of what all others remember. 0: unknown."""
-        asked = self.training(0, now) or [peer for peer in self.known if self.alive(peer, now)]
-        said = [one.loss for peer in asked if (one := self.present(peer)) is not None and one.loss > 0.0]
-        return median(said) if said else self.loss
+        """Of the pipeline's steps, nats per token: the median of the data nodes; where none is heard what we have heard of them before, or else the median
+        of what the other stages remember. 0: unknown."""
+
+        def median(peers: Iterable[PeerId]) -> float:
+            said = [one.loss for peer in peers if (one := self.present(peer)) is not None and one.loss > 0.0]
+            return median_low(said) if said else 0.0
+
+        return median(self.training(0, now)) or self.loss or median(self._elsewhere(now))
+
+    def on_trial(self, now: float) -> frozenset[int]:
+        """Stages that data nodes try by that loss."""
+        said = [self.present(peer) for peer in self.serving(0, now)]
+        return frozenset(stage for one in said if one is not None for stage in one.tries)
+
+    def _elsewhere(self, now: float) -> list[PeerId]:
+        """Others that serve another stage than the first."""
+        return [peer for stage in range(1, self.stages) for peer in self.serving(stage, now)]
 
     def speak(self, stage: int, word: Word, now: float) -> None:
         """What the newest commit of our own stage's chain says."""

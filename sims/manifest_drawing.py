@@ -13,6 +13,7 @@ from farflung.protocol.manifest_sections import (
     CHECKFREE,
     CHECKFREE_PLUS,
     LADDER,
+    MIN_TWIN_STAGES,
     FeedbackSpec,
     InnerSpec,
     OuterSpec,
@@ -32,8 +33,7 @@ WIDTH = 16
 SMALL = {"seq_len": SEQ_LEN, "dim": WIDTH, "num_heads": 2, "num_kv_heads": 1, "ffn_dim": 24}
 """A model of some 8,000 parameters, which trains in milliseconds."""
 
-MAX_STAGES = 5
-"""The fewest with which CheckFree+ can be had."""
+MAX_STAGES = MIN_TWIN_STAGES
 
 CODECS = (
     "int8(block=128)",
@@ -131,8 +131,8 @@ def _pipeline(choices: Choices, stages: int, layers: int, samples: int) -> dict[
     visits = stages - round(skip * stages)
     swaps = choices.maybe("pipeline/swaps", (0, 1, 2)) if routing == "planned" and visits >= 3 else 0
     alike = (CHECKFREE,) if layers % stages == 0 else ()
-    has_ends = alike and stages >= 5 and routing == "planned" and not (skip or swaps)
-    recovery = choices.maybe("pipeline/recovery", (LADDER, *alike, *((CHECKFREE_PLUS,) if has_ends else ())))
+    may_twin = alike and stages >= MIN_TWIN_STAGES and routing == "planned" and not (skip or swaps)
+    recovery = choices.maybe("pipeline/recovery", (LADDER, *alike, *((CHECKFREE_PLUS,) if may_twin else ())))
     # with one lane, which one peer with one slot has, all go the same way: past one stage for ever, or never through swapped ones
     least = 2 if skip or recovery == CHECKFREE_PLUS else 1
     return {

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from farflung.training.flat import Layout, flatten, host_buffer, synchronize, unflatten
-from farflung.training.half_made import half_made
 from farflung.training.late import mix_, rebase_
+from farflung.training.out_of_memory import half_made
 from farflung.training.outer import OuterState
 from farflung.training.rules import OuterRule
 

@@ -8,7 +8,7 @@ TrainingError
 changed
 ├── UnknownOptimizer     no inner optimiser has this name; the message lists those that exist
 ├── DataError            a data source or tokenizer cannot be used; the message names the remedy
-├── NotEnoughMemory      not even a microbatch of one sequence fits, or a step was made in part (half_made.py)
+├── NotEnoughMemory      not even a microbatch of one sequence fits, or a stage has no room for one, or a step was made in part (out_of_memory.py)
 ├── BadPlan              a pipeline plan breaks a rule (pipeline_plan.py)
 ├── Unrecoverable        what a rule would make a lost stage of is lost too, or does not fit
 └── WrongBase            a shadow's refresh continues another copy than the holder has (recovery_shadow.py)
@@ -53,7 +53,8 @@ class DataError(TrainingError):
 
 
 class NotEnoughMemory(TrainingError):
-    """Not even one sequence at a time fits, and the message says how much is missing; or there was no room to move parameters, and some have moved."""
+    """Not even one sequence at a time fits, and the message says how much is missing; a stage of a pipeline, whose microbatches others choose, has no room
+    for one; or there was none to move parameters, and some have moved."""
 
 
 class Unrecoverable(TrainingError):

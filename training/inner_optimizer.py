@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from farflung.training.eight_bit import EightBit
 from farflung.training.errors import DamagedCheckpoint
 from farflung.training.flat import synchronize
-from farflung.training.half_made import half_made
 from farflung.training.optimizers import Group, Parameters
+from farflung.training.out_of_memory import half_made
 
 CHUNK = 1 << 24
 """Elements stepped at a time: 64 MB of fp32 for each state tensor; a larger parameter is a chunk of its own."""

@@ -8,14 +8,13 @@ of the others stays unbiased (5.4). A tied head and the embedding are one parame
 
 import copy
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from farflung.training.errors import NotEnoughMemory, Overflow
+from farflung.training.errors import Overflow
 from farflung.training.inner import precision
 from farflung.training.model import Decoder, losses
 from farflung.training.pipeline_stages import split
@@ -38,10 +37,7 @@ class Accumulated:
 
 
 class Worker:
-    """One peer: the stages that it holds, and norm and head if it computes losses; nothing else of the model.
-
-    All that computes raises NotEnoughMemory when the device is full; sums that it was adding to are of no use then.
-    """
+    """One peer: the stages that it holds, and norm and head if it computes losses; nothing else of the model."""
 
     def __init__(
         self,
@@ -84,25 +80,23 @@ class Worker:
 
     def forward(self, stage: int, x: Tensor) -> Tensor:
         """`x`: tokens [B, T] for stage 0, [B, T, D] for others. Returns [B, T, D]."""
-        with _room(stage, x), torch.no_grad():
+        with torch.no_grad():
             return self.run(stage, x)
 
     def loss(self, x_BTD: Tensor, targets_BT: Tensor, into: Accumulated) -> tuple[float, Tensor]:
         """The loss and the gradient of the last hop's output; the head's own is added. Raises Overflow."""
         x_BTD = x_BTD.detach().requires_grad_()
-        with _room(HEAD, x_BTD):
-            with precision(x_BTD.device, self._autocast):
-                loss, aim = losses(self._parts[HEAD](x_BTD), targets_BT, self._z_loss)
-            gradient = self._differentiate(HEAD, aim, x_BTD, None, into)
-            assert gradient is not None
-            return loss.item(), gradient
+        with precision(x_BTD.device, self._autocast):
+            loss, aim = losses(self._parts[HEAD](x_BTD), targets_BT, self._z_loss)
+        gradient = self._differentiate(HEAD, aim, x_BTD, None, into)
+        assert gradient is not None
+        return loss.item(), gradient
 
     def backward(self, stage: int, x: Tensor, gradient: Tensor, into: Accumulated) -> Tensor | None:
         """The gradient of the stage's input, None of tokens; that of its parameters is added. Raises Overflow."""
         if x.is_floating_point():
             x = x.detach().requires_grad_()
-        with _room(stage, x):
-            return self._differentiate(stage, self.run(stage, x), x, gradient, into)
+        return self._differentiate(stage, self.run(stage, x), x, gradient, into)
 
     def input_gradient(self, key: tuple[int, int], stage: int, x: Tensor, gradient: Tensor) -> Tensor | None:
         """As `backward`, but the parameters' part waits for `weight_gradient`."""
@@ -110,14 +104,12 @@ class Worker:
         if not x.is_floating_point():
             return None
         x = x.detach().requires_grad_()
-        with _room(stage, x):
-            return torch.autograd.grad(self.run(stage, x), x, gradient)[0]
+        return torch.autograd.grad(self.run(stage, x), x, gradient)[0]
 
     def weight_gradient(self, key: tuple[int, int], stage: int, into: Accumulated) -> None:
         """Raises Overflow."""
         x, gradient = self._later.pop(key)
-        with _room(stage, x):
-            self._differentiate(stage, self.run(stage, x), None, gradient, into)
+        self._differentiate(stage, self.run(stage, x), None, gradient, into)
 
     def run(self, stage: int, x: Tensor) -> Tensor:
         """As `forward`, to be differentiated."""
@@ -134,7 +126,7 @@ class Worker:
             wanted.append(x)
         found = torch.autograd.grad(output, wanted, gradient)
         if not bool(torch.stack([one.isfinite().all() for one in found]).all()):
-            raise Overflow(f"a gradient at {_name(part)} is not finite")
+            raise Overflow(f"a gradient at {'the head' if part == HEAD else f'stage {part}'} is not finite")
         for (name, _), one in zip(named, found[: len(named)], strict=True):
             total = into.sums.get((part, name))
             if total is None:
@@ -143,22 +135,6 @@ class Worker:
                 total.add_(one)
         into.visits[part] += 1
         return found[-1] if len(found) > len(named) else None
-
-
-def _name(part: int) -> str:
-    return "the head" if part == HEAD else f"stage {part}"
-
-
-@contextmanager
-def _room(part: int, x: Tensor) -> Iterator[None]:
-    """Around what computes with `x`, [B, T] or [B, T, D], on its device. Raises NotEnoughMemory."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise NotEnoughMemory(
-            f"{x.device} has no room for {x.shape[0]} sequences of {x.shape[1]} tokens at {_name(part)}. Close what else uses the device, save more with "
-            f"`--save-memory offload`, or take another stage or device: `farflung doctor` says what fits ({error})"
-        ) from error
 
 
 def together(contributions: Iterable[Accumulated]) -> Accumulated:

@@ -3,11 +3,12 @@
 What a founder has made was tried on activations that its neighbours remember (`recovery_fit`), which says what the stage does and not what comes of it. The
 data nodes see that: for the first steps that their microbatches make through another life of a stage they compare the mean loss of those microbatches with
 what it was before. Where it is worse by more than a margin, all other stages would follow gradients of a broken model; so of such a step only what the peers
-of the new stage have summed up counts. The stage learns among others that stand still, the samples are trained again, and after `TRIAL_STEPS` it has full weight
-whatever the loss, for then it would be for the whole model to adapt to it.
+of the new stage have summed up counts. The stage learns among others that stand still, the samples are trained again (but for those of a stage 0 that is tried
+itself, which has learnt from them), and after `TRIAL_STEPS` it has full weight whatever the loss, for then it would be for the whole model to adapt to it.
 
-Each data node judges by its own microbatches, and for what is summed up for it. One that is new compares with what the others say the loss was; where nobody
-does there is nothing to compare, and it tries nothing. So the founder of a new stage 0 has its trial, too: the other stages remember the loss of the data nodes that are gone.
+Each data node judges by its own microbatches, and for what is summed up for it. One that is new compares with what the others say the loss was, and tries what
+they are trying; where nobody says anything there is nothing to compare, and it tries nothing. So those who begin stage 0 anew try it, too: the other stages
+remember the loss of the data nodes that are gone.
 """
 
 import math
@@ -56,23 +57,34 @@ class Tried:
 class LossTrial:
     """Of all stages, by one data node. `look` once after each of its steps."""
 
-    def __init__(
-        self,
-        *,
-        told: float = 0.0,  # what others say that the loss is, nats per token; 0: nobody does
-        made: int | None = None,  # the life of stage 0 that begins here, with what was made of it
-    ) -> None:
-        self._recent: deque[float] = deque([told] if told else [], maxlen=RECENT)
-        """Mean losses of the last steps that had full weight."""
-        self._lives: dict[int, int] = {} if made is None else {0: made}
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        """Mean losses of the last steps that had full weight; before the first of ours, what others say."""
+        self._lives: dict[int, int] = {}
         """By stage, the newest life that we know."""
-        self._tried: dict[int, int] = {0: 0} if told and made is not None else {}
+        self._tried: dict[int, int] = {}
         """By stage that is on trial, how often it was tried."""
+        self._looked = False
 
     @property
     def usual(self) -> float:
-        """The mean of the last steps that had full weight, nats per token; 0: unknown."""
+        """What the loss was of late, nats per token; 0: unknown."""
         return fmean(self._recent) if self._recent else 0.0
+
+    @property
+    def tries(self) -> tuple[int, ...]:
+        """The stages that are on trial."""
+        return tuple(sorted(self._tried))
+
+    def hear(
+        self,
+        told: float,  # what others say that the loss is, nats per token; 0: nobody does
+        tries: Collection[int],  # the stages that they try, and the one that we have just made
+    ) -> None:
+        """What we know before our first step; after that nothing comes of it."""
+        if told and not self._looked:
+            self._recent = deque([told], maxlen=RECENT)
+            self._tried = dict.fromkeys(tries, 0)
 
     def look(
         self,
@@ -81,11 +93,18 @@ class LossTrial:
         lives: Mapping[int, int],  # by stage, the number of the life that serves
     ) -> list[Tried]:
         """The stages that are tried in this step."""
+        self._looked = True
         known, self._lives = self._lives, {**self._lives, **lives}
         for stage, life in lives.items():
             if life > known.get(stage, life) and self._recent:
                 self._tried[stage] = 0
-        found = [tried for stage in sorted(self._tried) if (tried := self._try(stage, losses, visited)) is not None]
+        found: list[Tried] = []
+        for stage in self.tries:
+            tried = self._try(stage, losses, visited)
+            if tried is not None:
+                found.append(tried)
+                if stage == 0 and not tried.passes:
+                    break  # it was on the way of all of them, so they say nothing of other stages
         if losses and all(tried.passes for tried in found):
             mean = fmean(losses.values())
             if math.isfinite(mean):

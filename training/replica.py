@@ -56,7 +56,7 @@ class Replica(ModelState):
         global_step: int,  # of the run, for the learning rate
     ) -> StepReport:
         """One inner step. Raises NonFinite or, from the passes, NotEnoughMemory, with nothing changed; from the optimiser's step NotEnoughMemory with
-        some parameters moved (`half_made`): then this replica is of no use any more."""
+        some parameters moved (`out_of_memory`): then this replica is of no use any more."""
         tokens = torch.as_tensor(tokens).to(self.device)
         if self._microbatch is None:
             self._microbatch = self._choose_microbatch(tokens)

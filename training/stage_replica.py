@@ -24,6 +24,7 @@ from farflung.training.flat import Layout, flatten, unflatten
 from farflung.training.inner import InnerConfig, StepReport
 from farflung.training.model import Decoder, ModelConfig, next_token_loss
 from farflung.training.model_state import ModelState
+from farflung.training.out_of_memory import no_room
 from farflung.training.pipeline_boundary import Boundary
 from farflung.training.pipeline_slice import StageSlice, is_of_layers
 from farflung.training.pipeline_worker import HEAD, Accumulated, Worker, mean_gradients
@@ -78,17 +79,19 @@ class StageReplica(ModelState):
         tokens: int,
         lr_factor: float = 1.0,  # on the schedule's learning rate
     ) -> StageReport:
-        """One inner step on the mean gradient. Raises NonFinite, with nothing changed, and NotEnoughMemory, with some parameters moved (`half_made`)."""
+        """One inner step on the mean gradient. Raises NonFinite, with nothing changed, and NotEnoughMemory, then perhaps with some parameters moved
+        (`out_of_memory`)."""
         lr = self.inner_config.schedule.at(global_step) * lr_factor
-        means = mean_gradients([accumulated])
         of_layers = list[Tensor]()
-        for name, parameter in self.model.named_parameters():
-            mean = means.get(name)
-            parameter.grad = torch.zeros_like(parameter) if mean is None else mean.to(parameter.dtype)
-            if is_of_layers(name):
-                of_layers.append(parameter.grad)
-        layers_norm = float(torch.nn.utils.get_total_norm(of_layers))
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.inner_config.max_grad_norm))
+        with no_room(f"the mean gradient of {self.name}", self.device):
+            means = mean_gradients([accumulated])
+            for name, parameter in self.model.named_parameters():
+                mean = means.get(name)
+                parameter.grad = torch.zeros_like(parameter) if mean is None else mean.to(parameter.dtype)
+                if is_of_layers(name):
+                    of_layers.append(parameter.grad)
+            layers_norm = float(torch.nn.utils.get_total_norm(of_layers))
+            norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.inner_config.max_grad_norm))
         if not math.isfinite(norm):
             self.optimizer.zero_grad()
             raise NonFinite(global_step=global_step, loss=loss, grad_norm=norm)
@@ -96,13 +99,20 @@ class StageReplica(ModelState):
         self.optimizer.zero_grad()
         return StageReport(loss=loss, tokens=tokens, grad_norm=norm, lr=lr, layers_norm=layers_norm)
 
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"stage {self.part.stage}"
+
     def misfit(self, pairs: Sequence[Pair], boundary: Boundary) -> float:
         """Of a stage that begins anew, to inputs and outputs of the lost one that came through `boundary`; see `recovery_fit`."""
-        return misfit(self._run, self._here(pairs), boundary.carried)
+        with no_room(f"what neighbours remember of {self.name}", self.device):
+            return misfit(self._run, self._here(pairs), boundary.carried)
 
     def fit(self, pairs: Sequence[Pair]) -> None:
         """Change it so that it does what the lost one did; local and outer parameters stay the same."""
-        fit_(list(self.model.parameters()), self._run, self._here(pairs), Fit())
+        with no_room(f"a fit of {self.name}", self.device):
+            fit_(list(self.model.parameters()), self._run, self._here(pairs), Fit())
         flatten(self.layout, self.parameters, self.outer.params)
 
     def _run(self, x: Tensor) -> Tensor:

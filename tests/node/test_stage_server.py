@@ -9,16 +9,17 @@ import pytest
 import torch
 from tests.node.stage_lab import LAYERS, NOTHING, StageLab, expected, in_stages, names, step_of, two_columns, whole
 
-from farflung.node import framing
+from farflung.node import framing, stage_server
 from farflung.node.courier import ACTIVATION, GRADIENT
 from farflung.node.pipeline_step import Step
 from farflung.protocol.errors import NetworkError, Refused
 from farflung.protocol.messages import Again, ParcelHeader, Passage, Said
 from farflung.protocol.route import DROPPED, Leg, with_peer
+from farflung.training.errors import NotEnoughMemory
 from farflung.training.pipeline_boundary import Boundary
 from farflung.training.pipeline_plan import BadPlan, Hop, Kind, Lane, Op, Plan
 from farflung.training.pipeline_schedules import dynamic, gpipe, interleaved, one_f_one_b, zero_bubble_h1
-from farflung.training.pipeline_worker import HEAD, mean_gradients
+from farflung.training.pipeline_worker import HEAD, Worker, mean_gradients
 
 
 @pytest.mark.parametrize(
@@ -92,6 +93,36 @@ def test_two_data_nodes_share_stages() -> None:
         assert len(outcome.losses) == 8 and not outcome.notes and not lab.errors
 
     in_stages(main, two_data_nodes())
+
+
+@pytest.mark.parametrize(
+    ("owner", "what", "said"),
+    [
+        (Worker, "forward", "a forward of 2 sequences through stage"),
+        (Worker, "loss", "the loss of 2 sequences"),
+        (Worker, "backward", "a backward of 2 sequences through stage"),
+        (stage_server, "together", "the gradients of 1 data nodes together"),
+    ],
+)
+def test_a_full_device_is_said_as_what_it_is(owner: Any, what: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 2.00 GiB")
+
+    async def main(lab: StageLab) -> None:
+        outcome = await whole(lab)
+        await lab.contributions(outcome)
+
+    monkeypatch.setattr(owner, what, full)
+    with pytest.raises(BaseException) as raised:
+        in_stages(main, gpipe(names(4), 5))
+    group = BaseExceptionGroup("", [raised.value]).subgroup(NotEnoughMemory)
+    assert group is not None
+    assert said in str(first(group)) and "checkpoint,offload` (tried to allocate 2.00 GiB)" in str(first(group))
+
+
+def first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    one = group.exceptions[0]
+    return first(one) if isinstance(one, BaseExceptionGroup) else one
 
 
 def test_a_peer_that_one_data_node_lost_counts_for_the_other_one() -> None:

@@ -174,10 +174,19 @@ def test_people_are_told_whether_a_lost_stage_can_be_begun_anew() -> None:
 def test_the_usual_loss_is_what_data_nodes_say_and_outlives_them() -> None:
     roll = Roll(SWARM, A, D, stages=3, heartbeat_s=2.0)
     assert roll.usual_loss(0.0) == 0.0
-    hear(roll, 0.0, A=says(0, loss=3.0), B=says(0, loss=4.0), C=says(1, loss=9.0))
-    assert roll.usual_loss(0.0) == 3.5
+    hear(roll, 0.0, A=says(0, loss=3.0, tries=(0,)), B=says(0, loss=1e15, tries=(2,)), C=says(1, loss=9.0))
+    assert roll.usual_loss(0.0) == 3.0, "one of two that says anything decides nothing"
+    assert roll.on_trial(0.0) == {0, 2}
     roll.tick(0.0)
-    hear(roll, LATE, C=says(1))
-    assert roll.usual_loss(LATE) == 3.5, "C has heard of none"
-    hear(roll, LATE, C=says(1, loss=3.4))
-    assert roll.usual_loss(LATE) == 3.4
+    hear(roll, LATE, C=says(1, loss=9.0))
+    roll.tick(LATE)
+    assert roll.usual_loss(LATE) == 3.0, "what we have heard ourselves"
+    assert roll.on_trial(LATE) == set()
+    hear(roll, LATE, A=says(0, loss=2.0))
+    assert roll.usual_loss(LATE) == 2.0
+
+
+def test_who_has_heard_no_data_node_asks_those_who_serve_a_stage() -> None:
+    roll = Roll(SWARM, A, D, stages=3, heartbeat_s=2.0)
+    hear(roll, 0.0, A=says(-1, loss=7.0), B=says(-1, loss=7.0), C=says(1, loss=3.0))
+    assert roll.usual_loss(0.0) == 3.0

@@ -54,7 +54,7 @@ PRESENT = Present(
     shadows=(Copy(3, 120, 4096),),
     since=90, load=Load(4.0, 1.5, 0.5), fits=(0, 2), reply=True, domains=Domains("eu-west", "ann"),
     beat=12, ways=(Way(A[:6], 7, 1500, 83),), call=Life(0, 3, A, Counters(6, 48, 1536, 2048)), apart=True,
-    counted=Counters(7, 56, 1792, 2304), decided=(Life(2, 1, A, Counters(4, 32, 1024)),), ended=(A, B), loss=3.25,
+    counted=Counters(7, 56, 1792, 2304), decided=(Life(2, 1, A, Counters(4, 32, 1024)),), ended=(A, B), loss=3.25, tries=(0, 2),
 )  # fmt: skip
 PLAN = StepPlan(WINDOW, 160, (A, B), ((0,), (1,)), (PlannedLane((Leg(0, 0), Leg(1, 1)), 4),), 12.5)
 SAMPLES: dict[str, SwarmMessage] = {

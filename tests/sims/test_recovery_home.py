@@ -72,6 +72,31 @@ def test_a_newcomer_begins_stage_0_anew(shadows: float, rung: str, ends: str, si
     assert any(event["peer"] for event in swarm.happened("outer.eval", 3))  # it evaluates the whole model
 
 
+def test_two_that_begin_stage_0_together_both_try_it() -> None:
+    """What the second one has summed up has no full weight either: the other stages stand."""
+
+    async def story(swarm: PipelineSwarm) -> None:
+        await lose_home(swarm, 3, 3)
+        swarm.start(4)
+        await until_done(swarm, 1, 2, 3, 4)
+
+    alike = recipe(stages=3, layers=3, total_steps=40, pipeline={"shadows": 0.0})
+    swarm = simulate(alike, Counting(), signers(5), story, wanted={1: 1, 2: 2, 3: 0, 4: 0})
+    assert not swarm.broken
+    [(_, _, founder)] = lives(swarm)
+    second = 7 - founder
+    assert {3, 4} == {founder, second}
+    for home in (3, 4):
+        tried = swarm.happened("stage.trial", home)
+        assert tried and {one["of"] for one in tried} == {0}
+        assert abs(tried[0]["usual"] - swarm.happened("stage.trial", founder)[0]["usual"]) < 1e-9
+    [made] = swarm.happened("stage.made")
+    failed = {one["time"] for home in (3, 4) for one in swarm.happened("stage.trial", home) if not one["passes"]}
+    since = [event for event in swarm.happened("pipeline.step", 1) if event["time"] > made["time"]]
+    assert failed and all(not event["settled"] for event in since[:2])
+    assert since[TRIAL_STEPS + 2]["settled"]
+
+
 def test_layers_of_another_number_give_none() -> None:
     """Then all of stage 0 is new, and learns."""
 
@@ -153,6 +178,7 @@ def test_a_data_node_without_a_quorum_goes_on_with_all_that_it_has() -> None:
     assert lives(swarm) == [(0, 1, other)]
     [made] = swarm.happened("stage.made")
     assert (made["rung"], made["ends"]) == ("own disk", "kept")
+    assert not swarm.happened("stage.trial"), "it is what it was"
     counted = sorted(handed_out(swarm, 1))
     assert counted == list(range(len(counted))), (
         "what the other one had in hand is handed out again, and nothing is skipped"

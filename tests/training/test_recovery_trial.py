@@ -86,27 +86,50 @@ def test_another_life_begins_another_trial() -> None:
 
 
 def test_who_is_new_compares_with_what_others_say() -> None:
-    trial = LossTrial(told=3.0)
-    assert trial.usual == 3.0 and LossTrial().usual == 0.0
+    trial = LossTrial()
+    assert trial.usual == 0.0
+    trial.hear(4.0, ())
+    trial.hear(3.0, ())  # before its first step it listens on
+    assert trial.usual == 3.0
     assert look(trial, 3.2, life=3) == []  # the life that was there when it came
+    trial.hear(99.0, {1, 2})
     (one,) = look(trial, 3.1, life=4)
     assert one.usual == pytest.approx(3.1)
 
 
+def test_who_is_new_tries_what_others_try() -> None:
+    trial = LossTrial()
+    trial.hear(3.0, {2})
+    assert trial.tries == (2,)
+    (one,) = look(trial, 4.0, other=7)
+    assert (one.stage, one.life, one.number, one.passes) == (2, 7, 1, False)
+
+
+def of_home(trial: LossTrial, loss: float, other: int = 0) -> list[Tried]:
+    """A step in the second life of stage 0."""
+    return trial.look({0: loss, 1: loss}, BOTH, {0: 2, 1: 0, 2: other})
+
+
 def test_a_new_stage_0_is_tried_from_its_first_step_and_meanwhile_learns_alone() -> None:
-    trial = LossTrial(told=3.0, made=2)
-
-    def step(loss: float) -> list[Tried]:
-        return trial.look({0: loss, 1: loss}, BOTH, {0: 2, 1: 0, 2: 5})
-
-    (worse,) = step(4.0)
+    trial = LossTrial()
+    trial.hear(3.0, {0})
+    (worse,) = of_home(trial, 4.0)
     assert (worse.stage, worse.life, worse.number, worse.usual) == (0, 2, 1, 3.0) and not worse.passes
     assert counting([worse], 3) == {0}
-    (better,) = step(3.4)
+    (better,) = of_home(trial, 3.4)
     assert better.passes and better.usual == 3.0 and counting([better], 3) == {0, 1, 2}
-    assert len(step(9.0)) == 1 and step(9.0) == []
+    assert len(of_home(trial, 9.0)) == 1 and of_home(trial, 9.0) == []
 
 
-def test_a_new_stage_0_that_nobody_tells_a_loss_is_not_tried() -> None:
-    trial = LossTrial(made=2)
-    assert trial.look({0: 9.0}, {0: {0, 1}}, {0: 2, 1: 0}) == []
+def test_what_goes_through_a_bad_stage_0_says_nothing_of_others() -> None:
+    trial = LossTrial()
+    trial.hear(3.0, {0, 2})
+    (home,) = of_home(trial, 9.0)
+    assert (home.stage, counting([home], 3)) == (0, {0})
+    assert [(one.stage, one.number) for one in of_home(trial, 3.0)] == [(0, 2), (2, 1)]
+
+
+def test_a_stage_0_that_nobody_tells_a_loss_is_not_tried() -> None:
+    trial = LossTrial()
+    trial.hear(0.0, {0})
+    assert of_home(trial, 9.0) == []

@@ -1,0 +1,38 @@
+"""A device that runs out of memory, said for people: where everything is as it was, and where something cannot be taken back."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from farflung.training.errors import NotEnoughMemory
+
+MAKE_ROOM = "close what else uses the device, or save more with `--save-memory checkpoint,offload`"
+
+
+@contextmanager
+def half_made(
+    what: str,  # for the message
+    device: torch.device,
+) -> Iterator[None]:
+    """Around what moves parameters one after another. Raises NotEnoughMemory when there is no room for that: some have moved then and others have
+    not, and a smaller microbatch would not help."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise NotEnoughMemory(
+            f"{device} ran out of memory in {what}, when some parameters had moved and others had not, and nobody can go on from that. "
+            f"Nothing of it is saved: started again, training goes on from the last checkpoint. Give it room first: {MAKE_ROOM} ({error})"
+        ) from error
+
+
+@contextmanager
+def no_room(
+    what: str,  # for the message
+    device: torch.device,
+) -> Iterator[None]:
+    """Around what moves nothing, and cannot be done in smaller pieces. Raises NotEnoughMemory."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise NotEnoughMemory(f"{device} has no room for {what}: {MAKE_ROOM} ({error})") from error
