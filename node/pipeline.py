@@ -253,10 +253,10 @@ class Pipeline:
             domains=self._facts.domains,
             call=word.call,
             apart=chain is None or not is_quorum(*chain),
-            counted=self.me.counted or self.roll.counted,
+            counted=self.me.counted or self.roll.hearsay.counted,
             decided=self.roll.decided,
             ended=self.roll.ended,
-            loss=self.work.trial.usual or self.roll.loss,
+            loss=self.work.trial.usual or self.roll.hearsay.loss,
             tries=self.work.trial.tries,
         )
 

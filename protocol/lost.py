@@ -82,7 +82,7 @@ def outlook(roll: Roll, lost: Sequence[int]) -> str:
 def _since(roll: Roll, head: Commit) -> Counters:
     """What stage 0 counts on from: what its chain was last heard to have counted, or that of another stage, which has made no round that it did not begin.
     Where nobody has heard it, as many samples are let go as that stage has had tickets."""
-    heard = roll.counted
+    heard = roll.hearsay.counted
     return Counters(
         max(heard.version, head.version),
         max(heard.steps, head.steps),

@@ -12,23 +12,21 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
-from statistics import median_low
 
 from farflung.protocol import accord
 from farflung.protocol.accord import Word, number_in, number_of, rank
 from farflung.protocol.appointment import Appointment, check_appointment
 from farflung.protocol.errors import BadSignature, Refused
+from farflung.protocol.hearsay import Hearsay
 from farflung.protocol.keys import PeerId
 from farflung.protocol.limits import MAX_GROUP_PEERS, MAX_PIPELINE_PEERS
 from farflung.protocol.lives import (
-    BEGINNING,
     GONE_AFTER,
     HOME_GONE_AFTER,
     HOME_LOST_AFTER,
     LOST_AFTER,
     QUIET_AFTER,
     STARTING_S,
-    Counters,
     Life,
 )
 from farflung.protocol.losses import Losses
@@ -81,10 +79,8 @@ class Roll:
     """How often they are lost."""
     by_chain: bool = False
     """Which lives stage 0 names we know from its own chain, and nobody's word adds to them."""
-    counted: Counters = BEGINNING
-    """What stage 0's chain has counted, the newest that we have heard of enough peers."""
-    loss: float = 0.0
-    """What `usual_loss` found last: those who said it may be gone."""
+    hearsay: Hearsay = field(default_factory=Hearsay)
+    """What others have said of the run."""
     _listens_since: float | None = None
     _shown: dict[int, float] = field(default_factory=dict)
     """By stage, when we last heard of somebody who has the state of its newest life, and does not say that it is lost, or makes it; or heard of that life."""
@@ -167,36 +163,26 @@ class Roll:
         self.losses.look(words, now)
         quiet = [peer for peer in self._homes() if now > self.entries[peer].since + QUIET_AFTER * self.heartbeat_s]
         self._told = {peer: self._told.get(peer, now) for peer in quiet if self._are_told(peer, now)}
-        self.counted = max(self.counted, self._counted_by_half(now), key=_progress)
-        self.loss = self.usual_loss(now)
+        self.hearsay.listen(*self._speakers(now))
         for peer in [p for p, entry in self.entries.items() if now > entry.since + FORGET_S]:
             self.forget(peer)
 
-    def _counted_by_half(self, now: float) -> Counters:
-        """What half of the data nodes say that their chain has counted; where none is heard, what half of the others say who have heard of it."""
-        asked = self.training(0, now) or self._elsewhere(now)
-        said = [one.counted for peer in asked if (one := self.present(peer)) is not None and one.counted != BEGINNING]
-        said.sort(key=_progress, reverse=True)
-        return said[(len(said) - 1) // 2] if said else BEGINNING
-
     def usual_loss(self, now: float) -> float:
-        """Of the pipeline's steps, nats per token: the median of the data nodes; where none is heard what we have heard of them before, or else the median
-        of what the other stages remember. 0: unknown."""
-
-        def median(peers: Iterable[PeerId]) -> float:
-            said = [one.loss for peer in peers if (one := self.present(peer)) is not None and one.loss > 0.0]
-            return median_low(said) if said else 0.0
-
-        return median(self.training(0, now)) or self.loss or median(self._elsewhere(now))
+        """Of the pipeline's steps, as far as we hear or remember, nats per token; 0: unknown."""
+        return self.hearsay.usual_loss(*self._speakers(now))
 
     def on_trial(self, now: float) -> frozenset[int]:
         """Stages that data nodes try by that loss."""
         said = [self.present(peer) for peer in self.serving(0, now)]
         return frozenset(stage for one in said if one is not None for stage in one.tries)
 
-    def _elsewhere(self, now: float) -> list[PeerId]:
-        """Others that serve another stage than the first."""
-        return [peer for stage in range(1, self.stages) for peer in self.serving(stage, now)]
+    def _speakers(self, now: float) -> tuple[list[Present], list[Present]]:
+        """The words of data nodes that train, and of those who serve another stage."""
+        others = [peer for stage in range(1, self.stages) for peer in self.serving(stage, now)]
+        homes, elsewhere = (
+            [one for peer in peers if (one := self.present(peer))] for peers in (self.training(0, now), others)
+        )
+        return homes, elsewhere
 
     def speak(self, stage: int, word: Word, now: float) -> None:
         """What the newest commit of our own stage's chain says."""
@@ -485,10 +471,6 @@ def in_order(swarm: bytes, peers: Iterable[PeerId]) -> list[PeerId]:
     """Data nodes in the order in which they coordinate: the first of the living does. The same everywhere, and nobody can choose its place
     in all swarms."""
     return sorted(peers, key=lambda peer: (sha256(swarm + peer).digest(), peer))
-
-
-def _progress(counted: Counters) -> tuple[int, int, int]:
-    return counted.version, counted.steps, counted.samples
 
 
 def _has(present: Present, life: Life) -> bool:

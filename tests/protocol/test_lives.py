@@ -428,19 +428,19 @@ def test_what_stage_0_has_counted_half_of_its_peers_say_and_without_them_half_of
     roll = Roll(SWARM, A, b"m" * 32, stages=3, heartbeat_s=2.0)
     hear(roll, 1.0, A=says(0, counted=right), C=says(1, counted=more), D=says(-1, counted=more))
     roll.tick(1.0)
-    assert roll.counted == right
+    assert roll.hearsay.counted == right
     roll.forget(A)
     hear(roll, 2.0, B=says(1, counted=right), D=says(2, counted=right))
     roll.tick(2.0)
-    assert roll.counted == right
+    assert roll.hearsay.counted == right
     newcomer = Roll(SWARM, A, b"m" * 32, stages=3, heartbeat_s=2.0)
     hear(newcomer, 2.0, B=says(1, counted=right), C=says(1, counted=more), D=says(2, counted=right))
     newcomer.tick(2.0)
-    assert newcomer.counted == right
+    assert newcomer.hearsay.counted == right
     among = Roll(SWARM, A, b"m" * 32, stages=3, heartbeat_s=2.0)
     hear(among, 2.0, B=says(1, counted=right), C=says(1), D=says(2))  # who has heard of nothing has no say
     among.tick(2.0)
-    assert among.counted == right
+    assert among.hearsay.counted == right
 
 
 def test_what_stage_0_has_counted_is_passed_on() -> None:
@@ -448,7 +448,7 @@ def test_what_stage_0_has_counted_is_passed_on() -> None:
     hear(roll, 1.0, C=says(1, life=1, counted=Counters(3, 12, 96, 40)))
     hear(roll, 2.0, D=says(2, life=1, counted=Counters(2, 12, 96, 90)))
     roll.tick(2.0)
-    assert roll.counted == Counters(3, 12, 96, 40)
+    assert roll.hearsay.counted == Counters(3, 12, 96, 40)
 
 
 def test_a_call_for_another_stage_is_refused() -> None:
