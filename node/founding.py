@@ -146,9 +146,10 @@ def found_swarm(options: CreateOptions) -> CreatedSwarm:
 
 
 def _with_layers(manifest: Manifest) -> Manifest:
-    """Of a pipeline, with the layers of its stages where nobody has said them: no rule of the protocol, so whoever founds a swarm decides it."""
+    """Of a pipeline, with the layers of its stages where nobody has said them: no rule of the protocol, so whoever founds a swarm decides it. By CheckFree's rules
+    a stage is made of others with as many, and then all have as many."""
     pipeline = manifest.pipeline
-    if pipeline.stages == 1 or pipeline.layers:
+    if pipeline.stages == 1 or pipeline.layers or pipeline.by_rule:
         return manifest
     layers = even_sizes(read_recipe(manifest).model, pipeline.stages)
     return msgspec.structs.replace(manifest, pipeline=msgspec.structs.replace(pipeline, layers=layers))

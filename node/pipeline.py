@@ -256,8 +256,8 @@ class Pipeline:
             counted=self.me.counted or self.roll.hearsay.counted,
             decided=self.roll.decided,
             ended=self.roll.ended,
-            loss=self.work.trial.usual or self.roll.hearsay.loss,
-            tries=self.work.trial.tries,
+            loss=self.work.usual_loss or self.roll.hearsay.loss,
+            tries=self.work.tries,
         )
 
     def _tick(self) -> None:

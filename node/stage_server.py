@@ -376,7 +376,7 @@ class StageServer:
             return self._service.forward.encode(self._worker.forward(stage, x.to(self._service.device)))
 
     def _loss(self, into: Accumulated, x: Tensor, targets: Tensor) -> tuple[float, Payload]:
-        with no_room(f"the loss of {x.shape[0]} sequences", x.device):
+        with no_room(f"the loss of {x.shape[0]} sequences", self._service.device):
             loss, gradient = self._worker.loss(x, targets.to(x.device), into)
             return loss, self._service.backward.encode(gradient)
 
@@ -448,7 +448,8 @@ class StageServer:
 
     def _decode(self, header: ParcelHeader, payload: Payload, targets: bytes) -> tuple[Tensor, Tensor | None]:
         batch, length = header.batch, header.length
-        x = self._boundary(header).decode(payload, batch, length, device=self._service.device)
+        with no_room(f"the activations of {batch} sequences", self._service.device):
+            x = self._boundary(header).decode(payload, batch, length, device=self._service.device)
         return x, decode_targets(targets, batch, length, self._service.vocab_size) if targets else None
 
     async def _await_step(self, window: bytes, peer: PeerId) -> OpenStep:

@@ -89,8 +89,24 @@ class StageWork:
         self._ready = ready
         self._over = over
         self._driver: Driver | None = None
-        self.trial = LossTrial()
-        """Of data nodes; others never look."""
+        self._trial = LossTrial() if recipe.stage == 0 and not recipe.pipeline.by_rule else None
+        """Of data nodes, but where lost stages come back by CheckFree's rules alone."""
+
+    @property
+    def usual_loss(self) -> float:
+        """Of our steps of late, nats per token; 0 while there is none to tell, and in other stages than the first."""
+        return 0.0 if self._trial is None else self._trial.usual
+
+    @property
+    def tries(self) -> tuple[int, ...]:
+        """The stages that are on trial here."""
+        if self._trial is None:
+            return ()
+        return self._trial.tries if self._trial.has_begun else self._made
+
+    @property
+    def _made(self) -> tuple[int, ...]:
+        return (0,) if self._learner.is_new else ()
 
     def take(self) -> Job | None:
         """The job that we have accepted and not begun."""
@@ -106,8 +122,7 @@ class StageWork:
             self.job = None
 
     def watch(self, now: float) -> None:
-        """Whom our step has lost; and, until there is a step, what others say that we compare it with."""
-        self._hear_of_trials(now)
+        """Whom our step has lost."""
         job = self.job
         if job is None:
             return
@@ -176,14 +191,9 @@ class StageWork:
             missed=tuple(number for index in missed for number in numbers[index * each : (index + 1) * each]),
         )
 
-    def _hear_of_trials(self, now: float) -> None:
-        if self._recipe.stage == 0 and not self._recipe.pipeline.by_rule:
-            self.trial.hear(
-                self._roll.usual_loss(now), self._roll.on_trial(now) | ({0} if self._learner.is_new else set())
-            )
-
     async def _driver_of(self, job: Job, numbers: Sequence[int]) -> Driver:
-        self._hear_of_trials(self._now())
+        if self._trial is not None and not self._trial.has_begun:
+            self._trial.begin(self._roll.hearsay.loss, self._roll.on_trial(self._now()).union(self._made))
         each = job.samples_per_microbatch
         batches = {
             microbatch: await self._side.run(self._learner.batch, numbers[index * each : (index + 1) * each])
@@ -199,7 +209,7 @@ class StageWork:
             patience=patience(job.leg_s),
             refused=self._refused,
             lives={stage: self._roll.number(stage) for stage in range(1, self._roll.stages)} | {0: self._life.number},
-            trial=None if self._recipe.pipeline.by_rule else self.trial,
+            trial=self._trial,
         )
 
     async def _told_to_go(self, job: Job) -> bool:

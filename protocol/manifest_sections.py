@@ -16,10 +16,10 @@ MAX_SEED = (1 << 63) - 1
 """Seeds fit a signed 64-bit integer, the least that every generator takes."""
 
 LADDER, CHECKFREE, CHECKFREE_PLUS = "ladder", "checkfree", "checkfree+"
+"""Of `pipeline.recovery`."""
 
 MIN_TWIN_STAGES = 5
 """Two pairs that routes may swap, beside the first stage."""
-"""Of `pipeline.recovery`."""
 
 _CODEC = re.compile(r"[a-z0-9][a-z0-9_(),.=+:-]{0,127}")
 _OPTIMIZER = re.compile(r"[a-z][A-Za-z0-9_.]{0,63}(\([A-Za-z0-9_.,=+()\[\] '-]{0,128}\))?")

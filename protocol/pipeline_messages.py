@@ -145,7 +145,7 @@ class Present(Struct, frozen=True, array_like=True, tag=21):
     ended: Annotated[tuple[Key, ...], Meta(max_length=MAX_GROUP_PEERS)] = ()
     """Data nodes whose processes this peer, of another stage, has found ended, and has not heard since (`lives`)."""
     loss: Rate = 0.0
-    """Of the pipeline's steps of late, nats per token: of data nodes their own, of others what they remember of those. 0: none."""
+    """Of the pipeline's steps of late, nats per token: of data nodes their own once there is one, else what is remembered of theirs. 0: none."""
     tries: Annotated[tuple[Annotated[int, Meta(ge=0, lt=MAX_HOPS)], ...], Meta(max_length=MAX_HOPS)] = ()
     """Of data nodes, the stages that are on trial by that loss."""
 

@@ -163,26 +163,19 @@ class Roll:
         self.losses.look(words, now)
         quiet = [peer for peer in self._homes() if now > self.entries[peer].since + QUIET_AFTER * self.heartbeat_s]
         self._told = {peer: self._told.get(peer, now) for peer in quiet if self._are_told(peer, now)}
-        self.hearsay.listen(*self._speakers(now))
+        others = [peer for stage in range(1, self.stages) for peer in self.serving(stage, now)]
+        self.hearsay.listen(self._said(self.training(0, now)), self._said(others))
         for peer in [p for p, entry in self.entries.items() if now > entry.since + FORGET_S]:
             self.forget(peer)
 
-    def usual_loss(self, now: float) -> float:
-        """Of the pipeline's steps, as far as we hear or remember, nats per token; 0: unknown."""
-        return self.hearsay.usual_loss(*self._speakers(now))
-
     def on_trial(self, now: float) -> frozenset[int]:
-        """Stages that data nodes try by that loss."""
-        said = [self.present(peer) for peer in self.serving(0, now)]
-        return frozenset(stage for one in said if one is not None for stage in one.tries)
+        """Stages that data nodes try by the loss."""
+        said = self._said(self.training(0, now))
+        return frozenset(stage for one in said for stage in one.tries if stage < self.stages)
 
-    def _speakers(self, now: float) -> tuple[list[Present], list[Present]]:
-        """The words of data nodes that train, and of those who serve another stage."""
-        others = [peer for stage in range(1, self.stages) for peer in self.serving(stage, now)]
-        homes, elsewhere = (
-            [one for peer in peers if (one := self.present(peer))] for peers in (self.training(0, now), others)
-        )
-        return homes, elsewhere
+    def _said(self, peers: Iterable[PeerId]) -> list[Present]:
+        """The last words of these, where there are any."""
+        return [said for peer in peers if (said := self.present(peer)) is not None]
 
     def speak(self, stage: int, word: Word, now: float) -> None:
         """What the newest commit of our own stage's chain says."""
@@ -238,7 +231,7 @@ class Roll:
         if self.by_chain:
             own = self._own
             return list(own[1].lives) if own is not None and own[1].life == self.number(0) else []
-        said = [present for peer in self.training(0, now) if (present := self.present(peer)) is not None]
+        said = self._said(self.training(0, now))
         found = {
             life
             for present in said

@@ -135,8 +135,10 @@ class DemoNode:
 
     def ask_to_leave(self) -> bool:
         """SIGTERM: leave cleanly. False when there is no process."""
+        if not self._signal(signal.SIGTERM):
+            return False
         self.dismissed = True
-        return self._signal(signal.SIGTERM)
+        return True
 
     async def end(self) -> None:
         """Make sure that the process is gone."""

@@ -94,7 +94,7 @@ class LocalSwarm:
                 await self._end()
 
     def _carry_out(self, fault: Fault, group: asyncio.TaskGroup) -> bool:
-        """False when nothing comes of it: whoever has ended by itself, or is between two lives, cannot be stopped."""
+        """False when nothing comes of it: there is no process. Whoever is between two lives and is to end does not begin the next one."""
         match fault:
             case Start(peer=peer):
                 former, last = self._nodes.get(peer), self._running.get(peer)

@@ -34,6 +34,7 @@ SMALL = {"seq_len": SEQ_LEN, "dim": WIDTH, "num_heads": 2, "num_kv_heads": 1, "f
 """A model of some 8,000 parameters, which trains in milliseconds."""
 
 MAX_STAGES = MIN_TWIN_STAGES
+"""The fewest with which all of a manifest can be drawn."""
 
 CODECS = (
     "int8(block=128)",
@@ -130,9 +131,9 @@ def _pipeline(choices: Choices, stages: int, layers: int, samples: int) -> dict[
     routing = choices.maybe("pipeline/routing", ("planned", "dynamic"))
     visits = stages - round(skip * stages)
     swaps = choices.maybe("pipeline/swaps", (0, 1, 2)) if routing == "planned" and visits >= 3 else 0
-    alike = (CHECKFREE,) if layers % stages == 0 else ()
-    may_twin = alike and stages >= MIN_TWIN_STAGES and routing == "planned" and not (skip or swaps)
-    recovery = choices.maybe("pipeline/recovery", (LADDER, *alike, *((CHECKFREE_PLUS,) if may_twin else ())))
+    is_even = layers % stages == 0
+    may_twin = is_even and stages >= MIN_TWIN_STAGES and routing == "planned" and not (skip or swaps)
+    recovery = choices.maybe("pipeline/recovery", (LADDER, *([CHECKFREE] * is_even), *([CHECKFREE_PLUS] * may_twin)))
     # with one lane, which one peer with one slot has, all go the same way: past one stage for ever, or never through swapped ones
     least = 2 if skip or recovery == CHECKFREE_PLUS else 1
     return {

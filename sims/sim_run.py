@@ -95,7 +95,10 @@ def _keep_broken(folder: Path, scenario: Scenario, plan: AnyPlan, report: Report
 def _keep_whole(folder: Path, scenario: Scenario, plan: AnyPlan, in_logs: list[str]) -> None:
     """Write down a run that only its logs, which are judged when it is over, show to be broken."""
     whole = dataclasses.replace(plan, stop_when_broken=True)
-    write_failure(folder, scenario, whole, dataclasses.replace(simulate_any(whole, keep=True), violations=in_logs))
+    with how_far(f"{scenario.name} is played once more, for its log", 1, "runs") as reach:
+        reach(0, in_logs[0])
+        report = simulate_any(whole, keep=True)
+    write_failure(folder, scenario, whole, dataclasses.replace(report, violations=in_logs))
 
 
 @contextlib.contextmanager

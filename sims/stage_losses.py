@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from farflung.protocol.manifest_sections import CHECKFREE, CHECKFREE_PLUS, LADDER
+from farflung.protocol.manifest_sections import CHECKFREE, CHECKFREE_PLUS, LADDER, MIN_TWIN_STAGES
 
 LAST = -1
 """In the place of a stage: the last one."""
@@ -162,7 +162,7 @@ def draw_scene(seed: int) -> Scene:
     by_rule = random.Random(f"{seed}/recovery")
     if by_rule.random() < BY_RULE:
         scene = replace(scene, recovery=CHECKFREE, layers=stages, shadows=0.0)
-        if stages >= 5 and by_rule.random() < 0.5:
+        if stages >= MIN_TWIN_STAGES and by_rule.random() < 0.5:
             scene = replace(scene, recovery=CHECKFREE_PLUS, skips=False, dynamic=False, swaps=0)
     blows: list[Blow] = []
     now = 0.0

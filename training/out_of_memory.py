@@ -31,7 +31,7 @@ def no_room(
     what: str,  # for the message
     device: torch.device,
 ) -> Iterator[None]:
-    """Around what moves nothing, and cannot be done in smaller pieces. Raises NotEnoughMemory."""
+    """Around what changes nothing that is kept, and cannot be done in smaller pieces. Raises NotEnoughMemory."""
     try:
         yield
     except torch.OutOfMemoryError as error:

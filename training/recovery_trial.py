@@ -7,8 +7,8 @@ of the new stage have summed up counts. The stage learns among others that stand
 itself, which has learnt from them), and after `TRIAL_STEPS` it has full weight whatever the loss, for then it would be for the whole model to adapt to it.
 
 Each data node judges by its own microbatches, and for what is summed up for it. One that is new compares with what the others say the loss was, and tries what
-they are trying; where nobody says anything there is nothing to compare, and it tries nothing. So those who begin stage 0 anew try it, too: the other stages
-remember the loss of the data nodes that are gone.
+they are trying, for three steps of its own; where nobody says anything there is nothing to compare, and it tries nothing. So those who begin stage 0 anew try it,
+too: the other stages remember the loss of the data nodes that are gone.
 """
 
 import math
@@ -64,7 +64,8 @@ class LossTrial:
         """By stage, the newest life that we know."""
         self._tried: dict[int, int] = {}
         """By stage that is on trial, how often it was tried."""
-        self._looked = False
+        self.has_begun = False
+        """Whether this data node knows what it tries, and does not only hear of it."""
 
     @property
     def usual(self) -> float:
@@ -76,14 +77,15 @@ class LossTrial:
         """The stages that are on trial."""
         return tuple(sorted(self._tried))
 
-    def hear(
+    def begin(
         self,
         told: float,  # what others say that the loss is, nats per token; 0: nobody does
         tries: Collection[int],  # the stages that they try, and the one that we have just made
     ) -> None:
-        """What we know before our first step; after that nothing comes of it."""
-        if told and not self._looked:
-            self._recent = deque([told], maxlen=RECENT)
+        """Before our first step."""
+        self.has_begun = True
+        if told:
+            self._recent.append(told)
             self._tried = dict.fromkeys(tries, 0)
 
     def look(
@@ -93,7 +95,6 @@ class LossTrial:
         lives: Mapping[int, int],  # by stage, the number of the life that serves
     ) -> list[Tried]:
         """The stages that are tried in this step."""
-        self._looked = True
         known, self._lives = self._lives, {**self._lives, **lives}
         for stage, life in lives.items():
             if life > known.get(stage, life) and self._recent:

@@ -114,6 +114,7 @@ def test_layers_are_dealt_by_what_stages_compute_and_a_file_decides(tmp_path: Pa
         ("alpha", 264, "", (4, 4, 4)),
         ("beta", 4 * layer // 64, "", (1, 5, 6)),
         ("gamma", 4 * layer // 64, "[pipeline]\nlayers = [4, 6, 2]\n", (4, 6, 2)),
+        ("epsilon", 4 * layer // 64, '[pipeline]\nrecovery = "checkfree"\nshadows = 0\n', ()),  # as many for each
     ):
         file = tmp_path / f"{name}.toml"
         file.write_text(shape.format(vocab) + more)

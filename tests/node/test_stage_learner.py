@@ -11,6 +11,7 @@ from farflung.node.stage_recipe import stage_recipe
 from farflung.sims.pipeline_small import recipe
 from farflung.training.errors import DamagedCheckpoint
 from farflung.training.pipeline_worker import Accumulated
+from farflung.training.recovery_trial import TRIAL_STEPS
 from farflung.training.runtime import Runtime
 
 
@@ -55,6 +56,20 @@ def test_how_much_the_stage_changes_is_known_after_a_restart(tmp_path: Path) -> 
     before.save(tmp_path)
     after.load(tmp_path)
     assert after.layers_norm == before.layers_norm is not None
+
+
+def test_a_stage_that_was_begun_anew_is_on_trial_for_its_first_steps_also_after_a_restart(tmp_path: Path) -> None:
+    before, after = learner(), learner()
+    assert not before.is_new
+    before.rises = True
+    for step in range(TRIAL_STEPS):
+        before.save(tmp_path)
+        after.load(tmp_path)
+        assert before.is_new and after.is_new
+        rate(before, step)
+    before.save(tmp_path)
+    after.load(tmp_path)
+    assert after.rises and not before.is_new and not after.is_new
 
 
 def test_another_word_for_the_step_is_damage(tmp_path: Path) -> None:

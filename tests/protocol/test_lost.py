@@ -169,24 +169,3 @@ def test_people_are_told_whether_a_lost_stage_can_be_begun_anew() -> None:
     assert outlook(roll, (1, 2, 3)).startswith("stages 1, 2 and 3 are lost, as far")
     two = Roll(SWARM, A, A, stages=2, heartbeat_s=2.0)
     assert "begun anew as soon" in outlook(two, (1,)) and "start a machine again" in outlook(two, (0,))
-
-
-def test_the_usual_loss_is_what_data_nodes_say_and_outlives_them() -> None:
-    roll = Roll(SWARM, A, D, stages=3, heartbeat_s=2.0)
-    assert roll.usual_loss(0.0) == 0.0
-    hear(roll, 0.0, A=says(0, loss=3.0, tries=(0,)), B=says(0, loss=1e15, tries=(2,)), C=says(1, loss=9.0))
-    assert roll.usual_loss(0.0) == 3.0, "one of two that says anything decides nothing"
-    assert roll.on_trial(0.0) == {0, 2}
-    roll.tick(0.0)
-    hear(roll, LATE, C=says(1, loss=9.0))
-    roll.tick(LATE)
-    assert roll.usual_loss(LATE) == 3.0, "what we have heard ourselves"
-    assert roll.on_trial(LATE) == set()
-    hear(roll, LATE, A=says(0, loss=2.0))
-    assert roll.usual_loss(LATE) == 2.0
-
-
-def test_who_has_heard_no_data_node_asks_those_who_serve_a_stage() -> None:
-    roll = Roll(SWARM, A, D, stages=3, heartbeat_s=2.0)
-    hear(roll, 0.0, A=says(-1, loss=7.0), B=says(-1, loss=7.0), C=says(1, loss=3.0))
-    assert roll.usual_loss(0.0) == 3.0

@@ -45,7 +45,9 @@ from farflung.protocol.manifest_sections import (
 FOUNDER, CARRIER = Ed25519Signer(b"f" * 32), b"c" * 32
 MODEL = ModelSpec(vocab_size=256, dim=64, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=128, seq_len=128)
 OF_FOUR = msgspec.structs.replace(MODEL, num_layers=4)
+OF_SIX = msgspec.structs.replace(MODEL, num_layers=6)
 BY_RULE = PipelineSpec(stages=3, recovery="checkfree", shadows=0.0)
+BY_TWINS = PipelineSpec(stages=5, recovery="checkfree+", shadows=0.0)
 
 
 def manifest(**changes: Any) -> Manifest:
@@ -129,6 +131,7 @@ def test_every_field_counts_in_the_hash() -> None:
         ({"inner_steps": "auto", "fragments": 3, "delay_steps": 4}, "swarm.delay_steps = 4: must be between 0 and 3"),
         ({"mix": 1.5}, "swarm.mix = 1.5: must be between"),
         ({"pipeline": BY_RULE, "model": OF_FOUR}, "with as many layers, and these have [1, 1, 2]; take as many"),
+        ({"pipeline": BY_TWINS, "model": OF_SIX}, '"checkfree+": makes a stage of others with as many layers'),
         ({"mix": float("nan")}, "swarm.mix = nan: must be between"),
         ({"aggregation": "median"}, "swarm.aggregation = 'median': not supported yet"),
         ({"feedback": FeedbackSpec(uplink="kept", last_codec="int8 ")}, "feedback.last_codec = 'int8 '"),

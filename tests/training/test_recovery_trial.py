@@ -88,18 +88,16 @@ def test_another_life_begins_another_trial() -> None:
 def test_who_is_new_compares_with_what_others_say() -> None:
     trial = LossTrial()
     assert trial.usual == 0.0
-    trial.hear(4.0, ())
-    trial.hear(3.0, ())  # before its first step it listens on
-    assert trial.usual == 3.0
+    trial.begin(3.0, ())
+    assert trial.usual == 3.0 and trial.has_begun
     assert look(trial, 3.2, life=3) == []  # the life that was there when it came
-    trial.hear(99.0, {1, 2})
     (one,) = look(trial, 3.1, life=4)
     assert one.usual == pytest.approx(3.1)
 
 
 def test_who_is_new_tries_what_others_try() -> None:
     trial = LossTrial()
-    trial.hear(3.0, {2})
+    trial.begin(3.0, {2})
     assert trial.tries == (2,)
     (one,) = look(trial, 4.0, other=7)
     assert (one.stage, one.life, one.number, one.passes) == (2, 7, 1, False)
@@ -112,7 +110,7 @@ def of_home(trial: LossTrial, loss: float, other: int = 0) -> list[Tried]:
 
 def test_a_new_stage_0_is_tried_from_its_first_step_and_meanwhile_learns_alone() -> None:
     trial = LossTrial()
-    trial.hear(3.0, {0})
+    trial.begin(3.0, {0})
     (worse,) = of_home(trial, 4.0)
     assert (worse.stage, worse.life, worse.number, worse.usual) == (0, 2, 1, 3.0) and not worse.passes
     assert counting([worse], 3) == {0}
@@ -123,7 +121,7 @@ def test_a_new_stage_0_is_tried_from_its_first_step_and_meanwhile_learns_alone()
 
 def test_what_goes_through_a_bad_stage_0_says_nothing_of_others() -> None:
     trial = LossTrial()
-    trial.hear(3.0, {0, 2})
+    trial.begin(3.0, {0, 2})
     (home,) = of_home(trial, 9.0)
     assert (home.stage, counting([home], 3)) == (0, {0})
     assert [(one.stage, one.number) for one in of_home(trial, 3.0)] == [(0, 2), (2, 1)]
@@ -131,5 +129,5 @@ def test_what_goes_through_a_bad_stage_0_says_nothing_of_others() -> None:
 
 def test_a_stage_0_that_nobody_tells_a_loss_is_not_tried() -> None:
     trial = LossTrial()
-    trial.hear(0.0, {0})
+    trial.begin(0.0, {0})
     assert of_home(trial, 9.0) == []

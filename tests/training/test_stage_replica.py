@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from farflung.training import stage_replica
+from farflung.training.errors import NotEnoughMemory
 from farflung.training.flat import Layout, flatten
 from farflung.training.inner import InnerConfig
 from farflung.training.left_out import heldout_loss
 from farflung.training.model import Decoder, ModelConfig
+from farflung.training.pipeline_boundary import Boundary
 from farflung.training.pipeline_slice import StageSlice
 from farflung.training.pipeline_stages import Head, Stage
 from farflung.training.pipeline_worker import Accumulated
@@ -68,3 +71,26 @@ def test_stages_are_evaluated_a_sequence_at_a_time(
     assert parts == [Stage] * 10 + [Head] * 5
     stages = {0: ends.outer.params, 1: params}
     assert heldout_loss(CONFIG, SIZES, stages, tokens, (), runtime) == pytest.approx(loss, rel=1e-6)
+
+
+def test_a_full_device_is_said_as_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = StageReplica(CONFIG, StageSlice(SIZES, 0), INNER, Nesterov(), seed=3)
+    tokens, x = torch.zeros(1, 9, dtype=torch.int64), torch.zeros(1, 8, 16)
+    before = one.outer.params.clone()
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 2.00 GiB")
+
+    for part in (Stage, Head):
+        monkeypatch.setattr(part, "forward", full)
+    monkeypatch.setattr(stage_replica, "mean_gradients", full)
+    for said, work in {
+        "what neighbours remember of stage 0": lambda: one.misfit([(tokens[:, 1:], x)], Boundary.parse("fp32", 16)),
+        "a fit of stage 0": lambda: one.fit([(tokens[:, 1:], x)]),
+        "the mean gradient of stage 0": lambda: one.step(Accumulated(), 0, loss=1.0, tokens=8),
+        "an evaluation of the whole model": lambda: one.enter(tokens),
+        "an evaluation of the whole model, stage by stage": lambda: one.leave([x], tokens),
+    }.items():
+        with pytest.raises(NotEnoughMemory, match=f"cpu has no room for {said}.*2.00 GiB"):
+            work()
+    torch.testing.assert_close(one.outer.params, before)
