@@ -106,6 +106,7 @@ class StageWork:
 
     @property
     def _made(self) -> tuple[int, ...]:
+        """The stage that was begun anew here, of which others hear before our first step."""
         return (0,) if self._learner.is_new else ()
 
     def take(self) -> Job | None:

@@ -173,6 +173,9 @@ class Roll:
         said = self._said(self.training(0, now))
         return frozenset(stage for one in said for stage in one.tries if stage < self.stages)
 
+    def _alive(self, now: float) -> list[PeerId]:
+        return [peer for peer in self.known if self.alive(peer, now)]
+
     def _said(self, peers: Iterable[PeerId]) -> list[Present]:
         """The last words of these, where there are any."""
         return [said for peer in peers if (said := self.present(peer)) is not None]
@@ -318,9 +321,8 @@ class Roll:
         if self._listens_since is None:
             return ()
         usual_s = LOST_AFTER * self.heartbeat_s
-        homes = [said for peer in self.training(0, now) if (said := self.present(peer)) is not None]
-        heard = (said for peer in self.known if self.alive(peer, now) and (said := self.present(peer)) is not None)
-        others = [said for said in heard if said.stage > 0]
+        homes = self._said(self.training(0, now))
+        others = [said for said in self._said(self._alive(now)) if said.stage > 0]
         found = []
         for stage in range(0 if self.decides_together else 1, self.stages):
             patience_s = usual_s if stage else HOME_LOST_AFTER * self.heartbeat_s
@@ -353,7 +355,7 @@ class Roll:
 
     def _are_told(self, peer: PeerId, now: float) -> bool:
         """Whether half of the peers of some stage have found the process of a data node ended: only those that compute next to it have dialled it before."""
-        heard = [said for other in self.known if self.alive(other, now) and (said := self.present(other)) is not None]
+        heard = self._said(self._alive(now))
         size = Counter(said.stage for said in heard if said.stage > 0)
         agree = Counter(said.stage for said in heard if said.stage > 0 and peer in said.ended)
         return any(2 * agree[stage] >= size[stage] for stage in size)
@@ -419,7 +421,7 @@ class Roll:
 
     def named(self, now: float) -> tuple[Life, ...]:
         """The list that a stage is to acknowledge: the newest that half of the data nodes have, or have gone on from."""
-        lists = [present.lives for peer in self.training(0, now) if (present := self.present(peer)) is not None]
+        lists = [said.lives for said in self._said(self.training(0, now))]
         lists.sort(key=rank, reverse=True)
         newest = lists[(len(lists) - 1) // 2] if lists else ()
         return newest if number_in(newest, 0) == self.number(0) else ()

@@ -131,9 +131,12 @@ def _pipeline(choices: Choices, stages: int, layers: int, samples: int) -> dict[
     routing = choices.maybe("pipeline/routing", ("planned", "dynamic"))
     visits = stages - round(skip * stages)
     swaps = choices.maybe("pipeline/swaps", (0, 1, 2)) if routing == "planned" and visits >= 3 else 0
-    is_even = layers % stages == 0
-    may_twin = is_even and stages >= MIN_TWIN_STAGES and routing == "planned" and not (skip or swaps)
-    recovery = choices.maybe("pipeline/recovery", (LADDER, *([CHECKFREE] * is_even), *([CHECKFREE_PLUS] * may_twin)))
+    rules = [LADDER]
+    if layers % stages == 0:
+        rules.append(CHECKFREE)
+        if stages >= MIN_TWIN_STAGES and routing == "planned" and not (skip or swaps):
+            rules.append(CHECKFREE_PLUS)
+    recovery = choices.maybe("pipeline/recovery", rules)
     # with one lane, which one peer with one slot has, all go the same way: past one stage for ever, or never through swapped ones
     least = 2 if skip or recovery == CHECKFREE_PLUS else 1
     return {

@@ -23,6 +23,9 @@ from farflung.sims.nat import Nat
 SHIPPED = Path(__file__).parent / "scenarios"
 """Scenarios that come with farflung."""
 
+SAYS_GOODBYE = 0.3
+"""Share of sessions that end with a goodbye, where nobody says another."""
+
 MAX_PEERS = 10_000
 MAX_SECONDS = 30 * 86_400.0
 
@@ -69,7 +72,7 @@ class PeerClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """From joining to going away; none: it stays."""
     absence: Lasting | None = None
     """From going away to coming back; none: it does not come back."""
-    says_goodbye: float = 0.3
+    says_goodbye: float = SAYS_GOODBYE
     """Share of sessions that end with a goodbye, and not with a kill or a power failure."""
     trace: str = ""
     """In the place of `join_s`, `session` and `absence`: a CSV file beside this one with a line `start_s,end_s,host` for each session."""

@@ -13,7 +13,7 @@ from farflung.sims.choices import Choices
 from farflung.sims.costs import Costs
 from farflung.sims.manifest_drawing import Kind, Sections, draw_manifest
 from farflung.sims.nat import Nat
-from farflung.sims.scenario import Happening, Lasting, Network, PeerClass, Scenario, What
+from farflung.sims.scenario import SAYS_GOODBYE, Happening, Lasting, Network, PeerClass, Scenario, What
 
 KINDS: tuple[Kind, ...] = ("cost",) * 5 + ("real",) * 2 + ("pipeline",) * 3
 """As often as they are drawn: what trains takes ten times as long to play, and what is broken in the protocol shows without."""
@@ -134,7 +134,7 @@ def _peer_class(
         join_s=choices.maybe(f"{own}/join_s", JOIN_S[:2] if first else JOIN_S),
         session=session,
         absence=None if session is None else _lasting(choices, f"{own}/absence", (20.0, 60.0)),
-        says_goodbye=0.3 if session is None else choices.maybe(f"{own}/says_goodbye", (0.3, 0.0, 1.0)),
+        says_goodbye=choices.maybe(f"{own}/says_goodbye", (SAYS_GOODBYE, 0.0, 1.0) if session else (SAYS_GOODBYE,)),
     )
 
 

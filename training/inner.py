@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from farflung.training.errors import NonFinite, NotEnoughMemory
+from farflung.training.errors import NonFinite
 from farflung.training.inner_optimizer import ON_DEVICE, InnerOptimizer, StateHome
 from farflung.training.model import losses
 from farflung.training.optimizers import parse_optimizer
+from farflung.training.out_of_memory import no_room
 from farflung.training.schedule import Schedule
 
 
@@ -99,13 +100,11 @@ def gradients(
     """
     model.zero_grad()
     total = torch.zeros((), device=tokens.device)
-    try:
+    with no_room(f"{microbatch} sequences at a time", tokens.device):
         for piece in torch.split(tokens, microbatch):
             share = piece.shape[0] / tokens.shape[0]
             total += backward_pass(forward, piece, config.z_loss, share, autocast)  # no .item(): a GPU would wait
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
-    except torch.OutOfMemoryError as error:
-        raise NotEnoughMemory(f"{microbatch} sequences at a time are too many for {tokens.device}: {error}") from error
     loss, norm_value = float(total), float(norm)
     if not (math.isfinite(loss) and math.isfinite(norm_value)):
         raise NonFinite(global_step=global_step, loss=loss, grad_norm=norm_value)

@@ -12,10 +12,11 @@ from torch import Tensor
 from farflung.training.flat import Layout, unflatten
 from farflung.training.inner import precision
 from farflung.training.model import Decoder, ModelConfig, next_token_loss
+from farflung.training.out_of_memory import no_room
 from farflung.training.pipeline_slice import StageSlice
 from farflung.training.pipeline_stages import Head
 from farflung.training.runtime import Runtime
-from farflung.training.stage_replica import pass_through
+from farflung.training.stage_replica import EVALUATION, pass_through
 
 
 def heldout_loss(
@@ -32,11 +33,11 @@ def heldout_loss(
     for stage in range(len(sizes)):
         if stage not in left_out:
             outputs = pass_through(config, StageSlice(sizes, stage), stages[stage], outputs, runtime)
-    device = torch.device(runtime.device)
-    ends = Decoder(config, seed=None, held=StageSlice(sizes, 0).holds).to(device)
-    unflatten(Layout(ends), stages[0], list(ends.parameters()))
-    head, total = Head(ends), 0.0
-    with torch.no_grad():
+    device, total = torch.device(runtime.device), 0.0
+    with no_room(EVALUATION, device), torch.no_grad():
+        ends = Decoder(config, seed=None, held=StageSlice(sizes, 0).holds).to(device)
+        unflatten(Layout(ends), stages[0], list(ends.parameters()))
+        head = Head(ends)
         for x, targets in zip(outputs, torch.split(tokens[:, 1:], 1), strict=True):
             with precision(device, runtime.autocast):
                 logits = head(x.to(device))

@@ -8,6 +8,7 @@ import torch
 from farflung.training.errors import NotEnoughMemory
 
 MAKE_ROOM = "close what else uses the device, or save more with `--save-memory checkpoint,offload`"
+"""What helps, for messages."""
 
 
 @contextmanager
@@ -31,7 +32,7 @@ def no_room(
     what: str,  # for the message
     device: torch.device,
 ) -> Iterator[None]:
-    """Around what changes nothing that is kept, and cannot be done in smaller pieces. Raises NotEnoughMemory."""
+    """Around what changes nothing that is kept. Raises NotEnoughMemory: whoever can may try it in smaller pieces."""
     try:
         yield
     except torch.OutOfMemoryError as error:

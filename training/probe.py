@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from farflung.training.errors import NotEnoughMemory
+from farflung.training.out_of_memory import MAKE_ROOM
 
 
 def largest_that_fits(
@@ -30,8 +31,7 @@ def largest_that_fits(
             low = middle + 1
     if low == len(sizes):
         raise NotEnoughMemory(
-            f"the device runs out of memory with {sizes[-1]} sequence at a time: try `--save-memory checkpoint,offload`, "
-            "close what else uses the device, or join a swarm with a smaller model"
+            f"the device runs out of memory with {sizes[-1]} sequence at a time: {MAKE_ROOM}, or join a swarm with a smaller model"
         )
     return sizes[low]
 

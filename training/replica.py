@@ -25,6 +25,7 @@ from farflung.training.memory import MemoryForecast, choose_microbatch, even_mic
 from farflung.training.model import ModelConfig, next_token_loss
 from farflung.training.model_state import ModelState
 from farflung.training.optimizers import parse_optimizer
+from farflung.training.out_of_memory import no_room
 from farflung.training.probe import largest_that_fits
 from farflung.training.rules import OuterRule
 from farflung.training.runtime import Runtime
@@ -94,16 +95,12 @@ class Replica(ModelState):
     def _total_loss(self, tokens: Tensor, microbatch: int) -> float:
         """Of the parameters in the model, summed over the sequences. Raises NotEnoughMemory."""
         total = 0.0
-        try:
+        with no_room(f"an evaluation of {microbatch} sequences at a time", self.device):
             for piece in torch.split(tokens, microbatch):
                 piece = piece.to(self.device)
                 with precision(self.device, self.runtime.autocast):
                     logits = self.model(piece[:, :-1])
                 total += float(next_token_loss(logits, piece[:, 1:])) * piece.shape[0]
-        except torch.OutOfMemoryError as error:
-            raise NotEnoughMemory(
-                f"{self.device} has no room to evaluate {microbatch} sequences at a time: {error}"
-            ) from error
         return total
 
     def _with_room(

@@ -32,7 +32,8 @@ from farflung.training.recovery_fit import Fit, Pair, fit_, misfit
 from farflung.training.rules import OuterRule
 from farflung.training.runtime import Runtime
 
-IN_ONE_PIECE = "an evaluation of the whole model, stage by stage"
+EVALUATION = "an evaluation of the whole model, stage by stage"
+"""For messages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +129,7 @@ class StageReplica(ModelState):
         tokens: Tensor,  # int64 [k, seq_len + 1]
     ) -> list[Tensor]:  # of each sequence, [1, seq_len, D] on the CPU
         """The outputs of stage 0 with its outer parameters."""
-        with no_room(IN_ONE_PIECE, self.device), self.outer_parameters():
+        with no_room(EVALUATION, self.device), self.outer_parameters():
             return [self.worker.forward(0, one[:, :-1].to(self.device)).cpu() for one in torch.split(tokens, 1)]
 
     def leave(
@@ -138,7 +139,7 @@ class StageReplica(ModelState):
     ) -> float:
         """Mean loss in nats per token, by the outer parameters of the head."""
         total = 0.0
-        with no_room(IN_ONE_PIECE, self.device), self.outer_parameters(), torch.no_grad():
+        with no_room(EVALUATION, self.device), self.outer_parameters(), torch.no_grad():
             for x, targets in zip(outputs, torch.split(tokens[:, 1:], 1), strict=True):
                 total += float(next_token_loss(self.worker.run(HEAD, x.to(self.device)), targets.to(self.device)))
         return total / tokens.shape[0]
@@ -153,7 +154,7 @@ def pass_through(
 ) -> list[Tensor]:
     """The outputs of a stage that is not ours, computed here with its parameters; as `StageReplica.enter` gives them."""
     device = torch.device(runtime.device)
-    with no_room(IN_ONE_PIECE, device):
+    with no_room(EVALUATION, device):
         stage = Decoder(model, seed=None, held=part.holds).to(device)
         unflatten(Layout(stage), params, list(stage.parameters()))
         worker = Worker(stage, part.sizes, [part.stage], head=False, shared=True, autocast=runtime.autocast)

@@ -38,8 +38,9 @@ def test_whatever_is_drawn_is_a_scenario_can_be_run_and_is_its_file() -> None:
     manifest = {(section, key) for one in scenarios for section, keys in one.manifest.items() for key in keys}
     assert {("swarm", key) for key in ("fragments", "delay_steps", "mix", "uplink_codec", "max_group")} <= manifest
     assert {("feedback", "uplink"), ("outer", "optimizer")} <= manifest
-    routes = {key for seed in range(600) for key in drawn_pipeline(seed)}
-    assert {drawn_pipeline(seed).get("recovery") for seed in range(600)} == {None, CHECKFREE, CHECKFREE_PLUS}
+    pipelines = [drawn_pipeline(seed) for seed in range(600)]
+    routes = {key for one in pipelines for key in one}
+    assert {one.get("recovery") for one in pipelines} == {None, CHECKFREE, CHECKFREE_PLUS}
     assert {"stages", "skip", "routing", "swaps", "policy", "recovery", "shadows", "forward_codec"} <= routes
     assert any(one.manifest["swarm"]["inner_steps"] == "auto" for one in scenarios)
 

@@ -161,6 +161,15 @@ def test_a_shorter_run_is_the_same_without_what_would_come_later(small: Scenario
 # ---- what is told of a run -----------------------------------------------------------------------------------------
 
 
+def played(small: Scenario, folder: Path, faults: tuple[Fault, ...]) -> list[Fault]:
+    """What is told to have been done of these, all at once."""
+    identities = [Identity(Ed25519PrivateKey.from_private_bytes(key)) for key in key_seeds(small, 0)]
+    recipe, _ = read_scenario(small, identities[0].public_key)
+    swarm = LocalSwarm(scenario=small, recipe=recipe, identities=identities, founder=0, folder=folder)
+    asyncio.run(swarm.play(Schedule(num_peers=3, duration_s=0.0, faults=faults)))
+    return [fault for _, fault in swarm.done]
+
+
 def test_who_has_no_process_is_not_told_to_have_been_stopped(
     small: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,12 +177,8 @@ def test_who_has_no_process_is_not_told_to_have_been_stopped(
         """For the goodbye of its last life."""
 
     monkeypatch.setattr(LocalSwarm, "_live", waits)
-    identities = [Identity(Ed25519PrivateKey.from_private_bytes(key)) for key in key_seeds(small, 0)]
-    recipe, _ = read_scenario(small, identities[0].public_key)
-    swarm = LocalSwarm(scenario=small, recipe=recipe, identities=identities, founder=0, folder=tmp_path)
     faults = (Start(at=0.0, peer=0), Pause(at=0.0, peer=0), Resume(at=0.0, peer=0), Kill(at=0.0, peer=0))
-    asyncio.run(swarm.play(Schedule(num_peers=3, duration_s=0.0, faults=faults)))
-    assert [fault for _, fault in swarm.done] == [faults[0], faults[3]]
+    assert played(small, tmp_path, faults) == [faults[0], faults[3]]
 
 
 @pytest.mark.parametrize("fault", [Kill(at=0.0, peer=0), Kill(at=0.0, peer=0, reset=True), Leave(at=0.0, peer=0)])
@@ -184,12 +189,8 @@ def test_who_has_ended_by_itself_is_not_told_to_have_been_ended(
         node.process = cast(asyncio.subprocess.Process, SimpleNamespace(returncode=0))
 
     monkeypatch.setattr(LocalSwarm, "_live", ends)
-    identities = [Identity(Ed25519PrivateKey.from_private_bytes(key)) for key in key_seeds(small, 0)]
-    recipe, _ = read_scenario(small, identities[0].public_key)
-    swarm = LocalSwarm(scenario=small, recipe=recipe, identities=identities, founder=0, folder=tmp_path)
     start = Start(at=0.0, peer=0)
-    asyncio.run(swarm.play(Schedule(num_peers=3, duration_s=0.0, faults=(start, fault))))
-    assert [fault for _, fault in swarm.done] == [start]
+    assert played(small, tmp_path, (start, fault)) == [start]
 
 
 def test_figures_from_events_are_those_that_a_simulation_keeps_itself(small: Scenario, tmp_path: Path) -> None:

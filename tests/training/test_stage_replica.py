@@ -20,7 +20,7 @@ from farflung.training.replica import Replica
 from farflung.training.rules import Nesterov
 from farflung.training.runtime import Runtime
 from farflung.training.schedule import Schedule
-from farflung.training.stage_replica import StageReplica, pass_through
+from farflung.training.stage_replica import EVALUATION, StageReplica, pass_through
 
 CONFIG = ModelConfig(vocab_size=32, dim=16, num_layers=3, num_heads=2, num_kv_heads=1, ffn_dim=24, seq_len=8)
 INNER = InnerConfig(schedule=Schedule(peak=1e-2, kind="constant"), z_loss=1e-3)
@@ -84,13 +84,14 @@ def test_a_full_device_is_said_as_what_it_is(monkeypatch: pytest.MonkeyPatch) ->
     for part in (Stage, Head):
         monkeypatch.setattr(part, "forward", full)
     monkeypatch.setattr(stage_replica, "mean_gradients", full)
-    for said, work in {
-        "what neighbours remember of stage 0": lambda: one.misfit([(tokens[:, 1:], x)], Boundary.parse("fp32", 16)),
-        "a fit of stage 0": lambda: one.fit([(tokens[:, 1:], x)]),
-        "the mean gradient of stage 0": lambda: one.step(Accumulated(), 0, loss=1.0, tokens=8),
-        "an evaluation of the whole model": lambda: one.enter(tokens),
-        "an evaluation of the whole model, stage by stage": lambda: one.leave([x], tokens),
-    }.items():
+    for said, work in (
+        ("what neighbours remember of stage 0", lambda: one.misfit([(tokens[:, 1:], x)], Boundary.parse("fp32", 16))),
+        ("a fit of stage 0", lambda: one.fit([(tokens[:, 1:], x)])),
+        ("the mean gradient of stage 0", lambda: one.step(Accumulated(), 0, loss=1.0, tokens=8)),
+        (EVALUATION, lambda: one.enter(tokens)),
+        (EVALUATION, lambda: one.leave([x], tokens)),
+        (EVALUATION, lambda: pass_through(CONFIG, one.part, before, [tokens[:, 1:]], one.runtime)),
+    ):
         with pytest.raises(NotEnoughMemory, match=f"cpu has no room for {said}.*2.00 GiB"):
             work()
     torch.testing.assert_close(one.outer.params, before)
