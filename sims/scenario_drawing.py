@@ -134,7 +134,7 @@ def _peer_class(
         join_s=choices.maybe(f"{own}/join_s", JOIN_S[:2] if first else JOIN_S),
         session=session,
         absence=None if session is None else _lasting(choices, f"{own}/absence", (20.0, 60.0)),
-        says_goodbye=choices.maybe(f"{own}/says_goodbye", (SAYS_GOODBYE, 0.0, 1.0) if session else (SAYS_GOODBYE,)),
+        says_goodbye=choices.maybe(f"{own}/says_goodbye", (SAYS_GOODBYE, 0.0, 1.0)) if session else SAYS_GOODBYE,
     )
 
 

@@ -105,13 +105,14 @@ def test_a_broken_pipeline_is_found_made_small_and_replayed(monkeypatch: pytest.
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("name", "which"), [("forgets_the_samples_of_the_dead", 6), ("moves_for_a_round_that_failed", 2)]
+    ("name", "which", "needs"),
+    [("forgets_the_samples_of_the_dead", 6, (1,)), ("moves_for_a_round_that_failed", 2, (0, 1))],
 )
 def test_what_takes_misfortune_is_found_and_only_that_is_left(
-    name: str, which: int, monkeypatch: pytest.MonkeyPatch
+    name: str, which: int, needs: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By one of the first forty draws: which one changes with everything that moves a message, the release of Python too. A single happening is left, or that
-    peers come and go, or that messages are lost."""
+    peers come and go, or that messages are lost; a round also fails where links are slow, and nothing happens."""
     broken[name](monkeypatch)
     for seed in range(40):
         choices = Choices(seed)
@@ -122,7 +123,7 @@ def test_what_takes_misfortune_is_found_and_only_that_is_left(
     small = make_small(seed, choices.taken, report, max_tries=100)
     misfortunes = len(small.happenings) + sum(one.session is not None for one in small.peers)
     misfortunes += small.network.loss > 0.0
-    assert small.num_peers <= 3 and misfortunes == 1
+    assert small.num_peers <= 3 and misfortunes in needs
     assert kind_of(play(small)[1].violations[0]) == kind_of(report.violations[0])
 
 
