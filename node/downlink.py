@@ -9,7 +9,6 @@ could spare it: such bytes count where they come in beside a round's, and begin 
 """
 
 from farflung.node.one_way import OneWay
-from farflung.protocol.settings import FAST_BYTES_PER_S
 
 LEAST_S = 0.5
 """Shorter stretches of receiving are not measured: bytes that waited in the system's buffers while we did something else come at once. Links
@@ -26,4 +25,4 @@ class Downlink(OneWay):
     def observe(self, bytes_per_s: float, seconds: float) -> None:
         if seconds >= LEAST_S:
             self._seen.append(bytes_per_s)
-            self.bytes_per_s = min(max(self._seen), FAST_BYTES_PER_S)
+            self.bytes_per_s = min(max(self._seen), self._fast_bytes_per_s)

@@ -30,6 +30,7 @@ from farflung.node.uplink import Uplink
 from farflung.protocol.chain import RoundResult
 from farflung.protocol.errors import Malformed, NetworkError, Refused
 from farflung.protocol.messages import ContributionHeader, MeanHeader, Part, Plan
+from farflung.protocol.settings import FAST_BYTES_PER_S
 
 ENCODE_ELEMENTS = 1 << 21
 """Parts are encoded so many elements at a time: a millisecond or two, so that sending begins soon and doors are rarely used."""
@@ -63,6 +64,7 @@ class Exchange:
         uplink: FlatCodec,
         downlink: FlatCodec,
         last: FlatCodec | None = None,  # of both in the last round of the run
+        fast_bytes_per_s: float = FAST_BYTES_PER_S,  # of links
         residuals: Residuals,
         news: News,
     ) -> None:
@@ -81,12 +83,19 @@ class Exchange:
         self._incoming: Counter[PeerId] = Counter()
         """Streams that bring transfers at the moment."""
         self._group: asyncio.TaskGroup
-        self.fetcher = Fetcher(network, doors.side, means, news=news, received=self._count_received)
+        self.fetcher = Fetcher(
+            network,
+            doors.side,
+            means,
+            fast_bytes_per_s=fast_bytes_per_s,
+            news=news,
+            received=self._count_received,
+        )
         self._decoded = torch.empty(0, dtype=torch.float32)
         self.in_flight = b""
         """Plan to which the learner's last pseudo-gradient went."""
-        self.sending = Uplink(network.delivered_bytes)
-        self.receiving = Downlink(network.received_bytes)
+        self.sending = Uplink(network.delivered_bytes, fast_bytes_per_s)
+        self.receiving = Downlink(network.received_bytes, fast_bytes_per_s)
 
     def serve(self) -> None:
         """Accept transfers."""
@@ -115,7 +124,13 @@ class Exchange:
 
         Whoever still lacks a mean of a committed plan fetches it.
         """
-        return self._rounds.end(plan_id)
+        round_ = self._rounds.get(plan_id)
+        if round_ is not None and len(round_.unsent) > 1:
+            self.sending.give_up()
+        traffic = self._rounds.end(plan_id)
+        if round_ is not None and not round_.sent_bytes:
+            self.sending.stay_idle()
+        return traffic
 
     async def decided(self, height: int, plan_id: bytes) -> None:
         """Commit `height` is applied; of its plans, `plan_id` (empty: none) was it. What is held of the others is not needed."""
@@ -270,11 +285,16 @@ class Exchange:
         if peer not in round_.deliveries:
             delivery = round_.deliveries[peer] = Delivery(self._network, peer, self._news.unreachable)
             self._spawn(round_, delivery.run())
+        contributes = isinstance(header, ContributionHeader)
+        if contributes:
+            round_.unsent[peer] += 1
         try:
             with self.sending.transfer(len(payload)):
                 await round_.deliveries[peer].deliver(header, payload)
         except NetworkError:
             return  # the cut goes without our contribution; whoever lacks the mean fetches it
+        if contributes:
+            round_.unsent -= Counter([peer])
         round_.sent_bytes += len(payload)
 
     async def _serve_transfers(self, stream: Stream) -> None:
@@ -305,7 +325,7 @@ class Exchange:
             raise Refused(f"a contribution of {header.nbytes} bytes to part {header.part}", peer=stream.peer)
         if stream.peer in round_.contributions.get(header.part, {}):  # sent again, since our answer was lost
             await framing.drain(stream, header.nbytes)
-            await stream.write(ACK)
+            await stream.write(ACK, overhead=len(ACK))
             return
         with self.receiving.transfer(header.nbytes):
             payload = await framing.read_payload(stream, header.nbytes)
@@ -315,7 +335,7 @@ class Exchange:
             )
         except CodecError as error:
             raise Malformed(f"a contribution to part {header.part}: {error}", peer=stream.peer) from error
-        await stream.write(ACK)
+        await stream.write(ACK, overhead=len(ACK))
         round_.received_bytes += header.nbytes
         self._store_contribution(header.plan, round_, header.part, stream.peer, payload)
 
@@ -341,7 +361,7 @@ class Exchange:
             raise Malformed(f"a mean of part {header.part}: {error}", peer=stream.peer) from error
         round_.received_bytes += header.nbytes
         self._news.mean_held(header.plan, header.part, digest, early=header.early)
-        await stream.write(ACK)
+        await stream.write(ACK, overhead=len(ACK))
 
     def _count_received(self, plan_id: bytes, nbytes: int) -> None:
         if (round_ := self._rounds.get(plan_id)) is not None:

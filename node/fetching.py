@@ -17,6 +17,8 @@ from farflung.node.network import Network, PeerId, Stream
 from farflung.protocol.chain import PartResult, RoundResult
 from farflung.protocol.errors import Malformed, NetworkError, Refused, RemoteError
 from farflung.protocol.messages import MeanRequest, Part
+from farflung.protocol.partition import levelled
+from farflung.protocol.settings import FAST_BYTES_PER_S
 
 RETRY_S = 1.0
 """Between tries."""
@@ -41,7 +43,11 @@ Bounds = Part | PartResult
 
 
 class FetchNews(Protocol):
-    """Whom the fetcher tells."""
+    """Whom the fetcher tells, and asks."""
+
+    def uplink_of(self, peer: PeerId) -> float:
+        """Bytes/s, by its own word; 0 when that is not known."""
+        ...
 
     def mean_held(self, plan_id: bytes, part: int, digest: bytes) -> None: ...
 
@@ -59,12 +65,14 @@ class Fetcher:
         side: Door,
         means: MeanStore,
         *,
+        fast_bytes_per_s: float,  # of links: what is too slow scales with it
         news: FetchNews,
         received: Callable[[bytes, int], None],
     ) -> None:
         self._network = network
         self._side = side
         self._means = means
+        self._slowest_bytes_per_s = SLOWEST_BYTES_PER_S * fast_bytes_per_s / FAST_BYTES_PER_S
         self._news = news
         self._received = received
         """Told the plan and the bytes of what came from others."""
@@ -89,7 +97,8 @@ class Fetcher:
             self._news.mean_held(plan_id, part, digest)
             return here, False
         final = bool(holders)
-        for peer in rotated(holders, self._network.peer_id):
+        others = rotated(holders, self._network.peer_id)
+        for peer in slow_ones_last(others, [self._news.uplink_of(peer) for peer in others]):
             try:
                 payload = await self._fetch_from(
                     peer, MeanRequest(plan_id, part, digest), bounds, part_codec(codec, bounds)
@@ -146,7 +155,7 @@ class Fetcher:
         numel = bounds.stop - bounds.start
         limit = codec.max_nbytes(numel)
         try:
-            async with asyncio.timeout(FETCH_S + limit / SLOWEST_BYTES_PER_S):
+            async with asyncio.timeout(FETCH_S + limit / self._slowest_bytes_per_s):
                 stream = await self._network.open_stream(peer, "fetch")
                 try:
                     await framing.write_header(stream, request)
@@ -189,3 +198,13 @@ def rotated(peers: Sequence[PeerId], me: PeerId) -> list[PeerId]:
     ring = sorted(peers)
     after = [p for p in ring if p > me]
     return after + [p for p in ring if p < me]
+
+
+def slow_ones_last(peers: Sequence[PeerId], bytes_per_s: Sequence[float]) -> list[PeerId]:
+    """The same in another order: whoever sends clearly more slowly than most comes last, as far as that is known (0: it is not)."""
+    rates = levelled(bytes_per_s)
+    typical = sorted(rates)[len(rates) // 2] if rates else 0.0
+    slow = [rate < typical for rate in rates]
+    return [p for p, is_slow in zip(peers, slow, strict=True) if not is_slow] + [
+        p for p, is_slow in zip(peers, slow, strict=True) if is_slow
+    ]

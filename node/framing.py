@@ -37,8 +37,7 @@ ABSENT = (1 << 64) - 1
 
 async def write_header(stream: Stream, header: BulkHeader) -> None:
     """Raises NetworkError."""
-    data = encode(header)
-    await stream.write(len(data).to_bytes(HEADER_LENGTH_BYTES, "big") + data)
+    await _write_overhead(stream, _framed(header))
 
 
 async def write_with_header(stream: Stream, header: BulkHeader, payload: Payload, *, follows: int = 0) -> None:
@@ -49,8 +48,8 @@ async def write_with_header(stream: Stream, header: BulkHeader, payload: Payload
         await write_header(stream, header)
         await stream.write(payload, follows=follows)
     else:
-        data = encode(header)
-        await stream.write(b"".join((len(data).to_bytes(HEADER_LENGTH_BYTES, "big"), data, payload)))
+        head = _framed(header)
+        await stream.write(b"".join((head, payload)), overhead=len(head))
 
 
 async def read_header(stream: Stream, *kinds: type[H]) -> H:
@@ -90,18 +89,18 @@ async def drain(stream: Stream, num_bytes: int) -> None:
         num_bytes -= size
 
 
-async def write_blob(stream: Stream, payload: Payload | None) -> None:
-    """A length and the bytes, or that there are none. Raises NetworkError."""
+async def write_blob(stream: Stream, payload: Payload | None, *, about: bool = False) -> None:
+    """A length and the bytes, or that there are none; `about`: they are not of what is sent but about it (`Stream.write`). Raises NetworkError."""
     length = ABSENT if payload is None else len(payload)
-    await stream.write(length.to_bytes(BLOB_LENGTH_BYTES, "big"))
+    await _write_overhead(stream, length.to_bytes(BLOB_LENGTH_BYTES, "big"))
     if payload:
-        await stream.write(payload)
+        await stream.write(payload, overhead=len(payload) if about else 0)
 
 
 async def write_long_blob(stream: Stream, payload: Payload | None) -> None:
     """The same of what may take as long as it needs, if only some of it goes out all the time. Raises NetworkError."""
     length = ABSENT if payload is None else len(payload)
-    await _in_time(stream.write(length.to_bytes(BLOB_LENGTH_BYTES, "big")))
+    await _in_time(_write_overhead(stream, length.to_bytes(BLOB_LENGTH_BYTES, "big")))
     view = memoryview(payload or b"")
     for start in range(0, len(view), PIECE_BYTES):
         piece = view[start : start + PIECE_BYTES]
@@ -124,6 +123,15 @@ async def read_long_blob(stream: Stream, limit: int) -> bytes | None:
     for start in range(0, length, PIECE_BYTES):
         await _in_time(stream.readinto(view[start : start + PIECE_BYTES]))
     return bytes(data)
+
+
+def _framed(header: BulkHeader) -> bytes:
+    data = encode(header)
+    return len(data).to_bytes(HEADER_LENGTH_BYTES, "big") + data
+
+
+async def _write_overhead(stream: Stream, data: bytes) -> None:
+    await stream.write(data, overhead=len(data))
 
 
 async def _read_length(stream: Stream, limit: int) -> int | None:

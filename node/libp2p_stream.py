@@ -57,7 +57,7 @@ class Libp2pStream:
     def peer(self) -> PeerId:
         return self._peer
 
-    async def write(self, data: bytes | bytearray | memoryview, *, follows: int = 0) -> None:
+    async def write(self, data: bytes | bytearray | memoryview, *, follows: int = 0, overhead: int = 0) -> None:
         """See `network.Stream.write`. A cancelled write breaks the stream."""
         view = memoryview(data).cast("B")
         async with self._writing:

@@ -33,9 +33,10 @@ class Stream(Protocol):
     def peer(self) -> PeerId:
         """Public key of the other side, proven by the carrier."""
 
-    async def write(self, data: bytes | bytearray | memoryview, *, follows: int = 0) -> None:
+    async def write(self, data: bytes | bytearray | memoryview, *, follows: int = 0, overhead: int = 0) -> None:
         """Queue all of `data`; waits for back-pressure and for the pacer. `follows`: bytes that will be written right after it, as far
-        as is known; a carrier may take more trouble over the last ones. Raises NetworkError."""
+        as is known; a carrier may take more trouble over the last ones. `overhead`: of the first bytes, so many are not of what is sent but about it,
+        which matters where bytes of vectors stand for more. Raises NetworkError."""
 
     async def readinto(self, buffer: memoryview) -> None:
         """Fill the whole of `buffer`. Raises NetworkError when the stream ends first."""

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from farflung.protocol.settings import FAST_BYTES_PER_S
+
 MEASURABLE_BYTES = 1 << 16
 """Smaller transfers say more about latency than about the link's rate."""
 
@@ -24,11 +26,13 @@ STRETCH_S = 1.5
 class OneWay(ABC):
     """Measures transfers in one direction."""
 
-    def __init__(self, passed_bytes: Callable[[], int]) -> None:
+    def __init__(self, passed_bytes: Callable[[], int], fast_bytes_per_s: float = FAST_BYTES_PER_S) -> None:
         self._passed_bytes = passed_bytes
         """Counts what has passed, transfers and all else; 0 for ever where nobody can tell."""
+        self._fast_bytes_per_s = fast_bytes_per_s
+        self._measurable_bytes = MEASURABLE_BYTES * fast_bytes_per_s / FAST_BYTES_PER_S
         self.bytes_per_s = 0.0
-        """What others are told, at most FAST_BYTES_PER_S; 0 before the first measurement."""
+        """What others are told, at most what counts as fast; 0 before the first measurement."""
         self._seen: deque[float] = deque(maxlen=REMEMBERED)
         self._under_way = 0
         self._since = 0.0
@@ -55,7 +59,7 @@ class OneWay(ABC):
         finally:
             self._under_way -= 1
             seconds = loop.time() - self._since
-            if self._under_way == 0 and (counted := self._counted_bytes()) >= MEASURABLE_BYTES and seconds > 0.0:
+            if self._under_way == 0 and (counted := self._counted_bytes()) >= self._measurable_bytes and seconds > 0.0:
                 self.observe(max(self._best_stretch, counted / seconds), seconds)
 
     def sample(self, now: float) -> None:

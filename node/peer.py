@@ -128,6 +128,7 @@ class Peer:
             uplink=terms.uplink,
             downlink=terms.downlink,
             last=terms.last,
+            fast_bytes_per_s=settings.fast_bytes_per_s,
             residuals=self.residuals,
             news=self,
         )
@@ -367,6 +368,11 @@ class Peer:
 
     def mean_held(self, plan_id: bytes, part: int, digest: bytes, *, early: bool = False) -> None:
         self._do(self.member.mean_held(plan_id, part, digest, self._now(), early=early))
+
+    def uplink_of(self, peer: PeerId) -> float:
+        """Bytes/s, by its own word; 0 when that is not known."""
+        beat = self.member.membership.heartbeat(peer)
+        return 0.0 if beat is None else beat.up_bytes_per_s
 
     def unreachable(self, peer: PeerId, reason: str) -> None:
         self.log.emit("peer.unreachable", of=peer.hex(), reason=reason)

@@ -90,7 +90,7 @@ class StripedStream:
     def peer(self) -> PeerId:
         return self._peer
 
-    async def write(self, data: bytes | bytearray | memoryview, *, follows: int = 0) -> None:
+    async def write(self, data: bytes | bytearray | memoryview, *, follows: int = 0, overhead: int = 0) -> None:
         """See `network.Stream.write`. A cancelled write breaks the stream: nobody could tell what was sent."""
         view = memoryview(data).cast("B")
         async with self._writing:

@@ -18,28 +18,54 @@ PACEABLE_S = 6.0
 two waves is one stretch: paced, one of 4 s takes a tenth longer (16 MB behind 20 Mbit/s)."""
 
 
+IDLE_ROUNDS = 20
+"""Without sending, after which a rate is forgotten: twice as many each time."""
+
+
 class Uplink(OneWay):
     """Measures what is sent and says at which rate to send. What others are told is smoothed."""
 
-    def __init__(self, delivered_bytes: Callable[[], int]) -> None:
-        super().__init__(delivered_bytes)
+    def __init__(self, delivered_bytes: Callable[[], int], fast_bytes_per_s: float = FAST_BYTES_PER_S) -> None:
+        super().__init__(delivered_bytes, fast_bytes_per_s)
         self._count = 0
         self._short = False
+        self._given_up = False
+        self._idle_rounds = 0
+        self._forgets_after = IDLE_ROUNDS
 
     @property
     def pace_bytes_per_s(self) -> float | None:
         """The rate for bulk now; None: as fast as it goes."""
-        if self._short or self._count % REMEMBERED == 0 or max(self._seen) >= FAST_BYTES_PER_S:
+        if self._short or self._count % REMEMBERED == 0 or max(self._seen) >= self._fast_bytes_per_s:
             return None
         return BELOW * max(self._seen)
 
+    def give_up(self) -> None:
+        """The round is over before several owners had all of our contribution, so it is we who are slow: what has arrived counts, for where no transfer
+        comes to its end in time nobody would ever know. (A transfer that broke, or was for one who took nothing, says more about whom it was for.)
+        """
+        self._given_up = self._under_way > 0
+
+    def stay_idle(self) -> None:
+        """A round in which we sent nothing. Whom rounds go without, since it is slow (`protocol.sharing`), is not measured any more: after some it says that it
+        does not know how fast it is, and the next round waits for it again.
+        """
+        self._idle_rounds += 1
+        if self._idle_rounds >= self._forgets_after and self.bytes_per_s:
+            self.bytes_per_s = 0.0
+            self._idle_rounds, self._forgets_after = 0, 2 * self._forgets_after
+
     def _counted_bytes(self) -> int:
-        return self._whole_bytes  # a transfer that broke says more about whom it was for
+        if self._given_up:
+            self._given_up = False
+            return max(self._whole_bytes, self._passed_bytes() - self._passed_before)
+        return self._whole_bytes
 
     def observe(self, bytes_per_s: float, seconds: float) -> None:
+        self._idle_rounds = 0
         self._short = seconds < PACEABLE_S
         if not self._short:
             self._seen.append(bytes_per_s)
             self._count += 1
         smoothed = 0.7 * self.bytes_per_s + 0.3 * bytes_per_s if self.bytes_per_s else bytes_per_s
-        self.bytes_per_s = min(smoothed, FAST_BYTES_PER_S)
+        self.bytes_per_s = min(smoothed, self._fast_bytes_per_s)

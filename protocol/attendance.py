@@ -113,5 +113,5 @@ class Attendance:
         if part is None:
             return "the plan of the round did not reach us in time"
         if not part.contributing:
-            return "we were ready only after the round had been planned"
+            return f"the round was planned without us ({part.plan.reason})"
         return "left out at the cut: not every owner had received our contribution in time"

@@ -15,7 +15,7 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Protocol
 
-from farflung.protocol import chain, deadline, partition, rhythm
+from farflung.protocol import chain, deadline, partition, rhythm, sharing
 from farflung.protocol.accord import Word
 from farflung.protocol.chain import Certified, Commit, Contribution, PartResult, RoundResult, Vote
 from farflung.protocol.effects import Effect, Note, Send
@@ -41,7 +41,8 @@ from farflung.protocol.messages import (
 from farflung.protocol.planning import ChangeView, Situation, StartRound, agreed, choose_cut, conclude, decide
 from farflung.protocol.quorum import is_quorum
 from farflung.protocol.rhythm import Offer
-from farflung.protocol.settings import FAST_BYTES_PER_S, HOLD_S, RESEND_S, SETTLE_S, Settings
+from farflung.protocol.settings import HOLD_S, RESEND_S, SETTLE_S, Settings
+from farflung.protocol.sharing import Link
 from farflung.protocol.standing import Standing
 from farflung.protocol.tempo import Tempo
 
@@ -102,6 +103,8 @@ class Proposer:
     """No plan before: each one that fails after the second doubles the pause."""
     failed: str = ""
     """Why the last plan failed."""
+    without: str = ""
+    """Who is not waited for, and why: a link that is too slow for rounds."""
     plan: Plan | None = None
     plan_id: bytes = b""
     phase_at: float = 0.0
@@ -220,6 +223,12 @@ class Proposer:
         awaited = frozenset(p for p in live - set(readies) if p != s.me and self._trains(s, p))
         if s.me in live and s.me not in readies and s.membership.state in TRAINING_STATES:
             awaited |= {s.me}
+        too_slow, self.without = s.tempo.too_slow(now, _links(readies))
+        if len({*readies, *awaited} - too_slow) >= s.settings.min_contributors:
+            readies = {p: ready for p, ready in readies.items() if p not in too_slow}
+            awaited -= too_slow
+        else:
+            self.without = ""
         return Situation(
             view=view,
             live=live,
@@ -259,25 +268,17 @@ class Proposer:
         self, decision: StartRound, readies: Mapping[PeerId, Ready], s: Surroundings, now: float
     ) -> list[Effect]:
         rules = s.settings
-        owners = list(decision.contributors)
-        ups = partition.levelled([readies[p].up_bytes_per_s for p in owners])
-        downs = partition.narrow([readies[p].down_bytes_per_s for p in owners], ups, len(decision.members))
-        shares = partition.fractions(ups, len(decision.members), downs)
         first, last = rules.rules.span(s.head.commit)
         uplink, downlink = rules.codecs(s.head.commit)
-        nbytes = rules.expected_bytes(s.head.commit)
-        elements = {o: share * (last - first) for o, share in zip(owners, shares, strict=True)}
-        rates = {p: ready.up_bytes_per_s for p, ready in readies.items() if ready.up_bytes_per_s > 0.0}
-        slow = {p: rate for p, rate in rates.items() if rate < FAST_BYTES_PER_S}
-        narrow = {p: rate for p, rate in zip(owners, downs, strict=True) if rate > 0.0}
-        into_s = transfer_seconds(nbytes, elements, narrow, len(owners))
-        estimate = max(into_s, transfer_seconds(nbytes, elements, rates, len(decision.members)))
-        slow_s = max(into_s, transfer_seconds(nbytes, elements, slow, len(decision.members)))
-        waves = 2 if slow_s >= rules.waves_from_s else 1
-        ranges = partition.in_waves(first, last, shares, rules.align, waves)
+        nbytes = rules.expected_bytes(s.head.commit) * (last - first)
+        owners = list(decision.contributors)
+        links = _links({p: readies[p] for p in owners})
+        share = sharing.share_out(links, len(decision.members), nbytes, rules.fast_bytes_per_s)
+        waves = 2 if share.slow_s >= rules.waves_from_s else 1
+        ranges = partition.in_waves(first, last, list(share.fractions.values()), rules.align, waves)
         parts = tuple(Part(owners[o], start, stop) for o, (start, stop) in ranges)
         usual = deadline.adaptive(s.tempo.rounds_s(), low=rules.min_round_s, high=rules.max_round_s)
-        budget = max(usual, 3.0 * estimate)
+        budget = max(usual, 3.0 * share.seconds)
         # Links may have become slower than any round since then: each plan of this height that fails after the first doubles the time.
         budget = min(budget * 2.0 ** min(max(0, self.attempt + self.ballot - 1), MAX_DOUBLINGS), rules.max_round_s)
         self.attempt += 1
@@ -293,7 +294,7 @@ class Proposer:
             downlink=downlink,
             scatter_s=budget,
             gather_s=budget,
-            reason=decision.reason,
+            reason=f"{decision.reason}; {self.without}" if self.without else decision.reason,
             made_ms=int(1000 * now),
         )
         self.plan_id = plan_id(rules.swarm, self.plan)
@@ -347,8 +348,10 @@ class Proposer:
             self.reason = f"{done} of {len(live)} members hold every part"
             if now < self.sent_at + RESEND_S:
                 return []
+            # A member that has said nothing may not have heard of the plan either.
+            silent = [Send(p, plan) for p in plan.members if p not in self.held]
             effects = self._repeat(Cut(self.plan_id, self.contributors), now)
-            return effects + self._directions(s, held, digests, now)
+            return silent + effects + self._directions(s, held, digests, now)
 
         result = conclude(s.head.commit.view, held, len(plan.parts))
         if result is None:
@@ -458,17 +461,8 @@ class Proposer:
         return self._broadcast(message)
 
 
-def transfer_seconds(
-    nbytes: float,  # of an element, as it is encoded
-    elements: Mapping[PeerId, float],  # that each owner reduces
-    bytes_per_s: Mapping[PeerId, float],  # of the links that are known
-    num_others: int,  # with whom an owner shares its part, itself included: who gets its means, or sends it contributions
-) -> float:
-    """Seconds the slowest of these uplinks, or of these downlinks, needs for one half of the butterfly; 0 for none."""
-    slowest = 0.0
-    numel = sum(elements.values())
-    for owner, rate in bytes_per_s.items():
-        mine = elements.get(owner, 0.0)
-        most = max(numel - mine, mine * (num_others - 1))
-        slowest = max(slowest, most * nbytes / rate)
-    return slowest
+def _links(readies: Mapping[PeerId, Ready]) -> dict[PeerId, Link]:
+    return {
+        p: Link(up_bytes_per_s=ready.up_bytes_per_s, down_bytes_per_s=ready.down_bytes_per_s)
+        for p, ready in readies.items()
+    }

@@ -67,6 +67,8 @@ class Settings:
     """Lower bound of adaptive deadlines, seconds; and a round is planned no earlier after the last, unless all are ready."""
     max_round_s: float
     """Upper bound of adaptive deadlines, seconds."""
+    fast_bytes_per_s: float = FAST_BYTES_PER_S
+    """Of links, beyond which they all count the same. Less where a byte stands for many, in simulations."""
     waves_from_s: float = WAVES_FROM_S
     """Rounds whose contributions take a link that is not fast so long have two waves."""
     removal_s: float

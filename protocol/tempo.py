@@ -1,16 +1,20 @@
-"""How fast members train and how long rounds take, by their own word and by the chain: the figures that `rhythm` reckons with."""
+"""How fast members and their links are and how long rounds take, by their own word and by the chain: the figures that `rhythm` and `sharing` reckon with."""
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from statistics import median
+from types import MappingProxyType
 
-from farflung.protocol import rhythm
+from farflung.protocol import rhythm, sharing
 from farflung.protocol.history import History
 from farflung.protocol.keys import PeerId
-from farflung.protocol.membership import Membership
+from farflung.protocol.membership import TRAINING_STATES, Membership
 from farflung.protocol.messages import Heartbeat
 from farflung.protocol.rhythm import Runner
 from farflung.protocol.settings import Settings
+from farflung.protocol.sharing import Link
+
+NO_LINKS: Mapping[PeerId, Link] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -21,6 +25,8 @@ class Tempo:
     membership: Membership
     history: History
     vitals: Callable[[], Heartbeat]
+    _slow: tuple[object, tuple[frozenset[PeerId], str]] | None = field(default=None, init=False)
+    """What `too_slow` found last, and when."""
 
     def rounds_s(self) -> list[float]:
         """How long the newest rounds took from plan to end, seconds, newest first."""
@@ -38,6 +44,52 @@ class Tempo:
         beat = self.membership.heartbeat(peer)
         return 0.0 if beat is None else beat.tokens_per_s
 
+    def too_slow(self, now: float, links: Mapping[PeerId, Link] = NO_LINKS) -> tuple[frozenset[PeerId], str]:
+        """Members that train, and whose links are so slow that the next round does without them, and why (`sharing`), where as many steps lie between rounds as
+        the manifest allows. `links`: of those who are ready, who may have said so later than in their last heartbeat. The last round of a run does without nobody: what is not in it
+        is lost. Looked at once in a heartbeat, unless links change. Raises IndexError before there is a history.
+        """
+        head, rules = self.history.head.commit, self.settings.rules
+        key = (head.height, now // self.settings.heartbeat_s, dict(links))
+        if self._slow is None or self._slow[0] != key:
+            found: tuple[frozenset[PeerId], str] = (frozenset(), "")
+            if not rules.is_last(head):
+                contenders = self._contenders(links)
+                fastest = max((one.tokens_per_s for one in contenders.values()), default=0.0)
+                step_s = self.settings.step_tokens / fastest if fastest > 0.0 else 0.0
+                first, last = rules.span(head)
+                found = sharing.leave_out(
+                    contenders,
+                    self.settings.expected_bytes(head) * (last - first),
+                    lap_s=rules.laps.most * step_s,
+                    hidden_s=rules.laps.delay_of(rules.laps.most) * step_s,
+                )
+            self._slow = (key, found)
+        return self._slow[1]
+
+    def _contenders(self, links: Mapping[PeerId, Link]) -> dict[PeerId, sharing.Contender]:
+        """The live members that train, or have something to offer."""
+        head, rules = self.history.head.commit, self.settings.rules
+        most = max(1, rules.ahead * rules.tokens_per_sample // self.settings.step_tokens)
+        recent = [{one.peer for one in result.contributors} for result in self.history.recent_rounds()]
+        found: dict[PeerId, sharing.Contender] = {}
+        for peer in self.membership.live(head.view):
+            mine = peer == self.membership.me
+            beat = self.vitals() if mine else self.membership.heartbeat(peer)
+            if beat is None:
+                continue
+            state = self.membership.state if mine else beat.state
+            if state not in TRAINING_STATES and peer not in links:
+                continue
+            heard = Link(up_bytes_per_s=beat.up_bytes_per_s, down_bytes_per_s=beat.down_bytes_per_s)
+            missed = next((k for k, counted in enumerate(recent) if peer in counted), len(recent))
+            found[peer] = sharing.Contender(
+                link=links.get(peer, heard),
+                tokens_per_s=beat.tokens_per_s,
+                laps=min(1 + missed, most),
+            )
+        return found
+
     def runners(self, peers: Collection[PeerId], now: float) -> list[Runner]:
         """When those of `peers` that train from the newest state will be ready, by their own word. Raises IndexError before there is a history."""
         me = self.membership.me
@@ -53,6 +105,9 @@ class Tempo:
         Raises IndexError before there is a history.
         """
         head = self.history.head.commit
-        others = self.runners([p for p in head.view if p != self.membership.me], now)
         lap = self.settings.rhythm(head.lap)
+        if lap.delay_steps == 0:
+            return False
+        nobody_waits_for = self.too_slow(now)[0] | {self.membership.me}
+        others = self.runners([p for p in head.view if p not in nobody_waits_for], now)
         return rhythm.is_due(lap, others, step_s=step_s, round_s=self.usual_round_s(), now=now)

@@ -18,7 +18,7 @@ import asyncio
 import contextvars
 import math
 import random
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
@@ -111,7 +111,7 @@ class MemoryHub:
         self.read_at: Callable[[float], float] | None = None
         """The same of a piece of a stream."""
         self.counts: Counter[tuple[str, str]] = Counter()
-        self.delivered_bytes: Counter[PeerId] = Counter()
+        self.delivered_bytes: defaultdict[PeerId, float] = defaultdict(float)
         """Bulk of each sender that has arrived."""
         self._partitions = Partitions()
         self.records = RecordStore(rng, self._partitions.since)
@@ -303,18 +303,18 @@ class MemoryHub:
         self._paths.clear()
         self._ways.clear()
 
-    def up(self, peer: PeerId, num_bytes: int) -> float:
+    def up(self, peer: PeerId, num_bytes: float) -> float:
         """Queue bytes on a peer's uplink; returns when the last has left."""
         return self._rates.reserve(peer, "up", num_bytes, self.link_of(peer).up_bytes_per_s, self.now())
 
-    def across(self, sender: PeerId, receiver: PeerId, num_bytes: int, left_at: float) -> float:
+    def across(self, sender: PeerId, receiver: PeerId, num_bytes: float, left_at: float) -> float:
         """Queue bytes that leave an uplink at `left_at` on what lies between; returns when the last is through, latency aside."""
         rate = self.path(sender, receiver).bytes_per_s
         if math.isinf(rate):
             return left_at
         return self._rates.reserve(sender, f"to {receiver.hex()}", num_bytes, rate, left_at)
 
-    def down(self, peer: PeerId, num_bytes: int) -> float:
+    def down(self, peer: PeerId, num_bytes: float) -> float:
         """Queue bytes on a peer's downlink; returns when the last is in."""
         return self._rates.reserve(peer, "down", num_bytes, self.link_of(peer).down_bytes_per_s, self.now())
 
@@ -326,11 +326,13 @@ class MemoryHub:
         """How long a stream over a cut link takes to fail, in seconds."""
         return self._rng.uniform(*self.link.break_after_s)
 
+    def delivered(self, sender: PeerId, num_bytes: float) -> None:
+        """Count what has come to its receiver."""
+        self.delivered_bytes[sender] += num_bytes
+
     def record(self, what: str, sender: PeerId, receiver: PeerId, num_bytes: int, detail: str) -> None:
         """Count and log one event."""
         self.counts[what, detail] += 1
-        if what == "chunk":
-            self.delivered_bytes[sender] += num_bytes
         if self.on_event is not None:
             self.on_event(NetEvent(self.now(), what, sender, receiver, num_bytes, detail))
 

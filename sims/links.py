@@ -44,7 +44,8 @@ class LinkModel:
     down_bytes_per_s: float = 12.5e6
     """Downlink: 100 Mbit/s."""
     byte_means: float = 1.0
-    """Bytes of the real thing that one byte of bulk stands for, where vectors are shorter than a model's. Control messages are as long as they are."""
+    """Bytes of the real thing that one byte of bulk stands for, where vectors are shorter than a model's. Control messages are as long as they are, and
+    so is what comes with bulk and is about it: headers, requests. The same for all."""
     window_bytes: int = 1 << 20
     """Bulk of one direction of a stream that may be written and not yet read: go-libp2p blocks after 1.1 MiB."""
     queue_messages: int = 256
@@ -120,6 +121,7 @@ class Path:
     window_bytes: int
     bytes_per_s: float = math.inf
     """Of what lies between the access links."""
+    byte_means: float = 1.0
 
 
 def path_between(
@@ -145,6 +147,7 @@ def path_between(
         reorder_s=max(a.reorder_s, b.reorder_s),
         window_bytes=min(a.window_bytes, b.window_bytes),
         bytes_per_s=between[1],
+        byte_means=a.byte_means,
     )
 
 
@@ -163,6 +166,7 @@ def one_after_another(legs: Sequence[Path]) -> Path:
         reorder_s=max(leg.reorder_s for leg in legs),
         window_bytes=min(leg.window_bytes for leg in legs),
         bytes_per_s=min(leg.bytes_per_s for leg in legs),
+        byte_means=legs[0].byte_means,
     )
 
 
@@ -187,7 +191,7 @@ class Rates:
     def __init__(self) -> None:
         self._free_at: dict[tuple[PeerId, str], float] = {}
 
-    def reserve(self, peer: PeerId, way: str, num_bytes: int, bytes_per_s: float, now: float) -> float:
+    def reserve(self, peer: PeerId, way: str, num_bytes: float, bytes_per_s: float, now: float) -> float:
         """Queue bytes on the `up` or `down` link of a peer, or on its way to another; returns when the last one is through, in seconds."""
         done = max(now, self._free_at.get((peer, way), now)) + num_bytes / bytes_per_s
         self._free_at[peer, way] = done

@@ -90,7 +90,7 @@ class MemoryNetwork:
 
     def delivered_bytes(self) -> int:
         """Also those of earlier processes of this peer."""
-        return self._hub.delivered_bytes[self._peer_id]
+        return round(self._hub.delivered_bytes[self._peer_id])
 
     def received_bytes(self) -> int:
         return round(sum(meter.received_bytes for meter in self._meters.values()))

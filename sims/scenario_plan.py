@@ -3,7 +3,8 @@
 In `real` mode a node has what its manifest says, its learner included. In `cost` mode it has a vector of `CELLS` numbers in the place of N parameters:
 
     bytes on a link   rates and windows are divided by (bytes of a contribution + bytes of a mean) / (those of the vector),
-                      so that a round takes as long, a part at a time, and shares links as it would
+                      so that a round takes as long, a part at a time, and shares links as it would;
+                      headers, requests and control messages are as long as they are (`node.network.Stream.write`, `overhead`)
     computing         a step takes batch tokens / tokens per second; encoding, reducing, applying what `costs` says for N parameters
     bytes reported    those of the vector, times the same factor
 
@@ -25,9 +26,11 @@ from farflung.node.terms import Terms
 from farflung.node.tls import IDLE_S
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.keys import Ed25519Signer, PeerId
+from farflung.protocol.limits import CHUNK_BYTES
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.manifest_toml import check_keys, manifest_from_sections
+from farflung.protocol.settings import FAST_BYTES_PER_S
 from farflung.sims import regions
 from farflung.sims.faults import Schedule
 from farflung.sims.learners import CostLearner, ReplicaLearner
@@ -41,6 +44,7 @@ from farflung.training.memory import Beside, choose_options
 from farflung.training.model import ModelConfig
 from farflung.training.optimizers import parse_optimizer
 from farflung.training.order import SampleOrder
+from farflung.training.outer import BYTES_PER_ELEMENT
 from farflung.training.presets import PRESETS, num_parameters, preset
 from farflung.training.replica import Replica
 from farflung.training.rules import HeavyBall, Nesterov, OuterRule
@@ -48,12 +52,16 @@ from farflung.training.runtime import Runtime
 from farflung.training.sources import open_dataset
 from farflung.training.tokenizer import ByteTokenizer
 
-CELLS = 64 * 32
-"""Numbers that stand for the model in `cost` mode: a block of the codec for each of the 64 members that a group may have."""
+CELLS = 1 << 15
+"""Numbers that stand for the model in `cost` mode: 16 blocks of the codec for each of the 64 members that a group may have, and so many that a window of
+the real thing, of a megabyte, is one here, too, up to 140 M parameters."""
 
 CELL_CODEC = Int8(block=32)
 
 MIN_WINDOW_BYTES = 256
+
+LEAST_CHUNK_BYTES = 256
+"""Of a chunk of outer state: a thousand of them are enough."""
 
 BYTES_PER_MBIT = 125_000.0
 
@@ -286,7 +294,10 @@ def _cost(recipe: Recipe, scenario: Scenario, signers: list[Ed25519Signer]) -> t
     share = CELLS / recipe.num_parameters / CELL_CODEC.block
     cuts = (*(round(cut * share) * CELL_CODEC.block for cut in recipe.cuts[:-1]), CELLS)
     outer = _calmed(recipe.outer)
-    outfit = _outfit(recipe, scenario, signers, lambda index: CostLearner(CELLS, outer, mix=recipe.mix))
+    chunk_bytes = max(LEAST_CHUNK_BYTES, int(CHUNK_BYTES / factor) // BYTES_PER_ELEMENT * BYTES_PER_ELEMENT)
+    outfit = _outfit(
+        recipe, scenario, signers, lambda index: CostLearner(CELLS, outer, mix=recipe.mix, chunk_bytes=chunk_bytes)
+    )
     settings = dataclasses.replace(
         outfit.terms.settings,
         rules=dataclasses.replace(outfit.terms.settings.rules, cuts=cuts),
@@ -295,6 +306,7 @@ def _cost(recipe: Recipe, scenario: Scenario, signers: list[Ed25519Signer]) -> t
         downlink=flat.spec,
         last_codec="",
         bytes_per_element=flat.expected_nbytes() / CELLS,
+        fast_bytes_per_s=FAST_BYTES_PER_S / factor,
     )
     terms = Terms(
         settings=settings,

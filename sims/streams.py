@@ -22,6 +22,9 @@ from farflung.sims.links import Meter, Path
 CHUNK_BYTES = 64 << 10
 """Bulk is serialised in chunks of this size: small beside any tensor, large enough that events stay few."""
 
+CHUNKS_PER_WINDOW = 4
+"""At least: with one, a sender would wait for each chunk to be read before it sends the next."""
+
 
 class Wire(Protocol):
     """What a connection needs of the network around it."""
@@ -38,13 +41,13 @@ class Wire(Protocol):
     def path(self, a: PeerId, b: PeerId) -> Path:
         """The path between the two at this moment."""
 
-    def up(self, peer: PeerId, num_bytes: int) -> float:
+    def up(self, peer: PeerId, num_bytes: float) -> float:
         """Queue bytes on a peer's uplink; returns when the last has left."""
 
-    def across(self, sender: PeerId, receiver: PeerId, num_bytes: int, left_at: float) -> float:
+    def across(self, sender: PeerId, receiver: PeerId, num_bytes: float, left_at: float) -> float:
         """Queue bytes that leave an uplink at `left_at` on what lies between; returns when the last is through."""
 
-    def down(self, peer: PeerId, num_bytes: int) -> float:
+    def down(self, peer: PeerId, num_bytes: float) -> float:
         """Queue bytes on a peer's downlink; returns when the last is in."""
 
     def taken_in(self) -> float:
@@ -52,6 +55,9 @@ class Wire(Protocol):
 
     def draw_break_s(self) -> float:
         """How long a stream over a cut link takes to fail."""
+
+    def delivered(self, sender: PeerId, num_bytes: float) -> None:
+        """Count what has come to its receiver."""
 
     def record(self, what: str, sender: PeerId, receiver: PeerId, num_bytes: int, detail: str) -> None:
         """Log one event."""
@@ -101,34 +107,37 @@ class _Pipe:
         self._receiver = receiver
         self._kind = kind
         self._changed = changed
-        self._travelling: deque[bytes] = deque()
-        self._last_due = self._last_taken = 0.0
+        self._travelling: deque[tuple[bytes, float]] = deque()
+        """Chunks, and the bytes of bulk that they take links as long as."""
+        self._last_due = self._last_in = self._last_taken = 0.0
         self._num_stalled = 0
-        self.arrived: deque[memoryview] = deque()
-        self.in_flight_bytes = 0
+        self.arrived: deque[tuple[memoryview, float]] = deque()
+        """Chunks, and what each of their bytes counts for."""
+        self.in_flight_bytes = 0.0
+        """Of bulk, and of what takes as long."""
         self.ended = False
         self.dead = False
 
-    def offer(self, chunk: bytes) -> float:
-        """Put a chunk, or the empty one that ends the stream, on the uplink; returns when it has left."""
-        left_at = self._wire.up(self._sender, len(chunk))
-        self._travelling.append(chunk)
-        self.in_flight_bytes += len(chunk)
-        through_at = self._wire.across(self._sender, self._receiver, len(chunk), left_at)
+    def offer(self, chunk: bytes, takes: float = 0.0) -> float:
+        """Put a chunk, or the empty one that ends the stream, on the uplink, which it takes as long as so many bytes of bulk; returns when it has left."""
+        left_at = self._wire.up(self._sender, takes)
+        self._travelling.append((chunk, takes))
+        self.in_flight_bytes += takes
+        through_at = self._wire.across(self._sender, self._receiver, takes, left_at)
         path = self._wire.path(self._sender, self._receiver)
         self._last_due = max(self._last_due, through_at + path.latency_s + path.write_s)
         if self._relay is None:
             self._wire.at(self._last_due, self._reach_downlink)
         else:
-            self._wire.at(self._last_due, self._reach_relay, self._relay, len(chunk))
+            self._wire.at(self._last_due, self._reach_relay, self._relay, len(chunk), takes)
         return left_at
 
-    def _reach_relay(self, relay: PeerId, num_bytes: int) -> None:
+    def _reach_relay(self, relay: PeerId, num_bytes: int, takes: float) -> None:
         """What a relay passes on takes its own link, in and out. Both legs' latency lies behind already."""
         if self.dead:
             return
         self._wire.record("relay", self._sender, self._receiver, num_bytes, self._kind)
-        through_at = max(self._wire.down(relay, num_bytes), self._wire.up(relay, num_bytes))
+        through_at = max(self._wire.down(relay, takes), self._wire.up(relay, takes))
         self._wire.at(through_at, self._reach_downlink)
 
     def _reach_downlink(self) -> None:
@@ -137,26 +146,28 @@ class _Pipe:
         if is_cut(self._wire, self._sender, self._relay, self._receiver):
             self._num_stalled += 1
             return
-        chunk = self._travelling.popleft()
-        due = self._wire.down(self._receiver, len(chunk))
-        if due > self._wire.now():
-            self._wire.at(due, self._take_in, chunk)
+        chunk, takes = self._travelling.popleft()
+        due = self._wire.down(self._receiver, takes)
+        if due > self._wire.now() or due == self._last_in:  # behind what comes in at this very moment
+            self._last_in = due
+            self._wire.at(due, self._take_in, chunk, takes)
         else:  # the end of a stream, on an idle link
-            self._take_in(chunk)
+            self._take_in(chunk, takes)
 
-    def _take_in(self, chunk: bytes) -> None:
+    def _take_in(self, chunk: bytes, takes: float) -> None:
         """It is at the receiver's machine, and is read after what came before it."""
         self._last_taken = max(self._last_taken, self._wire.taken_in() if chunk else 0.0)
         if self._last_taken > self._wire.now():
-            self._wire.at(self._last_taken, self._arrive, chunk)
+            self._wire.at(self._last_taken, self._arrive, chunk, takes)
         else:
-            self._arrive(chunk)
+            self._arrive(chunk, takes)
 
-    def _arrive(self, chunk: bytes) -> None:
+    def _arrive(self, chunk: bytes, takes: float) -> None:
         if self.dead:
             return
         if chunk:
-            self.arrived.append(memoryview(chunk))
+            self.arrived.append((memoryview(chunk), takes / len(chunk)))
+            self._wire.delivered(self._sender, takes)
         else:
             self.ended = True
         what = "chunk" if chunk else "stream-end"
@@ -176,7 +187,7 @@ class _Pipe:
         self.dead = True
         self._travelling.clear()
         self.arrived.clear()
-        self.in_flight_bytes = 0
+        self.in_flight_bytes = 0.0
 
 
 class MemoryStream:
@@ -202,7 +213,7 @@ class MemoryStream:
         return self._peer
 
     @property
-    def unread_bytes(self) -> int:
+    def unread_bytes(self) -> float:
         """Bytes we wrote that the other side has not read: never above the path's window."""
         return self._out.in_flight_bytes
 
@@ -221,21 +232,25 @@ class MemoryStream:
         """True when nothing of our side is on its way any more."""
         return self.failed or (self._closed and (self._out.ended or self._in.ended))
 
-    async def write(self, data: bytes | bytearray | memoryview, *, follows: int = 0) -> None:
-        """Send all of `data`, at the pace of the uplink and of the reader. Raises NetworkError."""
+    async def write(self, data: bytes | bytearray | memoryview, *, follows: int = 0, overhead: int = 0) -> None:
+        """Send all of `data`, at the pace of the uplink and of the reader; `overhead` takes as long as it is. Raises NetworkError."""
         view = memoryview(data).cast("B")
         wire, started = self._connection.wire, self._connection.wire.now()
         async with self._writing:
             self._check_writable()
             position = 0
             while position < len(view):
-                window = wire.path(*self._connection.peers).window_bytes
-                chunk = bytes(view[position : position + min(CHUNK_BYTES, window)])
-                while self._out.in_flight_bytes + len(chunk) > window:
+                path = wire.path(*self._connection.peers)
+                chunk = bytes(
+                    view[position : position + min(CHUNK_BYTES, max(1, path.window_bytes // CHUNKS_PER_WINDOW))]
+                )
+                about = min(len(chunk), max(0, overhead - position))
+                takes = len(chunk) - about + about / path.byte_means
+                while self._out.in_flight_bytes + takes > path.window_bytes:
                     await self._wait()
-                left_at = self._out.offer(chunk)
+                left_at = self._out.offer(chunk, takes)
                 position += len(chunk)
-                self._meter.sent(len(chunk))
+                self._meter.sent(takes)
                 if left_at > wire.now():
                     wire.at(left_at, self.credit.wake)
                 while left_at > wire.now():
@@ -276,16 +291,16 @@ class MemoryStream:
                 await self.changed.wait()
                 self._check()
                 continue
-            piece = self._in.arrived.popleft()
+            piece, counts = self._in.arrived.popleft()
             taken = min(len(piece), len(view) - position)
             view[position : position + taken] = piece[:taken]
             if taken < len(piece):
-                self._in.arrived.appendleft(piece[taken:])
+                self._in.arrived.appendleft((piece[taken:], counts))
             if position == 0:
                 first_bytes, first_at = taken, self._connection.wire.now()
             position += taken
-            self._meter.received(taken)
-            self._in.in_flight_bytes -= taken
+            self._meter.received(taken * counts)
+            self._in.in_flight_bytes -= taken * counts
             self._connection.other(self).credit.wake()
         # The first bytes may have waited for us, or we for them: the rate is that of what followed.
         followed = len(view) - first_bytes

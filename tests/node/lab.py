@@ -75,6 +75,8 @@ class Node:
         self.held: dict[tuple[bytes, int], bytes] = {}
         self.errors: list[RemoteError] = []
         self.lost: list[PeerId] = []
+        self.uplinks: dict[PeerId, float] = {}
+        """As others say."""
         self.spent: list[tuple[str, int]] = []
         self.news = asyncio.Event()
         self.exchange.serve()
@@ -92,6 +94,9 @@ class Node:
     def mean_held(self, plan_id: bytes, part: int, digest: bytes, *, early: bool = False) -> None:
         self.held[plan_id, part] = digest
         self.news.set()
+
+    def uplink_of(self, peer: PeerId) -> float:
+        return self.uplinks.get(peer, 0.0)
 
     def unreachable(self, peer: PeerId, reason: str) -> None:
         self.lost.append(peer)

@@ -26,7 +26,9 @@ from farflung.compression.registry import codec_of, parse_codec
 from farflung.node import framing
 from farflung.node.delivery import ACK, KIND, SEND_ATTEMPTS
 from farflung.node.exchange import MOST_STREAMS
+from farflung.node.fetching import slow_ones_last
 from farflung.node.rounds import PLAN_WAIT_S, Traffic
+from farflung.node.uplink import Uplink
 from farflung.protocol.chain import PartResult, RoundResult
 from farflung.protocol.errors import Malformed, Refused
 from farflung.protocol.manifest_sections import FeedbackSpec
@@ -276,6 +278,25 @@ def test_forgetting_a_plan_ends_its_transfers() -> None:
     in_lab(2, main)
 
 
+@pytest.mark.parametrize(("owners", "measured"), [([0, 1, 2], True), ([0, 1], False)])
+def test_a_contribution_that_several_owners_lack_when_the_round_is_over_says_how_slow_we_are(
+    owners: list[int], measured: bool
+) -> None:
+    async def main(lab: Lab) -> None:
+        accept(lab, lab.plan(owners=owners))
+        a = lab.nodes[0]
+        a.exchange.sending = Uplink(a.network.delivered_bytes, fast_bytes_per_s=6250.0)
+        for _ in range(2):  # one round more, in which nothing is sent, changes nothing
+            a.learner.offer()
+            a.exchange.start(PLAN_ID, a.exchange.contribute(PLAN_ID), lab.group)
+            await asyncio.sleep(8.0)
+            a.exchange.forget(PLAN_ID)
+            await asyncio.sleep(0.1)
+        assert a.exchange.sending.bytes_per_s == (pytest.approx(20.0, rel=0.5) if measured else 0.0)
+
+    in_lab(3, main, up_bytes_per_s=20.0, window_bytes=64)
+
+
 def test_work_for_a_forgotten_plan_is_not_begun() -> None:
     async def main(lab: Lab) -> None:
         (a,) = lab.nodes
@@ -292,6 +313,23 @@ def test_work_for_a_forgotten_plan_is_not_begun() -> None:
 
 WHOLE = Part(peer(0), 0, NUMEL)
 FLAT = uniform(CODEC, NUMEL)
+
+
+def test_whoever_is_known_to_send_slowly_is_asked_last() -> None:
+    async def main(lab: Lab) -> None:
+        a, *others = lab.nodes
+        mean = payload_of(NUMEL, 3)
+        for node in others:
+            await node.means.put(PLAN_ID, 0, mean)
+            a.uplinks[node.id] = 1e6
+        a.uplinks[others[0].id] = 1e4  # who would be the first
+        lab.hub.kill(others[1].id)
+        assert await a.exchange.fetcher.fetch(PLAN_ID, 0, digest_of(mean), [n.id for n in others], WHOLE, FLAT)
+        assert a.lost == [others[1].id], "and then it came from the next"
+
+    in_lab(4, main)
+    assert slow_ones_last([b"a", b"b", b"c", b"d"], [0.0, 1e6, 1e4, 1e6]) == [b"a", b"b", b"d", b"c"]
+    assert slow_ones_last([], []) == []
 
 
 def test_a_mean_is_fetched_from_whoever_has_it() -> None:

@@ -34,6 +34,7 @@ class Pipe:
         self.data = bytearray(data)
         self.written = bytearray()
         self.largest = 0
+        self.overhead = 0
         self.closed = 0
         self.stall = False
 
@@ -41,8 +42,9 @@ class Pipe:
     def peer(self) -> bytes:
         return PEER
 
-    async def write(self, data: bytes | bytearray | memoryview, *, follows: int = 0) -> None:
+    async def write(self, data: bytes | bytearray | memoryview, *, follows: int = 0, overhead: int = 0) -> None:
         self.written += data
+        self.overhead += overhead
 
     async def readinto(self, buffer: memoryview) -> None:
         self.largest = max(self.largest, len(buffer))
@@ -76,7 +78,7 @@ def test_headers_there_and_back() -> None:
     for header in (HEADER, MeanHeader(b"p" * 32, 0, 0), ChunkRequest(7)):
         pipe = Pipe()
         run(framing.write_header(pipe, header))
-        assert bytes(pipe.written) == framed(header)
+        assert bytes(pipe.written) == framed(header) and pipe.overhead == len(pipe.written)
         assert run(framing.read_header(Pipe(pipe.written), type(header))) == header
 
 
@@ -115,9 +117,19 @@ def test_blobs_there_and_back(payload: bytes | None) -> None:
     run(framing.write_blob(pipe, payload))
     found = run(framing.read_blob(Pipe(pipe.written), 100))
     assert found == payload and (found is None) == (payload is None)
-    long = Pipe()
+    long, about = Pipe(), Pipe()
     run(framing.write_long_blob(long, payload))
-    assert long.written == pipe.written
+    assert (long.written, long.overhead) == (pipe.written, pipe.overhead)
+    assert pipe.overhead == framing.BLOB_LENGTH_BYTES
+    run(framing.write_blob(about, payload, about=True))
+    assert about.written == pipe.written and about.overhead == len(about.written)
+
+
+@pytest.mark.parametrize("size", [10, framing.JOINED_BYTES + 1])
+def test_of_a_header_and_its_payload_the_header_is_about_it(size: int) -> None:
+    pipe = Pipe()
+    run(framing.write_with_header(pipe, HEADER, bytes(size)))
+    assert bytes(pipe.written) == framed(HEADER) + bytes(size) and pipe.overhead == len(framed(HEADER))
 
 
 def test_a_long_blob_goes_in_pieces_and_ends_where_the_link_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,7 +12,16 @@ from tests.node.lab import NUMEL, OUTER, Lab, Node, in_lab
 from farflung.compression.digest import digest_of
 from farflung.node import framing, statesync
 from farflung.node.network import Stream
-from farflung.node.statesync import CHUNK_S, SERVED_AT_ONCE, Donor, Download, StateSync
+from farflung.node.statesync import (
+    CHUNK_S,
+    SERVED_AT_ONCE,
+    TURN_S,
+    VERSION_BYTES,
+    Donor,
+    Download,
+    StateSync,
+    _Slots,
+)
 from farflung.protocol.errors import LimitExceeded, Malformed, NetworkError, Refused, RemoteError
 from farflung.protocol.messages import ChunkList, ChunkListRequest, ChunkRequest, encode
 from farflung.sims.links import LinkModel
@@ -360,9 +370,96 @@ def test_nothing_is_served_while_the_state_changes() -> None:
         lab.group.create_task(change())
         await sync.fetch(download, [other.id], note)
         assert set(download.have.values()) == {6} and me.learner.outer.digest() == donor.digest
-        assert SERVED_AT_ONCE >= 1
 
     in_lab(2, main)
+
+
+def test_of_a_crowd_the_first_are_through_long_before_the_last() -> None:
+    """So that they can help: served by turns, all would be through at the end."""
+
+    async def main(lab: Lab) -> None:
+        donor, *crowd = lab.nodes
+        Serving(donor)
+        loop = asyncio.get_running_loop()
+        done: list[float] = []
+
+        async def join(node: Node) -> None:
+            sync, download, _, note = newcomer(node)
+            while not download.complete:
+                await sync.fetch(download, [donor.id], note)
+            done.append(loop.time())
+
+        began = loop.time()
+        async with asyncio.TaskGroup() as group:
+            for node in crowd:
+                group.create_task(join(node))
+        first, last = done[0] - began, done[-1] - began
+        assert first < 0.4 * last and last == pytest.approx(len(crowd) * 8 * NUMEL / 2e3, rel=0.2)
+
+    in_lab(13, main, up_bytes_per_s=2e3)
+
+
+class Asking:
+    """Asks for one chunk after another, over another stream when it had to wait for too long."""
+
+    def __init__(self, lab: Lab, node: Node, donor: Node) -> None:
+        self.chunks = 0
+        self.task = lab.group.create_task(self._ask(node, donor))
+
+    async def _ask(self, node: Node, donor: Node) -> None:
+        while True:
+            stream = await node.network.open_stream(donor.id, "chunk")
+            with suppress(NetworkError):
+                while True:
+                    await framing.write_header(stream, ChunkRequest(0))
+                    await framing.read_exactly(stream, VERSION_BYTES)
+                    assert await framing.read_blob(stream, 1 << 20) is not None
+                    self.chunks += 1
+
+
+def test_who_comes_later_waits_until_the_turn_of_the_first_is_over() -> None:
+    async def main(lab: Lab) -> None:
+        donor, early, late = lab.nodes
+        serving = Serving(donor)
+        first = [Asking(lab, early, donor) for _ in range(2 * SERVED_AT_ONCE)]
+        await asyncio.sleep(TURN_S / 2)
+        second = [Asking(lab, late, donor) for _ in range(2)]
+        before = sum(one.chunks for one in first)
+        await asyncio.sleep(TURN_S / 2 - 10.0)
+        assert sum(one.chunks for one in first) > before and sum(one.chunks for one in second) == 0
+        await asyncio.sleep(TURN_S)
+        assert all(one.chunks > 0 for one in second)
+        for one in (*first, *second):
+            one.task.cancel()
+        assert serving.errors == []
+
+    in_lab(3, main, up_bytes_per_s=2e3)
+
+
+def test_a_slot_that_somebody_no_longer_waits_for_goes_to_the_next() -> None:
+    async def main(lab: Lab) -> None:
+        slots, order = _Slots(1), list[str]()
+
+        async def take(name: str, served: int) -> None:
+            async with slots.slot(served):
+                order.append(name)
+                await asyncio.sleep(1.0)
+
+        tasks = {}
+        for name, served in (("a", 0), ("b", 1), ("c", 5), ("d", 3), ("e", 3)):
+            tasks[name] = lab.group.create_task(take(name, served))
+            await asyncio.sleep(0.01)
+        tasks["d"].cancel()
+        await asyncio.sleep(0.94)
+        lab.group.create_task(take("f", 9))
+        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.5)
+        tasks["c"].cancel()
+        await asyncio.sleep(10.0)
+        assert order == ["a", "f", "e", "b"]
+        await take("g", 0)
+
+    in_lab(1, main)
 
 
 # ---- lists ----------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from farflung.node.uplink import BELOW, FAST_BYTES_PER_S, REMEMBERED, Uplink
+from farflung.node.uplink import BELOW, FAST_BYTES_PER_S, IDLE_ROUNDS, REMEMBERED, Uplink
 from farflung.sims import clock
 
 
@@ -56,6 +56,60 @@ def test_a_transfer_that_fails_does_not_count() -> None:
 
     clock.run(fail())
     assert link.bytes_per_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("passed", "blames_us", "rate"), [(4_000_000, True, 400_000.0), (4_000_000, False, 0.0), (0, True, 0.0)]
+)
+def test_where_no_transfer_comes_to_its_end_in_time_what_has_arrived_counts(
+    passed: int, blames_us: bool, rate: float
+) -> None:
+    """If it is not the fault of who should have taken it."""
+    delivered = 0
+    link = Uplink(lambda: delivered)
+
+    async def send() -> None:
+        with link.transfer(100_000_000):
+            await asyncio.sleep(1000.0)
+
+    async def give_up() -> None:
+        nonlocal delivered
+        link.give_up()  # nothing is under way: this means nothing
+        async with asyncio.TaskGroup() as group:
+            sending = group.create_task(send())
+            await asyncio.sleep(10.0)
+            delivered = passed
+            if blames_us:
+                link.give_up()
+            sending.cancel()
+
+    clock.run(give_up())
+    assert link.bytes_per_s == pytest.approx(rate)
+
+
+def test_a_rate_is_forgotten_when_nothing_was_sent_for_long_and_then_later_still() -> None:
+    link = Uplink(lambda: 0)
+    for rounds in (IDLE_ROUNDS, 2 * IDLE_ROUNDS, 4 * IDLE_ROUNDS):
+        link.observe(1.0e5, 10.0)
+        for _ in range(rounds - 1):
+            link.stay_idle()
+        assert link.bytes_per_s == 1.0e5
+        link.stay_idle()
+        assert link.bytes_per_s == 0.0
+
+
+def test_what_is_fast_and_what_can_be_measured_scale_together() -> None:
+    link = Uplink(lambda: 0, fast_bytes_per_s=FAST_BYTES_PER_S / 1000.0)
+
+    async def send() -> None:
+        for size in (60, 66):
+            with link.transfer(size):
+                await asyncio.sleep(0.5)
+
+    clock.run(send())
+    assert link.bytes_per_s == pytest.approx(132.0), "that of the second, which is as long as 66,000 bytes"
+    link.observe(1e9, 10.0)
+    assert link.bytes_per_s == FAST_BYTES_PER_S / 1000.0 and link.pace_bytes_per_s is None
 
 
 def test_the_best_stretch_counts_and_not_the_slow_start_and_the_wait_at_the_end() -> None:

