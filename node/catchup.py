@@ -134,7 +134,7 @@ class Catchup:
             if version == work.version and digest_of(data) == listing.digests[index]:
                 chunks[index] = data
 
-        await self._sync.fetch_all(Download(len(mine), have=dict(same)), list(work.donors), check)
+        await self._sync.fetch(Download(len(mine), have=dict(same)), list(work.donors), check)
         return chunks if len(chunks) + len(same) == len(mine) else None
 
     async def _begin(self) -> Download:

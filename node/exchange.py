@@ -292,6 +292,7 @@ class Exchange:
             with self.sending.transfer(len(payload)):
                 await round_.deliveries[peer].deliver(header, payload)
         except NetworkError:
+            del round_.unsent[peer]  # it is not our uplink that is to blame
             return  # the cut goes without our contribution; whoever lacks the mean fetches it
         if contributes:
             round_.unsent -= Counter([peer])

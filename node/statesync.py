@@ -7,9 +7,7 @@ signed heartbeats; those that do not are fetched again, from somebody else if po
 """
 
 import asyncio
-import heapq
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,6 +18,7 @@ from farflung.compression.digest import digest_of
 from farflung.node import framing
 from farflung.node.learner import Learner
 from farflung.node.network import Network, PeerId, Stream
+from farflung.node.slots import Slots
 from farflung.protocol import wire
 from farflung.protocol.errors import NetworkError, Refused, RemoteError
 from farflung.protocol.limits import CHUNK_BYTES
@@ -39,15 +38,13 @@ QUICK_S = 10.0
 SERVED_AT_ONCE = 4
 """Chunks a donor sends at the same time; more wait their turn, so that newcomers do not take the uplink from rounds."""
 
-TURN_S = 60.0
-"""So long whoever has been served most comes before the others. Of a hundred that came at once all would else be through at the end, and none before could help
-the others (docs/experiments.md, 2026-11-26); and without an end the slow ones would keep a donor for themselves."""
+TURN_S = 30.0
+"""So long, from its first chunk, whoever has been served most comes before the others. Of a hundred that came at once all would else be through at the end, and none
+before could help the others (docs/experiments.md, 2026-11-26); and without an end the slow ones would keep a donor for themselves. Less than `CHUNK_S`, or those who wait would be gone
+by then."""
 
 ATTEMPTS = 3
 """Times in a row that donors are asked in vain by somebody who cannot come back later."""
-
-RETRY_S = 1.0
-"""Between two of them."""
 
 DIAL_S = 10.0
 """Until a donor answers at all."""
@@ -126,43 +123,6 @@ class _Work:
             self._asked[index] -= 1
 
 
-class _Slots:
-    """So many chunks at a time. Of the streams that wait, the one that has been served most in its turn comes first."""
-
-    def __init__(self, number: int) -> None:
-        self._free = number
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
-        self._count = 0
-
-    @asynccontextmanager
-    async def slot(self, served: int) -> AsyncIterator[None]:
-        """Wait for one."""
-        if self._free:
-            self._free -= 1
-        else:
-            self._count += 1
-            granted = asyncio.get_running_loop().create_future()
-            heapq.heappush(self._waiting, (-served, self._count, granted))
-            try:
-                await granted
-            except asyncio.CancelledError:
-                if granted.done() and not granted.cancelled():
-                    self._release()
-                raise
-        try:
-            yield
-        finally:
-            self._release()
-
-    def _release(self) -> None:
-        while self._waiting:
-            granted = heapq.heappop(self._waiting)[2]
-            if not granted.done():  # whoever was cancelled does not wait any more
-                granted.set_result(None)
-                return
-        self._free += 1
-
-
 class Donor:
     """Serves this node's outer state to others."""
 
@@ -171,7 +131,7 @@ class Donor:
         self._learner = learner
         self._version = version
         self._steady = steady
-        self._slots = _Slots(SERVED_AT_ONCE)
+        self._slots = Slots(SERVED_AT_ONCE)
         self._digests: tuple[int, tuple[bytes, ...]] = (-1, ())
 
     def serve(
@@ -197,13 +157,13 @@ class Donor:
     async def _serve_chunks(self, stream: Stream) -> None:
         self._check(stream.peer)
         loop = asyncio.get_running_loop()
-        turn, served = loop.time() + TURN_S, 0
+        turn, served = 0.0, 0
         while True:  # until the other side closes, which ends `read_header`
             request = await framing.read_header(stream, ChunkRequest)
             if request.index >= self._learner.outer.num_chunks:
                 raise Refused(f"asked for chunk {request.index}", peer=stream.peer)
             if loop.time() >= turn:
-                turn, served = loop.time() + TURN_S, 0
+                served = 0
             async with asyncio.timeout(CHUNK_S), self._slots.slot(served):
                 await self._steady.wait()
                 # No await from here to the bytes: state and version belong together. Copying a chunk takes
@@ -211,6 +171,7 @@ class Donor:
                 version, data = self._version(), self._learner.outer.chunk_bytes(request.index)
                 await stream.write(version.to_bytes(VERSION_BYTES, "big"), overhead=VERSION_BYTES)
                 await framing.write_blob(stream, data)
+            turn = loop.time() + TURN_S if served == 0 else turn
             served += 1
 
     def _check(self, peer: PeerId) -> None:
@@ -292,11 +253,7 @@ class StateSync:
         while not download.complete and in_vain < ATTEMPTS:
             before = len(download.have)
             await self.fetch(download, donors, arrived)
-            if len(download.have) == before:
-                in_vain += 1
-                await asyncio.sleep(RETRY_S)
-            else:
-                in_vain = 0
+            in_vain = in_vain + 1 if len(download.have) == before else 0
 
     async def _drain(self, donor: PeerId, work: _Work) -> None:
         """One stream to one donor, when there is room for it: take chunks off the common list until none is missing, or the donor fails."""

@@ -11,6 +11,7 @@ from farflung.protocol.planning import no_quorum
 from farflung.protocol.quorum import is_quorum
 from farflung.protocol.settings import VOTE_S, Settings
 from farflung.protocol.standing import Standing
+from farflung.protocol.tempo import Tempo
 
 STATE_BEATS = 2.0
 """Heartbeats in which a proposer must have said that it holds the outer state."""
@@ -24,6 +25,7 @@ class Waiting(Protocol):
     standing: Standing
     attendance: Attendance
     acceptor: Acceptor
+    tempo: Tempo
     slot_at: float
     """When the height or ballot was opened."""
 
@@ -54,7 +56,8 @@ def why_next_ballot(s: Waiting, now: float) -> str | None:
     # A plan under way has its own deadline, below; a second attempt counts as nothing, or a proposer that others have left
     # while it was planning would plan for ever.
     idle = ready is not None and (part is None or part.plan.attempt > 1)
-    if idle and now > max(s.attendance.ready_at, s.slot_at) + s.settings.max_round_s + VOTE_S:
+    late = now > max(s.attendance.ready_at, s.slot_at) + s.settings.max_round_s + VOTE_S
+    if idle and late and s.me not in s.tempo.too_slow(now)[0]:  # for whom no round waits
         # It lives, and yet nothing comes of it: perhaps it cannot reach a quorum that the rest of us can.
         return f"nothing came from {short(turn)} for too long"
     if part is not None and now > part.expires_at:

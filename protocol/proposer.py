@@ -224,8 +224,10 @@ class Proposer:
         if s.me in live and s.me not in readies and s.membership.state in TRAINING_STATES:
             awaited |= {s.me}
         too_slow, self.without = s.tempo.too_slow(now, _links(readies))
-        if len({*readies, *awaited} - too_slow) >= s.settings.min_contributors:
-            readies = {p: ready for p, ready in readies.items() if p not in too_slow}
+        others = set(readies) - too_slow
+        hopeful = awaited - too_slow if now < s.round_at + s.settings.max_round_s else frozenset()  # not for ever
+        if len(others | hopeful) >= s.settings.min_contributors:
+            readies = {p: readies[p] for p in sorted(others)}
             awaited -= too_slow
         else:
             self.without = ""
@@ -349,7 +351,8 @@ class Proposer:
             if now < self.sent_at + RESEND_S:
                 return []
             # A member that has said nothing may not have heard of the plan either.
-            silent = [Send(p, plan) for p in plan.members if p not in self.held]
+            spoke = {*self.held, *self.collected, *self.contributors, s.me}
+            silent = [Send(p, plan) for p in plan.members if p not in spoke]
             effects = self._repeat(Cut(self.plan_id, self.contributors), now)
             return silent + effects + self._directions(s, held, digests, now)
 

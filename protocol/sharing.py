@@ -6,8 +6,8 @@ nobody anything; for what is left of it all others stand. So a round is made of 
 
     tokens that they bring  /  (time of a lap  +  what sending takes beyond what is hidden)
 
-A member brings what it trains in a lap, and a slow one what it has trained since a round last counted it, as far as its samples reach
-(`window_rounds`): a link that lacks a little comes into every second round or third, with as much more to weigh. One that lacks so much that all its
+A member brings what it trains in a lap, and a slow one what it has trained since a round last counted it, as far as its samples (`window_rounds`) and
+the last rounds (`settings.RECENT_ROUNDS`) tell: a link that lacks a little comes into every second round or third, with as much more to weigh. One that lacks so much that all its
 samples are not worth the wait never does: its peer is told so, and stands once they are used up, and not the others. Only links clearly slower
 than the typical one are looked at, and nobody whose link or speed is not known.
 """
@@ -97,8 +97,8 @@ def leave_out(
         out = set(slowest[:number])
         rest = {p: one for p, one in contenders.items() if p not in out}
         share = share_out({p: one.link for p, one in rest.items()}, len(contenders), nbytes, fast_bytes_per_s=0.0)
-        laps = sum(one.tokens_per_s * (one.laps if p in slowest else 1) for p, one in rest.items())
-        return laps * lap_s / (lap_s + max(0.0, share.seconds - hidden_s))
+        speed = sum(one.tokens_per_s * (one.laps if p in slowest else 1) for p, one in rest.items())
+        return speed * lap_s / (lap_s + max(0.0, share.seconds - hidden_s))
 
     speeds = [tokens_per_s(number) for number in range(len(slowest) + 1)]
     number = speeds.index(max(speeds))

@@ -25,8 +25,8 @@ class Tempo:
     membership: Membership
     history: History
     vitals: Callable[[], Heartbeat]
-    _slow: tuple[object, tuple[frozenset[PeerId], str]] | None = field(default=None, init=False)
-    """What `too_slow` found last, and when."""
+    _slow: dict[bool, tuple[object, tuple[frozenset[PeerId], str]]] = field(default_factory=dict, init=False)
+    """What `too_slow` found last, and when: with what those who are ready say, and without."""
 
     def rounds_s(self) -> list[float]:
         """How long the newest rounds took from plan to end, seconds, newest first."""
@@ -51,7 +51,8 @@ class Tempo:
         """
         head, rules = self.history.head.commit, self.settings.rules
         key = (head.height, now // self.settings.heartbeat_s, dict(links))
-        if self._slow is None or self._slow[0] != key:
+        known = self._slow.get(bool(links))
+        if known is None or known[0] != key:
             found: tuple[frozenset[PeerId], str] = (frozenset(), "")
             if not rules.is_last(head):
                 contenders = self._contenders(links)
@@ -64,8 +65,8 @@ class Tempo:
                     lap_s=rules.laps.most * step_s,
                     hidden_s=rules.laps.delay_of(rules.laps.most) * step_s,
                 )
-            self._slow = (key, found)
-        return self._slow[1]
+            known = self._slow[bool(links)] = (key, found)
+        return known[1]
 
     def _contenders(self, links: Mapping[PeerId, Link]) -> dict[PeerId, sharing.Contender]:
         """The live members that train, or have something to offer."""
@@ -84,7 +85,7 @@ class Tempo:
             heard = Link(up_bytes_per_s=beat.up_bytes_per_s, down_bytes_per_s=beat.down_bytes_per_s)
             missed = next((k for k, counted in enumerate(recent) if peer in counted), len(recent))
             found[peer] = sharing.Contender(
-                link=links.get(peer, heard),
+                link=said if (said := links.get(peer, heard)).up_bytes_per_s > 0.0 else heard,
                 tokens_per_s=beat.tokens_per_s,
                 laps=min(1 + missed, most),
             )

@@ -98,6 +98,16 @@ def test_a_rate_is_forgotten_when_nothing_was_sent_for_long_and_then_later_still
         assert link.bytes_per_s == 0.0
 
 
+def test_a_faster_link_than_the_forgotten_one_begins_anew() -> None:
+    link = Uplink(lambda: 0)
+    for rate, rounds in ((1.0e5, IDLE_ROUNDS), (1.5e5, 2 * IDLE_ROUNDS), (4.0e5, IDLE_ROUNDS)):
+        link.observe(rate, 10.0)
+        for _ in range(rounds):
+            assert link.bytes_per_s
+            link.stay_idle()
+        assert link.bytes_per_s == 0.0
+
+
 def test_what_is_fast_and_what_can_be_measured_scale_together() -> None:
     link = Uplink(lambda: 0, fast_bytes_per_s=FAST_BYTES_PER_S / 1000.0)
 
