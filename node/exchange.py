@@ -30,7 +30,6 @@ from farflung.node.uplink import Uplink
 from farflung.protocol.chain import RoundResult
 from farflung.protocol.errors import Malformed, NetworkError, Refused
 from farflung.protocol.messages import ContributionHeader, MeanHeader, Part, Plan
-from farflung.protocol.settings import FAST_BYTES_PER_S
 
 ENCODE_ELEMENTS = 1 << 21
 """Parts are encoded so many elements at a time: a millisecond or two, so that sending begins soon and doors are rarely used."""
@@ -64,7 +63,7 @@ class Exchange:
         uplink: FlatCodec,
         downlink: FlatCodec,
         last: FlatCodec | None = None,  # of both in the last round of the run
-        fast_bytes_per_s: float = FAST_BYTES_PER_S,  # of links
+        fast_bytes_per_s: float,  # of links
         residuals: Residuals,
         news: News,
     ) -> None:
@@ -125,12 +124,11 @@ class Exchange:
         Whoever still lacks a mean of a committed plan fetches it.
         """
         round_ = self._rounds.get(plan_id)
-        if round_ is not None and len(round_.unsent) > 1:
+        if round_ is not None and len({owner for owner, _ in round_.unsent}) > 1:
             self.sending.give_up()
-        traffic = self._rounds.end(plan_id)
-        if round_ is not None and not round_.sent_bytes:
+        elif round_ is not None and not round_.sent_bytes:
             self.sending.stay_idle()
-        return traffic
+        return self._rounds.end(plan_id)
 
     async def decided(self, height: int, plan_id: bytes) -> None:
         """Commit `height` is applied; of its plans, `plan_id` (empty: none) was it. What is held of the others is not needed."""
@@ -285,18 +283,16 @@ class Exchange:
         if peer not in round_.deliveries:
             delivery = round_.deliveries[peer] = Delivery(self._network, peer, self._news.unreachable)
             self._spawn(round_, delivery.run())
-        contributes = isinstance(header, ContributionHeader)
-        if contributes:
-            round_.unsent[peer] += 1
+        if isinstance(header, ContributionHeader):
+            round_.unsent.add((peer, header.part))
         try:
             with self.sending.transfer(len(payload)):
                 await round_.deliveries[peer].deliver(header, payload)
+            round_.sent_bytes += len(payload)
         except NetworkError:
-            del round_.unsent[peer]  # it is not our uplink that is to blame
-            return  # the cut goes without our contribution; whoever lacks the mean fetches it
-        if contributes:
-            round_.unsent -= Counter([peer])
-        round_.sent_bytes += len(payload)
+            pass  # the cut goes without our contribution; whoever lacks the mean fetches it
+        finally:
+            round_.unsent.discard((peer, header.part))
 
     async def _serve_transfers(self, stream: Stream) -> None:
         """What a peer sends of one round, until it ends the stream."""

@@ -17,7 +17,7 @@ from farflung.node.network import Network, PeerId, Stream
 from farflung.protocol.chain import PartResult, RoundResult
 from farflung.protocol.errors import Malformed, NetworkError, Refused, RemoteError
 from farflung.protocol.messages import MeanRequest, Part
-from farflung.protocol.partition import levelled
+from farflung.protocol.partition import slow
 from farflung.protocol.settings import FAST_BYTES_PER_S
 
 RETRY_S = 1.0
@@ -202,9 +202,5 @@ def rotated(peers: Sequence[PeerId], me: PeerId) -> list[PeerId]:
 
 def slow_ones_last(peers: Sequence[PeerId], bytes_per_s: Sequence[float]) -> list[PeerId]:
     """The same in another order: whoever sends clearly more slowly than most comes last, as far as that is known (0: it is not)."""
-    rates = levelled(bytes_per_s)
-    typical = sorted(rates)[len(rates) // 2] if rates else 0.0
-    slow = [rate < typical for rate in rates]
-    return [p for p, is_slow in zip(peers, slow, strict=True) if not is_slow] + [
-        p for p, is_slow in zip(peers, slow, strict=True) if is_slow
-    ]
+    order = sorted(zip(slow(bytes_per_s), range(len(peers)), strict=True))
+    return [peers[place] for _, place in order]

@@ -26,7 +26,7 @@ STRETCH_S = 1.5
 class OneWay(ABC):
     """Measures transfers in one direction."""
 
-    def __init__(self, passed_bytes: Callable[[], int], fast_bytes_per_s: float = FAST_BYTES_PER_S) -> None:
+    def __init__(self, passed_bytes: Callable[[], int], fast_bytes_per_s: float) -> None:
         self._passed_bytes = passed_bytes
         """Counts what has passed, transfers and all else; 0 for ever where nobody can tell."""
         self._fast_bytes_per_s = fast_bytes_per_s

@@ -5,7 +5,7 @@ over is refused at once.
 """
 
 import asyncio
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from farflung.compression.codec import Payload
@@ -41,8 +41,8 @@ class Round:
     contributions: dict[int, dict[PeerId, Payload]] = field(default_factory=dict)
     """Part (of ours) → contributor → payload."""
     deliveries: dict[PeerId, Delivery] = field(default_factory=dict)
-    unsent: Counter[PeerId] = field(default_factory=Counter)
-    """Owner → parts of our contribution that it has not acknowledged."""
+    unsent: set[tuple[PeerId, int]] = field(default_factory=set)
+    """(owner, part) of our contribution that is on its way."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     sent_bytes: int = 0
     received_bytes: int = 0

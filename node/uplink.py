@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import Callable
 
 from farflung.node.one_way import REMEMBERED, OneWay
-from farflung.protocol.settings import FAST_BYTES_PER_S
 
 BELOW = 0.95
 """Pace, as a part of the best rate seen. One in `REMEMBERED` stretches of sending goes unpaced."""
@@ -20,7 +19,6 @@ BELOW = 0.95
 PACEABLE_S = 6.0
 """Shorter stretches of sending neither set a pace nor need one: a good part of them is latency, and what they queue is soon gone. A round of
 two waves is one stretch: paced, one of 4 s takes a tenth longer (16 MB behind 20 Mbit/s)."""
-
 
 GIVEN_UP_S = 3.0
 """Shorter than this a plan was dropped rather than missed, and what has arrived says more about latency."""
@@ -32,7 +30,7 @@ IDLE_ROUNDS = 20
 class Uplink(OneWay):
     """Measures what is sent and says at which rate to send. What others are told is smoothed."""
 
-    def __init__(self, delivered_bytes: Callable[[], int], fast_bytes_per_s: float = FAST_BYTES_PER_S) -> None:
+    def __init__(self, delivered_bytes: Callable[[], int], fast_bytes_per_s: float) -> None:
         super().__init__(delivered_bytes, fast_bytes_per_s)
         self._count = 0
         self._short = False

@@ -109,6 +109,13 @@ def levelled(rates: Sequence[float]) -> list[float]:
     return [typical if r <= 0.0 or typical / NEARLY_EQUAL <= r <= typical * NEARLY_EQUAL else r for r in rates]
 
 
+def slow(rates: Sequence[float]) -> list[bool]:
+    """Which of these measured rates are clearly lower than the typical one; one that is not known (0) is not."""
+    level = levelled(rates)
+    typical = sorted(level)[len(level) // 2] if level else 0.0
+    return [rate < typical for rate in level]
+
+
 def _known(rates: Sequence[float]) -> list[float]:
     known = sorted(r for r in rates if r > 0.0)
     typical = known[len(known) // 2] if known else 1.0

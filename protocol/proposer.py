@@ -224,13 +224,12 @@ class Proposer:
         if s.me in live and s.me not in readies and s.membership.state in TRAINING_STATES:
             awaited |= {s.me}
         too_slow, self.without = s.tempo.too_slow(now, _links(readies))
-        others = set(readies) - too_slow
-        hopeful = awaited - too_slow if now < s.round_at + s.settings.max_round_s else frozenset()  # not for ever
-        if len(others | hopeful) >= s.settings.min_contributors:
-            readies = {p: readies[p] for p in sorted(others)}
-            awaited -= too_slow
-        else:
-            self.without = ""
+        # Those who train are hoped for, but not for ever: one that hangs says that it trains.
+        hoped_for = awaited if now < s.round_at + s.settings.max_round_s else frozenset()
+        if len({*readies, *hoped_for} - too_slow) < s.settings.min_contributors:
+            too_slow, self.without = frozenset(), ""
+        readies = {p: ready for p, ready in readies.items() if p not in too_slow}
+        awaited -= too_slow
         return Situation(
             view=view,
             live=live,
@@ -275,12 +274,15 @@ class Proposer:
         nbytes = rules.expected_bytes(s.head.commit) * (last - first)
         owners = list(decision.contributors)
         links = _links({p: readies[p] for p in owners})
-        share = sharing.share_out(links, len(decision.members), nbytes, rules.fast_bytes_per_s)
-        waves = 2 if share.slow_s >= rules.waves_from_s else 1
-        ranges = partition.in_waves(first, last, list(share.fractions.values()), rules.align, waves)
+        num_members = len(decision.members)
+        shares = sharing.shares_of(links, num_members)
+        estimate = sharing.seconds_of(links, shares, num_members, nbytes)
+        slow_s = sharing.seconds_of(links, shares, num_members, nbytes, below_bytes_per_s=rules.fast_bytes_per_s)
+        waves = 2 if slow_s >= rules.waves_from_s else 1
+        ranges = partition.in_waves(first, last, list(shares.values()), rules.align, waves)
         parts = tuple(Part(owners[o], start, stop) for o, (start, stop) in ranges)
         usual = deadline.adaptive(s.tempo.rounds_s(), low=rules.min_round_s, high=rules.max_round_s)
-        budget = max(usual, 3.0 * share.seconds)
+        budget = max(usual, 3.0 * estimate)
         # Links may have become slower than any round since then: each plan of this height that fails after the first doubles the time.
         budget = min(budget * 2.0 ** min(max(0, self.attempt + self.ballot - 1), MAX_DOUBLINGS), rules.max_round_s)
         self.attempt += 1

@@ -12,6 +12,7 @@ samples are not worth the wait never does: its peer is told so, and stands once 
 than the typical one are looked at, and nobody whose link or speed is not known.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -39,38 +40,35 @@ class Contender:
     """That it has to bring when the next round is due: 1 when the last round counted it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
-    """Who reduces how much of a round."""
-
-    fractions: Mapping[PeerId, float]
-    """Of the vector, by owner; they sum to 1."""
-    seconds: float
-    """That the slowest known link takes for one half of the butterfly; 0 when none is known."""
-    slow_s: float
-    """The same of links that are not fast (`Settings.fast_bytes_per_s`)."""
-
-
-def share_out(
+def shares_of(
     links: Mapping[PeerId, Link],  # of the contributors
     num_members: int,  # who get the mean
+) -> dict[PeerId, float]:
+    """Of the vector, for each owner, such that all links finish together as far as they are known; they sum to 1."""
+    ups, downs = _ups_and_downs(links, num_members)
+    return dict(zip(links, partition.fractions(ups, num_members, downs), strict=True))
+
+
+def seconds_of(
+    links: Mapping[PeerId, Link],  # of the contributors
+    shares: Mapping[PeerId, float],
+    num_members: int,
     nbytes: float,  # of the whole vector, encoded
-    fast_bytes_per_s: float,
-) -> Share:
-    """Shares by which all links finish together, as far as they are known."""
-    owners = list(links)
-    ups = partition.levelled([links[p].up_bytes_per_s for p in owners])
-    downs = partition.narrow([links[p].down_bytes_per_s for p in owners], ups, num_members)
-    shares = dict(zip(owners, partition.fractions(ups, num_members, downs), strict=True))
-    rates = {p: link.up_bytes_per_s for p, link in links.items() if link.up_bytes_per_s > 0.0}
-    slow = {p: rate for p, rate in rates.items() if rate < fast_bytes_per_s}
-    narrow = {p: rate for p, rate in zip(owners, downs, strict=True) if rate > 0.0}
-    into_s = _transfer_seconds(nbytes, shares, narrow, len(owners))
-    return Share(
-        fractions=shares,
-        seconds=max(into_s, _transfer_seconds(nbytes, shares, rates, num_members)),
-        slow_s=max(into_s, _transfer_seconds(nbytes, shares, slow, num_members)),
-    )
+    *,
+    below_bytes_per_s: float = math.inf,  # of uplinks: others are left aside
+) -> float:
+    """That the slowest known link takes for one half of the butterfly; 0 when none is known."""
+    _, downs = _ups_and_downs(links, num_members)
+    narrow = {p: rate for p, rate in zip(links, downs, strict=True) if rate > 0.0}
+    rates = {p: link.up_bytes_per_s for p, link in links.items() if 0.0 < link.up_bytes_per_s < below_bytes_per_s}
+    into_s = _transfer_seconds(nbytes, shares, narrow, len(links))
+    return max(into_s, _transfer_seconds(nbytes, shares, rates, num_members))
+
+
+def _ups_and_downs(links: Mapping[PeerId, Link], num_members: int) -> tuple[list[float], list[float]]:
+    """Bytes/s that count: uplinks with the unknown ones and the usual noise levelled, downlinks where they are narrow."""
+    ups = partition.levelled([link.up_bytes_per_s for link in links.values()])
+    return ups, partition.narrow([link.down_bytes_per_s for link in links.values()], ups, num_members)
 
 
 def leave_out(
@@ -81,14 +79,12 @@ def leave_out(
     hidden_s: float,  # of a round, behind training
 ) -> tuple[frozenset[PeerId], str]:
     """Those without whom the swarm trains more, and a sentence that says why; empty, when there is nobody."""
-    rates = partition.levelled([one.link.up_bytes_per_s for one in contenders.values()])
-    ups = dict(zip(contenders, rates, strict=True))
-    typical = sorted(rates)[len(rates) // 2] if rates else 0.0
-    slowest = [
-        p
-        for p in sorted(ups, key=lambda p: (ups[p], p))
-        if ups[p] < typical and contenders[p].link.up_bytes_per_s > 0.0 and contenders[p].tokens_per_s > 0.0
-    ]
+    rates = {p: one.link.up_bytes_per_s for p, one in contenders.items()}
+    slow = partition.slow(list(rates.values()))
+    slowest = sorted(
+        (p for p, is_slow in zip(contenders, slow, strict=True) if is_slow and contenders[p].tokens_per_s > 0.0),
+        key=lambda p: (rates[p], p),
+    )
     if not slowest or lap_s <= 0.0:
         return frozenset(), ""
 
@@ -96,16 +92,17 @@ def leave_out(
         """Without so many."""
         out = set(slowest[:number])
         rest = {p: one for p, one in contenders.items() if p not in out}
-        share = share_out({p: one.link for p, one in rest.items()}, len(contenders), nbytes, fast_bytes_per_s=0.0)
+        links = {p: one.link for p, one in rest.items()}
+        sending_s = seconds_of(links, shares_of(links, len(contenders)), len(contenders), nbytes)
         speed = sum(one.tokens_per_s * (one.laps if p in slowest else 1) for p, one in rest.items())
-        return speed * lap_s / (lap_s + max(0.0, share.seconds - hidden_s))
+        return speed * lap_s / (lap_s + max(0.0, sending_s - hidden_s))
 
     speeds = [tokens_per_s(number) for number in range(len(slowest) + 1)]
     number = speeds.index(max(speeds))
     if number == 0:
         return frozenset(), ""
     names = ", ".join(short(p) for p in slowest[:number][:4]) + (f" and {number - 4} more" if number > 4 else "")
-    sending_s = nbytes / contenders[slowest[0]].link.up_bytes_per_s
+    sending_s = nbytes / rates[slowest[0]]
     why = f"without {names}: sending takes {sending_s:.3g} s, and all train {speeds[number]:,.0f} tokens per second instead of {speeds[0]:,.0f}"
     return frozenset(slowest[:number]), why
 

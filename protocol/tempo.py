@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from statistics import median
-from types import MappingProxyType
 
 from farflung.protocol import rhythm, sharing
 from farflung.protocol.history import History
@@ -13,8 +12,6 @@ from farflung.protocol.messages import Heartbeat
 from farflung.protocol.rhythm import Runner
 from farflung.protocol.settings import Settings
 from farflung.protocol.sharing import Link
-
-NO_LINKS: Mapping[PeerId, Link] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -44,13 +41,13 @@ class Tempo:
         beat = self.membership.heartbeat(peer)
         return 0.0 if beat is None else beat.tokens_per_s
 
-    def too_slow(self, now: float, links: Mapping[PeerId, Link] = NO_LINKS) -> tuple[frozenset[PeerId], str]:
+    def too_slow(self, now: float, links: Mapping[PeerId, Link] | None = None) -> tuple[frozenset[PeerId], str]:
         """Members that train, and whose links are so slow that the next round does without them, and why (`sharing`), where as many steps lie between rounds as
         the manifest allows. `links`: of those who are ready, who may have said so later than in their last heartbeat. The last round of a run does without nobody: what is not in it
         is lost. Looked at once in a heartbeat, unless links change. Raises IndexError before there is a history.
         """
-        head, rules = self.history.head.commit, self.settings.rules
-        key = (head.height, now // self.settings.heartbeat_s, dict(links))
+        head, rules, links = self.history.head.commit, self.settings.rules, links or {}
+        key = (head.height, now // self.settings.heartbeat_s, links)
         known = self._slow.get(bool(links))
         if known is None or known[0] != key:
             found: tuple[frozenset[PeerId], str] = (frozenset(), "")

@@ -20,6 +20,7 @@ from farflung.node.rounds import Round
 from farflung.protocol.errors import NetworkError, RemoteError
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.messages import BulkHeader, Contributor, Part, Plan, Ready, encode
+from farflung.protocol.settings import FAST_BYTES_PER_S
 from farflung.sims import clock
 from farflung.sims.hub import MemoryHub
 from farflung.sims.links import LinkModel
@@ -68,6 +69,7 @@ class Node:
             self.means,
             uplink=flat,
             downlink=flat,
+            fast_bytes_per_s=FAST_BYTES_PER_S,
             residuals=self.residuals,
             news=self,
         )

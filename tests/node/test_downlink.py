@@ -16,7 +16,7 @@ class Counter:
 
     def __init__(self) -> None:
         self.received = 7_000_000  # by earlier transfers
-        self.link = Downlink(lambda: self.received)
+        self.link = Downlink(lambda: self.received, FAST_BYTES_PER_S)
 
     async def receive(self, rates: Sequence[float]) -> None:
         """So much in each quarter of a second."""
@@ -27,7 +27,7 @@ class Counter:
 
 
 def test_the_best_of_late_counts_until_it_is_forgotten() -> None:
-    link = Downlink(lambda: 0)
+    link = Downlink(lambda: 0, FAST_BYTES_PER_S)
     told = []
     for rate in [1.0e6, 3.0e6, *[2.0e6] * REMEMBERED]:
         link.observe(rate, 10.0)
@@ -36,7 +36,7 @@ def test_the_best_of_late_counts_until_it_is_forgotten() -> None:
 
 
 def test_what_waited_in_buffers_is_no_measurement_and_fast_links_are_alike() -> None:
-    link = Downlink(lambda: 0)
+    link = Downlink(lambda: 0, FAST_BYTES_PER_S)
     link.observe(1.0e9, LEAST_S / 2)
     assert link.bytes_per_s == 0.0
     link.observe(1.0e9, LEAST_S)

@@ -2,72 +2,19 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
-import torch
+from tests.node.donors import Serving, newcomer, step, update
 from tests.node.lab import NUMEL, OUTER, Lab, Node, in_lab
 
 from farflung.compression.digest import digest_of
 from farflung.node import framing, statesync
 from farflung.node.network import Stream
-from farflung.node.statesync import (
-    CHUNK_S,
-    SERVED_AT_ONCE,
-    TURN_S,
-    VERSION_BYTES,
-    Donor,
-    Download,
-    StateSync,
-)
+from farflung.node.statesync import CHUNK_S
 from farflung.protocol.errors import LimitExceeded, Malformed, NetworkError, Refused, RemoteError
 from farflung.protocol.messages import ChunkList, ChunkListRequest, ChunkRequest, encode
 from farflung.sims.links import LinkModel
-
-
-class Serving:
-    """A node as a donor: its learner's state at `version`."""
-
-    def __init__(self, node: Node, version: int = 5) -> None:
-        self.node = node
-        self.version = version
-        self.steady = asyncio.Event()
-        self.steady.set()
-        self.errors: list[RemoteError] = []
-        self.admitted = True
-        self.donor = Donor(node.network, node.learner, lambda: self.version, self.steady)
-        self.donor.serve(self.errors.append, lambda peer: self.admitted, within_s=600.0)
-        self.remember()
-
-    def remember(self) -> None:
-        self.donor.remember(self.version, self.node.learner.outer.chunk_digests())
-
-    @property
-    def digest(self) -> bytes:
-        return self.node.learner.outer.digest()
-
-
-def update(seed: int) -> torch.Tensor:
-    return torch.cos(torch.arange(NUMEL) * (0.1 + seed))
-
-
-def step(node: Node, seed: int) -> None:
-    """One outer step of the whole vector."""
-    node.learner.outer.step_(0, NUMEL, update(seed), OUTER.lr, OUTER.momentum)
-
-
-def newcomer(node: Node) -> tuple[StateSync, Download, list[tuple[int, int]], Callable[..., Any]]:
-    """A sync, an empty download, and what arrived."""
-    node.learner.outer.params.zero_()
-    arrived: list[tuple[int, int]] = []
-
-    async def note(index: int, version: int, data: bytes) -> None:
-        node.learner.outer.load_chunk(index, data)
-        arrived.append((index, version))
-
-    sync = StateSync(node.network, node.learner, node.refused)
-    return sync, Download(node.learner.outer.num_chunks), arrived, note
 
 
 def test_everything_comes_from_several_donors() -> None:
@@ -371,68 +318,6 @@ def test_nothing_is_served_while_the_state_changes() -> None:
         assert set(download.have.values()) == {6} and me.learner.outer.digest() == donor.digest
 
     in_lab(2, main)
-
-
-def test_of_a_crowd_the_first_are_through_long_before_the_last() -> None:
-    """So that they can help: served by turns, all would be through at the end."""
-
-    async def main(lab: Lab) -> None:
-        donor, *crowd = lab.nodes
-        Serving(donor)
-        loop = asyncio.get_running_loop()
-        done: list[float] = []
-
-        async def join(node: Node) -> None:
-            sync, download, _, note = newcomer(node)
-            while not download.complete:
-                await sync.fetch(download, [donor.id], note)
-            done.append(loop.time())
-
-        began = loop.time()
-        async with asyncio.TaskGroup() as group:
-            for node in crowd:
-                group.create_task(join(node))
-        first, last = done[0] - began, done[-1] - began
-        assert first < 0.4 * last and last == pytest.approx(len(crowd) * 8 * NUMEL / 2e3, rel=0.2)
-
-    in_lab(13, main, up_bytes_per_s=2e3)
-
-
-class Asking:
-    """Asks for one chunk after another, over another stream when it had to wait for too long."""
-
-    def __init__(self, lab: Lab, node: Node, donor: Node) -> None:
-        self.chunks = 0
-        self.task = lab.group.create_task(self._ask(node, donor))
-
-    async def _ask(self, node: Node, donor: Node) -> None:
-        while True:
-            stream = await node.network.open_stream(donor.id, "chunk")
-            with suppress(NetworkError):
-                while True:
-                    await framing.write_header(stream, ChunkRequest(0))
-                    await framing.read_exactly(stream, VERSION_BYTES)
-                    assert await framing.read_blob(stream, 1 << 20) is not None
-                    self.chunks += 1
-
-
-def test_who_comes_later_waits_until_the_turn_of_the_first_is_over() -> None:
-    async def main(lab: Lab) -> None:
-        donor, early, late = lab.nodes
-        serving = Serving(donor)
-        first = [Asking(lab, early, donor) for _ in range(2 * SERVED_AT_ONCE)]
-        await asyncio.sleep(5.0)
-        second = [Asking(lab, late, donor) for _ in range(2)]
-        before = sum(one.chunks for one in first)
-        await asyncio.sleep(TURN_S - 10.0)
-        assert sum(one.chunks for one in first) > before and sum(one.chunks for one in second) == 0
-        await asyncio.sleep(CHUNK_S)
-        assert all(one.chunks > 0 for one in (*first, *second)), "nobody had to give up"
-        for one in (*first, *second):
-            one.task.cancel()
-        assert serving.errors == []
-
-    in_lab(3, main, up_bytes_per_s=2e3)
 
 
 # ---- lists ----------------------------------------------------------------------------------------------------

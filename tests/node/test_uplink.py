@@ -4,12 +4,13 @@ import asyncio
 
 import pytest
 
-from farflung.node.uplink import BELOW, FAST_BYTES_PER_S, IDLE_ROUNDS, REMEMBERED, Uplink
+from farflung.node.uplink import BELOW, IDLE_ROUNDS, REMEMBERED, Uplink
+from farflung.protocol.settings import FAST_BYTES_PER_S
 from farflung.sims import clock
 
 
 def test_bulk_goes_a_little_below_the_best_rate_seen_and_now_and_then_unpaced() -> None:
-    link = Uplink(lambda: 0)
+    link = Uplink(lambda: 0, FAST_BYTES_PER_S)
     assert link.pace_bytes_per_s is None, "nothing is known yet"
     paces = []
     for rate in [2.0e6, 1.0e6] * REMEMBERED:
@@ -20,7 +21,7 @@ def test_bulk_goes_a_little_below_the_best_rate_seen_and_now_and_then_unpaced() 
 
 
 def test_short_transfers_and_fast_links_set_no_pace() -> None:
-    link = Uplink(lambda: 0)
+    link = Uplink(lambda: 0, FAST_BYTES_PER_S)
     link.observe(1.0e6, 0.5)
     assert link.pace_bytes_per_s is None and link.bytes_per_s == 1.0e6
     link.observe(1.0e6, 10.0)
@@ -32,7 +33,7 @@ def test_short_transfers_and_fast_links_set_no_pace() -> None:
 
 
 def test_transfers_that_run_together_share_the_link() -> None:
-    link = Uplink(lambda: 0)
+    link = Uplink(lambda: 0, FAST_BYTES_PER_S)
 
     async def send(seconds: float) -> None:
         with link.transfer(1_000_000):
@@ -48,7 +49,7 @@ def test_transfers_that_run_together_share_the_link() -> None:
 
 
 def test_a_transfer_that_fails_does_not_count() -> None:
-    link = Uplink(lambda: 0)
+    link = Uplink(lambda: 0, FAST_BYTES_PER_S)
 
     async def fail() -> None:
         with pytest.raises(ValueError), link.transfer(1_000_000):
@@ -66,7 +67,7 @@ def test_where_no_transfer_comes_to_its_end_in_time_what_has_arrived_counts(
 ) -> None:
     """If it is not the fault of who should have taken it."""
     delivered = 0
-    link = Uplink(lambda: delivered)
+    link = Uplink(lambda: delivered, FAST_BYTES_PER_S)
 
     async def send() -> None:
         with link.transfer(100_000_000):
@@ -88,7 +89,7 @@ def test_where_no_transfer_comes_to_its_end_in_time_what_has_arrived_counts(
 
 
 def test_a_rate_is_forgotten_when_nothing_was_sent_for_long_and_then_later_still() -> None:
-    link = Uplink(lambda: 0)
+    link = Uplink(lambda: 0, FAST_BYTES_PER_S)
     for rounds in (IDLE_ROUNDS, 2 * IDLE_ROUNDS, 4 * IDLE_ROUNDS):
         link.observe(1.0e5, 10.0)
         for _ in range(rounds - 1):
@@ -99,7 +100,7 @@ def test_a_rate_is_forgotten_when_nothing_was_sent_for_long_and_then_later_still
 
 
 def test_a_faster_link_than_the_forgotten_one_begins_anew() -> None:
-    link = Uplink(lambda: 0)
+    link = Uplink(lambda: 0, FAST_BYTES_PER_S)
     for rate, rounds in ((1.0e5, IDLE_ROUNDS), (1.5e5, 2 * IDLE_ROUNDS), (4.0e5, IDLE_ROUNDS)):
         link.observe(rate, 10.0)
         for _ in range(rounds):
@@ -124,7 +125,7 @@ def test_what_is_fast_and_what_can_be_measured_scale_together() -> None:
 
 def test_the_best_stretch_counts_and_not_the_slow_start_and_the_wait_at_the_end() -> None:
     delivered = 7_000_000  # earlier transfers
-    link = Uplink(lambda: delivered)
+    link = Uplink(lambda: delivered, FAST_BYTES_PER_S)
 
     async def send() -> None:
         nonlocal delivered
@@ -142,7 +143,7 @@ def test_the_best_stretch_counts_and_not_the_slow_start_and_the_wait_at_the_end(
 
 def test_samples_between_transfers_count_for_nothing() -> None:
     delivered = 0
-    link = Uplink(lambda: delivered)
+    link = Uplink(lambda: delivered, FAST_BYTES_PER_S)
     link.sample(0.0)
     delivered = 10_000_000_000
     link.sample(10.0)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.protocol.partition import cut, fractions, in_waves, levelled, narrow
+from farflung.protocol.partition import cut, fractions, in_waves, levelled, narrow, slow
 
 rates = st.lists(st.sampled_from([0.0, 1e4, 5e4, 1e5, 3e5, 1e6, 1e7, 1e9]), min_size=1, max_size=12)
 
@@ -155,3 +155,16 @@ def test_one_owner_takes_all() -> None:
 def test_noise_of_measured_rates_is_levelled_and_real_differences_are_not() -> None:
     assert levelled([1.0, 1.2, 0.9, 0.0, 10.0]) == [1.2, 1.2, 1.2, 1.2, 10.0]
     assert levelled([0.0, 0.0]) == [0.0, 0.0]
+
+
+@given(rates)
+def test_the_slow_ones_are_known_to_be_and_no_more_than_half(some: list[float]) -> None:
+    found = slow(some)
+    assert len(found) == len(some) and 2 * sum(found) <= len(some)
+    known = sorted(rate for rate in some if rate > 0.0)
+    assert all(0.0 < rate < known[len(known) // 2] / 1.5 for rate, is_slow in zip(some, found, strict=True) if is_slow)
+
+
+def test_near_the_typical_rate_nobody_is_slow() -> None:
+    assert slow([1e6, 0.9e6, 0.7e6, 0.5e6, 1e7]) == [False, False, False, True, False]
+    assert slow([0.0, 0.0, 1e3]) == [False] * 3 and slow([]) == []

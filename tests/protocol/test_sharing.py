@@ -1,5 +1,6 @@
 """Rounds go without whom they gain by leaving out, and with everybody else."""
 
+import math
 from itertools import combinations
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.protocol.keys import PeerId
-from farflung.protocol.sharing import Contender, Link, leave_out, share_out
+from farflung.protocol.sharing import Contender, Link, leave_out, seconds_of, shares_of
 
 NBYTES = 1e6
 LAP_S = 8.0
@@ -29,26 +30,29 @@ def swarm(ups: list[float], *, speed: float = 1000.0, laps: int = 1) -> dict[Pee
     }
 
 
+def seconds(links: dict[PeerId, Link], num_members: int, below: float = math.inf) -> float:
+    shares = shares_of(links, num_members)
+    return seconds_of(links, shares, num_members, NBYTES, below_bytes_per_s=below)
+
+
 def tokens_per_s(some: dict[PeerId, Contender], num_members: int, hidden_s: float) -> float:
     """What all who contribute bring, over the time from round to round."""
-    share = share_out({p: one.link for p, one in some.items()}, num_members, NBYTES, 0.0)
-    stands = max(0.0, share.seconds - hidden_s)
+    stands = max(0.0, seconds({p: one.link for p, one in some.items()}, num_members) - hidden_s)
     return sum(one.tokens_per_s * one.laps * LAP_S for one in some.values()) / (LAP_S + stands)
 
 
 def test_shares_let_links_finish_together_and_say_when() -> None:
-    def share(ups: list[float], fast: float) -> tuple[list[float], float, float]:
-        found = share_out({p: link(up) for p, up in zip(ids(len(ups)), ups, strict=True)}, len(ups), NBYTES, fast)
-        return list(found.fractions.values()), found.seconds, found.slow_s
+    def linked(ups: list[float]) -> dict[PeerId, Link]:
+        return {p: link(up) for p, up in zip(ids(len(ups)), ups, strict=True)}
 
-    assert share([1e5, 1e5], 1e9)[0] == pytest.approx([0.5, 0.5]) and share([1e5, 1e5], 1e9)[1] == pytest.approx(5.0)
-    fractions, seconds, slow_s = share([1e6, 1e6, 1e6, 1e5], 5e5)
-    assert fractions[3] == pytest.approx(0.0, abs=0.05) and seconds == slow_s == pytest.approx(10.0, rel=0.05)
-    assert share([1e6, 1e6, 1e6, 1e5], 5e4)[2] == 0.0, "all count as fast"
-    assert share([0.0, 0.0], 1e9)[1] == 0.0, "nobody knows"
-    assert share_out({p: link(1e6, 1e4) for p in ids(1)} | {b"x" * 32: link(1e6)}, 2, NBYTES, 0.0).seconds > 1.0, (
-        "a narrow downlink"
-    )
+    assert list(shares_of(linked([1e5, 1e5]), 2).values()) == pytest.approx([0.5, 0.5])
+    assert seconds(linked([1e5, 1e5]), 2) == pytest.approx(5.0)
+    thin = linked([1e6, 1e6, 1e6, 1e5])
+    assert list(shares_of(thin, 4).values())[3] == pytest.approx(0.0, abs=0.05)
+    assert seconds(thin, 4) == seconds(thin, 4, below=5e5) == pytest.approx(10.0, rel=0.05)
+    assert seconds(thin, 4, below=5e4) == 0.0, "all are faster"
+    assert seconds(linked([0.0, 0.0]), 2) == 0.0, "nobody knows"
+    assert seconds({ids(2)[0]: link(1e6, 1e4), ids(2)[1]: link(1e6)}, 2) > 1.0, "a narrow downlink"
 
 
 @given(
@@ -65,16 +69,12 @@ def test_who_is_left_out_is_slower_than_most_and_known_to_be(
         for peer, up, speed, brings in zip(ids(len(ups)), ups, speeds, laps, strict=False)
     }
     out, why = leave_out(known, NBYTES, lap_s=LAP_S, hidden_s=hidden_s)
-    assert bool(out) == bool(why) and (len(out) < len(known) or not known)
+    assert bool(out) == bool(why) and 2 * len(out) <= len(known)
     rates = sorted(one.link.up_bytes_per_s for one in known.values() if one.link.up_bytes_per_s > 0.0)
     for peer in out:
         assert known[peer].tokens_per_s > 0.0
         assert 0.0 < known[peer].link.up_bytes_per_s < rates[len(rates) // 2]
-    if (
-        share_out({p: one.link for p, one in known.items()}, len(known), NBYTES, 0.0).seconds <= hidden_s
-        if known
-        else True
-    ):
+    if known and seconds({p: one.link for p, one in known.items()}, len(known)) <= hidden_s:
         assert not out, "training hides it"
 
 

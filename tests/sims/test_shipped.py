@@ -63,6 +63,7 @@ def test_the_whole_is_as_its_file_expects(name: str) -> None:
     assert result["passed"], (result["violations"], result["expected"])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_of_a_smaller_crowd_all_are_members_soon_and_rounds_go_on() -> None:
     """The whole takes a minute."""
