@@ -97,7 +97,8 @@ class E4M3Scale(ScaleFormat):
     """NVFP4's 8 bits: size / 6 as a multiple of the vector's unit, which is chosen so that the largest is 448.
 
     6 is the largest entry of E2M1, 448 the largest E4M3 (digest 1.2). The unit is rounded to bf16, so that encoding a
-    decoded vector finds the same unit: 448 * 6 * unit is exact in fp32.
+    decoded vector finds the same unit: 448 * 6 * unit is exact in fp32. A vector whose largest magnitude is below
+    448 * 6 * 2**-116 (5e-32) decodes to zeros.
     """
 
     dtype = torch.float8_e4m3fn

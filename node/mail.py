@@ -3,13 +3,15 @@
 `send` never waits. When a peer does not drain its queue, the oldest messages go: newer heartbeats, ballots and votes
 supersede older ones, and the protocol repeats what matters. Messages too old to be of use are dropped as well. A stream
 that breaks is opened again, with growing pauses, as long as there is something to send; a peer that is heard from is
-tried at once.
+tried at once. Pauses are drawn: two hosts that dial each other in the same moment both fail (libp2p dials from the port
+at which it listens, so it is one TCP connection, and both sides begin the handshake), and must not do so for ever.
 
 What is written lies in p2pd, not with the peer. So `flush` ends each stream with a length of 0 and waits until the peer,
 having read so far, closes it.
 """
 
 import asyncio
+import random
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -218,7 +220,7 @@ class Mail:
     async def _pause(outbox: _Outbox, seconds: float) -> None:
         outbox.retry.clear()
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds * random.uniform(0.5, 1.5)):
                 await outbox.retry.wait()
         except TimeoutError:
             pass

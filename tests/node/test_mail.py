@@ -1,7 +1,9 @@
 """Control messages over a fake libp2p: bounds, drops, reconnection, limits."""
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
+from unittest.mock import create_autospec
 
 import pytest
 
@@ -11,6 +13,7 @@ from farflung.node.mail import Mail
 from farflung.node.scope import TaskScope
 from farflung.protocol import limits
 from farflung.protocol.errors import LimitExceeded, NetworkError, RemoteError
+from farflung.sims import clock
 
 PEER = b"p" * 32
 
@@ -116,6 +119,45 @@ def test_unreachable_peer(monkeypatch: pytest.MonkeyPatch) -> None:
         writer.close()
 
     run(body)
+
+
+class Crossing:
+    """Two hosts with 50 ms between them, as libp2p has them: who dials while the other's dial is on its way fails with it, and then
+    for five seconds whatever it tries."""
+
+    def __init__(self) -> None:
+        self.dialled: dict[bytes, float] = {}
+        self.barred_until: dict[bytes, float] = {}
+        self.connected = asyncio.Event()
+
+    async def open(self, me: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        now = asyncio.get_running_loop().time
+        if not self.connected.is_set():
+            if now() < self.barred_until.get(me, 0.0):
+                raise NetworkError("dial backoff")
+            self.dialled[me] = began = now()
+            await asyncio.sleep(0.1)
+            if any(abs(at - began) < 0.05 for host, at in self.dialled.items() if host != me):
+                self.barred_until[me] = now() + 5.0
+                raise NetworkError("both sides began the handshake")
+            self.connected.set()
+        return asyncio.StreamReader(), create_autospec(asyncio.StreamWriter, instance=True)
+
+
+def test_hosts_that_dial_each_other_at_once_get_through_later() -> None:
+    """Every pause the same on both sides, they met again each time: a pair of members never heard of each other."""
+    random.seed(0)
+
+    async def main() -> None:
+        wire, scope = Crossing(), TaskScope()
+        await scope.open()
+        for me in (b"a" * 32, b"b" * 32):
+            Mail(scope, lambda peer, me=me: wire.open(me), LinkBook(), lambda error: None).send(PEER, b"hello")
+        async with asyncio.timeout(60):
+            await wire.connected.wait()
+        await scope.close()
+
+    clock.run(main())
 
 
 def test_old_messages_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
