@@ -19,6 +19,7 @@ from farflung.node.learner import Learner
 from farflung.node.mean_files import PLAN_BYTES
 from farflung.node.means import MeanStore
 from farflung.node.residuals import Residuals
+from farflung.node.rounds import Traffic
 from farflung.node.statesync import Donor
 from farflung.node.storage import Held, Place, Storage
 from farflung.node.terms import Terms
@@ -192,11 +193,15 @@ class Applier:
         if downloaded:  # on disk before others count on us: who loses the state with the power still has a vote
             await self._checkpoint()
         await self._announce(commit, changed=self.version != before)
-        if commit.round is not None and means:
-            await self._report_round(commit, commit.round, means)
-        elif commit.round is None:
+        if commit.round is None:
             self._log.emit("view.commit", view=[p.hex() for p in commit.view], reason=_view_change(commit))
-        await self._exchange.decided(commit.height, commit.round.plan if commit.round is not None else b"")
+            await self._exchange.decided(commit.height, b"")
+        else:  # also where a downloaded state had it in: of a round that is over nothing may stay under way
+            self._means_kept.decide(commit.round.plan)
+            traffic = self._exchange.forget(commit.round.plan)
+            if means:
+                self._report_round(commit, commit.round, means, traffic)
+            await self._exchange.decided(commit.height, commit.round.plan)
         await self._evaluate(commit)
         if self._keeps_later and commit.round is None and not self._finished():
             return
@@ -251,9 +256,7 @@ class Applier:
         if steps:
             self._log.emit("progress.dropped", steps=steps, reason=reason)
 
-    async def _report_round(self, commit: Commit, result: RoundResult, means: dict[int, Payload]) -> None:
-        self._means_kept.decide(result.plan)
-        traffic = self._exchange.forget(result.plan)
+    def _report_round(self, commit: Commit, result: RoundResult, means: dict[int, Payload], traffic: Traffic) -> None:
         down_numel = sum(result.parts[k].stop - result.parts[k].start for k in means)
         parent = self._member.history.parent_of(commit.height)
         samples = {

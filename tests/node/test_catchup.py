@@ -48,7 +48,10 @@ def test_a_newcomer_downloads_the_state_that_a_quorum_announces() -> None:
         on_disk: list[bool] = []
         said = new.applier._applied
         new.applier._applied = lambda *where: (on_disk.append(new.node.disk.learner is not None), said(*where))[1]
+        new.node.exchange.expect(plan_of(1), lab.plan())
+        await hold(new.node, 1, [0])
         await new.take(history[-1])
+        assert plan_of(1) not in new.node.exchange._rounds and not new.node.means._undecided, "its transfers are over"
         assert new.applier.version == 1 and new.digest == expected(1)
         assert on_disk == [True], "kept before it is announced: who announces a state may get a vote"
         sync = new.named("state.sync")
