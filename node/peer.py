@@ -458,6 +458,7 @@ class Peer:
             device=self.facts.device,
             admission=self.facts.admission,
             addresses=tuple(self.network.addresses()[:MAX_ADDRESSES]),
+            every_s=0.0,
             ready_in_s=self.trainer.ready_in_s(round_planned=self.member.attendance.part is not None),
         )
 

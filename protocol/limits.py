@@ -45,6 +45,9 @@ MAX_LABEL = 32
 MAX_CLOCK_SKEW_S = 60.0
 """How far a sender's clock may be ahead of ours. NTP keeps machines within a second; laptops drift by minutes."""
 
+MAX_BEAT_S = 60.0
+"""From one heartbeat of a peer to the next. It is called dead after six of them."""
+
 MAX_MESSAGE_LIFE_S = 120.0
 """How long a control message stays valid; longer lives make replay windows large."""
 

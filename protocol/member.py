@@ -46,7 +46,7 @@ class Member:
     signer: Signer
     membership: Membership
     vitals: Callable[[], Heartbeat]
-    """The node's current facts; what the machine itself knows (height, ballot, version, digest, state) is filled in here."""
+    """The node's current facts; what the machine itself knows (height, ballot, version, digest, state, pace) is filled in here."""
     me: PeerId = field(init=False)
     follower: Follower = field(init=False)
     standing: Standing = field(init=False)
@@ -56,9 +56,13 @@ class Member:
     reason: str = "starting"
     """Why nothing happens, or what does: a sentence for people."""
     _beat_at: float = -1e9
+    """When we last greeted everybody."""
+    _every_s: float = field(init=False)
+    """What we said then of when we do so again; it holds, whoever has come since."""
 
     def __post_init__(self) -> None:
         self.me = self.signer.peer_id
+        self._every_s = self.membership.beat_s
         self.follower = Follower(self.settings, self.me)
         self.standing = Standing(self.membership, self.history)
         self.tempo = Tempo(self.settings, self.membership, self.history, self.vitals)
@@ -167,8 +171,7 @@ class Member:
     def applied(self, height: int, version: int, digest: bytes, now: float) -> list[Effect]:
         """The node's outer state now is that of `height`; everybody is told its digest."""
         self.standing.applied(height, version, digest)
-        self._beat_at = now
-        effects = [*self._heartbeats(), *self.standing.compare(now), *self.consensus.state_came(now)]
+        effects = [*self._greet(now), *self.standing.compare(now), *self.consensus.state_came(now)]
         return self._settle(effects, now)
 
     def lost_state(self, now: float) -> list[Effect]:
@@ -177,8 +180,7 @@ class Member:
             return []
         self.standing.lost()
         self.consensus.state_went()
-        self._beat_at = now
-        return self._settle(self._heartbeats(), now)
+        return self._settle(self._greet(now), now)
 
     def leave(self, reason: str) -> list[Effect]:
         return [Send(p, Goodbye(reason)) for p in self.membership.known()]
@@ -266,16 +268,15 @@ class Member:
 
     def look_at(self) -> float:
         """When `tick` has something to do at the latest, as long as nothing comes in and we are not `busy`."""
-        at = min(self._beat_at + self.membership.heartbeat_s, self.membership.look_at)
+        at = min(self._beat_at + self._every_s, self.membership.look_at)
         return at if self.attendance.ready is None else min(at, self.consensus.promised_at + RESEND_S)
 
     def tick(self, now: float) -> list[Effect]:
         """Called several times a second while we are `busy`, and by `look_at`: heartbeats, repetitions, deadlines."""
         view = self.head.commit.view if self.started else ()
         effects = self.membership.tick(now, keep=view)
-        if now >= self._beat_at + self.membership.heartbeat_s:
-            self._beat_at = now
-            effects += self._heartbeats()
+        if now >= self._beat_at + self._every_s:
+            effects += self._greet(now)
         if not self.started:
             self.reason = "looking for a peer that knows the swarm's history"
             return self._settle(effects + self.follower.ask(self.standing.donors(), now), now)
@@ -325,9 +326,12 @@ class Member:
             version=max(self.standing.applied_version, 0),
             digest=self.standing.digest,
             state=self.membership.state,
+            every_s=self._every_s,
             reply=reply,
         )
 
-    def _heartbeats(self) -> list[Effect]:
+    def _greet(self, now: float) -> list[Effect]:
+        """A heartbeat to everybody."""
+        self._beat_at, self._every_s = now, self.membership.beat_s
         beat = self._heartbeat()
         return [Send(p, beat) for p in self.membership.known()]

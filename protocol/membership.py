@@ -20,6 +20,12 @@ from farflung.protocol.rhythm import Runner
 SUSPECT_AFTER = 3.5
 """Heartbeats missed before suspicion."""
 
+FULL_PACE = 16
+"""Peers that live, up to which they greet each other at the usual pace; each greets all others, so of more everybody greets more slowly."""
+
+SLOWEST_PACE = 8.0
+"""Times as slow, at most."""
+
 ASK_AFTER = 1.25
 """Heartbeats between suspicion and asking others: long enough that a living peer has sent one more to them."""
 
@@ -73,6 +79,8 @@ class Membership:
     peers: dict[PeerId, Peer] = field(default_factory=dict)
     news: int = 0
     """Grows whenever somebody comes, goes, or says that it holds another state: what follows from those stands until then."""
+    _pace: tuple[int, float] = (-1, 1.0)
+    """The pace when `news` was so much."""
     look_at: float = -math.inf
     """No peer is due for a suspicion, a verdict or oblivion before this."""
 
@@ -96,9 +104,25 @@ class Membership:
         return entry is not None and entry.liveness in (Liveness.DEAD, Liveness.LEFT)
 
     @property
+    def beat_s(self) -> float:
+        """Seconds between two heartbeats of this node, by how many live: each then sends about as many a second, however many there are."""
+        if self._pace[0] != self.news:
+            num_live = 1 + len(self.live(self.peers))
+            self._pace = (self.news, min(max(1.0, num_live / FULL_PACE), SLOWEST_PACE))
+        return self.heartbeat_s * self._pace[1]
+
+    @property
     def verdict_s(self) -> float:
-        """From the last heartbeat of a peer to the verdict, seconds."""
-        return (SUSPECT_AFTER + VERDICT_AFTER) * self.heartbeat_s
+        """From the last heartbeat of a peer to the verdict, seconds, when it greets at our pace."""
+        return (SUSPECT_AFTER + VERDICT_AFTER) * self.beat_s
+
+    def every_s(self, peer: PeerId) -> float:
+        """Seconds between two heartbeats of a peer, as it has said; the usual ones before."""
+        entry = self.peers.get(peer)
+        return self.heartbeat_s if entry is None else self._every_s(entry)
+
+    def _every_s(self, entry: Peer) -> float:
+        return self.heartbeat_s if entry.heartbeat is None else entry.heartbeat.every_s
 
     def dead_for(self, peer: PeerId, now: float) -> float:
         """Seconds since a peer was called dead or left; 0 when it is neither. One never heard of gets the time of a verdict."""
@@ -148,6 +172,8 @@ class Membership:
             before = entry.heartbeat
             if before is None or (before.version, before.digest) != (heartbeat.version, heartbeat.digest):
                 self.news += 1
+            if heartbeat.every_s < self._every_s(entry):
+                self.look_at = -math.inf  # it is due earlier than it would have been
             entry.heartbeat, entry.beat_at = heartbeat, now
             entry.leaving = heartbeat.state == "leaving"
         if entry.liveness is Liveness.LEFT and heartbeat is None:
@@ -191,7 +217,7 @@ class Membership:
         for peer in sorted(self.peers):
             entry = self.peers[peer]
             heard_at = max(entry.heard_at, entry.witnessed_at)
-            if entry.liveness is Liveness.ALIVE and now > heard_at + SUSPECT_AFTER * self.heartbeat_s:
+            if entry.liveness is Liveness.ALIVE and now > heard_at + SUSPECT_AFTER * self._every_s(entry):
                 effects += self._suspect(peer, entry, now, f"silent for {now - heard_at:.1f} s")
             elif entry.liveness is Liveness.SUSPECT:
                 effects += self._consider(peer, entry, now)
@@ -204,7 +230,7 @@ class Membership:
     def _due_at(self, entry: Peer) -> float:
         """No later than when the peer will be due, unless it is heard from or a connection to it breaks."""
         if entry.liveness is Liveness.ALIVE:
-            return max(entry.heard_at, entry.witnessed_at) + SUSPECT_AFTER * self.heartbeat_s
+            return max(entry.heard_at, entry.witnessed_at) + SUSPECT_AFTER * self._every_s(entry)
         return -math.inf if entry.liveness is Liveness.SUSPECT else entry.since + FORGET_AFTER_S
 
     def _suspect(self, peer: PeerId, entry: Peer, now: float, reason: str) -> list[Effect]:
@@ -216,10 +242,10 @@ class Membership:
         if entry.witnessed_at > entry.since:
             return self._become(peer, entry, Liveness.ALIVE, now, "others hear it, we do not")
         suspected_for = now - entry.since
-        if not entry.asked and suspected_for > ASK_AFTER * self.heartbeat_s:
+        if not entry.asked and suspected_for > ASK_AFTER * self._every_s(entry):
             entry.asked = True
             return [Send(w, Probe(peer)) for w in self._witnesses(peer)]
-        if suspected_for > VERDICT_AFTER * self.heartbeat_s:
+        if suspected_for > VERDICT_AFTER * self._every_s(entry):
             if entry.leaving:
                 return self._become(peer, entry, Liveness.LEFT, now, "said goodbye")
             witnesses = len(self._witnesses(peer))

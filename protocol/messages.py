@@ -14,6 +14,7 @@ from farflung.protocol import wire
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.keys import PeerId
 from farflung.protocol.limits import (
+    MAX_BEAT_S,
     MAX_COMMITS_PER_REPLY,
     MAX_CONTROL_BYTES,
     MAX_GROUP_PEERS,
@@ -86,6 +87,8 @@ class Heartbeat(Struct, frozen=True, array_like=True, tag=1):
     admission: Annotated[bytes, Meta(max_length=64)]
     """The invite key's signature over this peer's key; empty in open swarms and for the founder."""
     addresses: Annotated[tuple[Text, ...], Meta(max_length=16)]
+    every_s: Annotated[float, Meta(gt=0.0, le=MAX_BEAT_S)]
+    """Seconds from one of this peer's heartbeats to the next."""
     reply: bool = False
     """Whether this only answers another heartbeat (and wants no answer)."""
     ready_in_s: Seconds = 0.0

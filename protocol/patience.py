@@ -47,7 +47,7 @@ def why_next_ballot(s: Waiting, now: float) -> str | None:
         return None
     part, ready = s.attendance.part, s.attendance.ready
     # Its plan says that it holds the state, newer than its last heartbeat may; and a heartbeat takes a while to follow the state.
-    said_so = part is not None or now < s.slot_at + STATE_BEATS * s.settings.heartbeat_s
+    said_so = part is not None or now < s.slot_at + STATE_BEATS * s.membership.every_s(turn)
     if not said_so and not s.standing.holds(turn) and holders_decide(s) and _anything_to_decide(s, now):
         return f"proposer {short(turn)} does not hold the outer state yet"
     voted_at = s.acceptor.voted_at

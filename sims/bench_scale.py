@@ -1,7 +1,7 @@
 """`farflung bench scale`: what it takes to simulate a peer for an hour, by how many there are, in one run.
 
 Home machines with sessions of five hours train a model of 3 M parameters that only costs time, with nodes' own code: a node looks about four times a second and
-greets every other one every two seconds, one by one. Processor time is that of this process, which has one thread.
+greets every other one one by one, every two seconds or, of more than 16, more rarely. Processor time is that of this process, which has one thread.
 """
 
 import json

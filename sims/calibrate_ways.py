@@ -68,7 +68,7 @@ async def _ping(first: Engine, here: Identity, second: Engine, there: Identity) 
     """Heartbeats there and back."""
     swarm = bytes(32)
     beat = messages.Heartbeat(
-        1, 0, 1, bytes(32), "training", 100, 1e4, 1e6, 0.0, 3.0, "CPU", b"", tuple(first.addresses())
+        1, 0, 1, bytes(32), "training", 100, 1e4, 1e6, 0.0, 3.0, "CPU", b"", tuple(first.addresses()), 2.0
     )
     signers = {first.peer_id: IdentitySigner(here), second.peer_id: IdentitySigner(there)}
     openers = {first.peer_id: Opener(swarm), second.peer_id: Opener(swarm)}

@@ -120,7 +120,7 @@ def ready(samples: int = SAMPLES, **changes: Any) -> Ready:
 def beat(**changes: Any) -> Heartbeat:
     values: dict[str, Any] = dict(
         height=0, ballot=0, version=0, digest=b"", state="training", step=0, tokens_per_s=1.0,
-        up_bytes_per_s=0.0, down_bytes_per_s=0.0, loss=1.0, device="toy", admission=b"", addresses=(),
+        up_bytes_per_s=0.0, down_bytes_per_s=0.0, loss=1.0, device="toy", admission=b"", addresses=(), every_s=1.0,
     )  # fmt: skip
     return Heartbeat(**{**values, **changes})
 

@@ -44,7 +44,8 @@ from farflung.protocol.chain import Contribution
 from farflung.protocol.effects import Effect, Note, Repair, Send
 from farflung.protocol.errors import BadSignature, Refused, RemoteError
 from farflung.protocol.keys import Ed25519Signer, PeerId
-from farflung.protocol.messages import Contributor, Message, Part, Promise, Propose, Voted
+from farflung.protocol.membership import FULL_PACE
+from farflung.protocol.messages import Contributor, Heartbeat, Message, Part, Promise, Propose, Voted
 from farflung.protocol.settings import RESEND_S
 
 # ---- what is refused, and changes nothing ---------------------------------------------------------------------
@@ -283,6 +284,21 @@ def test_at_rest_nothing_happens_before_the_moment_it_names() -> None:
     assert 0.0 < at <= one.membership.heartbeat_s
     assert one.tick(at - 0.01) == []
     assert {effect.to for effect in one.tick(at) if isinstance(effect, Send)} >= set(IDS) - {FOLLOWER}
+
+
+def test_a_heartbeat_comes_when_the_last_one_said_whoever_has_come_since() -> None:
+    def said(effects: list[Effect]) -> set[float]:
+        beats = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Heartbeat)]
+        return {b.every_s for b in beats if not b.reply}
+
+    one = member()  # it has just greeted everybody
+    usual = one.membership.heartbeat_s
+    for number in range(2 * FULL_PACE):
+        one.receive(number.to_bytes(32), beat(admission=b""), 0.1)
+    more = one.membership.beat_s
+    assert more > usual
+    assert not said(one.tick(usual - 0.01)) and said(one.tick(usual)) == {more}
+    assert not said(one.tick(usual + more - 0.01)) and said(one.tick(usual + more)) == {more}
 
 
 def test_whoever_waits_for_a_round_repeats_itself_in_time_and_a_round_makes_busy() -> None:

@@ -6,23 +6,29 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.protocol.bus import beat
+from tests.protocol import bus
 
 from farflung.protocol.effects import Effect, Note, Send
 from farflung.protocol.membership import (
     ASK_AFTER,
     FORGET_AFTER_S,
+    FULL_PACE,
     NUM_WITNESSES,
+    SLOWEST_PACE,
     SUSPECT_AFTER,
     VERDICT_AFTER,
     Liveness,
     Membership,
 )
-from farflung.protocol.messages import Opinion, Probe
+from farflung.protocol.messages import Heartbeat, Opinion, Probe
 
 ME, A, B, C, D, E = (bytes([i]) * 32 for i in range(6))
 BEAT_S = 2.0
 SUSPECT_S, ASK_S, VERDICT_S = SUSPECT_AFTER * BEAT_S, ASK_AFTER * BEAT_S, VERDICT_AFTER * BEAT_S
+
+
+def beat(*, every_s: float = BEAT_S, **changes: Any) -> Heartbeat:
+    return bus.beat(every_s=every_s, **changes)
 
 
 @pytest.fixture
@@ -182,6 +188,27 @@ def test_the_dead_and_the_departed_are_forgotten(members: Membership, says_goodb
     assert members.heartbeat(A) is None and not members.leaves(A)
 
 
+def test_of_many_everybody_greets_more_slowly() -> None:
+    members = Membership(ME, BEAT_S)
+    paces = []
+    for number in range(1, 200):
+        members.heard(number.to_bytes(32), 0.0, beat())
+        paces.append(members.beat_s)
+    assert paces[FULL_PACE - 2] == BEAT_S < paces[FULL_PACE - 1], "we are one of them"
+    assert paces[62] == BEAT_S * 64 / FULL_PACE and paces == sorted(paces) and max(paces) == SLOWEST_PACE * BEAT_S
+    assert members.verdict_s == SLOWEST_PACE * (SUSPECT_S + VERDICT_S)
+
+
+def test_who_greets_slowly_is_suspected_later(members: Membership) -> None:
+    members.heard(A, 0.0, beat(every_s=4 * BEAT_S))
+    assert members.every_s(A) == 4 * BEAT_S and members.every_s(B) == members.every_s(E) == BEAT_S
+    assert not events(quiet(members, A, 0.25, 4 * SUSPECT_S))
+    assert events(quiet(members, A, 4 * SUSPECT_S + 0.25, 4 * (SUSPECT_S + VERDICT_S))) == ["peer.suspect"]
+    assert events(quiet(members, A, 4 * (SUSPECT_S + VERDICT_S) + 0.25, 4 * (SUSPECT_S + VERDICT_S) + 1.0)) == [
+        "peer.dead"
+    ]
+
+
 def test_two_of_the_same_history_decide_the_same() -> None:
     def play() -> list[Any]:
         members = Membership(ME, BEAT_S)
@@ -195,7 +222,7 @@ def test_two_of_the_same_history_decide_the_same() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["heard", "beat", "broken", "goodbye", "opinion", "discover", "nothing"]),
+            st.sampled_from(["heard", "beat", "slow beat", "broken", "goodbye", "opinion", "discover", "nothing"]),
             st.sampled_from([A, B, C, D]),
             st.sampled_from([0.1, 1.0, 4.0, 8.0, 700.0]),
         ),
@@ -215,6 +242,8 @@ def test_looking_only_when_somebody_is_due_misses_nothing(story: list[tuple[str,
                     effects += members.heard(peer, now)
                 case "beat":
                     effects += members.heard(peer, now, beat())
+                case "slow beat":
+                    effects += members.heard(peer, now, beat(every_s=4 * BEAT_S))
                 case "broken":
                     effects += members.unreachable(peer, now, "reset")
                 case "goodbye":

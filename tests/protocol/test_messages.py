@@ -82,7 +82,7 @@ SAMPLES: dict[str, Message] = {
     "heartbeat": messages.Heartbeat(
         height=7, ballot=1, version=5, digest=DIGEST, state="training", step=160, tokens_per_s=1500.0,
         up_bytes_per_s=1e6, down_bytes_per_s=5e6, loss=3.25, device="CPU", admission=SIGNATURE,
-        addresses=("/ip4/203.0.113.7/tcp/31337",), reply=True, ready_in_s=12.5,
+        addresses=("/ip4/203.0.113.7/tcp/31337",), every_s=2.0, reply=True, ready_in_s=12.5,
     ),
     "goodbye": messages.Goodbye("asked to leave"),
     "probe": messages.Probe(A),
