@@ -7,11 +7,14 @@ height or a later one, or when it is given up.
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from farflung.protocol.chain import Commit, RoundResult
 from farflung.protocol.effects import Effect, Expect, Forget, Note, RoundOver
 from farflung.protocol.keys import PeerId
 from farflung.protocol.messages import Plan, Ready
 from farflung.protocol.participation import Participation
+from farflung.protocol.reach import Lacking
 from farflung.protocol.settings import GIVE_UP_S
 
 
@@ -30,9 +33,11 @@ class Attendance:
     _contributing: bool = False
     """Whether a plan since the last round has had us contribute, and nobody has said what came of it."""
     _no_quorum_since: float | None = None
+    _lacking: Lacking = field(default_factory=Lacking)
 
-    def offer(self, ready: Ready, now: float) -> None:
-        """Local progress may go into a round."""
+    def offer(self, ready: Ready, version: int, now: float) -> None:
+        """Local progress may go into a round, the one after `version`."""
+        ready = msgspec.structs.replace(ready, lacks=self._lacking.at(version))
         self.ready, self.ready_at, self._no_quorum_since = ready, now, None
 
     def give_up(self, reason: str) -> list[Effect]:
@@ -97,6 +102,8 @@ class Attendance:
     def conclude(self, commit: Commit) -> list[Effect]:
         """The chain has gone on: a round ends what we have offered, whether it counts it or not; a change of view does not."""
         effects: list[Effect] = []
+        if commit.round is not None and (part := self.part_in(commit.round.plan)) is not None:
+            self._lacking.note(*part.lacked(), commit.version)
         if commit.round is not None and (self.ready is not None or self._contributing):
             contributed = any(c.peer == self.me for c in commit.round.contributors)
             reason = "committed" if contributed else self._why_missed(commit.round)

@@ -132,7 +132,7 @@ class Member:
 
     def set_ready(self, ready: Ready, now: float) -> list[Effect]:
         """Local progress may go into a round; training stands until RoundOver."""
-        self.attendance.offer(ready, now)
+        self.attendance.offer(ready, self.head.commit.version, now)
         return self._settle(self.consensus.promise(now), now)
 
     def withdraw(self, now: float) -> list[Effect]:

@@ -32,6 +32,9 @@ ASK_AFTER = 1.25
 VERDICT_AFTER = 2.5
 """Heartbeats between suspicion and verdict."""
 
+UNHEARD_AFTER = 2.0
+"""Heartbeats of a peer by which others have heard it later than we."""
+
 FORGET_AFTER_S = 600.0
 """Dead or departed peers are forgotten after this; the peer cache on disk remembers addresses for longer."""
 
@@ -131,6 +134,15 @@ class Membership:
             return 0.0
         grace = self.verdict_s if entry.liveness is Liveness.UNKNOWN else 0.0
         return max(0.0, now - entry.since - grace)
+
+    def unheard(self, peer: PeerId) -> bool:
+        """Whether others hear a peer, by their word, and we do not."""
+        entry = self.peers.get(peer)
+        return (
+            entry is not None
+            and self.alive(peer)
+            and entry.witnessed_at > entry.heard_at + UNHEARD_AFTER * self._every_s(entry)
+        )
 
     def leaves(self, peer: PeerId) -> bool:
         """Whether a peer has said goodbye, still here or not; or whether we do."""
@@ -235,7 +247,7 @@ class Membership:
 
     def _suspect(self, peer: PeerId, entry: Peer, now: float, reason: str) -> list[Effect]:
         entry.asked = False
-        entry.witnessed_at = entry.heard_at = min(entry.heard_at, now)
+        entry.heard_at = min(entry.heard_at, now)
         return self._become(peer, entry, Liveness.SUSPECT, now, reason)
 
     def _consider(self, peer: PeerId, entry: Peer, now: float) -> list[Effect]:

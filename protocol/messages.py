@@ -46,6 +46,8 @@ class Ready(Struct, frozen=True, array_like=True):
     up_bytes_per_s: Rate
     down_bytes_per_s: Rate
     ready_ms: Count
+    lacks: Annotated[tuple[Key, ...], Meta(max_length=MAX_GROUP_PEERS)] = ()
+    """Members whose contributions to its parts did not come lately (`reach`)."""
 
 
 class Accepted(Struct, frozen=True, array_like=True):

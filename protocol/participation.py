@@ -150,6 +150,13 @@ class Participation:
         self._reported_at = now
         return [Send(proposer, Collected(self.plan_id, tuple(sorted(have))))]
 
+    def lacked(self) -> tuple[frozenset[PeerId], frozenset[PeerId]]:
+        """Whose contributions all of our parts have, and whose not; nobody's where we own none."""
+        if not self._collected:
+            return frozenset(), frozenset()
+        have = frozenset.intersection(*(frozenset(peers) for peers in self._collected.values()))
+        return have, frozenset(c.peer for c in self.plan.contributors) - have
+
     def on_cut(self, sender: PeerId, contributors: tuple[PeerId, ...]) -> list[Effect]:
         if self.cut is not None:
             return []

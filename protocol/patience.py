@@ -17,6 +17,10 @@ STATE_BEATS = 2.0
 """Heartbeats in which a proposer must have said that it holds the outer state."""
 
 
+PASSES = 3
+"""Ballots in a row that proposers may hand on because they do not hear everybody: perhaps nobody does."""
+
+
 class Waiting(Protocol):
     """What is read of the member that waits."""
 
@@ -46,6 +50,16 @@ def why_next_ballot(s: Waiting, now: float) -> str | None:
             return f"proposer {short(turn)} is gone"
         return None
     part, ready = s.attendance.part, s.attendance.ready
+    if (
+        turn == s.me
+        and part is None
+        and s.acceptor.accepted is None
+        and s.acceptor.ballot < PASSES
+        and ready is not None
+    ):
+        unheard = [p for p in s.head.commit.view if s.membership.unheard(p)]
+        if unheard:  # they would not hear of our plan, and the round wait for them
+            return f"others hear {', '.join(map(short, unheard[:4]))}, we do not: lets another lead"
     # Its plan says that it holds the state, newer than its last heartbeat may; and a heartbeat takes a while to follow the state.
     said_so = part is not None or now < s.slot_at + STATE_BEATS * s.membership.every_s(turn)
     if not said_so and not s.standing.holds(turn) and holders_decide(s) and _anything_to_decide(s, now):

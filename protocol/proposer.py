@@ -9,17 +9,17 @@ Pure: `step` is called after every message and on every tick, looks at what has 
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
 from typing import Protocol
 
-from farflung.protocol import chain, deadline, partition, rhythm, sharing
+from farflung.protocol import chain, deadline, partition, reach, rhythm, sharing
 from farflung.protocol.accord import Word
 from farflung.protocol.chain import Certified, Commit, Contribution, PartResult, RoundResult, Vote
 from farflung.protocol.effects import Effect, Note, Send
-from farflung.protocol.keys import PeerId
+from farflung.protocol.keys import PeerId, short
 from farflung.protocol.membership import TRAINING_STATES, Membership
 from farflung.protocol.messages import (
     Abort,
@@ -272,10 +272,14 @@ class Proposer:
         first, last = rules.rules.span(s.head.commit)
         uplink, downlink = rules.codecs(s.head.commit)
         nbytes = rules.expected_bytes(s.head.commit) * (last - first)
-        owners = list(decision.contributors)
-        links = _links({p: readies[p] for p in owners})
+        contributors, owners = reach.roles(
+            {p: readies[p].lacks for p in decision.contributors}, {p: readies[p].tokens for p in decision.contributors}
+        )
+        if len(contributors) < rules.min_contributors:
+            contributors = owners = list(decision.contributors)
+        links = _links({p: readies[p] for p in contributors})
         num_members = len(decision.members)
-        shares = sharing.shares_of(links, num_members)
+        shares = sharing.shares_of({p: links[p] for p in owners}, num_members)
         estimate = sharing.seconds_of(links, shares, num_members, nbytes)
         slow_s = sharing.seconds_of(links, shares, num_members, nbytes, below_bytes_per_s=rules.fast_bytes_per_s)
         waves = 2 if slow_s >= rules.waves_from_s else 1
@@ -292,13 +296,15 @@ class Proposer:
             attempt=self.attempt,
             parent=chain.commit_hash(rules.swarm, s.head.commit),
             members=decision.members,
-            contributors=tuple(Contributor(p, readies[p]) for p in owners),
+            contributors=tuple(Contributor(p, readies[p]) for p in contributors),
             parts=parts,
             uplink=uplink,
             downlink=downlink,
             scatter_s=budget,
             gather_s=budget,
-            reason=f"{decision.reason}; {self.without}" if self.without else decision.reason,
+            reason="; ".join(
+                filter(None, (decision.reason, self.without, _said_of(decision.contributors, contributors, owners)))
+            ),
             made_ms=int(1000 * now),
         )
         self.plan_id = plan_id(rules.swarm, self.plan)
@@ -464,6 +470,15 @@ class Proposer:
             return []
         self.sent_at = now
         return self._broadcast(message)
+
+
+def _said_of(ready: Sequence[PeerId], contributors: Sequence[PeerId], owners: Sequence[PeerId]) -> str:
+    """Who does not reach whom, for people; empty when all do."""
+    if len(owners) == len(ready):
+        return ""
+    apart = ", ".join(short(p) for p in ready if p not in owners)
+    out = ", ".join(short(p) for p in ready if p not in contributors)
+    return f"{apart} do not reach each other, and reduce nothing" + (f"; without {out}" if out else "")
 
 
 def _links(readies: Mapping[PeerId, Ready]) -> dict[PeerId, Link]:

@@ -186,6 +186,8 @@ def test_kinds_and_keys_that_are_not_admitted(tls: bool) -> None:
 
 
 def test_daemon_that_dies_or_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = psutil.Process().children()  # other tests' pools may live on
+
     async def main() -> None:
         async with engines(1) as (a,):
             (child,) = p2pd_children(os.getpid())
@@ -201,7 +203,7 @@ def test_daemon_that_dies_or_does_not_start(monkeypatch: pytest.MonkeyPatch) -> 
         slow = replace(EngineConfig.loopback(), libp2p=p2pd.P2pdConfig(startup_timeout_s=0.0))
         with pytest.raises(NetworkError, match="startup_timeout_s"):
             await Engine.create(Identity.generate(), slow)
-        assert not psutil.Process().children()
+        assert set(psutil.Process().children()) <= set(before)
 
     run(main)
 

@@ -109,6 +109,18 @@ def test_nobody_to_ask() -> None:
     assert events(effects) == ["peer.suspect", "peer.dead"] and not any(isinstance(e, Send) for e in effects)
 
 
+def test_whom_others_hear_is_unheard_until_we_hear_it_ourselves(members: Membership) -> None:
+    quiet(members, A, 0.25, SUSPECT_S + ASK_S + 0.5)
+    assert not members.unheard(A), "perhaps nobody hears it"
+    now = SUSPECT_S + ASK_S + 0.75
+    members.opinion(A, 0.1, now)
+    assert members.unheard(A) and not members.unheard(B) and not members.unheard(E) and not members.unheard(ME)
+    quiet(members, A, now, now + SUSPECT_S + 0.5)
+    assert members.unheard(A), "a new suspicion changes nothing about what others have said"
+    members.heard(A, now + SUSPECT_S + 1.0)
+    assert not members.unheard(A)
+
+
 def test_hearing_from_it_ends_everything_quietly(members: Membership) -> None:
     quiet(members, A, 0.25, SUSPECT_S + 0.5)
     assert events(members.heard(A, SUSPECT_S + 0.75)) == [], "a false alarm is not worth a line"

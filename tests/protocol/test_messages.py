@@ -48,7 +48,7 @@ GOLDEN = Path(__file__).parent / "golden_messages.json"
 FROM = b"\7" * 32
 A, B, PLAN, DIGEST, SIGNATURE = b"a" * 32, b"b" * 32, b"p" * 32, b"d" * 32, b"s" * 64
 
-READY = messages.Ready(tokens=800, samples=8, up_bytes_per_s=1e6, down_bytes_per_s=5e6, ready_ms=61000)
+READY = messages.Ready(tokens=800, samples=8, up_bytes_per_s=1e6, down_bytes_per_s=5e6, ready_ms=61000, lacks=(DIGEST,))
 ROUND = RoundResult(
     plan=PLAN,
     contributors=(Contribution(A, 800, 8, 61000), Contribution(B, 400, 4, 62000)),
