@@ -49,6 +49,10 @@ class FetchNews(Protocol):
         """Bytes/s, by its own word; 0 when that is not known."""
         ...
 
+    def hears(self, peer: PeerId) -> bool:
+        """False for one that only others hear."""
+        ...
+
     def mean_held(self, plan_id: bytes, part: int, digest: bytes) -> None: ...
 
     def unreachable(self, peer: PeerId, reason: str) -> None: ...
@@ -98,7 +102,8 @@ class Fetcher:
             return here, False
         final = bool(holders)
         others = rotated(holders, self._network.peer_id)
-        for peer in slow_ones_last(others, [self._news.uplink_of(peer) for peer in others]):
+        turns = slow_ones_last(others, [self._news.uplink_of(peer) for peer in others])
+        for peer in sorted(turns, key=self._news.hears, reverse=True):  # whom we do not hear takes us many seconds
             try:
                 payload = await self._fetch_from(
                     peer, MeanRequest(plan_id, part, digest), bounds, part_codec(codec, bounds)

@@ -374,6 +374,10 @@ class Peer:
         beat = self.member.membership.heartbeat(peer)
         return 0.0 if beat is None else beat.up_bytes_per_s
 
+    def hears(self, peer: PeerId) -> bool:
+        """False for one that only others hear."""
+        return not self.member.membership.unheard(peer)
+
     def unreachable(self, peer: PeerId, reason: str) -> None:
         self.log.emit("peer.unreachable", of=peer.hex(), reason=reason)
         self._do(self.member.unreachable(peer, reason, self._now()))

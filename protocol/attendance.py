@@ -35,9 +35,9 @@ class Attendance:
     _no_quorum_since: float | None = None
     _lacking: Lacking = field(default_factory=Lacking)
 
-    def offer(self, ready: Ready, version: int, now: float) -> None:
-        """Local progress may go into a round, the one after `version`."""
-        ready = msgspec.structs.replace(ready, lacks=self._lacking.at(version))
+    def offer(self, ready: Ready, head: Commit, now: float) -> None:
+        """Local progress may go into the next round after `head`."""
+        ready = msgspec.structs.replace(ready, lacks=self._lacking.at(head.version, head.view))
         self.ready, self.ready_at, self._no_quorum_since = ready, now, None
 
     def give_up(self, reason: str) -> list[Effect]:
@@ -103,7 +103,8 @@ class Attendance:
         """The chain has gone on: a round ends what we have offered, whether it counts it or not; a change of view does not."""
         effects: list[Effect] = []
         if commit.round is not None and (part := self.part_in(commit.round.plan)) is not None:
-            self._lacking.note(*part.lacked(), commit.version)
+            came, lacked = part.lacked()
+            self._lacking.note(came - {self.me}, lacked - {self.me}, commit.version)
         if commit.round is not None and (self.ready is not None or self._contributing):
             contributed = any(c.peer == self.me for c in commit.round.contributors)
             reason = "committed" if contributed else self._why_missed(commit.round)

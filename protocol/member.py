@@ -59,6 +59,7 @@ class Member:
     """When we last greeted everybody."""
     _every_s: float = field(init=False)
     """What we said then of when we do so again; it holds, whoever has come since."""
+    _said_state: str = ""
 
     def __post_init__(self) -> None:
         self.me = self.signer.peer_id
@@ -132,7 +133,7 @@ class Member:
 
     def set_ready(self, ready: Ready, now: float) -> list[Effect]:
         """Local progress may go into a round; training stands until RoundOver."""
-        self.attendance.offer(ready, self.head.commit.version, now)
+        self.attendance.offer(ready, self.head.commit, now)
         return self._settle(self.consensus.promise(now), now)
 
     def withdraw(self, now: float) -> list[Effect]:
@@ -203,7 +204,7 @@ class Member:
             case Probe():
                 effects += self.membership.answer(sender, message.target, now)
             case Opinion():
-                self.membership.opinion(message.target, message.age_s, now)
+                self.membership.opinion(sender, message.target, message.age_s, now)
             case GetCommits():
                 effects += self.follower.answer(sender, message.after)
             case Commits():
@@ -268,19 +269,24 @@ class Member:
 
     def look_at(self) -> float:
         """When `tick` has something to do at the latest, as long as nothing comes in and we are not `busy`."""
-        at = min(self._beat_at + self._every_s, self.membership.look_at)
+        at = min(self._greets_at, self.membership.look_at)
         return at if self.attendance.ready is None else min(at, self.consensus.promised_at + RESEND_S)
 
     def tick(self, now: float) -> list[Effect]:
         """Called several times a second while we are `busy`, and by `look_at`: heartbeats, repetitions, deadlines."""
         view = self.head.commit.view if self.started else ()
         effects = self.membership.tick(now, keep=view)
-        if now >= self._beat_at + self._every_s:
+        if now >= self._greets_at:
             effects += self._greet(now)
         if not self.started:
             self.reason = "looking for a peer that knows the swarm's history"
             return self._settle(effects + self.follower.ask(self.standing.donors(), now), now)
+        ballot = self.consensus.ballot
         effects += self.consensus.tick(now)
+        if (
+            self.consensus.ballot != ballot
+        ):  # it was our decision: the others would hear of it with the next heartbeat only
+            effects += self._greet(now)
         self.reason = self.consensus.reason()
         return self._settle(effects, now)
 
@@ -330,8 +336,14 @@ class Member:
             reply=reply,
         )
 
+    @property
+    def _greets_at(self) -> float:
+        """As we have said; sooner when our state is another one, for rounds wait for who trains."""
+        same = self._said_state == self.membership.state
+        return self._beat_at + (self._every_s if same else self.membership.heartbeat_s)
+
     def _greet(self, now: float) -> list[Effect]:
         """A heartbeat to everybody."""
-        self._beat_at, self._every_s = now, self.membership.beat_s
+        self._beat_at, self._every_s, self._said_state = now, self.membership.beat_s, self.membership.state
         beat = self._heartbeat()
         return [Send(p, beat) for p in self.membership.known()]

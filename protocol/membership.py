@@ -58,7 +58,7 @@ class Peer:
     """What we know of one peer."""
 
     liveness: Liveness = Liveness.UNKNOWN
-    heard_at: float = 0.0
+    heard_at: float = -math.inf
     since: float = 0.0
     """When `liveness` last changed."""
     heartbeat: Heartbeat | None = None
@@ -66,7 +66,8 @@ class Peer:
     """When that came."""
     leaving: bool = False
     """It said goodbye; it votes until it is let go, or falls silent."""
-    asked: bool = False
+    asked: tuple[PeerId, ...] | None = None
+    """For a second opinion, since it was suspected last; None: not yet."""
     witnessed_at: float = -1.0
     """Latest moment at which, by anybody's word, it was heard."""
 
@@ -125,7 +126,9 @@ class Membership:
         return self.heartbeat_s if entry is None else self._every_s(entry)
 
     def _every_s(self, entry: Peer) -> float:
-        return self.heartbeat_s if entry.heartbeat is None else entry.heartbeat.every_s
+        if entry.heartbeat is None:
+            return self.heartbeat_s
+        return min(max(entry.heartbeat.every_s, self.heartbeat_s), SLOWEST_PACE * self.heartbeat_s)  # whatever it says
 
     def dead_for(self, peer: PeerId, now: float) -> float:
         """Seconds since a peer was called dead or left; 0 when it is neither. One never heard of gets the time of a verdict."""
@@ -207,10 +210,10 @@ class Membership:
             return []
         return self._suspect(peer, entry, now, reason)
 
-    def opinion(self, target: PeerId, age_s: float, now: float) -> None:
-        """Somebody's answer to our probe."""
+    def opinion(self, sender: PeerId, target: PeerId, age_s: float, now: float) -> None:
+        """An answer to our probe: of whom we have asked, since the last suspicion."""
         entry = self.peers.get(target)
-        if entry is not None:
+        if entry is not None and entry.asked is not None and sender in entry.asked:
             entry.witnessed_at = max(entry.witnessed_at, now - age_s)
 
     def answer(self, sender: PeerId, target: PeerId, now: float) -> list[Effect]:
@@ -233,6 +236,8 @@ class Membership:
                 effects += self._suspect(peer, entry, now, f"silent for {now - heard_at:.1f} s")
             elif entry.liveness is Liveness.SUSPECT:
                 effects += self._consider(peer, entry, now)
+            elif entry.liveness is Liveness.UNKNOWN and peer in keep:
+                effects += self._inquire(peer, entry, now)
             elif entry.liveness is not Liveness.ALIVE and peer not in keep and now > entry.since + FORGET_AFTER_S:
                 del self.peers[peer]
                 continue
@@ -243,10 +248,10 @@ class Membership:
         """No later than when the peer will be due, unless it is heard from or a connection to it breaks."""
         if entry.liveness is Liveness.ALIVE:
             return max(entry.heard_at, entry.witnessed_at) + SUSPECT_AFTER * self._every_s(entry)
-        return -math.inf if entry.liveness is Liveness.SUSPECT else entry.since + FORGET_AFTER_S
+        return entry.since + FORGET_AFTER_S if entry.liveness in (Liveness.DEAD, Liveness.LEFT) else -math.inf
 
     def _suspect(self, peer: PeerId, entry: Peer, now: float, reason: str) -> list[Effect]:
-        entry.asked = False
+        entry.asked = None
         entry.heard_at = min(entry.heard_at, now)
         return self._become(peer, entry, Liveness.SUSPECT, now, reason)
 
@@ -254,9 +259,8 @@ class Membership:
         if entry.witnessed_at > entry.since:
             return self._become(peer, entry, Liveness.ALIVE, now, "others hear it, we do not")
         suspected_for = now - entry.since
-        if not entry.asked and suspected_for > ASK_AFTER * self._every_s(entry):
-            entry.asked = True
-            return [Send(w, Probe(peer)) for w in self._witnesses(peer)]
+        if entry.asked is None and suspected_for > ASK_AFTER * self._every_s(entry):
+            return self._ask(peer, entry)
         if suspected_for > VERDICT_AFTER * self._every_s(entry):
             if entry.leaving:
                 return self._become(peer, entry, Liveness.LEFT, now, "said goodbye")
@@ -270,9 +274,21 @@ class Membership:
             )
         return []
 
-    def _witnesses(self, target: PeerId) -> list[PeerId]:
+    def _inquire(self, peer: PeerId, entry: Peer, now: float) -> list[Effect]:
+        """A member that we have never heard may be well all the same: a newcomer that does not reach it would have it removed."""
+        if entry.witnessed_at > entry.since:
+            return self._become(peer, entry, Liveness.ALIVE, now, "others hear it, we do not")
+        return self._ask(peer, entry) if now > entry.since + ASK_AFTER * self.heartbeat_s else []
+
+    def _ask(self, peer: PeerId, entry: Peer) -> list[Effect]:
+        if entry.asked is not None:
+            return []
+        entry.asked = self._witnesses(peer)
+        return [Send(w, Probe(peer)) for w in entry.asked]
+
+    def _witnesses(self, target: PeerId) -> tuple[PeerId, ...]:
         others = [p for p, e in self.peers.items() if e.liveness is Liveness.ALIVE and p != target]
-        return sorted(others, key=lambda p: sha256(target + p).digest())[:NUM_WITNESSES]
+        return tuple(sorted(others, key=lambda p: sha256(target + p).digest())[:NUM_WITNESSES])
 
     def _become(self, peer: PeerId, entry: Peer, liveness: Liveness, now: float, reason: str) -> list[Effect]:
         before, entry.liveness = entry.liveness, liveness

@@ -41,6 +41,8 @@ class Waiting(Protocol):
 
     def proposer_now(self) -> PeerId: ...
 
+    def turn(self, ballot: int) -> PeerId: ...
+
 
 def why_next_ballot(s: Waiting, now: float) -> str | None:
     """Why the proposer cannot or does not do its work, so that its turn is over; None while there is hope."""
@@ -50,19 +52,17 @@ def why_next_ballot(s: Waiting, now: float) -> str | None:
             return f"proposer {short(turn)} is gone"
         return None
     part, ready = s.attendance.part, s.attendance.ready
-    if (
-        turn == s.me
-        and part is None
-        and s.acceptor.accepted is None
-        and s.acceptor.ballot < PASSES
-        and ready is not None
-    ):
-        unheard = [p for p in s.head.commit.view if s.membership.unheard(p)]
-        if unheard:  # they would not hear of our plan, and the round wait for them
-            return f"others hear {', '.join(map(short, unheard[:4]))}, we do not: lets another lead"
+    if turn == s.me and s.acceptor.ballot < PASSES and (unheard := whom_only_others_hear(s)):
+        return f"others hear {', '.join(map(short, unheard[:4]))}, we do not: lets another lead"
     # Its plan says that it holds the state, newer than its last heartbeat may; and a heartbeat takes a while to follow the state.
     said_so = part is not None or now < s.slot_at + STATE_BEATS * s.membership.every_s(turn)
-    if not said_so and not s.standing.holds(turn) and holders_decide(s) and _anything_to_decide(s, now):
+    if (
+        not said_so
+        and not s.standing.holds(turn)
+        and not s.membership.unheard(turn)
+        and holders_decide(s)
+        and _anything_to_decide(s, now)
+    ):
         return f"proposer {short(turn)} does not hold the outer state yet"
     voted_at = s.acceptor.voted_at
     if voted_at is not None and now > voted_at + VOTE_S:
@@ -77,6 +77,22 @@ def why_next_ballot(s: Waiting, now: float) -> str | None:
     if part is not None and now > part.expires_at:
         return f"the plan of {short(turn)} came to nothing"
     return None
+
+
+def next_ballot(s: Waiting) -> int:
+    """To which the turn goes on: of those whom we do not hear, though others do, we would not hear of a plan either when it was we who led."""
+    ballot, last = s.acceptor.ballot + 1, s.acceptor.ballot + len(s.head.commit.view)
+    if s.turn(s.acceptor.ballot) == s.me:
+        while ballot < last and s.membership.unheard(s.turn(ballot)):
+            ballot += 1
+    return ballot
+
+
+def whom_only_others_hear(s: Waiting) -> list[PeerId]:
+    """Members that would not hear of a plan of ours, so that its round waits for them; nobody once something is under way."""
+    if s.attendance.part is not None or s.acceptor.accepted is not None:
+        return []
+    return [p for p in s.head.commit.view if s.membership.unheard(p)]
 
 
 def holders_decide(s: Waiting) -> bool:

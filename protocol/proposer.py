@@ -275,7 +275,8 @@ class Proposer:
         contributors, owners = reach.roles(
             {p: readies[p].lacks for p in decision.contributors}, {p: readies[p].tokens for p in decision.contributors}
         )
-        if len(contributors) < rules.min_contributors:
+        last_one = rules.rules.is_last(s.head.commit)  # what is not in it is lost
+        if len(contributors) < (len(decision.contributors) if last_one else rules.min_contributors):
             contributors = owners = list(decision.contributors)
         links = _links({p: readies[p] for p in contributors})
         num_members = len(decision.members)

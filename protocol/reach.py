@@ -26,16 +26,20 @@ class Lacking:
     """The first version at which it is not said any more, and for how many it was."""
 
     def note(self, came: Collection[PeerId], lacked: Collection[PeerId], version: int) -> None:
-        """A round that made `version` is over, in which we owned parts."""
+        """A round that made `version` is over, in which we owned parts; of whose contributions, but for our own, these came, and these did not.
+
+        Where most did not, it was our own link, or a deadline too short for all.
+        """
         for peer in came:
             self._until.pop(peer, None)
-        for peer in lacked:
+        for peer in lacked if len(lacked) <= len(came) else ():
             _, before = self._until.get(peer, (0, 0))
             rounds = min(2 * before, MOST_ROUNDS) if before else FIRST_ROUNDS
             self._until[peer] = (version + rounds, rounds)
 
-    def at(self, version: int) -> tuple[PeerId, ...]:
-        """What to say of it at a version: sorted."""
+    def at(self, version: int, view: Collection[PeerId]) -> tuple[PeerId, ...]:
+        """What to say of it at a version, of members: sorted. Others are forgotten."""
+        self._until = {peer: one for peer, one in self._until.items() if peer in view}
         return tuple(sorted(peer for peer, (until, _) in self._until.items() if version < until))
 
 
@@ -47,7 +51,7 @@ def roles(
 
     Where anybody reaches everybody, all contribute. Else somebody is left out, with more to bring to the next round.
     """
-    apart = {p: {other for other in whom if p in lacks.get(other, ())} for p, whom in lacks.items()}
+    apart = {p: {other for other in whom if other != p and p in lacks.get(other, ())} for p, whom in lacks.items()}
 
     def around(owner: PeerId) -> list[PeerId]:
         return [p for p in lacks if p not in apart[owner]]

@@ -10,6 +10,7 @@ A version is named in every envelope, record and manifest; decoders take it from
 * **6**: from three stages on the chains of a pipeline decide together which lives count, and may begin stage 0 anew: commits acknowledge lives and call for one,
   `Present` tells it, with what stage 0's chain has counted.
 * **7**: the order of fragments moves on by one after some turns.
+* **8**: heartbeats say when the next comes, and who offers something for a round whom it lacked in the last ones.
 """
 
 from collections.abc import Iterable
@@ -17,10 +18,10 @@ from collections.abc import Iterable
 from farflung.protocol.errors import WrongVersion
 from farflung.protocol.keys import PeerId
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 """What we write."""
 
-SUPPORTED_VERSIONS: tuple[int, ...] = (7,)
+SUPPORTED_VERSIONS: tuple[int, ...] = (8,)
 """What we can read, ascending."""
 
 

@@ -78,6 +78,7 @@ class Node:
         self.errors: list[RemoteError] = []
         self.lost: list[PeerId] = []
         self.uplinks: dict[PeerId, float] = {}
+        self.unheard: set[PeerId] = set()
         """As others say."""
         self.spent: list[tuple[str, int]] = []
         self.news = asyncio.Event()
@@ -99,6 +100,9 @@ class Node:
 
     def uplink_of(self, peer: PeerId) -> float:
         return self.uplinks.get(peer, 0.0)
+
+    def hears(self, peer: PeerId) -> bool:
+        return peer not in self.unheard
 
     def unreachable(self, peer: PeerId, reason: str) -> None:
         self.lost.append(peer)

@@ -332,6 +332,26 @@ def test_whoever_is_known_to_send_slowly_is_asked_last() -> None:
     assert slow_ones_last([], []) == []
 
 
+def test_whom_only_others_hear_is_asked_last() -> None:
+    """Each stream to it takes many seconds to fail; a newcomer that began with it for every mean never caught up."""
+
+    async def main(lab: Lab) -> None:
+        a, first, slow, gone = lab.nodes
+        mean = payload_of(NUMEL, 3)
+        for node in (first, slow, gone):
+            await node.means.put(PLAN_ID, 0, mean)
+            a.uplinks[node.id] = 1e6
+        a.unheard = {first.id, gone.id}
+        a.uplinks[slow.id] = 1e4
+        lab.hub.kill(first.id)
+        lab.hub.kill(gone.id)
+        holders = [first.id, slow.id, gone.id]
+        assert await a.exchange.fetcher.fetch(PLAN_ID, 0, digest_of(mean), holders, WHOLE, FLAT)
+        assert a.lost == []
+
+    in_lab(4, main)
+
+
 def test_a_mean_is_fetched_from_whoever_has_it() -> None:
     async def main(lab: Lab) -> None:
         a, b, c = lab.nodes

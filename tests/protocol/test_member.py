@@ -299,6 +299,9 @@ def test_a_heartbeat_comes_when_the_last_one_said_whoever_has_come_since() -> No
     assert more > usual
     assert not said(one.tick(usual - 0.01)) and said(one.tick(usual)) == {more}
     assert not said(one.tick(usual + more - 0.01)) and said(one.tick(usual + more)) == {more}
+    one.membership.state = "ready"
+    at = 2 * usual + more
+    assert one.look_at() <= at and not said(one.tick(at - 0.01)) and said(one.tick(at)) == {more}, "that is news"
 
 
 def test_whoever_waits_for_a_round_repeats_itself_in_time_and_a_round_makes_busy() -> None:

@@ -53,6 +53,12 @@ def quiet(members: Membership, target: bytes, start: float, stop: float, step: f
     return effects
 
 
+def asked(members: Membership, target: bytes) -> bytes:
+    """One of those who were asked about a peer."""
+    [first, *_] = members.peers[target].asked or ()
+    return first
+
+
 def events(effects: list[Effect]) -> list[str]:
     return [e.event for e in effects if isinstance(e, Note)]
 
@@ -90,7 +96,7 @@ def test_a_verdict_takes_as_long_as_it_says(members: Membership) -> None:
 def test_by_the_word_of_others_it_lives(members: Membership) -> None:
     suspected = SUSPECT_S + 0.25
     quiet(members, A, 0.25, suspected + ASK_S + 0.25)
-    members.opinion(A, age_s=0.5, now=suspected + ASK_S + 0.5)
+    members.opinion(asked(members, A), A, age_s=0.5, now=suspected + ASK_S + 0.5)
     assert events(members.tick(suspected + ASK_S + 0.75)) == ["peer.alive"]
     assert members.alive(A)
 
@@ -98,7 +104,7 @@ def test_by_the_word_of_others_it_lives(members: Membership) -> None:
 def test_old_news_of_others_do_not_help(members: Membership) -> None:
     suspected = SUSPECT_S + 0.25
     quiet(members, A, 0.25, suspected + ASK_S + 0.25)
-    members.opinion(A, age_s=ASK_S + 1.0, now=suspected + ASK_S + 0.5)
+    members.opinion(asked(members, A), A, age_s=ASK_S + 1.0, now=suspected + ASK_S + 0.5)
     assert events(quiet(members, A, suspected + ASK_S + 0.5, suspected + VERDICT_S + 0.5)) == ["peer.dead"]
 
 
@@ -113,12 +119,28 @@ def test_whom_others_hear_is_unheard_until_we_hear_it_ourselves(members: Members
     quiet(members, A, 0.25, SUSPECT_S + ASK_S + 0.5)
     assert not members.unheard(A), "perhaps nobody hears it"
     now = SUSPECT_S + ASK_S + 0.75
-    members.opinion(A, 0.1, now)
+    members.opinion(E, A, 0.1, now)
+    assert not members.unheard(A), "it was not asked"
+    members.opinion(asked(members, A), A, 0.1, now)
     assert members.unheard(A) and not members.unheard(B) and not members.unheard(E) and not members.unheard(ME)
     quiet(members, A, now, now + SUSPECT_S + 0.5)
     assert members.unheard(A), "a new suspicion changes nothing about what others have said"
     members.heard(A, now + SUSPECT_S + 1.0)
     assert not members.unheard(A)
+
+
+def test_a_member_never_heard_may_be_well() -> None:
+    """A newcomer that does not reach a member had it removed."""
+    members = Membership(ME, BEAT_S)
+    members.heard(B, 0.0, beat())
+    for peer in (A, C):
+        members.discover(peer, 0.0)
+    assert members.tick(ASK_S, keep=(A,)) == []
+    assert members.tick(ASK_S + 0.5, keep=(A,)) == [Send(B, Probe(A))], "who is no member does not matter"
+    assert members.tick(ASK_S + 0.75, keep=(A,)) == [], "once"
+    members.opinion(asked(members, A), A, 0.5, ASK_S + 1.0)
+    assert events(members.tick(ASK_S + 1.25, keep=(A,))) == ["peer.alive"]
+    assert members.unheard(A) and members.dead_for(A, 1e6) == 0.0 < members.dead_for(C, 1e6)
 
 
 def test_hearing_from_it_ends_everything_quietly(members: Membership) -> None:
@@ -261,7 +283,7 @@ def test_looking_only_when_somebody_is_due_misses_nothing(story: list[tuple[str,
                 case "goodbye":
                     effects += members.goodbye(peer, now)
                 case "opinion":
-                    members.opinion(peer, 0.5, now)
+                    members.opinion(B, peer, 0.5, now)
                 case "discover":
                     members.discover(peer, now)
             if members is eager:

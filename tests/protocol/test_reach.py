@@ -1,5 +1,7 @@
 """Pairs that do not reach each other: who remembers them, who owns parts then, and that proposers who do not hear everybody hand on their turn."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +28,6 @@ from farflung.protocol.effects import Effect, Note, Send
 from farflung.protocol.keys import PeerId
 from farflung.protocol.membership import ASK_AFTER, SUSPECT_AFTER, VERDICT_AFTER
 from farflung.protocol.messages import Part, Plan, Promise
-from farflung.protocol.patience import PASSES
 from farflung.protocol.reach import FIRST_ROUNDS, MOST_ROUNDS, Lacking, roles
 
 A, B, C, D = (bytes([i]) * 32 for i in range(4))
@@ -36,15 +37,23 @@ A, B, C, D = (bytes([i]) * 32 for i in range(4))
 
 def test_what_came_is_forgotten_and_what_did_not_is_remembered_for_longer_each_time() -> None:
     lacking = Lacking()
-    lacking.note([C], [B, A], 10)
-    assert lacking.at(10) == lacking.at(9 + FIRST_ROUNDS) == (A, B)
-    assert lacking.at(10 + FIRST_ROUNDS) == ()
+    view = (A, B, C, D)
+    lacking.note([C, D], [B, A], 10)
+    assert lacking.at(10, view) == lacking.at(9 + FIRST_ROUNDS, view) == (A, B)
+    assert lacking.at(10 + FIRST_ROUNDS, view) == ()
     lacking.note([B, C], [A], 20)
-    assert lacking.at(20) == lacking.at(19 + 2 * FIRST_ROUNDS) == (A,)
-    assert lacking.at(20 + 2 * FIRST_ROUNDS) == ()
+    assert lacking.at(20, view) == lacking.at(19 + 2 * FIRST_ROUNDS, view) == (A,)
+    assert lacking.at(20 + 2 * FIRST_ROUNDS, view) == ()
     for _ in range(10):
-        lacking.note([], [A], 100)
-    assert lacking.at(99 + MOST_ROUNDS) == (A,) and lacking.at(100 + MOST_ROUNDS) == ()
+        lacking.note([B], [A], 100)
+    assert lacking.at(99 + MOST_ROUNDS, view) == (A,) and lacking.at(100 + MOST_ROUNDS, view) == ()
+    assert lacking.at(100, (B, C)) == () == lacking.at(100, view), "who is no member any more is forgotten"
+
+
+def test_an_owner_that_lacks_most_says_nothing() -> None:
+    lacking = Lacking()
+    lacking.note([C], [A, B], 10)
+    assert lacking.at(10, (A, B, C)) == ()
 
 
 def test_an_owner_says_whose_contributions_did_not_come() -> None:
@@ -60,7 +69,7 @@ def test_an_owner_says_whose_contributions_did_not_come() -> None:
             part.arrived(0, peer)
     assert part.lacked() == (frozenset(IDS) - {THIRD}, {THIRD})
     one.attendance.conclude(commit(samples=4))  # of another plan: that says nothing
-    one.attendance.offer(ready(), HEAD.version + 1, 1.0)
+    one.attendance.offer(ready(), HEAD, 1.0)
     assert one.attendance.ready is not None and one.attendance.ready.lacks == ()
 
 
@@ -104,20 +113,25 @@ def test_every_contributor_reaches_every_owner(drawn: tuple[int, set[tuple[int, 
     num, said = drawn
     peers = [bytes([i]) * 32 for i in range(num)]
     lacks: dict[PeerId, tuple[PeerId, ...]] = {
-        p: tuple(q for j, q in enumerate(peers) if (i, j) in said and i != j) for i, p in enumerate(peers)
+        p: tuple(q for j, q in enumerate(peers) if (i, j) in said) for i, p in enumerate(peers)
     }
     contributors, owners = roles(lacks, {p: 1 + i for i, p in enumerate(peers)})
     assert owners and set(owners) <= set(contributors) <= set(peers)
     assert contributors == sorted(contributors) and owners == sorted(owners)
     pairs = {(p, q) for p in peers for q in lacks[p] if p in lacks[q]}
+    pairs = {(p, q) for p, q in pairs if p != q}  # what somebody says of itself is nothing
     assert not any((p, q) in pairs for p in contributors for q in owners)
     if any(all((p, q) not in pairs for q in peers) for p in peers):
         assert contributors == peers
 
 
-def planned(lacks: dict[PeerId, tuple[PeerId, ...]]) -> Plan:
+def planned(lacks: dict[PeerId, tuple[PeerId, ...]], *, last: bool = False) -> Plan:
     """What the leader plans when all are ready and say whom they lack."""
     leader = member(me=LEADER)
+    if last:
+        leader.settings = leader.consensus.settings = replace(
+            leader.settings, rules=replace(leader.settings.rules, total_steps=HEAD.steps + HEAD.lap)
+        )
     found: list[Effect] = []
     for peer in IDS:
         offers = Promise(NEXT, 0, PARENT, None, ready(lacks=lacks.get(peer, ())))
@@ -132,6 +146,14 @@ def test_a_plan_goes_around_a_pair_and_says_so() -> None:
     assert {part.owner for part in around.parts} == {LEADER, THIRD}
     assert "do not reach each other" in around.reason
     assert {part.owner for part in planned({first: (second,)}).parts} == set(IDS)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_nobody_is_left_out_of_the_last_round(last: bool) -> None:
+    """Where nobody reaches everybody: what is not in it is lost."""
+    first, second, third, fourth = IDS
+    apart = planned({first: (second,), second: (first,), third: (fourth,), fourth: (third,)}, last=last)
+    assert len(apart.contributors) == (4 if last else 3)
 
 
 # ---- who leads --------------------------------------------------------------------------------------------------
@@ -149,11 +171,11 @@ def test_a_proposer_that_does_not_hear_whom_others_hear_hands_on_its_turn(heard_
         for peer in IDS:
             if peer not in (LEADER, THIRD):
                 leader.receive(peer, beat(height=HEAD.height, version=HEAD.version, digest=leader.standing.digest), now)
-                if heard_by_others and leader.membership.peers[THIRD].asked:
+                if heard_by_others and peer in (leader.membership.peers[THIRD].asked or ()):
                     leader.receive(peer, messages.Opinion(THIRD, 0.1), now)
         reasons += [n.fields["reason"] for n in notes if n.event == "ballot"]
     assert bool(reasons) == heard_by_others
     if heard_by_others:
-        assert "we do not: lets another lead" in reasons[0] and leader.consensus.ballot <= PASSES
+        assert "we do not: lets another lead" in reasons[0] and leader.consensus.proposer_now() not in (LEADER, THIRD)
         leader.receive(THIRD, beat(), now)
         assert not leader.membership.unheard(THIRD)

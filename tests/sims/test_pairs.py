@@ -55,5 +55,5 @@ def test_who_cannot_reach_one_member_costs_nobody_much(
 ) -> None:
     """Before owners went around such pairs, one in four kept all standing for more than half of the time."""
     busy, counted = measure(peers, pairs, monkeypatch)
-    assert min(busy) > 0.85, busy
+    assert min(busy) > 0.8, busy
     assert min(counted) > 0.7, counted
