@@ -134,7 +134,8 @@ class Proposer:
 
     def on_collected(self, sender: PeerId, message: Collected) -> None:
         if message.plan == self.plan_id and self.phase is Phase.SCATTER:
-            self.collected[sender] = frozenset(message.peers)
+            # What an owner holds grows; an earlier word of it may come later.
+            self.collected[sender] = self.collected.get(sender, frozenset()) | frozenset(message.peers)
 
     def on_held(self, sender: PeerId, message: Held) -> None:
         if self.plan is not None and message.plan == self.plan_id and len(message.digests) == len(self.plan.parts):

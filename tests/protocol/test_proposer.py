@@ -242,6 +242,17 @@ def test_no_word_that_comes_after_a_cut_changes_what_it_was_made_from() -> None:
     assert proposer.collected == before and before
 
 
+def test_an_earlier_word_of_what_an_owner_holds_may_come_later() -> None:
+    """The network turned two reports round, and a contribution was thrown away that every owner held."""
+    bus = Bus(3)
+    proposer = bus.nodes[until_phase(bus, Phase.SCATTER)].member.consensus.proposer
+    assert proposer is not None
+    owner, other, third = bus.ids
+    for peers in ((owner, other, third), (owner,), (owner, other)):
+        proposer.on_collected(owner, Collected(proposer.plan_id, peers))
+    assert proposer.collected[owner] == {owner, other, third}
+
+
 def test_an_aborted_round_is_tried_again() -> None:
     bus = settled(Bus(3))
     top = max(bus.commits)
