@@ -151,6 +151,7 @@ def test_peers_are_found_verified_and_written_down(tmp_path: Path) -> None:
 
 def test_who_speaks_no_version_of_ours_is_not_dialled_and_told_of_once(tmp_path: Path) -> None:
     swarm = founded(SIGNERS[0])[1].swarm
+    later = (PROTOCOL_VERSION + 1, PROTOCOL_VERSION + 2)
     met: list[PeerId] = []
     refused: list[RemoteError] = []
     book = PeerBook(tmp_path / "peers.json")
@@ -162,15 +163,19 @@ def test_who_speaks_no_version_of_ours_is_not_dialled_and_told_of_once(tmp_path:
             placed = place_peer(SIGNERS[number], swarm, record, seq=first_seq(now), now=now, life_s=600.0)
             assert await networks[number].put_record(placed.key, placed.subkey, placed.value, placed.expires_at)
 
-        await announce(0, (8, 9))
-        await announce(1, (PROTOCOL_VERSION, 9))
+        await announce(0, later)
+        await announce(1, (PROTOCOL_VERSION, later[1]))
         tell = {"discovered": met.append, "refused": refused.append, "heard": lambda: ()}
         finder = Finder(networks[2], swarm, book, admits=lambda peer, token: True, **tell)
         await finder.look()
         await finder.look()
         assert set(met) == set(book.peers()) == {SIGNERS[1].peer_id}
         (error,) = refused
-        assert type(error) is WrongVersion and error.peer == SIGNERS[0].peer_id and "versions [8, 9]" in error.reason
+        assert (
+            type(error) is WrongVersion
+            and error.peer == SIGNERS[0].peer_id
+            and f"versions {list(later)}" in error.reason
+        )
         await asyncio.sleep(60.0)
         await announce(0, (PROTOCOL_VERSION,))
         await finder.look()
