@@ -283,10 +283,8 @@ class Member:
             return self._settle(effects + self.follower.ask(self.standing.donors(), now), now)
         ballot = self.consensus.ballot
         effects += self.consensus.tick(now)
-        if (
-            self.consensus.ballot != ballot
-        ):  # it was our decision: the others would hear of it with the next heartbeat only
-            effects += self._greet(now)
+        if self.consensus.ballot != ballot:
+            effects += self._greet(now)  # it was our decision: the others would hear of it with the next heartbeat only
         self.reason = self.consensus.reason()
         return self._settle(effects, now)
 

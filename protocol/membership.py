@@ -215,6 +215,7 @@ class Membership:
         entry = self.peers.get(target)
         if entry is not None and entry.asked is not None and sender in entry.asked:
             entry.witnessed_at = max(entry.witnessed_at, now - age_s)
+            self.look_at = -math.inf
 
     def answer(self, sender: PeerId, target: PeerId, now: float) -> list[Effect]:
         """Answer somebody's probe, when we have anything to say."""
@@ -241,14 +242,19 @@ class Membership:
             elif entry.liveness is not Liveness.ALIVE and peer not in keep and now > entry.since + FORGET_AFTER_S:
                 del self.peers[peer]
                 continue
-            self.look_at = min(self.look_at, self._due_at(entry))
+            self.look_at = min(self.look_at, self._due_at(entry, kept=peer in keep))
         return effects
 
-    def _due_at(self, entry: Peer) -> float:
-        """No later than when the peer will be due, unless it is heard from or a connection to it breaks."""
-        if entry.liveness is Liveness.ALIVE:
-            return max(entry.heard_at, entry.witnessed_at) + SUSPECT_AFTER * self._every_s(entry)
-        return entry.since + FORGET_AFTER_S if entry.liveness in (Liveness.DEAD, Liveness.LEFT) else -math.inf
+    def _due_at(self, entry: Peer, *, kept: bool) -> float:
+        """No later than when the peer will be due, unless it is heard from, or spoken of, or a connection to it breaks."""
+        match entry.liveness:
+            case Liveness.ALIVE:
+                return max(entry.heard_at, entry.witnessed_at) + SUSPECT_AFTER * self._every_s(entry)
+            case Liveness.SUSPECT:
+                return -math.inf
+            case Liveness.UNKNOWN if kept and entry.asked is None:
+                return entry.since + ASK_AFTER * self.heartbeat_s
+        return entry.since + FORGET_AFTER_S
 
     def _suspect(self, peer: PeerId, entry: Peer, now: float, reason: str) -> list[Effect]:
         entry.asked = None
