@@ -33,6 +33,7 @@ MAX_AGE_S = 30.0
 """A message waits no longer than this; its receiver would soon refuse it as stale."""
 FIRST_PAUSE_S = 0.25
 MAX_PAUSE_S = 10.0
+"""Both before they are drawn: half to one and a half of it."""
 WRITE_S = 30.0
 """A peer that takes nothing for this long gets a new stream."""
 IDLE_S = 300.0

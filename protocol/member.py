@@ -57,13 +57,13 @@ class Member:
     """Why nothing happens, or what does: a sentence for people."""
     _beat_at: float = -1e9
     """When we last greeted everybody."""
-    _every_s: float = field(init=False)
+    _next_in_s: float = field(init=False)
     """What we said then of when we do so again; it holds, whoever has come since."""
     _said_state: str = ""
 
     def __post_init__(self) -> None:
         self.me = self.signer.peer_id
-        self._every_s = self.membership.beat_s
+        self._next_in_s = self.membership.beat_s
         self.follower = Follower(self.settings, self.me)
         self.standing = Standing(self.membership, self.history)
         self.tempo = Tempo(self.settings, self.membership, self.history, self.vitals)
@@ -330,7 +330,7 @@ class Member:
             version=max(self.standing.applied_version, 0),
             digest=self.standing.digest,
             state=self.membership.state,
-            every_s=self._every_s,
+            every_s=self._next_in_s,
             reply=reply,
         )
 
@@ -338,10 +338,10 @@ class Member:
     def _greets_at(self) -> float:
         """As we have said; sooner when our state is another one, for rounds wait for who trains."""
         same = self._said_state == self.membership.state
-        return self._beat_at + (self._every_s if same else self.membership.heartbeat_s)
+        return self._beat_at + (self._next_in_s if same else self.membership.heartbeat_s)
 
     def _greet(self, now: float) -> list[Effect]:
         """A heartbeat to everybody."""
-        self._beat_at, self._every_s, self._said_state = now, self.membership.beat_s, self.membership.state
+        self._beat_at, self._next_in_s, self._said_state = now, self.membership.beat_s, self.membership.state
         beat = self._heartbeat()
         return [Send(p, beat) for p in self.membership.known()]

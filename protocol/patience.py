@@ -80,7 +80,7 @@ def why_next_ballot(s: Waiting, now: float) -> str | None:
 
 
 def next_ballot(s: Waiting) -> int:
-    """To which the turn goes on: of those whom we do not hear, though others do, we would not hear of a plan either when it was we who led."""
+    """To which the turn goes on. Who hands it on passes over those whom only others hear: it would not hear of their plans either."""
     ballot, last = s.acceptor.ballot + 1, s.acceptor.ballot + len(s.head.commit.view)
     if s.turn(s.acceptor.ballot) == s.me:
         while ballot < last and s.membership.unheard(s.turn(ballot)):

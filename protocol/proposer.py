@@ -273,12 +273,13 @@ class Proposer:
         first, last = rules.rules.span(s.head.commit)
         uplink, downlink = rules.codecs(s.head.commit)
         nbytes = rules.expected_bytes(s.head.commit) * (last - first)
+        everybody = list(decision.contributors)
         contributors, owners = reach.roles(
-            {p: readies[p].lacks for p in decision.contributors}, {p: readies[p].tokens for p in decision.contributors}
+            {p: readies[p].lacks for p in everybody}, {p: readies[p].tokens for p in everybody}
         )
-        last_one = rules.rules.is_last(s.head.commit)  # what is not in it is lost
-        if len(contributors) < (len(decision.contributors) if last_one else rules.min_contributors):
-            contributors = owners = list(decision.contributors)
+        is_last = rules.rules.is_last(s.head.commit)  # what that round leaves out is lost
+        if contributors != everybody and (is_last or len(contributors) < rules.min_contributors):
+            contributors = owners = everybody
         links = _links({p: readies[p] for p in contributors})
         num_members = len(decision.members)
         shares = sharing.shares_of({p: links[p] for p in owners}, num_members)
@@ -304,9 +305,7 @@ class Proposer:
             downlink=downlink,
             scatter_s=budget,
             gather_s=budget,
-            reason="; ".join(
-                filter(None, (decision.reason, self.without, _said_of(decision.contributors, contributors, owners)))
-            ),
+            reason="; ".join(filter(None, (decision.reason, self.without, _said_of(everybody, contributors, owners)))),
             made_ms=int(1000 * now),
         )
         self.plan_id = plan_id(rules.swarm, self.plan)

@@ -243,6 +243,16 @@ def test_who_greets_slowly_is_suspected_later(members: Membership) -> None:
     ]
 
 
+@pytest.mark.parametrize(("says", "counts"), [(1e-9, 1.0), (60.0, SLOWEST_PACE)])
+def test_how_rarely_somebody_greets_is_bounded_whatever_it_says(
+    says: float, counts: float, members: Membership
+) -> None:
+    members.heard(A, 0.0, beat(every_s=says))
+    assert members.every_s(A) == counts * BEAT_S
+    assert not events(quiet(members, A, 0.25, counts * SUSPECT_S))
+    assert events(quiet(members, A, counts * SUSPECT_S + 0.25, counts * SUSPECT_S + 0.5)) == ["peer.suspect"]
+
+
 def test_two_of_the_same_history_decide_the_same() -> None:
     def play() -> list[Any]:
         members = Membership(ME, BEAT_S)

@@ -20,6 +20,7 @@ from tests.protocol.alone import (
     member,
     of,
     plan,
+    turn,
 )
 from tests.protocol.bus import beat, certify, follow, ready
 
@@ -28,6 +29,7 @@ from farflung.protocol.effects import Effect, Note, Send
 from farflung.protocol.keys import PeerId
 from farflung.protocol.membership import ASK_AFTER, SUSPECT_AFTER, VERDICT_AFTER
 from farflung.protocol.messages import Part, Plan, Promise
+from farflung.protocol.patience import PASSES, why_next_ballot
 from farflung.protocol.reach import FIRST_ROUNDS, MOST_ROUNDS, Lacking, roles
 
 A, B, C, D = (bytes([i]) * 32 for i in range(4))
@@ -179,3 +181,14 @@ def test_a_proposer_that_does_not_hear_whom_others_hear_hands_on_its_turn(heard_
         assert "we do not: lets another lead" in reasons[0] and leader.consensus.proposer_now() not in (LEADER, THIRD)
         leader.receive(THIRD, beat(), now)
         assert not leader.membership.unheard(THIRD)
+
+
+def test_turns_are_handed_on_three_times_in_a_row_at_most() -> None:
+    """Perhaps nobody hears everybody."""
+    for ballot in range(PASSES + 2):
+        leader = member(me=turn(ballot), vote=(NEXT, ballot, None))
+        assert leader.consensus.ballot == ballot and leader.consensus.proposer_now() == leader.me
+        other = next(p for p in IDS if p != leader.me)
+        leader.membership.peers[other].witnessed_at = 1e3
+        assert leader.membership.unheard(other)
+        assert (why_next_ballot(leader.consensus, 0.5) is not None) == (ballot < PASSES)
