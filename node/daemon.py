@@ -193,7 +193,8 @@ class NodeDaemon:
         doors = Doors.threads()
         if self._rehearsal is not None:
             doors = self._rehearsal.doors(doors)
-        with contextlib.closing(doors), contextlib.closing(self._log(engine, swarm)) as log:
+        with contextlib.closing(doors), contextlib.closing(self._log(engine, swarm)) as log, ExitStack() as serving:
+            serving.callback(engine.stop_serving)  # before the doors are closed, through which it works
             prepared = await doors.side.run(kernels.prepare, self._paths.cache / "kernels")
             log.emit("kernels", native=prepared.native, reason=prepared.reason)
             book = self._wanted.book(swarm)

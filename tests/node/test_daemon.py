@@ -16,6 +16,8 @@ from tests.node.founded import found
 
 from farflung.node import daemon, listening, wanted
 from farflung.node.control import ControlError, only_node, request, stream
+from farflung.node.door import Doors
+from farflung.node.engine import Engine
 from farflung.node.events import read_events
 from farflung.node.identity import Identity
 from farflung.node.options import CreateOptions, ExportOptions, JoinOptions
@@ -189,8 +191,14 @@ async def running(node: Node) -> AsyncIterator[Node]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-def test_three_real_nodes_join_late_leave_restart_and_outlive_the_first(tmp_path: Path, corpus: Path) -> None:
+def test_three_real_nodes_join_late_leave_restart_and_outlive_the_first(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made, manifest = found(tmp_path, corpus, local=True, optimizer="muon")
+    ends: list[str] = []
+    stop_serving, close = Engine.stop_serving, Doors.close
+    monkeypatch.setattr(Engine, "stop_serving", lambda engine: (ends.append("serving"), stop_serving(engine))[1])
+    monkeypatch.setattr(Doors, "close", lambda doors: (ends.append("doors"), close(doors))[1])
 
     async def main() -> None:
         async with asyncio.timeout(100), AsyncExitStack() as stack:
@@ -252,6 +260,7 @@ def test_three_real_nodes_join_late_leave_restart_and_outlive_the_first(tmp_path
             assert start["peer"] == c.peer
 
     asyncio.run(main())
+    assert ends == 4 * ["serving", "doors"], "a mean that came when its doors were closed ended a node with an error"
     # One history: digests of equal versions are equal, wherever a node was.
     digests: dict[int, set[str]] = {}
     for home in "abc":
