@@ -211,7 +211,7 @@ class _Watch:
         self._machines = 1 + max(self._slots)
         self._began: tuple[float, list[float]] | None = None
         self._ended: tuple[float, list[float]] | None = None
-        self._tokens = 0
+        self._round = self._tokens = 0
         self.seconds: list[float] = []
         """When each round was first seen."""
         self.curve: list[tuple[int, float]] = []
@@ -221,9 +221,10 @@ class _Watch:
         self._swarm = swarm
 
     def take(self, event: Event) -> None:
-        if event["event"] != "round.commit" or int(event["round"]) <= len(self.seconds):
+        if event["event"] != "round.commit" or int(event["round"]) <= self._round:
             return
         assert self._swarm is not None, "nobody has a round before the swarm is there"
+        self._round = int(event["round"])  # heights: some are of no round, and another peer's event of a round seen is no other round
         self.seconds.append(float(event["time"]))
         self._tokens += sum(event["contributors"].values())
         at = self._swarm.hub.now()
