@@ -29,7 +29,7 @@ from farflung.node.sealed_mail import SealedMail
 from farflung.node.statesync import Donor, StateSync
 from farflung.node.terms import Terms
 from farflung.node.trainer import Host, Trainer
-from farflung.protocol import messages
+from farflung.protocol import messages, patience
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.effects import Effect
 from farflung.protocol.errors import RemoteError
@@ -58,7 +58,7 @@ LET_GO_S = 8.0
 """How long a leaving node waits to be let go: two heartbeats, the proposer's settling time, a vote."""
 
 HAND_OVER_S = 60.0
-"""How long the only voter waits, when it leaves, for somebody who is on its way in: without it the swarm would stand still."""
+"""The same where those who stay, or are on their way in, can decide nothing without its vote: gone too early it would leave them standing."""
 
 STOP_S = 30.0
 """How long a leaving node waits for the step or the commit it is busy with."""
@@ -315,15 +315,12 @@ class Peer:
 
     def _may_go(self, since_s: float) -> bool:
         """Whether a node that leaves since so long may go: nobody can be made to let us go, and they will find us gone."""
-        membership = self.member.membership
         if not self.member.in_view:
             return self.is_let_go or since_s >= self._let_go_s
+        if patience.is_needed(self.member.consensus):
+            return since_s >= max(self._let_go_s, HAND_OVER_S)
         others = [p for p in self.member.head.commit.view if p != self.member.me]
-        if others:
-            return not membership.live(others) or since_s >= self._let_go_s
-        beats = [membership.heartbeat(p) for p in membership.live(membership.known())]
-        joining = any(beat is not None and beat.state == "joining" for beat in beats)
-        return not joining or since_s >= HAND_OVER_S
+        return not self.member.membership.live(others) or since_s >= self._let_go_s
 
     @property
     def is_let_go(self) -> bool:

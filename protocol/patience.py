@@ -1,4 +1,4 @@
-"""When a member gives up waiting: for a proposer, which the next ballot leaves behind, and for a quorum. Pure: reads a member, changes nothing."""
+"""When a member gives up waiting: for a proposer, which the next ballot leaves behind, for a quorum, and to be let go. Pure: reads a member, changes nothing."""
 
 from typing import Protocol
 
@@ -104,6 +104,18 @@ def why_no_quorum(s: Waiting) -> str:
     """What is missing, and what helps, for people."""
     view = s.head.commit.view
     return no_quorum(view, s.membership.live(view), s.standing.holders())
+
+
+def is_needed(s: Waiting) -> bool:
+    """Whether somebody who stays, or is on its way in, could decide something with us and nothing without us: what a member that leaves waits for longest.
+    Gone before it is let go it stays in the view, and others of that would need its vote for ever."""
+    view, membership = s.head.commit.view, s.membership
+    live = [p for p in membership.live(view) if p != s.me]
+    stay = [p for p in live if not membership.leaves(p)]
+    beats = [membership.heartbeat(p) for p in membership.live(membership.known())]
+    if not stay and not any(beat is not None and beat.state == "joining" for beat in beats):
+        return False
+    return is_quorum(view, {*live, s.me}) and not is_quorum(view, stay)
 
 
 def _anything_to_decide(s: Waiting, now: float) -> bool:
