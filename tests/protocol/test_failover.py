@@ -9,8 +9,9 @@ import random
 from collections.abc import Callable, Sequence
 
 import pytest
-from tests.protocol.bus import LATENCY_S, Bus, Letter, Node, rounds, sent, settled, until_phase
+from tests.protocol.bus import LATENCY_S, Bus, Letter, Node, beat, rounds, sent, settled, until_phase
 
+from farflung.protocol import patience
 from farflung.protocol.chain import Commit
 from farflung.protocol.effects import Reduce, SaveVote, Send
 from farflung.protocol.messages import (
@@ -356,11 +357,7 @@ def test_a_proposer_whose_messages_go_nowhere_is_left() -> None:
 def test_a_graceful_leave_is_let_go_at_once() -> None:
     bus = settled(Bus(3))
     who = next(i for i in bus.nodes if i != bus.turn(0))
-    node = bus.nodes[who]
-    node.member.membership.state = "leaving"
-    node.contributes = False
-    node.do(node.member.withdraw(bus.now))
-    node.do(node.member.leave("asked to"))
+    leave(bus, who)
     began = bus.now
     assert bus.run(20.0, lambda: bus.ids[who] not in bus.commits[max(bus.commits)].view)
     commit = bus.commits[max(bus.commits)]
@@ -368,16 +365,54 @@ def test_a_graceful_leave_is_let_go_at_once() -> None:
     assert not commit.ledger.suspended, "its samples are free at once"
 
 
+def leave(bus: Bus, who: int) -> None:
+    node = bus.nodes[who]
+    node.member.membership.state = "leaving"
+    node.contributes = False
+    node.do(node.member.withdraw(bus.now))
+    node.do(node.member.leave("asked to"))
+
+
 def test_all_but_one_may_leave_at_once() -> None:
     bus = settled(Bus(4))
     for who in (1, 2, 3):
-        node = bus.nodes[who]
-        node.member.membership.state = "leaving"
-        node.contributes = False
-        node.do(node.member.withdraw(bus.now))
-        node.do(node.member.leave("asked to"))
+        leave(bus, who)
     assert bus.run(30.0, lambda: bus.commits[max(bus.commits)].view == (bus.ids[0],))
     for who in (1, 2, 3):
         bus.kill(who)
     top = max(bus.commits)
     assert bus.reach(top + 2), "and the last one goes on"
+
+
+def needed(bus: Bus, *who: int) -> list[bool]:
+    return [patience.is_needed(bus.nodes[i].member.consensus) for i in who]
+
+
+def test_who_leaves_is_needed_where_those_who_stay_decide_nothing_alone() -> None:
+    bus = settled(Bus(2))
+    first, other = (bus.index(p) for p in bus.commits[max(bus.commits)].view)
+    assert needed(bus, first, other) == [True, False], "half with the first key is a quorum, the other half is none"
+    bus = settled(Bus(3))
+    assert needed(bus, 0, 1, 2) == [False] * 3, "any two decide"
+    bus.kill(2)
+    assert bus.run(30.0, lambda: not any(bus.nodes[i].member.membership.alive(bus.ids[2]) for i in (0, 1)))
+    assert len(bus.commits[max(bus.commits)].view) == 3 and needed(bus, 0, 1) == [True, True]
+
+
+def test_who_leaves_is_needed_by_nobody_where_all_leave() -> None:
+    bus = settled(Bus(2))
+    leave(bus, 0)
+    leave(bus, 1)
+    bus.run(1.0)
+    assert needed(bus, 0, 1) == [False, False]
+
+
+def test_who_decides_alone_is_needed_by_who_is_on_its_way_in() -> None:
+    bus = settled(Bus(1))
+    assert needed(bus, 0) == [False]
+    newcomer = bus.ids[0][:-1] + bytes([bus.ids[0][-1] ^ 1])
+    member = bus.nodes[0].member
+    member.membership.heard(newcomer, bus.now, beat(state="joining"))
+    assert needed(bus, 0) == [True]
+    member.membership.heard(newcomer, bus.now, beat(state="leaving"))
+    assert needed(bus, 0) == [False]

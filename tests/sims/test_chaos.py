@@ -12,7 +12,7 @@ import pytest
 from farflung.node.peer import SAY_AGAIN_S, Peer
 from farflung.protocol.keys import short
 from farflung.sims.chaos import Wire, run_schedule, run_seed, toy_plan
-from farflung.sims.faults import Delay, Heal, Kill, Leave, Partition, Pause, Schedule, Start
+from farflung.sims.faults import Delay, Fault, Heal, Kill, Leave, Partition, Pause, Schedule, Start
 from farflung.sims.simulation import Report, simulate
 from farflung.sims.soak import run_seeds
 from farflung.sims.swarm import START_UNIX_S, Swarm
@@ -159,6 +159,17 @@ def test_the_only_voter_does_not_leave_before_a_newcomer_has_the_state() -> None
     gone_at = next(float(line.split()[0]) for line in report.events if " 0 node.stop " in line)
     let_in = [line for line in report.events if " 1 view.commit " in line and float(line.split()[0]) <= gone_at + 2.0]
     assert let_in and report.rounds > 20
+
+
+def test_who_has_the_deciding_half_stays_until_a_newcomer_is_in() -> None:
+    """Brisk seed 1241: it let a third go, the second of two members died, and it left when it noticed, while a newcomer that held the state waited."""
+    signers = toy_plan(3, quiet(3), BRISK).outfit.signers
+    first, second = sorted((0, 1), key=lambda peer: signers[peer].peer_id)
+    faults: list[Fault] = [Start(at=0.0, peer=0), Start(at=0.5, peer=1), Kill(at=43.0, peer=second, reset=False)]
+    faults += [Start(at=44.0, peer=2), Leave(at=51.0, peer=first)]
+    schedule = Schedule(num_peers=3, duration_s=240.0, faults=tuple(faults))
+    report = run_schedule(3, schedule, wire=BRISK)
+    assert report.violations == []
 
 
 def test_other_bits_are_noticed_and_repaired() -> None:
