@@ -138,8 +138,10 @@ def _scripted(scenario: Scenario, what: Happening, rng: random.Random) -> Iterat
                 yield (pause := Wish(Pause(at=at, peer=peer)))
                 if what.for_s is not None and until < end:
                     yield Wish(Resume(at=until, peer=peer), ends=pause)
-        case "partition":
-            yield (cut := Wish(Partition(at=at, groups=(tuple(peers),))))
+        case "partition" | "apart":
+            bridged = what.what == "apart"
+            groups = tuple((peer,) for peer in peers) if bridged else (tuple(peers),)
+            yield (cut := Wish(Partition(at=at, groups=groups, bridged=bridged)))
             if what.for_s is not None:
                 yield Wish(Heal(at=until), ends=cut)
         case "slow":

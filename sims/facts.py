@@ -33,6 +33,7 @@ What = Literal[
     "slow",
     "skew",
     "partition",
+    "apart",
     "heal",
     "drop",
     "duplicate",
@@ -65,7 +66,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     """Unix seconds."""
     what: What
     """Of a node: `start` (with the first ones), `join` (later), `kill`, `power` (its machine has none any more) or `stop`; `pause` (of its process) and `resume`;
-    `slow` (what it computes) and `skew` (its clock is set). Of the network: `partition` and `heal`, `drop` and `duplicate` (of control messages). Of either: `delay`."""
+    `slow` (what it computes) and `skew` (its clock is set). Of the network: `partition` and `apart`, which a `heal` ends, `drop` and `duplicate` (of control messages). Of either: `delay`."""
     peer: str = ""
     """Public key in hex; empty: of the network."""
     until: float | None = None
@@ -73,9 +74,10 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     much: float | None = None
     """`slow`: how many times as long everything takes; `delay`: seconds more each way; `drop` and `duplicate`: their probability; `skew`: seconds ahead."""
     number: int = 0
-    """Of a `partition`, and of the `heal` that ends it: several can be open at the same time."""
+    """Of a `partition` or `apart`, and of the `heal` that ends it: several can be open at the same time."""
     groups: list[list[str]] = []
-    """Of a `partition`, its sides by public keys in hex; whoever is in none is on one side more."""
+    """Of a `partition`, its sides by public keys in hex; whoever is in none is on one side more. Of `apart`, those between which nothing passes; whoever is in
+    none reaches all."""
 
 
 class LedgerFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

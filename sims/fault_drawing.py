@@ -51,6 +51,7 @@ class ChurnModel:
         ("drop", 1.0),
         ("duplicate", 1.0),
         ("delay", 1.0),
+        ("apart", 1.0),
     )
     """Relative frequency of each kind of fault; one that is impossible at the moment (nobody to kill) is passed over."""
     min_rejoin_s: float = 5.0
@@ -62,6 +63,9 @@ class ChurnModel:
 
 
 DEFAULT_CHURN = ChurnModel()
+
+WHOLE, BRIDGED = 0, 1
+"""Numbers of partitions: one of each kind is open at most."""
 
 HANDOVER_S = 30.0
 """After a partition, one side has this long to tell the other what it decided alone; with messages that take 3 s it needs it."""
@@ -150,10 +154,14 @@ class _Draw:
             self._happen(Pause(at=now, peer=(peer := rng.choice(awake))))
             self._resumes[peer] = Resume(at=self._later(now), peer=peer)
             self._plan(self._resumes[peer])
-        elif kind == "partition" and not self._presence.partitioned:
-            self._happen(Partition(at=now, groups=self._draw_groups()))
+        elif kind == "partition" and WHOLE not in self._presence.partitions:
+            self._happen(Partition(at=now, groups=self._draw_groups(), number=WHOLE))
             self._healed_at = self._later(now)
-            self._plan(Heal(at=self._healed_at))
+            self._plan(Heal(at=self._healed_at, number=WHOLE))
+        elif kind == "apart" and BRIDGED not in self._presence.partitions:
+            some = rng.sample(range(self._num_peers), 3 if self._num_peers > 3 and rng.random() < 0.2 else 2)
+            self._happen(Partition(at=now, groups=tuple((peer,) for peer in some), number=BRIDGED, bridged=True))
+            self._plan(Heal(at=self._later(now), number=BRIDGED))
         elif kind == "drop":
             self._happen(Drop(at=now, until=self._later(now), probability=rng.uniform(0.05, 0.6)))
         elif kind == "duplicate":

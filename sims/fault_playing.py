@@ -82,8 +82,9 @@ class Player:
                 self._slow(peer)
             case Drop() | Duplicate() | Delay():
                 self._open[number] = self._hub.disturb(_disturbance(fault, self._peers))
-            case Partition(groups=groups, number=which):
-                self._cuts[which] = self._hub.partition([[self._peers[peer] for peer in group] for group in groups])
+            case Partition(groups=groups, number=which, bridged=bridged):
+                sides = [[self._peers[peer] for peer in group] for group in groups]
+                self._cuts[which] = self._hub.partition(sides, bridged=bridged)
             case Heal(number=which):
                 self._hub.heal(self._cuts.pop(which))
             case _:

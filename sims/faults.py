@@ -56,6 +56,8 @@ class Partition:
 
     at: float
     groups: tuple[tuple[int, ...], ...]
+    bridged: bool = False
+    """Peers in no group reach all of them instead: some do not reach each other."""
     number: int = 0
     """Tells it from others that are open at the same time."""
 
@@ -133,8 +135,9 @@ def describe(fault: Fault) -> str:
             what = f"pause peer {peer}"
         case Resume(peer=peer):
             what = f"resume peer {peer}"
-        case Partition(groups=groups, number=number):
-            named = f"partition {number}: " if number else "partition "
+        case Partition(groups=groups, number=number, bridged=bridged):
+            word = "apart" if bridged else "partition"
+            named = f"{word} {number}: " if number else f"{word} "
             what = named + " | ".join(" ".join(map(str, group)) for group in groups)
         case Heal(number=0):
             what = "heal the partition"
@@ -170,11 +173,6 @@ class Presence:
     def awake(self) -> list[int]:
         """Who runs and is not paused."""
         return [peer for peer in self.running if peer not in self.paused]
-
-    @property
-    def partitioned(self) -> bool:
-        """Whether any partition is open."""
-        return bool(self.partitions)
 
     def allows(self, fault: Fault) -> bool:
         """Whether the peer or the partition that a fault is about, if any, is in a state for it."""

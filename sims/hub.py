@@ -152,12 +152,13 @@ class MemoryHub:
         """Set how far a peer's clock is ahead, in seconds; it keeps it over restarts."""
         self._skews[peer] = seconds
 
-    def partition(self, groups: Sequence[Sequence[PeerId]]) -> int:
-        """Cut the network between groups, beside any cut so far, until `heal` is called with the number returned. Peers in no group form one more.
+    def partition(self, groups: Sequence[Sequence[PeerId]], *, bridged: bool = False) -> int:
+        """Cut the network between groups, beside any cut so far, until `heal` is called with the number returned. Peers in no group form one more, or, when
+        it is `bridged`, reach all.
 
         Raises ValueError when a peer is in two groups.
         """
-        number = self._partitions.open(self.now(), groups)
+        number = self._partitions.open(self.now(), groups, bridged=bridged)
         self._find_ways()
         self.record("partition", b"", b"", 0, f"{len(groups)} groups")
         self._check_links()

@@ -11,7 +11,7 @@ from itertools import islice
 from farflung.sims.facts import KILLED, Incident, RunFacts
 from farflung.sims.scene import Scene
 
-LASTING = ("pause", "partition", "slow", "delay", "drop", "duplicate")
+LASTING = ("pause", "partition", "apart", "slow", "delay", "drop", "duplicate")
 """What goes on for a while; everything else happens at once."""
 
 SHORT = {
@@ -21,11 +21,13 @@ SHORT = {
     "stop": "asked to leave",
     "pause": "stopped",
     "partition": "partition",
+    "apart": "do not reach each other",
 }
 
 COUNTED = {
     "pause": ("pause", "pauses"),
     "partition": ("partition", "partitions"),
+    "apart": ("cut between some", "cuts between some"),
     "slow": ("slow-down", "slow-downs"),
     "delay": ("delay", "delays"),
     "drop": ("loss of messages", "losses of messages"),
@@ -72,7 +74,7 @@ def _end(incident: Incident, later: Iterable[Incident], ended: float) -> float:
         case "pause":
             over = (i.time for i in later if i.peer == incident.peer and i.what in (*KILLED, "resume"))
             return next(over, ended)
-        case "partition":
+        case "partition" | "apart":
             return next((i.time for i in later if i.what == "heal" and i.number == incident.number), ended)
         case _:
             return incident.time if incident.until is None else min(incident.until, ended)
@@ -80,11 +82,12 @@ def _end(incident: Incident, later: Iterable[Incident], ended: float) -> float:
 
 def _thing(start: float, end: float, same: Sequence[Incident], run: RunFacts) -> Thing:
     sides = _sides(same[0].groups, run) if same[0].what == "partition" else []
+    apart = [peer for group in same[0].groups for peer in group] if same[0].what == "apart" else []
     return Thing(
         start=start,
         end=end,
         what=same[0].what,
-        peers=tuple(peer for side in sides[:-1] for peer in side) or tuple(i.peer for i in same if i.peer),
+        peers=tuple([*(peer for side in sides[:-1] for peer in side), *apart, *(i.peer for i in same if i.peer)]),
         much=tuple(i.much for i in same if i.much is not None),
         sides=tuple(map(tuple, sides)),
     )

@@ -25,6 +25,7 @@ VIRTUAL = "or run it under virtual time with `farflung sim run`"
 
 IMPOSSIBLE = {
     "partition": "local nodes share one loopback; leave it out",
+    "apart": "local nodes share one loopback; leave it out",
     "slow": "give these peers a class of their own with a lower tokens_per_s",
     "delay": "give these peers a class of their own with a higher latency_ms",
     "drop": "TCP loses nothing on a loopback; leave it out",

@@ -12,9 +12,17 @@ class _Partition:
     at: float
     """When it began, in virtual seconds."""
     sides: dict[PeerId, int]
+    bridged: bool
+    """Whether who is on no side reaches all of them, instead of being on one side more."""
 
     def separates(self, a: PeerId, b: PeerId) -> bool:
+        if self.bridged and not (a in self.sides and b in self.sides):
+            return False
         return self.sides.get(a, -1) != self.sides.get(b, -1)
+
+    def parts(self, a: PeerId, b: PeerId) -> bool:
+        """Whether nothing passes between the two by way of others either."""
+        return not self.bridged and self.separates(a, b)
 
 
 @dataclass(slots=True)
@@ -29,13 +37,13 @@ class Partitions:
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def open(self, at: float, groups: Sequence[Sequence[PeerId]]) -> int:
-        """Begin one, from now on beside the others; returns its number. Raises ValueError when a peer is in two groups."""
+    def open(self, at: float, groups: Sequence[Sequence[PeerId]], *, bridged: bool = False) -> int:
+        """Begin one, from now on beside the others; returns its number. `bridged`: peers in no group reach all of them, instead of forming one more. Raises ValueError when a peer is in two groups."""
         sides = {peer: side for side, group in enumerate(groups) for peer in group}
         if len(sides) != sum(len(group) for group in groups):
             raise ValueError("a peer is in two groups")
         self._number += 1
-        self._open[self._number] = _Partition(at, sides)
+        self._open[self._number] = _Partition(at, sides, bridged)
         self._forget()
         return self._number
 
@@ -49,14 +57,14 @@ class Partitions:
         return any(one.separates(a, b) for one in self._open.values())
 
     def since(self, a: PeerId, b: PeerId) -> float:
-        """When the two were connected last; infinite where they are."""
-        began = min((one.at for one in self._open.values() if one.separates(a, b)), default=math.inf)
+        """When the two were connected last, be it by others between them; infinite where they are."""
+        began = min((one.at for one in self._open.values() if one.parts(a, b)), default=math.inf)
         if math.isinf(began):
             return began
         for until, one in reversed(self._healed):
             if until < began:
                 break
-            if one.separates(a, b):
+            if one.parts(a, b):
                 began = min(began, one.at)
         return began
 

@@ -24,6 +24,7 @@ HATCH = "////"
 
 STRIPS = {
     "partition": "cut off from most",
+    "apart": "does not reach some",
     "slow": "computes slowly",
     "delay": "messages late",
 }

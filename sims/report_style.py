@@ -13,7 +13,7 @@ STYLE_SHEET = """
   --use-train: #86a9d4; --use-apply: #129a70; --use-join: #c4b3e8; --use-round: #234a75; --use-wait: #e6cd87;
   --use-pause: #b9b7ae;
   --done-pause: #8f8d84; --done-partition: #c8323a; --done-slow: #d99100; --done-delay: #6551c4;
-  --done-drop: #0e8fa8; --done-duplicate: #c94a86; }
+  --done-drop: #0e8fa8; --done-duplicate: #c94a86; --done-apart: #b4551f; }
 @media (prefers-color-scheme: dark) { :root {
   --page: #151514; --card: #1f1f1d; --ink: #eeeeea; --muted: #a9a8a1; --grid: #383733;
   --good: #4cc38a; --bad: #f2777c;
@@ -26,7 +26,7 @@ STYLE_SHEET = """
   --use-train: #4a72a5; --use-apply: #35b98d; --use-join: #7d6bb0; --use-round: #c7dcf5; --use-wait: #8d773a;
   --use-pause: #66645d;
   --done-pause: #8b897f; --done-partition: #f2777c; --done-slow: #e0a83a; --done-delay: #9c8cf0;
-  --done-drop: #3cb4cd; --done-duplicate: #e57aac; } }
+  --done-drop: #3cb4cd; --done-duplicate: #e57aac; --done-apart: #f08a55; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; }

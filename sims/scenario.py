@@ -130,7 +130,9 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         check_range("clock_skew_s", self.clock_skew_s, 0.0, 3600.0)
 
 
-What = Literal["kill", "power", "leave", "join", "pause", "partition", "slow", "delay", "drop", "duplicate", "skew"]
+What = Literal[
+    "kill", "power", "leave", "join", "pause", "partition", "apart", "slow", "delay", "drop", "duplicate", "skew"
+]
 
 TAKES: dict[What, tuple[str, ...]] = {
     "kill": ("peers", "share", "for_s"),
@@ -139,6 +141,7 @@ TAKES: dict[What, tuple[str, ...]] = {
     "join": ("peers", "share"),
     "pause": ("peers", "share", "for_s"),
     "partition": ("peers", "share", "for_s"),
+    "apart": ("peers", "share", "for_s"),
     "slow": ("peers", "share", "for_s", "factor"),
     "delay": ("peers", "share", "for_s", "seconds"),
     "drop": ("for_s", "probability"),
@@ -154,7 +157,7 @@ class Happening(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     at: float
     what: What
     peers: tuple[str, ...] = ()
-    """Whom: `class`, `class/3` (counted from 0) or `region:Iowa`. For a partition, those on one side of it."""
+    """Whom: `class`, `class/3` (counted from 0) or `region:Iowa`. For a partition, those on one side of it; for `apart`, those that do not reach each other."""
     share: float = 1.0
     """Of them, drawn by the seed."""
     for_s: float | None = None

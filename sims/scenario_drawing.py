@@ -42,6 +42,7 @@ WHATS: tuple[What, ...] = (
     "duplicate",
     "skew",
     "join",
+    "apart",
 )
 
 ATTACKS: tuple[Attack, ...] = (
@@ -182,9 +183,14 @@ def _happening(choices: Choices, own: str, at: float, peers: tuple[PeerClass, ..
     ]
     whole = [one.name for one in peers if one.count > 1]
     places = [f"region:{place}" for place in dict.fromkeys(r for one in peers for r in one.regions[: one.count])]
-    whom = () if everybody else (choices.pick(f"{own}/whom", [*labels, *whole, *places]),)
+    named = [] if everybody else [choices.pick(f"{own}/whom", [*labels, *whole, *places])]
+    if what == "apart":
+        named.append(choices.pick(f"{own}/and", labels))
+    whom = tuple(dict.fromkeys(named))
     for_s: float | None = None
-    for_good = what in ("kill", "power", "leave", "partition", "pause") and choices.chance(f"{own}/for good", 0.2)
+    for_good = what in ("kill", "power", "leave", "partition", "apart", "pause") and choices.chance(
+        f"{own}/for good", 0.2
+    )
     if what not in ("skew", "join") and not for_good:
         for_s = 5.0 + choices.below(f"{own}/for_s", 60)
     much: dict[str, float] = {}

@@ -74,9 +74,9 @@ def _incident(at: float, fault: Fault, ids: Sequence[str], early: Mapping[int, f
             return Incident(time=at, what="resume", peer=ids[peer])
         case Skew(peer=peer, ahead_s=ahead_s):
             return Incident(time=at, what="skew", peer=ids[peer], much=ahead_s)
-        case Partition(groups=groups, number=number):
+        case Partition(groups=groups, number=number, bridged=bridged):
             sides = [[ids[peer] for peer in group] for group in groups]
-            return Incident(time=at, what="partition", number=number, groups=sides)
+            return Incident(time=at, what="apart" if bridged else "partition", number=number, groups=sides)
         case Heal(number=number):
             return Incident(time=at, what="heal", number=number)
         case Slow(until=until, peer=peer, factor=factor):

@@ -42,6 +42,7 @@ DONE = {
     "delay": "#010604",
     "drop": "#010605",
     "duplicate": "#010606",
+    "apart": "#010607",
 }
 """What was done from outside, and lasted: `incidents`."""
 VARIABLES = {

@@ -385,7 +385,7 @@ peers = ["home"]
     presence = Presence()
     for fault in faults:
         presence.happen(fault)
-    assert sorted(presence.running) == [0, 1, 2, 3, 4] and not presence.paused and not presence.partitioned
+    assert sorted(presence.running) == [0, 1, 2, 3, 4] and not presence.paused and not presence.partitions
     assert max(fault.at for fault in faults if not isinstance(fault, Heal | Resume | Start)) == 360.0
     assert max(fault.at for fault in faults) == 400.0
     assert [fault.until for fault in faults if isinstance(fault, Delay)] == [400.0]
