@@ -26,6 +26,7 @@ from farflung.protocol.effects import (
     FetchMean,
     Forget,
     Note,
+    PassOn,
     Reduce,
     Refusal,
     Repair,
@@ -80,8 +81,13 @@ class Executor:
     async def _execute(self, effect: Effect, group: asyncio.TaskGroup) -> None:
         exchange = self._exchange
         match effect:
-            case Send(to, message):
-                self._mail.send(to, message)
+            case Send(to, message, via):
+                self._mail.send(to, message, via)
+            case PassOn(author, to, sealed):
+                try:
+                    self._mail.pass_on(author, to, sealed)
+                except RemoteError as error:
+                    self._refused(error)
             case SaveVote(height, ballot, accepted):
                 await self._journal(self._storage.save_vote, SavedVote(height, ballot, accepted))
             case Expect(plan_id, plan):

@@ -349,10 +349,13 @@ class Peer:
 
     # ---- what comes in -----------------------------------------------------------------------------------------
 
-    def _on_message(self, sender: PeerId, data: bytes) -> None:
+    def _on_message(self, carrier: PeerId, data: bytes) -> None:
         try:
-            message = self._mail.open(sender, data)
-            effects = self.member.receive(sender, message, self._now())
+            opened = self._mail.open_from(carrier, data, admits=self.member.admitted)
+            if opened is None:
+                return
+            sender, message = opened
+            effects = self.member.receive(sender, message, self._now(), via=None if sender == carrier else carrier)
             if isinstance(message, Heartbeat):
                 self.network.add_addresses(sender, list(message.addresses))
         except RemoteError as error:

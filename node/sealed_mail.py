@@ -8,12 +8,14 @@ from typing import Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
+from farflung.node.allowance import Allowance
 from farflung.node.network import Network, PeerId
 from farflung.protocol import messages
-from farflung.protocol.envelope import Opener, seal
+from farflung.protocol.envelope import Opened, Opener, said_by, seal
 from farflung.protocol.errors import Malformed
 from farflung.protocol.keys import Signer
-from farflung.protocol.messages import PipelineMessage
+from farflung.protocol.limits import MAX_FORWARD_BYTES
+from farflung.protocol.messages import Forward, PipelineMessage
 from farflung.protocol.pipeline_messages import SwarmMessage
 from farflung.protocol.replay import first_seq
 
@@ -47,6 +49,8 @@ class SealedMail(Generic[M]):
         self._bound_to = bound_to
         self._decode = decode
         self._opener = Opener(bound_to)
+        self._detours = Opener(bound_to)
+        self._passed = Allowance()
         self._seq = first_seq(network.unix_time())
         self._last: M | None = None
         self._last_sealed = b""
@@ -56,25 +60,58 @@ class SealedMail(Generic[M]):
     def open(self, sender: PeerId, data: bytes) -> M:
         """What came from `sender`. Raises RemoteError naming it."""
         opened = self._opener.open(data, self._network.unix_time(), sender)
-        message = self._decode(opened.body, peer=sender)
+        return self._read(opened, sender)
+
+    def open_from(self, carrier: PeerId, data: bytes, *, admits: Callable[[PeerId], bool]) -> tuple[PeerId, M] | None:
+        """Who says it, and what: what came from `carrier`, be it what another one asked it to pass on. None: of whom we know nothing, or by way of whom.
+
+        Detours have a replay guard of their own: a message may come both ways, and who is faster than its author must not keep that from being heard.
+        Raises RemoteError naming the carrier.
+        """
+        author = said_by(data, carrier)
+        if author == carrier:
+            return author, self.open(carrier, data)
+        if not admits(carrier) or not admits(author):
+            return None
+        opened = self._detours.open(data, self._network.unix_time(), carrier, relayed=True)
+        return author, self._read(opened, carrier)
+
+    def _read(self, opened: Opened, carrier: PeerId) -> M:
+        message = self._decode(opened.body, peer=carrier)
         if messages.tag(message) != opened.kind:
-            raise Malformed(f"a message of kind {opened.kind} that holds another", peer=sender)
+            raise Malformed(f"a message of kind {opened.kind} that holds another", peer=carrier)
         return message
 
-    def send(self, to: PeerId, message: M) -> None:
-        """Best effort, at once. One signature serves all receivers of a broadcast; a repetition is sealed anew, for its number must be
-        new and its life begins now."""
+    def send(self, to: PeerId, message: M, via: PeerId | None = None) -> None:
+        """Best effort, at once; `via`: by way of another, who is asked to pass it on. One signature serves all receivers of a broadcast; a repetition is sealed
+        anew, for its number must be new and its life begins now."""
+        sealed = self._sealed(to, message)
+        if via is None or len(sealed) > MAX_FORWARD_BYTES:
+            self._network.send(to, sealed)
+        else:
+            self._network.send(via, self._seal(Forward(to, sealed)))
+
+    def pass_on(self, author: PeerId, to: PeerId, sealed: bytes) -> None:
+        """Send what `author` has sealed, unless it is too much. Best effort, at once. Raises RemoteError naming the author, when it is not such a message."""
+        now = self._network.unix_time()
+        self._opener.check(sealed, now, author)
+        if self._passed.takes(author, len(sealed), now):
+            self._network.send(to, sealed)
+
+    def _sealed(self, to: PeerId, message: M) -> bytes:
         now = self._network.unix_time()
         broadcast = message is self._last and to not in self._last_to and 0.0 <= now - self._last_at <= BROADCAST_S
         if not broadcast:
-            self._seq += 1
-            body = messages.encode(message)
-            self._last_sealed = seal(
-                self._signer, self._bound_to, messages.tag(message), self._seq, now + MESSAGE_LIFE_S, body
-            )
+            self._last_sealed = self._seal(message)
             self._last, self._last_at, self._last_to = message, now, set()
         self._last_to.add(to)
-        self._network.send(to, self._last_sealed)
+        return self._last_sealed
+
+    def _seal(self, message: Struct) -> bytes:
+        self._seq += 1
+        expires_at = self._network.unix_time() + MESSAGE_LIFE_S
+        body = messages.encode(message)
+        return seal(self._signer, self._bound_to, messages.tag(message), self._seq, expires_at, body)
 
 
 PipelineMail = SealedMail[PipelineMessage | SwarmMessage]

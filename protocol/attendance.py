@@ -5,6 +5,7 @@ What is offered (`Ready`) ends in one `RoundOver`, unless it is withdrawn before
 height or a later one, or when it is given up.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import msgspec
@@ -35,9 +36,10 @@ class Attendance:
     _no_quorum_since: float | None = None
     _lacking: Lacking = field(default_factory=Lacking)
 
-    def offer(self, ready: Ready, head: Commit, now: float) -> None:
-        """Local progress may go into the next round after `head`."""
-        ready = msgspec.structs.replace(ready, lacks=self._lacking.at(head.version, head.view))
+    def offer(self, ready: Ready, head: Commit, unheard: Collection[PeerId], now: float) -> None:
+        """Local progress may go into the next round after `head`. `unheard`: members that others hear and we do not."""
+        lacks = {*self._lacking.at(head.version, head.view), *unheard}
+        ready = msgspec.structs.replace(ready, lacks=tuple(sorted(lacks)))
         self.ready, self.ready_at, self._no_quorum_since = ready, now, None
 
     def give_up(self, reason: str) -> list[Effect]:

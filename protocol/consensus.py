@@ -280,7 +280,7 @@ class Consensus:
         if self.follower.in_view:
             reason = patience.why_next_ballot(self, now)
             if reason is not None:
-                effects += self._move_to(patience.next_ballot(self), reason, now)
+                effects += self._move_to(self.ballot + 1, reason, now)
             if now >= self.promised_at + RESEND_S and (self.attendance.ready is not None or self.ballot > 0):
                 effects += self.promise(now)
             effects += self._watch_quorum(now)

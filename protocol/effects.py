@@ -16,6 +16,17 @@ class Send(msgspec.Struct, frozen=True):
 
     to: PeerId
     message: Message
+    via: PeerId | None = None
+    """Who is asked to pass it on, where there is no way."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassOn:
+    """Send what a member has sealed, as it is, if that is so; best effort."""
+
+    author: PeerId
+    to: PeerId
+    sealed: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +137,7 @@ class Note:
 
 Effect = (
     Send
+    | PassOn
     | SaveVote
     | Expect
     | Contribute

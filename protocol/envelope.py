@@ -6,10 +6,11 @@ A message on the wire is `msgpack(Envelope) || Ed25519 signature (64 bytes)`. Th
 
 Refusals blame the carrier, that is the peer whose authenticated connection brought the bytes: before the
 signature is checked nothing else is proven, and a replayed or stale message is the deed of whoever delivers
-it.
+it. Whoever passes a message on has checked it.
 """
 
 import math
+from typing import TypeVar
 
 import msgspec
 
@@ -29,6 +30,8 @@ from farflung.protocol.versions import PROTOCOL_VERSION, check_version
 from farflung.protocol.wire import Small, check_size, decode
 
 _DOMAIN = domain("envelope")
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -59,9 +62,16 @@ class _Bound(msgspec.Struct, array_like=True):
     swarm: Digest
 
 
+class _Named(msgspec.Struct, array_like=True):
+    version: Small
+    swarm: Digest
+    sender: Key
+
+
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Envelope)
 _VERSION_DECODER = msgspec.msgpack.Decoder(_Versioned)
+_NAMED_DECODER = msgspec.msgpack.Decoder(_Named)
 _BOUND_DECODER = msgspec.msgpack.Decoder(_Bound)
 
 
@@ -95,6 +105,12 @@ def swarm_of(data: bytes, carrier: PeerId) -> bytes:
     return decode(_BOUND_DECODER, data[:-SIGNATURE_BYTES], what="message", limit=MAX_CONTROL_BYTES, peer=carrier).swarm
 
 
+def said_by(data: bytes, carrier: PeerId) -> PeerId:
+    """Who says that it is the author, unproven. Raises LimitExceeded, Malformed, WrongVersion."""
+    check_size(data, what="message", limit=MAX_CONTROL_BYTES, peer=carrier)
+    return _parse(_NAMED_DECODER, data[:-SIGNATURE_BYTES], carrier).sender
+
+
 class Opener:
     """Opens the messages of one swarm and remembers what it has seen."""
 
@@ -109,16 +125,22 @@ class Opener:
         return self._replay
 
     def open(self, data: bytes, now: float, carrier: PeerId, *, relayed: bool = False) -> Opened:
-        """Check `data` that `carrier` (authenticated by the connection) delivered at `now` (unix seconds).
+        """Check `data` that `carrier` (authenticated by the connection) delivered at `now` (unix seconds), and that it has not been opened before.
 
         With `relayed` the author may be another peer than the carrier. In this order, and with no change of
         state unless all pass, raises: LimitExceeded (size), Malformed (structure), WrongVersion, WrongSwarm,
         Refused (the author is not the carrier), Stale (expired, or valid for too long), BadSignature,
         Replayed (or LimitExceeded for too many senders at once).
         """
+        envelope = self.check(data, now, carrier, relayed=relayed)
+        self._replay.accept(envelope.sender, envelope.seq, envelope.expires_at, now, carrier=carrier)
+        return Opened(sender=envelope.sender, kind=envelope.kind, seq=envelope.seq, body=envelope.body)
+
+    def check(self, data: bytes, now: float, carrier: PeerId, *, relayed: bool = False) -> Envelope:
+        """The same, but for the last; nothing changes."""
         check_size(data, what="message", limit=MAX_CONTROL_BYTES, peer=carrier)
         signed, signature = data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]
-        envelope = self._parse(signed, carrier)
+        envelope = _parse(_DECODER, signed, carrier)
         check_version(envelope.version, what="message", peer=carrier)
         if envelope.swarm != self._swarm:
             raise WrongSwarm(f"message for swarm {short(envelope.swarm)}, ours is {short(self._swarm)}", peer=carrier)
@@ -135,14 +157,14 @@ class Opener:
             verify(envelope.sender, signature, _DOMAIN + signed)
         except BadSignature as err:
             raise BadSignature(f"message from {short(envelope.sender)}: {err.reason}", peer=carrier) from None
-        self._replay.accept(envelope.sender, envelope.seq, envelope.expires_at, now, carrier=carrier)
-        return Opened(sender=envelope.sender, kind=envelope.kind, seq=envelope.seq, body=envelope.body)
+        return envelope
 
-    def _parse(self, signed: bytes, carrier: PeerId) -> Envelope:
-        try:
-            return decode(_DECODER, signed, what="message", limit=MAX_CONTROL_BYTES, peer=carrier)
-        except Malformed:
-            # Another version may have another shape; then "wrong version" is the truth that helps.
-            head = decode(_VERSION_DECODER, signed, what="message", limit=MAX_CONTROL_BYTES, peer=carrier)
-            check_version(head.version, what="message", peer=carrier)
-            raise
+
+def _parse(decoder: msgspec.msgpack.Decoder[T], signed: bytes, carrier: PeerId) -> T:
+    try:
+        return decode(decoder, signed, what="message", limit=MAX_CONTROL_BYTES, peer=carrier)
+    except Malformed:
+        # Another version may have another shape; then "wrong version" is the truth that helps.
+        head = decode(_VERSION_DECODER, signed, what="message", limit=MAX_CONTROL_BYTES, peer=carrier)
+        check_version(head.version, what="message", peer=carrier)
+        raise

@@ -6,6 +6,9 @@ Checked before anything is allocated (invariant 8 of the design).
 MAX_CONTROL_BYTES = 1 << 20
 """One control message. The largest, a certified commit of 64 peers, is about 30 kB; gRPC's default is 4 MiB."""
 
+MAX_FORWARD_BYTES = (MAX_CONTROL_BYTES >> 1) + (64 << 10)
+"""A control message that another is asked to pass on: half as long as the longest, as a history is at most, and what it begins with."""
+
 MAX_RECORD_BYTES = 16 << 10
 """One DHT record. Kademlia stores grow slow above a few kB; a manifest is about 2 kB."""
 

@@ -15,7 +15,7 @@ import msgspec
 from farflung.protocol.attendance import Attendance
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.consensus import Consensus
-from farflung.protocol.effects import Apply, Effect, Note, Refusal, Send
+from farflung.protocol.effects import Apply, Effect, Note, PassOn, Refusal, Send
 from farflung.protocol.errors import Refused, RemoteError
 from farflung.protocol.follower import Follower
 from farflung.protocol.history import History
@@ -25,6 +25,7 @@ from farflung.protocol.messages import (
     Accepted,
     Commits,
     Committed,
+    Forward,
     GetCommits,
     Goodbye,
     Heartbeat,
@@ -133,7 +134,8 @@ class Member:
 
     def set_ready(self, ready: Ready, now: float) -> list[Effect]:
         """Local progress may go into a round; training stands until RoundOver."""
-        self.attendance.offer(ready, self.head.commit, now)
+        head = self.head.commit
+        self.attendance.offer(ready, head, [p for p in head.view if self.membership.unheard(p)], now)
         return self._settle(self.consensus.promise(now), now)
 
     def withdraw(self, now: float) -> list[Effect]:
@@ -184,21 +186,27 @@ class Member:
         return self._settle(self._greet(now), now)
 
     def leave(self, reason: str) -> list[Effect]:
-        return [Send(p, Goodbye(reason)) for p in self.membership.known()]
+        return [way for p in self.membership.known() for way in self._ways_of(Send(p, Goodbye(reason)))]
 
     # ---- what others say ---------------------------------------------------------------------------------------
 
-    def receive(self, sender: PeerId, message: Message, now: float) -> list[Effect]:
-        """Handle a verified message. Raises RemoteError, having changed nothing, when it breaks a rule."""
-        return self._settle(self._receive(sender, message, now), now)
+    def receive(self, sender: PeerId, message: Message, now: float, *, via: PeerId | None = None) -> list[Effect]:
+        """Handle a verified message of another. `via`: who has passed it on. Raises RemoteError, having changed nothing, when it breaks a rule."""
+        if sender == self.me:
+            raise Refused("a message in our own name", peer=via if via is not None else sender)
+        return self._settle(self._receive(sender, message, now, via), now)
 
-    def _receive(self, sender: PeerId, message: Message, now: float) -> list[Effect]:
+    def _receive(self, sender: PeerId, message: Message, now: float, via: PeerId | None = None) -> list[Effect]:
         if isinstance(message, Heartbeat):
-            return self._on_heartbeat(sender, message, now)
+            return self._on_heartbeat(sender, message, now, via)
         if not self.admitted(sender):
             raise Refused(f"{type(message).__name__} before being admitted to the swarm", peer=sender)
         effects: list[Effect] = []
         match message:
+            case Forward() if via is not None:
+                raise Refused("asks by way of another to pass a message on", peer=sender)
+            case Forward():
+                effects += self._pass_on(sender, message)
             case Goodbye():
                 effects += self.membership.goodbye(sender, now)
             case Probe():
@@ -216,15 +224,28 @@ class Member:
             case _:
                 effects += self.consensus.receive(sender, message, now)
         if sender != self.me:  # only now: a message that is refused says nothing, not even that its sender lives
-            effects = [*self.membership.heard(sender, now), *effects]
+            effects = [*self._heard(sender, now, via), *effects]
         return effects + self.consensus.step(now)
 
-    def _on_heartbeat(self, sender: PeerId, beat: Heartbeat, now: float) -> list[Effect]:
+    def _heard(self, sender: PeerId, now: float, via: PeerId | None, beat: Heartbeat | None = None) -> list[Effect]:
+        if via is None:
+            return self.membership.heard(sender, now, beat)
+        return self.membership.told(sender, now, beat)
+
+    def _pass_on(self, sender: PeerId, message: Forward) -> list[Effect]:
+        """Nobody answers: what does not arrive is said again, by way of another."""
+        if message.to == self.me or not self.membership.heard_by(message.to):
+            return []
+        return [PassOn(sender, message.to, message.sealed)]
+
+    def _on_heartbeat(self, sender: PeerId, beat: Heartbeat, now: float, via: PeerId | None) -> list[Effect]:
+        if via is not None and self.membership.direct(sender):
+            return []  # no news: we hear it ourselves
         if not self.admitted(sender) and not self.settings.admits(sender, beat.admission):
             raise Refused("no invitation to this swarm", peer=sender)
         self.standing.admitted.add(sender)
         known = self.membership.news
-        effects = self.membership.heard(sender, now, beat)
+        effects = self._heard(sender, now, via, beat)
         if effects and not beat.reply and any(isinstance(e, Note) for e in effects):
             effects.append(Send(sender, self._heartbeat(reply=True)))  # news to us, so perhaps we are news to it
         if beat.digest and (not self.started or beat.height > self.head.commit.height):
@@ -304,9 +325,19 @@ class Member:
                 except RemoteError as error:  # what we ask of ourselves may be what a member's promise made us ask
                     answer = [Refusal(error)]
                 queue.extendleft(reversed(answer))
+            elif isinstance(effect, Send) and effect.via is None:
+                out += self._ways_of(effect)
             else:
                 out.append(effect)
         return out
+
+    def _ways_of(self, send: Send) -> list[Effect]:
+        """As it is, or by way of another; a heartbeat both, to see whether there is a way now."""
+        via = self.membership.way_to(send.to)
+        if via is None:
+            return [send]
+        detour = msgspec.structs.replace(send, via=via)
+        return [send, detour] if isinstance(send.message, Heartbeat) else [detour]
 
     def _advance(self, certified: Certified, now: float) -> list[Effect]:
         """The history moved by one."""
@@ -332,6 +363,7 @@ class Member:
             state=self.membership.state,
             every_s=self._next_in_s,
             reply=reply,
+            deaf_to=self.membership.deaf_to(),
         )
 
     @property

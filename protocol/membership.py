@@ -14,6 +14,7 @@ from hashlib import sha256
 
 from farflung.protocol.effects import Effect, Note, Send
 from farflung.protocol.keys import PeerId, short
+from farflung.protocol.limits import MAX_GROUP_PEERS
 from farflung.protocol.messages import Heartbeat, Opinion, Probe
 from farflung.protocol.rhythm import Runner
 
@@ -87,6 +88,8 @@ class Membership:
     """The pace when `news` was so much."""
     look_at: float = -math.inf
     """No peer is due for a suspicion, a verdict or oblivion before this."""
+    _detours: int = 0
+    """Messages that others were asked to pass on: by turns, for one of them may pass on nothing."""
 
     def known(self) -> list[PeerId]:
         """Everybody we might talk to, sorted; the dead too, for they may come back."""
@@ -147,6 +150,42 @@ class Membership:
             and entry.witnessed_at > entry.heard_at + UNHEARD_AFTER * self._every_s(entry)
         )
 
+    def apart(self, peer: PeerId) -> bool:
+        """Whether neither we nor a peer hear each other, though others hear both."""
+        return self.me in self._deaf_to(peer) and self.unheard(peer)
+
+    def deaf_to(self) -> tuple[PeerId, ...]:
+        """Whom others hear and we do not, sorted."""
+        return tuple(p for p in sorted(self.peers) if self.unheard(p))[:MAX_GROUP_PEERS]
+
+    def _deaf_to(self, peer: PeerId) -> tuple[PeerId, ...]:
+        """By its own last word."""
+        heartbeat = self.heartbeat(peer)
+        return () if heartbeat is None else heartbeat.deaf_to
+
+    def heard_by(self, peer: PeerId) -> bool:
+        """Whether a peer lives, and has not said that only others hear us."""
+        return self.alive(peer) and self.me not in self._deaf_to(peer)
+
+    def direct(self, peer: PeerId) -> bool:
+        """Whether a peer lives, and we hear it ourselves."""
+        entry = self.peers.get(peer)
+        return entry is not None and entry.liveness is Liveness.ALIVE and not self.unheard(peer)
+
+    def way_to(self, peer: PeerId) -> PeerId | None:
+        """Who is to pass on what is for a peer that lives, where we do not hear it or it does not hear us, another each time; None where there is no need, or nobody."""
+        if not self.alive(peer) or peer == self.me:
+            return None
+        deaf_to = self._deaf_to(peer)
+        if self.me not in deaf_to and not self.unheard(peer):
+            return None
+        both = (p for p in sorted(self.peers) if self.direct(p) and self.heard_by(p))
+        between = [p for p in both if p != peer and p not in deaf_to]
+        if not between:
+            return None
+        self._detours += 1
+        return between[self._detours % len(between)]
+
     def leaves(self, peer: PeerId) -> bool:
         """Whether a peer has said goodbye, still here or not; or whether we do."""
         if peer == self.me:
@@ -179,10 +218,21 @@ class Membership:
 
     def heard(self, peer: PeerId, now: float, heartbeat: Heartbeat | None = None) -> list[Effect]:
         """Any verified message from a peer."""
-        entry = self.peers.get(peer)
-        if entry is None:
-            entry = self.peers[peer] = Peer(since=now)  # and alive, a few lines below
+        entry = self._entry(peer, now)
         entry.heard_at = entry.witnessed_at = now
+        return self._lives(peer, entry, now, heartbeat, "heard from it")
+
+    def told(self, peer: PeerId, now: float, heartbeat: Heartbeat | None = None) -> list[Effect]:
+        """Any verified message from a peer that another has passed on."""
+        entry = self._entry(peer, now)
+        entry.witnessed_at = now
+        return self._lives(peer, entry, now, heartbeat, "others hear it, we do not")
+
+    def _entry(self, peer: PeerId, now: float) -> Peer:
+        self.discover(peer, now)
+        return self.peers[peer]
+
+    def _lives(self, peer: PeerId, entry: Peer, now: float, heartbeat: Heartbeat | None, reason: str) -> list[Effect]:
         if heartbeat is not None:
             before = entry.heartbeat
             if before is None or (before.version, before.digest) != (heartbeat.version, heartbeat.digest):
@@ -195,7 +245,7 @@ class Membership:
             return []  # stragglers of a peer that said goodbye; only a heartbeat brings it back
         if entry.liveness is Liveness.ALIVE:
             return []
-        return self._become(peer, entry, Liveness.ALIVE, now, "heard from it")
+        return self._become(peer, entry, Liveness.ALIVE, now, reason)
 
     def goodbye(self, peer: PeerId, now: float) -> list[Effect]:
         """A peer says that it leaves. It stays alive, and a voter, until it falls silent."""
@@ -206,7 +256,7 @@ class Membership:
     def unreachable(self, peer: PeerId, now: float, reason: str) -> list[Effect]:
         """A connection to the peer broke: suspect it at once."""
         entry = self.peers.get(peer)
-        if entry is None or entry.liveness is not Liveness.ALIVE:
+        if entry is None or entry.liveness is not Liveness.ALIVE or self.unheard(peer):
             return []
         return self._suspect(peer, entry, now, reason)
 
@@ -220,7 +270,7 @@ class Membership:
     def answer(self, sender: PeerId, target: PeerId, now: float) -> list[Effect]:
         """Answer somebody's probe, when we have anything to say."""
         entry = self.peers.get(target)
-        if entry is None or entry.heartbeat is None:
+        if entry is None or entry.heard_at == -math.inf:
             return []
         return [Send(sender, Opinion(target, max(0.0, now - entry.heard_at)))]
 

@@ -12,11 +12,12 @@ from msgspec import Meta, Struct
 
 from farflung.protocol import wire
 from farflung.protocol.chain import Certified, Commit
-from farflung.protocol.keys import PeerId
+from farflung.protocol.keys import SIGNATURE_BYTES, PeerId
 from farflung.protocol.limits import (
     MAX_BEAT_S,
     MAX_COMMITS_PER_REPLY,
     MAX_CONTROL_BYTES,
+    MAX_FORWARD_BYTES,
     MAX_GROUP_PEERS,
     MAX_HOPS,
     MAX_IMPRINTS,
@@ -47,7 +48,7 @@ class Ready(Struct, frozen=True, array_like=True):
     down_bytes_per_s: Rate
     ready_ms: Count
     lacks: Annotated[tuple[Key, ...], Meta(max_length=MAX_GROUP_PEERS)] = ()
-    """Members whose contributions to its parts did not come lately (`reach`)."""
+    """Members that it does not hear, though others do, and whose contributions to its parts did not come lately (`reach`)."""
 
 
 class Accepted(Struct, frozen=True, array_like=True):
@@ -95,6 +96,8 @@ class Heartbeat(Struct, frozen=True, array_like=True, tag=1):
     """Whether this only answers another heartbeat (and wants no answer)."""
     ready_in_s: Seconds = 0.0
     """Seconds until this peer has made all the steps that it makes for a round; 0 when it waits for one."""
+    deaf_to: Annotated[tuple[Key, ...], Meta(max_length=MAX_GROUP_PEERS)] = ()
+    """Whom others hear and this one does not: what they say to it others have to pass on."""
 
 
 class Goodbye(Struct, frozen=True, array_like=True, tag=2):
@@ -113,6 +116,14 @@ class Opinion(Struct, frozen=True, array_like=True, tag=4):
     target: Key
     age_s: Seconds
     """Seconds since the sender last heard from the target."""
+
+
+class Forward(Struct, frozen=True, array_like=True, tag=32):
+    """Pass this on, please, to a peer to which there is no way from me."""
+
+    to: Key
+    sealed: Annotated[bytes, Meta(min_length=SIGNATURE_BYTES + 1, max_length=MAX_FORWARD_BYTES)]
+    """A message of the sender's, as it would have gone there itself."""
 
 
 class Promise(Struct, frozen=True, array_like=True, tag=5):
@@ -220,6 +231,7 @@ Message = (
     | Goodbye
     | Probe
     | Opinion
+    | Forward
     | Promise
     | Plan
     | Collected

@@ -137,14 +137,18 @@ class Participation:
     def report(self, membership: Membership, proposer: PeerId, now: float) -> list[Effect]:
         """Tell the proposer whose contributions we hold, once nobody else's can be expected.
 
-        Whom we have not heard yet, the proposer has: its contribution may come before its first message does.
+        Whom we have not heard yet, the proposer has: its contribution may come before its first message does. Between whom nothing passes, it will not come.
         """
         if self.cut is not None or not self._collected or now < self._reported_at + RESEND_S:
             return []
         have = set.intersection(*self._collected.values())
         missing = {c.peer for c in self.plan.contributors} - have
         vouched_for = now < self.began_at + membership.verdict_s
-        hoped_for = [p for p in missing if membership.alive(p) or (vouched_for and not membership.gone(p))]
+        hoped_for = [
+            p
+            for p in missing
+            if not membership.apart(p) and (membership.alive(p) or (vouched_for and not membership.gone(p)))
+        ]
         if hoped_for and now < self.began_at + self.plan.scatter_s:
             return []
         self._reported_at = now

@@ -17,10 +17,6 @@ STATE_BEATS = 2.0
 """Heartbeats in which a proposer must have said that it holds the outer state."""
 
 
-PASSES = 3
-"""Ballots in a row that proposers may hand on because they do not hear everybody: perhaps nobody does."""
-
-
 class Waiting(Protocol):
     """What is read of the member that waits."""
 
@@ -52,17 +48,9 @@ def why_next_ballot(s: Waiting, now: float) -> str | None:
             return f"proposer {short(turn)} is gone"
         return None
     part, ready = s.attendance.part, s.attendance.ready
-    if turn == s.me and s.acceptor.ballot < PASSES and (unheard := whom_only_others_hear(s)):
-        return f"others hear {', '.join(map(short, unheard[:4]))}, we do not: lets another lead"
     # Its plan says that it holds the state, newer than its last heartbeat may; and a heartbeat takes a while to follow the state.
     said_so = part is not None or now < s.slot_at + STATE_BEATS * s.membership.every_s(turn)
-    if (
-        not said_so
-        and not s.standing.holds(turn)
-        and not s.membership.unheard(turn)
-        and holders_decide(s)
-        and _anything_to_decide(s, now)
-    ):
+    if not said_so and not s.standing.holds(turn) and holders_decide(s) and _anything_to_decide(s, now):
         return f"proposer {short(turn)} does not hold the outer state yet"
     voted_at = s.acceptor.voted_at
     if voted_at is not None and now > voted_at + VOTE_S:
@@ -79,22 +67,6 @@ def why_next_ballot(s: Waiting, now: float) -> str | None:
     return None
 
 
-def next_ballot(s: Waiting) -> int:
-    """To which the turn goes on. Who hands it on passes over those whom only others hear: it would not hear of their plans either."""
-    ballot, last = s.acceptor.ballot + 1, s.acceptor.ballot + len(s.head.commit.view)
-    if s.turn(s.acceptor.ballot) == s.me:
-        while ballot < last and s.membership.unheard(s.turn(ballot)):
-            ballot += 1
-    return ballot
-
-
-def whom_only_others_hear(s: Waiting) -> list[PeerId]:
-    """Members that would not hear of a plan of ours, so that its round waits for them; nobody once something is under way."""
-    if s.attendance.part is not None or s.acceptor.accepted is not None:
-        return []
-    return [p for p in s.head.commit.view if s.membership.unheard(p)]
-
-
 def holders_decide(s: Waiting) -> bool:
     """Whether the live members that hold the outer state are a quorum."""
     return is_quorum(s.head.commit.view, s.standing.holders())
@@ -108,14 +80,14 @@ def why_no_quorum(s: Waiting) -> str:
 
 def is_needed(s: Waiting) -> bool:
     """Whether somebody who stays, or is on its way in, could decide something with us and nothing without us: what a member that leaves waits for longest.
-    Gone before it is let go it stays in the view, and others of that would need its vote for ever."""
+    Gone before it is let go it stays in the view, and others of that would need its vote, or the state that it alone has, for ever."""
     view, membership = s.head.commit.view, s.membership
     live = [p for p in membership.live(view) if p != s.me]
     stay = [p for p in live if not membership.leaves(p)]
     beats = [membership.heartbeat(p) for p in membership.live(membership.known())]
     if not stay and not any(beat is not None and beat.state == "joining" for beat in beats):
         return False
-    return is_quorum(view, {*live, s.me}) and not is_quorum(view, stay)
+    return is_quorum(view, {*live, s.me}) and not is_quorum(view, [p for p in stay if s.standing.holds(p)])
 
 
 def _anything_to_decide(s: Waiting, now: float) -> bool:

@@ -1,9 +1,10 @@
 """Members that do not reach each other, and owners of parts chosen so that they need not.
 
 Not every two machines on the internet reach each other, though each reaches most. A round wants everybody's contribution at every owner, so one
-such pair would keep all waiting until the deadline, in every round, and deadlines learn from rounds. Whose contributions an owner lacked it says
-with what it offers next (`Ready.lacks`). Where two lack each other, it is neither one's uplink nor its speed but the way between them; then neither owns a
-part, nothing has to go that way, and what both have trained counts (`roles`). After some rounds they may own parts again, to see whether there is a way now.
+such pair would keep all waiting until the deadline, in every round, and deadlines learn from rounds. Whom others hear
+and it does not, and whose contributions it lacked as an owner, a member says with what it offers next (`Ready.lacks`). Where two lack each other, it is neither
+one's uplink nor its speed but the way between them; then neither owns a part, nothing has to go that way, and what both have trained counts (`roles`). Those
+that hear each other again may own parts again after some rounds, to see whether there is a way now.
 """
 
 from collections.abc import Collection, Mapping

@@ -18,10 +18,10 @@ from collections.abc import Iterable
 from farflung.protocol.errors import WrongVersion
 from farflung.protocol.keys import PeerId
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 """What we write."""
 
-SUPPORTED_VERSIONS: tuple[int, ...] = (8,)
+SUPPORTED_VERSIONS: tuple[int, ...] = (9,)
 """What we can read, ascending."""
 
 

@@ -22,7 +22,7 @@ class Cuts:
 
     _planned: OrderedDict[bytes, frozenset[PeerId]] = field(default_factory=OrderedDict)
     """Who was to contribute."""
-    _reports: OrderedDict[bytes, Collected] = field(default_factory=OrderedDict)
+    _reports: OrderedDict[bytes, tuple[PeerId, Collected]] = field(default_factory=OrderedDict)
     """By the whole message."""
     _told: OrderedDict[tuple[bytes, PeerId], dict[PeerId, frozenset[PeerId]]] = field(default_factory=OrderedDict)
     """By plan and proposer, what each owner has told it last."""
@@ -34,16 +34,19 @@ class Cuts:
         self._planned[name] = frozenset(one.peer for one in plan.contributors)
         _trim(self._planned)
 
-    def report(self, data: bytes, message: Collected) -> None:
-        """It is sent."""
-        self._reports[data] = message
+    def report(self, sender: PeerId, data: bytes, message: Collected) -> None:
+        """It is sent, be it by way of another."""
+        self._reports[data] = sender, message
         _trim(self._reports)
 
-    def arrives(self, sender: PeerId, receiver: PeerId, data: bytes) -> None:
+    def arrives(self, receiver: PeerId, data: bytes) -> None:
         """A message does."""
-        message = self._reports.get(data)
-        if message is not None:
-            self._told.setdefault((message.plan, receiver), {})[sender] = frozenset(message.peers)
+        if data in self._reports:
+            sender, message = self._reports[data]
+            told = self._told.setdefault((message.plan, receiver), {})
+            told[sender] = told.get(sender, frozenset()) | frozenset(
+                message.peers
+            )  # what it holds grows; an earlier word may come later
             _trim(self._told)
 
     def thrown_away(

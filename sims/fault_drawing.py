@@ -75,7 +75,7 @@ def draw_schedule(rng: random.Random, num_peers: int, duration_s: float, churn: 
     """Draw random churn among 3 to 24 peers over `duration_s` seconds.
 
     A third or more of the peers start at 0 s, the rest joins later. Every absence by a kill, pause, partition and window ends before the
-    last `churn.calm_s` seconds; who left with a goodbye may stay away, but for the founder, who was cut off just before, and whose goodbye was followed by the
+    last `churn.calm_s` seconds; who left with a goodbye may stay away, but for the founder, who was cut off just before, who was the only one awake, and whose goodbye was followed by the
     death or the goodbye of others at once: of two members nobody is left then to let it go. Raises ValueError when the duration leaves no room for that.
     """
     if not 3 <= num_peers <= MAX_PEERS:
@@ -144,7 +144,7 @@ class _Draw:
             self._happen(Start(at=now, peer=rng.choice(self._fresh)))
         elif kind == "leave" and len(running) > 1 and awake:
             self._happen(Leave(at=now, peer=(peer := rng.choice(awake))))
-            alone = peer == self._founder or now < self._healed_at + HANDOVER_S
+            alone = peer == self._founder or now < self._healed_at + HANDOVER_S or awake == [peer]
             if rng.random() < 0.5 or alone:  # it may be the only one who knows the newest history
                 self._plan(Start(at=self._later(now, self._churn.min_rejoin_s), peer=peer))
         elif kind == "kill" and len(running) > 1:
@@ -155,13 +155,10 @@ class _Draw:
             self._resumes[peer] = Resume(at=self._later(now), peer=peer)
             self._plan(self._resumes[peer])
         elif kind == "partition" and WHOLE not in self._presence.partitions:
-            self._happen(Partition(at=now, groups=self._draw_groups(), number=WHOLE))
-            self._healed_at = self._later(now)
-            self._plan(Heal(at=self._healed_at, number=WHOLE))
+            self._cut(Partition(at=now, groups=self._draw_groups(), number=WHOLE))
         elif kind == "apart" and BRIDGED not in self._presence.partitions:
             some = rng.sample(range(self._num_peers), 3 if self._num_peers > 3 and rng.random() < 0.2 else 2)
-            self._happen(Partition(at=now, groups=tuple((peer,) for peer in some), number=BRIDGED, bridged=True))
-            self._plan(Heal(at=self._later(now), number=BRIDGED))
+            self._cut(Partition(at=now, groups=tuple((peer,) for peer in some), number=BRIDGED, bridged=True))
         elif kind == "drop":
             self._happen(Drop(at=now, until=self._later(now), probability=rng.uniform(0.05, 0.6)))
         elif kind == "duplicate":
@@ -169,6 +166,12 @@ class _Draw:
         elif kind == "delay":
             whom = rng.choice([None, *range(self._num_peers)])
             self._happen(Delay(at=now, until=self._later(now), extra_s=rng.uniform(0.1, 3.0), peer=whom))
+
+    def _cut(self, partition: Partition) -> None:
+        heal = Heal(at=self._later(partition.at), number=partition.number)
+        self._happen(partition)
+        self._plan(heal)
+        self._healed_at = max(self._healed_at, heal.at)
 
     def _draw_groups(self) -> tuple[tuple[int, ...], ...]:
         peers = self._rng.sample(range(self._num_peers), self._num_peers)

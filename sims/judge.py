@@ -32,7 +32,7 @@ from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.envelope import Envelope
 from farflung.protocol.errors import BadSignature
 from farflung.protocol.keys import SIGNATURE_BYTES, PeerId, verify
-from farflung.protocol.messages import Collected, Cut, Plan, Promise, Voted
+from farflung.protocol.messages import Collected, Cut, Forward, Plan, Promise, Voted
 from farflung.protocol.proposer import plan_id
 from farflung.sims.audit import HONEST_REFUSALS
 from farflung.sims.cuts import Cuts
@@ -54,6 +54,7 @@ ROUNDING = 1e-3
 """Largest error of fp32 arithmetic on values of order 1: hundreds of additions of numbers around 0.01."""
 
 
+_FORWARD = Forward.__struct_config__.tag
 _LOOKED_AT = frozenset(kind.__struct_config__.tag for kind in (Promise, Voted, Plan, Collected, Cut))
 _envelopes = msgspec.msgpack.Decoder(Envelope)
 
@@ -125,6 +126,13 @@ class Judge:
             return
         self._heard = data
         envelope = _envelopes.decode(data[:-SIGNATURE_BYTES])
+        if envelope.sender != sender:
+            return  # it passes on what its author was looked at for
+        if envelope.kind == _FORWARD:
+            forward = messages.decode(envelope.body, peer=sender)
+            assert isinstance(forward, Forward)
+            data = forward.sealed
+            envelope = _envelopes.decode(data[:-SIGNATURE_BYTES])
         if envelope.kind not in _LOOKED_AT:
             return
         message = messages.decode(envelope.body, peer=sender)
@@ -134,13 +142,13 @@ class Judge:
             case Plan():
                 self._cuts.plan(plan_id(self.swarm.outfit.terms.settings.swarm, message), message)
             case Collected():
-                self._cuts.report(data, message)
+                self._cuts.report(sender, data, message)
             case Cut() if not self.swarm.attackers:  # who may tell the proposer anything
                 self._on_cut(sender, message)
 
     def on_delivery(self, sender: PeerId, receiver: PeerId, data: bytes) -> None:
         """A message has come to its receiver, who has not looked at it yet."""
-        self._cuts.arrives(sender, receiver, data)
+        self._cuts.arrives(receiver, data)
 
     def _on_cut(self, sender: PeerId, message: Cut) -> None:
         peer = self.swarm.peers.get(self.swarm.ids.index(sender))
@@ -208,13 +216,19 @@ class Judge:
             self.violate(1, f"peer {index} holds other bytes at version {version}")
         # To the next round it may have contributed before it applies this one.
         if self._owing.get(index, math.inf) <= int(event["round"]):
-            self._owing.pop(index)
-            if not event["contributed"]:
+            owed = self._owing.pop(index)
+            if not event["contributed"] and not self._counted(index, owed):
                 self.violate(9, f"peer {index} does not say why round {event['round']} missed its contribution")
         if self.calm and event["parts_left_out"]:
             self.violate(3, f"round {event['round']} left parts out, and nobody was gone")
         self._look_at_history(index)
         self._check_step(index, version, int(event["round"]))
+
+    def _counted(self, index: int, height: int) -> bool:
+        """Whether a round counts a peer, by its own history: it may have the outer state after that round from others, and say nothing of the round."""
+        history = [certified.commit for certified in self.swarm.peers[index].member.history]
+        rounds = [commit.round for commit in history if commit.height == height and commit.round is not None]
+        return any(one.peer == self.swarm.ids[index] for round_ in rounds for one in round_.contributors)
 
     def _check_step(self, index: int, version: int, height: int) -> None:
         """The step from the last version to this one, as the first peer took it (invariants 4 and 7)."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.node.founded import TEXT, found
 from tests.node.processes import Node, nodes
-from tests.node.test_discovery import of_version_9
+from tests.node.test_discovery import LATER, of_a_later_version
 
 from farflung.node import daemon, frames
 from farflung.node.control import request
@@ -100,7 +100,7 @@ def test_a_swarm_is_founded_and_joined_by_its_name_alone(seed: Seed, tmp_path: P
 def test_a_manifest_of_another_version_ends_a_join_at_once(seed: Seed, tmp_path: Path) -> None:
     """Through a real DHT, whose nodes check what they are asked to keep and what they are answered."""
     founder = Ed25519Signer(b"f" * 32)
-    signed = of_version_9(founder)
+    signed = of_a_later_version(founder)
 
     async def publish() -> None:
         engine = await Engine.create(
@@ -116,7 +116,9 @@ def test_a_manifest_of_another_version_ends_a_join_at_once(seed: Seed, tmp_path:
     invitation = Invitation(
         name="alpha", swarm=signed.swarm, founder=founder.peer_id, invite_seed=b"", addresses=(seed.address,)
     )
-    with pytest.raises(ConfigError, match=f"of founder {founder.peer_id.hex()[:12]}: speaks protocol versions .9."):
+    with pytest.raises(
+        ConfigError, match=f"of founder {founder.peer_id.hex()[:12]}: speaks protocol versions .{LATER}."
+    ):
         join(tmp_path, encode_invitation(invitation), seed.address)
 
 

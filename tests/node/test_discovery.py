@@ -39,6 +39,8 @@ ADDRESS = "/ip4/10.0.0.1/tcp/4242/p2p/12D3KooWGvEK4Bfmd48PE13bcA6NNt2euWS9mys2x2
 MODEL = ModelSpec(vocab_size=264, dim=8, num_layers=1, num_heads=1, num_kv_heads=1, ffn_dim=8, seq_len=8)
 SIGNERS = [Ed25519Signer(bytes([n]) * 32) for n in range(3)]
 
+LATER = PROTOCOL_VERSION + 1
+
 
 def founded(signer: Ed25519Signer) -> tuple[Manifest, SignedManifest]:
     manifest = Manifest(
@@ -54,8 +56,8 @@ def founded(signer: Ed25519Signer) -> tuple[Manifest, SignedManifest]:
     return manifest, sign_manifest(signer, manifest)
 
 
-def of_version_9(signer: Ed25519Signer) -> SignedManifest:
-    fields = msgspec.msgpack.decode(founded(signer)[1].manifest) | {"protocol_versions": [9]}
+def of_a_later_version(signer: Ed25519Signer) -> SignedManifest:
+    fields = msgspec.msgpack.decode(founded(signer)[1].manifest) | {"protocol_versions": [LATER]}
     data = msgspec.msgpack.encode(fields)
     return SignedManifest(data, signer.sign(domain("manifest") + data))
 
@@ -181,7 +183,7 @@ def test_who_speaks_no_version_of_ours_is_not_dialled_and_told_of_once(tmp_path:
         await finder.look()
         assert SIGNERS[0].peer_id in met and len(refused) == 1
         await asyncio.sleep(60.0)
-        await announce(0, (9,))
+        await announce(0, (LATER,))
         await finder.look()
         assert len(refused) == 2  # it has changed again
 
@@ -207,7 +209,7 @@ def test_our_dht_node_stores_only_what_belongs_where_it_is_put() -> None:
 
 
 def test_our_dht_node_keeps_a_manifest_of_another_version_for_those_who_look_for_it() -> None:
-    signed, now = of_version_9(SIGNERS[0]), time.time()
+    signed, now = of_a_later_version(SIGNERS[0]), time.time()
     good = place_manifest(signed, now=now)
     check_record(key_digest(good.key), good.subkey, good.value, good.expires_at)
     forged = place_manifest(SignedManifest(signed.manifest, bytes(64)), now=now)

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.node.test_discovery import SIGNERS, founded, in_network, of_version_9
+from tests.node.test_discovery import LATER, SIGNERS, founded, in_network, of_a_later_version
 
 from farflung.node import lookup
 from farflung.node.discovery import publish_founding
@@ -64,7 +64,7 @@ def test_a_bare_name_that_somebody_claims_is_contested_at_once() -> None:
 
 def test_a_manifest_of_another_version_is_told_of_at_once_and_by_whom_it_is() -> None:
     """It was looked for till the time was over, and then nobody was said to be there."""
-    signed = of_version_9(SIGNERS[0])
+    signed = of_a_later_version(SIGNERS[0])
 
     async def body(networks: list[Network]) -> None:
         placed = place_manifest(signed, now=networks[1].unix_time())
@@ -73,7 +73,7 @@ def test_a_manifest_of_another_version_is_told_of_at_once_and_by_whom_it_is() ->
         with pytest.raises(ConfigError) as caught:
             await look_up_manifest(networks[2], signed.swarm, "alpha")
         assert asyncio.get_running_loop().time() - began < lookup.RETRY_S
-        assert f"'alpha' of founder {MEANT.hex()[:12]}: speaks protocol versions [9]" in str(caught.value)
+        assert f"'alpha' of founder {MEANT.hex()[:12]}: speaks protocol versions [{LATER}]" in str(caught.value)
         assert "Update farflung, or ask the founder" in str(caught.value)
 
     in_network(body)

@@ -13,6 +13,7 @@ from tests.node.lab import CODEC, NUMEL, OUTER, doors
 from tests.protocol.bus import beat, rules, snapshot
 
 from farflung.compression.policy import uniform
+from farflung.node.allowance import BURST_BYTES, BYTES_PER_S
 from farflung.node.events import EventLog
 from farflung.node.facilities import Facilities, Facts
 from farflung.node.replica_peer import ReplicaPeer
@@ -21,6 +22,7 @@ from farflung.node.terms import Terms
 from farflung.protocol import messages
 from farflung.protocol.chain import founded
 from farflung.protocol.envelope import Envelope
+from farflung.protocol.errors import BadSignature, Refused
 from farflung.protocol.keys import SIGNATURE_BYTES, Ed25519Signer
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.sims import clock
@@ -123,3 +125,93 @@ def test_a_bad_message_of_somebody_admitted_changes_nothing(attack: Attack, erro
 
     [event] = refusals(body)
     assert (event["error"], event["of"]) == (error, OTHER.peer_id.hex())
+
+
+def test_a_greeting_that_another_passes_on_first_does_not_keep_its_author_from_being_heard() -> None:
+    third, stranger = Ed25519Signer(b"3" * 32), Ed25519Signer(b"4" * 32)
+
+    async def body(hub: MemoryHub, network: MemoryNetwork, peer: ReplicaPeer) -> None:
+        mails = {s: SealedMail(network, s, SETTINGS.swarm, messages.decode) for s in (OTHER, third, stranger, US)}
+
+        def greeting(signer: Ed25519Signer, **said: Any) -> bytes:
+            return mails[signer]._sealed(US.peer_id, beat(**said))
+
+        membership = peer.member.membership
+        for one in (OTHER, third):
+            network.deliver(one.peer_id, greeting(one))
+        await asyncio.sleep(10.0)
+        peer.member.tick(hub.now())
+        network.deliver(OTHER.peer_id, greeting(OTHER))
+        said = greeting(third, step=1)
+        network.deliver(OTHER.peer_id, said)
+        assert membership.unheard(third.peer_id) and membership.way_to(third.peer_id) == OTHER.peer_id
+        network.deliver(third.peer_id, said)
+        assert membership.direct(third.peer_id)
+
+        network.deliver(stranger.peer_id, greeting(third, step=2))
+        network.deliver(OTHER.peer_id, greeting(stranger))
+        assert membership.heartbeat(stranger.peer_id) is None and stranger.peer_id not in membership.peers
+        heartbeat = membership.heartbeat(third.peer_id)
+        assert heartbeat is not None and heartbeat.step == 1, "strangers pass on nothing"
+        network.deliver(OTHER.peer_id, greeting(US))
+
+    [refused] = refusals(body)
+    assert refused["of"] == OTHER.peer_id.hex() and "our own name" in refused["reason"]
+
+
+def test_a_message_takes_a_detour() -> None:
+    a, b, c = (Ed25519Signer(bytes([n]) * 32) for n in (1, 2, 3))
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, clock.VirtualLoop)
+        hub = MemoryHub(loop, random.Random(0), LinkModel(jitter_s=0.0))
+        networks = [MemoryNetwork(hub, one.peer_id) for one in (a, b, c)]
+        mails = [SealedMail(n, s, SETTINGS.swarm, messages.decode) for n, s in zip(networks, (a, b, c), strict=True)]
+        came: list[tuple[bytes, object]] = []
+
+        def pass_on(carrier: bytes, data: bytes) -> None:
+            forward = mails[1].open(carrier, data)
+            assert isinstance(forward, messages.Forward)
+            mails[1].pass_on(carrier, forward.to, forward.sealed)
+
+        def take(carrier: bytes, data: bytes) -> None:
+            opened = mails[2].open_from(carrier, data, admits=lambda peer: True)
+            assert opened is not None and carrier == b.peer_id
+            came.append(opened)
+
+        networks[1].on_message(pass_on)
+        networks[2].on_message(take)
+        said = messages.Goodbye("asked to")
+        mails[0].send(c.peer_id, said, via=b.peer_id)
+        await asyncio.sleep(1.0)
+        assert came == [(a.peer_id, said)]
+
+    clock.run(main(), start=START_UNIX_S)
+
+
+def test_only_what_a_member_says_itself_is_passed_on_and_not_too_much_of_it() -> None:
+    a, b = (Ed25519Signer(bytes([n]) * 32) for n in (1, 2))
+    sent: list[bytes] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, clock.VirtualLoop)
+        hub = MemoryHub(loop, random.Random(0), LinkModel(jitter_s=0.0))
+        mails = [SealedMail(MemoryNetwork(hub, s.peer_id), s, SETTINGS.swarm, messages.decode) for s in (a, b)]
+        mails[1]._network.send = lambda to, data: sent.append(data)  # type: ignore[method-assign]
+        sealed = mails[0]._sealed(OTHER.peer_id, messages.Goodbye("x" * 400))
+        with pytest.raises(Refused, match="in the name of"):
+            mails[1].pass_on(b.peer_id, OTHER.peer_id, sealed)
+        with pytest.raises(BadSignature):
+            mails[1].pass_on(a.peer_id, OTHER.peer_id, sealed[:-1] + bytes([sealed[-1] ^ 1]))
+        assert sent == []
+        for _ in range(3 * BURST_BYTES // len(sealed)):
+            mails[1].pass_on(a.peer_id, OTHER.peer_id, sealed)
+        assert sum(map(len, sent)) == pytest.approx(BURST_BYTES, rel=0.01)
+        await asyncio.sleep(1.0)
+        for _ in range(BURST_BYTES // len(sealed)):
+            mails[1].pass_on(a.peer_id, OTHER.peer_id, sealed)
+        assert sum(map(len, sent)) == pytest.approx(BURST_BYTES + BYTES_PER_S, rel=0.02)
+
+    clock.run(main(), start=START_UNIX_S)

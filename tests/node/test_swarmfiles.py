@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.node.test_discovery import SIGNERS, founded, of_version_9
+from tests.node.test_discovery import SIGNERS, founded, of_a_later_version
 
 from farflung.node.paths import resolve_paths
 from farflung.node.swarmfiles import load_manifest, save_manifest
@@ -12,7 +12,7 @@ from farflung.protocol.errors import ConfigError
 
 def test_a_manifest_of_another_version_is_not_called_damaged(tmp_path: Path) -> None:
     """To fetch it again would not help."""
-    signed = of_version_9(SIGNERS[0])
+    signed = of_a_later_version(SIGNERS[0])
     swarm = resolve_paths(tmp_path, {}).add_swarm(signed.swarm.hex(), "alpha")
     save_manifest(swarm, signed.encode())
     with pytest.raises(ConfigError, match="Install the farflung that the swarm runs") as caught:

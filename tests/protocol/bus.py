@@ -22,6 +22,7 @@ from farflung.protocol.effects import (
     FetchMean,
     Forget,
     Note,
+    PassOn,
     Reduce,
     RoundOver,
     SaveVote,
@@ -29,11 +30,11 @@ from farflung.protocol.effects import (
 )
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.history import History
-from farflung.protocol.keys import Ed25519Signer, PeerId
+from farflung.protocol.keys import SIGNATURE_BYTES, Ed25519Signer, PeerId
 from farflung.protocol.lap import Laps
 from farflung.protocol.member import Member
 from farflung.protocol.membership import Membership
-from farflung.protocol.messages import Accepted, Heartbeat, Message, Plan, Ready, decode, encode
+from farflung.protocol.messages import Accepted, Forward, Heartbeat, Message, Plan, Ready, decode, encode
 from farflung.protocol.proposer import Phase
 from farflung.protocol.quorum import proposer
 from farflung.protocol.settings import Settings
@@ -169,6 +170,8 @@ class Letter:
     sender: int
     receiver: int
     message: Message
+    carrier: int
+    """Who hands it over: another than the sender, where that asked for it."""
 
 
 class Node:
@@ -230,10 +233,11 @@ class Node:
         elif member.attendance.ready is None:
             self.train()
 
-    def receive(self, sender: int, data: bytes) -> None:
+    def receive(self, sender: int, data: bytes, carrier: int) -> None:
         peer = self.bus.signers[sender].peer_id
+        via = None if carrier == sender else self.bus.signers[carrier].peer_id
         try:
-            effects = self.member.receive(peer, decode(data, peer=peer), self.bus.now)
+            effects = self.member.receive(peer, decode(data, peer=peer), self.bus.now, via=via)
         except RemoteError as error:
             self.bus.refused.append((self.index, sender, error))
         else:
@@ -243,8 +247,16 @@ class Node:
         for effect in effects:
             self.effects.append((self.bus.now, effect))
             match effect:
-                case Send(to, message):
+                case Send(to, message, None):
                     self.bus.post(self.index, to, message)
+                case Send(to, message, via) if via is not None:
+                    self.bus.post(
+                        self.index, via, Forward(to, bytes([self.index]) + encode(message) + bytes(SIGNATURE_BYTES))
+                    )
+                case PassOn(_, to, sealed):
+                    sender = sealed[0]
+                    message = decode(sealed[1:-SIGNATURE_BYTES], peer=self.bus.signers[sender].peer_id)
+                    self.bus.post(sender, to, message, carrier=self.index)
                 case SaveVote(height, ballot, accepted):
                     self.bus.disks[self.index].vote = (height, ballot, accepted)
                 case Contribute(plan_id, plan):
@@ -353,9 +365,11 @@ class Bus:
 
         heapq.heappush(self._queue, (self.now + seconds, next(self._numbers), run))
 
-    def post(self, sender: int, to: PeerId, message: Message) -> None:
+    def post(self, sender: int, to: PeerId, message: Message, *, carrier: int | None = None) -> None:
         receiver = self.index(to)
-        letter = Letter(next(self._numbers), self.now, sender, receiver, message)
+        letter = Letter(
+            next(self._numbers), self.now, sender, receiver, message, sender if carrier is None else carrier
+        )
         self.letters.append(letter)
         data = encode(message)
         for delay in self.policy(letter):
@@ -364,7 +378,7 @@ class Bus:
     def _arrive(self, letter: Letter, data: bytes) -> None:
         node = self.nodes.get(letter.receiver)
         if node is not None:
-            node.receive(letter.sender, data)
+            node.receive(letter.sender, data, letter.carrier)
 
     def transfer(self, source: Node, to: PeerId, deliver: Callable[[Node], None]) -> None:
         receiver = self.index(to)

@@ -41,6 +41,9 @@ from farflung.protocol.manifest_sections import (
     PipelineSpec,
     TokenizerSpec,
 )
+from farflung.protocol.versions import PROTOCOL_VERSION
+
+LATER = PROTOCOL_VERSION + 1
 
 FOUNDER, CARRIER = Ed25519Signer(b"f" * 32), b"c" * 32
 MODEL = ModelSpec(vocab_size=256, dim=64, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=128, seq_len=128)
@@ -291,15 +294,19 @@ def test_wrong_swarm() -> None:
 
 
 def test_wrong_version_even_of_another_shape() -> None:
-    said = refuse(signed_raw(raw_manifest() | {"protocol_versions": [9]}), WrongVersion)
-    assert said.startswith(f"manifest 'tiny' of founder {FOUNDER.peer_id.hex()[:12]}: speaks protocol versions [9]")
-    other = signed_raw({"protocol_versions": [9, 10], "new": {"shape": 1}})
+    said = refuse(signed_raw(raw_manifest() | {"protocol_versions": [LATER]}), WrongVersion)
+    assert said.startswith(
+        f"manifest 'tiny' of founder {FOUNDER.peer_id.hex()[:12]}: speaks protocol versions [{LATER}]"
+    )
+    other = signed_raw({"protocol_versions": [LATER, LATER + 1], "new": {"shape": 1}})
     digest = msgspec.msgpack.decode(other, type=SignedManifest).swarm.hex()
-    assert refuse(other, WrongVersion).startswith(f"manifest {digest[:12]}: speaks protocol versions [9, 10]")
+    assert refuse(other, WrongVersion).startswith(
+        f"manifest {digest[:12]}: speaks protocol versions [{LATER}, {LATER + 1}]"
+    )
 
 
 def test_nobody_is_named_for_another_version_without_a_signature() -> None:
-    data = msgspec.msgpack.encode(raw_manifest() | {"protocol_versions": [9]})
+    data = msgspec.msgpack.encode(raw_manifest() | {"protocol_versions": [LATER]})
     refuse(SignedManifest(data, Ed25519Signer(b"x" * 32).sign(domain("manifest") + data)).encode(), BadSignature)
 
 

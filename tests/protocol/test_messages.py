@@ -82,7 +82,7 @@ SAMPLES: dict[str, Message] = {
     "heartbeat": messages.Heartbeat(
         height=7, ballot=1, version=5, digest=DIGEST, state="training", step=160, tokens_per_s=1500.0,
         up_bytes_per_s=1e6, down_bytes_per_s=5e6, loss=3.25, device="CPU", admission=SIGNATURE,
-        addresses=("/ip4/203.0.113.7/tcp/31337",), every_s=2.0, reply=True, ready_in_s=12.5,
+        addresses=("/ip4/203.0.113.7/tcp/31337",), every_s=2.0, reply=True, ready_in_s=12.5, deaf_to=(B,),
     ),
     "goodbye": messages.Goodbye("asked to leave"),
     "probe": messages.Probe(A),
@@ -98,6 +98,7 @@ SAMPLES: dict[str, Message] = {
     "cut": messages.Cut(PLAN, (A,)),
     "held": messages.Held(PLAN, (DIGEST, b"")),
     "fetch": messages.Fetch(PLAN, 1, DIGEST, (A, B)),
+    "forward": messages.Forward(B, bytes(range(80))),
     "abort": messages.Abort(PLAN, "no part is held by a quorum"),
     "propose": messages.Propose(2, COMMIT),
     "voted": messages.Voted(7, 2, DIGEST, SIGNATURE),
@@ -166,7 +167,7 @@ def test_the_committed_bytes_are_read_back(name: str) -> None:
 def test_tags_are_unique() -> None:
     """And never change: they are the kinds of envelopes."""
     tags = {messages.tag(s) for s in ALL.values()}
-    assert tags == {*range(1, 21), *range(64, 80)}
+    assert tags == {*range(1, 21), 32, *range(64, 80)}
 
 
 def test_messages_and_headers_are_not_mixed_up() -> None:
@@ -183,8 +184,8 @@ def test_a_field_of_a_later_version_is_not_ours_to_refuse() -> None:
 
 def test_defaults_may_be_missing() -> None:
     body = msgspec.msgpack.decode(encode(SAMPLES["heartbeat"]))
-    beat = decode(msgspec.msgpack.encode(body[:-2]), peer=FROM)
-    assert (beat.reply, beat.ready_in_s) == (False, 0.0)  # type: ignore[union-attr]
+    beat = decode(msgspec.msgpack.encode(body[:-3]), peer=FROM)
+    assert (beat.reply, beat.ready_in_s, beat.deaf_to) == (False, 0.0, ())  # type: ignore[union-attr]
 
 
 # ---- damage ---------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
-"""Pairs that do not reach each other: who remembers them, who owns parts then, and that proposers who do not hear everybody hand on their turn."""
+"""Pairs that do not reach each other: who remembers them, who owns parts then, and what takes a detour."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -20,16 +21,15 @@ from tests.protocol.alone import (
     member,
     of,
     plan,
-    turn,
 )
-from tests.protocol.bus import beat, certify, follow, ready
+from tests.protocol.bus import LATENCY_S, Bus, beat, certify, follow, ready, settled, snapshot
 
 from farflung.protocol import messages
-from farflung.protocol.effects import Effect, Note, Send
-from farflung.protocol.keys import PeerId
-from farflung.protocol.membership import ASK_AFTER, SUSPECT_AFTER, VERDICT_AFTER
-from farflung.protocol.messages import Part, Plan, Promise
-from farflung.protocol.patience import PASSES, why_next_ballot
+from farflung.protocol.effects import Effect, Note, PassOn, Send
+from farflung.protocol.errors import Refused
+from farflung.protocol.keys import SIGNATURE_BYTES, PeerId
+from farflung.protocol.member import Member
+from farflung.protocol.messages import Committed, Forward, Heartbeat, Part, Plan, Promise
 from farflung.protocol.reach import FIRST_ROUNDS, MOST_ROUNDS, Lacking, roles
 
 A, B, C, D = (bytes([i]) * 32 for i in range(4))
@@ -71,7 +71,7 @@ def test_an_owner_says_whose_contributions_did_not_come() -> None:
             part.arrived(0, peer)
     assert part.lacked() == (frozenset(IDS) - {THIRD}, {THIRD})
     one.attendance.conclude(commit(samples=4))  # of another plan: that says nothing
-    one.attendance.offer(ready(), HEAD, 1.0)
+    one.attendance.offer(ready(), HEAD, [], 1.0)
     assert one.attendance.ready is not None and one.attendance.ready.lacks == ()
 
 
@@ -84,7 +84,7 @@ def test_with_what_a_member_offers_next_it_says_whom_it_lacked() -> None:
     some = commit(samples=4).round
     assert some is not None
     after = follow(HEAD, IDS, result=but(some, plan=PLAN_ID))
-    one.receive(LEADER, messages.Committed(certify(after, INSIDE)), 1.0)
+    one.receive(LEADER, Committed(certify(after, INSIDE)), 1.0)
     one.set_ready(ready(), 2.0)
     assert one.attendance.ready is not None and one.attendance.ready.lacks == (IDS[-1],)
 
@@ -137,7 +137,7 @@ def planned(lacks: dict[PeerId, tuple[PeerId, ...]], *, last: bool = False) -> P
     found: list[Effect] = []
     for peer in IDS:
         offers = Promise(NEXT, 0, PARENT, None, ready(lacks=lacks.get(peer, ())))
-        found += leader.receive(peer, offers, 0.3)
+        found += leader._settle(leader._receive(peer, offers, 0.3), 0.3)  # its own as well
     return next(s.message for s in of(found, Send) if isinstance(s.message, Plan))
 
 
@@ -158,37 +158,110 @@ def test_nobody_is_left_out_of_the_last_round(last: bool) -> None:
     assert len(apart.contributors) == (4 if last else 3)
 
 
-# ---- who leads --------------------------------------------------------------------------------------------------
+# ---- what takes a detour ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("heard_by_others", [True, False])
-def test_a_proposer_that_does_not_hear_whom_others_hear_hands_on_its_turn(heard_by_others: bool) -> None:
-    leader = member(me=LEADER)
-    leader.set_ready(ready(), 0.1)
-    every_s = leader.membership.every_s(THIRD)
-    reasons, now = [], 0.0
-    while now < (SUSPECT_AFTER + ASK_AFTER + VERDICT_AFTER) * every_s:
-        now += 0.25
-        notes = of(leader.tick(now), Note)
-        for peer in IDS:
-            if peer not in (LEADER, THIRD):
-                leader.receive(peer, beat(height=HEAD.height, version=HEAD.version, digest=leader.standing.digest), now)
-                if heard_by_others and peer in (leader.membership.peers[THIRD].asked or ()):
-                    leader.receive(peer, messages.Opinion(THIRD, 0.1), now)
-        reasons += [n.fields["reason"] for n in notes if n.event == "ballot"]
-    assert bool(reasons) == heard_by_others
-    if heard_by_others:
-        assert "we do not: lets another lead" in reasons[0] and leader.consensus.proposer_now() not in (LEADER, THIRD)
-        leader.receive(THIRD, beat(), now)
-        assert not leader.membership.unheard(THIRD)
+def unhearing(peer: PeerId, others: Sequence[PeerId]) -> Member:
+    """A member that hears some at 10 s, and one only by their word."""
+    one = member()
+    one.tick(9.0)  # has heard from nobody for long
+    for other in others:
+        one.receive(other, beat(), 10.0)
+    one.receive(peer, beat(), 10.0, via=others[0])
+    assert one.membership.unheard(peer) and not one.membership.direct(peer)
+    return one
 
 
-def test_turns_are_handed_on_three_times_in_a_row_at_most() -> None:
-    """Perhaps nobody hears everybody."""
-    for ballot in range(PASSES + 2):
-        leader = member(me=turn(ballot), vote=(NEXT, ballot, None))
-        assert leader.consensus.ballot == ballot and leader.consensus.proposer_now() == leader.me
-        other = next(p for p in IDS if p != leader.me)
-        leader.membership.peers[other].witnessed_at = 1e3
-        assert leader.membership.unheard(other)
-        assert (why_next_ballot(leader.consensus, 0.5) is not None) == (ballot < PASSES)
+def test_what_is_for_a_member_that_only_others_hear_goes_by_way_of_one_who_does() -> None:
+    one = unhearing(LEADER, [THIRD])
+    [offer] = of(one.set_ready(ready(), 10.1), Send)
+    assert (offer.to, offer.via) == (LEADER, THIRD)
+    assert isinstance(offer.message, Promise) and offer.message.ready is not None
+    assert offer.message.ready.lacks == (LEADER,), "whoever reduces need not wait for its contribution"
+    greetings = [s for s in of(one.tick(11.5), Send) if isinstance(s.message, Heartbeat)]
+    assert [s.via for s in greetings if s.to == LEADER][:2] == [None, THIRD], "there may be a way again"
+    assert {s.via for s in greetings if s.to == THIRD} == {None}
+    assert {s.message.deaf_to for s in greetings if isinstance(s.message, Heartbeat)} == {(LEADER,)}
+    one.receive(LEADER, beat(), 11.6)
+    assert one.membership.way_to(LEADER) is None
+    assert [s.via for s in of(one.leave("asked to"), Send) if s.to == LEADER] == [None]
+
+
+def test_who_does_not_hear_us_is_spoken_to_by_way_of_others_whom_it_hears() -> None:
+    others = [p for p in IDS if p not in (LEADER, member().me)]
+    one = unhearing(LEADER, others)
+    one.receive(LEADER, beat(deaf_to=(one.me, others[0])), 10.1)
+    assert one.membership.direct(LEADER), "we hear it"
+    assert {one.membership.way_to(LEADER) for _ in range(12)} == set(others[1:])
+    one.receive(LEADER, beat(), 10.2)
+    assert one.membership.way_to(LEADER) is None
+
+
+def test_where_nobody_is_heard_nothing_takes_a_detour() -> None:
+    one = unhearing(LEADER, [THIRD])
+    one.tick(20.0)
+    assert one.membership.way_to(LEADER) is None
+
+
+def test_what_somebody_passes_on_tells_that_its_author_lives_and_not_that_we_hear_it() -> None:
+    one = unhearing(LEADER, [THIRD])
+    told = one.receive(LEADER, beat(tokens_per_s=7.0), 11.0, via=THIRD)
+    assert [n.event for n in of(told, Note)] == []
+    heartbeat = one.membership.heartbeat(LEADER)
+    assert heartbeat is not None and heartbeat.tokens_per_s == 7.0
+    assert one.membership.peers[LEADER].witnessed_at == 11.0 and one.membership.peers[LEADER].heard_at == 0.0
+    for now in range(11, 60):
+        one.receive(THIRD, beat(), now)
+        one.receive(LEADER, beat(), now, via=THIRD)
+        one.unreachable(LEADER, "no stream", now + 0.2)
+        assert not [n for n in of(one.tick(now + 0.5), Note) if n.fields.get("of") == LEADER.hex()]
+
+
+def test_a_greeting_by_way_of_another_is_no_news_of_whom_we_hear() -> None:
+    one = member()
+    before = snapshot(one.membership)
+    assert one.receive(LEADER, beat(tokens_per_s=7.0), 0.1, via=THIRD) == []
+    assert snapshot(one.membership) == before
+
+
+def test_a_member_passes_on_to_who_hears_it() -> None:
+    one = unhearing(LEADER, [THIRD])
+    sealed = bytes(SIGNATURE_BYTES + 1)
+    one.receive(LEADER, beat(deaf_to=(one.me,)), 10.0, via=THIRD)
+    assert one.receive(THIRD, Forward(LEADER, sealed), 10.1) == [], "it does not reach it"
+    assert one.receive(THIRD, Forward(one.me, sealed), 10.1) == []
+    assert one.receive(THIRD, Forward(bytes(32), sealed), 10.1) == [], "nobody known"
+    one.receive(LEADER, beat(), 10.2)
+    assert one.receive(THIRD, Forward(LEADER, sealed), 10.3) == [PassOn(THIRD, LEADER, sealed)]
+
+
+def test_passing_on_is_for_who_is_in_and_goes_no_further() -> None:
+    one = member()
+    sealed = bytes(SIGNATURE_BYTES + 1)
+    with pytest.raises(Refused, match="before being admitted"):
+        one.receive(bytes([7]) * 32, Forward(LEADER, sealed), 0.1)
+    with pytest.raises(Refused, match="by way of another"):
+        one.receive(THIRD, Forward(LEADER, sealed), 0.1, via=LEADER)
+
+
+@pytest.mark.parametrize("message", [beat(), messages.Goodbye("asked to")])
+def test_what_we_have_said_ourselves_is_refused(message: messages.Message) -> None:
+    one = member()
+    with pytest.raises(Refused, match="in our own name") as refused:
+        one.receive(one.me, message, 0.1, via=THIRD)
+    assert refused.value.peer == THIRD
+
+
+@pytest.mark.parametrize(
+    "lost", [{(0, 1), (1, 0)}, {(0, 1)}, {(0, 1), (1, 0), (2, 3), (3, 2)}, {(0, 1), (2, 3), (1, 2)}]
+)
+def test_who_does_not_reach_somebody_takes_part_in_what_all_decide(lost: set[tuple[int, int]]) -> None:
+    """Both ways, or one of them."""
+    bus = settled(Bus(4))
+    bus.policy = lambda letter: () if (letter.carrier, letter.receiver) in lost else (LATENCY_S,)
+    bus.run(15.0)
+    top = max(bus.commits)
+    assert bus.reach(top + 6)
+    for height in range(top + 1, top + 7):
+        assert len(bus.commits[height].view) == 4 and bus.commits[height].round is not None
+    assert not bus.refused

@@ -76,6 +76,15 @@ def test_a_partition_lasts_until_it_heals_whatever_becomes_of_others() -> None:
     assert thing.peers == (KEYS["home/0"],) and thing.end == 100.0, "who is on the smaller side, whoever is named"
 
 
+def test_who_does_not_reach_whom_lasts_until_it_heals_and_others_are_no_part_of_it() -> None:
+    pair = [[KEYS["lone/0"]], [KEYS["home/1"]]]
+    assert told(
+        done(5.0, "apart", groups=pair, number=1),
+        done(6.0, "heal"),
+        done(9.0, "heal", number=1),
+    ) == [(5.0, 9.0, "do not reach each other", "lone/0, home/1")]
+
+
 def test_the_network_is_everybodys() -> None:
     assert told(
         done(1.0, "drop", until=2.0, much=0.25),
