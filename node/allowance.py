@@ -1,25 +1,33 @@
-"""How much of others' messages a peer passes on for each member, so that nobody fills its outboxes with what is not its own."""
+"""How much of others' messages a peer passes on, of each author and to each receiver, so that nobody fills its outboxes with what is not its own."""
 
 from farflung.node.network import PeerId
 from farflung.node.pacing import TokenBucket
 
 BYTES_PER_S = 64 << 10
-"""Of one member; heartbeats and what a round takes are a few kB a second."""
+"""Heartbeats and what a round takes are a few kB a second."""
 
 BURST_BYTES = 1 << 20
 """A history, and more."""
 
+LEAST_BYTES = 4 << 10
+"""As which the shortest message counts: an outbox holds 256 of them."""
+
 
 class Allowance:
-    """Of everybody who has asked; of members, so they are few. Seconds are of one clock."""
+    """See the module. Who asks has been admitted, and who is asked for lives: they are few. Seconds are of one monotonic clock."""
 
     def __init__(self) -> None:
-        self._buckets: dict[PeerId, TokenBucket] = {}
+        self._authors: dict[PeerId, TokenBucket] = {}
+        self._receivers: dict[PeerId, TokenBucket] = {}
 
-    def takes(self, author: PeerId, size: int, now: float) -> bool:
-        """Whether so many bytes more of a member may be passed on; then they count."""
-        bucket = self._buckets.setdefault(author, TokenBucket(BYTES_PER_S, BURST_BYTES, now))
-        if bucket.reserve(size, now) > 0.0:
+    def takes(self, author: PeerId, to: PeerId, size: int, now: float) -> bool:
+        """Whether so many bytes more may be passed on; then they count."""
+        size = max(size, LEAST_BYTES)
+        of_author = self._authors.setdefault(author, TokenBucket(BYTES_PER_S, BURST_BYTES, now))
+        of_receiver = self._receivers.setdefault(to, TokenBucket(BYTES_PER_S, BURST_BYTES, now))
+        both = (of_author, of_receiver)
+        if max(bucket.reserve(size, now) for bucket in both) == 0.0:
+            return True
+        for bucket in both:
             bucket.refund(size, now)
-            return False
-        return True
+        return False

@@ -26,7 +26,6 @@ from farflung.protocol.effects import (
     FetchMean,
     Forget,
     Note,
-    PassOn,
     Reduce,
     Refusal,
     Repair,
@@ -83,11 +82,6 @@ class Executor:
         match effect:
             case Send(to, message, via):
                 self._mail.send(to, message, via)
-            case PassOn(author, to, sealed):
-                try:
-                    self._mail.pass_on(author, to, sealed)
-                except RemoteError as error:
-                    self._refused(error)
             case SaveVote(height, ballot, accepted):
                 await self._journal(self._storage.save_vote, SavedVote(height, ballot, accepted))
             case Expect(plan_id, plan):

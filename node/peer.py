@@ -37,7 +37,7 @@ from farflung.protocol.keys import PeerId
 from farflung.protocol.limits import MAX_ADDRESSES
 from farflung.protocol.member import Member
 from farflung.protocol.membership import Membership
-from farflung.protocol.messages import Heartbeat, Ready
+from farflung.protocol.messages import Forward, Heartbeat, Ready
 
 TICK_S = 0.25
 """Between two looks at deadlines while a round or the like is under way; otherwise heartbeats and suspicions decide, seconds apart."""
@@ -356,6 +356,10 @@ class Peer:
                 return
             sender, message = opened
             effects = self.member.receive(sender, message, self._now(), via=None if sender == carrier else carrier)
+            if isinstance(message, Forward) and self.member.passes_on(message):
+                self._mail.pass_on(
+                    sender, message.to, message.sealed, self._now()
+                )  # at once: no order with what we say binds it
             if isinstance(message, Heartbeat):
                 self.network.add_addresses(sender, list(message.addresses))
         except RemoteError as error:

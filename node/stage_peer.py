@@ -395,20 +395,20 @@ class StagePeer(Peer):
             reason=decided.why,
         )
 
-    def _on_message(self, sender: PeerId, data: bytes) -> None:
+    def _on_message(self, carrier: PeerId, data: bytes) -> None:
         try:
-            bound_to = swarm_of(data, sender)
+            bound_to = swarm_of(data, carrier)
         except RemoteError as error:
             self.refused(error)
             return
         if bound_to == self.settings.swarm:
-            super()._on_message(sender, data)
+            super()._on_message(carrier, data)
             self.pipeline.changed()
         elif bound_to == self.pipeline.roll.swarm:
-            self.pipeline.receive(sender, data)
+            self.pipeline.receive(carrier, data)
         elif bound_to not in self._other_groups():
             self.refused(
-                Refused("a message of another chain than ours, perhaps of a life of it that is over", peer=sender)
+                Refused("a message of another chain than ours, perhaps of a life of it that is over", peer=carrier)
             )
 
     def _other_groups(self) -> list[bytes]:

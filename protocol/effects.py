@@ -21,15 +21,6 @@ class Send(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class PassOn:
-    """Send what a member has sealed, as it is, if that is so; best effort."""
-
-    author: PeerId
-    to: PeerId
-    sealed: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class SaveVote:
     """Write to disk, before anything that follows: what we promised and voted for."""
 
@@ -137,7 +128,6 @@ class Note:
 
 Effect = (
     Send
-    | PassOn
     | SaveVote
     | Expect
     | Contribute

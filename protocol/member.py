@@ -15,7 +15,7 @@ import msgspec
 from farflung.protocol.attendance import Attendance
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.consensus import Consensus
-from farflung.protocol.effects import Apply, Effect, Note, PassOn, Refusal, Send
+from farflung.protocol.effects import Apply, Effect, Note, Refusal, Send
 from farflung.protocol.errors import Refused, RemoteError
 from farflung.protocol.follower import Follower
 from farflung.protocol.history import History
@@ -111,6 +111,10 @@ class Member:
             return True
         return self.started and peer in self.head.commit.view
 
+    def passes_on(self, message: Forward) -> bool:
+        """Whether to, when a member asks. Nobody answers: what does not arrive is said again, by way of another."""
+        return message.to != self.me and self.membership.heard_by(message.to)
+
     # ---- the node's own news -----------------------------------------------------------------------------------
 
     def begin(
@@ -204,9 +208,9 @@ class Member:
         effects: list[Effect] = []
         match message:
             case Forward() if via is not None:
-                raise Refused("asks by way of another to pass a message on", peer=sender)
+                raise Refused("passes on what was for itself", peer=via)
             case Forward():
-                effects += self._pass_on(sender, message)
+                pass  # whoever has the messages themselves does (`passes_on`)
             case Goodbye():
                 effects += self.membership.goodbye(sender, now)
             case Probe():
@@ -231,12 +235,6 @@ class Member:
         if via is None:
             return self.membership.heard(sender, now, beat)
         return self.membership.told(sender, now, beat)
-
-    def _pass_on(self, sender: PeerId, message: Forward) -> list[Effect]:
-        """Nobody answers: what does not arrive is said again, by way of another."""
-        if message.to == self.me or not self.membership.heard_by(message.to):
-            return []
-        return [PassOn(sender, message.to, message.sealed)]
 
     def _on_heartbeat(self, sender: PeerId, beat: Heartbeat, now: float, via: PeerId | None) -> list[Effect]:
         if via is not None and self.membership.direct(sender):

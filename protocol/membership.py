@@ -89,7 +89,7 @@ class Membership:
     look_at: float = -math.inf
     """No peer is due for a suspicion, a verdict or oblivion before this."""
     _detours: int = 0
-    """Messages that others were asked to pass on: by turns, for one of them may pass on nothing."""
+    """Messages that others were asked to pass on, another each time or so, for one of them may pass on nothing."""
 
     def known(self) -> list[PeerId]:
         """Everybody we might talk to, sorted; the dead too, for they may come back."""
@@ -152,20 +152,20 @@ class Membership:
 
     def apart(self, peer: PeerId) -> bool:
         """Whether neither we nor a peer hear each other, though others hear both."""
-        return self.me in self._deaf_to(peer) and self.unheard(peer)
+        return self.me in self._says_deaf_to(peer) and self.unheard(peer)
 
     def deaf_to(self) -> tuple[PeerId, ...]:
         """Whom others hear and we do not, sorted."""
         return tuple(p for p in sorted(self.peers) if self.unheard(p))[:MAX_GROUP_PEERS]
 
-    def _deaf_to(self, peer: PeerId) -> tuple[PeerId, ...]:
+    def _says_deaf_to(self, peer: PeerId) -> tuple[PeerId, ...]:
         """By its own last word."""
         heartbeat = self.heartbeat(peer)
         return () if heartbeat is None else heartbeat.deaf_to
 
     def heard_by(self, peer: PeerId) -> bool:
         """Whether a peer lives, and has not said that only others hear us."""
-        return self.alive(peer) and self.me not in self._deaf_to(peer)
+        return self.alive(peer) and self.me not in self._says_deaf_to(peer)
 
     def direct(self, peer: PeerId) -> bool:
         """Whether a peer lives, and we hear it ourselves."""
@@ -176,15 +176,16 @@ class Membership:
         """Who is to pass on what is for a peer that lives, where we do not hear it or it does not hear us, another each time; None where there is no need, or nobody."""
         if not self.alive(peer) or peer == self.me:
             return None
-        deaf_to = self._deaf_to(peer)
+        deaf_to = self._says_deaf_to(peer)
         if self.me not in deaf_to and not self.unheard(peer):
             return None
         both = (p for p in sorted(self.peers) if self.direct(p) and self.heard_by(p))
         between = [p for p in both if p != peer and p not in deaf_to]
+        between = [p for p in between if not self.leaves(p)] or between
         if not between:
             return None
-        self._detours += 1
-        return between[self._detours % len(between)]
+        self._detours += 1  # by lot: turns may keep step with what is sent to others
+        return between[sha256(peer + self._detours.to_bytes(8, "big")).digest()[0] % len(between)]
 
     def leaves(self, peer: PeerId) -> bool:
         """Whether a peer has said goodbye, still here or not; or whether we do."""

@@ -85,7 +85,9 @@ def is_needed(s: Waiting) -> bool:
     live = [p for p in membership.live(view) if p != s.me]
     stay = [p for p in live if not membership.leaves(p)]
     beats = [membership.heartbeat(p) for p in membership.live(membership.known())]
-    if not stay and not any(beat is not None and beat.state == "joining" for beat in beats):
+    if not s.standing.holds(s.me) or (
+        not stay and not any(beat is not None and beat.state == "joining" for beat in beats)
+    ):
         return False
     return is_quorum(view, {*live, s.me}) and not is_quorum(view, [p for p in stay if s.standing.holds(p)])
 

@@ -22,7 +22,6 @@ from farflung.protocol.effects import (
     FetchMean,
     Forget,
     Note,
-    PassOn,
     Reduce,
     RoundOver,
     SaveVote,
@@ -237,10 +236,14 @@ class Node:
         peer = self.bus.signers[sender].peer_id
         via = None if carrier == sender else self.bus.signers[carrier].peer_id
         try:
-            effects = self.member.receive(peer, decode(data, peer=peer), self.bus.now, via=via)
+            message = decode(data, peer=peer)
+            effects = self.member.receive(peer, message, self.bus.now, via=via)
         except RemoteError as error:
             self.bus.refused.append((self.index, sender, error))
         else:
+            if isinstance(message, Forward) and self.member.passes_on(message):
+                said = decode(message.sealed[:-SIGNATURE_BYTES], peer=peer)
+                self.bus.post(sender, message.to, said, carrier=self.index)
             self.do(effects)
 
     def do(self, effects: list[Effect]) -> None:
@@ -250,13 +253,7 @@ class Node:
                 case Send(to, message, None):
                     self.bus.post(self.index, to, message)
                 case Send(to, message, via) if via is not None:
-                    self.bus.post(
-                        self.index, via, Forward(to, bytes([self.index]) + encode(message) + bytes(SIGNATURE_BYTES))
-                    )
-                case PassOn(_, to, sealed):
-                    sender = sealed[0]
-                    message = decode(sealed[1:-SIGNATURE_BYTES], peer=self.bus.signers[sender].peer_id)
-                    self.bus.post(sender, to, message, carrier=self.index)
+                    self.bus.post(self.index, via, Forward(to, encode(message) + bytes(SIGNATURE_BYTES)))
                 case SaveVote(height, ballot, accepted):
                     self.bus.disks[self.index].vote = (height, ballot, accepted)
                 case Contribute(plan_id, plan):

@@ -25,10 +25,11 @@ from tests.protocol.alone import (
 from tests.protocol.bus import LATENCY_S, Bus, beat, certify, follow, ready, settled, snapshot
 
 from farflung.protocol import messages
-from farflung.protocol.effects import Effect, Note, PassOn, Send
+from farflung.protocol.effects import Effect, Note, Send
 from farflung.protocol.errors import Refused
 from farflung.protocol.keys import SIGNATURE_BYTES, PeerId
 from farflung.protocol.member import Member
+from farflung.protocol.membership import Membership
 from farflung.protocol.messages import Committed, Forward, Heartbeat, Part, Plan, Promise
 from farflung.protocol.reach import FIRST_ROUNDS, MOST_ROUNDS, Lacking, roles
 
@@ -192,7 +193,7 @@ def test_who_does_not_hear_us_is_spoken_to_by_way_of_others_whom_it_hears() -> N
     one = unhearing(LEADER, others)
     one.receive(LEADER, beat(deaf_to=(one.me, others[0])), 10.1)
     assert one.membership.direct(LEADER), "we hear it"
-    assert {one.membership.way_to(LEADER) for _ in range(12)} == set(others[1:])
+    assert {one.membership.way_to(LEADER) for _ in range(32)} == set(others[1:])
     one.receive(LEADER, beat(), 10.2)
     assert one.membership.way_to(LEADER) is None
 
@@ -227,12 +228,13 @@ def test_a_greeting_by_way_of_another_is_no_news_of_whom_we_hear() -> None:
 def test_a_member_passes_on_to_who_hears_it() -> None:
     one = unhearing(LEADER, [THIRD])
     sealed = bytes(SIGNATURE_BYTES + 1)
+    assert one.passes_on(Forward(LEADER, sealed)), "perhaps"
     one.receive(LEADER, beat(deaf_to=(one.me,)), 10.0, via=THIRD)
-    assert one.receive(THIRD, Forward(LEADER, sealed), 10.1) == [], "it does not reach it"
-    assert one.receive(THIRD, Forward(one.me, sealed), 10.1) == []
-    assert one.receive(THIRD, Forward(bytes(32), sealed), 10.1) == [], "nobody known"
+    assert not one.passes_on(Forward(LEADER, sealed)), "it does not reach it"
+    assert not one.passes_on(Forward(one.me, sealed))
+    assert not one.passes_on(Forward(bytes(32), sealed)), "nobody known"
     one.receive(LEADER, beat(), 10.2)
-    assert one.receive(THIRD, Forward(LEADER, sealed), 10.3) == [PassOn(THIRD, LEADER, sealed)]
+    assert one.passes_on(Forward(LEADER, sealed))
 
 
 def test_passing_on_is_for_who_is_in_and_goes_no_further() -> None:
@@ -240,8 +242,26 @@ def test_passing_on_is_for_who_is_in_and_goes_no_further() -> None:
     sealed = bytes(SIGNATURE_BYTES + 1)
     with pytest.raises(Refused, match="before being admitted"):
         one.receive(bytes([7]) * 32, Forward(LEADER, sealed), 0.1)
-    with pytest.raises(Refused, match="by way of another"):
+    with pytest.raises(Refused, match="for itself") as refused:
         one.receive(THIRD, Forward(LEADER, sealed), 0.1, via=LEADER)
+    assert refused.value.peer == LEADER
+
+
+def test_ways_do_not_keep_step_with_what_is_sent_to_others() -> None:
+    """Two that are deaf to us, and two between: with turns each would always be spoken to by way of the same one, which may pass on nothing."""
+    me = bytes([9]) * 32
+    of_us = Membership(me, heartbeat_s=1.0)
+    for peer, deaf_to in ((A, ()), (B, ()), (C, (me,)), (D, (me,))):
+        of_us.heard(peer, 10.0, beat(deaf_to=deaf_to))
+    ways = [(of_us.way_to(C), of_us.way_to(D)) for _ in range(16)]
+    assert {way for way, _ in ways} == {way for _, way in ways} == {A, B}
+
+
+def test_who_leaves_is_asked_only_where_nobody_else_can_be() -> None:
+    others = [p for p in IDS if p not in (LEADER, member().me)]
+    one = unhearing(LEADER, others)
+    one.receive(others[0], messages.Goodbye("asked to"), 10.1)
+    assert {one.membership.way_to(LEADER) for _ in range(16)} == set(others[1:] or others)
 
 
 @pytest.mark.parametrize("message", [beat(), messages.Goodbye("asked to")])
