@@ -20,8 +20,8 @@ from farflung.node.terms import Terms
 from farflung.protocol import standing
 from farflung.protocol.effects import Repair
 from farflung.protocol.errors import NetworkError, Refused, RemoteError
+from farflung.protocol.headers import ChunkList
 from farflung.protocol.member import Member
-from farflung.protocol.messages import ChunkList
 from farflung.training.errors import BadChunk
 
 RETRY_S = 1.0

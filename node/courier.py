@@ -18,7 +18,7 @@ from farflung.node.parcel_rate import ParcelRate
 from farflung.node.race import until_first
 from farflung.protocol.desk import Answer
 from farflung.protocol.errors import Malformed, NetworkError, RemoteError
-from farflung.protocol.messages import ParcelHeader
+from farflung.protocol.headers import ParcelHeader
 
 ACTIVATION = "activation"
 GRADIENT = "gradient"

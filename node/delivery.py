@@ -21,7 +21,7 @@ from farflung.node import framing
 from farflung.node.network import Network, PeerId, Stream
 from farflung.node.race import until_first
 from farflung.protocol.errors import NetworkError
-from farflung.protocol.messages import ContributionHeader, MeanHeader
+from farflung.protocol.headers import ContributionHeader, MeanHeader
 
 KIND = "round"
 """Of the streams."""

@@ -26,7 +26,7 @@ from farflung.node.network import Network, PeerId, Stream
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe
 from farflung.protocol.errors import NetworkError, Refused, RemoteError
-from farflung.protocol.messages import ExactHeader, ExactRequest
+from farflung.protocol.headers import ExactHeader, ExactRequest
 from farflung.protocol.roll import Roll
 from farflung.training.pipeline_slice import ends_of, layers_of, num_ends
 

@@ -29,7 +29,8 @@ from farflung.node.rounds import Round, Rounds, Traffic
 from farflung.node.uplink import Uplink
 from farflung.protocol.chain import RoundResult
 from farflung.protocol.errors import Malformed, NetworkError, Refused
-from farflung.protocol.messages import ContributionHeader, MeanHeader, Part, Plan
+from farflung.protocol.headers import ContributionHeader, MeanHeader
+from farflung.protocol.messages import Part, Plan
 
 ENCODE_ELEMENTS = 1 << 21
 """Parts are encoded so many elements at a time: a millisecond or two, so that sending begins soon and doors are rarely used."""

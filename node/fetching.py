@@ -16,7 +16,8 @@ from farflung.node.means import MeanStore
 from farflung.node.network import Network, PeerId, Stream
 from farflung.protocol.chain import PartResult, RoundResult
 from farflung.protocol.errors import Malformed, NetworkError, Refused, RemoteError
-from farflung.protocol.messages import MeanRequest, Part
+from farflung.protocol.headers import MeanRequest
+from farflung.protocol.messages import Part
 from farflung.protocol.partition import slow
 from farflung.protocol.settings import FAST_BYTES_PER_S
 

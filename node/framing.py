@@ -9,7 +9,8 @@ import numpy as np
 from farflung.compression.codec import Payload
 from farflung.node.network import Stream, StreamHandler
 from farflung.protocol.errors import LimitExceeded, NetworkError, Refused, RemoteError
-from farflung.protocol.messages import BulkHeader, decode_header, encode
+from farflung.protocol.headers import BulkHeader, decode_header
+from farflung.protocol.messages import encode
 
 H = TypeVar("H", bound=BulkHeader)
 T = TypeVar("T")

@@ -24,8 +24,8 @@ from farflung.node import framing
 from farflung.node.door import Door
 from farflung.node.network import Network, PeerId, Stream
 from farflung.protocol.errors import Malformed, NetworkError, Refused, RemoteError
+from farflung.protocol.headers import Imprinted, ImprintKey, ImprintList, ImprintListRequest, ImprintRequest
 from farflung.protocol.limits import MAX_IMPRINTS
-from farflung.protocol.messages import Imprinted, ImprintKey, ImprintList, ImprintListRequest, ImprintRequest
 from farflung.training.pipeline_boundary import Boundary
 from farflung.training.recovery_fit import Pair
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 from farflung.node.apply import Applier, Evaluate, Keep
 from farflung.node.catchup import Catchup
+from farflung.node.departure import Departure
+from farflung.node.detours import Detours
 from farflung.node.exchange import Exchange
 from farflung.node.executor import Executor
 from farflung.node.facilities import Facilities
@@ -29,7 +31,7 @@ from farflung.node.sealed_mail import SealedMail
 from farflung.node.statesync import Donor, StateSync
 from farflung.node.terms import Terms
 from farflung.node.trainer import Host, Trainer
-from farflung.protocol import messages, patience
+from farflung.protocol import messages
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.effects import Effect
 from farflung.protocol.errors import RemoteError
@@ -53,12 +55,6 @@ SAY_AGAIN_S = 10.0
 
 LINGER_S = 20.0
 """How long a node that has finished serves those who have not."""
-
-LET_GO_S = 8.0
-"""How long a leaving node waits to be let go: two heartbeats, the proposer's settling time, a vote."""
-
-HAND_OVER_S = 60.0
-"""The same where those who stay, or are on their way in, can decide nothing without its vote: gone too early it would leave them standing."""
 
 STOP_S = 30.0
 """How long a leaving node waits for the step or the commit it is busy with."""
@@ -177,6 +173,7 @@ class Peer:
         self._storage = storage
         self._held = facilities.held
         self._mail = SealedMail(network, signer, settings.swarm, messages.decode)
+        self._detours = Detours(network, self._mail, settings.swarm, self.member.admitted)
         self._exit_when_done = facilities.exit_when_done
         self._executor = Executor(
             member=self.member,
@@ -192,10 +189,7 @@ class Peer:
         )
         self._stop = asyncio.Event()
         self._let_go = asyncio.Event()
-        self._leaving_at: float | None = None
-        self._was_member = False
-        """When we began to leave."""
-        self._let_go_s = LET_GO_S
+        self.departure = Departure(self.member)
         self._rest = asyncio.Event()
         """Ends when something is under way again."""
         self._rest.set()
@@ -300,36 +294,17 @@ class Peer:
 
     async def _leave(self, working: set[asyncio.Task[None]]) -> None:
         """Finish what is being computed, wait to be let go, so that the others are not left short of a vote, and save."""
-        self._was_member = self.member.in_view
+        self.departure.begin(self._now())
         self.member.membership.state = "leaving"
         self._do(self.member.withdraw(self._now()))
         self.trainer.finish()
         self._do(self.member.leave(self.stop_reason))
-        self._leaving_at = self._now()
         await self._let_go.wait()
         self.applier.finish()
         # A download is given up at once: what it has is on disk, and the next start goes on from there.
         _, busy = await asyncio.wait(working, timeout=STOP_S if self.applier.steady.is_set() else 0.0)
         if not busy and self.applier.steady.is_set():
             await self.applier.save_place()
-
-    def _may_go(self, since_s: float) -> bool:
-        """Whether a node that leaves since so long may go: nobody can be made to let us go, and they will find us gone."""
-        if not self.member.in_view:
-            return self.is_let_go or since_s >= self._let_go_s
-        if patience.is_needed(self.member.consensus):
-            return since_s >= max(self._let_go_s, HAND_OVER_S)
-        others = [p for p in self.member.head.commit.view if p != self.member.me]
-        return not self.member.membership.live(others) or since_s >= self._let_go_s
-
-    @property
-    def is_let_go(self) -> bool:
-        """Whether our chain goes on without us: we are no member of it, and if we were one, somebody who stays knows that. Of two members the one that
-        stays might have been away, and needs a vote from us for ever if it does not hear of the commit."""
-        if not self._was_member or self.member.in_view:
-            return not self.member.in_view
-        head, heartbeat = self.member.head.commit, self.member.membership.heartbeat
-        return any((beat := heartbeat(p)) is not None and beat.height >= head.height for p in head.view)
 
     def _watch_end(self, now: float) -> None:
         """When the run is complete: serve those who are behind for a moment, then leave."""
@@ -351,21 +326,26 @@ class Peer:
 
     def _on_message(self, carrier: PeerId, data: bytes) -> None:
         try:
-            opened = self._mail.open_from(carrier, data, admits=self.member.admitted)
+            opened = self._detours.open(carrier, data)
             if opened is None:
                 return
             sender, message = opened
             effects = self.member.receive(sender, message, self._now(), via=None if sender == carrier else carrier)
-            if isinstance(message, Forward) and self.member.passes_on(message):
-                self._mail.pass_on(
-                    sender, message.to, message.sealed, self._now()
-                )  # at once: no order with what we say binds it
             if isinstance(message, Heartbeat):
                 self.network.add_addresses(sender, list(message.addresses))
         except RemoteError as error:
             self.refused(error)
-        else:
-            self._do(effects)
+            return
+        self._do(effects)
+        if isinstance(message, Forward) and self.member.passes_on(message):
+            self._pass_on(sender, message)
+
+    def _pass_on(self, author: PeerId, message: Forward) -> None:
+        """At once: no order with what we say ourselves binds it."""
+        try:
+            self._detours.pass_on(author, message, self._now())
+        except RemoteError as error:
+            self.refused(error)
 
     def contribution_arrived(self, plan_id: bytes, part: int, peer: PeerId) -> None:
         self._do(self.member.contribution_arrived(plan_id, part, peer, self._now()))
@@ -419,7 +399,7 @@ class Peer:
             self.exchange.sending.sample(loop.time())
             self.exchange.receiving.sample(loop.time())
             self.network.pace(self.exchange.sending.pace_bytes_per_s)
-            if self._leaving_at is not None and self._may_go(self._now() - self._leaving_at):
+            if self.departure.is_over(self._now()):
                 self._let_go.set()
             self._watch_end(self._now())
             if loop.time() >= net_at:

@@ -7,7 +7,8 @@ from functools import cached_property
 from farflung.node.network import PeerId
 from farflung.protocol.droppable import Droppable
 from farflung.protocol.errors import Refused
-from farflung.protocol.messages import Again, GiveUp, ParcelHeader
+from farflung.protocol.headers import ParcelHeader
+from farflung.protocol.messages import Again, GiveUp
 from farflung.protocol.route import OPEN, Leg, Route, following, peer_of, preceding
 from farflung.protocol.wiring import UNMEASURED
 from farflung.training.pipeline_plan import BadPlan, Plan

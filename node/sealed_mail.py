@@ -8,14 +8,13 @@ from typing import Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
-from farflung.node.allowance import Allowance
 from farflung.node.network import Network, PeerId
 from farflung.protocol import messages
-from farflung.protocol.envelope import Opened, Opener, said_by, seal
-from farflung.protocol.errors import Malformed, Replayed
+from farflung.protocol.envelope import Opened, Opener, seal
+from farflung.protocol.errors import Malformed
 from farflung.protocol.keys import Signer
 from farflung.protocol.limits import MAX_FORWARD_BYTES
-from farflung.protocol.messages import Forward, Goodbye, Heartbeat, PipelineMessage, Promise
+from farflung.protocol.messages import Forward, PipelineMessage
 from farflung.protocol.pipeline_messages import SwarmMessage
 from farflung.protocol.replay import first_seq
 
@@ -24,9 +23,6 @@ MESSAGE_LIFE_S = 60.0
 
 BROADCAST_S = 0.5
 """Sends of one message object to several peers within this time are one broadcast."""
-
-IN_ORDER = frozenset(kind.__struct_config__.tag for kind in (Heartbeat, Goodbye, Promise))
-"""Kinds of messages of which only the newest says how its author stands; ways by others differ in length."""
 
 M = TypeVar("M", bound=Struct)
 T = TypeVar("T", bound=Struct, covariant=True)
@@ -52,10 +48,6 @@ class SealedMail(Generic[M]):
         self._bound_to = bound_to
         self._decode = decode
         self._opener = Opener(bound_to)
-        self._detours = Opener(bound_to)
-        self._last_of: dict[PeerId, int] = {}
-        """By author, the newest number of what came by way of others and is in order."""
-        self._allowance = Allowance()
         self._seq = first_seq(network.unix_time())
         self._last: M | None = None
         self._last_sealed = b""
@@ -65,34 +57,13 @@ class SealedMail(Generic[M]):
     def open(self, sender: PeerId, data: bytes) -> M:
         """What came from `sender`. Raises RemoteError naming it."""
         opened = self._opener.open(data, self._network.unix_time(), sender)
-        return self._read(opened, sender)
+        return self.read(opened, sender)
 
-    def open_from(self, carrier: PeerId, data: bytes, *, admits: Callable[[PeerId], bool]) -> tuple[PeerId, M] | None:
-        """Who says it, and what: what came from `carrier`, be it what another one asked it to pass on. None: of whom we know nothing, or by way of whom.
-
-        Detours have a replay guard of their own: a message may come both ways, and so count twice, and who is faster than its author must not keep that from being
-        heard. Of what tells how an author stands now nothing counts that is older than what has come.
-        Raises RemoteError naming the carrier.
-        """
-        author = said_by(data, carrier)
-        if author == carrier:
-            return author, self.open(carrier, data)
-        if not admits(carrier) or not admits(author):
-            return None
-        try:
-            opened = self._detours.open(data, self._network.unix_time(), carrier, relayed=True)
-        except Replayed:
-            return None  # it has come by way of another
-        if opened.kind in IN_ORDER:
-            if opened.seq < self._last_of.get(author, 0):
-                return None
-            self._last_of[author] = opened.seq
-        return author, self._read(opened, author)
-
-    def _read(self, opened: Opened, carrier: PeerId) -> M:
-        message = self._decode(opened.body, peer=carrier)
+    def read(self, opened: Opened, blame: PeerId) -> M:
+        """The message of an envelope that has been opened. Raises RemoteError naming `blame`."""
+        message = self._decode(opened.body, peer=blame)
         if messages.tag(message) != opened.kind:
-            raise Malformed(f"a message of kind {opened.kind} that holds another", peer=carrier)
+            raise Malformed(f"a message of kind {opened.kind} that holds another", peer=blame)
         return message
 
     def send(self, to: PeerId, message: M, via: PeerId | None = None) -> None:
@@ -103,13 +74,6 @@ class SealedMail(Generic[M]):
             self._network.send(to, sealed)
         else:
             self._network.send(via, self._seal(Forward(to, sealed)))
-
-    def pass_on(self, author: PeerId, to: PeerId, sealed: bytes, now: float) -> None:
-        """Send what `author` has sealed, unless it is too much (`now`: seconds, monotonic). Best effort, at once. Raises RemoteError naming the author, when it is
-        not such a message."""
-        if self._allowance.takes(author, to, len(sealed), now):
-            self._opener.check(sealed, self._network.unix_time(), author)
-            self._network.send(to, sealed)
 
     def _sealed(self, to: PeerId, message: M) -> bytes:
         now = self._network.unix_time()

@@ -31,8 +31,8 @@ from farflung.node.network import Network, PeerId, Stream
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
 from farflung.protocol.errors import NetworkError, Refused, RemoteError
+from farflung.protocol.headers import ShadowRequest
 from farflung.protocol.keys import short
-from farflung.protocol.messages import ShadowRequest
 from farflung.protocol.pipeline_messages import Copy, Present
 from farflung.protocol.roll import Roll
 from farflung.training.recovery_costs import Setbacks

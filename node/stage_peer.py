@@ -11,12 +11,13 @@ import asyncio
 from collections.abc import Callable, Collection, Iterator
 
 from farflung.node.balance import Prepare
+from farflung.node.departure import LET_GO_S
 from farflung.node.evaluator import Extent
 from farflung.node.exact import Exact, Mark
 from farflung.node.facilities import Facilities
 from farflung.node.network import PeerId
 from farflung.node.offers import loss_of, replicas
-from farflung.node.peer import LET_GO_S, Left, Peer, Serving
+from farflung.node.peer import Left, Peer, Serving
 from farflung.node.peer_rows import Rows, add_roll
 from farflung.node.pipeline import Pipeline
 from farflung.node.sealed_mail import PipelineMail
@@ -263,17 +264,17 @@ class StagePeer(Peer):
         self.stop(reason)
         self.moves_to = stage
         ended = stage in (OUTSIDE, self.pipeline.recipe.stage)  # our chain, for which nobody needs to wait
-        self._let_go_s = LET_GO_S if ended else MOVER_LET_GO_S
+        self.departure.patience_s = LET_GO_S if ended else MOVER_LET_GO_S
 
     def stop(self, reason: str) -> None:
         """Leave cleanly, for good: also while it leaves for another stage."""
-        self.moves_to, self._let_go_s = None, LET_GO_S
+        self.moves_to, self.departure.patience_s = None, LET_GO_S
         super().stop(reason)
 
     async def run(self, *, anchor: Commit | None, history: list[Certified], known: list[PeerId]) -> Left:
         left = await super().run(anchor=anchor, history=history, known=known)
         to = self.moves_to
-        if to not in (None, OUTSIDE) and not self.is_let_go:  # its chain may need its vote, or its word
+        if to not in (None, OUTSIDE) and not self.departure.is_let_go:  # its chain may need its vote, or its word
             to = self.pipeline.recipe.stage
         return Left(left.reason, to)
 

@@ -32,15 +32,8 @@ from farflung.node.stage_step import Listener, OpenStep, Service
 from farflung.node.tether import SETTLE
 from farflung.protocol.desk import Answer, Effect, Forget, Later, Ready, Report, Send
 from farflung.protocol.errors import Malformed, Refused, RemoteError
-from farflung.protocol.messages import (
-    Again,
-    Landed,
-    ParcelHeader,
-    Passage,
-    PipelineMessage,
-    Settled,
-    SettleRequest,
-)
+from farflung.protocol.headers import ParcelHeader, Settled, SettleRequest
+from farflung.protocol.messages import Again, Landed, Passage, PipelineMessage
 from farflung.protocol.route import preceding
 from farflung.protocol.visit import Work
 from farflung.training.errors import Overflow

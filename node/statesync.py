@@ -21,8 +21,8 @@ from farflung.node.network import Network, PeerId, Stream
 from farflung.node.slots import Slots
 from farflung.protocol import wire
 from farflung.protocol.errors import NetworkError, Refused, RemoteError
+from farflung.protocol.headers import ChunkList, ChunkListRequest, ChunkRequest
 from farflung.protocol.limits import CHUNK_BYTES
-from farflung.protocol.messages import ChunkList, ChunkListRequest, ChunkRequest
 from farflung.training.errors import BadChunk
 from farflung.training.outer import BYTES_PER_ELEMENT, OuterState
 

@@ -12,7 +12,7 @@ from farflung.node import framing
 from farflung.node.courier import REACH_S
 from farflung.node.network import Network, PeerId
 from farflung.protocol.errors import NetworkError, RemoteError
-from farflung.protocol.messages import Settled, SettleRequest
+from farflung.protocol.headers import Settled, SettleRequest
 
 SETTLE = "settle"
 

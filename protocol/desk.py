@@ -23,7 +23,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from farflung.protocol.messages import Again, GiveUp, ParcelHeader, Passage, Said
+from farflung.protocol.headers import ParcelHeader
+from farflung.protocol.messages import Again, GiveUp, Passage, Said
 from farflung.protocol.route import OPEN, Route, following, live_hops, peer_of, preceding, same_input, with_peer
 from farflung.protocol.visit import Phase, Visit, Work
 from farflung.protocol.wiring import UNMEASURED, least_busy

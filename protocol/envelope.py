@@ -17,7 +17,6 @@ import msgspec
 from farflung.protocol.errors import (
     BadSignature,
     LocalError,
-    Malformed,
     Refused,
     Stale,
     WrongSwarm,
@@ -26,8 +25,8 @@ from farflung.protocol.keys import SIGNATURE_BYTES, PeerId, Signer, domain, shor
 from farflung.protocol.limits import MAX_CLOCK_SKEW_S, MAX_CONTROL_BYTES, MAX_MESSAGE_LIFE_S
 from farflung.protocol.replay import ReplayGuard
 from farflung.protocol.types import Count, Digest, Key
-from farflung.protocol.versions import PROTOCOL_VERSION, check_version
-from farflung.protocol.wire import Small, check_size, decode
+from farflung.protocol.versions import PROTOCOL_VERSION, check_version, decode_versioned
+from farflung.protocol.wire import Small, check_size
 
 _DOMAIN = domain("envelope")
 
@@ -53,16 +52,9 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """The message proper, opaque here."""
 
 
-class _Versioned(msgspec.Struct, array_like=True):
-    version: Small
+class _Label(msgspec.Struct, array_like=True):
+    """What an envelope begins with."""
 
-
-class _Bound(msgspec.Struct, array_like=True):
-    version: Small
-    swarm: Digest
-
-
-class _Named(msgspec.Struct, array_like=True):
     version: Small
     swarm: Digest
     sender: Key
@@ -70,9 +62,7 @@ class _Named(msgspec.Struct, array_like=True):
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Envelope)
-_VERSION_DECODER = msgspec.msgpack.Decoder(_Versioned)
-_NAMED_DECODER = msgspec.msgpack.Decoder(_Named)
-_BOUND_DECODER = msgspec.msgpack.Decoder(_Bound)
+_LABEL_DECODER = msgspec.msgpack.Decoder(_Label)
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,15 +90,13 @@ def seal(signer: Signer, swarm: bytes, kind: int, seq: int, expires_at: float, b
 
 
 def swarm_of(data: bytes, carrier: PeerId) -> bytes:
-    """What a message says it is bound to, unproven: for those who listen in several places. Raises LimitExceeded, Malformed."""
-    check_size(data, what="message", limit=MAX_CONTROL_BYTES, peer=carrier)
-    return decode(_BOUND_DECODER, data[:-SIGNATURE_BYTES], what="message", limit=MAX_CONTROL_BYTES, peer=carrier).swarm
+    """What a message says it is bound to, unproven: for those who listen in several places. Raises LimitExceeded, Malformed, WrongVersion."""
+    return _parse(_LABEL_DECODER, data, carrier).swarm
 
 
 def said_by(data: bytes, carrier: PeerId) -> PeerId:
     """Who says that it is the author, unproven. Raises LimitExceeded, Malformed, WrongVersion."""
-    check_size(data, what="message", limit=MAX_CONTROL_BYTES, peer=carrier)
-    return _parse(_NAMED_DECODER, data[:-SIGNATURE_BYTES], carrier).sender
+    return _parse(_LABEL_DECODER, data, carrier).sender
 
 
 class Opener:
@@ -138,9 +126,8 @@ class Opener:
 
     def check(self, data: bytes, now: float, carrier: PeerId, *, relayed: bool = False) -> Envelope:
         """The same, but for the last; nothing changes."""
-        check_size(data, what="message", limit=MAX_CONTROL_BYTES, peer=carrier)
+        envelope = _parse(_DECODER, data, carrier)
         signed, signature = data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]
-        envelope = _parse(_DECODER, signed, carrier)
         check_version(envelope.version, what="message", peer=carrier)
         if envelope.swarm != self._swarm:
             raise WrongSwarm(f"message for swarm {short(envelope.swarm)}, ours is {short(self._swarm)}", peer=carrier)
@@ -160,11 +147,7 @@ class Opener:
         return envelope
 
 
-def _parse(decoder: msgspec.msgpack.Decoder[T], signed: bytes, carrier: PeerId) -> T:
-    try:
-        return decode(decoder, signed, what="message", limit=MAX_CONTROL_BYTES, peer=carrier)
-    except Malformed:
-        # Another version may have another shape; then "wrong version" is the truth that helps.
-        head = decode(_VERSION_DECODER, signed, what="message", limit=MAX_CONTROL_BYTES, peer=carrier)
-        check_version(head.version, what="message", peer=carrier)
-        raise
+def _parse(decoder: msgspec.msgpack.Decoder[T], data: bytes, carrier: PeerId) -> T:
+    """Of what is signed."""
+    check_size(data, what="message", limit=MAX_CONTROL_BYTES, peer=carrier)
+    return decode_versioned(decoder, data[:-SIGNATURE_BYTES], what="message", limit=MAX_CONTROL_BYTES, peer=carrier)

@@ -78,18 +78,22 @@ def why_no_quorum(s: Waiting) -> str:
     return no_quorum(view, s.membership.live(view), s.standing.holders())
 
 
-def is_needed(s: Waiting) -> bool:
+def not_gone(s: Waiting, now: float) -> list[PeerId]:
+    """Other members that nobody has called dead, those among them that we have not heard yet, since we have just started."""
+    return [p for p in s.head.commit.view if p != s.me and s.membership.dead_for(p, now) == 0.0]
+
+
+def is_needed(s: Waiting, now: float) -> bool:
     """Whether somebody who stays, or is on its way in, could decide something with us and nothing without us: what a member that leaves waits for longest.
     Gone before it is let go it stays in the view, and others of that would need its vote, or the state that it alone has, for ever."""
-    view, membership = s.head.commit.view, s.membership
-    live = [p for p in membership.live(view) if p != s.me]
-    stay = [p for p in live if not membership.leaves(p)]
-    beats = [membership.heartbeat(p) for p in membership.live(membership.known())]
-    if not s.standing.holds(s.me) or (
-        not stay and not any(beat is not None and beat.state == "joining" for beat in beats)
-    ):
+    if not s.standing.holds(s.me):
         return False
-    return is_quorum(view, {*live, s.me}) and not is_quorum(view, [p for p in stay if s.standing.holds(p)])
+    view, membership, others = s.head.commit.view, s.membership, not_gone(s, now)
+    stay = [p for p in others if not membership.leaves(p)]
+    beats = [membership.heartbeat(p) for p in membership.live(membership.known())]
+    if not stay and not any(beat is not None and beat.state == "joining" for beat in beats):
+        return False
+    return is_quorum(view, {*others, s.me}) and not is_quorum(view, [p for p in stay if s.standing.holds(p)])
 
 
 def _anything_to_decide(s: Waiting, now: float) -> bool:

@@ -45,7 +45,7 @@ from farflung.protocol.naming import NameClaim, check_name
 from farflung.protocol.peer_record import PeerRecord
 from farflung.protocol.replay import seq_unix_s
 from farflung.protocol.types import Count, Digest, Key
-from farflung.protocol.versions import PROTOCOL_VERSION, check_version
+from farflung.protocol.versions import PROTOCOL_VERSION, check_version, decode_versioned
 from farflung.protocol.wire import Small, check_size, decode
 
 PREFIX = "farflung/1/"
@@ -81,13 +81,8 @@ class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """For a claim the name as ASCII, for a peer record the `PeerRecord`."""
 
 
-class _Versioned(msgspec.Struct, array_like=True):
-    version: Small
-
-
 _ENCODER = msgspec.msgpack.Encoder()
 _RECORD_DECODER = msgspec.msgpack.Decoder(Record)
-_VERSION_DECODER = msgspec.msgpack.Decoder(_Versioned)
 _PEER_DECODER = msgspec.msgpack.Decoder(PeerRecord)
 _MANIFEST_DECODER = msgspec.msgpack.Decoder(SignedManifest)
 
@@ -275,14 +270,7 @@ def _owner(subkey: str) -> PeerId:
 def _parse(value: bytes, peer: PeerId | None) -> Record:
     """The unverified record of a value."""
     check_size(value, what="record", limit=MAX_RECORD_BYTES, peer=peer)
-    signed = value[:-SIGNATURE_BYTES]
-    try:
-        return decode(_RECORD_DECODER, signed, what="record", limit=MAX_RECORD_BYTES, peer=peer)
-    except Malformed:
-        # Another version may have another shape; then "wrong version" is the truth that helps.
-        head = decode(_VERSION_DECODER, signed, what="record", limit=MAX_RECORD_BYTES, peer=peer)
-        check_version(head.version, what="record", peer=peer)
-        raise
+    return decode_versioned(_RECORD_DECODER, value[:-SIGNATURE_BYTES], what="record", limit=MAX_RECORD_BYTES, peer=peer)
 
 
 def _open(value: bytes, owner: PeerId, kind: int, now: float, max_life_s: float, swarm: bytes | None = None) -> Record:

@@ -11,12 +11,17 @@ A version is named in every envelope, record and manifest; decoders take it from
   `Present` tells it, with what stage 0's chain has counted.
 * **7**: the order of fragments moves on by one after some turns.
 * **8**: heartbeats say when the next comes, and who offers something for a round whom it lacked in the last ones.
+* **9**: what is for somebody to whom there is no way goes by way of others; heartbeats say whom their author does not hear.
 """
 
 from collections.abc import Iterable
+from typing import TypeVar
 
-from farflung.protocol.errors import WrongVersion
+import msgspec
+
+from farflung.protocol.errors import Malformed, WrongVersion
 from farflung.protocol.keys import PeerId
+from farflung.protocol.wire import Small, decode
 
 PROTOCOL_VERSION = 9
 """What we write."""
@@ -39,3 +44,26 @@ def check_version(version: int, *, what: str, peer: PeerId | None) -> None:
     if version not in SUPPORTED_VERSIONS:
         known = ", ".join(map(str, SUPPORTED_VERSIONS))
         raise WrongVersion(f"{what} of protocol version {version}, we read {known}", peer=peer)
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class _Versioned(msgspec.Struct, array_like=True):
+    version: Small
+
+
+_VERSION_DECODER = msgspec.msgpack.Decoder(_Versioned)
+
+
+def decode_versioned(
+    decoder: msgspec.msgpack.Decoder[T], data: bytes, *, what: str, limit: int, peer: PeerId | None
+) -> T:
+    """`wire.decode` of an array that begins with its version. Raises WrongVersion as well: another version may have another shape, and then that is the truth
+    that helps."""
+    try:
+        return decode(decoder, data, what=what, limit=limit, peer=peer)
+    except Malformed:
+        head = decode(_VERSION_DECODER, data, what=what, limit=limit, peer=peer)
+        check_version(head.version, what=what, peer=peer)
+        raise

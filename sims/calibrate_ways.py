@@ -20,7 +20,7 @@ from farflung.node.identity import Identity
 from farflung.node.network import PeerId, Stream
 from farflung.node.runner import run_loop
 from farflung.node.signer import IdentitySigner
-from farflung.protocol import messages
+from farflung.protocol import headers, messages
 from farflung.protocol.envelope import Opener, seal
 
 PINGS = 300
@@ -115,11 +115,11 @@ async def _ping(first: Engine, here: Identity, second: Engine, there: Identity) 
 
 async def _write(first: Engine, second: Engine) -> float:
     """Seconds of one write to a stream: a small part and its answer are two."""
-    header = messages.MeanHeader(bytes(32), 0, PART_BYTES)
+    header = headers.MeanHeader(bytes(32), 0, PART_BYTES)
 
     async def serve(stream: Stream) -> None:
         while True:
-            one: messages.MeanHeader = await framing.read_header(stream, messages.MeanHeader)
+            one: headers.MeanHeader = await framing.read_header(stream, headers.MeanHeader)
             await framing.read_payload(stream, one.nbytes)
             await stream.write(ACK)
 

@@ -224,9 +224,8 @@ class _Watch:
         if event["event"] != "round.commit" or int(event["round"]) <= self._round:
             return
         assert self._swarm is not None, "nobody has a round before the swarm is there"
-        self._round = int(
-            event["round"]
-        )  # heights: some are of no round, and another peer's event of a round seen is no other round
+        # A height: some are of no round, and another peer's event of a round that was seen is of no other round.
+        self._round = int(event["round"])
         self.seconds.append(float(event["time"]))
         self._tokens += sum(event["contributors"].values())
         at = self._swarm.hub.now()

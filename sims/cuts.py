@@ -25,7 +25,7 @@ class Cuts:
     _reports: OrderedDict[bytes, tuple[PeerId, Collected]] = field(default_factory=OrderedDict)
     """By the whole message."""
     _told: OrderedDict[tuple[bytes, PeerId], dict[PeerId, frozenset[PeerId]]] = field(default_factory=OrderedDict)
-    """By plan and proposer, what each owner has told it last."""
+    """By plan and proposer, what each owner has told it."""
     _cut: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     """Plans whose cut has been looked at: it is sent again and again, when more may have arrived."""
 
@@ -44,9 +44,8 @@ class Cuts:
         if data in self._reports:
             sender, message = self._reports[data]
             told = self._told.setdefault((message.plan, receiver), {})
-            told[sender] = told.get(sender, frozenset()) | frozenset(
-                message.peers
-            )  # what it holds grows; an earlier word may come later
+            # What an owner holds grows; an earlier word of it may come later.
+            told[sender] = told.get(sender, frozenset()) | frozenset(message.peers)
             _trim(self._told)
 
     def thrown_away(

@@ -108,6 +108,9 @@ class Judge:
     _owing: dict[int, int] = field(default_factory=dict)
     """By peer that sent a contribution and has not heard what became of it: the height of its round."""
 
+    _planned_in_calm: set[int] = field(default_factory=set)
+    """Heights of rounds."""
+
     def violate(self, which: int, detail: str) -> None:
         if (which, detail) not in self._verdicts:
             self._verdicts.add((which, detail))
@@ -189,6 +192,8 @@ class Judge:
             case "round.scatter":
                 self._owing[index] = int(event["round"])
                 self._on_scatter(index, int(event["round"]), str(event["plan"]))
+            case "round.plan" if self.calm:
+                self._planned_in_calm.add(int(event["round"]))
             case "round.missed":
                 self._owing.pop(index, None)
                 if not event["reason"]:
@@ -219,7 +224,7 @@ class Judge:
             owed = self._owing.pop(index)
             if not event["contributed"] and not self._counted(index, owed):
                 self.violate(9, f"peer {index} does not say why round {event['round']} missed its contribution")
-        if self.calm and event["parts_left_out"]:
+        if int(event["round"]) in self._planned_in_calm and event["parts_left_out"]:
             self.violate(3, f"round {event['round']} left parts out, and nobody was gone")
         self._look_at_history(index)
         self._check_step(index, version, int(event["round"]))

@@ -18,8 +18,9 @@ from farflung.node.network import PeerId
 from farflung.node.residuals import Residuals
 from farflung.node.rounds import Round
 from farflung.protocol.errors import NetworkError, RemoteError
+from farflung.protocol.headers import BulkHeader
 from farflung.protocol.manifest_sections import FeedbackSpec
-from farflung.protocol.messages import BulkHeader, Contributor, Part, Plan, Ready, encode
+from farflung.protocol.messages import Contributor, Part, Plan, Ready, encode
 from farflung.protocol.settings import FAST_BYTES_PER_S
 from farflung.sims import clock
 from farflung.sims.hub import MemoryHub

@@ -17,7 +17,7 @@ from farflung.node.network import Stream
 from farflung.node.parcel_rate import ParcelRate
 from farflung.protocol.desk import Answer
 from farflung.protocol.errors import Malformed, NetworkError, RemoteError
-from farflung.protocol.messages import ParcelHeader
+from farflung.protocol.headers import ParcelHeader
 from farflung.protocol.route import Leg
 from farflung.sims import clock
 from farflung.sims.hub import MemoryHub

@@ -11,7 +11,7 @@ from farflung.node import framing
 from farflung.node.network import Stream
 from farflung.node.statesync import ATTEMPTS, CHUNK_S, SERVED_AT_ONCE, STREAMS_PER_DONOR, TURN_S, VERSION_BYTES
 from farflung.protocol.errors import NetworkError
-from farflung.protocol.messages import ChunkRequest
+from farflung.protocol.headers import ChunkRequest
 
 
 def test_of_a_crowd_the_first_are_through_long_before_the_last() -> None:

@@ -10,7 +10,7 @@ from farflung.node import framing
 from farflung.node.delivery import ACK, KIND, RETRY_S, SEND_ATTEMPTS, Delivery
 from farflung.node.network import Stream
 from farflung.protocol.errors import NetworkError
-from farflung.protocol.messages import ContributionHeader, MeanHeader
+from farflung.protocol.headers import ContributionHeader, MeanHeader
 
 PLAN = b"p" * 32
 Header = ContributionHeader | MeanHeader

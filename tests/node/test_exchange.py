@@ -31,8 +31,9 @@ from farflung.node.rounds import PLAN_WAIT_S, Traffic
 from farflung.node.uplink import Uplink
 from farflung.protocol.chain import PartResult, RoundResult
 from farflung.protocol.errors import Malformed, Refused
+from farflung.protocol.headers import ContributionHeader, MeanRequest
 from farflung.protocol.manifest_sections import FeedbackSpec
-from farflung.protocol.messages import ContributionHeader, MeanRequest, Part
+from farflung.protocol.messages import Part
 
 # ---- a whole round --------------------------------------------------------------------------------------------
 

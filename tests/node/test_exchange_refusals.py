@@ -27,8 +27,8 @@ from farflung.compression.registry import parse_codec
 from farflung.node import framing
 from farflung.node.delivery import ACK, KIND
 from farflung.protocol.errors import LimitExceeded, Malformed, Refused, RemoteError
+from farflung.protocol.headers import ContributionHeader, MeanHeader, MeanRequest
 from farflung.protocol.manifest_sections import FeedbackSpec
-from farflung.protocol.messages import ContributionHeader, MeanHeader, MeanRequest
 
 GOOD = payload_of(192, 1)
 CORRUPT = bytes([GOOD[0] ^ 0xFF]) + GOOD[1:]

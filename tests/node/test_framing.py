@@ -14,14 +14,8 @@ from farflung.protocol.errors import (
     Refused,
     RemoteError,
 )
-from farflung.protocol.messages import (
-    BulkHeader,
-    ChunkRequest,
-    ContributionHeader,
-    MeanHeader,
-    MeanRequest,
-    encode,
-)
+from farflung.protocol.headers import BulkHeader, ChunkRequest, ContributionHeader, MeanHeader, MeanRequest
+from farflung.protocol.messages import encode
 
 PEER = b"p" * 32
 HEADER = ContributionHeader(b"p" * 32, 3, 99)

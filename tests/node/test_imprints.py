@@ -17,16 +17,9 @@ from farflung.node.imprints import (
 )
 from farflung.node.network import Stream
 from farflung.protocol.errors import Malformed, Refused, RemoteError
+from farflung.protocol.headers import BulkHeader, Imprinted, ImprintKey, ImprintList, ImprintListRequest, ImprintRequest
 from farflung.protocol.limits import MAX_IMPRINTS
-from farflung.protocol.messages import (
-    BulkHeader,
-    Imprinted,
-    ImprintKey,
-    ImprintList,
-    ImprintListRequest,
-    ImprintRequest,
-    encode,
-)
+from farflung.protocol.messages import encode
 from farflung.training.pipeline_boundary import Boundary
 from farflung.training.recovery_fit import Pair
 

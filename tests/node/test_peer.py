@@ -14,6 +14,7 @@ from tests.protocol.bus import beat, rules, snapshot
 
 from farflung.compression.policy import uniform
 from farflung.node.allowance import BURST_BYTES, BYTES_PER_S, LEAST_BYTES
+from farflung.node.detours import Detours
 from farflung.node.events import EventLog
 from farflung.node.facilities import Facilities, Facts
 from farflung.node.replica_peer import ReplicaPeer
@@ -168,15 +169,16 @@ def test_a_message_takes_a_detour() -> None:
         hub = MemoryHub(loop, random.Random(0), LinkModel(jitter_s=0.0))
         networks = [MemoryNetwork(hub, one.peer_id) for one in (a, b, c)]
         mails = [SealedMail(n, s, SETTINGS.swarm, messages.decode) for n, s in zip(networks, (a, b, c), strict=True)]
+        detours = [Detours(n, m, SETTINGS.swarm, lambda peer: True) for n, m in zip(networks, mails, strict=True)]
         came: list[tuple[bytes, object]] = []
 
         def pass_on(carrier: bytes, data: bytes) -> None:
             forward = mails[1].open(carrier, data)
             assert isinstance(forward, messages.Forward)
-            mails[1].pass_on(carrier, forward.to, forward.sealed, 0.0)
+            detours[1].pass_on(carrier, forward, 0.0)
 
         def take(carrier: bytes, data: bytes) -> None:
-            opened = mails[2].open_from(carrier, data, admits=lambda peer: True)
+            opened = detours[2].open(carrier, data)
             assert opened is not None and carrier == b.peer_id
             came.append(opened)
 
@@ -199,20 +201,23 @@ def test_only_what_a_member_says_itself_is_passed_on_and_not_too_much_of_it() ->
         assert isinstance(loop, clock.VirtualLoop)
         hub = MemoryHub(loop, random.Random(0), LinkModel(jitter_s=0.0))
         mails = [SealedMail(MemoryNetwork(hub, s.peer_id), s, SETTINGS.swarm, messages.decode) for s in (a, b)]
-        mails[1]._network.send = lambda to, data: sent.append(data)  # type: ignore[method-assign]
+        network = MemoryNetwork(hub, OTHER.peer_id)
+        network.send = lambda to, data: sent.append(data)  # type: ignore[method-assign]
+        detours = Detours(network, mails[1], SETTINGS.swarm, lambda peer: True)
         sealed = mails[0]._sealed(OTHER.peer_id, messages.Goodbye("x" * 400))
+        said = messages.Forward(US.peer_id, sealed)
         with pytest.raises(Refused, match="in the name of"):
-            mails[1].pass_on(b.peer_id, OTHER.peer_id, sealed, 0.0)
+            detours.pass_on(b.peer_id, said, 0.0)
         with pytest.raises(BadSignature):
-            mails[1].pass_on(a.peer_id, OTHER.peer_id, sealed[:-1] + bytes([sealed[-1] ^ 1]), 0.0)
+            detours.pass_on(a.peer_id, messages.Forward(US.peer_id, sealed[:-1] + bytes([sealed[-1] ^ 1])), 0.0)
         assert sent == []
         for now, most in ((0.0, BURST_BYTES), (1.0, BYTES_PER_S)):
             for _ in range(1000):
-                mails[1].pass_on(a.peer_id, OTHER.peer_id, sealed, now)
+                detours.pass_on(a.peer_id, said, now)
             assert most // LEAST_BYTES - 2 <= len(sent) <= most // LEAST_BYTES
             sent.clear()
         for _ in range(10):
-            mails[1].pass_on(a.peer_id, a.peer_id, sealed, 1.0)
+            detours.pass_on(a.peer_id, messages.Forward(a.peer_id, sealed), 1.0)
         assert len(sent) <= 1, "its author has had its share, whomever it is for"
 
     clock.run(main(), start=START_UNIX_S)
@@ -239,3 +244,19 @@ def test_what_comes_by_others_late_does_not_undo_what_has_come() -> None:
         assert peer.member.membership.leaves(third.peer_id)
 
     assert refusals(body) == []
+
+
+def test_what_follows_from_a_message_is_done_though_what_it_asks_to_pass_on_is_not_its_authors() -> None:
+    async def body(hub: MemoryHub, network: MemoryNetwork, peer: ReplicaPeer) -> None:
+        mail = SealedMail(network, OTHER, SETTINGS.swarm, messages.decode)
+        network.deliver(OTHER.peer_id, mail._sealed(US.peer_id, beat()))
+        done: list[object] = []
+        peer._executor.push = done.append  # type: ignore[method-assign]
+        for _ in range(20):  # until it is called dead
+            await asyncio.sleep(1.0)
+            peer.member.tick(hub.now())
+        garbage = messages.Forward(OTHER.peer_id, bytes(SIGNATURE_BYTES + 1))
+        network.deliver(OTHER.peer_id, mail._sealed(US.peer_id, garbage))
+        assert peer.member.membership.direct(OTHER.peer_id) and done
+
+    assert [event["error"] for event in refusals(body)] == ["Malformed"]

@@ -13,7 +13,8 @@ from farflung.node import framing, stage_server
 from farflung.node.courier import ACTIVATION, GRADIENT
 from farflung.node.pipeline_step import Step
 from farflung.protocol.errors import NetworkError, Refused
-from farflung.protocol.messages import Again, ParcelHeader, Passage, Said
+from farflung.protocol.headers import ParcelHeader
+from farflung.protocol.messages import Again, Passage, Said
 from farflung.protocol.route import DROPPED, Leg, with_peer
 from farflung.sims.clock import CallbackFailed
 from farflung.training.errors import NotEnoughMemory

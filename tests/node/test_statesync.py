@@ -13,7 +13,8 @@ from farflung.node import framing, statesync
 from farflung.node.network import Stream
 from farflung.node.statesync import CHUNK_S
 from farflung.protocol.errors import LimitExceeded, Malformed, NetworkError, Refused, RemoteError
-from farflung.protocol.messages import ChunkList, ChunkListRequest, ChunkRequest, encode
+from farflung.protocol.headers import ChunkList, ChunkListRequest, ChunkRequest
+from farflung.protocol.messages import encode
 from farflung.sims.links import LinkModel
 
 

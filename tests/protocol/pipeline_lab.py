@@ -14,7 +14,8 @@ from farflung.protocol.droppable import Droppable
 from farflung.protocol.flight import Patience
 from farflung.protocol.flights import Effect as FlightEffect
 from farflung.protocol.flights import Flights, Note, Start, Tell
-from farflung.protocol.messages import Again, GiveUp, Landed, ParcelHeader, Passage, encode
+from farflung.protocol.headers import ParcelHeader
+from farflung.protocol.messages import Again, GiveUp, Landed, Passage, encode
 from farflung.protocol.pipeline_messages import decode as decode_pipeline
 from farflung.protocol.route import Route
 from farflung.protocol.visit import Work

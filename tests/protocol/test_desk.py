@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from farflung.protocol.desk import Answer, Desk, Effect, Forget, Later, Ready, Report, Send
-from farflung.protocol.messages import Again, GiveUp, ParcelHeader, Said
+from farflung.protocol.headers import ParcelHeader
+from farflung.protocol.messages import Again, GiveUp, Said
 from farflung.protocol.route import DROPPED, OPEN, Leg, Route, with_peer
 from farflung.protocol.visit import Work
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 
 import pytest
-from tests.protocol.bus import LATENCY_S, Bus, Letter, Node, beat, rounds, sent, settled, until_phase
+from tests.protocol.bus import LATENCY_S, TICK_S, Bus, Letter, Node, beat, rounds, sent, settled, until_phase
 
 from farflung.protocol import patience
 from farflung.protocol.chain import Commit
@@ -385,14 +385,14 @@ def test_all_but_one_may_leave_at_once() -> None:
 
 
 def needed(bus: Bus, *who: int) -> list[bool]:
-    return [patience.is_needed(bus.nodes[i].member.consensus) for i in who]
+    return [patience.is_needed(bus.nodes[i].member.consensus, bus.now + TICK_S) for i in who]
 
 
 def test_who_leaves_is_needed_where_those_who_stay_decide_nothing_alone() -> None:
     bus = settled(Bus(2))
     first, other = (bus.index(p) for p in bus.commits[max(bus.commits)].view)
     assert needed(bus, first, other) == [True, False], "half with the first key is a quorum, the other half is none"
-    bus = settled(Bus(3))
+    bus = settled(Bus(3, removal_s=60.0))
     assert needed(bus, 0, 1, 2) == [False] * 3, "any two decide"
     bus.kill(2)
     assert bus.run(30.0, lambda: not any(bus.nodes[i].member.membership.alive(bus.ids[2]) for i in (0, 1)))
@@ -416,3 +416,15 @@ def test_who_decides_alone_is_needed_by_who_is_on_its_way_in() -> None:
     assert needed(bus, 0) == [True]
     member.membership.heard(newcomer, bus.now, beat(state="leaving"))
     assert needed(bus, 0) == [False]
+
+
+def test_who_is_not_heard_yet_is_not_gone() -> None:
+    """Brisk seed 3623: it had just come back with the half that decides, was asked to leave before it had heard from the other, and took itself for alone."""
+    bus = settled(Bus(2))
+    first, other = (bus.index(p) for p in bus.commits[max(bus.commits)].view)
+    bus.kill(first)
+    bus.kill(other)
+    node = bus.start(first)
+    assert patience.not_gone(node.member.consensus, bus.now) == [bus.ids[other]] and needed(bus, first) == [True]
+    bus.run(60.0)
+    assert patience.not_gone(node.member.consensus, bus.now) == [] and needed(bus, first) == [False]

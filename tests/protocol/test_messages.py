@@ -14,9 +14,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from farflung.protocol import chain, messages
+from farflung.protocol import chain, headers, messages
 from farflung.protocol.chain import Certified, Contribution, PartResult, RoundResult, Vote
 from farflung.protocol.errors import LimitExceeded, Malformed, RemoteError
+from farflung.protocol.headers import BulkHeader, decode_header
 from farflung.protocol.lap import Laps
 from farflung.protocol.ledger import Holding, Ledger, Suspended
 from farflung.protocol.limits import (
@@ -32,15 +33,7 @@ from farflung.protocol.limits import (
     MAX_TEXT,
 )
 from farflung.protocol.lives import Counters, Life
-from farflung.protocol.messages import (
-    BulkHeader,
-    Message,
-    PipelineMessage,
-    Said,
-    decode,
-    decode_header,
-    encode,
-)
+from farflung.protocol.messages import Message, PipelineMessage, Said, decode, encode
 from farflung.protocol.pipeline_messages import decode as decode_pipeline
 from farflung.protocol.route import DROPPED, OPEN, Leg
 
@@ -109,25 +102,25 @@ SAMPLES: dict[str, Message] = {
 }  # fmt: skip
 ROUTE = (Leg(0, 4), Leg(1, OPEN), Leg(3, DROPPED))
 HEADERS: dict[str, BulkHeader] = {
-    "contribution header": messages.ContributionHeader(PLAN, 1, 1 << 20),
-    "mean header": messages.MeanHeader(PLAN, 1, 1 << 20),
-    "mean request": messages.MeanRequest(PLAN, 1, DIGEST),
-    "chunk list request": messages.ChunkListRequest(),
-    "chunk list": messages.ChunkList(5, (DIGEST, PLAN)),
-    "chunk request": messages.ChunkRequest(77),
-    "parcel header": messages.ParcelHeader(
+    "contribution header": headers.ContributionHeader(PLAN, 1, 1 << 20),
+    "mean header": headers.MeanHeader(PLAN, 1, 1 << 20),
+    "mean request": headers.MeanRequest(PLAN, 1, DIGEST),
+    "chunk list request": headers.ChunkListRequest(),
+    "chunk list": headers.ChunkList(5, (DIGEST, PLAN)),
+    "chunk request": headers.ChunkRequest(77),
+    "parcel header": headers.ParcelHeader(
         window=PLAN, microbatch=7, hop=1, backward=False, until=4, version=2, route=ROUTE, batch=2, length=128, loss=2.5,
         asks=True, nbytes=1 << 20,
     ),
-    "settle request": messages.SettleRequest(PLAN, True),
-    "settled": messages.Settled(12),
-    "shadow request": messages.ShadowRequest(3, b"h" * 32, False),
-    "imprint list request": messages.ImprintListRequest(3),
-    "imprint list": messages.ImprintList((messages.ImprintKey(PLAN, 0), messages.ImprintKey(PLAN, 2)), ()),
-    "imprint request": messages.ImprintRequest(3, True, messages.ImprintKey(PLAN, 2)),
-    "imprinted": messages.Imprinted(128, 1 << 20),
-    "exact request": messages.ExactRequest(True, 12, 3),
-    "exact header": messages.ExactHeader(DIGEST, 13, 3, True),
+    "settle request": headers.SettleRequest(PLAN, True),
+    "settled": headers.Settled(12),
+    "shadow request": headers.ShadowRequest(3, b"h" * 32, False),
+    "imprint list request": headers.ImprintListRequest(3),
+    "imprint list": headers.ImprintList((headers.ImprintKey(PLAN, 0), headers.ImprintKey(PLAN, 2)), ()),
+    "imprint request": headers.ImprintRequest(3, True, headers.ImprintKey(PLAN, 2)),
+    "imprinted": headers.Imprinted(128, 1 << 20),
+    "exact request": headers.ExactRequest(True, 12, 3),
+    "exact header": headers.ExactHeader(DIGEST, 13, 3, True),
 }  # fmt: skip
 PIPELINE: dict[str, PipelineMessage] = {
     "passage": messages.Passage(

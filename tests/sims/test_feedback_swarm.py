@@ -14,8 +14,8 @@ from farflung.compression.registry import parse_codec
 from farflung.node.exchange import Exchange
 from farflung.node.residuals import Residuals
 from farflung.protocol.chain import RoundResult
+from farflung.protocol.headers import MeanHeader
 from farflung.protocol.manifest_sections import FeedbackSpec
-from farflung.protocol.messages import MeanHeader
 from farflung.sims.chaos import OUTER, Wire, run_schedule
 from farflung.sims.faults import Fault, Kill, Schedule, Start
 from farflung.sims.simulation import Meddler

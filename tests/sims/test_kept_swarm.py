@@ -13,8 +13,8 @@ from farflung.compression.registry import parse_codec
 from farflung.node.exchange import Exchange
 from farflung.node.residuals import Residuals
 from farflung.protocol.chain import RoundResult
+from farflung.protocol.headers import ContributionHeader
 from farflung.protocol.manifest_sections import FeedbackSpec
-from farflung.protocol.messages import ContributionHeader
 from farflung.sims.chaos import Wire, run_schedule
 from farflung.sims.faults import Schedule, Start
 from farflung.sims.swarm import START_UNIX_S, Swarm

@@ -15,7 +15,7 @@ from farflung.node.network import PeerId
 from farflung.node.recipe import Recipe
 from farflung.node.stage_learner import StageLearner
 from farflung.protocol.errors import NetworkError
-from farflung.protocol.messages import ExactHeader
+from farflung.protocol.headers import ExactHeader
 from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
 from farflung.training.pipeline_slice import ends_of, layers_of

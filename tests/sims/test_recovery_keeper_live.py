@@ -10,9 +10,9 @@ from tests.sims.recovery_cases import AT_RISK, SAFE, use_small_corpus
 from farflung.node.events import EventLog
 from farflung.node.shadows import FIRST, MOST_HOLDERS, WHOLE, fetch, serve_shelf
 from farflung.protocol.errors import NetworkError, Refused
+from farflung.protocol.headers import ShadowRequest
 from farflung.protocol.keys import PeerId
 from farflung.protocol.manifest_sections import PipelineSpec
-from farflung.protocol.messages import ShadowRequest
 from farflung.sims import recovery_train
 from farflung.sims.recovery_keepers import pipeline_nbytes
 from farflung.sims.recovery_live import Live

@@ -10,8 +10,8 @@ from tests.sims.pipeline_story import lives, until, until_done
 from farflung.node import shadows
 from farflung.node.shadows import Shadows
 from farflung.protocol.errors import NetworkError
+from farflung.protocol.headers import ShadowRequest
 from farflung.protocol.keys import PeerId
-from farflung.protocol.messages import ShadowRequest
 from farflung.protocol.pipeline_messages import Domains
 from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate

@@ -9,7 +9,7 @@ from farflung.sims.scenario_run import make_playable, simulate_any
 from farflung.sims.sim_result import Result, summarise
 
 BEGINNINGS = {
-    "apart": (260.0, 8, 6),
+    "apart": (470.0, 17, 6),
     "churn-8": (12.0, 0, 6),
     "flash-crowd": (45.0, 0, 2),
     "home-8gb": (500.0, 1, 0),
