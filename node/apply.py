@@ -6,7 +6,9 @@ training pauses only while the learner really changes.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+
+from torch import Tensor
 
 from farflung.compression.codec import Payload
 from farflung.compression.digest import digest_of
@@ -29,6 +31,7 @@ from farflung.protocol.effects import Repair
 from farflung.protocol.keys import short
 from farflung.protocol.ledger import split
 from farflung.protocol.member import Member
+from farflung.training.coupled import Update
 
 FETCH_ATTEMPTS = 4
 """Rounds of asking everybody for a mean before the whole state is downloaded instead."""
@@ -177,12 +180,19 @@ class Applier:
         if downloaded:
             with self._log.span("download", commit.height):
                 await self._download_state(commit)
+        taken = commit.round if means is not None and commit.version == self.version + 1 else None
+        updates: Sequence[Update] = ()
+        told: dict[int, Tensor] | None = None
+        if taken is not None and means is not None:
+            with self._log.span("decode", commit.height):  # while training goes on
+                last = self._terms.settings.rules.ended_by(commit)
+                updates = await self._aside(self._exchange.decode, taken, means, last=last)
+                told = await self._aside(self._residuals.told, taken) if self._contributed(taken) else None
         async with self._trainer.busy:
-            taken = commit.round if means is not None and commit.version == self.version + 1 else None
-            if taken is not None and means is not None:
+            if taken is not None:
                 self.steady.clear()
                 with self._log.span("apply", commit.height):
-                    await self._take_round(commit, taken, means)
+                    await self._take_round(commit, taken, updates, told)
                 self.version = commit.version
             await self._settle(commit, taken)  # rounds that came with a downloaded state have been counted with it
             self.height = commit.height  # training may go on: digests, reports and the like need not be waited for
@@ -207,18 +217,15 @@ class Applier:
             return
         await self._checkpoint_when_due()
 
-    async def _take_round(self, commit: Commit, result: RoundResult, means: dict[int, Payload]) -> None:
+    async def _take_round(
+        self, commit: Commit, result: RoundResult, updates: Sequence[Update], told: dict[int, Tensor] | None
+    ) -> None:
         """The outer step, and what it does to our progress."""
-        counted = self._counted(result)
-        contributed = counted > 0 and self._exchange.in_flight == result.plan
-        with self._log.span("decode", commit.height):
-            last = self._terms.settings.rules.ended_by(commit)
-            updates = await self._aside(self._exchange.decode, result, means, last=last)
-        told = await self._aside(self._residuals.told, result) if contributed else None
+        contributed = self._contributed(result)
         self._learner.outer.rule = self._terms.rule(commit)
         await self._learn(self._learner.apply, updates, contributed=contributed, told=told)
         await self._aside(self._residuals.settle, result)
-        if counted and not contributed:
+        if self._counted(result) and not contributed:
             self._drop("a round counted it before this node was restarted")
             await self._learn(self._learner.discard_progress)
 
@@ -247,6 +254,10 @@ class Applier:
     def _counted(self, result: RoundResult) -> int:
         """Our samples that a round counted."""
         return next((c.samples for c in result.contributors if c.peer == self._member.me), 0)
+
+    def _contributed(self, result: RoundResult) -> bool:
+        """Whether a round counted what we have sent since we started."""
+        return self._counted(result) > 0 and self._exchange.in_flight == result.plan
 
     def _drop(self, reason: str) -> None:
         """Give up local progress; the learner's parameters are the caller's business."""
@@ -335,7 +346,7 @@ class Applier:
     async def _evaluate(self, commit: Commit) -> None:
         """Held-out loss of the outer parameters once all fragments have moved, by whoever was chosen, as far as its time allows (`evaluation`);
         whole at the end."""
-        if commit.version % self._member.settings.rules.num_fragments and not self._finished():
+        if commit.version % self._member.settings.rules.turns(commit) and not self._finished():
             return
         stood_s, self._trainer.stood_s = self._trainer.stood_s, 0.0
         if commit.round is None or commit.version != self.version:

@@ -77,7 +77,11 @@ def create(
         ),
     ] = None,
     fragments: Annotated[
-        int | None, typer.Option(help="Parts of the model that are synchronised in turn. Default: 1.")
+        str | None,
+        typer.Option(
+            metavar="PARTS|auto",
+            help="P: parts of the model that are synchronised in turn; with --inner-steps auto, `auto`: as many as hardly make H longer. Default: 1.",
+        ),
     ] = None,
     delay_steps: Annotated[
         str | None,
@@ -141,7 +145,7 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Found a swarm: write and sign its manifest, and print the invitation."""
-    from farflung.node.options import CreateOptions, steps_or_auto
+    from farflung.node.options import CreateOptions, number_or_auto
 
     options = CreateOptions(
         name=name,
@@ -151,9 +155,9 @@ def create(
         data=data,
         tokenizer=tokenizer,
         steps=steps,
-        inner_steps=steps_or_auto("--inner-steps", inner_steps),
-        fragments=fragments,
-        delay_steps=steps_or_auto("--delay-steps", delay_steps),
+        inner_steps=number_or_auto("--inner-steps", inner_steps),
+        fragments=number_or_auto("--fragments", fragments),
+        delay_steps=number_or_auto("--delay-steps", delay_steps),
         batch_tokens=batch_tokens,
         stages=stages,
         skip=skip,

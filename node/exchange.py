@@ -31,6 +31,7 @@ from farflung.protocol.chain import RoundResult
 from farflung.protocol.errors import Malformed, NetworkError, Refused
 from farflung.protocol.headers import ContributionHeader, MeanHeader
 from farflung.protocol.messages import Part, Plan
+from farflung.training.coupled import Update
 
 ENCODE_ELEMENTS = 1 << 21
 """Parts are encoded so many elements at a time: a millisecond or two, so that sending begins soon and doors are rarely used."""
@@ -256,9 +257,7 @@ class Exchange:
         """What `Fetcher.collect` says. `last`: the round is the last one of the run."""
         return await self.fetcher.collect(result, holders, self._means_codec(last=last), attempts=attempts)
 
-    def decode(
-        self, result: RoundResult, means: dict[int, Payload], *, last: bool
-    ) -> list[tuple[int, int, torch.Tensor]]:
+    def decode(self, result: RoundResult, means: dict[int, Payload], *, last: bool) -> list[Update]:
         """The updates of a committed round, good until the next call: they lie where those of the last round did, for to get so much fresh memory from the
         system takes six times as long as to decode. Raises CodecError. Blocks: call through the door.
         """
@@ -267,7 +266,7 @@ class Exchange:
         numel = sum(part.stop - part.start for _, part in kept)
         if numel > len(self._decoded):
             self._decoded = torch.empty(numel, dtype=torch.float32)
-        updates: list[tuple[int, int, torch.Tensor]] = []
+        updates: list[Update] = []
         at = 0
         for k, part in kept:
             mean = self._decoded[at : at + part.stop - part.start]

@@ -246,8 +246,9 @@ def _fill_method(sections: Sections, name: str) -> None:
     wanted = swarm.get("inner_steps", min(method.inner_steps, steps))
     if not isinstance(wanted, int) and wanted != "auto":
         raise ConfigError(f'swarm.inner_steps = {wanted!r}: must be a whole number, or "auto"')
-    if not isinstance(fragments := swarm.get("fragments", method.fragments_of(wanted)), int) or fragments < 1:
-        raise ConfigError(f"swarm.fragments = {fragments!r}: must be a whole number")
+    fragments = swarm.get("fragments", method.fragments_of(wanted))
+    if fragments != "auto" and not (isinstance(fragments, int) and fragments >= 1):
+        raise ConfigError(f'swarm.fragments = {fragments!r}: must be a whole number, or "auto"')
     feedback = sections["feedback"]
     if feedback.get("uplink", "kept") != "kept" or {"uplink_codec", "downlink_codec"} & set(swarm):
         # that of the method is finer than its own codecs, but perhaps not than others
@@ -363,10 +364,11 @@ def _fill_feedback(sections: Sections) -> None:
         coarse = 8 * codec.expected_nbytes(_MANY) / _MANY < FEEDBACK_BITS
         feedback.setdefault(way, "residual" if coarse else "none")
     steps, inner_steps, fragments = swarm["total_steps"], swarm.get("inner_steps"), swarm.get("fragments", 1)
-    if (
-        inner_steps == "auto"
-    ):  # the fewest rounds that there may be: feedback begins after a quarter of the run at the latest
+    # The fewest rounds that there may be: feedback begins after a quarter of the run at the latest.
+    if inner_steps == "auto":
         inner_steps = swarm.get("max_inner_steps", _DEFAULTS["max_inner_steps"])
+    if fragments == "auto":
+        fragments = 1
     if (
         "residual" in (feedback["uplink"], feedback["downlink"])
         and isinstance(steps, int)

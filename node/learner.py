@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 from torch import Tensor
 
-from farflung.training.coupled import Slice
+from farflung.training.coupled import Slice, Update
 from farflung.training.data import Dataset
 from farflung.training.inner import StepReport
 from farflung.training.model_state import ModelState
@@ -45,7 +45,7 @@ class Learner(Protocol):
 
     def apply(
         self,
-        updates: Sequence[tuple[int, int, Tensor]],
+        updates: Sequence[Update],
         *,
         contributed: bool,
         told: Mapping[int, Tensor] | None = None,
@@ -103,7 +103,7 @@ class LearnerOf(Generic[S]):
 
     def apply(
         self,
-        updates: Sequence[tuple[int, int, Tensor]],
+        updates: Sequence[Update],
         *,
         contributed: bool,
         told: Mapping[int, Tensor] | None = None,

@@ -11,10 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from farflung.protocol.settings import FAST_BYTES_PER_S
-
-MEASURABLE_BYTES = 1 << 16
-"""Smaller transfers say more about latency than about the link's rate."""
+from farflung.protocol.settings import FAST_BYTES_PER_S, MEASURABLE_BYTES
 
 REMEMBERED = 12
 """Measurements of which the best counts."""

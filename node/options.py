@@ -36,7 +36,7 @@ class CreateOptions:
     """Global inner steps after which the swarm is done."""
     inner_steps: int | Literal["auto"] | None = None
     """H: inner steps between two rounds."""
-    fragments: int | None = None
+    fragments: int | Literal["auto"] | None = None
     """P: parts of the model that are synchronised in turn."""
     delay_steps: int | Literal["auto"] | None = None
     """tau: inner steps that a peer may train while a round is under way."""
@@ -81,7 +81,7 @@ class CreateOptions:
         _positive(
             steps=self.steps,
             inner_steps=None if self.inner_steps == "auto" else self.inner_steps,
-            fragments=self.fragments,
+            fragments=None if self.fragments == "auto" else self.fragments,
             batch_tokens=self.batch_tokens,
             stages=self.stages,
             microbatches=self.microbatches,
@@ -255,8 +255,8 @@ class SampleOptions:
         _dtype(self.dtype)
 
 
-def steps_or_auto(flag: str, text: str | None) -> int | Literal["auto"] | None:
-    """What a flag says that takes a number of steps, or `auto`. Raises ConfigError."""
+def number_or_auto(flag: str, text: str | None) -> int | Literal["auto"] | None:
+    """What a flag says that takes a whole number, or `auto`. Raises ConfigError."""
     if text is None or text == "auto":
         return text  # type: ignore[return-value]
     if not text.isdecimal():

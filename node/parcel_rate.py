@@ -11,8 +11,8 @@ What the other side takes for its answer, and what else uses the uplink meanwhil
 from collections import deque
 from math import inf
 
-from farflung.node.one_way import MEASURABLE_BYTES, REMEMBERED
-from farflung.protocol.settings import FAST_BYTES_PER_S
+from farflung.node.one_way import REMEMBERED
+from farflung.protocol.settings import FAST_BYTES_PER_S, MEASURABLE_BYTES
 
 LEAST_S = 0.02
 """A run counts as at least so long: trips are known to some milliseconds."""

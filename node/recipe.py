@@ -105,12 +105,12 @@ class Recipe:
     def cuts(self) -> tuple[int, ...]:
         """Ends of the fragments, in the order of the flat vector."""
         slots = slots_of(self.tensors)
-        fragments = cut(slots, self.manifest.fragments, "sequential")
+        fragments = cut(slots, self.manifest.num_fragments, "sequential")
         inner = [round(fragment.slices[0][0] / self.align) * self.align for fragment in fragments[1:]]
         cuts = (0, *inner, self.num_parameters)
         if sorted(set(cuts)) != list(cuts):
             raise ConfigError(
-                f"swarm.fragments = {self.manifest.fragments}: a model of {self.num_parameters:,} parameters has fewer that "
+                f"swarm.fragments = {self.manifest.num_fragments}: a model of {self.num_parameters:,} parameters has fewer that "
                 f"begin at multiples of {self.align}"
             )
         return cuts

@@ -23,6 +23,7 @@ from farflung.protocol import wire
 from farflung.protocol.errors import NetworkError, Refused, RemoteError
 from farflung.protocol.headers import ChunkList, ChunkListRequest, ChunkRequest
 from farflung.protocol.limits import CHUNK_BYTES
+from farflung.training.coupled import Update
 from farflung.training.errors import BadChunk
 from farflung.training.outer import BYTES_PER_ELEMENT, OuterState
 
@@ -323,7 +324,7 @@ class StateSync:
     def roll(
         self,
         chunks: Sequence[int],
-        updates: Sequence[tuple[int, int, torch.Tensor]],
+        updates: Sequence[Update],
         step: Callable[[int, int, torch.Tensor], None],
     ) -> None:
         """Bring chunks from the version before a round to that after it. `step(start, stop, mean)` is one outer step of a slice. Blocks."""

@@ -13,9 +13,9 @@ from farflung.protocol import ledger as ledgers
 from farflung.protocol.accord import Word
 from farflung.protocol.errors import BadSignature, Refused
 from farflung.protocol.keys import PeerId, Signer, verify
-from farflung.protocol.lap import Laps
+from farflung.protocol.lap import Lap, Laps
 from farflung.protocol.ledger import Ledger
-from farflung.protocol.limits import MAX_GROUP_PEERS, MAX_HOPS, MAX_PARTS
+from farflung.protocol.limits import MAX_FRAGMENTS, MAX_GROUP_PEERS, MAX_HOPS, MAX_PARTS
 from farflung.protocol.lives import BEGINNING, Counters, Life, renewed
 from farflung.protocol.quorum import is_quorum
 from farflung.protocol.types import Count, Digest, Key, Keys, Offset, OptionalDigest, Signature
@@ -38,9 +38,9 @@ class Rules:
     max_group: int
     """Most members of a view."""
     cuts: tuple[int, ...]
-    """Where the fragments of the flat parameter vector end, from 0 to its number of elements; they are synchronised in turn."""
+    """Where the fragments of the flat parameter vector end, from 0 to its number of elements; they are synchronised in turn, one or several at once."""
     laps: Laps
-    """How long one may be, and tau."""
+    """How long one may be and what its round may move, and tau."""
     total_steps: int
     """Inner steps of the whole run, as `Commit.steps` counts them."""
     tokens_per_sample: int
@@ -60,8 +60,12 @@ class Rules:
 
     @property
     def num_fragments(self) -> int:
-        """P."""
+        """The most that P may be."""
         return len(self.cuts) - 1
+
+    def turns(self, commit: "Commit") -> int:
+        """P: rounds as wide as the next one in which every fragment moves once."""
+        return self.num_fragments // commit.width
 
     def finished(self, commit: "Commit") -> bool:
         """Whether the run is complete."""
@@ -76,7 +80,7 @@ class Rules:
         return commit.round is not None and self.finished(commit)
 
     def span(self, parent: "Commit") -> tuple[int, int]:
-        """Elements [start, stop) that the round after `parent` moves: the fragment whose turn it is, and in the last round of the run everything, so that no
+        """Elements [start, stop) that the round after `parent` moves: the fragments whose turn it is, and in the last round of the run everything, so that no
         progress stays behind.
 
         The order is that of `training.streaming.Timetable`, but moves on by one after every `TURNS` turns of each: who can only take part in every third
@@ -84,9 +88,9 @@ class Rules:
         """
         if self.is_last(parent):
             return 0, self.numel
-        count = self.num_fragments
-        fragment = (parent.version + 1 + parent.version // (TURNS * count)) % count
-        return self.cuts[fragment], self.cuts[fragment + 1]
+        count = self.turns(parent)
+        first = (parent.version + 1 + parent.version // (TURNS * count)) % count * parent.width
+        return self.cuts[first], self.cuts[first + parent.width]
 
 
 class Contribution(Struct, frozen=True, array_like=True):
@@ -134,6 +138,8 @@ class Commit(Struct, frozen=True, array_like=True):
     """Inner steps of the run so far: the sum of the laps that ended with a round."""
     lap: Count
     """Inner steps of the fastest member after which the next round is due."""
+    width: Annotated[int, Meta(ge=1, le=MAX_FRAGMENTS)]
+    """Fragments that it moves at once."""
     view: Keys
     """Who may vote on the next height, sorted."""
     left: Keys
@@ -186,6 +192,7 @@ def genesis(founder: PeerId, rules: Rules, *, lives: tuple[Life, ...] = (), ledg
         tokens=since.tokens,
         steps=since.steps,
         lap=lap,
+        width=1,
         view=(founder,),
         left=(),
         ledger=ledger,
@@ -218,17 +225,17 @@ def successor(
     view: tuple[PeerId, ...],
     left: tuple[PeerId, ...],
     result: RoundResult | None,
-    lap: int | None = None,
+    lap: Lap | None = None,
     begins: Mapping[int, PeerId] | None = None,
     word: Word | None = None,
 ) -> Commit:
     """The commit after `parent`; ledger, version, tokens and steps follow from the arguments alone. `lap` begins with it, where it
-    carries a round; None: as long as the last. `begins`: stages that it begins anew, and by whom (`lives`); `word`: what the chain of another stage
+    carries a round; None: as the last. `begins`: stages that it begins anew, and by whom (`lives`); `word`: what the chain of another stage
     than 0 says from now on of all of them (`accord`), None: nothing new.
 
     Raises ValueError when a contribution claims samples that its peer does not hold.
     """
-    lap = parent.lap if lap is None else lap
+    lap = Lap(parent.lap, parent.width) if lap is None else lap
     contributions = result.contributors if result else ()
     version = parent.version + (1 if result else 0)
     trained: Mapping[PeerId, int] = {c.peer: c.samples for c in contributions}
@@ -237,7 +244,7 @@ def successor(
         trained=trained,
         view=view,
         left=left,
-        window=rules.ahead * lap,
+        window=rules.ahead * lap.steps,
         version=version,
         lease=rules.lease,
     )
@@ -247,7 +254,8 @@ def successor(
         version=version,
         tokens=parent.tokens + sum(c.tokens for c in contributions),
         steps=parent.steps + (parent.lap if result else 0),
-        lap=lap,
+        lap=lap.steps,
+        width=lap.width,
         view=tuple(sorted(view)),
         left=tuple(sorted(left)),
         ledger=ledger,
@@ -279,11 +287,14 @@ def check_successor(swarm: bytes, parent: Commit, commit: Commit, rules: Rules, 
         "would leave a view without a quorum of the last",
     )
     if commit.round is None:
-        demand(commit.lap == parent.lap, "changes the lap without a round")
+        same = (commit.lap, commit.width) == (parent.lap, parent.width)
+        demand(same, "changes the lap without a round")
     else:
         _check_round(parent, commit.round, rules, demand)
         left = rules.total_steps - parent.steps - parent.lap
-        demand(rules.laps.allows(commit.lap, left), f"begins a lap of {commit.lap} steps, with {left} steps left")
+        allowed = rules.num_fragments % commit.width == 0 and rules.laps.allows(commit.lap, commit.width, left)
+        wide = "" if commit.width == 1 else f" and {commit.width} fragments"
+        demand(allowed, f"begins a lap of {commit.lap} steps{wide}, with {left} steps left")
     begins, word = {}, None
     if rules.accord:
         before, word = Word(0, parent.lives, parent.call), Word(0, commit.lives, commit.call)
@@ -305,7 +316,7 @@ def check_successor(swarm: bytes, parent: Commit, commit: Commit, rules: Rules, 
             view=commit.view,
             left=commit.left,
             result=commit.round,
-            lap=commit.lap,
+            lap=Lap(commit.lap, commit.width),
             begins=begins,
             word=word,
         )

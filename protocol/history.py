@@ -72,13 +72,13 @@ class History:
                 return False
         return self.anchor is not None and self.anchor.version <= version
 
-    def recent_rounds(self) -> list[RoundResult]:
+    def recent_rounds(self, most: int = RECENT_ROUNDS) -> list[RoundResult]:
         """The newest rounds, newest first."""
         rounds: list[RoundResult] = []
         for certified in reversed(self._links):
             if certified.commit.round is not None:
                 rounds.append(certified.commit.round)
-                if len(rounds) == RECENT_ROUNDS:
+                if len(rounds) == most:
                     break
         return rounds
 

@@ -1,9 +1,10 @@
-"""The lap: inner steps of the fastest member from one round to the next. Fixed by the manifest, or chosen live within its limits.
+"""The lap: inner steps of the fastest member from one round to the next, and how much that round moves. Fixed by the manifest, or chosen live within its limits.
 
-With P fragments in turn a lap is H / P. Each commit says how long the next one is (`Commit.lap`) and how many steps the run has made
-(`Commit.steps`, the sum of all laps), so that all count alike, whenever laps change: the learning rate, the end of the run, the samples that are
-handed out ahead. The proposer of a round chooses, and everybody checks the limits. It chooses by what the swarm measures while it trains, with
-s the seconds of a step of the fastest member and e those of a round, from its plan to the last member that holds all its means:
+With P fragments in turn a lap is H / P. Each commit says how long the next one is (`Commit.lap`), how many of the manifest's fragments the round at
+its end moves at once (`Commit.width`: P is their number over it) and how many steps the run has made (`Commit.steps`, the sum of all laps), so that
+all count alike, whenever they change: the learning rate, the end of the run, the samples that are handed out ahead. The proposer of a round
+chooses, and everybody checks the limits. It chooses by what the swarm measures while it trains, with s the seconds of a step of the fastest
+member and e those of a round, from its plan to the last member that holds all its means:
 
     hide  = ceil(e / (BUSY s))       steps in which a round is over, the late have been waited for and the votes are in
     lap   = hide + 1                 then training goes on throughout, for tau = lap - 1
@@ -17,16 +18,22 @@ every round.
 While somebody downloads the outer state every lap is longer than the last, by half: the means that bring a state forward are kept for some
 rounds only, and with rounds in quick succession it would be too old whenever it is there (a founder alone needs no time for a round at all).
 
+P is chosen by what a round's time is made of: e = a + width b, where a is round trips, votes and waiting, and b the bytes of a fragment on the
+slowest link: by what members say of links that are not fast, or by the last rounds that moved more or less, where these took longer for it: what
+nobody can say is tried. A wide round pays a once for many fragments, so that H = P lap falls with the width, towards what
+the bytes alone take; but it also moves more at once, and its result comes later. So a round is as narrow as it can be without making H
+much longer (`WIDENS`, `NARROWS`), and never so wide that it could fail for it (`WIDE_SHARE`): where links are slow, all P in turn, and where round trips are what takes time, all at once.
+
 tau needs no choice of its own. A result is applied when it is there (`node.trainer`), so that tau only says when a peer stands, and how long a
-round may wait for the late (`protocol.rhythm`); the exchange decides how late results are, in steps about e / s. P stays the manifest's: whose turn it is follows
-from the outer version, fragments begin at layers, and when laps are chosen a smaller P would only make the same bytes come in larger pieces.
+round may wait for the late (`protocol.rhythm`); the exchange decides how late results are, in steps about e / s.
 Quality falls slowly with H (about 1 % from 30 to 100, digest 1.5) and with tau (0.2 % up to 10), so both are as small as links allow.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 BUSY = 2 / 3
 """Share of a lap, less a step, that a round may take. What is left is for the late, for whom half of what overlap hides is waited, and for the votes."""
@@ -37,6 +44,15 @@ STANDS = 0.03
 CALM = 0.7
 """A shorter lap is taken up below this part of the old one."""
 
+WIDENS = 0.7
+"""Wider rounds are taken up where H falls below this part of what it is."""
+
+NARROWS = 1.2
+"""Narrower ones where H is at most so many times the shortest."""
+
+WIDE_SHARE = 0.25
+"""Of the longest that a round may take: wide ones take no more, so that they are not the first to fail where links become slow."""
+
 LONGER = 1.5
 """Of a lap to the last, while somebody downloads the outer state."""
 
@@ -44,15 +60,38 @@ ROUNDS = 3
 """That the measure is taken from."""
 
 
+class Took(NamedTuple):
+    """A round that was."""
+
+    seconds: float
+    fragments: float
+    """That it moved."""
+
+    def less(self, fragments: float, fragment_s: float) -> float:
+        """Seconds that it would have taken with so many fragments less, where each adds `fragment_s`."""
+        return max(0.0, self.seconds - fragments * fragment_s)
+
+
+class Lap(NamedTuple):
+    """What a commit says of the round after it."""
+
+    steps: int
+    """Until it is due."""
+    width: int = 1
+    """Fragments that it moves."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Laps:
-    """What a manifest allows, in steps between two rounds whatever fragment they move. `least` is also the first one."""
+    """What a manifest allows, in steps between two rounds that move one fragment each; of wider rounds as many times more. `least` is also the first lap."""
 
     least: int
     most: int
     """Equal to `least` where the manifest fixes it."""
     delay: int | None = None
     """tau, less than `least`; None: a lap less a step."""
+    widths: tuple[int, ...] = (1,)
+    """Fragments that a round may move at once, from 1 on; only where laps are chosen."""
 
     @classmethod
     def fixed(cls, steps: int, delay: int = 0) -> "Laps":
@@ -63,9 +102,9 @@ class Laps:
         """tau: steps that may be trained while a round is under way."""
         return lap - 1 if self.delay is None else self.delay
 
-    def allows(self, lap: int, left: int) -> bool:
-        """Whether a lap may begin when `left` steps are left of the run: a run does not end in the middle of a lap."""
-        return self.least <= lap <= self._most(left)
+    def allows(self, lap: int, width: int, left: int) -> bool:
+        """Whether such a lap may begin when `left` steps are left of the run: a run does not end in the middle of a lap."""
+        return width in self._widths(left) and self.least * width <= lap <= self._most(width, left)
 
     def finished(self, left: int) -> bool:
         """Whether the run is over with so many steps left: fewer than any lap has."""
@@ -73,31 +112,46 @@ class Laps:
 
     def choose(
         self,
-        lap: int,  # the one that ends
+        now: Lap,  # that ends
         *,
         left: int,  # steps of the run after it
         step_s: float,  # of the fastest member; 0: not known
-        rounds_s: Sequence[float],  # how long rounds took, newest first
+        rounds: Sequence[Took],  # newest first
+        fragment_s: float | None = None,  # that the bytes of each fragment add to a round; None: nobody can say
+        longest_s: float = math.inf,  # that a round may take
         newcomer: bool = False,  # does anybody download the outer state?
-    ) -> tuple[int, str]:
-        """The next lap, and a sentence that says why. Allowed, whatever was measured."""
+    ) -> tuple[Lap, str]:
+        """The next lap and its width, and a sentence that says why. Allowed, whatever was measured."""
         if self.least == self.most:
-            return self.least, "fixed by the manifest"
-        if step_s <= 0.0 or not rounds_s:
-            return min(lap, self._most(left)), "nobody has said yet how long its steps take"
-        round_s = median(rounds_s[:ROUNDS])
-        needed = self._needed(round_s, step_s)
-        wanted = needed if not CALM * lap <= needed <= lap else lap
-        reason = f"rounds take {round_s:.3g} s and steps {step_s:.3g} s: {needed} steps hide one"
-        if newcomer and wanted < (longer := math.ceil(LONGER * lap)):
+            return Lap(self.least), "fixed by the manifest"
+        widths = self._widths(left)
+        width = max(k for k in widths if k <= now.width)
+        if step_s <= 0.0 or not rounds:
+            lap = max(self.least * width, min(now.steps, self._most(width, left)))
+            return Lap(lap, width), "nobody has said yet how long its steps take"
+        newest, each_s = rounds[:ROUNDS], max(fragment_s or 0.0, _fragment_s(rounds))
+        round_s = {k: median(took.less(took.fragments - k, each_s) for took in newest) for k in self.widths}
+        needed = {k: self._needed(round_s[k], step_s) for k in self.widths}
+        if fragment_s is not None:
+            fits = [k for k in widths if k == 1 or round_s[k] <= WIDE_SHARE * longest_s]
+            width = _width(now.width, {k: max(self.least * k, needed[k]) / k for k in fits})
+        wanted = needed[width]
+        if width == now.width and CALM * now.steps <= wanted <= now.steps:
+            wanted = now.steps
+        seconds = median(took.seconds for took in newest)
+        reason = f"rounds take {seconds:.3g} s and steps {step_s:.3g} s: {needed[width]} steps hide one"
+        if width != now.width:
+            reason += f" that moves {width} of {self.widths[-1]} fragments, and {needed[now.width]} one of {now.width}"
+        if newcomer and wanted < (longer := math.ceil(LONGER * now.steps)):
             wanted = longer
             reason += f", and {longer} let somebody who downloads the state catch up"
-        chosen = max(self.least, min(wanted, self._most(left)))
-        if chosen == self._most(left) < needed:
-            reason += f", {chosen} is the most" + (" of what is left of the run" if left < self.most else "")
-        elif chosen == self.least > wanted:
+        least, most = self.least * width, self._most(width, left)
+        chosen = max(least, min(wanted, most))
+        if chosen == most < needed[width]:
+            reason += f", {chosen} is the most" + (" of what is left of the run" if left < self.most * width else "")
+        elif chosen == least > wanted:
             reason += f", {chosen} is the least"
-        return chosen, reason
+        return Lap(chosen, width), reason
 
     def _needed(self, round_s: float, step_s: float) -> int:
         hide = math.ceil(round_s / (BUSY * step_s))
@@ -105,5 +159,28 @@ class Laps:
             return hide + 1
         return max(hide + 1, math.ceil((round_s - self.delay * step_s) / (STANDS * step_s)))
 
-    def _most(self, left: int) -> int:
-        return max(self.least, min(self.most, left))
+    def _widths(self, left: int) -> tuple[int, ...]:
+        """Those whose shortest lap is not longer than what is left; the first one always."""
+        return tuple(k for k in self.widths if k == 1 or self.least * k <= left)
+
+    def _most(self, width: int, left: int) -> int:
+        return max(self.least * width, min(self.most * width, left))
+
+
+def _fragment_s(rounds: Sequence[Took]) -> float:
+    """What each fragment more has added to a round, by those that moved more or fewer than the newest; 0 where all moved as many."""
+    wide = rounds[0].fragments
+    alike = [took for took in rounds if abs(took.fragments - wide) <= 0.5][:ROUNDS]
+    other = [took for took in rounds if abs(took.fragments - wide) > 0.5][:ROUNDS]
+    if not other:
+        return 0.0
+    more_s = median(took.seconds for took in alike) - median(took.seconds for took in other)
+    more = median(took.fragments for took in alike) - median(took.fragments for took in other)
+    return max(0.0, more_s / more)
+
+
+def _width(now: int, steps: Mapping[int, float]) -> int:
+    """The width to take, with what H would be at each, in whatever unit."""
+    best = min(steps.values())
+    narrowest = min(k for k, h in steps.items() if h <= NARROWS * best)
+    return narrowest if narrowest < now or now not in steps or best < WIDENS * steps[now] else now

@@ -73,14 +73,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     training, between the next two (`farflung.protocol.lap`).
     """
     min_inner_steps: int = 10
-    """The least that `auto` may choose, and what it begins with; rounded up to a multiple of `fragments`. Without `auto` it means nothing, like
+    """The least that `auto` may choose, and what it begins with; rounded up to a multiple of the fragments. Without `auto` it means nothing, like
     the next."""
     max_inner_steps: int = 500
     """The most, rounded down."""
-    fragments: int = 1
+    fragments: int | Auto = 1
     """P: parts of the model that are synchronised in turn, one every H / P steps, so that a round moves a P-th of the bytes
-    (Streaming DiLoCo, arXiv 2501.18512).
+    (Streaming DiLoCo, arXiv 2501.18512); or `auto`, where `inner_steps` is it too: as many as make H not much longer.
     """
+    max_fragments: int = 3
+    """The most that `auto` may choose, and what it begins with; it may choose what divides it. Without `auto` it means nothing."""
     delay_steps: int | Auto = 0
     """tau: inner steps that a peer may train while a round is under way; less than H / P. 0: it stands. `auto`: a step less than H / P."""
     mix: float | Literal["rebase"] = "rebase"
@@ -156,11 +158,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                     f'swarm.inner_steps = "auto": {self.pipeline.stages} stages have their rounds at the same steps, so none may choose; give a number'
                 )
             check_range("swarm.min_inner_steps", self.min_inner_steps, 1, self.total_steps)
-            check_range("swarm.fragments", self.fragments, 1, min(self.min_inner_steps, MAX_FRAGMENTS))
+            self._check_fragments(self.min_inner_steps)
             check_range("swarm.max_inner_steps", self.max_inner_steps, self.min_inner_steps, 1 << 40)
         else:
             check_range("swarm.inner_steps", self.inner_steps, 1, self.total_steps)
-            check_range("swarm.fragments", self.fragments, 1, min(self.inner_steps, MAX_FRAGMENTS))
+            if self.fragments == "auto":
+                raise ConfigError(
+                    f'swarm.fragments = "auto": goes with swarm.inner_steps = "auto", which is {self.inner_steps}; give a number'
+                )
+            self._check_fragments(self.inner_steps)
             if self.inner_steps % self.fragments:
                 raise ConfigError(
                     f"swarm.inner_steps = {self.inner_steps}: must be a multiple of swarm.fragments = {self.fragments}"
@@ -168,6 +174,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.delay_steps != "auto":
             check_range("swarm.delay_steps", self.delay_steps, 0, self.laps.least - 1)
         check_range("inner.warmup_steps", self.inner.warmup_steps, 0, self.total_steps)
+
+    def _check_fragments(self, most: int) -> None:
+        key = "swarm.max_fragments" if self.fragments == "auto" else "swarm.fragments"
+        check_range(key, self.num_fragments, 1, min(most, MAX_FRAGMENTS))
 
     def _check_pipeline(self) -> None:
         pipeline = self.pipeline
@@ -187,12 +197,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def laps(self) -> Laps:
-        """Inner steps between two rounds, whatever fragments they move."""
-        delay = None if self.delay_steps == "auto" else self.delay_steps
+        """Inner steps between two rounds, and what they may move."""
+        delay, count = None if self.delay_steps == "auto" else self.delay_steps, self.num_fragments
         if self.inner_steps == "auto":
-            least = -(-self.min_inner_steps // self.fragments)
-            return Laps(least=least, most=max(least, self.max_inner_steps // self.fragments), delay=delay)
-        return Laps(least=self.inner_steps // self.fragments, most=self.inner_steps // self.fragments, delay=delay)
+            least = -(-self.min_inner_steps // count)
+            widths = tuple(k for k in range(1, count + 1) if count % k == 0) if self.fragments == "auto" else (1,)
+            return Laps(least=least, most=max(least, self.max_inner_steps // count), delay=delay, widths=widths)
+        return Laps(least=self.inner_steps // count, most=self.inner_steps // count, delay=delay)
+
+    @property
+    def num_fragments(self) -> int:
+        """P, or the most that it may be."""
+        return self.max_fragments if self.fragments == "auto" else self.fragments
 
     @property
     def samples_per_step(self) -> int:

@@ -20,6 +20,7 @@ from farflung.protocol.accord import Word
 from farflung.protocol.chain import Certified, Commit, Contribution, PartResult, RoundResult, Vote
 from farflung.protocol.effects import Effect, Note, Send
 from farflung.protocol.keys import PeerId, short
+from farflung.protocol.lap import Lap
 from farflung.protocol.membership import TRAINING_STATES, Membership
 from farflung.protocol.messages import (
     Abort,
@@ -109,6 +110,8 @@ class Proposer:
     plan_id: bytes = b""
     phase_at: float = 0.0
     plan_at: float = 0.0
+    sending_s: float | None = 0.0
+    """That the slowest link was expected to take for contributions, and again for means, where it is not a fast one; None: nobody can say."""
     sent_at: float = 0.0
     settle_at: float | None = None
     collected: dict[PeerId, frozenset[PeerId]] = field(default_factory=dict)
@@ -293,6 +296,7 @@ class Proposer:
         # Links may have become slower than any round since then: each plan of this height that fails after the first doubles the time.
         budget = min(budget * 2.0 ** min(max(0, self.attempt + self.ballot - 1), MAX_DOUBLINGS), rules.max_round_s)
         self.attempt += 1
+        self.sending_s = slow_s if estimate > 0.0 else rules.unmeasured_s(nbytes)
         self.plan = Plan(
             height=s.head.commit.height + 1,
             ballot=self.ballot,
@@ -396,23 +400,25 @@ class Proposer:
         self.reason = result.reason
         return notes + self._propose(commit, s, now)
 
-    def _next_lap(self, s: Surroundings, outcome: RoundResult) -> tuple[int, list[Effect]]:
-        """Steps until the round after this one, and what to log when that is another number than before."""
+    def _next_lap(self, s: Surroundings, outcome: RoundResult) -> tuple[Lap, list[Effect]]:
+        """Steps until the round after this one and what it moves, and what to log when that is not as before."""
         head, rules = s.head.commit, s.settings.rules
         fastest = max(s.tempo.tokens_per_s(p) for p in s.membership.live(head.view))
         step_s = s.settings.step_tokens / fastest if fastest > 0.0 else 0.0
-        rounds_s = [outcome.seconds_ms / 1000.0, *s.tempo.rounds_s()]
+        before, rounds = Lap(head.lap, head.width), s.tempo.rounds(outcome)
         lap, reason = rules.laps.choose(
-            head.lap,
+            before,
             left=rules.total_steps - head.steps - head.lap,
             step_s=step_s,
-            rounds_s=rounds_s,
+            rounds=rounds,
+            fragment_s=None if self.sending_s is None else 2.0 * self.sending_s / rounds[0].fragments,
+            longest_s=s.settings.max_round_s,
             newcomer=s.standing.newcomer_downloads(),
         )
-        if lap == head.lap:
+        if lap == before:
             return lap, []
-        delay = rules.laps.delay_of(lap)
-        return lap, [Note("lap", {"round": head.height + 1, "steps": lap, "delay": delay, "reason": reason})]
+        what = {"round": head.height + 1, "steps": lap.steps, "delay": rules.laps.delay_of(lap.steps)}
+        return lap, [Note("lap", what | {"fragments": lap.width, "reason": reason})]
 
     def _directions(
         self, s: Surroundings, held: Mapping[PeerId, tuple[bytes, ...]], digests: list[bytes], now: float

@@ -34,6 +34,9 @@ HISTORY = 512
 FAST_BYTES_PER_S = 6.25e6
 """50 Mbit/s: faster uplinks all count the same. There the processor, not the link, decides what is measured."""
 
+MEASURABLE_BYTES = 1 << 16
+"""Smaller transfers say more about latency than about a link's rate."""
+
 WAVES_FROM_S = 0.5
 """Rounds whose contributions take a link that is not fast so long, a few round trips, have two waves (`partition`)."""
 
@@ -87,6 +90,10 @@ class Settings:
 
     def _has_its_own(self, parent: Commit) -> bool:
         return bool(self.last_codec) and self.rules.is_last(parent)
+
+    def unmeasured_s(self, nbytes: float) -> float | None:
+        """Seconds for so many bytes where no link is known: none to speak of, if they are too few to have been measured; None: that cannot be said."""
+        return 0.0 if nbytes < MEASURABLE_BYTES * self.fast_bytes_per_s / FAST_BYTES_PER_S else None
 
     def rhythm(self, lap: int) -> Rhythm:
         """That of a lap of so many steps."""

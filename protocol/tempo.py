@@ -5,13 +5,18 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from farflung.protocol import rhythm, sharing
+from farflung.protocol.chain import RoundResult
 from farflung.protocol.history import History
 from farflung.protocol.keys import PeerId
+from farflung.protocol.lap import Took
 from farflung.protocol.membership import TRAINING_STATES, Membership
 from farflung.protocol.messages import Heartbeat
 from farflung.protocol.rhythm import Runner
 from farflung.protocol.settings import Settings
 from farflung.protocol.sharing import Link
+
+WIDTHS_FROM = 32
+"""Rounds back from which it is learnt what each fragment more takes. Links may have changed since earlier ones."""
 
 
 @dataclass(slots=True)
@@ -33,6 +38,14 @@ class Tempo:
         """The median of those; 0 before there was a round."""
         recent = self.rounds_s()
         return median(recent) if recent else 0.0
+
+    def rounds(self, *newest: RoundResult) -> list[Took]:
+        """The newest rounds, newest first: how long they took, and how many fragments they moved. `newest`: that are not in the history yet."""
+        rules = self.settings.rules
+        return [
+            Took(r.seconds_ms / 1000.0, (r.parts[-1].stop - r.parts[0].start) * rules.num_fragments / rules.numel)
+            for r in (*newest, *self.history.recent_rounds(WIDTHS_FROM))
+        ]
 
     def tokens_per_s(self, peer: PeerId) -> float:
         """How fast a peer trains, by its own word; 0 when it has not said."""
@@ -56,11 +69,12 @@ class Tempo:
                 fastest = max((one.tokens_per_s for one in contenders.values()), default=0.0)
                 step_s = self.settings.step_tokens / fastest if fastest > 0.0 else 0.0
                 first, last = rules.span(head)
+                most = rules.laps.most * head.width
                 found = sharing.leave_out(
                     contenders,
                     self.settings.expected_bytes(head) * (last - first),
-                    lap_s=rules.laps.most * step_s,
-                    hidden_s=rules.laps.delay_of(rules.laps.most) * step_s,
+                    lap_s=most * step_s,
+                    hidden_s=rules.laps.delay_of(most) * step_s,
                 )
             known = self._slow[bool(links)] = (key, found)
         return known[1]

@@ -12,6 +12,7 @@ A version is named in every envelope, record and manifest; decoders take it from
 * **7**: the order of fragments moves on by one after some turns.
 * **8**: heartbeats say when the next comes, and who offers something for a round whom it lacked in the last ones.
 * **9**: what is for somebody to whom there is no way goes by way of others; heartbeats say whom their author does not hear.
+* **10**: commits say how many fragments the next round moves at once.
 """
 
 from collections.abc import Iterable
@@ -23,10 +24,10 @@ from farflung.protocol.errors import Malformed, WrongVersion
 from farflung.protocol.keys import PeerId
 from farflung.protocol.wire import Small, decode
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 """What we write."""
 
-SUPPORTED_VERSIONS: tuple[int, ...] = (9,)
+SUPPORTED_VERSIONS: tuple[int, ...] = (10,)
 """What we can read, ascending."""
 
 

@@ -37,6 +37,7 @@ from farflung.sims.bench_node import OUTER, Hear, Say, make_node, odd_events
 from farflung.sims.overlap_peer import run_member, run_parallel
 from farflung.sims.stage_peer import run_stage
 from farflung.sims.unequal_peer import run_paced
+from farflung.training.coupled import Update
 from farflung.training.data import TokenWindows
 from farflung.training.inner import StepReport
 from farflung.training.order import SampleOrder
@@ -88,7 +89,7 @@ class VectorLearner:
 
     def apply(
         self,
-        updates: Sequence[tuple[int, int, Tensor]],
+        updates: Sequence[Update],
         *,
         contributed: bool,
         told: Mapping[int, Tensor] | None = None,

@@ -12,7 +12,7 @@ small and short, and go by the ten thousand: 3 to 6 peers with quick steps, hit 
 import hashlib
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from farflung.compression.codec import Codec
 from farflung.compression.int8 import Int8
@@ -36,6 +36,7 @@ NUMEL = 1500
 BLOCK = 32
 INNER_STEPS = 4
 LIVE = Laps(least=INNER_STEPS, most=4 * INNER_STEPS)
+FRAGMENTS = 3
 SAMPLES_PER_STEP = 2
 TOKENS_PER_SAMPLE = 8
 OUTER = Nesterov(lr=0.7, momentum=0.5)
@@ -58,7 +59,8 @@ class Wire:
     checkpoint_s: float = 60.0
     min_contributors: int = 1
     pace: Pace | None = None
-    """None: four steps a round, and every other seed trains on while rounds are under way; every fifth chooses its laps."""
+    """None: four steps a round, and every other seed trains on while rounds are under way; every fifth chooses its laps, and how many fragments a round
+    moves where there are several."""
     fragments: int | None = None
     """Synchronised in turn. None: one, and in every third seed three."""
     last: Codec | None = None
@@ -80,8 +82,10 @@ def toy_outfit(seed: int, schedule: Schedule, wire: Wire = INT8) -> Outfit:
     ]
     drawn = [random.Random(f"{seed}/speed/{index}").uniform(2.5, 7.5) for index in range(schedule.num_peers)]
     step_s = wire.step_s or drawn
+    fragments = wire.fragments or (FRAGMENTS if seed % 3 == 0 else 1)
+    live = replace(LIVE, widths=(1, fragments)) if fragments > 1 else LIVE
     pace = wire.pace or Pace(
-        laps=LIVE if seed % 5 == 4 else Laps.fixed(INNER_STEPS, seed % 2 * (INNER_STEPS - 1)),
+        laps=live if seed % 5 == 4 else Laps.fixed(INNER_STEPS, seed % 2 * (INNER_STEPS - 1)),
         samples_per_step=SAMPLES_PER_STEP,
         tokens_per_sample=TOKENS_PER_SAMPLE,
         total_steps=1 << 40,
@@ -94,7 +98,7 @@ def toy_outfit(seed: int, schedule: Schedule, wire: Wire = INT8) -> Outfit:
             ahead=3 * pace.samples_per_step,
             lease=3,
             max_group=64,
-            cuts=_cuts(wire, 1 + 2 * (seed % 3 == 0) if wire.fragments is None else wire.fragments),
+            cuts=_cuts(wire, fragments),
             laps=pace.laps,
             total_steps=pace.total_steps,
             tokens_per_sample=pace.tokens_per_sample,

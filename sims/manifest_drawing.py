@@ -87,8 +87,13 @@ def _swarm(choices: Choices, kind: Kind) -> dict[str, Any]:
     if steps == "auto":
         keys |= {"min_inner_steps": 4, "max_inner_steps": choices.pick("swarm/max_inner_steps", (4, 8, 12))}
     least = steps if isinstance(steps, int) else keys["min_inner_steps"]
-    fragments = choices.maybe("swarm/fragments", [count for count in (1, 2, 3, 4) if least % count == 0])
-    lap = least // fragments
+    several = ("auto",) if steps == "auto" else ()
+    fragments: int | str = choices.maybe(
+        "swarm/fragments", [*(count for count in (1, 2, 3, 4) if least % count == 0), *several]
+    )
+    if fragments == "auto":
+        keys["max_fragments"] = choices.pick("swarm/max_fragments", (2, 4))
+    lap = least // (fragments if isinstance(fragments, int) else keys["max_fragments"])
     total = choices.maybe("swarm/total_steps", (None, 40, 120, 300))
     if total is not None:
         keys["total_steps"] = total

@@ -34,11 +34,13 @@ class TrainingMethod:
     last_codec: str = "deadzone(bits=2.0)"
     """In the last exchange, so that little is kept when the run is over; it comes too late for momentum, and the outer optimiser is the mean then."""
 
-    def fragments_of(self, inner_steps: int | Literal["auto"]) -> int:
+    def fragments_of(self, inner_steps: int | Literal["auto"]) -> int | Literal["auto"]:
         """P for another H: the most that divide it."""
-        return self.fragments if inner_steps == "auto" else math.gcd(self.fragments, inner_steps)
+        return "auto" if inner_steps == "auto" else math.gcd(self.fragments, inner_steps)
 
-    def sections(self, inner_steps: int | Literal["auto"], fragments: int) -> dict[str, dict[str, object]]:
+    def sections(
+        self, inner_steps: int | Literal["auto"], fragments: int | Literal["auto"]
+    ) -> dict[str, dict[str, object]]:
         """The same as sections of a manifest's TOML file, with this H and P. Training goes on for as long as rounds take."""
         return {
             "inner": {"optimizer": self.optimizer},
@@ -47,6 +49,7 @@ class TrainingMethod:
             "swarm": {
                 "inner_steps": inner_steps,
                 "fragments": fragments,
+                **({"max_fragments": self.fragments} if fragments == "auto" else {}),
                 "delay_steps": "auto",
                 "uplink_codec": self.codec,
                 "downlink_codec": self.codec,

@@ -176,9 +176,9 @@ def test_laps_may_be_left_to_the_swarm(tmp_path: Path, corpus: Path) -> None:
         name="b", method="default", inner_steps="auto", data=str(corpus), steps=300, home=tmp_path / "a", open=True
     )
     manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
-    assert (manifest.inner_steps, manifest.fragments, manifest.delay_steps) == ("auto", 3, "auto")
+    assert (manifest.inner_steps, manifest.fragments, manifest.delay_steps) == ("auto", "auto", "auto")
     recipe = read_recipe(manifest)
-    assert recipe.rules.laps == Laps(least=4, most=166) and recipe.rules.total_steps == 300
+    assert recipe.rules.laps == Laps(least=4, most=166, widths=(1, 3)) and recipe.rules.total_steps == 300
     assert recipe.rounds_text == "1 to 75 rounds"
 
     coarse = dataclasses.replace(options, name="c", method=None, codec="sign(block=256)", steps=4000)

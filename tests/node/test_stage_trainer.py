@@ -143,7 +143,17 @@ def counted(first: int, held: tuple[int, int]) -> Commit:
     """A commit after which we hold these samples."""
     ledger = Ledger(99, (Holding(ME, (held,)),))
     return Commit(
-        height=1, parent=b"", version=1, steps=first, lap=3, tokens=0, view=(ME,), left=(), ledger=ledger, round=None
+        height=1,
+        parent=b"",
+        version=1,
+        steps=first,
+        lap=3,
+        width=1,
+        tokens=0,
+        view=(ME,),
+        left=(),
+        ledger=ledger,
+        round=None,
     )
 
 

@@ -29,7 +29,16 @@ PLANS = [bytes([i]) * 32 for i in range(4)]
 
 def commit(height: int) -> Commit:
     return Commit(
-        height=height, parent=b"p" * 32, version=height, tokens=0, steps=0, lap=1, view=(A,), left=(), ledger=Ledger()
+        height=height,
+        parent=b"p" * 32,
+        version=height,
+        tokens=0,
+        steps=0,
+        lap=1,
+        width=1,
+        view=(A,),
+        left=(),
+        ledger=Ledger(),
     )
 
 

@@ -77,7 +77,7 @@ def holding(*intervals: tuple[int, int], suspended: bool = False) -> Ledger:
 def settle(lab: Lab, ledger: Ledger, version: int, samples: int, *, lap: int = 3) -> bool:
     """A commit after `version` laps of three steps, with which one of `lap` begins."""
     commit = Commit(
-        height=version, parent=b"", version=version, tokens=0, steps=3 * version, lap=lap, view=(ME,), left=(),
+        height=version, parent=b"", version=version, tokens=0, steps=3 * version, lap=lap, width=1, view=(ME,), left=(),
         ledger=ledger,
     )  # fmt: skip
     return lab.trainer.settle(commit, version, samples)

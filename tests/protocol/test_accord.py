@@ -209,7 +209,7 @@ class Swarm:
         if one.stage < 0 or self.rng.random() < 0.3:
             return
         said = one.present(self.now)
-        head = Commit(0, b"", 0, 0, 0, 1, (one.key,), (), Ledger(), None, one.word.lives, one.word.call)
+        head = Commit(0, b"", 0, 0, 0, 1, 1, (one.key,), (), Ledger(), None, one.word.lives, one.word.call)
         if one.life < roll.number(one.stage):
             return
         settled = all(life.number <= roll.number(life.stage) for life in one.word.lives) and one.word.call is None

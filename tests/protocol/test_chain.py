@@ -12,7 +12,7 @@ from farflung.protocol import chain
 from farflung.protocol.chain import Certified, Commit, Contribution, PartResult, RoundResult, Rules, Vote
 from farflung.protocol.errors import BadSignature, Refused
 from farflung.protocol.keys import Ed25519Signer
-from farflung.protocol.lap import Laps
+from farflung.protocol.lap import Lap, Laps
 from farflung.protocol.ledger import Ledger, count
 from farflung.protocol.lives import Life
 from farflung.training.streaming import Timetable
@@ -62,15 +62,15 @@ def test_golden_hashes() -> None:
     )
 
 
-GOLDEN_GENESIS = "8faa0d04d9282767d105473280aa8b6e24ef9f3accfdd01a9946774f4dffa4d5"
-GOLDEN_ROUND = "a653a90f66e2391d976501c2931fee8c477bca87d82ef8bf861ed1540209e49b"
+GOLDEN_GENESIS = "411af7c2fac03aff32012595e1a808e10f1a50b2667b40e214db49856edc749d"
+GOLDEN_ROUND = "c522aab074b6a84fc0662536588fcf8dd4ff7c18885d42a49c11f6c3e6b6cc95"
 
 
 def test_every_field_changes_the_hash() -> None:
     commit = follow()
     others = [
         but(commit, height=9), but(commit, parent=b"q" * 32), but(commit, version=9), but(commit, tokens=9),
-        but(commit, steps=9), but(commit, lap=9),
+        but(commit, steps=9), but(commit, lap=9), but(commit, width=2),
         but(commit, view=(A,)), but(commit, left=(A,)), but(commit, ledger=Ledger()), but(commit, round=None), but(commit, lives=(Life(1, 1, A),)),
     ]  # fmt: skip
     hashes = {chain.commit_hash(SWARM, c) for c in [commit, *others]} | {chain.commit_hash(b"w" * 32, commit)}
@@ -88,14 +88,28 @@ def test_what_a_round_changes() -> None:
 def test_a_round_begins_a_lap_within_the_limits_and_hands_out_samples_for_it() -> None:
     rules = replace(RULES, laps=Laps(least=LAP, most=3 * LAP), total_steps=PARENT.lap + 20)
     for lap in (LAP, 2 * LAP, 20):
-        commit = follow(rules=rules, lap=lap)
+        commit = follow(rules=rules, lap=Lap(lap))
         check(commit, rules)
         assert count(commit.ledger.window(B)) == rules.ahead * lap and commit.steps == PARENT.lap
     for lap in (LAP - 1, 21, 3 * LAP):
         with pytest.raises(Refused, match=f"begins a lap of {lap} steps, with 20 steps left"):
-            check(follow(rules=rules, lap=lap), rules)
+            check(follow(rules=rules, lap=Lap(lap)), rules)
     with pytest.raises(Refused, match="changes the lap without a round"):
-        check(follow(rules=rules, lap=2 * LAP, result=None), rules)
+        check(follow(rules=rules, lap=Lap(2 * LAP), result=None), rules)
+
+
+def test_a_round_begins_one_that_moves_as_many_fragments_as_the_rules_allow() -> None:
+    laps = Laps(least=LAP, most=3 * LAP, widths=(1, 2, 4))
+    rules = replace(RULES, laps=laps, cuts=(0, 250, 500, 750, 1000), total_steps=PARENT.lap + 40)
+    result = round_of(parts=(PartResult(A, *rules.span(PARENT), b"d" * 32),))
+    wide = follow(rules=rules, result=result, lap=Lap(2 * LAP, 2))
+    check(wide, rules)
+    assert (wide.width, rules.turns(wide)) == (2, 2)
+    for lap in (Lap(2 * LAP - 1, 2), Lap(41, 4), Lap(3 * LAP, 3), Lap(LAP, 3)):
+        with pytest.raises(Refused, match=f"{lap.steps} steps and {lap.width} fragments"):
+            check(follow(rules=rules, result=result, lap=lap), rules)
+    with pytest.raises(Refused, match="changes the lap without a round"):
+        check(follow(rules=rules, lap=Lap(PARENT.lap, 2), result=None), rules)
 
 
 def test_what_a_change_of_view_does_not_change() -> None:
@@ -181,6 +195,16 @@ def test_whoever_takes_part_now_and_then_meets_all_fragments(num: int) -> None:
         when = [version for version, turn in enumerate(turns) if turn == fragment]
         assert max(later - earlier for earlier, later in pairwise(when)) < 2 * num
         assert 0 <= when[0] < num
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 6])
+def test_wide_rounds_move_everything_in_turn_as_well(width: int) -> None:
+    rules = replace(RULES, cuts=tuple(range(0, 61, 10)), total_steps=1 << 40)
+    spans = [rules.span(but(PARENT, version=version, steps=version, width=width)) for version in range(20)]
+    assert {stop - start for start, stop in spans} == {10 * width}
+    turns = 6 // width
+    for first in range(0, 20 - 2 * turns):
+        assert {start for start, _ in spans[first : first + 2 * turns]} == set(range(0, 60, 10 * width))
 
 
 def test_a_round_moves_the_fragment_whose_turn_it_is() -> None:

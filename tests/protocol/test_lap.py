@@ -4,9 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.protocol.lap import BUSY, CALM, STANDS, Laps
+from farflung.protocol.lap import BUSY, CALM, NARROWS, STANDS, WIDE_SHARE, WIDENS, Lap, Laps, Took
 
 FREE = Laps(least=5, most=400)
+
+
+def choose(
+    limits: Laps, lap: int, *, left: int = 1 << 40, step_s: float = 1.0, rounds_s: list[float], newcomer: bool = False
+) -> tuple[int, str]:
+    """Where rounds move one fragment each."""
+    rounds = [Took(seconds, 1.0) for seconds in rounds_s]
+    chosen, reason = limits.choose(Lap(lap), left=left, step_s=step_s, rounds=rounds, newcomer=newcomer)
+    assert chosen.width == 1
+    return chosen.steps, reason
+
 
 laps = st.tuples(st.integers(1, 50), st.integers(0, 500), st.floats(0, 1)).map(
     lambda t: Laps(least=t[0], most=t[0] + t[1], delay=None if t[2] < 0.5 else int(t[2] * (t[0] - 1)))
@@ -18,55 +29,55 @@ measured = st.lists(st.floats(0, 1e4), max_size=5)
 @given(laps, st.integers(1, 600), st.integers(0, 2000), st.one_of(st.just(0.0), seconds), measured)
 def test_what_is_chosen_is_allowed(limits: Laps, lap: int, left: int, step_s: float, rounds_s: list[float]) -> None:
     lap = max(limits.least, min(lap, limits.most))
-    chosen, reason = limits.choose(lap, left=left, step_s=step_s, rounds_s=rounds_s)
-    assert limits.allows(chosen, left) and reason
+    chosen, reason = choose(limits, lap, left=left, step_s=step_s, rounds_s=rounds_s)
+    assert limits.allows(chosen, 1, left) and reason
     assert 0 <= limits.delay_of(chosen) < chosen
 
 
 @given(seconds, st.floats(1e-2, 1e2), st.integers(5, 400))
 def test_a_round_hides_behind_training(step_s: float, steps: float, lap: int) -> None:
-    chosen, reason = FREE.choose(lap, left=1 << 40, step_s=step_s, rounds_s=[steps * step_s])
+    chosen, reason = choose(FREE, lap, step_s=step_s, rounds_s=[steps * step_s])
     assert steps * step_s <= BUSY * FREE.delay_of(chosen) * step_s * (1 + 1e-9), reason
-    needed, _ = FREE.choose(1, left=1 << 40, step_s=step_s, rounds_s=[steps * step_s])
+    needed, _ = choose(FREE, 1, step_s=step_s, rounds_s=[steps * step_s])
     assert chosen <= max(FREE.least, needed / CALM), "and no longer than that by much"
 
 
 @given(seconds, st.floats(0, 1e2), st.integers(5, 400))
 def test_a_second_choice_changes_nothing(step_s: float, steps: float, lap: int) -> None:
-    once, _ = FREE.choose(lap, left=1 << 40, step_s=step_s, rounds_s=[steps * step_s])
-    again, _ = FREE.choose(once, left=1 << 40, step_s=step_s, rounds_s=[steps * step_s])
+    once, _ = choose(FREE, lap, step_s=step_s, rounds_s=[steps * step_s])
+    again, _ = choose(FREE, once, step_s=step_s, rounds_s=[steps * step_s])
     assert again == once
 
 
 @given(st.floats(0, 1e2), st.floats(0, 1e2))
 def test_slower_rounds_do_not_make_shorter_laps(a: float, b: float) -> None:
-    chosen = [FREE.choose(5, left=1 << 40, step_s=1.0, rounds_s=[s])[0] for s in sorted((a, b))]
+    chosen = [choose(FREE, 5, rounds_s=[s])[0] for s in sorted((a, b))]
     assert chosen == sorted(chosen)
 
 
 @given(st.integers(0, 8), st.floats(1e-2, 1e2))
 def test_where_tau_is_too_short_laps_are_so_long_that_peers_hardly_stand(delay: int, round_s: float) -> None:
     limits = Laps(least=10, most=1 << 30, delay=delay)
-    chosen, _ = limits.choose(10, left=1 << 40, step_s=1.0, rounds_s=[round_s])
+    chosen, _ = choose(limits, 10, rounds_s=[round_s])
     assert max(0.0, round_s - delay) <= STANDS * chosen
 
 
 def test_noise_changes_nothing_and_one_bad_round_neither() -> None:
-    lap, _ = FREE.choose(5, left=1 << 40, step_s=1.0, rounds_s=[12.0] * 3)
+    lap, _ = choose(FREE, 5, rounds_s=[12.0] * 3)
     assert lap == 19
     for rounds_s in ([11.0, 10.0, 12.0], [60.0, 12.0, 12.0], [0.1, 12.0, 12.0]):
-        assert FREE.choose(lap, left=1 << 40, step_s=1.0, rounds_s=rounds_s)[0] == lap
-    assert FREE.choose(lap, left=1 << 40, step_s=1.0, rounds_s=[24.0, 24.0, 12.0])[0] == 37, "a second one counts"
-    assert FREE.choose(lap, left=1 << 40, step_s=1.0, rounds_s=[2.0, 2.0, 12.0])[0] == FREE.least
+        assert choose(FREE, lap, rounds_s=rounds_s)[0] == lap
+    assert choose(FREE, lap, rounds_s=[24.0, 24.0, 12.0])[0] == 37, "a second one counts"
+    assert choose(FREE, lap, rounds_s=[2.0, 2.0, 12.0])[0] == FREE.least
 
 
 @given(laps, st.integers(1, 600), st.floats(0, 1e2))
 def test_while_somebody_downloads_the_state_laps_only_become_longer(limits: Laps, lap: int, round_s: float) -> None:
     lap = max(limits.least, min(lap, limits.most))
-    without, _ = limits.choose(lap, left=1 << 40, step_s=1.0, rounds_s=[round_s])
-    longer, reason = limits.choose(lap, left=1 << 40, step_s=1.0, rounds_s=[round_s], newcomer=True)
+    without, _ = choose(limits, lap, rounds_s=[round_s])
+    longer, reason = choose(limits, lap, rounds_s=[round_s], newcomer=True)
     assert longer >= max(without, min(1.5 * lap, limits.most)) or limits.least == limits.most
-    assert limits.allows(longer, 1 << 40) and ("catch up" in reason or longer == without)
+    assert limits.allows(longer, 1, 1 << 40) and ("catch up" in reason or longer == without)
 
 
 @pytest.mark.parametrize(
@@ -81,13 +92,13 @@ def test_while_somebody_downloads_the_state_laps_only_become_longer(limits: Laps
     ],
 )
 def test_it_says_why(left: int, rounds_s: list[float], chosen: int, says: str) -> None:
-    lap, reason = FREE.choose(7, left=left, step_s=1.0, rounds_s=rounds_s)
+    lap, reason = choose(FREE, 7, left=left, rounds_s=rounds_s)
     assert lap == chosen and says in reason
 
 
 def test_what_the_manifest_fixes_is_not_chosen() -> None:
     fixed = Laps.fixed(30, 9)
-    assert fixed.choose(30, left=1 << 40, step_s=1.0, rounds_s=[1000.0]) == (30, "fixed by the manifest")
+    assert choose(fixed, 30, rounds_s=[1000.0]) == (30, "fixed by the manifest")
     assert fixed.delay_of(30) == 9 and Laps(least=30, most=30).delay_of(30) == 29
 
 
@@ -99,5 +110,90 @@ def test_laps_never_overrun_the_run(limits: Laps, total: int, data: st.DataObjec
     while not limits.finished(total - steps) and rounds < 100:
         steps, rounds = steps + lap, rounds + 1
         measured = data.draw(st.floats(0, 1e3))
-        lap, _ = limits.choose(lap, left=total - steps, step_s=1.0, rounds_s=[measured])
+        lap, _ = choose(limits, lap, left=total - steps, rounds_s=[measured])
     assert steps <= total and (rounds == 100 or total - steps < limits.least)
+
+
+WIDE = Laps(least=5, most=400, widths=(1, 2, 3, 6))
+widths = st.sampled_from(WIDE.widths)
+
+
+def rounds_of(width: int, fixed_s: float, fragment_s: float) -> list[Took]:
+    return [Took(fixed_s + width * fragment_s, float(width))] * 3
+
+
+@given(widths, st.integers(0, 3000), st.floats(0, 1e2), st.one_of(st.none(), st.floats(0, 1e2)), st.booleans())
+def test_a_width_that_is_chosen_is_allowed(
+    width: int, left: int, round_s: float, fragment_s: float | None, newcomer: bool
+) -> None:
+    before = Lap(7 * width, width)
+    took = [Took(round_s, width)]
+    chosen, _ = WIDE.choose(before, left=left, step_s=1.0, rounds=took, fragment_s=fragment_s, newcomer=newcomer)
+    assert WIDE.allows(*chosen, left)
+    assert fragment_s is not None or chosen.width == width or WIDE.least * width > left, (
+        "it stays where nothing is known"
+    )
+    unknown, _ = WIDE.choose(before, left=left, step_s=0.0, rounds=took, fragment_s=fragment_s)
+    assert WIDE.allows(*unknown, left)
+
+
+@given(widths, st.floats(1, 1e2), st.floats(0, 1e2))
+def test_a_round_is_as_narrow_as_it_can_be_without_making_the_steps_between_two_of_a_fragment_much_more(
+    width: int, fixed_s: float, fragment_s: float
+) -> None:
+    lap, reason = Lap(WIDE.least * width, width), ""
+    for _ in range(3):
+        before = lap
+        rounds = rounds_of(lap.width, fixed_s, fragment_s)
+        lap, reason = WIDE.choose(lap, left=1 << 40, step_s=1.0, rounds=rounds, fragment_s=fragment_s)
+    assert lap == before, f"it stays: {reason}"
+
+    def between(k: int) -> float:
+        return (
+            WIDE.choose(Lap(5 * k, k), left=1 << 40, step_s=1.0, rounds=rounds_of(k, fixed_s, fragment_s))[0].steps / k
+        )
+
+    best = min(between(k) for k in WIDE.widths)
+    assert between(lap.width) <= best / WIDENS * (1 + 1e-9)
+    assert all(between(k) > NARROWS * best * (1 - 1e-9) for k in WIDE.widths if k < lap.width), (
+        "not wider than that takes"
+    )
+
+
+def test_where_round_trips_take_the_time_everything_moves_at_once_and_where_bytes_do_fragments_take_turns() -> None:
+    lap, reason = WIDE.choose(Lap(20), left=1 << 40, step_s=1.0, rounds=rounds_of(1, 12.0, 0.1), fragment_s=0.1)
+    assert lap == Lap(30, 6) and "12.1 s" in reason and "6 of 6 fragments" in reason, "every 30 steps, not every 120"
+    back, reason = WIDE.choose(lap, left=1 << 40, step_s=1.0, rounds=rounds_of(6, 1.0, 12.0), fragment_s=12.0)
+    assert back == Lap(21, 1) and "1 of 6 fragments" in reason, "a link became slow"
+
+
+def test_near_the_end_of_a_run_rounds_become_narrow() -> None:
+    for left, width in ((30, 6), (29, 3), (14, 2), (9, 1), (0, 1)):
+        lap, _ = WIDE.choose(Lap(30, 6), left=left, step_s=1.0, rounds=rounds_of(6, 12.0, 0.0), fragment_s=0.0)
+        assert lap.width == width
+
+
+def test_a_round_that_may_fail_for_being_wide_is_not() -> None:
+    took = rounds_of(1, 12.0, 0.1)
+    for longest_s, width in ((1000.0, 6), (50.0, 3), (48.6, 1)):
+        lap, _ = WIDE.choose(Lap(20), left=1 << 40, step_s=1.0, rounds=took, fragment_s=0.1, longest_s=longest_s)
+        assert lap.width == width, longest_s
+        assert lap.width == 1 or 12.0 + 0.1 * width <= WIDE_SHARE * longest_s
+
+
+@given(widths, widths, st.integers(1, 100), st.integers(0, 100))
+def test_what_links_do_not_say_is_learnt_from_rounds_of_another_width(
+    width: int, other: int, fixed_s: int, fragment_s: int
+) -> None:
+    """Of processors, say. And a round that moved more or less than the newest counts as what it would have taken for as much."""
+    now, newest, before = (
+        Lap(5 * width, width),
+        rounds_of(width, fixed_s, fragment_s),
+        rounds_of(other, fixed_s, fragment_s),
+    )
+    told, _ = WIDE.choose(
+        now, left=1 << 40, step_s=1.0, rounds=newest, fragment_s=fragment_s if width != other else 0.0
+    )
+    for rounds in ([*newest, *before], [*newest[:1], *before]):
+        learnt, _ = WIDE.choose(now, left=1 << 40, step_s=1.0, rounds=rounds, fragment_s=0.0)
+        assert learnt == told

@@ -132,6 +132,11 @@ def test_every_field_counts_in_the_hash() -> None:
         ({"inner_steps": "auto", "max_inner_steps": 9}, "swarm.max_inner_steps = 9: must be between 10"),
         ({"inner_steps": "auto", "fragments": 11}, "swarm.fragments = 11: must be between 1 and 10"),
         ({"inner_steps": "auto", "fragments": 3, "delay_steps": 4}, "swarm.delay_steps = 4: must be between 0 and 3"),
+        ({"fragments": "auto"}, 'swarm.fragments = "auto": goes with swarm.inner_steps = "auto", which is 100'),
+        (
+            {"inner_steps": "auto", "fragments": "auto", "max_fragments": 11},
+            "swarm.max_fragments = 11: must be between 1",
+        ),
         ({"mix": 1.5}, "swarm.mix = 1.5: must be between"),
         ({"pipeline": BY_RULE, "model": OF_FOUR}, "with as many layers, and these have [1, 1, 2]; take as many"),
         ({"pipeline": BY_TWINS, "model": OF_SIX}, '"checkfree+": makes a stage of others with as many layers'),
@@ -164,6 +169,9 @@ def test_laps_are_what_lies_between_two_rounds_of_any_fragment() -> None:
     auto = {"inner_steps": "auto", "delay_steps": "auto", "fragments": 3}
     assert manifest(**auto).laps == Laps(least=4, most=166), "10 and 500, to multiples of three"
     assert manifest(**auto, min_inner_steps=9, max_inner_steps=10).laps == Laps(least=3, most=3)
+    assert manifest(**auto | {"fragments": "auto", "max_fragments": 6}).laps == Laps(
+        least=2, most=83, widths=(1, 2, 3, 6)
+    )
     made = manifest(**auto)
     assert decode_manifest(encode_manifest(made), peer=None) == made
 

@@ -56,6 +56,7 @@ COMMIT = chain.Commit(
     tokens=123456,
     steps=40,
     lap=8,
+    width=1,
     view=(A, B),
     left=(B,),
     ledger=LEDGER,

@@ -283,6 +283,7 @@ def commit(**changes: Any) -> Commit:
         tokens=0,
         steps=8,
         lap=8,
+        width=1,
         view=(A, B, C),
         left=(),
         ledger=Ledger(),

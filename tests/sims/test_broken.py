@@ -113,9 +113,7 @@ def owner_keeps_its_part_unquantised(monkeypatch: pytest.MonkeyPatch) -> None:
         kept[self._me, plan_id, start] = x.clone()
         return encode(self, plan_id, x, start)
 
-    def prefer(
-        self: Exchange, result: RoundResult, means: dict[int, Payload], *, last: bool
-    ) -> list[tuple[int, int, Tensor]]:
+    def prefer(self: Exchange, result: RoundResult, means: dict[int, Payload], *, last: bool) -> list[Update]:
         me = self._network.peer_id
         return [(a, b, kept.get((me, result.plan, a), mean)) for a, b, mean in decode(self, result, means, last=last)]
 

@@ -17,17 +17,40 @@ PEERS = 3
 FAST = LinkModel(up_bytes_per_s=1e6)
 SLOW = LinkModel(up_bytes_per_s=300.0)
 """A contribution has 1.6 kB: a round takes some 10 s, where it took 0.7."""
+FAR = LinkModel(up_bytes_per_s=1e6, latency_s=0.5)
 
 SETTLE_S, MEASURED_S = 120.0, 60.0
 """After links became slow the first plans fail, each with more time than the one before: some 100 s until rounds hide again."""
 
 
-def run(laps: Laps, total_steps: int, duration_s: float, step_s: tuple[float, ...], meddler: Meddler) -> Report:
+def run(
+    laps: Laps, total_steps: int, duration_s: float, step_s: tuple[float, ...], meddler: Meddler, fragments: int = 1
+) -> Report:
     pace = Pace(laps=laps, samples_per_step=2, tokens_per_sample=8, total_steps=total_steps)
     starts = tuple(Start(at=0.1 * peer, peer=peer) for peer in range(PEERS))
     schedule = Schedule(num_peers=PEERS, duration_s=duration_s, faults=starts)
-    wire = Wire(fragments=1, pace=pace, step_s=step_s)
+    wire = Wire(fragments=fragments, pace=pace, step_s=step_s)
     return simulate(toy_plan(2, schedule, wire, calm_s=0.0), keep=True, meddler=meddler)
+
+
+def test_where_round_trips_take_the_time_everything_moves_at_once() -> None:
+    """With half a second from peer to peer a round takes some four, whatever it moves: in turn each of three fragments would wait for three of them. Over a link that
+    takes as long for its bytes, they take turns again."""
+    wide: list[tuple[int, int]] = []
+
+    async def watch(swarm: Swarm) -> None:
+        for link in (FAR, SLOW):
+            set_links(swarm, link)
+            await asyncio.sleep(2 * SETTLE_S)
+            wide.append((swarm.peers[0].member.head.commit.width, swarm.peers[0].member.head.commit.lap))
+
+    report = run(
+        Laps(least=4, most=200, widths=(1, 3)), 1 << 40, 4 * SETTLE_S + 5.0, (1.0,) * PEERS, watch, fragments=3
+    )
+    assert report.violations == [] and report.members == PEERS
+    assert [width for width, _ in wide] == [3, 1], wide
+    changes = [json.loads(line[line.index("{") :]) for line in report.events if " lap " in line]
+    assert any("that moves 3 of 3 fragments" in change["reason"] for change in changes), changes
 
 
 def set_links(swarm: Swarm, link: LinkModel) -> None:

@@ -20,7 +20,7 @@ def keep(swarm: SwarmPaths, life: int, *commits: Commit) -> None:
 
 
 def commit(height: int, ledger: Ledger, lives: tuple[Life, ...] = ()) -> Commit:
-    return Commit(height, b"p" * 32, height, 0, 0, 1, (A,), (), ledger, None, lives)
+    return Commit(height, b"p" * 32, height, 0, 0, 1, 1, (A,), (), ledger, None, lives)
 
 
 def at(height: int, life: int = 0, stage: int = 0) -> Event:
