@@ -7,6 +7,7 @@ training pauses only while the learner really changes.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -42,6 +43,20 @@ Evaluate = Callable[[Extent], Awaitable[float | None]]
 
 class Keep:
     """Work for the apply loop: a checkpoint, for what it saves is of one commit between two others only."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A round that is about to be taken."""
+
+    result: RoundResult
+    means: dict[int, Payload]
+    """By part."""
+    updates: Sequence[Update]
+    contributed: bool
+    """Whether it counted what we have sent since we started."""
+    told: dict[int, Tensor] | None
+    """What that told the others, where the rest stays with us."""
 
 
 class Applier:
@@ -98,6 +113,8 @@ class Applier:
         """What we began with is on no disk yet, and goes there when we are told (`Keep`), or with the first round: not because the view changes."""
         self._applied = applied
         self._lost_state = lost_state
+        self.preparing = -1
+        """Height of the commit whose means are being got and decoded, while training may go on; -1: none."""
         self._queue: asyncio.Queue[tuple[Certified | Repair | Keep, asyncio.Event | None] | None] = asyncio.Queue()
         self._pending = 0
         self._digest = b""
@@ -168,32 +185,18 @@ class Applier:
     async def _apply(self, certified: Certified, on_disk: asyncio.Event | None) -> None:
         commit = certified.commit
         before = self.version
-        means: dict[int, Payload] | None = {} if commit.version <= self.version else None
-        if (
-            commit.version == self.version + 1 and commit.round is not None
-        ):  # a jump in the history may have left it out
-            holders = self._member.membership.live(p for p in commit.view if p != self._member.me)
-            means = await self._exchange.collect(
-                commit.round, holders, last=self._terms.settings.rules.ended_by(commit), attempts=FETCH_ATTEMPTS
-            )
-        downloaded = means is None
+        prepared = await self._prepare(commit)
+        downloaded = prepared is None and commit.version > self.version
         if downloaded:
             with self._log.span("download", commit.height):
                 await self._download_state(commit)
-        taken = commit.round if means is not None and commit.version == self.version + 1 else None
-        updates: Sequence[Update] = ()
-        told: dict[int, Tensor] | None = None
-        if taken is not None and means is not None:
-            with self._log.span("decode", commit.height):  # while training goes on
-                last = self._terms.settings.rules.ended_by(commit)
-                updates = await self._aside(self._exchange.decode, taken, means, last=last)
-                told = await self._aside(self._residuals.told, taken) if self._contributed(taken) else None
         async with self._trainer.busy:
-            if taken is not None:
+            if prepared is not None:
                 self.steady.clear()
                 with self._log.span("apply", commit.height):
-                    await self._take_round(commit, taken, updates, told)
+                    await self._take_round(commit, prepared)
                 self.version = commit.version
+            taken = None if prepared is None else prepared.result
             await self._settle(commit, taken)  # rounds that came with a downloaded state have been counted with it
             self.height = commit.height  # training may go on: digests, reports and the like need not be waited for
             self.steady.set()
@@ -209,23 +212,41 @@ class Applier:
         else:  # also where a downloaded state had it in: of a round that is over nothing may stay under way
             self._means_kept.decide(commit.round.plan)
             traffic = self._exchange.forget(commit.round.plan)
-            if means:
-                self._report_round(commit, commit.round, means, traffic)
+            if prepared is not None:
+                self._report_round(commit, commit.round, prepared.means, traffic)
             await self._exchange.decided(commit.height, commit.round.plan)
         await self._evaluate(commit)
         if self._keeps_later and commit.round is None and not self._finished():
             return
         await self._checkpoint_when_due()
 
-    async def _take_round(
-        self, commit: Commit, result: RoundResult, updates: Sequence[Update], told: dict[int, Tensor] | None
-    ) -> None:
+    async def _prepare(self, commit: Commit) -> _Prepared | None:
+        """What the round of a commit brings, while training goes on; None where there is none that follows from our state, or where its means cannot be had."""
+        result = commit.round
+        if result is None or commit.version != self.version + 1:  # a jump in the history may have left one out
+            return None
+        self.preparing = commit.height
+        try:
+            holders = self._member.membership.live(p for p in commit.view if p != self._member.me)
+            last = self._terms.settings.rules.ended_by(commit)
+            means = await self._exchange.collect(result, holders, last=last, attempts=FETCH_ATTEMPTS)
+            if means is None:
+                return None
+            with self._log.span("decode", commit.height):
+                updates = await self._aside(self._exchange.decode, result, means, last=last)
+            contributed = self._counted(result) > 0 and self._exchange.in_flight == result.plan
+            told = await self._aside(self._residuals.told, result) if contributed else None
+            return _Prepared(result, means, updates, contributed, told)
+        finally:
+            self.preparing = -1
+
+    async def _take_round(self, commit: Commit, prepared: _Prepared) -> None:
         """The outer step, and what it does to our progress."""
-        contributed = self._contributed(result)
         self._learner.outer.rule = self._terms.rule(commit)
-        await self._learn(self._learner.apply, updates, contributed=contributed, told=told)
-        await self._aside(self._residuals.settle, result)
-        if self._counted(result) and not contributed:
+        contributed = prepared.contributed
+        await self._learn(self._learner.apply, prepared.updates, contributed=contributed, told=prepared.told)
+        await self._aside(self._residuals.settle, prepared.result)
+        if self._counted(prepared.result) and not contributed:
             self._drop("a round counted it before this node was restarted")
             await self._learn(self._learner.discard_progress)
 
@@ -254,10 +275,6 @@ class Applier:
     def _counted(self, result: RoundResult) -> int:
         """Our samples that a round counted."""
         return next((c.samples for c in result.contributors if c.peer == self._member.me), 0)
-
-    def _contributed(self, result: RoundResult) -> bool:
-        """Whether a round counted what we have sent since we started."""
-        return self._counted(result) > 0 and self._exchange.in_flight == result.plan
 
     def _drop(self, reason: str) -> None:
         """Give up local progress; the learner's parameters are the caller's business."""
@@ -291,6 +308,7 @@ class Applier:
             samples=samples,
             digest=self._digest.hex(),
             lap=commit.lap,
+            fragments=commit.width,
         )
 
     # ---- whole state -------------------------------------------------------------------------------------------

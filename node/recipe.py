@@ -93,7 +93,7 @@ class Recipe:
     def rounds_text(self) -> str:
         """Rounds until the run is complete, for people."""
         laps, steps = self.manifest.laps, self.manifest.total_steps
-        least, most = (max(1, steps // lap) for lap in (laps.most, laps.least))
+        least, most = (max(1, steps // lap) for lap in (laps.most * laps.widths[-1], laps.least))
         return f"{most:,} rounds" if least == most else f"{least:,} to {most:,} rounds"
 
     @property

@@ -28,7 +28,7 @@ class ReplicaTrainer(Trainer):
 
     def _is_ready(self) -> bool:
         """When a round is due; and with whatever there is when no samples are left, for only a round brings more."""
-        if self._offering or not self._host.may_train():
+        if self._offering or not self._host.may_offer():
             return False
         new = self.progress.steps - self._offered_steps
         if new >= self.lap or (self.out_of_samples and self.progress.steps > 0):

@@ -63,6 +63,10 @@ class Rules:
         """The most that P may be."""
         return len(self.cuts) - 1
 
+    def may_move(self, commit: "Commit") -> bool:
+        """Whether the round after `commit` may be as wide as that says. Not so of one that nobody has checked; then it has no `span` either."""
+        return commit.width in self.laps.widths and self.num_fragments % commit.width == 0
+
     def turns(self, commit: "Commit") -> int:
         """P: rounds as wide as the next one in which every fragment moves once."""
         return self.num_fragments // commit.width
@@ -292,7 +296,7 @@ def check_successor(swarm: bytes, parent: Commit, commit: Commit, rules: Rules, 
     else:
         _check_round(parent, commit.round, rules, demand)
         left = rules.total_steps - parent.steps - parent.lap
-        allowed = rules.num_fragments % commit.width == 0 and rules.laps.allows(commit.lap, commit.width, left)
+        allowed = rules.may_move(commit) and rules.laps.allows(commit.lap, commit.width, left)
         wide = "" if commit.width == 1 else f" and {commit.width} fragments"
         demand(allowed, f"begins a lap of {commit.lap} steps{wide}, with {left} steps left")
     begins, word = {}, None

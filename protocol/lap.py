@@ -57,7 +57,7 @@ LONGER = 1.5
 """Of a lap to the last, while somebody downloads the outer state."""
 
 ROUNDS = 3
-"""That the measure is taken from."""
+"""That the measure is taken from. As many are as wide as each other, before the width is looked at again."""
 
 
 class Took(NamedTuple):
@@ -132,8 +132,13 @@ class Laps:
         newest, each_s = rounds[:ROUNDS], max(fragment_s or 0.0, _fragment_s(rounds))
         round_s = {k: median(took.less(took.fragments - k, each_s) for took in newest) for k in self.widths}
         needed = {k: self._needed(round_s[k], step_s) for k in self.widths}
-        if fragment_s is not None:
-            fits = [k for k in widths if k == 1 or round_s[k] <= WIDE_SHARE * longest_s]
+        if (
+            fragment_s is not None
+            and all(round(took.fragments) == now.width for took in newest)
+            and len(newest) == ROUNDS
+        ):
+            share = {k: WIDE_SHARE * (1.0 if k <= now.width else WIDENS) for k in widths}
+            fits = [k for k in widths if k == 1 or round_s[k] <= share[k] * longest_s]
             width = _width(now.width, {k: max(self.least * k, needed[k]) / k for k in fits})
         wanted = needed[width]
         if width == now.width and CALM * now.steps <= wanted <= now.steps:
@@ -169,14 +174,12 @@ class Laps:
 
 def _fragment_s(rounds: Sequence[Took]) -> float:
     """What each fragment more has added to a round, by those that moved more or fewer than the newest; 0 where all moved as many."""
-    wide = rounds[0].fragments
-    alike = [took for took in rounds if abs(took.fragments - wide) <= 0.5][:ROUNDS]
-    other = [took for took in rounds if abs(took.fragments - wide) > 0.5][:ROUNDS]
-    if not other:
-        return 0.0
-    more_s = median(took.seconds for took in alike) - median(took.seconds for took in other)
-    more = median(took.fragments for took in alike) - median(took.fragments for took in other)
-    return max(0.0, more_s / more)
+    alike: dict[int, list[Took]] = {}
+    for took in rounds:
+        alike.setdefault(round(took.fragments), []).append(took)
+    newest, *others = ([median(one) for one in zip(*some[:ROUNDS], strict=True)] for some in alike.values())
+    slopes = [(newest[0] - s) / (newest[1] - f) for s, f in others if abs(newest[1] - f) > 0.5]
+    return max(0.0, median(slopes)) if slopes else 0.0
 
 
 def _width(now: int, steps: Mapping[int, float]) -> int:

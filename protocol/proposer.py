@@ -291,12 +291,13 @@ class Proposer:
         waves = 2 if slow_s >= rules.waves_from_s else 1
         ranges = partition.in_waves(first, last, list(shares.values()), rules.align, waves)
         parts = tuple(Part(owners[o], start, stop) for o, (start, stop) in ranges)
-        usual = deadline.adaptive(s.tempo.rounds_s(), low=rules.min_round_s, high=rules.max_round_s)
+        took_s = s.tempo.rounds_as_wide_s((last - first) * rules.rules.num_fragments / rules.rules.numel)
+        usual = deadline.adaptive(took_s, low=rules.min_round_s, high=rules.max_round_s)
         budget = max(usual, 3.0 * estimate)
         # Links may have become slower than any round since then: each plan of this height that fails after the first doubles the time.
         budget = min(budget * 2.0 ** min(max(0, self.attempt + self.ballot - 1), MAX_DOUBLINGS), rules.max_round_s)
         self.attempt += 1
-        self.sending_s = slow_s if estimate > 0.0 else rules.unmeasured_s(nbytes)
+        self.sending_s = slow_s if estimate > 0.0 else rules.unmeasured_s(nbytes * (1.0 - 1.0 / len(contributors)))
         self.plan = Plan(
             height=s.head.commit.height + 1,
             ballot=self.ballot,

@@ -12,10 +12,10 @@ from farflung.protocol.lap import Took
 from farflung.protocol.membership import TRAINING_STATES, Membership
 from farflung.protocol.messages import Heartbeat
 from farflung.protocol.rhythm import Runner
-from farflung.protocol.settings import Settings
+from farflung.protocol.settings import RECENT_ROUNDS, Settings
 from farflung.protocol.sharing import Link
 
-WIDTHS_FROM = 32
+WIDTHS_FROM = 128
 """Rounds back from which it is learnt what each fragment more takes. Links may have changed since earlier ones."""
 
 
@@ -33,6 +33,10 @@ class Tempo:
     def rounds_s(self) -> list[float]:
         """How long the newest rounds took from plan to end, seconds, newest first."""
         return [r.seconds_ms / 1000.0 for r in self.history.recent_rounds()]
+
+    def rounds_as_wide_s(self, fragments: float) -> list[float]:
+        """The same of rounds that move so many fragments: as much longer, at the most, as they move more."""
+        return [took.seconds * max(1.0, fragments / took.fragments) for took in self.rounds()[:RECENT_ROUNDS]]
 
     def usual_round_s(self) -> float:
         """The median of those; 0 before there was a round."""

@@ -45,7 +45,7 @@ HONEST_REFUSALS = ("Refused", "Replayed", "Stale")
 LOSSES = ("peer.suspect", "peer.dead", "peer.left", "peer.unreachable")
 """Events that say `of` somebody that it may be gone."""
 
-SAME_FOR_ALL = ("event", "contributors", "samples", "view", "parts_left_out", "lap")
+SAME_FOR_ALL = ("event", "contributors", "samples", "view", "parts_left_out", "lap", "fragments")
 """Of what peers write of a commit. The digest is invariant 1; whose state was downloaded may hold a later version than the commit's."""
 
 

@@ -115,7 +115,7 @@ def phase_spans(events: Sequence[Event], pauses: Sequence[Stretch] = ()) -> list
                 turn("average", at)
             case "round.held", _ if phase:
                 turn("vote", at)
-            case "span", "apply" if phase and event["round"] == number:
+            case "span", "decode" if phase and event["round"] == number:
                 turn("", max(since, at - event["seconds"]))
             # The commit before may still be under way when the next round is planned.
             case (("round.commit" | "round.abort" | "round.missed"), _) if event["round"] >= number:

@@ -41,6 +41,7 @@ class Lab:
             pace,
             Host(
                 may_train=lambda: self.may,
+                may_offer=lambda: self.may,
                 is_due=self._is_due,
                 set_ready=self.ready.append,
                 withdraw=self._withdraw,

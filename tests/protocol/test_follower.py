@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from tests.protocol.alone import (
     BY_ID,
@@ -177,4 +178,18 @@ def test_a_first_commit_must_be_the_founders(spoil: str) -> None:
     one.receive(THIRD, beat(height=9, digest=b"d" * 32), 0.5)
     with pytest.raises(RemoteError):
         one.receive(THIRD, messages.Commits(None, (first,)), 1.0)
+    assert not one.started
+
+
+@pytest.mark.parametrize("width", [2, 64])
+def test_an_anchor_whose_next_round_cannot_be_so_wide_is_refused(width: int) -> None:
+    """Nobody has checked it, and its width names what the next round moves."""
+    message = messages.Commits(msgspec.structs.replace(HEAD, width=width), (grown(1)[0],))
+    with pytest.raises(Refused, match=f"an anchor after which a round moves {width} fragments") as caught:
+        check_chain(RULES, message, THIRD)
+    assert caught.value.peer == THIRD
+    one = member(OUTSIDER.peer_id, history=[])
+    one.receive(THIRD, beat(height=9, digest=b"d" * 32), 0.5)
+    with pytest.raises(Refused):
+        one.receive(THIRD, message, 1.0)
     assert not one.started

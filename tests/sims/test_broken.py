@@ -285,7 +285,7 @@ CAUGHT: dict[str, tuple[int, int]] = {
     "loses_progress_with_a_missed_round": (0, 2),
     "keeps_progress_that_was_counted": (0, 2),
     "moves_for_a_round_that_failed": (1, 1),
-    "accepts_state_of_a_stale_version": (2, 2),
+    "accepts_state_of_a_stale_version": (13, 1),
     "forgets_its_vote_when_killed": (1, 5),
     "applies_a_repeated_commit_again": (0, 2),
     "accepts_replayed_plans": (0, 7),

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -51,6 +52,28 @@ def test_where_round_trips_take_the_time_everything_moves_at_once() -> None:
     assert [width for width, _ in wide] == [3, 1], wide
     changes = [json.loads(line[line.index("{") :]) for line in report.events if " lap " in line]
     assert any("that moves 3 of 3 fragments" in change["reason"] for change in changes), changes
+
+
+def test_training_goes_on_while_means_are_decoded() -> None:
+    """Decoding takes six seconds of every twenty, beside what trains; standing for it, peers would train for three quarters of the time."""
+    pace = Pace(laps=Laps.fixed(20, 19), samples_per_step=2, tokens_per_sample=8, total_steps=1 << 40)
+    starts = tuple(Start(at=0.1 * peer, peer=peer) for peer in range(PEERS))
+    wire = Wire(fragments=1, pace=pace, step_s=(1.0,) * PEERS)
+    plan = toy_plan(2, Schedule(num_peers=PEERS, duration_s=305.0, faults=starts), wire, calm_s=0.0)
+    usual = plan.outfit.seconds
+    outfit = replace(plan.outfit, seconds=lambda index, name: 6.0 if name == "decode" else usual(index, name))
+    busy: list[float] = []
+
+    async def watch(swarm: Swarm) -> None:
+        await asyncio.sleep(100.0)
+        before = [labour.training_s for labour in swarm.labour]
+        rounds = swarm.peers[0].member.head.commit.version
+        await asyncio.sleep(200.0)
+        busy.extend((now.training_s - b) / 200.0 for now, b in zip(swarm.labour, before, strict=True))
+        assert swarm.peers[0].member.head.commit.version - rounds >= 8
+
+    report = simulate(replace(plan, outfit=outfit), keep=True, meddler=watch)
+    assert report.violations == [] and min(busy) > 0.95, busy
 
 
 def set_links(swarm: Swarm, link: LinkModel) -> None:

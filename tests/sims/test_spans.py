@@ -45,6 +45,7 @@ ROUND = [
     event(9.0, "round.cut", round=7),
     event(9.5, "span", what="reduce", round=7, seconds=0.25),
     event(11.0, "round.held", round=7),
+    event(12.0, "span", what="decode", round=7, seconds=0.5),
     event(12.5, "span", what="apply", round=7, seconds=0.5),
     event(12.5, "node.state", state="training"),
     event(12.6, "round.commit", round=7),
@@ -58,7 +59,7 @@ def test_the_phases_of_a_round() -> None:
         Span(6.0, 8.0, "send", 7),
         Span(8.0, 9.0, "collect", 7),
         Span(9.0, 11.0, "average", 7),
-        Span(11.0, 12.0, "vote", 7),
+        Span(11.0, 11.5, "vote", 7),
     ]
 
 
