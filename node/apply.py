@@ -226,6 +226,7 @@ class Applier:
         if result is None or commit.version != self.version + 1:  # a jump in the history may have left one out
             return None
         self.preparing = commit.height
+        self._trainer.wake()
         try:
             holders = self._member.membership.live(p for p in commit.view if p != self._member.me)
             last = self._terms.settings.rules.ended_by(commit)

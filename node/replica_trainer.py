@@ -28,8 +28,10 @@ class ReplicaTrainer(Trainer):
 
     def _is_ready(self) -> bool:
         """When a round is due; and with whatever there is when no samples are left, for only a round brings more."""
-        if self._offering or not self._host.may_offer():
-            return False
+        return not self._offering and self._host.may_offer() and self._has_due()
+
+    def _has_due(self) -> bool:
+        """Whether there is something that a round waits for."""
         new = self.progress.steps - self._offered_steps
         if new >= self.lap or (self.out_of_samples and self.progress.steps > 0):
             return True
@@ -43,9 +45,16 @@ class ReplicaTrainer(Trainer):
     def _steps_in(self, samples: int) -> int:
         return samples // self.pace.samples_per_step
 
+    def _may_step(self) -> bool:
+        """While means are on their way into the outer state, only where training goes on while rounds are under way, and not when we would offer if they were in it:
+        with steps as long as laps that would be so whenever one ends, and nothing would ever be offered.
+        """
+        goes_on = self.pace.laps.delay_of(self.lap) > 0
+        return self._host.may_offer() or (goes_on and self._host.may_train() and not self._has_due())
+
     async def _step(self) -> bool:
         """On the next batch of the window."""
-        if self._finishing or not self._host.may_train() or self._stands() or (batch := self._next_batch()) is None:
+        if self._finishing or not self._may_step() or self._stands() or (batch := self._next_batch()) is None:
             return False
         loop = asyncio.get_running_loop()
         if self.progress.steps == 0:

@@ -19,8 +19,8 @@ While somebody downloads the outer state every lap is longer than the last, by h
 rounds only, and with rounds in quick succession it would be too old whenever it is there (a founder alone needs no time for a round at all).
 
 P is chosen by what a round's time is made of: e = a + width b, where a is round trips, votes and waiting, and b the bytes of a fragment on the
-slowest link: by what members say of links that are not fast, or by the last rounds that moved more or less, where these took longer for it: what
-nobody can say is tried. A wide round pays a once for many fragments, so that H = P lap falls with the width, towards what
+slowest link: by what members say of links that are not fast, and by the last rounds that moved more or less. Of fast links, and of bytes that are
+through before a link shows how fast it is, nobody can say what they take: so that is tried. A wide round pays a once for many fragments, so that H = P lap falls with the width, towards what
 the bytes alone take; but it also moves more at once, and its result comes later. So a round is as narrow as it can be without making H
 much longer (`WIDENS`, `NARROWS`), and never so wide that it could fail for it (`WIDE_SHARE`): where links are slow, all P in turn, and where round trips are what takes time, all at once.
 
@@ -67,9 +67,10 @@ class Took(NamedTuple):
     fragments: float
     """That it moved."""
 
-    def less(self, fragments: float, fragment_s: float) -> float:
-        """Seconds that it would have taken with so many fragments less, where each adds `fragment_s`."""
-        return max(0.0, self.seconds - fragments * fragment_s)
+    def if_it_moved(self, fragments: float, more_s: float, less_s: float) -> float:
+        """Seconds that it would have taken with so many fragments, where each more adds `more_s` and each less saves `less_s`."""
+        other = fragments - self.fragments
+        return max(0.0, self.seconds + other * (more_s if other > 0.0 else less_s))
 
 
 class Lap(NamedTuple):
@@ -129,8 +130,11 @@ class Laps:
         if step_s <= 0.0 or not rounds:
             lap = max(self.least * width, min(now.steps, self._most(width, left)))
             return Lap(lap, width), "nobody has said yet how long its steps take"
-        newest, each_s = rounds[:ROUNDS], max(fragment_s or 0.0, _fragment_s(rounds))
-        round_s = {k: median(took.less(took.fragments - k, each_s) for took in newest) for k in self.widths}
+        newest, learnt_s = rounds[:ROUNDS], _fragment_s(rounds)
+        # Of two words the one that speaks against another width: or where links are said to be slower than they are, each seems better than the present one.
+        more_s = max(fragment_s or 0.0, learnt_s or 0.0)
+        less_s = (fragment_s or 0.0) if learnt_s is None else learnt_s
+        round_s = {k: median(took.if_it_moved(k, more_s, less_s) for took in newest) for k in self.widths}
         needed = {k: self._needed(round_s[k], step_s) for k in self.widths}
         if (
             fragment_s is not None
@@ -172,14 +176,14 @@ class Laps:
         return max(self.least * width, min(self.most * width, left))
 
 
-def _fragment_s(rounds: Sequence[Took]) -> float:
-    """What each fragment more has added to a round, by those that moved more or fewer than the newest; 0 where all moved as many."""
+def _fragment_s(rounds: Sequence[Took]) -> float | None:
+    """What each fragment more has added to a round, by those that moved more or fewer than the newest; None where all moved as many."""
     alike: dict[int, list[Took]] = {}
     for took in rounds:
         alike.setdefault(round(took.fragments), []).append(took)
     newest, *others = ([median(one) for one in zip(*some[:ROUNDS], strict=True)] for some in alike.values())
     slopes = [(newest[0] - s) / (newest[1] - f) for s, f in others if abs(newest[1] - f) > 0.5]
-    return max(0.0, median(slopes)) if slopes else 0.0
+    return max(0.0, median(slopes)) if slopes else None
 
 
 def _width(now: int, steps: Mapping[int, float]) -> int:

@@ -42,7 +42,7 @@ from farflung.protocol.messages import (
 from farflung.protocol.planning import ChangeView, Situation, StartRound, agreed, choose_cut, conclude, decide
 from farflung.protocol.quorum import is_quorum
 from farflung.protocol.rhythm import Offer
-from farflung.protocol.settings import HOLD_S, RESEND_S, SETTLE_S, Settings
+from farflung.protocol.settings import HOLD_S, RESEND_S, SETTLE_S, SHORT_S, Settings
 from farflung.protocol.sharing import Link
 from farflung.protocol.standing import Standing
 from farflung.protocol.tempo import Tempo
@@ -111,7 +111,7 @@ class Proposer:
     phase_at: float = 0.0
     plan_at: float = 0.0
     sending_s: float | None = 0.0
-    """That the slowest link was expected to take for contributions, and again for means, where it is not a fast one; None: nobody can say."""
+    """That the slowest link was expected to take for contributions, and again for means, where that is not too short to be of bytes; None: nobody can say."""
     sent_at: float = 0.0
     settle_at: float | None = None
     collected: dict[PeerId, frozenset[PeerId]] = field(default_factory=dict)
@@ -297,7 +297,8 @@ class Proposer:
         # Links may have become slower than any round since then: each plan of this height that fails after the first doubles the time.
         budget = min(budget * 2.0 ** min(max(0, self.attempt + self.ballot - 1), MAX_DOUBLINGS), rules.max_round_s)
         self.attempt += 1
-        self.sending_s = slow_s if estimate > 0.0 else rules.unmeasured_s(nbytes * (1.0 - 1.0 / len(contributors)))
+        bytes_s = slow_s if slow_s >= SHORT_S else 0.0
+        self.sending_s = bytes_s if estimate > 0.0 else rules.unmeasured_s(nbytes * (1.0 - 1.0 / len(contributors)))
         self.plan = Plan(
             height=s.head.commit.height + 1,
             ballot=self.ballot,

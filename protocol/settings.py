@@ -37,6 +37,9 @@ FAST_BYTES_PER_S = 6.25e6
 MEASURABLE_BYTES = 1 << 16
 """Smaller transfers say more about latency than about a link's rate."""
 
+SHORT_S = 1.0
+"""What is through in less says more about round trips than about bytes, also where a link seems to be slow."""
+
 WAVES_FROM_S = 0.5
 """Rounds whose contributions take a link that is not fast so long, a few round trips, have two waves (`partition`)."""
 

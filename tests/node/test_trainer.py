@@ -31,6 +31,8 @@ class Lab:
         self.ready: list[Ready] = []
         self.withdrawn = 0
         self.may = True
+        self.comes = False
+        """Whether a commit is on its way in."""
         self.due_after_s: float | None = None
         """When a round is due for the others, on the trainer's clock."""
         self.trainer = ReplicaTrainer(
@@ -41,7 +43,7 @@ class Lab:
             pace,
             Host(
                 may_train=lambda: self.may,
-                may_offer=lambda: self.may,
+                may_offer=lambda: self.may and not self.comes,
                 is_due=self._is_due,
                 set_ready=self.ready.append,
                 withdraw=self._withdraw,
@@ -94,6 +96,25 @@ def test_after_h_steps_it_stands_and_says_what_it_has() -> None:
         assert lab.trainer.progress.trained == ((0, 6),) and lab.trainer.progress.steps == 3
 
     run(main)
+
+
+@pytest.mark.parametrize(("delay_steps", "steps"), [(2, 3), (0, 2)])
+def test_while_a_commit_is_on_its_way_in_training_goes_on_until_there_is_something_to_offer(
+    delay_steps: int, steps: int
+) -> None:
+    """Not where training stands for rounds; and nothing is offered before."""
+
+    async def main(lab: Lab) -> None:
+        await asyncio.sleep(1.5)
+        lab.comes = True
+        await asyncio.sleep(10.0)
+        assert lab.trainer.progress.steps == steps and not lab.ready
+        lab.comes = False
+        lab.trainer.wake()
+        await asyncio.sleep(1.5)
+        assert len(lab.ready) == (steps == 3)
+
+    run(main, delay_steps=delay_steps)
 
 
 def test_a_round_that_missed_us_leaves_the_progress_and_more_is_added() -> None:

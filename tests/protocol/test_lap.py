@@ -1,5 +1,8 @@
 """The choice of the next lap: allowed whatever is measured, long enough to hide a round, short where links are fast, and steady."""
 
+import random
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -222,3 +225,20 @@ def test_rounds_of_all_widths_are_reckoned_with(said: list[tuple[float, int, flo
     assert (
         lap.steps <= 2 + sum(2 * took.seconds * max(1, lap.width / took.fragments) for took in rounds) + 5 * lap.width
     ), reason
+
+
+@pytest.mark.parametrize(("count", "fixed_s", "each_s"), [(3, 4.0, 1.0), (6, 4.0, 1.0), (3, 4.0, 4.0), (4, 1.0, 6.0)])
+@pytest.mark.parametrize("said", [0.0, 0.5, 1.0, 3.0])
+def test_whatever_links_are_said_to_give_the_width_comes_to_rest(
+    count: int, fixed_s: float, each_s: float, said: float
+) -> None:
+    """What is said decides until it was tried, and what was learnt for as long as it is remembered."""
+    limits = Laps(least=2, most=1 << 30, widths=tuple(k for k in range(1, count + 1) if count % k == 0))
+    rng, lap, rounds, widths_seen = random.Random(count), Lap(2), list[Took](), list[int]()
+    for _ in range(120):
+        took_s = (fixed_s + lap.width * each_s) * rng.uniform(0.95, 1.05)
+        rounds.insert(0, Took(took_s, float(lap.width)))
+        lap, _ = limits.choose(lap, left=1 << 40, step_s=0.3, rounds=rounds, fragment_s=said * each_s)
+        widths_seen.append(lap.width)
+    changes = sum(a != b for a, b in pairwise(widths_seen))
+    assert changes <= 4, widths_seen

@@ -76,6 +76,21 @@ def test_training_goes_on_while_means_are_decoded() -> None:
     assert report.violations == [] and min(busy) > 0.95, busy
 
 
+@pytest.mark.parametrize(("step_s", "share"), [(7.5, 0.9), (10.0, 0.4), (30.0, 0.15)])
+def test_a_peer_with_steps_as_long_as_laps_comes_into_as_many_rounds_as_it_can(step_s: float, share: float) -> None:
+    """Whenever one of its steps ends a commit is on its way in; were it to begin the next one then, it would never offer."""
+    counted: list[bool] = []
+
+    async def watch(swarm: Swarm) -> None:
+        await asyncio.sleep(595.0)
+        rounds = [c.commit.round for c in swarm.peers[0].member.history if c.commit.round is not None]
+        counted.extend(swarm.ids[2] in {one.peer for one in result.contributors} for result in rounds[-50:])
+
+    report = run(Laps.fixed(8, 7), 1 << 40, 600.0, (1.0, 1.0, step_s), watch)
+    assert report.violations == [] and len(counted) == 50
+    assert sum(counted) / 50 >= share, sum(counted)
+
+
 def set_links(swarm: Swarm, link: LinkModel) -> None:
     for peer in swarm.ids:
         swarm.hub.set_link(peer, link)
