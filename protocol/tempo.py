@@ -12,7 +12,7 @@ from farflung.protocol.lap import Took
 from farflung.protocol.membership import TRAINING_STATES, Membership
 from farflung.protocol.messages import Heartbeat
 from farflung.protocol.rhythm import Runner
-from farflung.protocol.settings import RECENT_ROUNDS, Settings
+from farflung.protocol.settings import Settings
 from farflung.protocol.sharing import Link
 
 WIDTHS_FROM = 128
@@ -35,21 +35,25 @@ class Tempo:
         return [r.seconds_ms / 1000.0 for r in self.history.recent_rounds()]
 
     def rounds_as_wide_s(self, fragments: float) -> list[float]:
-        """The same of rounds that move so many fragments: as much longer, at the most, as they move more."""
-        return [took.seconds * max(1.0, fragments / took.fragments) for took in self.rounds()[:RECENT_ROUNDS]]
+        """The same if they had moved so many fragments: as much longer, at the most, as that is more."""
+        recent = [self._took(r) for r in self.history.recent_rounds()]
+        return [took.seconds * max(1.0, fragments / took.fragments) for took in recent]
 
     def usual_round_s(self) -> float:
         """The median of those; 0 before there was a round."""
         recent = self.rounds_s()
         return median(recent) if recent else 0.0
 
-    def rounds(self, *newest: RoundResult) -> list[Took]:
-        """The newest rounds, newest first: how long they took, and how many fragments they moved. `newest`: that are not in the history yet."""
-        rules = self.settings.rules
-        return [
-            Took(r.seconds_ms / 1000.0, (r.parts[-1].stop - r.parts[0].start) * rules.num_fragments / rules.numel)
-            for r in (*newest, *self.history.recent_rounds(WIDTHS_FROM))
-        ]
+    def rounds_like(self, newest: RoundResult) -> list[Took]:
+        """How long the newest rounds took and how many fragments they moved, newest first: `newest`, which is not in the history yet, and those before that were
+        of somebody alone, or not, as that is. Who is alone waits for nobody, and nothing is to be learnt from that for several, or the other way round.
+        """
+        before = self.history.recent_rounds(WIDTHS_FROM)
+        return [self._took(r) for r in (newest, *before) if (len(r.contributors) > 1) == (len(newest.contributors) > 1)]
+
+    def _took(self, result: RoundResult) -> Took:
+        moved, rules = result.parts[-1].stop - result.parts[0].start, self.settings.rules
+        return Took(result.seconds_ms / 1000.0, moved * rules.num_fragments / rules.numel)
 
     def tokens_per_s(self, peer: PeerId) -> float:
         """How fast a peer trains, by its own word; 0 when it has not said."""

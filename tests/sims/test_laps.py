@@ -119,6 +119,23 @@ def test_laps_follow_the_links_and_training_goes_on(step_s: tuple[float, ...]) -
     assert all("steps hide one" in change["reason"] for change in changes)
 
 
+def test_rounds_of_the_founder_alone_say_nothing_about_those_of_several() -> None:
+    """They take no time, whatever they move: the first that take some were no wider than those for that."""
+    seen: list[tuple[int, int, int]] = []
+
+    async def watch(swarm: Swarm) -> None:
+        set_links(swarm, FAR)
+        await asyncio.sleep(150.0)
+        history = [c.commit for c in swarm.peers[0].member.history]
+        several = [c.round is not None and len(c.round.contributors) > 1 for c in history]
+        seen.extend((c.lap, c.width, len(c.view)) for c in history[several.index(True) :])
+
+    report = run(Laps(least=1, most=200, widths=(1, 3)), 1 << 40, 151.0, (1.0,) * PEERS, watch, fragments=3)
+    assert report.violations == [] and report.members == PEERS
+    assert min(lap for lap, _, _ in seen) >= 6, seen
+    assert seen[-1][1] == 3
+
+
 def test_a_state_that_takes_longer_than_means_are_kept_still_arrives() -> None:
     """Of a founder alone every round is over at once, and eight of the shortest laps are 32 s."""
     longest: list[int] = []
