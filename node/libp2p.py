@@ -5,7 +5,8 @@ them in its handshake, and the key is inside the peer id, so a stream's sender n
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -18,7 +19,7 @@ from farflung.protocol.errors import NetworkError
 
 if TYPE_CHECKING:
     from hivemind.p2p.p2p_daemon import P2P
-    from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
+    from hivemind.p2p.p2p_daemon_bindings.control import ControlClient, DaemonConnector
 
 DIAL_S = 15.0
 """Budget to reach a peer, relays and hole punching included (0.55 s measured at 100 ms round trip)."""
@@ -37,13 +38,13 @@ class Libp2p:
         self,
         daemon: P2pd,
         p2p: "P2P",
-        dialler: "ControlClient",
+        connector: "DaemonConnector",
         scope: TaskScope,
         known: Mapping[PeerId, list[str]],
     ) -> None:
         self._daemon = daemon
         self.p2p = p2p
-        self._dialler = dialler
+        self._connector = connector
         self._scope = scope
         self._known = known
         self._incoming: set[asyncio.StreamWriter] = set()
@@ -56,7 +57,7 @@ class Libp2p:
         """Start the daemon and attach to it. `known`: multiaddrs (without /p2p/) at which to dial peers, kept current by
         the caller. Raises NetworkError."""
         from hivemind.p2p.p2p_daemon import P2P
-        from hivemind.p2p.p2p_daemon_bindings.control import ControlClient, DaemonConnector
+        from hivemind.p2p.p2p_daemon_bindings.control import DaemonConnector
         from hivemind.utils.multiaddr import Multiaddr
 
         daemon = await P2pd.start(identity, config)
@@ -64,8 +65,6 @@ class Libp2p:
         try:
             control = Multiaddr(daemon.control)
             p2p = await P2P.replicate(control)
-            # P2P itself cannot dial an address at run time; the client of its own bindings can.
-            dialler = await ControlClient.create(DaemonConnector(control), use_persistent_conn=False)
             if p2p.peer_id.to_bytes() != libp2p_bytes(identity.public_key):
                 raise NetworkError("the libp2p daemon runs under another identity")
             started = True
@@ -74,7 +73,7 @@ class Libp2p:
         finally:
             if not started:
                 await daemon.stop()
-        return cls(daemon, p2p, dialler, scope, known)
+        return cls(daemon, p2p, DaemonConnector(control), scope, known)
 
     async def watch(self) -> None:
         """Until the daemon ends by itself; raises NetworkError then."""
@@ -120,13 +119,8 @@ class Libp2p:
                 addresses.append(Multiaddr(text))
             except ValueError as error:
                 _log.debug("bad multiaddr", address=text, error=str(error))
-        try:
-            async with asyncio.timeout(DIAL_S):
-                await self._dialler.connect(PeerID(libp2p_bytes(peer)), addresses)
-        except TimeoutError:
-            raise NetworkError(f"cannot reach {peer.hex()[:12]}: no answer in {DIAL_S:.0f} s") from None
-        except _daemon_errors() as error:
-            raise NetworkError(f"cannot reach {peer.hex()[:12]}: {error}") from error
+        async with self._call(f"cannot reach {peer.hex()[:12]}") as client:
+            await client.connect(PeerID(libp2p_bytes(peer)), addresses)
 
     async def open(self, peer: PeerId, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A stream to a peer, dialled if needed. Raises NetworkError."""
@@ -134,23 +128,36 @@ class Libp2p:
 
         if self._known.get(peer):
             await self.connect(peer)  # at once when there is a connection
-        try:
-            async with asyncio.timeout(DIAL_S):
-                _, reader, writer = await self.p2p.call_binary_stream_handler(PeerID(libp2p_bytes(peer)), protocol)
-        except TimeoutError:
-            raise NetworkError(f"cannot reach {peer.hex()[:12]}: no answer in {DIAL_S:.0f} s") from None
-        except _daemon_errors() as error:
-            raise NetworkError(f"cannot open a stream to {peer.hex()[:12]}: {error}") from error
+        async with self._call(f"cannot open a stream to {peer.hex()[:12]}") as client:
+            _, reader, writer = await client.stream_open(PeerID(libp2p_bytes(peer)), (protocol,))
         return reader, writer
 
     async def visible(self) -> list[str]:
-        """Our multiaddrs as libp2p sees them, with /p2p/; observed ones behind a NAT included."""
+        """Our multiaddrs as libp2p sees them, with /p2p/; observed ones behind a NAT included. None found yet: none; a node
+        without a reachable address still dials out. Raises NetworkError."""
+        async with self._call("no addresses from the libp2p daemon") as client:
+            ours, addresses = await client.identify()
+        return [f"{address}/p2p/{ours.to_base58()}" for address in addresses]
+
+    @asynccontextmanager
+    async def _call(self, failure: str) -> AsyncIterator["ControlClient"]:
+        """A client of the daemon for one call. hivemind's leaves its connection to the daemon open when the daemon refuses or
+        the call is cancelled: it is closed here then. Raises NetworkError, beginning with `failure`."""
+        from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
+
+        connection = _Connection(self._connector)
+        done = False
         try:
-            return [str(address) for address in await self.p2p.get_visible_maddrs(latest=True)]
-        except ValueError:
-            return []  # none found yet: a node without a reachable address still dials out
+            async with asyncio.timeout(DIAL_S):
+                yield await ControlClient.create(connection, use_persistent_conn=False)
+            done = True
+        except TimeoutError:
+            raise NetworkError(f"{failure}: no answer in {DIAL_S:.0f} s") from None
         except _daemon_errors() as error:
-            raise NetworkError(f"the libp2p daemon does not answer: {error}") from error
+            raise NetworkError(f"{failure}: {error}") from error
+        finally:
+            if not done:
+                connection.close()
 
     def begin_close(self) -> None:
         """Refuse new streams."""
@@ -163,6 +170,22 @@ class Libp2p:
             writer.close()
         await self.p2p.shutdown()
         await self._daemon.stop()
+
+
+class _Connection:
+    """To hivemind's client a connector to the daemon; to us the connection that one call opens."""
+
+    def __init__(self, connector: "DaemonConnector") -> None:
+        self._connector = connector
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def open_connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, self._writer = await self._connector.open_connection()
+        return reader, self._writer
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
 
 
 def _daemon_errors() -> tuple[type[Exception], ...]:

@@ -1,0 +1,64 @@
+"""A call of the libp2p daemon that fails or is given up lets go of its connection to the daemon, which hivemind's client does not."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+from hivemind.p2p.p2p_daemon import P2P
+from hivemind.p2p.p2p_daemon_bindings.control import DaemonConnector
+from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
+from hivemind.proto import p2pd_pb2
+from hivemind.utils.multiaddr import Multiaddr
+
+from farflung.node import libp2p
+from farflung.node.libp2p import Libp2p
+from farflung.node.p2pd import P2pd
+from farflung.node.scope import TaskScope
+from farflung.protocol.errors import NetworkError
+
+PEER = bytes(range(32))
+
+
+def let_go(path: Path, call: Callable[[Libp2p], Awaitable[object]], answer: p2pd_pb2.Response | None) -> None:
+    """Make `call` of a daemon that gives `answer`, if any; returns when the call failed and the daemon saw its end."""
+
+    async def main() -> None:
+        ended = asyncio.get_running_loop().create_future()
+
+        async def daemon(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await read_pbmsg_safe(reader, p2pd_pb2.Request())
+            if answer is not None:
+                await write_pbmsg(writer, answer)
+            ended.set_result(await reader.read())
+            writer.close()
+
+        server = await asyncio.start_unix_server(daemon, path)
+        connector = DaemonConnector(Multiaddr(f"/unix{path}"))
+        host = Libp2p(cast(P2pd, None), cast(P2P, None), connector, TaskScope(), {})
+        with pytest.raises(NetworkError) as failed:
+            await call(host)
+        async with asyncio.timeout(30):
+            assert await ended == b""
+        assert failed.value.__traceback__ is not None  # held until now: not the collector closed it
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(main())
+
+
+def test_a_stream_that_the_daemon_refuses(tmp_path: Path) -> None:
+    refusal = p2pd_pb2.Response(type=p2pd_pb2.Response.ERROR, error=p2pd_pb2.ErrorResponse(msg="no such protocol"))
+    let_go(tmp_path / "control", lambda host: host.open(PEER, "/bulk"), refusal)
+
+
+@pytest.mark.parametrize("name", ["open", "connect", "visible"])
+def test_a_daemon_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(libp2p, "DIAL_S", 0.05)
+    calls: dict[str, Callable[[Libp2p], Awaitable[object]]] = {
+        "open": lambda host: host.open(PEER, "/bulk"),
+        "connect": lambda host: host.connect(PEER),
+        "visible": lambda host: host.visible(),
+    }
+    let_go(tmp_path / "control", calls[name], None)
