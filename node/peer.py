@@ -131,7 +131,7 @@ class Peer:
         self.trainer = make_trainer(
             Host(
                 may_train=lambda: self._may_train(),
-                may_offer=lambda: self._may_offer(),
+                awaits_means=lambda: self._awaits_means(),
                 is_due=lambda step_s: self.member.is_due(step_s, self._now()),
                 set_ready=self._ready,
                 withdraw=lambda: self._do(self.member.withdraw(self._now())),
@@ -388,15 +388,15 @@ class Peer:
     def _lost_state(self) -> None:
         self._do(self.member.lost_state(self._now()))
 
-    def _may_offer(self) -> bool:
+    def _may_train(self) -> bool:
         return self.member.in_view and self.applier.height == self.member.head.commit.height and not self._is_complete()
 
-    def _may_train(self) -> bool:
-        """Also while the next commit's means are being got and decoded: they are applied between two steps."""
-        head = self.member.head.commit if self.member.in_view else None
-        return self._may_offer() or (
-            head is not None and self.applier.preparing == head.height and not self.settings.rules.finished(head)
-        )
+    def _awaits_means(self) -> bool:
+        """Whether nothing but the means of the newest round keeps us from training, and there is more to train after it."""
+        if not self.member.in_view:
+            return False
+        head = self.member.head.commit
+        return self.applier.preparing == head.height and not self.settings.rules.finished(head)
 
     async def _tick(self) -> None:
         loop = asyncio.get_running_loop()

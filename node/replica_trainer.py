@@ -28,7 +28,7 @@ class ReplicaTrainer(Trainer):
 
     def _is_ready(self) -> bool:
         """When a round is due; and with whatever there is when no samples are left, for only a round brings more."""
-        return not self._offering and self._host.may_offer() and self._has_due()
+        return not self._offering and self._host.may_train() and self._has_due()
 
     def _has_due(self) -> bool:
         """Whether there is something that a round waits for."""
@@ -46,11 +46,11 @@ class ReplicaTrainer(Trainer):
         return samples // self.pace.samples_per_step
 
     def _may_step(self) -> bool:
-        """While means are on their way into the outer state, only where training goes on while rounds are under way, and not when we would offer if they were in it:
-        with steps as long as laps that would be so whenever one ends, and nothing would ever be offered.
+        """Also while means are on their way into the outer state: they are applied between two steps. That only where training goes on while rounds are under
+        way, and not when we would offer if they were in it: with steps as long as laps that would be so whenever one ends, and nothing would ever be offered.
         """
         goes_on = self.pace.laps.delay_of(self.lap) > 0
-        return self._host.may_offer() or (goes_on and self._host.may_train() and not self._has_due())
+        return self._host.may_train() or (goes_on and self._host.awaits_means() and not self._has_due())
 
     async def _step(self) -> bool:
         """On the next batch of the window."""

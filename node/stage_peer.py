@@ -418,13 +418,10 @@ class StagePeer(Peer):
         lives = [roll.life(stage) for stage in range(roll.stages) if stage != self.pipeline.recipe.stage]
         return [group_of(roll.swarm, life) for life in lives if life is not None]
 
-    def _may_offer(self) -> bool:
+    def _may_train(self) -> bool:
         return (
             self.member.in_view and self.applier.height == self.member.head.commit.height and not self._has_all_rounds()
         )
-
-    def _may_train(self) -> bool:
-        return self._may_offer()  # a step of several peers is not begun for the sake of a moment
 
     def _is_complete(self) -> bool:
         return self.finished

@@ -102,7 +102,7 @@ class StageTrainer(Trainer):
         return self.lap - self._steps.step % self.lap
 
     def _is_ready(self) -> bool:
-        if self._offering or not self._host.may_offer() or self.progress.steps == 0:
+        if self._offering or not self._host.may_train() or self.progress.steps == 0:
             return False
         if self.finished:  # no round comes any more
             return False

@@ -58,9 +58,9 @@ class Host:
     """The node around a trainer: what it asks and tells."""
 
     may_train: Callable[[], bool]
-    """Whether the next step may begin."""
-    may_offer: Callable[[], bool]
-    """Whether all commits are applied, so that what we have is measured from what all others have."""
+    """Whether all commits are applied, so that what we train is measured from what all others have."""
+    awaits_means: Callable[[], bool]
+    """Whether the newest one will be as soon as its means are here and decoded."""
     is_due: Callable[[float], bool]
     """Whether a round wants what we have, given the seconds of our steps."""
     set_ready: Callable[[Ready], None]
@@ -205,7 +205,7 @@ class Trainer(ABC):
         """Offer the progress to the swarm."""
         self._offered_at = asyncio.get_running_loop().time()
         await self._door.run(self._learner.offer)
-        if not self._host.may_offer():
+        if not self._host.may_train():
             return  # a commit has come meanwhile, and may count this: what was sent before a restart. Once it is applied we look again
         self._offering, self._offered_steps = True, self.progress.steps
         samples = count(self.progress.trained)

@@ -29,7 +29,7 @@ TURNS = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """What the manifest says about commits."""
+    """What the manifest says about commits. Raises ValueError where a width is no part of the fragments."""
 
     ahead: int
     """Samples that a member holds after each commit, for every step of the lap that begins."""
@@ -53,6 +53,10 @@ class Rules:
     since: Counters = BEGINNING
     """What the first commit counts on from."""
 
+    def __post_init__(self) -> None:
+        if any(self.num_fragments % width for width in self.laps.widths):
+            raise ValueError(f"{self.num_fragments} fragments cannot move by {self.laps.widths}")
+
     @property
     def numel(self) -> int:
         """Elements of the flat parameter vector."""
@@ -62,10 +66,6 @@ class Rules:
     def num_fragments(self) -> int:
         """The most that P may be."""
         return len(self.cuts) - 1
-
-    def may_move(self, commit: "Commit") -> bool:
-        """Whether the round after `commit` may be as wide as that says. Not so of one that nobody has checked; then it has no `span` either."""
-        return commit.width in self.laps.widths and self.num_fragments % commit.width == 0
 
     def turns(self, commit: "Commit") -> int:
         """P: rounds as wide as the next one in which every fragment moves once."""
@@ -155,6 +155,10 @@ class Commit(Struct, frozen=True, array_like=True):
     call: Life | None = None
     """The newest life of stage 0 that this chain has called for (`accord`)."""
 
+    @property
+    def next_round(self) -> Lap:
+        return Lap(self.lap, self.width)
+
 
 class Vote(Struct, frozen=True, array_like=True):
     voter: Key
@@ -239,7 +243,7 @@ def successor(
 
     Raises ValueError when a contribution claims samples that its peer does not hold.
     """
-    lap = Lap(parent.lap, parent.width) if lap is None else lap
+    lap = parent.next_round if lap is None else lap
     contributions = result.contributors if result else ()
     version = parent.version + (1 if result else 0)
     trained: Mapping[PeerId, int] = {c.peer: c.samples for c in contributions}
@@ -291,12 +295,11 @@ def check_successor(swarm: bytes, parent: Commit, commit: Commit, rules: Rules, 
         "would leave a view without a quorum of the last",
     )
     if commit.round is None:
-        same = (commit.lap, commit.width) == (parent.lap, parent.width)
-        demand(same, "changes the lap without a round")
+        demand(commit.next_round == parent.next_round, "changes the lap without a round")
     else:
         _check_round(parent, commit.round, rules, demand)
         left = rules.total_steps - parent.steps - parent.lap
-        allowed = rules.may_move(commit) and rules.laps.allows(commit.lap, commit.width, left)
+        allowed = rules.laps.allows(commit.next_round, left)
         wide = "" if commit.width == 1 else f" and {commit.width} fragments"
         demand(allowed, f"begins a lap of {commit.lap} steps{wide}, with {left} steps left")
     begins, word = {}, None
@@ -320,7 +323,7 @@ def check_successor(swarm: bytes, parent: Commit, commit: Commit, rules: Rules, 
             view=commit.view,
             left=commit.left,
             result=commit.round,
-            lap=Lap(commit.lap, commit.width),
+            lap=commit.next_round,
             begins=begins,
             word=word,
         )

@@ -118,7 +118,7 @@ def check_chain(settings: Settings, message: Commits, peer: PeerId) -> None:
     signature stands at genesis only. What it downloads afterwards must match what a quorum of that view says.
     """
     parent = message.anchor
-    if parent is not None and not settings.rules.may_move(parent):
+    if parent is not None and parent.width not in settings.rules.laps.widths:
         raise Refused(f"an anchor after which a round moves {parent.width} fragments", peer=peer)
     for certified in message.chain:
         commit = certified.commit

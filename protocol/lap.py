@@ -103,9 +103,9 @@ class Laps:
         """tau: steps that may be trained while a round is under way."""
         return lap - 1 if self.delay is None else self.delay
 
-    def allows(self, lap: int, width: int, left: int) -> bool:
+    def allows(self, lap: Lap, left: int) -> bool:
         """Whether such a lap may begin when `left` steps are left of the run: a run does not end in the middle of a lap."""
-        return width in self._widths(left) and self.least * width <= lap <= self._most(width, left)
+        return lap.width in self._widths(left) and self.least * lap.width <= lap.steps <= self._most(lap.width, left)
 
     def finished(self, left: int) -> bool:
         """Whether the run is over with so many steps left: fewer than any lap has."""

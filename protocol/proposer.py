@@ -407,7 +407,7 @@ class Proposer:
         head, rules = s.head.commit, s.settings.rules
         fastest = max(s.tempo.tokens_per_s(p) for p in s.membership.live(head.view))
         step_s = s.settings.step_tokens / fastest if fastest > 0.0 else 0.0
-        before, rounds = Lap(head.lap, head.width), s.tempo.rounds_like(outcome)
+        before, rounds = head.next_round, s.tempo.rounds_like(outcome)
         lap, reason = rules.laps.choose(
             before,
             left=rules.total_steps - head.steps - head.lap,

@@ -70,7 +70,7 @@ class Lab:
             PACE,
             Host(
                 may_train=lambda: True,
-                may_offer=lambda: True,
+                awaits_means=lambda: False,
                 is_due=lambda step_s: False,
                 set_ready=self.ready.append,
                 withdraw=lambda: None,

@@ -42,8 +42,8 @@ class Lab:
             EventLog(None, swarm="test", peer="me", clock=lambda: 0.0),
             pace,
             Host(
-                may_train=lambda: self.may,
-                may_offer=lambda: self.may and not self.comes,
+                may_train=lambda: self.may and not self.comes,
+                awaits_means=lambda: self.may and self.comes,
                 is_due=self._is_due,
                 set_ready=self.ready.append,
                 withdraw=self._withdraw,

@@ -33,7 +33,7 @@ measured = st.lists(st.floats(0, 1e4), max_size=5)
 def test_what_is_chosen_is_allowed(limits: Laps, lap: int, left: int, step_s: float, rounds_s: list[float]) -> None:
     lap = max(limits.least, min(lap, limits.most))
     chosen, reason = choose(limits, lap, left=left, step_s=step_s, rounds_s=rounds_s)
-    assert limits.allows(chosen, 1, left) and reason
+    assert limits.allows(Lap(chosen), left) and reason
     assert 0 <= limits.delay_of(chosen) < chosen
 
 
@@ -80,7 +80,7 @@ def test_while_somebody_downloads_the_state_laps_only_become_longer(limits: Laps
     without, _ = choose(limits, lap, rounds_s=[round_s])
     longer, reason = choose(limits, lap, rounds_s=[round_s], newcomer=True)
     assert longer >= max(without, min(1.5 * lap, limits.most)) or limits.least == limits.most
-    assert limits.allows(longer, 1, 1 << 40) and ("catch up" in reason or longer == without)
+    assert limits.allows(Lap(longer), 1 << 40) and ("catch up" in reason or longer == without)
 
 
 @pytest.mark.parametrize(
@@ -132,12 +132,12 @@ def test_a_width_that_is_chosen_is_allowed(
     before = Lap(7 * width, width)
     took = [Took(round_s, width)] * 3
     chosen, _ = WIDE.choose(before, left=left, step_s=1.0, rounds=took, fragment_s=fragment_s, newcomer=newcomer)
-    assert WIDE.allows(*chosen, left)
+    assert WIDE.allows(chosen, left)
     assert fragment_s is not None or chosen.width == width or WIDE.least * width > left, (
         "it stays where nothing is known"
     )
     unknown, _ = WIDE.choose(before, left=left, step_s=0.0, rounds=took, fragment_s=fragment_s)
-    assert WIDE.allows(*unknown, left)
+    assert WIDE.allows(unknown, left)
 
 
 @given(widths, st.floats(1, 1e2), st.floats(0, 1e2))
@@ -221,7 +221,7 @@ def test_rounds_of_all_widths_are_reckoned_with(said: list[tuple[float, int, flo
     lap, reason = WIDE.choose(
         Lap(5 * width, width), left=1 << 40, step_s=1.0, rounds=rounds, fragment_s=0.0 if knows else None
     )
-    assert WIDE.allows(*lap, 1 << 40)
+    assert WIDE.allows(lap, 1 << 40)
     assert (
         lap.steps <= 2 + sum(2 * took.seconds * max(1, lap.width / took.fragments) for took in rounds) + 5 * lap.width
     ), reason
