@@ -15,6 +15,8 @@ from farflung.node.whole_model import saved_model
 from farflung.protocol.errors import ConfigError, LocalError
 from farflung.training.checkpoint import read_state
 from farflung.training.errors import DamagedCheckpoint
+from farflung.training.flat import reordered, slots_of
+from farflung.training.model import parameter_shapes
 from farflung.training.pipeline_slice import StageSlice, assemble
 
 ATTEMPTS = 3
@@ -29,7 +31,7 @@ class KeptModel:
     version: int
     """Of the outer state."""
     stages: dict[int, Tensor]
-    """Outer parameters of each, fp32 [n]; a replica is stage 0 of one."""
+    """Outer parameters of each in the model's order, fp32 [n]; a replica is stage 0 of one."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -56,7 +58,10 @@ def kept_model(swarm: SwarmPaths) -> KeptModel:
                 f"{folder} holds another model than the manifest of {swarm.name} says: stage {stage} has {wanted:,} parameters; "
                 "remove it, and the node brings it again"
             )
-    return kept
+    names = tuple(name for name, _ in parameter_shapes(recipe.model))
+    if recipe.order == names:
+        return kept
+    return KeptModel(recipe, version, {0: reordered(slots_of(recipe.tensors), stages[0], names)})
 
 
 def _checkpoint(swarm: SwarmPaths) -> tuple[Path, int, dict[int, Tensor]]:

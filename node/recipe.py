@@ -31,7 +31,7 @@ from farflung.protocol.settings import Settings
 from farflung.training.data import Dataset
 from farflung.training.errors import DataError
 from farflung.training.flat import slots_of
-from farflung.training.fragments import cut
+from farflung.training.fragments import cut, in_line
 from farflung.training.inner import InnerConfig
 from farflung.training.memory import Beside
 from farflung.training.model import ModelConfig, parameter_shapes
@@ -83,6 +83,11 @@ class Recipe:
     def num_parameters(self) -> int:
         """That one peer holds."""
         return sum(shape.numel() for _, shape in self.tensors)
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Names of `tensors`."""
+        return tuple(name for name, _ in self.tensors)
 
     @property
     def mix(self) -> float | None:
@@ -193,6 +198,7 @@ class Recipe:
             runtime=runtime,
             mix=self.mix,
             chunk_bytes=CHUNK_BYTES,
+            order=self.order,
         )
         order = SampleOrder(
             num_samples=self.manifest.data.num_samples,
@@ -219,7 +225,8 @@ def read_recipe(manifest: Manifest) -> Recipe:
             tie_embeddings=model.tie_embeddings,
             qk_norm=model.qk_norm,
         )
-        tensors = parameter_shapes(shape)
+        slots = in_line(slots_of(parameter_shapes(shape)), manifest.num_fragments, manifest.fragment_order)
+        tensors = tuple((slot.name, slot.shape) for slot in slots)
         return Recipe(
             manifest=manifest,
             swarm=manifest_hash(manifest),

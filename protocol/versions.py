@@ -12,7 +12,7 @@ A version is named in every envelope, record and manifest; decoders take it from
 * **7**: the order of fragments moves on by one after some turns.
 * **8**: heartbeats say when the next comes, and who offers something for a round whom it lacked in the last ones.
 * **9**: what is for somebody to whom there is no way goes by way of others; heartbeats say whom their author does not hear.
-* **10**: commits say how many fragments the next round moves at once.
+* **10**: commits say how many fragments the next round moves at once, and manifests which layers make one.
 """
 
 from collections.abc import Iterable

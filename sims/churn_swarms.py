@@ -206,7 +206,7 @@ class _Watch:
         assert dataset is not None
         self._slots = [int(one.name[-1]) for one, _, _ in scenario.roster()]
         self._task, self._progress = task, progress
-        self._evaluate = _Evaluation(recipe.model, torch.from_numpy(dataset.heldout(task.windows)))
+        self._evaluate = _Evaluation(recipe.model, recipe.order, torch.from_numpy(dataset.heldout(task.windows)))
         self._swarm: Swarm | None = None
         self._machines = 1 + max(self._slots)
         self._began: tuple[float, list[float]] | None = None
@@ -254,10 +254,11 @@ class _Evaluation:
     def __init__(
         self,
         config: ModelConfig,
+        order: tuple[str, ...],  # of the flat vector
         windows: Tensor,  # int64 [k, seq_len + 1]
     ) -> None:
         self._model = Decoder(config, seed=0)
-        self._layout = Layout(self._model)
+        self._layout = Layout(self._model, order)
         self._windows = windows
 
     def __call__(
@@ -265,7 +266,7 @@ class _Evaluation:
         params: Tensor,  # fp32 [n]
     ) -> float:
         with torch.no_grad():
-            unflatten(self._layout, params, self._model.parameters())
+            unflatten(self._layout, params, self._layout.parameters(self._model))
             losses = [
                 float(next_token_loss(self._model(part[:, :-1]), part[:, 1:])) * len(part)
                 for part in torch.split(self._windows, 32)

@@ -280,7 +280,13 @@ def _real(recipe: Recipe, dataset: Dataset, scenario: Scenario, signers: list[Ed
     def learner(index: int) -> SimLearner:
         runtime = Runtime(device="cpu", microbatch=manifest.samples_per_step)
         replica = Replica(
-            recipe.model, recipe.inner, recipe.outer, seed=manifest.model.init_seed, runtime=runtime, mix=recipe.mix
+            recipe.model,
+            recipe.inner,
+            recipe.outer,
+            seed=manifest.model.init_seed,
+            runtime=runtime,
+            mix=recipe.mix,
+            order=recipe.order,
         )
         return ReplicaLearner(replica, dataset, order)
 

@@ -43,10 +43,11 @@ class Coupled:
         device: torch.device,
         mix: float | None = None,  # alpha in [0, 1], of contributors; None rebases
         chunk_bytes: int = 1 << 20,  # of one chunk of outer state
+        order: Sequence[str] | None = None,  # of the flat vector, see `flat.Layout`
     ) -> None:
         self.device = device
-        self.layout = Layout(module)
-        self.parameters = [parameter.detach() for parameter in module.parameters()]  # the live ones, by slot
+        self.layout = Layout(module, order)
+        self.parameters = self.layout.parameters(module)  # the live ones
         self.mix = mix
         params = flatten(self.layout, self.parameters, host_buffer(self.num_parameters, device))
         momentum = host_buffer(self.num_parameters, device).zero_()

@@ -1,10 +1,10 @@
-"""One flat vector for all parameters of a model: in the model's order, tied ones once.
+"""One flat vector for all parameters of a model: in the model's order or in another one, tied ones once.
 
 Outer state, pseudo-gradients, parts of a round and checkpoints are slices of this vector, so its layout is
-part of what a swarm agrees on; it follows from the model's shape alone.
+part of what a swarm agrees on; it follows from the model's shape and the swarm's manifest alone.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,14 +37,36 @@ def slots_of(shapes: Iterable[tuple[str, torch.Size]]) -> list[Slot]:
     return slots
 
 
-class Layout:
-    """The slots of one model, in its order."""
+def reordered(
+    slots: Sequence[Slot],
+    flat: Tensor,  # [n], as the slots say
+    names: Iterable[str],
+) -> Tensor:  # [n], a copy
+    """The same parameters in the order of `names`."""
+    places = {slot.name: slot for slot in slots}
+    return torch.cat([flat[places[name].start : places[name].stop] for name in names])
 
-    def __init__(self, model: nn.Module) -> None:
-        self.slots = slots_of(
-            (name, parameter.shape) for name, parameter in model.named_parameters()
-        )  # a shared one once
+
+class Layout:
+    """The slots of one model. Raises ValueError for an order that is not of its parameters' names."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        order: Sequence[str]
+        | None = None,  # names of all parameters, in the order of the flat vector; None: the model's
+    ) -> None:
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}  # a shared one once
+        names = tuple(shapes) if order is None else order
+        if sorted(names) != sorted(shapes):
+            raise ValueError("an order of other parameters than the model's")
+        self.slots = slots_of((name, shapes[name]) for name in names)
         self.num_parameters = self.slots[-1].stop if self.slots else 0
+
+    def parameters(self, model: nn.Module) -> list[Tensor]:
+        """Those of a model of the same shape, one per slot, without gradients."""
+        named = dict(model.named_parameters())
+        return [named[slot.name].detach() for slot in self.slots]
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """The slices of `flat` [n] by parameter name, in the parameters' shapes, without a copy."""

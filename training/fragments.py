@@ -82,6 +82,16 @@ class Fragment:
         return list(pairwise(ends))
 
 
+def in_line(
+    slots: Sequence[Slot],  # of `flat.Layout`: they fill [0, n) in order
+    count: int,  # P
+    pattern: Pattern,
+) -> list[Slot]:
+    """The slots in the order in which fragments are cut from them (1 of the module)."""
+    units = _units(slots)
+    return [slot for unit in (units if pattern == "sequential" else _strided(units, count)) for slot in unit]
+
+
 def cut(
     slots: Sequence[Slot],  # of `flat.Layout`: they fill [0, n) in order
     count: int,  # P
@@ -91,10 +101,9 @@ def cut(
     numel = slots[-1].stop if slots else 0
     if not 1 <= count <= numel:
         raise ValueError(f"{numel} parameters cannot be cut into {count} fragments: choose 1 to {numel}")
-    units = _units(slots)
-    line = [slot for unit in (units if pattern == "sequential" else _strided(units, count)) for slot in unit]
+    line = in_line(slots, count, pattern)
     ends = list(accumulate((slot.shape.numel() for slot in line), initial=0))
-    firsts = {id(unit[0]) for unit in units}
+    firsts = {id(unit[0]) for unit in _units(slots)}
     layer_ends = [end for end, slot in zip(ends, line, strict=False) if id(slot) in firsts]
     share = numel / count
     cuts = [0, *(_cut_near(index * share, share, layer_ends, ends) for index in range(1, count)), numel]

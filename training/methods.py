@@ -39,9 +39,10 @@ class TrainingMethod:
         return "auto" if inner_steps == "auto" else math.gcd(self.fragments, inner_steps)
 
     def sections(
-        self, inner_steps: int | Literal["auto"], fragments: int | Literal["auto"]
+        self, inner_steps: int | Literal["auto"], fragments: int | Literal["auto"], *, in_stages: bool = False
     ) -> dict[str, dict[str, object]]:
-        """The same as sections of a manifest's TOML file, with this H and P. Training goes on for as long as rounds take."""
+        """The same as sections of a manifest's TOML file, with this H and P, for a model that peers train whole or in stages. Training goes on for as long as
+        rounds take."""
         return {
             "inner": {"optimizer": self.optimizer},
             "outer": {"lr": self.outer_lr, "momentum": self.outer_momentum},
@@ -50,6 +51,7 @@ class TrainingMethod:
                 "inner_steps": inner_steps,
                 "fragments": fragments,
                 **({"max_fragments": self.fragments} if fragments == "auto" else {}),
+                "fragment_order": "sequential" if in_stages else "strided",
                 "delay_steps": "auto",
                 "uplink_codec": self.codec,
                 "downlink_codec": self.codec,

@@ -4,7 +4,7 @@ the inner optimiser, and the outer state; saved and loaded together.
 Whoever takes the inner steps builds on it: `replica` computes the gradients itself, `stage_replica` gets them from the pipeline.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,13 +35,14 @@ class ModelState(Coupled):
         runtime: Runtime | None = None,  # CPU in fp32 when not given
         mix: float | None = None,  # see `training.coupled`
         chunk_bytes: int = 1 << 20,  # of one chunk of outer state
+        order: Sequence[str] | None = None,  # of the flat vector, see `flat.Layout`
         held: Callable[[str], bool] = everything,  # what of the model this peer has, see `Decoder`
     ) -> None:
         self.runtime = Runtime() if runtime is None else runtime
         device = torch.device(self.runtime.device)
         self.model = Decoder(model, seed=seed, held=held).to(device)
         self.model.model.checkpoint_layers = self.runtime.save.checkpoint_layers
-        super().__init__(self.model, outer, device=device, mix=mix, chunk_bytes=chunk_bytes)
+        super().__init__(self.model, outer, device=device, mix=mix, chunk_bytes=chunk_bytes, order=order)
         self.inner_config = inner
         self.optimizer = make_optimizer(self.model, inner, self.runtime.save.inner_state)
 

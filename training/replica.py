@@ -11,7 +11,7 @@ Local progress is never thrown away silently: when the outer parameters move, th
 as `farflung.training.coupled` says in full.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -46,8 +46,9 @@ class Replica(ModelState):
         runtime: Runtime | None = None,  # CPU in fp32 when not given
         mix: float | None = None,  # see `training.coupled`
         chunk_bytes: int = 1 << 20,  # of one chunk of outer state
+        order: Sequence[str] | None = None,  # of the flat vector, see `flat.Layout`
     ) -> None:
-        super().__init__(model, inner, outer, seed=seed, runtime=runtime, mix=mix, chunk_bytes=chunk_bytes)
+        super().__init__(model, inner, outer, seed=seed, runtime=runtime, mix=mix, chunk_bytes=chunk_bytes, order=order)
         self._forward = torch.compile(self.model) if self.runtime.compile else self.model
         self._microbatch = self.runtime.microbatch
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from typer.testing import CliRunner
 
@@ -19,11 +20,14 @@ from farflung.node.model_cli import harmless
 from farflung.node.options import CreateOptions, EvalOptions
 from farflung.node.paths import SwarmPaths, resolve_paths
 from farflung.node.recipe import Recipe, read_recipe, swarm_dataset, swarm_tokenizer
+from farflung.node.storage import FileStorage, Place
 from farflung.node.swarmfiles import load_manifest, tokenizer_file
 from farflung.node.whole_model import save_model
 from farflung.protocol.errors import ConfigError, LocalError
+from farflung.training.flat import flatten
 from farflung.training.model import Decoder, next_token_loss
 from farflung.training.pipeline_slice import StageSlice
+from farflung.training.runtime import Runtime
 from farflung.training.sample import Sampling, sample_text
 from farflung.training.tokenizer import ByteTokenizer
 
@@ -90,6 +94,42 @@ def perplexity_of(swarm: SwarmPaths, model: Decoder, layers: Sequence[int]) -> f
     tokens = torch.from_numpy(data.heldout(64)).long()
     with torch.no_grad():
         return math.exp(float(next_token_loss(fewer(tokens[:, :-1]), tokens[:, 1:])))
+
+
+def test_fragments_may_have_layers_in_another_order_than_the_model(tmp_path: Path) -> None:
+    """What a checkpoint of such a swarm holds is judged, exported and sampled as the model that it is."""
+    corpus, config = tmp_path / "corpus.txt", tmp_path / "strided.toml"
+    corpus.write_text(TEXT)
+    config.write_text(TOML.replace("inner_steps = 5", 'inner_steps = 4\nfragments = 2\nfragment_order = "strided"'))
+    options = CreateOptions(name="judged", config=config, data=str(corpus), local=True, home=tmp_path / "home")
+    daemon.create(options)
+    swarm = resolve_paths(tmp_path / "home", {}).find_swarm("judged")
+    recipe, model = recipe_of(swarm), some_model(recipe_of(swarm))
+    layers = [name.split(".")[2] for name in recipe.order if name.endswith("q_proj.weight")]
+    assert layers == ["0", "2", "1", "3"]
+
+    data = swarm_dataset(recipe.manifest, swarm_tokenizer(recipe.manifest, tokenizer_file(swarm)))
+    learner = recipe.learner(data, Runtime())
+    learner.replica.model.load_state_dict(model.state_dict())
+    outer = learner.replica.outer.params
+    flatten(learner.replica.layout, learner.replica.parameters, outer)
+    place = Place(height=7, version=7, trained=(), steps=0, in_flight=b"")
+    FileStorage(swarm.checkpoint).save_learner(learner, {}, place, ())
+
+    args = ["--home", str(tmp_path / "home")]
+    shown = CliRunner().invoke(app, ["eval", "judged", *args, "--device", "cpu", "--json"])
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.stdout)["perplexity"] == pytest.approx(perplexity_of(swarm, model, [0, 1, 2, 3]), rel=1e-5)
+    told = CliRunner().invoke(
+        app, ["sample", "judged", *args, "--device", "cpu", "--prompt", "line", "--max-tokens", "30", "--json"]
+    )
+    assert told.exit_code == 0, told.output
+    assert json.loads(told.stdout)["text"] == sample_text(model, ByteTokenizer(), "line", Sampling(max_tokens=30))
+    shown = CliRunner().invoke(app, ["export", "judged", str(tmp_path / "out"), *args])
+    assert shown.exit_code == 0, shown.output
+    exported = load_file(tmp_path / "out" / "model.safetensors")
+    for name, parameter in model.named_parameters():
+        assert torch.equal(exported[name], parameter)
 
 
 def test_stages_left_out_are_layers_that_are_not_there(tmp_path: Path) -> None:

@@ -152,6 +152,10 @@ def test_every_field_counts_in_the_hash() -> None:
         ({"lease_rounds": -1}, "swarm.lease_rounds = -1"),
         ({"model": msgspec.structs.replace(MODEL, vocab_size=255)}, "model.vocab_size = 255"),
         ({"pipeline": PipelineSpec(stages=2), "inner_steps": "auto"}, 'swarm.inner_steps = "auto": 2 stages have'),
+        (
+            {"pipeline": PipelineSpec(stages=2), "fragment_order": "strided"},
+            "the layers of a stage stay in their order",
+        ),
         ({"pipeline": PipelineSpec(stages=3)}, "pipeline.stages = 3: a model of 2 layers has at most 2 stages"),
         ({"pipeline": PipelineSpec(stages=2, layers=(1, 2))}, "they are 3, and the model has 2"),
         ({"pipeline": PipelineSpec(stages=2, microbatches=3)}, "must divide the 8 samples of a step"),

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.training.flat import Layout, Slot
-from farflung.training.fragments import ALIGN, SLACK, Pattern, cut
+from farflung.training.fragments import ALIGN, SLACK, Pattern, cut, in_line
 from farflung.training.model import Decoder, ModelConfig
 from farflung.training.presets import PRESETS
 
@@ -70,6 +70,21 @@ def test_fragments_are_layers_next_to_each_other_or_a_stride_apart() -> None:
     slots = Layout(Decoder(config, seed=0)).slots
     assert layers_in(slots, 3, "sequential") == [{"0", "1"}, {"2", "3"}, {"4", "5"}]
     assert layers_in(slots, 3, "strided") == [{"0", "3"}, {"1", "4"}, {"2", "5"}]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_a_vector_in_line_is_cut_into_neighbours_that_are_the_same_fragments(count: int) -> None:
+    """So a swarm's fragments are each one piece of its flat vector, in either pattern."""
+    config = ModelConfig(vocab_size=8, dim=64, num_layers=6, num_heads=4, num_kv_heads=4, ffn_dim=192, seq_len=8)
+    model = Decoder(config, seed=0)
+    slots = Layout(model).slots
+    order = [slot.name for slot in in_line(slots, count, "strided")]
+    assert (order == [slot.name for slot in slots]) == (count == 1)
+    for wanted, found in zip(
+        cut(slots, count, "strided"), cut(Layout(model, order).slots, count, "sequential"), strict=True
+    ):
+        assert len(found.slices) == 1 and found.numel == wanted.numel
+        assert sorted(found.shapes(Layout(model, order).slots)) == sorted(wanted.shapes(slots))
 
 
 def test_a_parameter_larger_than_a_fragment_is_cut_at_round_numbers() -> None:
