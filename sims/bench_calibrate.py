@@ -48,6 +48,8 @@ SIZES = ("1m", "10m")
 SECONDS = 60.0
 """Of one run of two nodes."""
 
+STEP_TOKENS = 128
+
 BUSY = 1.0 / 3.0
 """Share of its time that a node trains."""
 
@@ -62,7 +64,7 @@ duration_s = {seconds}
 preset = "{preset}"
 seq_len = 64
 [manifest.swarm]
-batch_tokens = 128
+batch_tokens = {tokens}
 inner_steps = 4
 min_round_s = 2.0
 max_round_s = 60.0
@@ -119,7 +121,7 @@ def calibrate(console: Console) -> tuple[Costs, dict[str, Any]]:
             shown.update(bar, description=f"two nodes with the model {preset}")
             runs.append(measure_nodes(preset))
     costs = costs_of(runs, told)
-    return costs, told | {"step_s": {run.preset: run.step_s for run in runs}, "step_tokens": 128}
+    return costs, told | {"step_s": {run.preset: run.step_s for run in runs}, "step_tokens": STEP_TOKENS}
 
 
 # ---- two nodes -----------------------------------------------------------------------------------------------------
@@ -127,7 +129,7 @@ def calibrate(console: Console) -> tuple[Costs, dict[str, Any]]:
 
 def pair(preset: str, *, tokens_per_s: float, count: int = 2, seconds: float = SECONDS) -> Scenario:
     """The scenario that is measured."""
-    text = PAIR.format(preset=preset, tokens_per_s=tokens_per_s, count=count, seconds=seconds)
+    text = PAIR.format(preset=preset, tokens=STEP_TOKENS, tokens_per_s=tokens_per_s, count=count, seconds=seconds)
     return parse_scenario(text, name="calibrate")
 
 
@@ -193,6 +195,7 @@ def costs_of(runs: Sequence[Run], ways: Mapping[str, float]) -> Costs:
         door_s=round(ways["door_s"], 6),
         hand_s=round(median(hands), 6) if hands else Costs().hand_s,
         pass_parameters_per_s=round(1e6 / median(passes)) if passes else Costs().pass_parameters_per_s,
+        trained_per_s=round(median(STEP_TOKENS * run.num_parameters / run.step_s for run in runs)),
         calls=calls,
     )
 

@@ -39,8 +39,10 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What any call takes that is neither a pass nor measured."""
     pass_parameters_per_s: float = 4e8
     """Parameters that are encoded, decoded, added up or stepped in a second."""
+    trained_per_s: float = 0.0
+    """Parameters times tokens that a step of training really computes in a second, where peers share processors: for the rest of the time that their speed gives it, it sleeps. 0: it only sleeps."""
     processors: int = 0
-    """That all peers share for calls and messages, but not for training, which sleeps: so it is where all of them are processes of one machine (`sim local`). 0: each has its own."""
+    """That all peers share for calls, messages and what steps compute: so it is where all of them are processes of one machine (`sim local`). 0: each has its own."""
     calls: dict[str, tuple[float, float]] = {}
     """Measured calls, by the name of the function: seconds per call, and per million parameters."""
 
@@ -48,10 +50,15 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for key in ("start_s", "message_s", "write_s", "door_s", "hand_s"):
             check_range(key, getattr(self, key), 0.0, MAX_S)
         check_range("pass_parameters_per_s", self.pass_parameters_per_s, 1e3, 1e15)
+        check_range("trained_per_s", self.trained_per_s, 0.0, 1e18)
         check_range("processors", self.processors, 0, 4096)
         for name, (call_s, million_s) in self.calls.items():
             check_range(f"calls.{name}[0]", call_s, 0.0, MAX_S)
             check_range(f"calls.{name}[1]", million_s, 0.0, MAX_S)
+
+    def step_s(self, num_parameters: int, tokens: int) -> float:
+        """Seconds of one processor that a step computes."""
+        return num_parameters * tokens / self.trained_per_s if self.trained_per_s else 0.0
 
     def seconds(self, name: str, num_parameters: int) -> float:
         """What a call of this name takes a node whose model has so many parameters."""
@@ -75,7 +82,16 @@ def load_costs(file: Path) -> Costs:
 def write_costs(costs: Costs) -> str:
     """The same as TOML."""
     lines = ["[costs]"]
-    for key in ("start_s", "message_s", "write_s", "door_s", "hand_s", "pass_parameters_per_s", "processors"):
+    for key in (
+        "start_s",
+        "message_s",
+        "write_s",
+        "door_s",
+        "hand_s",
+        "pass_parameters_per_s",
+        "trained_per_s",
+        "processors",
+    ):
         lines.append(f"{key} = {getattr(costs, key)!r}")
     lines += ["", "[costs.calls]  # seconds per call, and per million parameters"]
     for name, (call_s, million_s) in sorted(costs.calls.items()):

@@ -255,6 +255,8 @@ def _outfit(
     by_class = [peer_class for peer_class, _, _ in scenario.roster()]
     training = [training_seconds(recipe.manifest, peer_class.tokens_per_s) for peer_class in by_class]
 
+    step_s = scenario.costs.step_s(recipe.num_parameters, recipe.manifest.batch_tokens)
+
     def seconds(index: int, name: str) -> float:
         return training[index].get(name) or scenario.costs.seconds(name, recipe.num_parameters)
 
@@ -268,7 +270,7 @@ def _outfit(
         processors=scenario.costs.processors,
         message_s=scenario.costs.message_s,
         write_s=scenario.costs.write_s,
-        asleep=frozenset(training[0]),
+        asleep=dict.fromkeys(training[0], 0.0) | {"train": step_s},
         attacks=lambda index: by_class[index].attacks,
     )
 

@@ -5,7 +5,7 @@ simulates (`chaos`, `scenario`, tests) makes an outfit and hands it to `simulati
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -67,13 +67,13 @@ class Outfit:
     start_s: float = 0.0
     """From the start of a process to its node being up."""
     processors: int = 0
-    """That all peers share, but for what is in `asleep`; 0: each has its own."""
+    """That all peers share; 0: each has its own."""
     message_s: float = 0.0
     """What a control message takes of them."""
     write_s: float = 0.0
     """And a piece of a stream."""
-    asleep: frozenset[str] = frozenset()
-    """Calls that take none of them, however long they take."""
+    asleep: Mapping[str, float] = field(default_factory=dict)
+    """Calls that last as long as they say and sleep meanwhile, and what they take of them before, seconds."""
     exit_when_done: bool = False
     attacks: Callable[[int], tuple[Attack, ...]] = lambda index: ()
     """What a peer does beside what honest ones do."""
@@ -222,7 +222,10 @@ class Swarm:
             self.labour[index].training_s += seconds
             self.labour[index].until = self.hub.now() + seconds
             self.labour[index].steps += 1
-        if self._processors is None or name in self.outfit.asleep:
+        if self._processors is None:
+            return seconds
+        if name in self.outfit.asleep:
+            self._processors.reserve(self.outfit.asleep[name], self.hub.now())
             return seconds
         return self._processors.reserve(seconds, self.hub.now()) - self.hub.now()
 

@@ -14,6 +14,7 @@ from farflung.sims.costs import Costs, write_costs
 from farflung.sims.scenario import Scenario, find_scenario, load_scenario
 from farflung.sims.scenario_plan import prepare
 from farflung.sims.simulation import Report, simulate
+from farflung.training.presets import num_parameters, preset
 
 LOCAL: dict[str, Any] = {
     "about": "Some peers.",
@@ -71,4 +72,17 @@ def test_processes_that_share_processors_make_slower_rounds_and_come_up_one_afte
     assert median(together.round_seconds) > 1.2 * median(apart.round_seconds)
     assert [sum(one.running_s for one in report.labour) for report in (apart, together)] == pytest.approx(
         [3 * 56.0, 56.0 + 52.0 + 48.0], abs=1.0
+    )
+
+
+def test_what_steps_compute_slows_rounds_down_where_training_goes_on() -> None:
+    scenario = msgspec.structs.replace(load_scenario(find_scenario("local-3")), duration_s=60.0, happenings=())
+    goes_on = {**scenario.manifest, "swarm": {**scenario.manifest["swarm"], "delay_steps": "auto"}}
+    scenario = msgspec.structs.replace(scenario, manifest=goes_on)
+    costs = Costs(start_s=4.0, hand_s=0.02, message_s=0.002, processors=1)
+    computing = msgspec.structs.replace(costs, trained_per_s=num_parameters(preset("tiny")) * 256 / 0.05)
+    asleep, busy = (played(msgspec.structs.replace(scenario, costs=one)) for one in (costs, computing))
+    assert not asleep.violations and not busy.violations and asleep.rounds == busy.rounds
+    assert median(busy.round_seconds) > 1.1 * median(asleep.round_seconds), (
+        "a tenth of their time, on one processor for three"
     )

@@ -30,6 +30,8 @@ def test_a_call_is_a_line_through_two_sizes() -> None:
     assert costs.calls["clone"] == (0.0, 0.5) and costs.calls["state"] == (0.001, 0.0), "one size: a pass, and no pass"
     assert (costs.start_s, costs.message_s, costs.hand_s) == (5.0, 0.002, 0.0055)
     assert costs.pass_parameters_per_s == round(1e6 / 0.251) and costs.write_s == 0.0003
+    assert costs.trained_per_s == 128 * 6e6 / 0.1, "half-way between the two"
+    assert costs.step_s(3_000_000, 256) == pytest.approx(0.1) and Costs().step_s(3_000_000, 256) == 0.0
 
 
 def test_every_call_goes_through_a_door() -> None:
@@ -55,7 +57,9 @@ amounts = st.floats(0.0, 100.0)
 
 @given(amounts, amounts, st.dictionaries(st.sampled_from(["decode", "apply", "_encode"]), st.tuples(amounts, amounts)))
 def test_costs_survive_their_file(start_s: float, some_s: float, calls: dict[str, tuple[float, float]]) -> None:
-    costs = Costs(start_s=start_s, message_s=some_s, write_s=some_s / 2, door_s=some_s / 3, calls=calls)
+    costs = Costs(
+        start_s=start_s, message_s=some_s, write_s=some_s / 2, door_s=some_s / 3, trained_per_s=some_s, calls=calls
+    )
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "costs.toml"
         file.write_text(write_costs(costs))
