@@ -387,7 +387,10 @@ class Engine:
     async def _watch_addresses(self) -> None:
         while True:
             await asyncio.sleep(ADDRESSES_S)
-            await self._refresh_addresses()
+            try:
+                await self._refresh_addresses()
+            except NetworkError as error:  # of a daemon that has ended `Libp2p.watch` tells
+                _log.info("own addresses stay as they were", error=str(error))
 
     async def _refresh_addresses(self) -> None:
         visible = await self._libp2p.visible()

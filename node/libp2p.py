@@ -137,7 +137,15 @@ class Libp2p:
         without a reachable address still dials out. Raises NetworkError."""
         async with self._call("no addresses from the libp2p daemon") as client:
             ours, addresses = await client.identify()
-        return [f"{address}/p2p/{ours.to_base58()}" for address in addresses]
+        readable = []
+        for address in addresses:
+            try:
+                readable.append(f"{address}/p2p/{ours.to_base58()}")
+            except (
+                ValueError
+            ) as error:  # of a protocol that hivemind's parser does not know; a relay may have such ones
+                _log.debug("unknown multiaddr", error=str(error))
+        return readable
 
     @asynccontextmanager
     async def _call(self, failure: str) -> AsyncIterator["ControlClient"]:

@@ -58,9 +58,9 @@ class Host:
     """The node around a trainer: what it asks and tells."""
 
     may_train: Callable[[], bool]
-    """Whether all commits are applied, so that what we train is measured from what all others have."""
+    """Whether all commits are applied, so that what we train is measured from what all others have, and the run goes on."""
     awaits_means: Callable[[], bool]
-    """Whether the newest one will be as soon as its means are here and decoded."""
+    """Whether the newest commit is applied as soon as its means are here and decoded, and the run goes on."""
     is_due: Callable[[float], bool]
     """Whether a round wants what we have, given the seconds of our steps."""
     set_ready: Callable[[Ready], None]

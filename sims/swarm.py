@@ -73,7 +73,7 @@ class Outfit:
     write_s: float = 0.0
     """And a piece of a stream."""
     asleep: Mapping[str, float] = field(default_factory=dict)
-    """Calls that last as long as they say and sleep meanwhile, and what they take of them before, seconds."""
+    """Calls that sleep until their time is over, and what they take of them before, seconds; longer where the processors are late."""
     exit_when_done: bool = False
     attacks: Callable[[int], tuple[Attack, ...]] = lambda index: ()
     """What a peer does beside what honest ones do."""
@@ -217,17 +217,17 @@ class Swarm:
             await network.close()
 
     def _seconds(self, index: int, name: str) -> float:
-        seconds = self.outfit.seconds(index, name) * self.slowness.get(index, 1.0)
+        slowness, asleep = self.slowness.get(index, 1.0), self.outfit.asleep
+        seconds = self.outfit.seconds(index, name) * slowness
+        if self._processors is not None:
+            computed_s = asleep[name] * slowness if name in asleep else seconds
+            done_s = self._processors.reserve(computed_s, self.hub.now()) - self.hub.now()
+            seconds = max(seconds, done_s) if name in asleep else done_s
         if name == "train":
             self.labour[index].training_s += seconds
             self.labour[index].until = self.hub.now() + seconds
             self.labour[index].steps += 1
-        if self._processors is None:
-            return seconds
-        if name in self.outfit.asleep:
-            self._processors.reserve(self.outfit.asleep[name], self.hub.now())
-            return seconds
-        return self._processors.reserve(seconds, self.hub.now()) - self.hub.now()
+        return seconds
 
 
 def innermost(error: Exception) -> Exception:

@@ -12,7 +12,8 @@ So all fragments have the same number of bytes within twice SLACK, however large
 nothing of embeddings; Decoupled DiLoCo balances by bytes), for any model and any P up to its number of elements. The
 paper found strided as good as sequential or a little better, and its traffic is spread over the depth.
 
-All of this follows from the names and shapes of the parameters, so peers need not agree on anything but P.
+All of this follows from the names and shapes of the parameters, P and the pattern. A swarm's flat vector has its slots in line (`in_line`), so that each of its
+fragments is one slice.
 """
 
 import re

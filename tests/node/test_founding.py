@@ -173,9 +173,12 @@ def test_a_method_sends_less_in_a_long_run(name: str, inner_steps: int, tmp_path
 
 
 def test_a_method_leaves_the_layers_of_stages_in_their_order(tmp_path: Path, corpus: Path) -> None:
-    options = CreateOptions(name="b", method="default", data=str(corpus), stages=2, steps=300, home=tmp_path, open=True)
-    manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
-    assert manifest.fragment_order == "sequential"
+    for name, stages, order in (("b", 2, "sequential"), ("c", 1, "strided")):
+        options = CreateOptions(
+            name=name, method="default", data=str(corpus), stages=stages, steps=300, home=tmp_path / name, open=True
+        )
+        manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
+        assert manifest.fragment_order == order
 
 
 def test_laps_may_be_left_to_the_swarm(tmp_path: Path, corpus: Path) -> None:

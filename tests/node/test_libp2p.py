@@ -13,12 +13,19 @@ from hivemind.proto import p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
 from farflung.node import libp2p
+from farflung.node.identity import Identity, libp2p_bytes, libp2p_text
 from farflung.node.libp2p import Libp2p
 from farflung.node.p2pd import P2pd
 from farflung.node.scope import TaskScope
 from farflung.protocol.errors import NetworkError
 
 PEER = bytes(range(32))
+
+
+def host_of(path: Path) -> Libp2p:
+    """Attached to a daemon that hears calls at `path` and nothing else."""
+    connector = DaemonConnector(Multiaddr(f"/unix{path}"))
+    return Libp2p(cast(P2pd, None), cast(P2P, None), connector, TaskScope(), {})
 
 
 def let_go(path: Path, call: Callable[[Libp2p], Awaitable[object]], answer: p2pd_pb2.Response | None) -> None:
@@ -35,8 +42,7 @@ def let_go(path: Path, call: Callable[[Libp2p], Awaitable[object]], answer: p2pd
             writer.close()
 
         server = await asyncio.start_unix_server(daemon, path)
-        connector = DaemonConnector(Multiaddr(f"/unix{path}"))
-        host = Libp2p(cast(P2pd, None), cast(P2P, None), connector, TaskScope(), {})
+        host = host_of(path)
         with pytest.raises(NetworkError) as failed:
             await call(host)
         async with asyncio.timeout(30):
@@ -62,3 +68,27 @@ def test_a_daemon_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monke
         "visible": lambda host: host.visible(),
     }
     let_go(tmp_path / "control", calls[name], None)
+
+
+@pytest.mark.parametrize("listed", [[], ["/ip4/1.2.3.4/tcp/5"], ["unknown", "/ip4/1.2.3.4/tcp/5", "/ip6/::1/tcp/5"]])
+def test_addresses_that_nobody_here_can_read_are_left_out(tmp_path: Path, listed: list[str]) -> None:
+    """A relay may have some of protocols that are newer than the parser."""
+    unknown = Multiaddr("/ip4/1.2.3.4/udp/5/quic").to_bytes() + bytes([0xD1, 0x03])  # webtransport
+    addresses = [unknown if text == "unknown" else Multiaddr(text).to_bytes() for text in listed]
+    key = Identity.generate().public_key
+
+    async def main() -> list[str]:
+        async def daemon(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await read_pbmsg_safe(reader, p2pd_pb2.Request())
+            about = p2pd_pb2.IdentifyResponse(id=libp2p_bytes(key), addrs=addresses)
+            await write_pbmsg(writer, p2pd_pb2.Response(type=p2pd_pb2.Response.OK, identify=about))
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_unix_server(daemon, tmp_path / "control")
+        visible = await host_of(tmp_path / "control").visible()
+        server.close()
+        await server.wait_closed()
+        return visible
+
+    assert asyncio.run(main()) == [f"{text}/p2p/{libp2p_text(key)}" for text in listed if text != "unknown"]

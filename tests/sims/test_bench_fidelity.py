@@ -86,3 +86,14 @@ def test_what_steps_compute_slows_rounds_down_where_training_goes_on() -> None:
     assert median(busy.round_seconds) > 1.1 * median(asleep.round_seconds), (
         "a tenth of their time, on one processor for three"
     )
+
+
+def test_steps_that_share_too_few_processors_take_longer_than_they_say() -> None:
+    scenario = msgspec.structs.replace(load_scenario(find_scenario("local-3")), duration_s=60.0, happenings=())
+    costs = Costs(processors=1, trained_per_s=num_parameters(preset("tiny")) * 256 / 0.5)
+    report = played(msgspec.structs.replace(scenario, costs=costs))
+    steps, running_s = (sum(getattr(one, what) for one in report.labour) for what in ("steps", "running_s"))
+    assert not report.violations and report.rounds > 1, (
+        "three peers with steps of half a second, which they also compute"
+    )
+    assert steps == pytest.approx(running_s / 3 / 0.5, rel=0.1)
