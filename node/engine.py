@@ -354,6 +354,9 @@ class Engine:
             _log.info("no bulk stream", peer=peer.hex()[:12], error=str(error))
             writer.close()
             return
+        except asyncio.CancelledError:
+            writer.close()  # nobody else has it yet
+            raise
         await self._handle(self._libp2p_stream(peer, reader, writer), kind)
 
     async def _handle(self, stream: StripedStream | Libp2pStream, kind: str) -> None:

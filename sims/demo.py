@@ -248,19 +248,20 @@ async def _play(out: Path, minutes: float, story: Story) -> None:
         alone = tasks.create_task(train_alone(made.manifest, recipe, every, lambda: story.steps_done, into=solo))
         story.phase = "training"
         began = now()
-        span = max(1.0, budget.training_until - began)
+        until = max(budget.training_until, began + LEAST_TRAINING_S)  # processes may have taken long to come up
+        span = until - began
 
         def reached(share: float) -> bool:
             return story.version >= share * budget.rounds or now() >= began + share * span or _finished(story)
 
         # What the clock does not bring about by then does not happen; `_check_kill` says so.
-        await _until(story, lambda: reached(LATE_JOIN_AT), by=budget.training_until)
+        await _until(story, lambda: reached(LATE_JOIN_AT), by=until)
         running.append(tasks.create_task(_join(story, _add_node(story, out, made, 5, "joined late"), invitation)))
-        await _until(story, lambda: reached(KILL_AT) and story.nodes[2].status.version > 1, by=budget.training_until)
+        await _until(story, lambda: reached(KILL_AT) and story.nodes[2].status.version > 1, by=until)
         story.victim = story.nodes[2]
-        await _until(story, lambda: story.killed_in > 0 or _finished(story), by=budget.training_until)
+        await _until(story, lambda: story.killed_in > 0 or _finished(story), by=until)
         running.append(tasks.create_task(_join(story, _add_node(story, out, made, 6, "replacement"), invitation)))
-        await _until(story, lambda: _finished(story), by=budget.training_until)
+        await _until(story, lambda: _finished(story), by=until)
         story.phase = "the nodes say goodbye"
         if _finished(story):
             await asyncio.wait(running, timeout=FINISH_S)

@@ -190,6 +190,7 @@ async def running(node: Node) -> AsyncIterator[Node]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_three_real_nodes_join_late_leave_restart_and_outlive_the_first(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
@@ -201,7 +202,7 @@ def test_three_real_nodes_join_late_leave_restart_and_outlive_the_first(
     monkeypatch.setattr(Doors, "close", lambda doors: (ends.append("doors"), close(doors))[1])
 
     async def main() -> None:
-        async with asyncio.timeout(100), AsyncExitStack() as stack:
+        async with asyncio.timeout(250), AsyncExitStack() as stack:
             a = await stack.enter_async_context(running(Node(tmp_path / "a", "alpha")))
             await a.until(lambda e: e["event"] == "node.state" and e["state"] == "ready")
             fresh = await request(a.swarm, "invitation")

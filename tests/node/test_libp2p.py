@@ -61,7 +61,7 @@ def test_a_stream_that_the_daemon_refuses(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["open", "connect", "visible"])
 def test_a_daemon_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(libp2p, "DIAL_S", 0.05)
+    monkeypatch.setattr(libp2p, "DIAL_S", 1.0)
     calls: dict[str, Callable[[Libp2p], Awaitable[object]]] = {
         "open": lambda host: host.open(PEER, "/bulk"),
         "connect": lambda host: host.connect(PEER),

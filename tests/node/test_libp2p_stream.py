@@ -4,11 +4,13 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
 import uvloop
 
 from farflung.node import frames
+from farflung.node.engine import Engine
 from farflung.node.libp2p_stream import Libp2pStream
 from farflung.node.links import LIBP2P, LinkBook
 from farflung.node.pacing import Pacer
@@ -66,3 +68,17 @@ def test_a_chunk_above_the_limit_breaks_the_stream_and_is_told() -> None:
         runner.run(main())
     [error] = refused
     assert isinstance(error, LimitExceeded) and error.peer == PEER
+
+
+def test_a_stream_that_has_not_said_its_kind_is_closed_when_the_node_stops() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        async with asyncio.TaskGroup() as group:
+            accepting = group.create_task(Engine._accept_bulk(cast(Engine, None), PEER, reader, writer))
+            await asyncio.sleep(0)
+            accepting.cancel()
+        assert accepting.cancelled() and writer.is_closing()
+        theirs.close()
+
+    asyncio.run(main())

@@ -84,6 +84,8 @@ def test_full_queue_drops_the_oldest() -> None:
         for _ in range(10):
             box.send(b"q" * 32, bytes(limits.MAX_CONTROL_BYTES))
         assert box._outboxes[b"q" * 32].size <= mail.MAX_QUEUED_BYTES
+        _, other = await wire.accepted.get()
+        other.close()
         writer.close()
 
     run(body)

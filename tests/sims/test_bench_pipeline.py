@@ -59,6 +59,7 @@ def test_the_network_is_as_unequal_as_it_is_said_to_be() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # the group has 300 s to come up
 def test_processes_learn_what_one_process_learns(tmp_path: Path) -> None:
     plans, feed = TASK.plans(), Feed(TASK)
     world = TASK.world(plans[SKIPPING], learns=True)

@@ -88,7 +88,7 @@ def test_what_is_broken_is_found_made_small_and_played_from_its_file(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # up to a hundred tries, of up to ten peers: 40 s on a quiet machine
+@pytest.mark.timeout(300)
 def test_a_broken_pipeline_is_found_made_small_and_replayed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In the second pipeline that is drawn; two peers in two stages are left of it."""
     broken_pipeline["copies_cost_nothing"](monkeypatch)
@@ -103,7 +103,7 @@ def test_a_broken_pipeline_is_found_made_small_and_replayed(monkeypatch: pytest.
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)  # up to a hundred tries, of up to ten peers: 40 s on a quiet machine
 @pytest.mark.parametrize(
     ("name", "which", "needs"),
     [("forgets_the_samples_of_the_dead", 6, (1,)), ("moves_for_a_round_that_failed", 2, (0, 1, 2))],

@@ -268,6 +268,7 @@ def test_peers_are_told_their_stage(name: str, free: int) -> None:
 
 
 @pytest.mark.slow  # half a minute
+@pytest.mark.timeout(300)
 def test_the_one_free_peer_takes_over_a_lost_stage(tmp_path: Path) -> None:
     """It is a data node, and proposes the new life itself."""
     scenario = load_scenario(SHIPPED / "stage-lost-6x1.toml")

@@ -57,7 +57,7 @@ def test_the_beginning_is_as_it_should_be(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", WHOLE)
 def test_the_whole_is_as_its_file_expects(name: str) -> None:
     result = run(load_scenario(SHIPPED / f"{name}.toml"))
@@ -65,7 +65,7 @@ def test_the_whole_is_as_its_file_expects(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_of_a_smaller_crowd_all_are_members_soon_and_rounds_go_on() -> None:
     """The whole takes a minute."""
     whole = load_scenario(SHIPPED / "flash-crowd.toml")

@@ -18,7 +18,7 @@ from farflung.training.pipeline_plan import Hop, Kind, Lane, Op, Plan, Policy
 from farflung.training.pipeline_schedules import dynamic, gpipe, one_f_one_b
 from farflung.training.pipeline_worker import HEAD, mean_gradients
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # a group has 300 s to come up
 
 WORLD = World(
     model=ModelConfig(
