@@ -225,7 +225,7 @@ def read_recipe(manifest: Manifest) -> Recipe:
             tie_embeddings=model.tie_embeddings,
             qk_norm=model.qk_norm,
         )
-        slots = in_line(slots_of(parameter_shapes(shape)), manifest.num_fragments, manifest.fragment_order)
+        slots = in_line(slots_of(parameter_shapes(shape)), manifest.num_fragments, manifest.fragment_pattern)
         tensors = tuple((slot.name, slot.shape) for slot in slots)
         return Recipe(
             manifest=manifest,

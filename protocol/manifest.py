@@ -83,7 +83,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
     max_fragments: int = 3
     """The most that `auto` may choose, and what it begins with; it may choose what divides it. Without `auto` it means nothing."""
-    fragment_order: Literal["sequential", "strided"] = "sequential"
+    fragment_pattern: Literal["sequential", "strided"] = "sequential"
     """Layers of the same fragment: neighbours, or every P-th, so that each fragment is of all depths. Only of models that peers train whole."""
     delay_steps: int | Auto = 0
     """tau: inner steps that a peer may train while a round is under way; less than H / P. 0: it stands. `auto`: a step less than H / P."""
@@ -186,9 +186,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         sizes = pipeline.sizes(self.model.num_layers)
         if pipeline.stages == 1:
             return
-        if self.fragment_order != "sequential":
+        if self.fragment_pattern != "sequential":
             raise ConfigError(
-                f'swarm.fragment_order = "{self.fragment_order}": the layers of a stage stay in their order; leave it out, or train the model whole'
+                f'swarm.fragment_pattern = "{self.fragment_pattern}": the layers of a stage stay in their order; leave it out, or train the model whole'
             )
         if pipeline.by_rule and len(set(sizes)) > 1:
             raise ConfigError(

@@ -92,7 +92,7 @@ def _swarm(choices: Choices, kind: Kind) -> dict[str, Any]:
         "swarm/fragments", [*(count for count in (1, 2, 3, 4) if least % count == 0), *several]
     )
     if kind != "pipeline":
-        keys["fragment_order"] = choices.maybe("swarm/fragment_order", ("sequential", "strided"))
+        keys["fragment_pattern"] = choices.maybe("swarm/fragment_pattern", ("sequential", "strided"))
     if fragments == "auto":
         keys["max_fragments"] = choices.pick("swarm/max_fragments", (2, 4))
     lap = least // (fragments if isinstance(fragments, int) else keys["max_fragments"])

@@ -222,7 +222,7 @@ class Swarm:
         if self._processors is not None:
             computed_s = asleep[name] * slowness if name in asleep else seconds
             done_s = self._processors.reserve(computed_s, self.hub.now()) - self.hub.now()
-            seconds = max(seconds, done_s) if name in asleep else done_s
+            seconds = max(seconds, done_s)
         if name == "train":
             self.labour[index].training_s += seconds
             self.labour[index].until = self.hub.now() + seconds

@@ -53,8 +53,7 @@ class Layout:
     def __init__(
         self,
         model: nn.Module,
-        order: Sequence[str]
-        | None = None,  # names of all parameters, in the order of the flat vector; None: the model's
+        order: Sequence[str] | None = None,  # names of all parameters, as they lie in the vector; None: the model's
     ) -> None:
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}  # a shared one once
         names = tuple(shapes) if order is None else order

@@ -51,7 +51,7 @@ class TrainingMethod:
                 "inner_steps": inner_steps,
                 "fragments": fragments,
                 **({"max_fragments": self.fragments} if fragments == "auto" else {}),
-                "fragment_order": "sequential" if in_stages else "strided",
+                "fragment_pattern": "sequential" if in_stages else "strided",
                 "delay_steps": "auto",
                 "uplink_codec": self.codec,
                 "downlink_codec": self.codec,

@@ -98,12 +98,9 @@ def perplexity_of(swarm: SwarmPaths, model: Decoder, layers: Sequence[int]) -> f
 
 def test_fragments_may_have_layers_in_another_order_than_the_model(tmp_path: Path) -> None:
     """What a checkpoint of such a swarm holds is judged, exported and sampled as the model that it is."""
-    corpus, config = tmp_path / "corpus.txt", tmp_path / "strided.toml"
-    corpus.write_text(TEXT)
-    config.write_text(TOML.replace("inner_steps = 5", 'inner_steps = 4\nfragments = 2\nfragment_order = "strided"'))
-    options = CreateOptions(name="judged", config=config, data=str(corpus), local=True, home=tmp_path / "home")
-    daemon.create(options)
-    swarm = resolve_paths(tmp_path / "home", {}).find_swarm("judged")
+    config = tmp_path / "strided.toml"
+    config.write_text(TOML.replace("inner_steps = 5", 'inner_steps = 4\nfragments = 2\nfragment_pattern = "strided"'))
+    swarm = found(tmp_path, config=config)
     recipe, model = recipe_of(swarm), some_model(recipe_of(swarm))
     layers = [name.split(".")[2] for name in recipe.order if name.endswith("q_proj.weight")]
     assert layers == ["0", "2", "1", "3"]
@@ -111,8 +108,7 @@ def test_fragments_may_have_layers_in_another_order_than_the_model(tmp_path: Pat
     data = swarm_dataset(recipe.manifest, swarm_tokenizer(recipe.manifest, tokenizer_file(swarm)))
     learner = recipe.learner(data, Runtime())
     learner.replica.model.load_state_dict(model.state_dict())
-    outer = learner.replica.outer.params
-    flatten(learner.replica.layout, learner.replica.parameters, outer)
+    flatten(learner.replica.layout, learner.replica.parameters, learner.replica.outer.params)
     place = Place(height=7, version=7, trained=(), steps=0, in_flight=b"")
     FileStorage(swarm.checkpoint).save_learner(learner, {}, place, ())
 

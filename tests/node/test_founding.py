@@ -146,7 +146,7 @@ def test_a_method_is_what_neither_flags_nor_the_file_say(tmp_path: Path, corpus:
     )
     assert terms.settings.align == math.lcm(last.block, usual.block)
     assert (manifest.inner_steps, manifest.fragments, manifest.laps) == (30, 3, Laps(least=10, most=10))
-    assert manifest.fragment_order == "strided"
+    assert manifest.fragment_pattern == "strided"
     assert read_recipe(manifest).settings().uplink == method.codec
 
     (tmp_path / "c.toml").write_text("[outer]\nlr = 0.4\n")
@@ -178,7 +178,7 @@ def test_a_method_leaves_the_layers_of_stages_in_their_order(tmp_path: Path, cor
             name=name, method="default", data=str(corpus), stages=stages, steps=300, home=tmp_path / name, open=True
         )
         manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
-        assert manifest.fragment_order == order
+        assert manifest.fragment_pattern == order
 
 
 def test_laps_may_be_left_to_the_swarm(tmp_path: Path, corpus: Path) -> None:

@@ -1,7 +1,8 @@
 """A call of the libp2p daemon that fails or is given up lets go of its connection to the daemon, which hivemind's client does not."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
@@ -22,34 +23,33 @@ from farflung.protocol.errors import NetworkError
 PEER = bytes(range(32))
 
 
-def host_of(path: Path) -> Libp2p:
-    """Attached to a daemon that hears calls at `path` and nothing else."""
-    connector = DaemonConnector(Multiaddr(f"/unix{path}"))
-    return Libp2p(cast(P2pd, None), cast(P2P, None), connector, TaskScope(), {})
+@asynccontextmanager
+async def attached(path: Path, answer: p2pd_pb2.Response | None) -> AsyncIterator[tuple[Libp2p, asyncio.Future[bytes]]]:
+    """To a daemon that hears one call and gives `answer`, if any; and what else it is sent until the connection ends."""
+    ended: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def daemon(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_pbmsg_safe(reader, p2pd_pb2.Request())
+        if answer is not None:
+            await write_pbmsg(writer, answer)
+        ended.set_result(await reader.read())
+        writer.close()
+
+    server = await asyncio.start_unix_server(daemon, path)
+    yield Libp2p(cast(P2pd, None), cast(P2P, None), DaemonConnector(Multiaddr(f"/unix{path}")), TaskScope(), {}), ended
+    server.close()
+    await server.wait_closed()
 
 
 def let_go(path: Path, call: Callable[[Libp2p], Awaitable[object]], answer: p2pd_pb2.Response | None) -> None:
-    """Make `call` of a daemon that gives `answer`, if any; returns when the call failed and the daemon saw its end."""
+    """Make a call that fails; returns when the daemon saw its end."""
 
     async def main() -> None:
-        ended = asyncio.get_running_loop().create_future()
-
-        async def daemon(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await read_pbmsg_safe(reader, p2pd_pb2.Request())
-            if answer is not None:
-                await write_pbmsg(writer, answer)
-            ended.set_result(await reader.read())
-            writer.close()
-
-        server = await asyncio.start_unix_server(daemon, path)
-        host = host_of(path)
-        with pytest.raises(NetworkError) as failed:
-            await call(host)
-        async with asyncio.timeout(30):
+        async with attached(path, answer) as (host, ended), asyncio.timeout(30):
+            with pytest.raises(NetworkError) as failed:
+                await call(host)
             assert await ended == b""
-        assert failed.value.__traceback__ is not None  # held until now: not the collector closed it
-        server.close()
-        await server.wait_closed()
+            assert failed.value.__traceback__ is not None  # held until now: not the collector closed it
 
     asyncio.run(main())
 
@@ -77,18 +77,11 @@ def test_addresses_that_nobody_here_can_read_are_left_out(tmp_path: Path, listed
     addresses = [unknown if text == "unknown" else Multiaddr(text).to_bytes() for text in listed]
     key = Identity.generate().public_key
 
-    async def main() -> list[str]:
-        async def daemon(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await read_pbmsg_safe(reader, p2pd_pb2.Request())
-            about = p2pd_pb2.IdentifyResponse(id=libp2p_bytes(key), addrs=addresses)
-            await write_pbmsg(writer, p2pd_pb2.Response(type=p2pd_pb2.Response.OK, identify=about))
-            await reader.read()
-            writer.close()
+    about = p2pd_pb2.IdentifyResponse(id=libp2p_bytes(key), addrs=addresses)
 
-        server = await asyncio.start_unix_server(daemon, tmp_path / "control")
-        visible = await host_of(tmp_path / "control").visible()
-        server.close()
-        await server.wait_closed()
-        return visible
+    async def main() -> list[str]:
+        answer = p2pd_pb2.Response(type=p2pd_pb2.Response.OK, identify=about)
+        async with attached(tmp_path / "control", answer) as (host, _):
+            return await host.visible()
 
     assert asyncio.run(main()) == [f"{text}/p2p/{libp2p_text(key)}" for text in listed if text != "unknown"]

@@ -110,6 +110,8 @@ def test_a_round_begins_one_that_moves_as_many_fragments_as_the_rules_allow() ->
             check(follow(rules=rules, result=result, lap=lap), rules)
     with pytest.raises(Refused, match="changes the lap without a round"):
         check(follow(rules=rules, lap=Lap(PARENT.lap, 2), result=None), rules)
+    with pytest.raises(ValueError, match="4 fragments cannot move by"):
+        replace(rules, laps=replace(laps, widths=(1, 3)))
 
 
 def test_what_a_change_of_view_does_not_change() -> None:

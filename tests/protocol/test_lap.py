@@ -223,9 +223,8 @@ def test_rounds_of_all_widths_are_reckoned_with(said: list[tuple[float, int, flo
     )
     assert WIDE.allows(lap, 1 << 40)
     longest_s = max(took.seconds for took in rounds)
-    wide_s = (
-        longest_s + longest_s / 0.5 * WIDE.widths[-1]
-    )  # as fragments may be learnt to take, by rounds half a fragment apart
+    # As fragments may be learnt to take, by rounds that are half a fragment apart.
+    wide_s = longest_s + longest_s / 0.5 * WIDE.widths[-1]
     assert lap.steps <= max(2 + wide_s / BUSY, 5 * lap.width), reason
 
 

@@ -153,7 +153,7 @@ def test_every_field_counts_in_the_hash() -> None:
         ({"model": msgspec.structs.replace(MODEL, vocab_size=255)}, "model.vocab_size = 255"),
         ({"pipeline": PipelineSpec(stages=2), "inner_steps": "auto"}, 'swarm.inner_steps = "auto": 2 stages have'),
         (
-            {"pipeline": PipelineSpec(stages=2), "fragment_order": "strided"},
+            {"pipeline": PipelineSpec(stages=2), "fragment_pattern": "strided"},
             "the layers of a stage stay in their order",
         ),
         ({"pipeline": PipelineSpec(stages=3)}, "pipeline.stages = 3: a model of 2 layers has at most 2 stages"),

@@ -37,7 +37,7 @@ def test_an_order_of_other_parameters_is_refused() -> None:
 
 
 def test_training_is_the_same_in_any_order(make_replica: Callable[..., Replica]) -> None:
-    """Steps, pseudo-gradients, outer steps and a saved state: only the places in the vector differ."""
+    """Steps, pseudo-gradients and outer steps: only the places in the vector differ."""
     like = make_replica()
     names = [slot.name for slot in like.layout.slots]
     config, inner, rule = like.model.config, like.inner_config, like.outer.rule
