@@ -28,6 +28,9 @@ from farflung.training.runtime import Runtime
 _DEVICE = re.compile(r"cpu|mps|cuda(:\d|:[1-9]\d)?")
 """torch knows more kinds, and nothing here is made for them."""
 
+CUDA_BYTES = 800_000_000
+"""What a process takes of a GPU beside what torch allocates there: context, kernels, libraries. 0.79 GB were seen on an H100."""
+
 
 def choose_runtime(device: str, dtype: str, *, compiled: bool, memory_gb: float | None = None) -> Runtime:
     """What `--device`, `--dtype`, `--compile` and `--memory` mean on this machine. Raises ConfigError."""
@@ -53,6 +56,12 @@ def choose_runtime(device: str, dtype: str, *, compiled: bool, memory_gb: float 
     best = Runtime.best(device)
     autocast = {"auto": best.autocast, "bf16": torch.bfloat16, "fp32": None}[dtype]
     memory_bytes = None if memory_gb is None else int(memory_gb * 1e9)
+    if memory_bytes is not None and kind == "cuda":
+        memory_bytes -= CUDA_BYTES
+        if memory_bytes <= 0:
+            raise ConfigError(
+                f"--memory {memory_gb:g}: CUDA itself takes {CUDA_BYTES / 1e9:g} GB of the device; give more, or --device cpu"
+            )
     return Runtime(device=device, autocast=autocast, compile=compiled, memory_bytes=memory_bytes)
 
 
@@ -121,5 +130,7 @@ def fit_memory(
     device = torch.device(runtime.device)
     if device.type == "cuda" and runtime.memory_bytes is not None:
         total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, runtime.memory_bytes / total), device)
+        # unlike everything else in torch.cuda, this wants to be told the number of the device
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.set_per_process_memory_fraction(min(1.0, runtime.memory_bytes / total), index)
     return replace(runtime, save=plan.options)

@@ -5,7 +5,6 @@ The optimiser's state stays with the peer for the whole run; it is neither reset
 """
 
 import math
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -85,8 +84,7 @@ def take_step(
 
 
 def gradients(
-    model: nn.Module,
-    forward: Callable[[Tensor], Tensor],  # the model, or its compiled form: tokens [B, T] -> logits [B, T, V]
+    model: nn.Module,  # tokens [B, T] -> logits [B, T, V]
     config: InnerConfig,
     tokens: Tensor,  # int64 [batch, seq_len + 1], on the model's device
     *,
@@ -103,7 +101,7 @@ def gradients(
     with no_room(f"{microbatch} sequences at a time", tokens.device):
         for piece in torch.split(tokens, microbatch):
             share = piece.shape[0] / tokens.shape[0]
-            total += backward_pass(forward, piece, config.z_loss, share, autocast)  # no .item(): a GPU would wait
+            total += backward_pass(model, piece, config.z_loss, share, autocast)  # no .item(): a GPU would wait
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
     loss, norm_value = float(total), float(norm)
     if not (math.isfinite(loss) and math.isfinite(norm_value)):
@@ -112,7 +110,7 @@ def gradients(
 
 
 def backward_pass(
-    forward: Callable[[Tensor], Tensor],  # tokens [B, T] -> logits [B, T, V]
+    model: nn.Module,  # tokens [B, T] -> logits [B, T, V]
     tokens: Tensor,  # int64 [microbatch, seq_len + 1]
     z_loss: float,
     share: float,  # of this microbatch in its batch
@@ -120,7 +118,7 @@ def backward_pass(
 ) -> Tensor:  # scalar: cross-entropy times share
     """Add the gradients of one microbatch to the parameters'."""
     with precision(tokens.device, autocast):
-        loss, aim = losses(forward(tokens[:, :-1]), tokens[:, 1:], z_loss)
+        loss, aim = losses(model(tokens[:, :-1]), tokens[:, 1:], z_loss)
     (aim * share).backward()  # type: ignore[no-untyped-call]
     return loss.detach() * share
 

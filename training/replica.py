@@ -11,6 +11,7 @@ Local progress is never thrown away silently: when the outer parameters move, th
 as `farflung.training.coupled` says in full.
 """
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -49,7 +50,9 @@ class Replica(ModelState):
         order: Sequence[str] | None = None,  # of the flat vector, see `flat.Layout`
     ) -> None:
         super().__init__(model, inner, outer, seed=seed, runtime=runtime, mix=mix, chunk_bytes=chunk_bytes, order=order)
-        self._forward = torch.compile(self.model) if self.runtime.compile else self.model
+        if self.runtime.compile:
+            for layer in self.model.model.layers:  # one layer's code serves them all; a whole model took minutes
+                layer.compile()
         self._microbatch = self.runtime.microbatch
 
     def train_step(
@@ -66,7 +69,6 @@ class Replica(ModelState):
         def passes(microbatch: int) -> tuple[float, float]:
             return gradients(
                 self.model,
-                self._forward,
                 self.inner_config,
                 tokens,
                 global_step=global_step,
@@ -119,6 +121,7 @@ class Replica(ModelState):
                 if self.runtime.microbatch is not None or not smaller:
                     raise
                 self._microbatch = smaller[0]
+            gc.collect()  # what failed may hold its activations in cycles
             torch.cuda.empty_cache()
 
     def _choose_microbatch(self, tokens: Tensor) -> int:
@@ -144,7 +147,7 @@ class Replica(ModelState):
         ballast = [self._ballast(missing)]
         try:
             for _ in range(2):  # the second finds the gradients of the first in its way, as later microbatches do
-                backward_pass(self._forward, tokens, self.inner_config.z_loss, 1.0, self.runtime.autocast)
+                backward_pass(self.model, tokens, self.inner_config.z_loss, 1.0, self.runtime.autocast)
             ballast.append(self._ballast(needs.step_bytes))
         finally:
             ballast.clear()

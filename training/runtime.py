@@ -22,7 +22,7 @@ class Runtime:
     memory_bytes: int | None = None
     """Most memory of the device that this process shall use; None is all there is."""
     compile: bool = False
-    """Compile the model with torch.compile: a minute of waiting, then faster steps on GPUs."""
+    """Compile the model's layers with torch.compile: some waiting, then faster steps on GPUs."""
 
     def __post_init__(self) -> None:
         if self.microbatch is not None and self.microbatch < 1:

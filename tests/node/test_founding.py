@@ -4,6 +4,7 @@ import dataclasses
 import math
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from farflung.compression.policy import parse_policy
 from farflung.node import daemon, founding, machine
 from farflung.node.identity import Identity
 from farflung.node.listening import PORTS
-from farflung.node.machine import choose_runtime, fit_memory
+from farflung.node.machine import CUDA_BYTES, choose_runtime, fit_memory
 from farflung.node.options import CreateOptions
 from farflung.node.paths import resolve_paths
 from farflung.node.recipe import read_recipe, swarm_dataset, swarm_tokenizer
@@ -453,6 +454,32 @@ def test_memory_and_devices_are_checked_before_anything_is_allocated(monkeypatch
     with pytest.raises(ConfigError, match="CUDA devices"):
         choose_runtime("cuda:63", "auto", compiled=False)
     assert choose_runtime("cpu", "bf16", compiled=False).autocast is torch.bfloat16
+    assert choose_runtime("cpu", "auto", compiled=False, memory_gb=0.5).memory_bytes == 500_000_000
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ConfigError, match=r"no no-such-compiler here; install gcc and g\+\+"):
         choose_runtime("cpu", "auto", compiled=True)
+
+
+@pytest.mark.parametrize(("device", "index"), [("cuda", 1), ("cuda:0", 0)])
+def test_a_limit_is_enforced_on_a_gpu_of_which_cuda_itself_takes_some(
+    device: str, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[tuple[float, int]] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80_000_000_000)
+    )
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, device: limits.append((share, device))
+    )
+    monkeypatch.setattr(machine, "free_bytes", lambda device, limit=None: 1 << 40)
+    runtime = choose_runtime(device, "auto", compiled=False, memory_gb=8)
+    assert runtime.autocast is torch.bfloat16 and runtime.memory_bytes == 8_000_000_000 - CUDA_BYTES
+    fit_memory(PRESETS["1m"], InnerConfig(schedule=Schedule(peak=1e-3, kind="constant")), 1, runtime)
+    # torch wants a number there, and takes no "cuda"
+    assert limits == [(pytest.approx((8 - 0.8) / 80), index)]
+    with pytest.raises(ConfigError, match=r"--memory 0.8: CUDA itself takes 0.8 GB"):
+        choose_runtime(device, "auto", compiled=False, memory_gb=0.8)

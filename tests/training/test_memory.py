@@ -104,7 +104,7 @@ def one_step(
     tokens = torch.arange(8 * (config.seq_len + 1), device=device).view(8, -1) % config.vocab_size
 
     def step() -> object:
-        found = gradients(model, model, inner, tokens, global_step=0, microbatch=4, autocast=autocast)
+        found = gradients(model, inner, tokens, global_step=0, microbatch=4, autocast=autocast)
         return take_step(made, inner, found, global_step=0, tokens=tokens[:, 1:].numel())
 
     step()

@@ -267,7 +267,8 @@ def test_microbatches_are_one_batch(make_replica: Any, batch: Any) -> None:
         assert first.tokens == second.tokens == 4 * 24
 
 
-def test_the_model_compiles_as_one_graph(make_replica: Any, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch looks at it itself
+def test_the_layers_compile_as_one_graph(make_replica: Any, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """And trains as without: forward and backward are traced as for a GPU, but nothing is generated, which takes long."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
     losses = train(make_replica(compile=True), batch, 0, 3)
@@ -279,6 +280,7 @@ def test_the_model_compiles_as_one_graph(make_replica: Any, batch: Any, monkeypa
     shutil.which("g++") is None, reason="no C++ compiler, with which torch builds what it generates for a CPU"
 )
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own use of it
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_generated_code_trains_as_the_model_does(
     make_replica: Any, batch: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
