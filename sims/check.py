@@ -29,9 +29,12 @@ class Check:
         return f"| {self.target} | {self.measured} | {self.verdict if self.met else f'**{self.verdict}**'} |"
 
 
-def machine() -> str:
-    """The processor and the versions that figures depend on, in words."""
-    return f"{_processor()}, Python {platform.python_version()}, torch {torch.__version__}"
+def machine(
+    device: str = "cpu",  # as torch names it; cpu or cuda
+) -> str:
+    """The processor or GPU, and the versions that figures depend on, in words."""
+    computes = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else _processor()
+    return f"{computes}, Python {platform.python_version()}, torch {torch.__version__}"
 
 
 def _processor() -> str:

@@ -4,7 +4,7 @@ benchmarks and the simulations.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -135,6 +135,11 @@ def bench_quality(
     interval: Annotated[
         int | None, typer.Option(min=2, help="H, in the place of that of every method with rounds.")
     ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each method, in the place of the tier's.")] = None,
+    device: Annotated[
+        Literal["cpu", "cuda"] | None, typer.Option(help="Train there; ci and nightly do on the CPU, gpu on CUDA.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, in processes of one thread each.")] = 1,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -149,7 +154,18 @@ def bench_quality(
     from farflung.sims.quality import run_quality
 
     try:
-        run_quality(tier, names=methods, peers=peers, interval=interval, out=out, page=page, as_json=as_json)
+        run_quality(
+            tier,
+            names=methods,
+            peers=peers,
+            interval=interval,
+            seeds=seeds,
+            device=device,
+            jobs=jobs,
+            out=out,
+            page=page,
+            as_json=as_json,
+        )
     except (ValueError, RuntimeError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
 

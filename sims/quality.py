@@ -8,25 +8,23 @@ chosen on one half of the held-out windows and its loss reported on the other. S
 
 import json
 import sys
-import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from farflung.compression import kernels
-from farflung.node.paths import resolve_paths
 from farflung.sims.bench_codec import one_thread
 from farflung.sims.kept import Kept
+from farflung.sims.quality_making import make, processes
 from farflung.sims.quality_methods import Method, by_names
-from farflung.sims.quality_rows import Row, Tuned, references, rows
-from farflung.sims.quality_runs import Obtain, Run, best, grid, keeper_of, num_seeds, planned
+from farflung.sims.quality_rows import Row, references, rows
+from farflung.sims.quality_runs import Run, Tuned, conduct, planned, tuning
 from farflung.sims.quality_tiers import TIERS, Tier
-from farflung.sims.quality_train import Outcome, train
+from farflung.sims.quality_train import Outcome
 from farflung.training.presets import num_parameters
 
 
@@ -36,6 +34,9 @@ def run_quality(
     names: str | None = None,  # of methods, separated by commas; None for all
     peers: int | None = None,  # M, in the place of the tier's
     interval: int | None = None,  # H, in the place of the methods' own
+    seeds: int | None = None,  # of each method, in the place of the tier's
+    device: str | None = None,  # cpu or cuda, in the place of the tier's
+    jobs: int = 1,  # runs at a time, in processes of their own if more than one
     out: Path | None = None,  # where runs are kept
     page: Path | None = None,  # folder for quality.md and its picture
     as_json: bool = False,
@@ -48,21 +49,28 @@ def run_quality(
     if tier_name not in TIERS:
         raise ValueError(f"no tier is called {tier_name!r}; there are {', '.join(TIERS)}")
     tier = TIERS[tier_name] if peers is None else replace(TIERS[tier_name], peers=peers)
+    tier = replace(tier, seeds=seeds or tier.seeds).on(device or tier.device)
+    if tier.device == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError(
+            "torch finds no CUDA device here, and this was to run on one; ci and nightly run on the CPU too"
+        )
     if interval is not None and not 1 < interval <= tier.steps - tier.warm_steps:
         raise ValueError(f"an interval of {interval} steps: choose 2 to {tier.steps - tier.warm_steps}")
     asked = by_names(names, tier.steps - tier.warm_steps, interval)
     compared = references(asked)
     methods = compared + [method for method in asked if method not in compared]
     console = Console(stderr=as_json)
-    kernels.prepare(resolve_paths().cache / "kernels")
-    with nullcontext() if tier.on_gpu else one_thread():
-        found = rows(measure(methods, tier, Kept(out, lambda entry: Outcome(**entry)), console), tier)
+    kept = Kept(out, lambda entry: Outcome(**entry))
+    with one_thread():
+        table = rows(measure(methods, tier, kept, console, jobs), tier)
     if page is not None:
         from farflung.sims.quality_page import write_page
 
         options = f" --peers {peers}" if peers is not None else ""
         options += f" --interval {interval}" if interval is not None else ""
-        write_page(page, tier, found, options)
+        options += f" --seeds {seeds}" if seeds is not None else ""
+        options += f" --device {device}" if device is not None else ""
+        write_page(page, tier, table, options)
     if as_json:
         facts = {
             "tier": tier.name,
@@ -70,13 +78,13 @@ def run_quality(
             "parameters": num_parameters(tier.model),
             "tokens": tier.num_tokens,
         }
-        sys.stdout.write(json.dumps(facts | {"rows": [asdict(row) for row in found]}, indent=2) + "\n")
+        sys.stdout.write(json.dumps(facts | {"rows": [asdict(row) for row in table]}, indent=2) + "\n")
     else:
-        _show(found, tier, console)
-    return found
+        _show(table, tier, console)
+    return table
 
 
-def measure(methods: Sequence[Method], tier: Tier, runs: Kept[Outcome], console: Console) -> list[Tuned]:
+def measure(methods: Sequence[Method], tier: Tier, runs: Kept[Outcome], console: Console, jobs: int = 1) -> list[Tuned]:
     """Each method at its best learning rate, with all its seeds; runs that are known are not made again."""
     columns = (
         TextColumn("{task.description}"),
@@ -85,36 +93,15 @@ def measure(methods: Sequence[Method], tier: Tier, runs: Kept[Outcome], console:
         TimeRemainingColumn(),
     )
     # refreshed by hand: a thread that draws would take time from the one core that trains
-    with Progress(*columns, console=console, transient=True, auto_refresh=False) as shown:
+    bars = Progress(*columns, console=console, transient=True, auto_refresh=False)
+    with processes(jobs) as pool, bars as shown:
         task = shown.add_task("starting", total=planned(methods, tier))
 
-        def obtain(run: Run) -> Outcome:
-            outcome = runs.outcome(run)
-            if outcome is None:
-                shown.update(task, description=f"{run.method.name}, lr {run.lr:g}, seed {run.seed}", refresh=True)
-                done = shown.tasks[0].completed
+        def missing(some: list[Run], known: int) -> None:
+            shown.advance(task, known)
+            make(some, runs, pool, jobs, shown, task)
 
-                def progress(step: int, loss: float) -> None:
-                    shown.update(task, completed=done + step / tier.steps, refresh=step % 10 == 0)
-
-                started = time.monotonic()
-                keeper = keeper_of(run, runs.file)
-                outcome = train(run.method, run.tier, lr=run.lr, seed=run.seed, progress=progress, keeper=keeper)
-                runs.keep(run, outcome, time.monotonic() - started)
-                if keeper is not None:
-                    keeper.drop()
-                shown.update(task, completed=done)
-            shown.advance(task)
-            return outcome
-
-        return [_tuned(method, tier, obtain) for method in methods]
-
-
-def _tuned(method: Method, tier: Tier, obtain: Obtain) -> Tuned:
-    tried = grid(method, tier, obtain)
-    seeds = range(num_seeds(method, tier))
-    outcomes = tuple(obtain(Run(method=method, tier=tier, lr=best(tried), seed=seed)) for seed in seeds)
-    return Tuned(method=method, grid=tried, outcomes=outcomes)
+        return conduct([tuning(method, tier) for method in methods], missing, runs.outcome)
 
 
 def _show(found: Sequence[Row], tier: Tier, console: Console) -> None:

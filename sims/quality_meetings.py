@@ -5,18 +5,35 @@ their outer parameters, in a butterfly, which the bytes of that step count.
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
 from farflung.sims.quality_exchange import Traffic, late_mean
 from farflung.sims.quality_methods import Pairs
 from farflung.sims.quality_resume import State
-from farflung.sims.quality_worker import Worker
+from farflung.training.flat import Layout
 from farflung.training.gossip import pairs
 
 FP32_BYTES = 4
 VECTORS = 2
 """That travel, as long as the model each."""
+
+
+class Trained(Protocol):
+    """A worker, as rounds and meetings see it."""
+
+    @property
+    def flat(self) -> torch.Tensor:
+        """Its parameters, fp32 [n] on its device; what is written there is trained on."""
+
+    @property
+    def layout(self) -> Layout:
+        """Of these."""
+
+    @property
+    def device(self) -> torch.device:
+        """Of these."""
 
 
 class Meetings:
@@ -25,7 +42,7 @@ class Meetings:
     delay = 0
     """Steps that an exchange may take."""
 
-    def __init__(self, outer: Pairs, workers: Sequence[Worker], *, last: int) -> None:
+    def __init__(self, outer: Pairs, workers: Sequence[Trained], *, last: int) -> None:
         self._outer, self._workers, self._last = outer, workers, last
         self._params = [workers[0].flat.cpu().clone() for _ in workers]
         self._momenta = [torch.zeros_like(params) for params in self._params]

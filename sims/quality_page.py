@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from farflung.sims.check import machine
 from farflung.sims.quality_methods import METHODS, with_interval
 from farflung.sims.quality_plot import CEILING, frontier, plot_frontier
 from farflung.sims.quality_rows import Row
@@ -13,6 +12,11 @@ from farflung.sims.quality_words import budget, checks, settings
 from farflung.training.presets import num_parameters
 
 PAGE, PICTURE = "quality.md", "quality.png"
+PRODUCTS = {
+    "fp32": "",
+    "tf32": "; matrix products are done in TF32",
+    "bf16": "; matrix products are done in bf16",
+}
 
 
 def write_page(
@@ -31,11 +35,11 @@ def _lines(tier: Tier, rows: Sequence[Row], options: str) -> list[str]:
     return [
         "# Quality: what training loses when peers say little to each other",
         "",
-        f"Made by `farflung bench quality --tier {tier.name}{options} --page docs`; do not edit. Machine: {machine()}.",
+        f"Made by `farflung bench quality --tier {tier.name}{options} --page docs`; do not edit. {_machines(rows)}",
         "",
         f"Tier {tier.name}: {num_parameters(tier.model):,} parameters, {tier.num_tokens:,} tokens of the embedded corpus. "
         f"All methods see the same tokens in the same order, {tier.batch * tier.model.seq_len:,} a step, split by {tier.peers} peers. The first "
-        f"{tier.warm_steps} of {tier.steps} steps are synchronous, and no method's bytes count them. Peers share a process; the mathematics, the codecs and the payloads are real. "
+        f"{tier.warm_steps} of {tier.steps} steps are synchronous, and no method's bytes count them. Peers share a process; the mathematics, the codecs and the payloads are real{PRODUCTS[tier.precision]}. "
         "A method's inner learning rate is the best of a grid on one half of the held-out windows, and its loss is that of the other half.",
         "",
         f"![Gap against bytes, all methods]({PICTURE})",
@@ -77,6 +81,11 @@ def _lines(tier: Tier, rows: Sequence[Row], options: str) -> list[str]:
         "|---|---|---|---|",
         *(f"| {row.method} | {_settings(row)} | {row.seeds} | {_grid(row)} |" for row in rows),
     ]
+
+
+def _machines(rows: Sequence[Row]) -> str:
+    found = sorted({machine for row in rows for machine in row.machines})
+    return f"Machine{'s' if len(found) > 1 else ''}: {'; '.join(found)}."
 
 
 def _row(row: Row) -> str:

@@ -15,24 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from farflung.sims.quality_methods import METHODS, Inner, Method
-from farflung.sims.quality_runs import Grid, best
+from farflung.sims.quality_runs import Grid, Tuned, best
 from farflung.sims.quality_tiers import Tier
-from farflung.sims.quality_train import Outcome, ring_bits
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tuned:
-    """A method at its best learning rate."""
-
-    method: Method
-    grid: Grid
-    """The learning rates that were tried."""
-    outcomes: tuple[Outcome, ...]
-    """One per seed, from 0, at the best of them."""
-
-    @property
-    def losses(self) -> list[float | None]:
-        return [outcome.eval_loss for outcome in self.outcomes]
+from farflung.sims.quality_train import ring_bits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +39,8 @@ class Row:
     bytes_ratio_vs_ddp_bf16: float | None
     peak_bits_per_step: float
     grid: Grid
+    machines: tuple[str, ...]
+    """On which its seeds ran, each once."""
 
 
 def references(methods: Sequence[Method]) -> list[Method]:
@@ -89,6 +76,7 @@ def _row(one: Tuned, whole: Mapping[Inner, Tuned], alone: Mapping[Inner, Tuned],
         bytes_ratio_vs_ddp_bf16=ring_bits(tier.peers) / bits if bits else None,
         peak_bits_per_step=one.outcomes[0].peak_bits_per_step,
         grid=one.grid,
+        machines=tuple(sorted({outcome.machine for outcome in one.outcomes})),
     )
 
 

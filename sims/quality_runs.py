@@ -1,18 +1,18 @@
-"""The runs that a comparison of training methods takes: (method, tier, learning rate, seed), and the search for the learning rate.
+"""The runs that a comparison of training methods takes: (method, tier, learning rate, seed), and the search for the learning rate, which asks for them.
 
-A run is known by everything that decides its result: the settings of method and tier, whatever their names, go into a fingerprint.
+A run is known by everything that decides its result: the data and the settings of method and tier, whatever their names, go into a fingerprint.
 """
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from farflung.sims.quality_methods import Method
 from farflung.sims.quality_resume import Keeper
 from farflung.sims.quality_tiers import Tier
-from farflung.sims.quality_train import Outcome
+from farflung.sims.quality_train import Outcome, content_hash
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,11 +26,13 @@ class Run:
 
     @property
     def fingerprint(self) -> str:
-        """Of all settings but the names, and but those of a tier that only say which runs are made."""
+        """Of the data and all settings but the names, and but those of a tier that only say which runs are made. Raises DataError."""
         method = replace(self.method, name="", lr_scale=1.0)
         tier = replace(self.tier, name="", adamw_lrs=(), muon_lrs=(), seeds=1)
         warm_lr = self.lr / self.method.lr_scale
-        return hashlib.sha256(repr((method, tier, self.lr, warm_lr, self.seed)).encode()).hexdigest()[:16]
+        return hashlib.sha256(
+            repr((method, tier, self.lr, warm_lr, self.seed, content_hash(tier))).encode()
+        ).hexdigest()[:16]
 
     @property
     def about(self) -> dict[str, object]:
@@ -47,29 +49,70 @@ EXTENSIONS = 2
 """Learning rates beyond a method's grid, at most."""
 EXTENDED_BY = 2.0
 
-Obtain = Callable[[Run], Outcome]
-"""Makes a run, or finds it."""
-
-
 Grid = tuple[tuple[float, float | None], ...]
 """Learning rates, and the loss of each on the part for choosing; None where it diverged."""
 
 
-def grid(method: Method, tier: Tier, obtain: Obtain) -> Grid:
-    """What each learning rate of the tier comes to with the first seed. As long as the best of them is at an edge, another one is tried
-    beyond it, `EXTENSIONS` at most."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tuned:
+    """A method at its best learning rate."""
 
-    def tried_at(lr: float) -> tuple[float, float | None]:
-        return lr, obtain(Run(method=method, tier=tier, lr=lr, seed=0)).tune_loss
+    method: Method
+    grid: Grid
+    """The learning rates that were tried."""
+    outcomes: tuple[Outcome, ...]
+    """One per seed, from 0, at the best of them."""
 
-    tried = tuple(tried_at(lr) for lr in sorted(tier.lrs(method)))
+    @property
+    def losses(self) -> list[float | None]:
+        return [outcome.eval_loss for outcome in self.outcomes]
+
+
+Search = Generator[list[Run], Sequence[Outcome], Tuned]
+"""Yields the runs that it has to know next, is sent what they came to, and returns what it was for."""
+
+
+def tuning(method: Method, tier: Tier) -> Search:
+    """What each learning rate of the tier comes to with the first seed, then all seeds with the best of them. As long as the best is at an
+    edge, another one is tried beyond it, `EXTENSIONS` at most."""
+
+    def tried_at(*lrs: float) -> Generator[list[Run], Sequence[Outcome], Grid]:
+        outcomes = yield [Run(method=method, tier=tier, lr=lr, seed=0) for lr in lrs]
+        return tuple((lr, outcome.tune_loss) for lr, outcome in zip(lrs, outcomes, strict=True))
+
+    tried = yield from tried_at(*sorted(tier.lrs(method)))
     for _ in range(EXTENSIONS):
         lowest, highest = tried[0][0], tried[-1][0]
         if best(tried) == lowest:  # also where all diverge
-            tried = (tried_at(lowest / EXTENDED_BY), *tried)
+            tried = (*(yield from tried_at(lowest / EXTENDED_BY)), *tried)
         elif best(tried) == highest:
-            tried = (*tried, tried_at(highest * EXTENDED_BY))
-    return tried
+            tried = (*tried, *(yield from tried_at(highest * EXTENDED_BY)))
+    seeds = range(num_seeds(method, tier))
+    outcomes = yield [Run(method=method, tier=tier, lr=best(tried), seed=seed) for seed in seeds]
+    return Tuned(method=method, grid=tried, outcomes=tuple(outcomes))
+
+
+def conduct(
+    searches: Sequence[Search],
+    make: Callable[
+        [list[Run], int], None
+    ],  # runs that nobody has made yet, each once, and how many there are beside them; `made` knows them afterwards
+    made: Callable[[Run], Outcome | None],
+) -> list[Tuned]:
+    """Where all searches end, side by side: what all want to know next is made together."""
+    wanted = {index: next(search) for index, search in enumerate(searches)}
+    ends: dict[int, Tuned] = {}
+    while wanted:
+        missing = {run.fingerprint: run for runs in wanted.values() for run in runs if made(run) is None}
+        make(list(missing.values()), sum(map(len, wanted.values())) - len(missing))
+        for index, runs in list(wanted.items()):
+            outcomes = [outcome for run in runs if (outcome := made(run)) is not None]
+            try:
+                wanted[index] = searches[index].send(outcomes)
+            except StopIteration as end:
+                ends[index] = end.value
+                del wanted[index]
+    return [ends[index] for index in range(len(searches))]
 
 
 def best(tried: Grid) -> float:
@@ -79,8 +122,8 @@ def best(tried: Grid) -> float:
 
 
 def planned(methods: Sequence[Method], tier: Tier) -> int:
-    """Runs that a comparison takes, at most."""
-    return sum(len(tier.lrs(method)) + EXTENSIONS + num_seeds(method, tier) - 1 for method in methods)
+    """Runs that a comparison asks for, at most; the first seed of each method twice."""
+    return sum(len(tier.lrs(method)) + EXTENSIONS + num_seeds(method, tier) for method in methods)
 
 
 def num_seeds(method: Method, tier: Tier) -> int:

@@ -5,7 +5,8 @@ rounds begin there is a short synchronous start, the same for all with the same 
 its traffic is that of data-parallel training, and no method's bytes count it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from farflung.sims.quality_methods import Method
 from farflung.training.model import ModelConfig
@@ -39,8 +40,10 @@ class Tier:
     """How often each method runs at its best learning rate; data-parallel training runs once more at least."""
     heldout: int
     """Windows: the first half is for choosing, the second half for reporting."""
-    on_gpu: bool = False
-    """Train on a CUDA device, matrix products in bf16."""
+    device: str = "cpu"
+    """cpu or cuda."""
+    bf16: bool = False
+    """Matrix products in bf16; without, in fp32 on a CPU and in TF32 on a GPU."""
 
     def __post_init__(self) -> None:
         if self.batch % self.peers or not 0 < self.warm_steps < self.steps:
@@ -50,6 +53,20 @@ class Tier:
     def num_tokens(self) -> int:
         """Of the whole run, all peers together."""
         return self.steps * self.batch * self.model.seq_len
+
+    @property
+    def precision(self) -> Literal["fp32", "tf32", "bf16"]:
+        """Of matrix products."""
+        if self.bf16:
+            return "bf16"
+        return "tf32" if self.device == "cuda" else "fp32"
+
+    def on(self, device: str) -> "Tier":
+        """The same where it trains on another device; a GPU takes a peer's share of a batch at once, if that is little."""
+        if device == self.device:
+            return self
+        microbatch = self.batch // self.peers if device == "cuda" else self.microbatch
+        return replace(self, device=device, microbatch=microbatch)
 
     def lrs(self, method: Method) -> tuple[float, ...]:
         """The grid of a method."""
@@ -103,7 +120,8 @@ GPU = Tier(
     muon_lrs=(1e-3, 2e-3, 4e-3),
     seeds=1,
     heldout=256,
-    on_gpu=True,
+    device="cuda",
+    bf16=True,
 )
 """747 M tokens, 20 per parameter and more, in 90 rounds of 30 steps; many epochs of the embedded corpus."""
 

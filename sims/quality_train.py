@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from farflung.sims.batches import batch_of
+from farflung.sims.check import machine
 from farflung.sims.quality_exchange import Averager, Traffic, late_mean
-from farflung.sims.quality_meetings import Meetings
+from farflung.sims.quality_meetings import Meetings, Trained
 from farflung.sims.quality_methods import Inner, Method, Outer, Pairs
 from farflung.sims.quality_resume import Keeper, State
 from farflung.sims.quality_tiers import Tier
@@ -53,12 +54,19 @@ class Outcome:
     """Between two peers' pseudo-gradients, mean over the second half of the exchanges."""
     residual: float | None
     """Norm of what error feedback still holds at the end, in norms of the last pseudo-gradient."""
+    machine: str
+    """On which it ran, in words."""
 
 
 @lru_cache(maxsize=1)
 def corpus(tier: Tier) -> Dataset:
     """The tier's data set."""
     return open_dataset(tier.data, ByteTokenizer(), tier.model.seq_len)
+
+
+def content_hash(tier: Tier) -> str:
+    """Of its data set: the text of Python's library is another one with each of its versions."""
+    return corpus(tier).content_hash
 
 
 def train(
@@ -70,9 +78,7 @@ def train(
     progress: Progress = lambda step, loss: None,
     keeper: Keeper | None = None,  # goes on from what it has, and is offered the state after each step
 ) -> Outcome:
-    """Run it. Raises DataError, RuntimeError when the tier wants a GPU and there is none; ValueError, OSError for the keeper's file."""
-    if tier.on_gpu and not torch.cuda.is_available():
-        raise RuntimeError(f"the tier {tier.name} needs a CUDA device; ci and nightly run without one")
+    """Run it. Raises DataError; ValueError, OSError for the keeper's file."""
     data = corpus(tier)
     order = SampleOrder(num_samples=data.num_samples, seed=seed)
     schedule = Schedule(peak=lr, warmup_steps=tier.rise_steps, total_steps=tier.steps)
@@ -88,7 +94,7 @@ def train(
             workers = [Worker(tier, method.inner, seed=seed) for _ in range(count)]
             for worker, own in zip(workers, kept["workers"], strict=True):
                 worker.load(own)
-        rounds = _rounds(method.outer, workers, last=tier.steps - tier.warm_steps)
+        rounds = rounds_of(method, workers, last=tier.steps - tier.warm_steps)
         if rounds is not None and kept is not None:
             rounds.load(kept["rounds"])
         for step in range(tier.warm_steps if kept is None else kept["step"], tier.steps):
@@ -104,21 +110,12 @@ def train(
             if keeper is not None and step + 1 < tier.steps:
                 keeper.offer(partial(_state, step + 1, workers, rounds))
     except NonFinite:
-        return _diverged()
+        return diverged(tier)
     params = workers[0].flat.cpu() if rounds is None else rounds.params()
     windows = torch.from_numpy(data.heldout(tier.heldout))
     half = len(windows) // 2
     tune_loss, eval_loss = (workers[0].evaluate(params, part) for part in (windows[:half], windows[half:]))
-    return Outcome(
-        tune_loss=tune_loss,
-        eval_loss=eval_loss,
-        bits_per_param_per_step=_data_parallel_bits(method, tier) if rounds is None else rounds.traffic.mean_bits(),
-        peak_bits_per_step=_data_parallel_bits(method, tier)
-        if rounds is None
-        else rounds.traffic.peak_bits(rounds.delay),
-        cosine=None if rounds is None else rounds.cosine(),
-        residual=None if rounds is None else rounds.residual(),
-    )
+    return finished(method, tier, tune_loss, eval_loss, rounds)
 
 
 def ring_bits(peers: int) -> float:
@@ -129,7 +126,7 @@ def ring_bits(peers: int) -> float:
 class Rounds:
     """The outer side of a run: measures, averages, and moves outer and local parameters after each step."""
 
-    def __init__(self, outer: Outer, workers: Sequence[Worker], *, last: int) -> None:
+    def __init__(self, outer: Outer, workers: Sequence[Trained], *, last: int) -> None:
         self._outer, self._workers, self._last = outer, workers, last
         layout = workers[0].layout
         self._fragments = cut(layout.slots, outer.timetable.fragments, outer.pattern)
@@ -269,13 +266,43 @@ class _Late:
         return eager(self.mean, sent.deltas[peer], self.deltas[peer], weight)
 
 
-def _rounds(outer: Outer | Pairs | None, workers: Sequence[Worker], *, last: int) -> Rounds | Meetings | None:
-    match outer:
+def rounds_of(method: Method, workers: Sequence[Trained], *, last: int) -> Rounds | Meetings | None:
+    """What follows a method's inner steps, of which there are `last`; None where nothing does."""
+    match method.outer:
         case Outer():
-            return Rounds(outer, workers, last=last)
+            return Rounds(method.outer, workers, last=last)
         case Pairs():
-            return Meetings(outer, workers, last=last)
+            return Meetings(method.outer, workers, last=last)
     return None
+
+
+def finished(
+    method: Method, tier: Tier, tune_loss: float, eval_loss: float, rounds: Rounds | Meetings | None
+) -> Outcome:
+    """Of a run whose last step is done."""
+    alone = ring_bits(tier.peers) if method.whole_batch else 0.0
+    return Outcome(
+        tune_loss=tune_loss,
+        eval_loss=eval_loss,
+        bits_per_param_per_step=alone if rounds is None else rounds.traffic.mean_bits(),
+        peak_bits_per_step=alone if rounds is None else rounds.traffic.peak_bits(rounds.delay),
+        cosine=None if rounds is None else rounds.cosine(),
+        residual=None if rounds is None else rounds.residual(),
+        machine=machine(tier.device),
+    )
+
+
+def diverged(tier: Tier) -> Outcome:
+    """Of a run that had no end."""
+    return Outcome(
+        tune_loss=None,
+        eval_loss=None,
+        bits_per_param_per_step=0.0,
+        peak_bits_per_step=0.0,
+        cosine=None,
+        residual=None,
+        machine=machine(tier.device),
+    )
 
 
 @lru_cache(maxsize=1)
@@ -297,13 +324,3 @@ def _state(step: int, workers: Sequence[Worker], rounds: Rounds | Meetings | Non
         "workers": [worker.state() for worker in workers],
         "rounds": None if rounds is None else rounds.state(),
     }
-
-
-def _data_parallel_bits(method: Method, tier: Tier) -> float:
-    return ring_bits(tier.peers) if method.whole_batch else 0.0
-
-
-def _diverged() -> Outcome:
-    return Outcome(
-        tune_loss=None, eval_loss=None, bits_per_param_per_step=0.0, peak_bits_per_step=0.0, cosine=None, residual=None
-    )

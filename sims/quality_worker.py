@@ -17,8 +17,8 @@ class Worker:
 
     def __init__(self, tier: Tier, inner: Inner, *, seed: int) -> None:
         self.tier, self.inner, self.seed = tier, inner, seed
-        self.device = torch.device("cuda" if tier.on_gpu else "cpu")
-        self.autocast = torch.bfloat16 if tier.on_gpu else None
+        self.device = torch.device(tier.device)
+        self.autocast = torch.bfloat16 if tier.bf16 else None
         self.config = InnerConfig(
             schedule=Schedule(peak=1.0, kind="constant"),  # `step` is given its rate
             optimizer="adamw" if inner == "gradient" else inner,
@@ -63,7 +63,6 @@ class Worker:
     ) -> float:
         """One inner step. Returns the loss before it. Raises NonFinite and NotEnoughMemory."""
         loss, _ = gradients(
-            self.model,
             self.model,
             self.config,
             tokens.to(self.device),

@@ -27,11 +27,13 @@ from torch import Tensor, nn
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients of X <- aX + b(XX')X + c(XX')(XX')X: the steepest at zero that still end in about [0.7, 1.2]."""
 RMS_OF_ADAMW = 0.2
+MOMENTUM, ITERATIONS = 0.95, 5
+"""Unless others are given."""
 
 
 def orthogonalise(
     matrices: Tensor,  # [..., rows, columns]
-    iterations: int = 5,
+    iterations: int = ITERATIONS,
     dtype: torch.dtype = torch.float32,  # of the products
 ) -> Tensor:  # the same shape, in `dtype`
     """Each matrix with its singular values replaced by values near 1; a zero matrix stays zero."""
@@ -56,9 +58,9 @@ class Muon(torch.optim.Optimizer):
         matrices: Iterable[nn.Parameter],
         lr: float = 1e-3,
         *,
-        momentum: float = 0.95,
+        momentum: float = MOMENTUM,
         weight_decay: float = 0.1,
-        iterations: int = 5,  # of Newton and Schulz
+        iterations: int = ITERATIONS,  # of Newton and Schulz
         dtype: torch.dtype | None = None,  # of the products; None is bf16 on CUDA and fp32 elsewhere
     ) -> None:
         if not 0 <= momentum < 1 or weight_decay < 0 or iterations < 1:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from farflung.sims import quality_train
+from farflung.sims import quality_fleet, quality_train
 from farflung.sims.quality_methods import by_names
 from farflung.sims.quality_tiers import Tier
 from farflung.training.data import TokenWindows
@@ -35,7 +35,8 @@ def toy_corpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     generator = np.random.default_rng(0)
     runs = [generator.integers(0, 32, 4000).cumsum() % 32 for _ in range(2)]
     data = TokenWindows(runs[:1], runs[1:], seq_len=16, hash_content=lambda: "toy")
-    monkeypatch.setattr(quality_train, "corpus", lambda tier: data)
+    for module in (quality_train, quality_fleet):
+        monkeypatch.setattr(module, "corpus", lambda tier: data)
     quality_train._warm_start.cache_clear()
     yield
     quality_train._warm_start.cache_clear()

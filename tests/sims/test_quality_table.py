@@ -9,12 +9,12 @@ import pytest
 import torch
 from tests.sims.quality_toy import ADAMW, LR, TOY, toy_corpus
 
-from farflung.sims import quality
+from farflung.sims import quality_making
 from farflung.sims.quality import run_quality
 from farflung.sims.quality_methods import METHODS, Method, Outer, by_names
 from farflung.sims.quality_plot import frontier
-from farflung.sims.quality_rows import Row, Tuned, references, rows
-from farflung.sims.quality_runs import Run, best, grid
+from farflung.sims.quality_rows import Row, references, rows
+from farflung.sims.quality_runs import Run, Tuned, best, conduct, tuning
 from farflung.sims.quality_tiers import CI, TIERS
 from farflung.sims.quality_train import Outcome
 from farflung.sims.quality_words import budget, checks, goals, settings
@@ -39,6 +39,7 @@ def outcome(loss: float | None, bits: float = 0.0) -> Outcome:
         peak_bits_per_step=bits,
         cosine=None,
         residual=None,
+        machine="a machine",
     )
 
 
@@ -124,9 +125,14 @@ def test_the_budget_is_what_the_ratio_leaves_of_a_run() -> None:
 def test_the_rate_is_chosen_on_its_own_part_and_the_grid_goes_on_at_an_edge(
     losses: dict[float, float | None], lr: float, tried: list[float]
 ) -> None:
-    found = grid(ADAMW, TOY, lambda run: outcome(losses[run.lr]))
-    assert best(found) == lr and [one for one, _ in found] == tried
-    assert found == tuple((one, losses[one]) for one in tried)
+    known: dict[str, Outcome] = {}
+
+    def make(runs: list[Run], _: int) -> None:
+        known.update((run.fingerprint, outcome(losses[run.lr])) for run in runs)
+
+    (tuned,) = conduct([tuning(ADAMW, TOY)], make, lambda run: known.get(run.fingerprint))
+    assert best(tuned.grid) == lr and [one for one, _ in tuned.grid] == tried
+    assert tuned.grid == tuple((one, losses[one]) for one in tried) and len(tuned.outcomes) == 2
 
 
 def test_the_best_of_no_grid_at_all_is_the_lowest() -> None:
@@ -161,17 +167,31 @@ def test_the_whole_command_and_its_second_time(
     assert [file.name for file in tmp_path.iterdir() if file.suffix == ".pt"] == []
     spread = found[0].dp_spread_percent
     assert spread is not None and f" | {spread:.2f} | " in page.partition("| averaging")[2].partition("\n")[0]
-    monkeypatch.setattr(quality, "train", lambda *args, **kwargs: pytest.fail("nothing is left to run"))
+    monkeypatch.setattr(quality_making, "train", lambda *args, **kwargs: pytest.fail("nothing is left to run"))
     assert run_quality("ci", names="averaging,sparseloco", out=out) == found
     assert "fewer bytes" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_runs_side_by_side_are_those_one_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes, of which each has the real corpus; so has this one."""
+    monkeypatch.undo()
+    tiny = replace(TOY, name="ci", model=replace(TOY.model, vocab_size=264))
+    monkeypatch.setitem(TIERS, "ci", tiny)
+    together = run_quality("ci", names="averaging", interval=6, jobs=2, out=tmp_path / "two.jsonl")
+    assert together == run_quality("ci", names="averaging", interval=6, out=tmp_path / "one.jsonl")
+    assert [row.method for row in together] == ["data-parallel adamw", "solo adamw", "averaging"]
+    lines = [file.read_text().splitlines() for file in tmp_path.glob("*.jsonl")]
+    kept = [sorted(json.loads(line)["fingerprint"] for line in some) for some in lines]
+    assert kept[0] == kept[1]
 
 
 def test_known_runs_are_still_found() -> None:
     """Runs take days: what decides them must not change its fingerprint unawares."""
     found = {method.name: Run(method=method, tier=CI, lr=6e-3, seed=0).fingerprint for method in METHODS}
-    assert found["data-parallel adamw"] == "9b222af041838eef" and found["solo adamw"] == "83a941bd752582b0"
-    assert found["streaming"] == "67e2555257f8813a" and found["default"] == "6b97ad8ddf1e0d4c"
-    assert found["sparseloco"] == "de2d0b72e190eedc"
+    assert found["data-parallel adamw"] == "3543808432dae744" and found["solo adamw"] == "47daeabf1ef48b7b"
+    assert found["streaming"] == "3f120bd43266cfe1" and found["default"] == "3016a51491a4ae5c"
+    assert found["sparseloco"] == "2bec38fa9e7a9640"
 
 
 def test_another_interval_is_for_all_methods_with_rounds() -> None:
@@ -199,10 +219,10 @@ def test_ours_have_rarer_rounds_in_long_runs() -> None:
 
 def test_peers_and_interval_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TIERS, "ci", replace(TOY, name="ci"))
-    found = run_quality("ci", names="averaging", peers=4, interval=6, page=tmp_path)
-    assert found[-1].peers == 4 and found[-1].H == 6
+    found = run_quality("ci", names="averaging", peers=4, interval=6, seeds=3, page=tmp_path)
+    assert found[-1].peers == 4 and found[-1].H == 6 and found[-1].seeds == 3
     page = (tmp_path / "quality.md").read_text()
-    assert "--tier ci --peers 4 --interval 6 --page docs" in page and "| averaging | H 6; averaging" in page
+    assert "--tier ci --peers 4 --interval 6 --seeds 3 --page docs" in page and "| averaging | H 6; averaging" in page
     with pytest.raises(ValueError, match="choose 2 to 12"):
         run_quality("ci", interval=13)
     with pytest.raises(ValueError, match="multiple of the peers"):
@@ -230,7 +250,7 @@ def test_unknown_names_are_refused(tier: str, names: str | None, said: str) -> N
 
 def test_a_gpu_tier_says_so_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(RuntimeError, match="needs a CUDA device"):
+    with pytest.raises(RuntimeError, match="no CUDA device"):
         run_quality("gpu")
 
 

@@ -1,0 +1,101 @@
+"""Many runs in one batched model come to what each comes to by itself."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.sims.quality_toy import LR, TOY, toy_corpus
+
+from farflung.sims import quality_fleet, quality_train
+from farflung.sims.batches import batch_of
+from farflung.sims.quality_fleet import Fleet, fits, fleets, train_fleet
+from farflung.sims.quality_making import grouped
+from farflung.sims.quality_methods import Inner, by_names
+from farflung.sims.quality_runs import Run
+from farflung.sims.quality_train import train
+from farflung.sims.quality_worker import Worker
+from farflung.training.order import SampleOrder
+
+pytestmark = pytest.mark.usefixtures("small_corpus")
+
+
+@pytest.fixture
+def small_corpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    yield from toy_corpus(monkeypatch)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("inner", ["adamw", "muon"])
+def test_the_steps_of_a_fleet_are_those_of_its_workers(inner: Inner, groups: int) -> None:
+    """Of seeds and learning rates of their own, with as many key heads as query heads and with fewer."""
+    tier = replace(TOY, model=replace(TOY.model, num_kv_heads=TOY.model.num_heads // groups), microbatch=2)
+    seeds, lrs = [0, 1, 1], [6e-3, 3e-3, 1.2e-2]
+    data = quality_train.corpus(tier)
+    workers = [Worker(tier, inner, seed=seed) for seed in seeds]
+    fleet = Fleet(tier, inner, seeds)
+    apart = torch.zeros(3, 1, dtype=torch.bool)
+    for step in range(6):
+        shares = [batch_of(data, SampleOrder(num_samples=data.num_samples, seed=s), step, tier.batch) for s in seeds]
+        alone = [w.step(t, step=step, lr=lr) for w, t, lr in zip(workers, shares, lrs, strict=True)]
+        losses, _ = fleet.step(torch.stack(shares), torch.tensor(lrs), apart)
+        torch.testing.assert_close(losses, torch.tensor(alone), rtol=1e-4, atol=1e-5)
+    for worker, row in zip(workers, fleet.rows(), strict=True):
+        moved = worker.flat - Worker(tier, inner, seed=worker.seed).flat
+        assert (row.flat - worker.flat).norm() < 2e-3 * moved.norm()
+    windows = torch.from_numpy(data.heldout(tier.heldout))
+    evaluated = fleet.evaluate(torch.stack([worker.flat for worker in workers]), windows)
+    alone = [worker.evaluate(worker.flat, windows) for worker in workers]
+    torch.testing.assert_close(evaluated, torch.tensor(alone, dtype=torch.float64), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("inner", "names"),
+    [
+        ("adamw", "data-parallel adamw,solo adamw,averaging,noloco,streaming,co2,eager,sparseloco"),
+        ("muon", "data-parallel muon,solo muon,diloco muon,default"),
+    ],
+)
+def test_a_fleet_comes_to_what_its_runs_come_to_alone(inner: Inner, names: str) -> None:
+    methods = by_names(names, TOY.steps - TOY.warm_steps, 6)
+    runs = [Run(method=method, tier=TOY, lr=LR, seed=seed) for seed, method in enumerate(methods)]
+    seen: list[int] = []
+    together = train_fleet(runs, lambda step, loss: seen.append(step))
+    assert seen == list(range(1, TOY.steps + 1))
+    for run, (outcome, seconds) in zip(runs, together, strict=True):
+        alone = train(run.method, run.tier, lr=run.lr, seed=run.seed)
+        assert outcome.tune_loss == pytest.approx(alone.tune_loss, rel=2e-3), run.method.name
+        assert outcome.eval_loss == pytest.approx(alone.eval_loss, rel=2e-3), run.method.name
+        # what a lossy codec sends depends on the last bits of what it is given
+        assert outcome.bits_per_param_per_step == pytest.approx(alone.bits_per_param_per_step, rel=0.05)
+        assert outcome.peak_bits_per_step == pytest.approx(alone.peak_bits_per_step, rel=0.05) and seconds > 0
+
+
+def test_a_run_of_a_fleet_that_diverges_leaves_the_others_alone() -> None:
+    method = by_names("averaging", TOY.steps - TOY.warm_steps, 6)[0]
+    runs = [Run(method=method, tier=TOY, lr=lr, seed=0) for lr in (LR, 1e30)]
+    (sound, _), (broken, _) = train_fleet(runs)
+    assert broken.eval_loss is broken.tune_loss is None and broken.bits_per_param_per_step == 0
+    assert sound.eval_loss == pytest.approx(train_fleet(runs[:1])[0][0].eval_loss, rel=1e-5)
+
+
+def test_who_goes_into_fleets() -> None:
+    tier = TOY.on("cuda")
+    assert tier.microbatch == TOY.batch // TOY.peers and TOY.on("cpu") is TOY
+    runs = [
+        Run(method=method, tier=tier, lr=lr, seed=0)
+        for method in by_names("averaging,demo,default")
+        for lr in (LR, 1e-3)
+    ]
+    averaging, demo, _ = by_names("averaging,demo,default")
+    assert fits(averaging, tier, 1000) and not fits(demo, tier, 1000)
+    assert not fits(averaging, TOY, 1000) and not fits(averaging, tier, quality_fleet.MOST_PARAMETERS + 1)
+    assert not fits(averaging, replace(tier, bf16=True), 1000)
+    assert not fits(averaging, replace(tier, model=replace(tier.model, qk_norm=True)), 1000)
+    assert [[run.method.name for run in group] for group in grouped(runs, 1)] == [
+        ["demo"], ["demo"], ["averaging", "averaging"], ["default", "default"]
+    ]  # fmt: skip
+    assert [len(group) for group in grouped(runs, 4)] == [1, 1, 1, 1, 1, 1], "a process each"
+    assert [len(group) for group in fleets(runs[:1] * 5 + runs[4:5] * 2, 3)] == [2, 3, 2]
+    assert [len(group) for group in fleets(runs[:1] * 100)] == [33, 33, 34] and fleets([]) == []
+    assert grouped([replace(run, tier=TOY) for run in runs[:2]], 1) == [[replace(run, tier=TOY)] for run in runs[:2]]
