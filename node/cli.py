@@ -216,7 +216,8 @@ def join(
     device: Device = "auto",
     dtype: Dtype = "auto",
     compile_: Annotated[
-        bool, typer.Option("--compile/--no-compile", help="Compile the model: slow start, faster steps.")
+        bool,
+        typer.Option("--compile/--no-compile", help="Compile the layers: a slower start, faster steps on some GPUs."),
     ] = False,
     memory: Annotated[
         float | None, typer.Option(help="Most memory of the device to use, in GB (10^9 bytes); otherwise what is free.")

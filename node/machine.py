@@ -14,6 +14,7 @@ from farflung.training.errors import NotEnoughMemory
 from farflung.training.inner import InnerConfig
 from farflung.training.memory import (
     BY_COST,
+    CUDA_BYTES,
     NOTHING_BESIDE,
     Beside,
     MemoryPlan,
@@ -27,9 +28,6 @@ from farflung.training.runtime import Runtime
 
 _DEVICE = re.compile(r"cpu|mps|cuda(:\d|:[1-9]\d)?")
 """torch knows more kinds, and nothing here is made for them."""
-
-CUDA_BYTES = 800_000_000
-"""What a process takes of a GPU beside what torch allocates there: context, kernels, libraries. 0.79 GB were seen on an H100."""
 
 
 def choose_runtime(device: str, dtype: str, *, compiled: bool, memory_gb: float | None = None) -> Runtime:

@@ -144,7 +144,7 @@ def bench_quality(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Keep the runs here, as JSON lines, and go on from it; a run under way is kept beside it every ten minutes.",
+            help="Keep the runs here, as JSON lines, and go on from it; a run under way is kept beside it every ten minutes, unless a GPU trains many at a time.",
         ),
     ] = None,
     page: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write quality.md and its plot here.")] = None,

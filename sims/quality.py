@@ -17,9 +17,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from farflung.compression import kernels
+from farflung.node.paths import resolve_paths
 from farflung.sims.bench_codec import one_thread
 from farflung.sims.kept import Kept
-from farflung.sims.quality_making import make, processes
+from farflung.sims.quality_making import make, processes, products_in_tf32
 from farflung.sims.quality_methods import Method, by_names
 from farflung.sims.quality_rows import Row, references, rows
 from farflung.sims.quality_runs import Run, Tuned, conduct, planned, tuning
@@ -61,7 +63,8 @@ def run_quality(
     methods = compared + [method for method in asked if method not in compared]
     console = Console(stderr=as_json)
     kept = Kept(out, lambda entry: Outcome(**entry))
-    with one_thread():
+    kernels.prepare(resolve_paths().cache / "kernels")
+    with one_thread() if tier.device == "cpu" else products_in_tf32():
         table = rows(measure(methods, tier, kept, console, jobs), tier)
     if page is not None:
         from farflung.sims.quality_page import write_page
@@ -84,6 +87,10 @@ def run_quality(
     return table
 
 
+SPEED_OVER_S = 4 * 3600.0
+"""The time left is told from the runs of so long."""
+
+
 def measure(methods: Sequence[Method], tier: Tier, runs: Kept[Outcome], console: Console, jobs: int = 1) -> list[Tuned]:
     """Each method at its best learning rate, with all its seeds; runs that are known are not made again."""
     columns = (
@@ -93,15 +100,19 @@ def measure(methods: Sequence[Method], tier: Tier, runs: Kept[Outcome], console:
         TimeRemainingColumn(),
     )
     # refreshed by hand: a thread that draws would take time from the one core that trains
-    bars = Progress(*columns, console=console, transient=True, auto_refresh=False)
+    bars = Progress(*columns, console=console, transient=True, auto_refresh=False, speed_estimate_period=SPEED_OVER_S)
     with processes(jobs) as pool, bars as shown:
-        task = shown.add_task("starting", total=planned(methods, tier))
+        left = planned(methods, tier)
+        task = shown.add_task("starting", total=left)
 
         def missing(some: list[Run], known: int) -> None:
-            shown.advance(task, known)
+            nonlocal left
+            left = max(left - known, len(some))  # more when rates are tried beyond a grid
+            shown.update(task, total=shown.tasks[0].completed + left)
             make(some, runs, pool, jobs, shown, task)
+            left -= len(some)
 
-        return conduct([tuning(method, tier) for method in methods], missing, runs.outcome)
+        return conduct([tuning(method, tier) for method in methods], missing, runs)
 
 
 def _show(found: Sequence[Row], tier: Tier, console: Console) -> None:

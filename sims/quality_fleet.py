@@ -33,6 +33,8 @@ from farflung.training.schedule import Schedule
 
 MOST_RUNS = 40
 """Of a fleet."""
+MOST_SIZES = 64
+"""Of fleets in one process, each of which is compiled for."""
 MOST_PARAMETERS = 4_000_000
 """Of a model: larger ones keep a GPU busy one at a time."""
 _ATTENTION = tuple(f"self_attn.{name}_proj" for name in "qkvo")
@@ -86,7 +88,14 @@ class Row:
 class Fleet:
     """Workers with a row of everything each; see the module."""
 
-    def __init__(self, tier: Tier, inner: Inner, seeds: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tier: Tier,
+        inner: Inner,
+        seeds: Sequence[int],  # of each worker's initial parameters
+        *,
+        compiled: bool | None = None,  # None: on a GPU
+    ) -> None:
         self.tier, self.inner = tier, inner
         self.config = InnerConfig(schedule=Schedule(peak=1.0, kind="constant"))
         models = {seed: Decoder(tier.model, seed=seed) for seed in set(seeds)}
@@ -109,7 +118,8 @@ class Fleet:
                 self._by_shape.setdefault(slot.shape, []).append(slot)
         self._layer: Callable[..., Tensor] = self._plain_layer
         self._move: Callable[[Tensor, Tensor, Tensor, Tensor], None] = self._adamw
-        if self.flat.is_cuda:
+        if self.flat.is_cuda if compiled is None else compiled:
+            torch._dynamo.config.recompile_limit = MOST_SIZES
             self._layer = torch.compile(self._plain_layer, dynamic=False)
             self._move = torch.compile(self._adamw, dynamic=False)
 
@@ -254,9 +264,15 @@ def train_fleet(
     averaged = torch.ones(len(runs), peers, dtype=torch.bool, device=device)
     rounds: list[Rounds | Meetings | None] = [None] * len(runs)
     sound = [True] * len(runs)
+    idle = torch.zeros(
+        len(runs), peers, dtype=torch.bool
+    )  # workers that a run has no use for: there is a row all the same
     for step in range(tier.steps):
         if step == tier.warm_steps:
             averaged = whole[:, None].expand(-1, peers)
+            idle[:, 1:] = torch.tensor([run.method.outer is None and not run.method.whole_batch for run in runs])[
+                :, None
+            ]
             last = tier.steps - tier.warm_steps
             rounds = [rounds_of(run.method, some, last=last) for run, some in zip(runs, workers, strict=True)]
         batches = {seed: batch_of(data, order, step, tier.batch) for seed, order in orders.items()}
@@ -264,12 +280,12 @@ def train_fleet(
         lrs = torch.tensor([schedule.at(step) for schedule in schedules]).repeat_interleave(peers)
         losses, norms = fleet.step(tokens.to(device, non_blocking=True), lrs.to(device), averaged)
         told = torch.stack([losses, norms]).cpu().view(2, len(runs), peers)
-        finite = told.isfinite().all(dim=2).all(dim=0).tolist()
+        finite = (told.isfinite() | idle).all(dim=2).all(dim=0).tolist()
         sound = [was and still for was, still in zip(sound, finite, strict=True)]
         for one, still in zip(rounds, sound, strict=True):
             if one is not None and still:
                 one.after(step + 1 - tier.warm_steps)
-        progress(step + 1, float(told[0].nanmean()))
+        progress(step + 1, float(told[0][~idle].nanmean()))
     ends = [some[0].flat.cpu() if one is None else one.params() for some, one in zip(workers, rounds, strict=True)]
     windows = torch.from_numpy(data.heldout(tier.heldout))
     half = len(windows) // 2

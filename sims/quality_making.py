@@ -1,8 +1,9 @@
 """Makes runs and keeps them: one after another, in several processes, or on a GPU many in one model."""
 
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
@@ -29,11 +30,19 @@ def processes(jobs: int) -> Iterator[ProcessPoolExecutor | None]:
     if jobs == 1:
         yield None
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=prepare) as pool:
-        try:
-            yield pool
-        finally:  # when one run has failed, the others are not begun
-            pool.shutdown(wait=False, cancel_futures=True)
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_prepare) as pool:
+        yield pool
+
+
+@contextmanager
+def products_in_tf32() -> Iterator[None]:
+    """On a GPU: what these models come to does not hang on the last 13 bits."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def make(
@@ -44,28 +53,60 @@ def make(
     shown: Progress,
     task: TaskID,  # counts runs
 ) -> None:
-    """All of them. Raises DataError, OSError; BrokenProcessPool when a process was killed."""
+    """All of them. When one fails no other is begun, those under way come to their end, and all that have are kept.
+
+    Raises DataError, OSError; BrokenProcessPool when a process was killed.
+    """
+
+    def keep(group: Group, outcomes: Sequence[tuple[Outcome, float]]) -> None:
+        for run, (outcome, seconds) in zip(group, outcomes, strict=True):
+            kept.keep(run, outcome, seconds)
+            if (keeper := keeper_of(run, kept.file)) is not None:
+                keeper.drop()
+
     groups = grouped(runs, jobs)
     if pool is not None:
         shown.update(task, description=f"{jobs} processes", refresh=True)
-        made_by = {pool.submit(made, group, kept.file): group for group in groups}
-        for future in as_completed(made_by):
-            for run, (outcome, seconds) in zip(made_by[future], future.result(), strict=True):
-                kept.keep(run, outcome, seconds)
-                shown.update(task, advance=1, refresh=True)
+        _side_by_side(
+            pool, jobs, groups, kept.file, keep, lambda group: shown.update(task, advance=len(group), refresh=True)
+        )
         return
-    prepare()
     for group in groups:
-        name = group[0].method.name if len(group) == 1 else f"{len(group)} runs"
-        shown.update(task, description=f"{name}, lr {group[0].lr:g}, seed {group[0].seed}", refresh=True)
+        first = f"{group[0].method.name}, lr {group[0].lr:g}, seed {group[0].seed}"
+        shown.update(task, description=first if len(group) == 1 else f"{len(group)} runs", refresh=True)
         done = shown.tasks[0].completed
 
         def progress(step: int, loss: float, group: Group = group, done: float = done) -> None:
             shown.update(task, completed=done + len(group) * step / group[0].tier.steps, refresh=step % 10 == 0)
 
-        for run, (outcome, seconds) in zip(group, made(group, kept.file, progress), strict=True):
-            kept.keep(run, outcome, seconds)
+        keep(group, made(group, kept.file, progress))
         shown.update(task, completed=done + len(group), refresh=True)
+
+
+def _side_by_side(
+    pool: ProcessPoolExecutor,
+    jobs: int,
+    groups: Sequence[Group],
+    file: Path | None,
+    keep: Callable[[Group, Sequence[tuple[Outcome, float]]], None],
+    tell: Callable[[Group], None],  # that one is made
+) -> None:
+    waiting, running = deque(groups), dict[Future[list[tuple[Outcome, float]]], Group]()
+    failed: BaseException | None = None
+    while running or (waiting and failed is None):
+        while waiting and len(running) < jobs and failed is None:
+            group = waiting.popleft()
+            running[pool.submit(made, group, file)] = group
+        done, _ = wait(running, return_when=FIRST_COMPLETED)
+        for future in done:
+            group = running.pop(future)
+            if (error := future.exception()) is not None:
+                failed = failed or error
+                continue
+            keep(group, future.result())
+            tell(group)
+    if failed is not None:
+        raise failed
 
 
 def grouped(runs: Sequence[Run], jobs: int) -> list[Group]:
@@ -75,10 +116,10 @@ def grouped(runs: Sequence[Run], jobs: int) -> list[Group]:
     return [*alone, *quality_fleet.fleets(in_fleets, jobs)]
 
 
-def prepare() -> None:
+def _prepare() -> None:
     """A process that makes runs."""
     torch.set_num_threads(1)
-    torch.backends.cuda.matmul.allow_tf32 = True  # what these models come to does not hang on the last 13 bits
+    torch.backends.cuda.matmul.allow_tf32 = True
     kernels.prepare(resolve_paths().cache / "kernels")
 
 
@@ -87,13 +128,11 @@ def made(
     file: Path | None,  # of finished runs: beside it lies what is kept of one under way
     progress: Advance = lambda step, loss: None,
 ) -> list[tuple[Outcome, float]]:
-    """The runs, and the seconds that each took; one that was cut off goes on from where it was."""
+    """The runs, and the seconds that each took; one that was cut off goes on from where it was, unless it was in a fleet."""
     if len(group) > 1 or quality_fleet.fits(group[0].method, group[0].tier, num_parameters(group[0].tier.model)):
         return quality_fleet.train_fleet(group, progress)
     (run,) = group
     started = time.monotonic()
     keeper = keeper_of(run, file)
     outcome = train(run.method, run.tier, lr=run.lr, seed=run.seed, progress=progress, keeper=keeper)
-    if keeper is not None:
-        keeper.drop()
     return [(outcome, time.monotonic() - started)]

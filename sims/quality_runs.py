@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from farflung.sims.kept import Kept
 from farflung.sims.quality_methods import Method
 from farflung.sims.quality_resume import Keeper
 from farflung.sims.quality_tiers import Tier
@@ -94,21 +95,18 @@ def tuning(method: Method, tier: Tier) -> Search:
 
 def conduct(
     searches: Sequence[Search],
-    make: Callable[
-        [list[Run], int], None
-    ],  # runs that nobody has made yet, each once, and how many there are beside them; `made` knows them afterwards
-    made: Callable[[Run], Outcome | None],
+    make: Callable[[list[Run], int], None],  # keeps runs that are not kept yet; told how many beside them are
+    kept: Kept[Outcome],
 ) -> list[Tuned]:
     """Where all searches end, side by side: what all want to know next is made together."""
     wanted = {index: next(search) for index, search in enumerate(searches)}
     ends: dict[int, Tuned] = {}
     while wanted:
-        missing = {run.fingerprint: run for runs in wanted.values() for run in runs if made(run) is None}
+        missing = {run.fingerprint: run for runs in wanted.values() for run in runs if kept.outcome(run) is None}
         make(list(missing.values()), sum(map(len, wanted.values())) - len(missing))
         for index, runs in list(wanted.items()):
-            outcomes = [outcome for run in runs if (outcome := made(run)) is not None]
             try:
-                wanted[index] = searches[index].send(outcomes)
+                wanted[index] = searches[index].send([kept.made(run) for run in runs])
             except StopIteration as end:
                 ends[index] = end.value
                 del wanted[index]
@@ -122,8 +120,8 @@ def best(tried: Grid) -> float:
 
 
 def planned(methods: Sequence[Method], tier: Tier) -> int:
-    """Runs that a comparison asks for, at most; the first seed of each method twice."""
-    return sum(len(tier.lrs(method)) + EXTENSIONS + num_seeds(method, tier) for method in methods)
+    """Runs that a comparison asks for when no method needs rates beyond its grid; the first seed of each twice."""
+    return sum(len(tier.lrs(method)) + num_seeds(method, tier) for method in methods)
 
 
 def num_seeds(method: Method, tier: Tier) -> int:

@@ -62,7 +62,7 @@ class Tier:
         return "tf32" if self.device == "cuda" else "fp32"
 
     def on(self, device: str) -> "Tier":
-        """The same where it trains on another device; a GPU takes a peer's share of a batch at once, if that is little."""
+        """The same where it trains on another device; a GPU takes a peer's share of a batch at once."""
         if device == self.device:
             return self
         microbatch = self.batch // self.peers if device == "cuda" else self.microbatch

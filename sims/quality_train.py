@@ -58,10 +58,14 @@ class Outcome:
     """On which it ran, in words."""
 
 
-@lru_cache(maxsize=1)
 def corpus(tier: Tier) -> Dataset:
     """The tier's data set."""
-    return open_dataset(tier.data, ByteTokenizer(), tier.model.seq_len)
+    return _corpus(tier.data, tier.model.seq_len)
+
+
+@lru_cache(maxsize=1)
+def _corpus(spec: str, seq_len: int) -> Dataset:
+    return open_dataset(spec, ByteTokenizer(), seq_len)
 
 
 def content_hash(tier: Tier) -> str:

@@ -40,7 +40,7 @@ from farflung.sims.simulation import Plan
 from farflung.sims.swarm import START_UNIX_S, Outfit, SimLearner
 from farflung.training.data import Dataset
 from farflung.training.errors import DataError, NotEnoughMemory
-from farflung.training.memory import Beside, choose_options
+from farflung.training.memory import CUDA_BYTES, Beside, choose_options
 from farflung.training.model import ModelConfig
 from farflung.training.optimizers import parse_optimizer
 from farflung.training.order import SampleOrder
@@ -238,7 +238,7 @@ def _check_fits(
         model,
         parse_optimizer(recipe.inner.optimizer),
         batch=batch,
-        device_bytes=int(peer_class.memory_gb * 1e9),
+        device_bytes=int(peer_class.memory_gb * 1e9) - CUDA_BYTES,
         host_bytes=None,
         compute_bytes=2,
         beside=beside,

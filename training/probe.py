@@ -6,6 +6,7 @@ shapes (`memory.MemoryForecast.step_bytes`), and in copies of the parameters it 
 Only `torch.OutOfMemoryError` counts as "too large", so that a bug stays a bug. CPUs raise no such error (the system kills the process instead), so there the forecast decides.
 """
 
+import gc
 from collections.abc import Callable, Sequence
 
 import torch
@@ -40,5 +41,8 @@ def _succeeds(trial: Callable[[int], None], size: int) -> bool:
     try:
         trial(size)
     except torch.OutOfMemoryError:
-        return False
-    return True
+        pass
+    else:
+        return True
+    gc.collect()  # what failed may hold its activations in cycles, and then the next has less room
+    return False

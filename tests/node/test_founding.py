@@ -16,7 +16,7 @@ from farflung.compression.policy import parse_policy
 from farflung.node import daemon, founding, machine
 from farflung.node.identity import Identity
 from farflung.node.listening import PORTS
-from farflung.node.machine import CUDA_BYTES, choose_runtime, fit_memory
+from farflung.node.machine import choose_runtime, fit_memory
 from farflung.node.options import CreateOptions
 from farflung.node.paths import resolve_paths
 from farflung.node.recipe import read_recipe, swarm_dataset, swarm_tokenizer
@@ -29,7 +29,7 @@ from farflung.protocol.lap import Laps
 from farflung.protocol.manifest import Manifest, open_manifest
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.training.inner import InnerConfig
-from farflung.training.memory import RESERVE, Beside, forecast, parse_options
+from farflung.training.memory import CUDA_BYTES, RESERVE, Beside, forecast, parse_options
 from farflung.training.methods import LONG_RUN, METHOD_NAMES, training_method
 from farflung.training.optimizers import parse_optimizer
 from farflung.training.presets import PRESETS

@@ -1,20 +1,26 @@
 """`farflung bench quality`: its table, its goals, the runs that it makes and keeps, and the command."""
 
 import json
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from rich.progress import Progress
 from tests.sims.quality_toy import ADAMW, LR, TOY, toy_corpus
 
 from farflung.sims import quality_making
+from farflung.sims.kept import Kept
 from farflung.sims.quality import run_quality
+from farflung.sims.quality_making import make
 from farflung.sims.quality_methods import METHODS, Method, Outer, by_names
 from farflung.sims.quality_plot import frontier
 from farflung.sims.quality_rows import Row, references, rows
-from farflung.sims.quality_runs import Run, Tuned, best, conduct, tuning
+from farflung.sims.quality_runs import Run, Tuned, best, conduct, keeper_of, tuning
 from farflung.sims.quality_tiers import CI, TIERS
 from farflung.sims.quality_train import Outcome
 from farflung.sims.quality_words import budget, checks, goals, settings
@@ -125,12 +131,13 @@ def test_the_budget_is_what_the_ratio_leaves_of_a_run() -> None:
 def test_the_rate_is_chosen_on_its_own_part_and_the_grid_goes_on_at_an_edge(
     losses: dict[float, float | None], lr: float, tried: list[float]
 ) -> None:
-    known: dict[str, Outcome] = {}
+    kept: Kept[Outcome] = Kept(None, lambda entry: Outcome(**entry))
 
     def make(runs: list[Run], _: int) -> None:
-        known.update((run.fingerprint, outcome(losses[run.lr])) for run in runs)
+        for run in runs:
+            kept.keep(run, outcome(losses[run.lr]), 1.0)
 
-    (tuned,) = conduct([tuning(ADAMW, TOY)], make, lambda run: known.get(run.fingerprint))
+    (tuned,) = conduct([tuning(ADAMW, TOY)], make, kept)
     assert best(tuned.grid) == lr and [one for one, _ in tuned.grid] == tried
     assert tuned.grid == tuple((one, losses[one]) for one in tried) and len(tuned.outcomes) == 2
 
@@ -178,12 +185,39 @@ def test_runs_side_by_side_are_those_one_after_another(tmp_path: Path, monkeypat
     monkeypatch.undo()
     tiny = replace(TOY, name="ci", model=replace(TOY.model, vocab_size=264))
     monkeypatch.setitem(TIERS, "ci", tiny)
-    together = run_quality("ci", names="averaging", interval=6, jobs=2, out=tmp_path / "two.jsonl")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(quality_making, "train", lambda *args, **kwargs: pytest.fail("not in this process"))
+        together = run_quality("ci", names="averaging", interval=6, jobs=2, out=tmp_path / "two.jsonl")
     assert together == run_quality("ci", names="averaging", interval=6, out=tmp_path / "one.jsonl")
     assert [row.method for row in together] == ["data-parallel adamw", "solo adamw", "averaging"]
     lines = [file.read_text().splitlines() for file in tmp_path.glob("*.jsonl")]
     kept = [sorted(json.loads(line)["fingerprint"] for line in some) for some in lines]
     assert kept[0] == kept[1]
+
+
+def test_when_a_run_fails_those_under_way_are_kept_and_no_other_is_begun(tmp_path: Path) -> None:
+    runs = [Run(method=ADAMW, tier=TOY, lr=LR, seed=seed) for seed in range(5)]
+    kept = Kept(tmp_path / "runs.jsonl", lambda entry: Outcome(**entry))
+    keeper = keeper_of(runs[1], kept.file)
+    assert keeper is not None
+    keeper.file.write_text("of a run that was cut off")
+    begun: list[int] = []
+
+    class Pool(ThreadPoolExecutor):
+        def submit(self, made: Any, group: list[Run], file: Path | None) -> Any:  # type: ignore[override]
+            begun.append(group[0].seed)
+            return super().submit(self._one, group[0].seed)
+
+        def _one(self, seed: int) -> list[tuple[Outcome, float]]:
+            if seed == 0:
+                raise OSError("the disk is full")
+            time.sleep(0.2)
+            return [(outcome(1.0), 2.0)]
+
+    with Pool(2) as pool, Progress(disable=True) as shown, pytest.raises(OSError, match="disk is full"):
+        make(runs, kept, pool, 2, shown, shown.add_task("", total=5))  # type: ignore[arg-type]
+    assert begun == [0, 1] and kept.outcome(runs[1]) == outcome(1.0) and not keeper.file.exists()
+    assert len(kept.file.read_text().splitlines()) == 1 if kept.file else False
 
 
 def test_known_runs_are_still_found() -> None:
