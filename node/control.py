@@ -258,3 +258,13 @@ def _bind(path: Path) -> socket.socket:
         path.chmod(0o600)
         undo.pop_all()  # it worked: the socket stays open
     return control
+
+
+def runs(swarm: SwarmPaths) -> bool:
+    """Whether a node answers; a killed one leaves its socket behind."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as attempt:
+        try:
+            attempt.connect(str(swarm.socket))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+    return True

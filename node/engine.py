@@ -38,6 +38,8 @@ ADDRESSES_S = 60.0
 """How often our own addresses are looked up again: networks change under laptops, NATs are learnt late."""
 FLUSH_S = 5.0
 """How long `close` waits until peers have read what is queued for them, and again for closed libp2p streams."""
+LETTING_GO_S = 5.0
+"""What is served and cancelled has so long to end, when somebody waits for it."""
 KIND_S = 15.0
 """How long an incoming libp2p stream may take to say its kind."""
 
@@ -250,6 +252,12 @@ class Engine:
         self._mail.on_message(lambda peer, message: None)
         for task in tuple(self._serving):
             task.cancel()
+
+    async def finish_serving(self) -> None:
+        """`stop_serving`, and wait until what was served has let go of what it works on; not for longer than `LETTING_GO_S`."""
+        self.stop_serving()
+        if self._serving:
+            await asyncio.wait(tuple(self._serving), timeout=LETTING_GO_S)
 
     async def open_stream(self, peer: PeerId, kind: str) -> Stream:
         name = frames.encode_kind(kind)

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from farflung.node.founding import data_spec
-from farflung.node.kept_model import kept_model
+from farflung.node.kept_model import kept_model, runtime_beside
 from farflung.node.learner import HELDOUT_SAMPLES
-from farflung.node.machine import choose_runtime
 from farflung.node.options import EvalOptions
 from farflung.node.paths import resolve_paths
 from farflung.node.recipe import swarm_dataset, swarm_tokenizer
@@ -48,7 +47,7 @@ def evaluate_swarm(options: EvalOptions) -> dict[str, Any]:
     kept = kept_model(swarm)
     manifest, model = kept.recipe.manifest, kept.recipe.model
     asked = [read_choices(said, len(kept.sizes)) for said in options.skip_stages]
-    runtime = choose_runtime(options.device, options.dtype, compiled=False)
+    runtime = runtime_beside(swarm, options.device, options.dtype)
     spec = data_here(swarm) if options.data is None else data_spec(options.data)
     dataset = swarm_dataset(manifest, swarm_tokenizer(manifest, tokenizer_file(swarm)), spec)
     tokens = torch.from_numpy(dataset.heldout(HELDOUT_SAMPLES)).long()

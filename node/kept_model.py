@@ -7,6 +7,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from farflung.node.control import runs
+from farflung.node.machine import choose_runtime
 from farflung.node.paths import SwarmPaths
 from farflung.node.recipe import Recipe, read_recipe
 from farflung.node.storage import FileStorage
@@ -18,6 +20,7 @@ from farflung.training.errors import DamagedCheckpoint
 from farflung.training.flat import reordered, slots_of
 from farflung.training.model import parameter_shapes
 from farflung.training.pipeline_slice import StageSlice, assemble
+from farflung.training.runtime import Runtime
 
 ATTEMPTS = 3
 """A running node may replace the checkpoint while it is being read."""
@@ -101,3 +104,12 @@ def _assembled(swarm: SwarmPaths) -> tuple[Path, int, dict[int, Tensor]]:
             )
         return folder, *saved
     raise AssertionError("unreachable")
+
+
+def runtime_beside(
+    swarm: SwarmPaths,
+    device: str,  # as `--device` has it
+    dtype: str,
+) -> Runtime:
+    """How to look at the swarm's model here. `auto` is the CPU while its node runs: that may need what it leaves free of a GPU. Raises ConfigError."""
+    return choose_runtime("cpu" if device == "auto" and runs(swarm) else device, dtype, compiled=False)

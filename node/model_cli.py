@@ -50,7 +50,7 @@ def eval_(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Held-out loss and perplexity of the swarm's model as this machine has it, beside a running node or after it."""
+    """Held-out loss and perplexity of the swarm's model as this machine has it, beside a running node (on the CPU, unless --device says otherwise) or after it."""
     from farflung.node.options import EvalOptions
 
     options = EvalOptions(
@@ -79,7 +79,7 @@ def sample(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """A few lines of the swarm's model as this machine has it, beside a running node or after it."""
+    """A few lines of the swarm's model as this machine has it, beside a running node (on the CPU, unless --device says otherwise) or after it."""
     from farflung.node.options import SampleOptions
 
     options = SampleOptions(

@@ -106,7 +106,7 @@ class PeerMaking:
 
     async def move(self, stage: int) -> tuple[Peer, FileStorage]:
         """The peer for another stage, when ours has left its own and nobody refers to it any more."""
-        self.engine.stop_serving()
+        await self.engine.finish_serving()
         free_the_last_life()
         start = self._start
         return await self._serve(await start.enter(self.say) if stage == OUTSIDE else start.move(stage, self.say))
@@ -124,6 +124,9 @@ class PeerMaking:
         try:
             held = await self._start.begin(stage, learner, storage, self.doors)
         except Overtaken:
+            held = None
+        if held is None:  # out of the handler, and without the learner: its memory is wanted
+            del learner
             return await self.move(OUTSIDE)
         facilities = self._facilities(storage, stage.recipe.own.checkpoint_s, held)
         return self._start.peer(stage, learner, facilities, self._prepare), storage

@@ -1,6 +1,5 @@
 """What commands ask of running nodes, over the control socket: which node is meant, and its typed answers."""
 
-import socket
 from pathlib import Path
 
 import msgspec
@@ -8,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from farflung.node.control import NoNode, request, stream
+from farflung.node.control import NoNode, request, runs, stream
 from farflung.node.live import duration, show, show_json, size
 from farflung.node.paths import SwarmPaths, resolve_paths
 from farflung.node.status import FreshInvitation, LedgerStatus, NodeStatus, PeerStatus, SampleStop
@@ -190,14 +189,4 @@ async def _status(swarm: SwarmPaths) -> NodeStatus:
 
 
 def _running(home: Path | None) -> list[SwarmPaths]:
-    return [swarm for swarm in resolve_paths(home).swarms() if _runs(swarm)]
-
-
-def _runs(swarm: SwarmPaths) -> bool:
-    """Whether a node answers; a killed one leaves its socket behind."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as attempt:
-        try:
-            attempt.connect(str(swarm.socket))
-        except (FileNotFoundError, ConnectionRefusedError):
-            return False
-    return True
+    return [swarm for swarm in resolve_paths(home).swarms() if runs(swarm)]

@@ -31,6 +31,7 @@ state (`remains.spent`): its life is lost with it, and the next one begins.
 """
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -55,7 +56,7 @@ from farflung.protocol.keys import PeerId, Signer, short
 from farflung.protocol.ledger import Ledger
 from farflung.protocol.lives import Life
 from farflung.protocol.pipeline_messages import Copy
-from farflung.training.errors import DamagedCheckpoint
+from farflung.training.errors import DamagedCheckpoint, NotEnoughMemory
 from farflung.training.outer import BYTES_PER_ELEMENT
 from farflung.training.pipeline_online import RATE_BYTES_PER_S
 from farflung.training.pipeline_slice import layers_of, num_ends, with_ends, with_layers
@@ -225,11 +226,13 @@ class Renewal:
         )
 
     async def _tested(self, rung: Rung) -> float | None:
-        """The misfit of what we have made; None where nobody remembers anything. Raises Unmade where what others gave has nothing of the stage."""
+        """The misfit of what we have made; None where nobody remembers anything, or there is no room to see. Raises Unmade where what others gave has nothing of the stage."""
         if not self._pairs:
             return None
         boundary = self._recipe.service(self._learner).forward
-        misfit = await self._doors.learner.run(self._learner.misfit, self._pairs, boundary)
+        misfit = await self._where_there_is_room(self._learner.misfit, self._pairs, boundary)
+        if misfit is None:
+            return None
         if rung is not Rung.RANDOM and not rung.is_exact and misfit >= MISFIT_OF_NONE:
             self._outside.shelf.given.clear()  # we shall not go on from that
             raise Unmade(
@@ -343,8 +346,18 @@ class Renewal:
         fetch_s = self._outside.now() - began
         await self._doors.learner.run(self._learner.begin_with, layers)
         if offer.rung.is_fitted and self._pairs:
-            await self._doors.learner.run(self._learner.fit, self._pairs)
+            # without, it is what its rule made of it, and will be trained
+            await self._where_there_is_room(self._learner.fit, self._pairs)
         return fetch_s
+
+    async def _where_there_is_room(self, work: Callable[..., T], *arguments: object) -> T | None:
+        """What it returns in the learner's thread; None where the device has no room for it, and that is written down."""
+        try:
+            return await self._doors.learner.run(work, *arguments)
+        except NotEnoughMemory as error:
+            self._log.emit("stage.unfitted", stage=self._life.stage, life=self._life.number, reason=str(error))
+        await self._doors.learner.run(gc.collect)  # what failed may hold its activations in cycles
+        return None
 
     async def _restore_ends(self, until: float) -> None:
         """To the exact copies that CheckFree has of them; initial ones remain where there are none."""

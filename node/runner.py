@@ -7,6 +7,8 @@ import sys
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+import torch
+
 from farflung.node.durable import not_taken
 from farflung.node.storage import LOST_STATE
 from farflung.protocol.errors import FarflungError, LocalError
@@ -56,6 +58,10 @@ def free_the_last_life() -> None:
     """After `freeze_imports`: what nobody refers to any more goes, frozen or not. A node's objects are full of circles."""
     gc.unfreeze()
     gc.collect()
+    # torch keeps what is free, and the next life has tensors of other sizes
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+        torch._C._host_emptyCache()
 
 
 def _on_purpose(group: BaseExceptionGroup[BaseException]) -> FarflungError | None:

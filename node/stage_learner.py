@@ -13,7 +13,7 @@ from torch import Tensor
 from farflung.node.learner import HELDOUT_SAMPLES, LearnerOf
 from farflung.training.data import Dataset
 from farflung.training.errors import DamagedCheckpoint
-from farflung.training.flat import flatten, host_buffer
+from farflung.training.flat import flatten
 from farflung.training.inner import StepReport
 from farflung.training.order import SampleOrder
 from farflung.training.pipeline_boundary import Boundary
@@ -100,7 +100,7 @@ class StageLearner(LearnerOf[StageReplica]):
     def local_params(self) -> Tensor:
         """What it trains, fp32 [n] on the CPU; the caller's to keep."""
         replica = self.replica
-        return flatten(replica.layout, replica.parameters, host_buffer(replica.num_parameters, replica.device))
+        return flatten(replica.layout, replica.parameters, torch.empty(replica.num_parameters))
 
     def begin_with(self, layers: Tensor) -> None:
         """The outer parameters of a stage that begins anew, fp32 [n]; without momentum and moments, and nothing of ours in them."""

@@ -18,6 +18,7 @@ from farflung.training.inner import InnerConfig, make_optimizer
 from farflung.training.inner_optimizer import PREFIX
 from farflung.training.model import Decoder, ModelConfig, everything
 from farflung.training.optimizers import parse_optimizer
+from farflung.training.out_of_memory import no_room
 from farflung.training.rules import OuterRule
 from farflung.training.runtime import Runtime
 
@@ -40,7 +41,8 @@ class ModelState(Coupled):
     ) -> None:
         self.runtime = Runtime() if runtime is None else runtime
         device = torch.device(self.runtime.device)
-        self.model = Decoder(model, seed=seed, held=held).to(device)
+        with no_room("the model", device):
+            self.model = Decoder(model, seed=seed, held=held).to(device)
         self.model.model.checkpoint_layers = self.runtime.save.checkpoint_layers
         super().__init__(self.model, outer, device=device, mix=mix, chunk_bytes=chunk_bytes, order=order)
         self.inner_config = inner
@@ -75,7 +77,7 @@ class ModelState(Coupled):
     def load(self, folder: Path) -> Mapping[str, Fact]:
         """Bring back what `save` wrote for a model of this shape; training then goes on with the same bits. Returns all facts.
 
-        Raises DamagedCheckpoint, with nothing changed, when it is missing, altered or of another model.
+        Raises DamagedCheckpoint, with nothing changed, when it is missing, altered or of another model; NotEnoughMemory.
         """
         tensors, facts = read_state(folder)
         inner = {name: tensors.pop(name) for name in list(tensors) if name.startswith(PREFIX)}
@@ -89,7 +91,8 @@ class ModelState(Coupled):
             raise DamagedCheckpoint(f"{folder} does not hold the tensors of this model")
         if name != (ours := parse_optimizer(self.inner_config.optimizer).name):
             raise DamagedCheckpoint(f"{folder} is of a run with the inner optimizer {name}, and this one's is {ours}")
-        self.optimizer.load(inner, inner_steps)
+        with no_room("the state of the inner optimiser", self.device):
+            self.optimizer.load(inner, inner_steps)
         self.outer.params.copy_(tensors["outer.params"])
         self.outer.momentum.copy_(tensors["outer.momentum"])
         unflatten(self.layout, tensors["local"], self.parameters)

@@ -11,6 +11,14 @@ MAKE_ROOM = "close what else uses the device, or save more with `--save-memory c
 """What helps, for messages."""
 
 
+def is_lack(error: RuntimeError) -> bool:
+    """Whether it says that a device has no room: torch's own allocator does by its class, CUDA (page-locked memory, a context, a kernel that is loaded)
+    and cuBLAS (its workspace) only by their words."""
+    words = str(error)
+    by_cuda = isinstance(error, torch.AcceleratorError) and "out of memory" in words
+    return isinstance(error, torch.OutOfMemoryError) or by_cuda or "CUBLAS_STATUS_ALLOC_FAILED" in words
+
+
 @contextmanager
 def half_made(
     what: str,  # for the message
@@ -20,7 +28,9 @@ def half_made(
     not, and a smaller microbatch would not help."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not is_lack(error):
+            raise
         raise NotEnoughMemory(
             f"{device} ran out of memory in {what}, when some parameters had moved and others had not, and nobody can go on from that. "
             f"Nothing of it is saved: started again, training goes on from the last checkpoint. Give it room first: {MAKE_ROOM} ({error})"
@@ -35,5 +45,7 @@ def no_room(
     """Around what changes nothing that is kept. Raises NotEnoughMemory: whoever can may try it in smaller pieces."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not is_lack(error):
+            raise
         raise NotEnoughMemory(f"{device} has no room for {what}: {MAKE_ROOM} ({error})") from error

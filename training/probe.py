@@ -3,16 +3,14 @@
 A forecast (`memory.py`) cannot know a driver's workspaces, fragmentation or what else runs on a card; a trial does: of passes, and of
 room for the optimiser's step after them, which cannot be taken back when there is none. That step itself is not tried: what it takes follows from the
 shapes (`memory.MemoryForecast.step_bytes`), and in copies of the parameters it would take more. A trial leaves nothing behind: gradients are dropped.
-Only `torch.OutOfMemoryError` counts as "too large", so that a bug stays a bug. CPUs raise no such error (the system kills the process instead), so there the forecast decides.
+Only what `out_of_memory.is_lack` knows counts as "too large", so that a bug stays a bug. CPUs raise no such error (the system kills the process instead), so there the forecast decides.
 """
 
 import gc
 from collections.abc import Callable, Sequence
 
-import torch
-
 from farflung.training.errors import NotEnoughMemory
-from farflung.training.out_of_memory import MAKE_ROOM
+from farflung.training.out_of_memory import MAKE_ROOM, is_lack
 
 
 def largest_that_fits(
@@ -40,8 +38,9 @@ def largest_that_fits(
 def _succeeds(trial: Callable[[int], None], size: int) -> bool:
     try:
         trial(size)
-    except torch.OutOfMemoryError:
-        pass
+    except RuntimeError as error:
+        if not is_lack(error):
+            raise
     else:
         return True
     gc.collect()  # what failed may hold its activations in cycles, and then the next has less room

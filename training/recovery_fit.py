@@ -55,14 +55,20 @@ def fit_(
     """Change the parameters in place. Gradients are left empty. Raises ValueError without pairs."""
     if not pairs:
         raise ValueError("there are no cached activations to fit to; leave the stage as its rule made it")
-    optimizer = torch.optim.Adam(parameters, lr=config.lr)
+    optimizer = torch.optim.Adam(parameters, lr=config.lr, fused=True)  # which needs no room beside its moments
     errors = []
-    for _ in range(config.steps):
-        error = torch.stack([F.mse_loss(forward(x), y) for x, y in pairs]).mean()
-        error.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+    try:
+        for _ in range(config.steps):
+            error = 0.0
+            for x, y in pairs:  # one after another: the activations of all would take that much more room
+                share = F.mse_loss(forward(x), y) / len(pairs)
+                share.backward()  # type: ignore[no-untyped-call]
+                error += float(share.detach())
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            errors.append(error)
+    finally:
         optimizer.zero_grad(set_to_none=True)
-        errors.append(float(error.detach()))
     return errors[0], errors[-1]
 
 

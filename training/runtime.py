@@ -36,6 +36,7 @@ class Runtime:
     @classmethod
     def best(cls, device: str) -> "Runtime":
         """bf16 on GPUs that compute in it, fp32 elsewhere."""
-        on_cuda = torch.device(device).type == "cuda"
-        has_bf16 = on_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+        has_bf16 = False
+        if torch.device(device).type == "cuda":  # torch.cuda.is_bf16_supported asks the current one, of maybe several
+            has_bf16 = torch.version.hip is not None or torch.cuda.get_device_properties(device).major >= 8
         return cls(device=device, autocast=torch.bfloat16 if has_bf16 else None)

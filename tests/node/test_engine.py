@@ -1,12 +1,14 @@
 """Real engines on loopback: hivemind's p2pd and streams, direct TLS, and what happens when things die."""
 
 import asyncio
+import gc
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -84,6 +86,36 @@ def test_bulk_both_ways(carrier: str) -> None:
                 assert link.sent_bytes == link.received_bytes == size
                 assert link.down_bytes_per_s > 0
             assert b.links()[a.peer_id].carrier == carrier
+
+    run(main)
+
+
+def test_who_waits_until_nothing_is_served_can_have_the_memory_of_it() -> None:
+    """A handler holds what it works on until it has seen that it is cancelled."""
+
+    class Held:
+        pass
+
+    async def main() -> None:
+        async with engines(2) as (a, b):
+            introduce([a, b])
+            held: list[weakref.ref[Held]] = []
+
+            async def handler(stream: Stream) -> None:
+                mine = Held()
+                held.append(weakref.ref(mine))
+                await read(stream, 1)
+
+            a.serve("part", handler)
+            stream = await b.open_stream(a.peer_id, "part")
+            while not held:
+                await asyncio.sleep(0.01)
+            del handler
+            await a.finish_serving()
+            gc.collect()
+            assert held[0]() is None
+            await a.finish_serving()  # nothing to wait for
+            await stream.close()
 
     run(main)
 

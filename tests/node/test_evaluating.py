@@ -2,9 +2,12 @@
 
 import json
 import math
+import socket
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 from typer.testing import CliRunner
 
-from farflung.node import daemon
+from farflung.node import daemon, kept_model
 from farflung.node.cli import app
 from farflung.node.evaluating import MOST_CHOICES, evaluate_swarm, read_choices
 from farflung.node.model_cli import harmless
@@ -163,6 +166,21 @@ def test_what_is_written_is_what_the_whole_model_writes(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, [*args, "--max-tokens", "50"]).stdout
     assert shown == f"line{harmless(wanted)}\n" and len(wanted) >= 20
     assert harmless("\x1b[2Ja\tb\n\u20ac") == "\ufffd[2Ja\tb\n\u20ac"
+
+
+def test_beside_a_running_node_a_gpu_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[str] = []
+    monkeypatch.setattr(kept_model, "choose_runtime", lambda device, dtype, *, compiled: chosen.append(device))
+    with tempfile.TemporaryDirectory() as short:  # a socket's path must be
+        swarm = SimpleNamespace(socket=Path(short) / "control")
+        kept_model.runtime_beside(swarm, "auto", "auto")  # type: ignore[arg-type]
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as node:
+            node.bind(str(swarm.socket))
+            node.listen()
+            for device in ("auto", "cuda"):
+                kept_model.runtime_beside(swarm, device, "auto")  # type: ignore[arg-type]
+        kept_model.runtime_beside(swarm, "auto", "auto")  # type: ignore[arg-type]  # a killed node leaves its socket
+    assert chosen == ["auto", "cpu", "cuda", "auto"]
 
 
 def test_a_model_that_is_not_there_or_another_one_is_said(tmp_path: Path) -> None:

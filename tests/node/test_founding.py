@@ -468,10 +468,8 @@ def test_a_limit_is_enforced_on_a_gpu_of_which_cuda_itself_takes_some(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80_000_000_000)
-    )
+    facts = SimpleNamespace(total_memory=80_000_000_000, major=9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
     monkeypatch.setattr(
         torch.cuda, "set_per_process_memory_fraction", lambda share, device: limits.append((share, device))
     )
@@ -481,5 +479,7 @@ def test_a_limit_is_enforced_on_a_gpu_of_which_cuda_itself_takes_some(
     fit_memory(PRESETS["1m"], InnerConfig(schedule=Schedule(peak=1e-3, kind="constant")), 1, runtime)
     # torch wants a number there, and takes no "cuda"
     assert limits == [(pytest.approx((8 - 0.8) / 80), index)]
+    facts.major = 7
+    assert choose_runtime(device, "auto", compiled=False).autocast is None
     with pytest.raises(ConfigError, match=r"--memory 0.8: CUDA itself takes 0.8 GB"):
         choose_runtime(device, "auto", compiled=False, memory_gb=0.8)

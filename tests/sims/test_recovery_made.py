@@ -24,8 +24,10 @@ from farflung.protocol.lives import Life
 from farflung.protocol.pipeline_messages import Domains
 from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
+from farflung.training.errors import NotEnoughMemory
 from farflung.training.recovery_rise import RISE_STEPS
 from farflung.training.recovery_rules import weighted_mean
+from farflung.training.stage_replica import StageReplica
 
 
 def test_a_lost_stage_comes_back_from_its_shadow() -> None:
@@ -66,6 +68,18 @@ def test_a_stage_that_is_made_of_its_neighbours_is_fitted_to_what_they_remember(
     [made] = swarm.happened("stage.made")
     assert made["rung"] == "fitted mean" and len(made["holders"]) == 2
     assert made["misfit"] < 0.35  # 0.7 without the fit
+
+
+def test_a_device_without_room_for_a_fit_serves_what_its_rule_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise NotEnoughMemory("cuda has no room for a fit")
+
+    monkeypatch.setattr(StageReplica, "fit", full)
+    swarm = simulate(without_shadows(), Counting(), signers(5), replace_one)
+    assert not swarm.broken and lives(swarm) == [(2, 1, 4)]
+    [made], [unfitted] = swarm.happened("stage.made"), swarm.happened("stage.unfitted")
+    assert made["rung"] == "fitted mean" and made["misfit"] > 0.5
+    assert (unfitted["stage"], unfitted["life"], unfitted["reason"]) == (2, 1, "cuda has no room for a fit")
 
 
 def test_an_end_that_is_made_of_its_one_neighbour_is_fitted_too() -> None:

@@ -26,6 +26,7 @@ from farflung.training.memory import (
 )
 from farflung.training.model import ModelConfig
 from farflung.training.optimizers import parse_optimizer
+from farflung.training.out_of_memory import half_made, no_room
 from farflung.training.probe import largest_that_fits
 from farflung.training.replica import Replica
 from farflung.training.rules import Nesterov
@@ -56,6 +57,34 @@ def test_trials_find_the_largest(batch: int, fits: int) -> None:
     else:
         assert largest_that_fits(sizes, trial) == max(size for size in sizes if size <= fits)
     assert len(tried) <= len(sizes).bit_length()
+
+
+@pytest.mark.parametrize(
+    ("error", "lacks"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
+        (torch.AcceleratorError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), False),
+        (RuntimeError("expected scalar type Float but found BFloat16"), False),
+    ],
+)
+def test_what_says_that_a_device_has_no_room(error: RuntimeError, lacks: bool) -> None:
+    def trial(size: int) -> None:
+        if size > 1:
+            raise error
+
+    if lacks:
+        assert largest_that_fits([4, 2, 1], trial) == 1
+        with pytest.raises(NotEnoughMemory, match="cpu has no room for a pass"), no_room("a pass", torch.device("cpu")):
+            raise error
+    else:
+        with pytest.raises(type(error)) as raised:
+            largest_that_fits([4, 2, 1], trial)
+        assert raised.value is error
+        with pytest.raises(type(error)) as raised, half_made("a step", torch.device("cpu")):
+            raise error
+        assert raised.value is error
 
 
 def test_other_errors_are_no_lack_of_memory() -> None:

@@ -95,3 +95,27 @@ def test_a_full_device_is_said_as_what_it_is(monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(NotEnoughMemory, match=f"cpu has no room for {said}.*2.00 GiB"):
             work()
     torch.testing.assert_close(one.outer.params, before)
+
+
+def test_a_fit_for_which_there_is_no_room_in_the_end_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = StageReplica(CONFIG, StageSlice(SIZES, 1), INNER, Nesterov(), seed=3)
+    before = one.outer.params.clone()
+    generator = torch.Generator().manual_seed(1)
+    pairs = [(torch.randn(1, 8, 16, generator=generator), torch.randn(1, 8, 16, generator=generator)) for _ in range(2)]
+    run, passes = one._run, 0
+
+    def full(x: torch.Tensor) -> torch.Tensor:
+        nonlocal passes
+        passes += 1
+        if passes == 4:  # in the second step
+            raise torch.OutOfMemoryError("tried to allocate 2.00 GiB")
+        return run(x)
+
+    monkeypatch.setattr(one, "_run", full)
+    with pytest.raises(NotEnoughMemory, match="no room for a fit of stage 1"):
+        one.fit(pairs)
+    assert passes == 4 and all(p.grad is None for p in one.model.parameters())
+    torch.testing.assert_close(flatten(one.layout, one.parameters, torch.empty(one.num_parameters)), before)
+    torch.testing.assert_close(one.outer.params, before)
+    one.fit(pairs)
+    assert not torch.equal(one.outer.params, before)
