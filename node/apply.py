@@ -6,6 +6,7 @@ training pauses only while the learner really changes.
 """
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ from farflung.protocol.keys import short
 from farflung.protocol.ledger import split
 from farflung.protocol.member import Member
 from farflung.training.coupled import Update
+from farflung.training.errors import NotEnoughMemory
 
 FETCH_ATTEMPTS = 4
 """Rounds of asking everybody for a mean before the whole state is downloaded instead."""
@@ -380,7 +382,14 @@ class Applier:
             extent = Extent.WHOLE
         if extent is Extent.NOTHING:
             return
-        loss = await self._evaluate_outer(extent)
+        loss, lack = None, ""
+        try:
+            loss = await self._evaluate_outer(extent)
+        except NotEnoughMemory as error:
+            lack = str(error)
+        if lack:
+            await self._learn(gc.collect)  # what failed may hold its activations in cycles
+            self._log.emit("outer.skipped", reason=lack)
         ended = asyncio.get_running_loop().time()
         self._budget.spent(extent, ended - began, ended, failed=loss is None)
         if loss is not None:

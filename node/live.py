@@ -200,6 +200,8 @@ def line(event: dict[str, Any]) -> str | None:
             said = f"{event['to'][:12]}, who begins stage {event['stage']} anew, has fetched this node's copy of step {event['of_step']:,}"
         case "stage.waits":
             said = f"stage {event['stage']} waits: {event['reason']}"
+        case "outer.skipped":
+            said = f"no evaluation this time: {event['reason']}"
         case "stage.unfitted":
             said = f"stage {event['stage']} is not fitted to what its neighbours remember: {event['reason']}"
         case "stage.unmade":

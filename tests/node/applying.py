@@ -27,6 +27,7 @@ from farflung.protocol.lap import Laps
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.membership import Membership
 from farflung.sims.toy import ToyLearner
+from farflung.training.errors import NotEnoughMemory
 
 SWARM = b"w" * 32
 RULES = Rules(ahead=12, lease=3, max_group=8, cuts=(0, NUMEL), laps=Laps.fixed(2), total_steps=198, tokens_per_sample=1)
@@ -65,6 +66,8 @@ class Applying:
         """Versions from which a download began."""
         self.sample_s = 0.0
         """What an evaluation takes for each sample."""
+        self.lacks_room = False
+        """Whether evaluations have no room on the device."""
         self.extents: list[tuple[int, Extent]] = []
         """Evaluations: of which version, and how much of the held-out samples."""
         self.member = Member(node.id, Settings(peer(0)), Membership(node.id, 1.0))
@@ -94,6 +97,8 @@ class Applying:
         """As long as the test says that each sample takes."""
         self.extents.append((self.applier.version, extent))
         await asyncio.sleep(self.sample_s * extent.value)
+        if self.lacks_room:
+            raise NotEnoughMemory("cuda has no room for an evaluation")
         return self.node.learner.evaluate()
 
     async def start(self, history: Sequence[Certified]) -> None:

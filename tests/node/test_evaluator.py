@@ -122,6 +122,21 @@ def test_the_last_evaluation_is_whole_whatever_it_costs() -> None:
     in_lab(1, main)
 
 
+def test_an_evaluation_without_room_is_left_out_and_tried_again() -> None:
+    async def main(lab: Lab) -> None:
+        one = Applying(lab, lab.nodes[0])
+        one.lacks_room = True
+        await founded(one)
+        await cycles(one, 1, 1)
+        assert [e["reason"] for e in one.named("outer.skipped")] == ["cuda has no room for an evaluation"]
+        one.lacks_room = False
+        await cycles(one, 2, 2)
+        assert [version for version, _ in one.extents] == [1, 2]
+        assert [e["version"] for e in one.named("outer.eval")] == [2] and len(one.named("outer.skipped")) == 1
+
+    in_lab(1, main)
+
+
 @pytest.mark.parametrize("first_lives", [True, False])
 def test_who_is_chosen_and_dead_is_stood_in_for(first_lives: bool) -> None:
     async def main(lab: Lab) -> None:

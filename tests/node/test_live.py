@@ -211,6 +211,8 @@ def test_how_a_lost_stage_came_back_is_shown_by_everybody_who_knows() -> None:
     assert (line(unmade) or "").endswith("no shadow after all: the link broke")
     unfitted = event(111.0, "stage.unfitted", stage=3, life=2, reason="cuda has no room for a fit of stage 3")
     assert (line(unfitted) or "").endswith("what its neighbours remember: cuda has no room for a fit of stage 3")
+    skipped = event(111.0, "outer.skipped", reason="cuda has no room for an evaluation")
+    assert (line(skipped) or "").endswith("no evaluation this time: cuda has no room for an evaluation")
     tried = [decided, unmade, unmade | {"rung": "fitted mean"}]
     failed = "(life 2), not made of shadow (the link broke), nor fitted mean (the link broke)"
     assert failed in drawn(folded([*RUN, *tried])) and failed not in drawn(folded([*RUN, decided]))
