@@ -1,17 +1,20 @@
 """Tensors and a few facts in a folder, replaced in one step, so that a peer goes on after a crash with the
 bits it had.
 
-A folder holds `state.json` and the tensor file that it names. The tensor file is written and flushed
-first, under a name of its own; then state.json is replaced in one rename, and only then the old tensor
-file goes. A crash at any point leaves a whole state behind. Only safetensors and JSON: nothing on disk can
+A folder holds `state.json` and the tensor files that it names. The tensor files are written and flushed
+first, under names of their own; then state.json is replaced in one rename, and only then the old tensor
+files go. A crash at any point leaves a whole state behind. Only safetensors and JSON: nothing on disk can
 run code.
+
+There are several files because tensors of a GPU are copied to the host before one is written: of a whole inner state that would
+be as much memory again.
 """
 
 import errno
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import safetensors
@@ -20,7 +23,9 @@ from torch import Tensor
 
 from farflung.training.errors import DamagedCheckpoint
 
-FORMAT = 2
+FORMAT = 3
+PART_BYTES = 1 << 30
+"""Of tensors in one file; a larger one has a file of its own."""
 
 Fact = int | float | str
 
@@ -28,17 +33,8 @@ Fact = int | float | str
 def write_state(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Fact]) -> None:
     """Make `tensors` and `facts` the state in `folder`, which is created if need be. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / "state.safetensors.partial"
-    try:
-        safetensors.torch.save_file(dict(tensors), partial)
-    except safetensors.SafetensorError as error:  # so it says what the system says of a full disk and the like
-        raise OSError(errno.EIO, str(error), str(partial)) from error
-    _flush(partial)
-    digest = _sha256(partial)
-    tensor_file = folder / f"{digest[:16]}.safetensors"
-    partial.replace(tensor_file)
-
-    about = {"format": FORMAT, "tensors": tensor_file.name, "sha256": digest, "facts": dict(facts)}
+    digests = {file.name: digest for file, digest in (_write_part(folder, part) for part in _parts(tensors))}
+    about = {"format": FORMAT, "tensors": digests, "facts": dict(facts)}
     partial_json = folder / "state.json.partial"
     partial_json.write_text(json.dumps(about, indent=2), encoding="utf-8")
     _flush(partial_json)
@@ -46,7 +42,7 @@ def write_state(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
     if os.name == "posix":  # the renames themselves; Windows has no handle on a folder
         _flush(folder)
     for old in folder.glob("*.safetensors"):
-        if old != tensor_file:
+        if old.name not in digests:
             old.unlink()
 
 
@@ -57,21 +53,48 @@ def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Fact]]:
     except (OSError, ValueError) as error:
         raise DamagedCheckpoint(f"{folder / 'state.json'}: {error}") from error
     match about:
-        case {"format": int(format_), "tensors": str(name), "sha256": str(digest), "facts": dict(facts)}:
+        case {"format": int(format_)} if format_ != FORMAT:
+            raise DamagedCheckpoint(f"{folder} has format {format_}; this version reads {FORMAT}")
+        case {"format": int(), "tensors": dict(digests), "facts": dict(facts)}:
             pass
         case _:
             raise DamagedCheckpoint(f"{folder / 'state.json'} does not describe a state")
-    if format_ != FORMAT:
-        raise DamagedCheckpoint(f"{folder} has format {format_}; this version reads {FORMAT}")
     if not all(isinstance(value, Fact) for value in facts.values()):
         raise DamagedCheckpoint(f"{folder / 'state.json'} has facts that are neither numbers nor text")
-    tensor_file = folder / Path(name).name  # a name only: never outside of the folder
+    tensors: dict[str, Tensor] = {}
+    for name, digest in digests.items():
+        tensor_file = folder / Path(name).name  # a name only: never outside of the folder
+        try:
+            if _sha256(tensor_file) != digest:
+                raise DamagedCheckpoint(f"{tensor_file} is not what was saved: its SHA-256 differs")
+            tensors |= safetensors.torch.load_file(tensor_file)
+        except (OSError, safetensors.SafetensorError) as error:
+            raise DamagedCheckpoint(f"{tensor_file}: {error}") from error
+    return tensors, facts
+
+
+def _parts(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    part: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if part and sum(one.nbytes for one in part.values()) + tensor.nbytes > PART_BYTES:
+            yield part
+            part = {}
+        part[name] = tensor
+    yield part  # an empty one too, if there are no tensors: then a file says so
+
+
+def _write_part(folder: Path, tensors: dict[str, Tensor]) -> tuple[Path, str]:
+    """The file and its digest."""
+    partial = folder / "state.safetensors.partial"
     try:
-        if _sha256(tensor_file) != digest:
-            raise DamagedCheckpoint(f"{tensor_file} is not what was saved: its SHA-256 differs")
-        return safetensors.torch.load_file(tensor_file), facts
-    except (OSError, safetensors.SafetensorError) as error:
-        raise DamagedCheckpoint(f"{tensor_file}: {error}") from error
+        safetensors.torch.save_file(tensors, partial)
+    except safetensors.SafetensorError as error:  # so it says what the system says of a full disk and the like
+        raise OSError(errno.EIO, str(error), str(partial)) from error
+    _flush(partial)
+    digest = _sha256(partial)
+    file = folder / f"{digest[:16]}.safetensors"
+    partial.replace(file)
+    return file, digest
 
 
 def _sha256(path: Path) -> str:

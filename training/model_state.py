@@ -63,7 +63,8 @@ class ModelState(Coupled):
         tensors = {
             "outer.params": self.outer.params,
             "outer.momentum": self.outer.momentum,
-            "local": flatten(self.layout, self.parameters, torch.empty(self.num_parameters)),
+            # beside a GPU the block that evaluations take, and torch keeps
+            "local": flatten(self.layout, self.parameters, host_buffer(self.num_parameters, self.device)),
         }
         if self.sent is not None:
             tensors["sent"] = self.sent

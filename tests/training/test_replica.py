@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from farflung.training import checkpoint
 from farflung.training.errors import DamagedCheckpoint, NonFinite
 from farflung.training.flat import flatten
 from farflung.training.inner import InnerConfig, make_optimizer
@@ -307,6 +308,33 @@ def test_going_on_from_disk_gives_the_same_bits(make_replica: Any, batch: Any, t
     assert train(replica, batch, 4, 8) == train(restored, batch, 4, 8)
     assert replica.outer.digest() == restored.outer.digest()
     assert torch.equal(local(replica), local(restored))
+
+
+def test_a_large_state_lies_in_several_files(
+    make_replica: Any, batch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica, restored = make_replica(), make_replica()
+    monkeypatch.setattr(checkpoint, "PART_BYTES", 4 * replica.num_parameters)
+    train(replica, batch, 0, 2)
+    replica.save(tmp_path)
+    replica.save(tmp_path)  # the same names
+    first = {file.name for file in tmp_path.glob("*.safetensors")}
+    assert len(first) >= 5  # outer parameters and momentum, local ones, two moments
+    train(replica, batch, 2, 3)
+    replica.save(tmp_path)
+    second = {file.name for file in tmp_path.glob("*.safetensors")}
+    assert len(second) == len(first) and first != second and len(list(tmp_path.iterdir())) == len(second) + 1
+    restored.load(tmp_path)
+    assert train(replica, batch, 3, 5) == train(restored, batch, 3, 5)
+    about = json.loads((tmp_path / "state.json").read_text())
+    assert set(about["tensors"]) == second
+    (tmp_path / "state.json").write_text(json.dumps({**about, "tensors": dict(list(about["tensors"].items())[1:])}))
+    with pytest.raises(DamagedCheckpoint):
+        restored.load(tmp_path)
+    (tmp_path / "state.json").write_text(json.dumps(about))
+    (tmp_path / list(about["tensors"])[-1]).unlink()
+    with pytest.raises(DamagedCheckpoint, match=r"safetensors: "):
+        restored.load(tmp_path)
 
 
 def test_a_replica_that_never_stepped_is_saved_too(make_replica: Any, batch: Any, tmp_path: Path) -> None:
