@@ -121,11 +121,12 @@ class PeerMaking:
         if self.rehearsal is not None:
             learner = self.rehearsal.stage_learner(learner)
         self._say_saving(stage.runtime)
+        overtaken = False
         try:
             held = await self._start.begin(stage, learner, storage, self.doors)
         except Overtaken:
-            held = None
-        if held is None:  # out of the handler, and without the learner: its memory is wanted
+            overtaken = True
+        if overtaken:  # out of the handler, and without the learner: its memory is wanted
             del learner
             return await self.move(OUTSIDE)
         facilities = self._facilities(storage, stage.recipe.own.checkpoint_s, held)
