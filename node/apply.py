@@ -391,7 +391,7 @@ class Applier:
             await self._learn(gc.collect)  # what failed may hold its activations in cycles
             self._log.emit("outer.skipped", reason=lack)
         ended = asyncio.get_running_loop().time()
-        self._budget.spent(extent, ended - began, ended, failed=loss is None)
+        self._budget.spent(extent, ended - began, ended, failed=loss is None and not lack)
         if loss is not None:
             self._log.emit(
                 "outer.eval",

@@ -10,6 +10,7 @@ has missed a round is taken as it is. When they go on while we download, nothing
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from farflung.node.stage_recipe import StageRecipe, stage_recipe
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.roll import Roll
 from farflung.training.checkpoint import read_state, write_state
+from farflung.training.errors import NotEnoughMemory
 from farflung.training.stage_replica import pass_through
 
 WAIT_S = 10.0
@@ -31,6 +33,8 @@ LOOK_S = 0.25
 
 KeepModel = Callable[[int, Mapping[int, Tensor]], None]
 """Version, and the outer parameters of each stage, fp32 [n]: to be written to disk. Blocks."""
+
+T = TypeVar("T")
 
 
 class WholeModel:
@@ -58,10 +62,21 @@ class WholeModel:
         self._keep = keep
 
     async def evaluate(self) -> float | None:
-        """Held-out loss of the whole outer model, nats per token; it is kept, too. None when it cannot be had in one piece."""
+        """Held-out loss of the whole outer model, nats per token; it is kept, too. None when it cannot be had in one piece. Raises NotEnoughMemory
+        when the device has no room for a part of it; kept it is all the same."""
+        lack: str | None = None
+
+        async def computed(work: Callable[..., T], *arguments: object) -> T | None:
+            nonlocal lack
+            try:
+                return await self._doors.learner.run(work, *arguments) if lack is None else None
+            except NotEnoughMemory as error:
+                lack = str(error)
+            return None
+
         version = self._version()
         own = await self._doors.learner.run(self._learner.outer.params.clone)
-        outputs = await self._doors.learner.run(self._learner.enter)
+        outputs = await computed(self._learner.enter)
         stages: dict[int, Tensor] = {0: own}
         for stage in range(1, self._roll.stages):
             recipe = stage_recipe(self._recipe.whole, stage)
@@ -69,12 +84,14 @@ class WholeModel:
             if params is None:
                 return None
             model, runtime = self._recipe.whole.model, self._learner.replica.runtime
-            outputs = await self._doors.learner.run(pass_through, model, recipe.part, params, outputs, runtime)
+            outputs = await computed(pass_through, model, recipe.part, params, outputs, runtime)
             stages[stage] = params
-        loss = await self._doors.learner.run(self._learner.leave, outputs)
+        loss = await computed(self._learner.leave, outputs)
         if self._version() != version:
             return None  # a commit came in between, and the head may be of another version than the rest
         await self._doors.side.run(self._keep, version, stages)
+        if lack is not None:
+            raise NotEnoughMemory(lack)
         return loss
 
     async def _borrow(self, recipe: StageRecipe, version: int) -> Tensor | None:

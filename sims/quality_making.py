@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
@@ -95,15 +95,25 @@ def _side_by_side(
     failed: BaseException | None = None
     while running or (waiting and failed is None):
         while waiting and len(running) < jobs and failed is None:
-            group = waiting.popleft()
-            running[pool.submit(made, group, file)] = group
+            try:
+                future = pool.submit(made, waiting[0], file)
+            except BrokenExecutor as error:
+                failed = error
+                break
+            running[future] = waiting.popleft()
+        if not running:
+            break
         done, _ = wait(running, return_when=FIRST_COMPLETED)
         for future in done:
             group = running.pop(future)
-            if (error := future.exception()) is not None:
+            if (trouble := future.exception()) is not None:
+                failed = failed or trouble
+                continue
+            try:
+                keep(group, future.result())
+            except OSError as error:
                 failed = failed or error
                 continue
-            keep(group, future.result())
             tell(group)
     if failed is not None:
         raise failed

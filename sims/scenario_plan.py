@@ -238,7 +238,7 @@ def _check_fits(
         model,
         parse_optimizer(recipe.inner.optimizer),
         batch=batch,
-        device_bytes=int(peer_class.memory_gb * 1e9) - CUDA_BYTES,
+        device_bytes=max(0, int(peer_class.memory_gb * 1e9) - CUDA_BYTES),
         host_bytes=None,
         compute_bytes=2,
         beside=beside,

@@ -33,7 +33,16 @@ Fact = int | float | str
 def write_state(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Fact]) -> None:
     """Make `tensors` and `facts` the state in `folder`, which is created if need be. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    digests = {file.name: digest for file, digest in (_write_part(folder, part) for part in _parts(tensors))}
+    digests: dict[str, str] = {}
+    before = {file.name for file in folder.glob("*.safetensors")}
+    try:
+        for part in _parts(tensors):
+            file, digest = _write_part(folder, part)
+            digests[file.name] = digest
+    except OSError:  # of a full disk these parts would take what is left
+        for name in set(digests) - before:
+            (folder / name).unlink()
+        raise
     about = {"format": FORMAT, "tensors": digests, "facts": dict(facts)}
     partial_json = folder / "state.json.partial"
     partial_json.write_text(json.dumps(about, indent=2), encoding="utf-8")

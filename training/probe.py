@@ -15,7 +15,7 @@ from farflung.training.out_of_memory import MAKE_ROOM, is_lack
 
 def largest_that_fits(
     sizes: Sequence[int],  # descending
-    trial: Callable[[int], None],  # runs one step with so many sequences; raises torch.OutOfMemoryError
+    trial: Callable[[int], None],  # runs one step with so many sequences; raises what `is_lack` knows
 ) -> int:
     """The largest size whose trial succeeds, if all smaller ones do. About log2(len(sizes)) trials.
 

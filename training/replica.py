@@ -90,7 +90,7 @@ class Replica(ModelState):
         As many sequences at a time as training takes, which needs more memory for them; one before that is known.
         """
         tokens = torch.as_tensor(heldout)
-        with self.outer_parameters():
+        with no_room("an evaluation", self.device), self.outer_parameters():
             total = self._with_room(tokens.shape[0], lambda microbatch: self._total_loss(tokens, microbatch))
         return total / tokens.shape[0]
 

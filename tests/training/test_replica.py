@@ -337,6 +337,30 @@ def test_a_large_state_lies_in_several_files(
         restored.load(tmp_path)
 
 
+def test_a_disk_that_fills_up_is_left_as_it_was(
+    make_replica: Any, batch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica, restored = make_replica(), make_replica()
+    monkeypatch.setattr(checkpoint, "PART_BYTES", 4 * replica.num_parameters)
+    replica.save(tmp_path)
+    before = sorted(file.name for file in tmp_path.iterdir())
+    train(replica, batch, 0, 2)
+    written, write = [], checkpoint._write_part
+
+    def full(folder: Path, part: Any) -> Any:
+        if len(written) == 3:
+            raise OSError("no space left on device")
+        written.append(write(folder, part))
+        return written[-1]
+
+    monkeypatch.setattr(checkpoint, "_write_part", full)
+    with pytest.raises(OSError, match="no space"):
+        replica.save(tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == before
+    restored.load(tmp_path)
+    assert restored.optimizer.steps == 0
+
+
 def test_a_replica_that_never_stepped_is_saved_too(make_replica: Any, batch: Any, tmp_path: Path) -> None:
     replica, restored = make_replica(), make_replica()
     replica.save(tmp_path)
