@@ -6,7 +6,6 @@ training pauses only while the learner really changes.
 """
 
 import asyncio
-import gc
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -35,6 +34,7 @@ from farflung.protocol.ledger import split
 from farflung.protocol.member import Member
 from farflung.training.coupled import Update
 from farflung.training.errors import NotEnoughMemory
+from farflung.training.out_of_memory import let_go
 
 FETCH_ATTEMPTS = 4
 """Rounds of asking everybody for a mean before the whole state is downloaded instead."""
@@ -388,7 +388,7 @@ class Applier:
         except NotEnoughMemory as error:
             lack = str(error)
         if lack:
-            await self._learn(gc.collect)  # what failed may hold its activations in cycles
+            await self._learn(let_go)
             self._log.emit("outer.skipped", reason=lack)
         ended = asyncio.get_running_loop().time()
         self._budget.spent(extent, ended - began, ended, failed=loss is None and not lack)

@@ -31,7 +31,6 @@ state (`remains.spent`): its life is lost with it, and the next one begins.
 """
 
 import asyncio
-import gc
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -57,6 +56,7 @@ from farflung.protocol.ledger import Ledger
 from farflung.protocol.lives import Life
 from farflung.protocol.pipeline_messages import Copy
 from farflung.training.errors import DamagedCheckpoint, NotEnoughMemory
+from farflung.training.out_of_memory import let_go
 from farflung.training.outer import BYTES_PER_ELEMENT
 from farflung.training.pipeline_online import RATE_BYTES_PER_S
 from farflung.training.pipeline_slice import layers_of, num_ends, with_ends, with_layers
@@ -356,7 +356,7 @@ class Renewal:
             return await self._doors.learner.run(work, *arguments)
         except NotEnoughMemory as error:
             self._log.emit("stage.unfitted", stage=self._life.stage, life=self._life.number, reason=str(error))
-        await self._doors.learner.run(gc.collect)  # what failed may hold its activations in cycles
+        await self._doors.learner.run(let_go)
         return None
 
     async def _restore_ends(self, until: float) -> None:

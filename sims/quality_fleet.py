@@ -29,6 +29,7 @@ from farflung.training.model import Decoder, Rotary
 from farflung.training.muon import ITERATIONS, MOMENTUM, RMS_OF_ADAMW, orthogonalise
 from farflung.training.optimizers import TABLES
 from farflung.training.order import SampleOrder
+from farflung.training.presets import num_parameters
 from farflung.training.schedule import Schedule
 
 MOST_RUNS = 40
@@ -37,10 +38,9 @@ MOST_SIZES = 64
 """Of fleets in one process, each of which is compiled for."""
 MOST_PARAMETERS = 4_000_000
 """Of a model: larger ones keep a GPU busy one at a time."""
-_ATTENTION = tuple(f"self_attn.{name}_proj" for name in "qkvo")
 OF_A_LAYER = (
     "input_layernorm",
-    *_ATTENTION,
+    *(f"self_attn.{name}_proj" for name in "qkvo"),
     "post_attention_layernorm",
     "mlp.gate_proj",
     "mlp.up_proj",
@@ -49,9 +49,9 @@ OF_A_LAYER = (
 """Weights, as a layer takes them."""
 
 
-def fits(method: Method, tier: Tier, parameters: int) -> bool:
+def fits(method: Method, tier: Tier) -> bool:
     """Whether runs of this method are made in fleets."""
-    small = parameters <= MOST_PARAMETERS and not tier.model.qk_norm
+    small = num_parameters(tier.model) <= MOST_PARAMETERS and not tier.model.qk_norm
     return tier.device == "cuda" and not tier.bf16 and method.inner != "gradient" and small
 
 
@@ -73,7 +73,7 @@ def fleets(runs: Sequence[Run], jobs: int = 1) -> list[list[Run]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FleetWorker:
     """One worker of a fleet, as rounds see it."""
 
     flat: Tensor
@@ -123,9 +123,9 @@ class Fleet:
             self._layer = torch.compile(self._plain_layer, dynamic=False)
             self._move = torch.compile(self._adamw, dynamic=False)
 
-    def rows(self) -> list[Row]:
+    def workers(self) -> list[FleetWorker]:
         """The workers."""
-        return [Row(flat, self.layout) for flat in self.flat]
+        return [FleetWorker(flat, self.layout) for flat in self.flat]
 
     def step(
         self,
@@ -256,8 +256,8 @@ def train_fleet(
     peers, device = tier.peers, torch.device(tier.device)
     data = corpus(tier)
     fleet = Fleet(tier, inner, [run.seed for run in runs for _ in range(peers)])
-    rows = fleet.rows()
-    workers = [rows[index * peers : (index + 1) * peers] for index in range(len(runs))]
+    each = fleet.workers()
+    workers = [each[index * peers : (index + 1) * peers] for index in range(len(runs))]
     orders = {run.seed: SampleOrder(num_samples=data.num_samples, seed=run.seed) for run in runs}
     schedules = [Schedule(peak=run.lr, warmup_steps=tier.rise_steps, total_steps=tier.steps) for run in runs]
     whole = torch.tensor([run.method.whole_batch for run in runs], device=device)

@@ -18,7 +18,6 @@ from farflung.sims.kept import Kept
 from farflung.sims.quality_runs import Run, keeper_of
 from farflung.sims.quality_train import Outcome, train
 from farflung.sims.quality_train import Progress as Advance
-from farflung.training.presets import num_parameters
 
 Group = list[Run]
 """Made in one go."""
@@ -121,8 +120,8 @@ def _side_by_side(
 
 def grouped(runs: Sequence[Run], jobs: int) -> list[Group]:
     """As they are made: in fleets where those fit, the others by themselves."""
-    in_fleets = [run for run in runs if quality_fleet.fits(run.method, run.tier, num_parameters(run.tier.model))]
-    alone = [[run] for run in runs if run not in in_fleets]
+    in_fleets = [run for run in runs if quality_fleet.fits(run.method, run.tier)]
+    alone = [[run] for run in runs if not quality_fleet.fits(run.method, run.tier)]
     return [*alone, *quality_fleet.fleets(in_fleets, jobs)]
 
 
@@ -139,7 +138,7 @@ def made(
     progress: Advance = lambda step, loss: None,
 ) -> list[tuple[Outcome, float]]:
     """The runs, and the seconds that each took; one that was cut off goes on from where it was, unless it was in a fleet."""
-    if len(group) > 1 or quality_fleet.fits(group[0].method, group[0].tier, num_parameters(group[0].tier.model)):
+    if quality_fleet.fits(group[0].method, group[0].tier):
         return quality_fleet.train_fleet(group, progress)
     (run,) = group
     started = time.monotonic()

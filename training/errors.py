@@ -54,7 +54,7 @@ class DataError(TrainingError):
 
 class NotEnoughMemory(TrainingError):
     """Not even one sequence at a time fits, and the message says how much is missing; a stage of a pipeline, whose microbatches others choose, has no room
-    for one; or there was none to move parameters, and some have moved."""
+    for one; or there was none for a model, an evaluation or a fit, or to move parameters, and some have moved."""
 
 
 class Unrecoverable(TrainingError):

@@ -1,5 +1,6 @@
 """A device that runs out of memory, said for people: where everything is as it was, and where something cannot be taken back."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,6 +18,13 @@ def is_lack(error: RuntimeError) -> bool:
     words = str(error)
     by_cuda = isinstance(error, torch.AcceleratorError) and "out of memory" in words
     return isinstance(error, torch.OutOfMemoryError) or by_cuda or "CUBLAS_STATUS_ALLOC_FAILED" in words
+
+
+def let_go() -> None:
+    """Of what a failed pass has allocated, once nobody handles its error any more: on a GPU torch has activations in cycles, 2.2 GB of a 350 M model."""
+    gc.collect()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
 
 
 @contextmanager

@@ -6,11 +6,10 @@ shapes (`memory.MemoryForecast.step_bytes`), and in copies of the parameters it 
 Only what `out_of_memory.is_lack` knows counts as "too large", so that a bug stays a bug. CPUs raise no such error (the system kills the process instead), so there the forecast decides.
 """
 
-import gc
 from collections.abc import Callable, Sequence
 
 from farflung.training.errors import NotEnoughMemory
-from farflung.training.out_of_memory import MAKE_ROOM, is_lack
+from farflung.training.out_of_memory import MAKE_ROOM, is_lack, let_go
 
 
 def largest_that_fits(
@@ -43,5 +42,5 @@ def _succeeds(trial: Callable[[int], None], size: int) -> bool:
             raise
     else:
         return True
-    gc.collect()  # what failed may hold its activations in cycles, and then the next has less room
+    let_go()  # or the next has less room
     return False

@@ -11,7 +11,6 @@ Local progress is never thrown away silently: when the outer parameters move, th
 as `farflung.training.coupled` says in full.
 """
 
-import gc
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -26,7 +25,7 @@ from farflung.training.memory import MemoryForecast, choose_microbatch, even_mic
 from farflung.training.model import ModelConfig, next_token_loss
 from farflung.training.model_state import ModelState
 from farflung.training.optimizers import parse_optimizer
-from farflung.training.out_of_memory import no_room
+from farflung.training.out_of_memory import let_go, no_room
 from farflung.training.probe import largest_that_fits
 from farflung.training.rules import OuterRule
 from farflung.training.runtime import Runtime
@@ -121,8 +120,7 @@ class Replica(ModelState):
                 if self.runtime.microbatch is not None or not smaller:
                     raise
                 self._microbatch = smaller[0]
-            gc.collect()  # what failed may hold its activations in cycles
-            torch.cuda.empty_cache()
+            let_go()
 
     def _choose_microbatch(self, tokens: Tensor) -> int:
         """By trial where running out of memory is an error that can be caught, by forecast elsewhere."""

@@ -11,6 +11,7 @@ import torch
 
 from farflung.training.inner import precision
 from farflung.training.model import Decoder
+from farflung.training.out_of_memory import no_room
 from farflung.training.tokenizer import Tokenizer
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
@@ -73,7 +74,7 @@ def _next_token(
 ) -> int:
     device = model.model.embed_tokens.weight.device
     window = torch.tensor([ids[-model.config.seq_len :]], device=device)
-    with precision(device, autocast):
+    with no_room("a look at the model", device), precision(device, autocast):
         logits = model(window)[0, -1, :vocab_size].float().cpu()  # rows beyond are only padding
     if sampling.temperature == 0:
         return int(logits.argmax())

@@ -234,8 +234,8 @@ def test_a_peer_needs_the_memory_of_one_stage(text: str) -> None:
     own = 'name = "far"\nmemory_gb = '
     founder = Ed25519Signer(bytes(32)).peer_id
     read_scenario(parse_scenario(big.replace('name = "far"', own + "3.0"), name="big"), founder)
-    with pytest.raises(ConfigError, match=r"have 0\.3 GB.*cut it into"):
-        read_scenario(parse_scenario(big.replace('name = "far"', own + "0.3"), name="big"), founder)
+    with pytest.raises(ConfigError, match=r"have 0\.9 GB.*cut it into"):
+        read_scenario(parse_scenario(big.replace('name = "far"', own + "0.9"), name="big"), founder)
     whole = big.replace("[manifest.pipeline]\nstages = 12\nmicrobatches = 4\n", "")
     with pytest.raises(ConfigError, match=r"have 3 GB"):
         read_scenario(parse_scenario(whole.replace('name = "far"', own + "3.0"), name="big"), founder)

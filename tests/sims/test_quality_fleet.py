@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.sims.quality_toy import LR, TOY, toy_corpus
 
-from farflung.sims import quality_fleet, quality_train
+from farflung.sims import quality_train
 from farflung.sims.batches import batch_of
 from farflung.sims.quality_fleet import Fleet, fits, fleets, train_fleet
 from farflung.sims.quality_making import grouped
@@ -18,6 +18,7 @@ from farflung.sims.quality_runs import Run
 from farflung.sims.quality_train import train
 from farflung.sims.quality_worker import Worker
 from farflung.training.order import SampleOrder
+from farflung.training.presets import preset
 
 pytestmark = pytest.mark.usefixtures("small_corpus")
 
@@ -42,7 +43,7 @@ def test_the_steps_of_a_fleet_are_those_of_its_workers(inner: Inner, groups: int
         alone = [w.step(t, step=step, lr=lr) for w, t, lr in zip(workers, shares, lrs, strict=True)]
         losses, _ = fleet.step(torch.stack(shares), torch.tensor(lrs), apart)
         torch.testing.assert_close(losses, torch.tensor(alone), rtol=1e-4, atol=1e-5)
-    for worker, row in zip(workers, fleet.rows(), strict=True):
+    for worker, row in zip(workers, fleet.workers(), strict=True):
         moved = worker.flat - Worker(tier, inner, seed=worker.seed).flat
         assert (row.flat - worker.flat).norm() < 2e-3 * moved.norm()
     windows = torch.from_numpy(data.heldout(tier.heldout))
@@ -122,10 +123,10 @@ def test_who_goes_into_fleets() -> None:
         for lr in (LR, 1e-3)
     ]
     averaging, demo, _ = by_names("averaging,demo,default")
-    assert fits(averaging, tier, 1000) and not fits(demo, tier, 1000)
-    assert not fits(averaging, TOY, 1000) and not fits(averaging, tier, quality_fleet.MOST_PARAMETERS + 1)
-    assert not fits(averaging, replace(tier, bf16=True), 1000)
-    assert not fits(averaging, replace(tier, model=replace(tier.model, qk_norm=True)), 1000)
+    assert fits(averaging, tier) and not fits(demo, tier)
+    assert not fits(averaging, TOY) and not fits(averaging, replace(tier, model=preset("10m")))
+    assert not fits(averaging, replace(tier, bf16=True))
+    assert not fits(averaging, replace(tier, model=replace(tier.model, qk_norm=True)))
     assert [[run.method.name for run in group] for group in grouped(runs, 1)] == [
         ["demo"], ["demo"], ["averaging", "averaging"], ["default", "default"]
     ]  # fmt: skip
