@@ -196,7 +196,7 @@ class ErrorFeedback(Feedback):
         self._squares.pop(part, None)
         codec = self.codec.part(*part)
         wanted = _norm(x)
-        limit = self.cap * wanted
+        limit = self.cap * wanted if wanted > 0.0 else math.inf  # where nothing is to be sent, what is owed cannot grow
         _add_scaled_(x, self.memory[start : part[1]], self.decay)
         payload = codec.encode(x)
         codec.decode_add_(payload, x, -1.0)

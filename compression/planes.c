@@ -205,7 +205,9 @@ static inline void expand(
     size_t places[LEVELS + 1] = {0}, first_place = 0, num_taken = 0; /* as in planes_quantise */
     for (size_t start = 0; start < numel; start += 64, out += 64) {
         uint64_t masks[LEVELS];
-        memcpy(masks, planes + start / 8, sizeof *masks);
+        masks[0] = 0;
+        if (num_planes) /* else what lies there is of another section */
+            memcpy(masks, planes + start / 8, sizeof *masks);
         uint64_t negative = pdep(bits_at(signs, first_place), masks[0]), mask = masks[0];
         size_t depth = 0, place = first_place;
         first_place += (size_t)__builtin_popcountll(mask);

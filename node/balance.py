@@ -28,6 +28,7 @@ from farflung.protocol.errors import ConfigError, Refused
 from farflung.protocol.keys import PeerId
 from farflung.protocol.pipeline_messages import Load, MoveOrder, Present, SwarmMessage
 from farflung.protocol.roll import Roll
+from farflung.protocol.types import as_text
 from farflung.training.model import ModelConfig
 from farflung.training.pipeline_slice import StageSlice, stage_weights
 
@@ -209,7 +210,7 @@ class Balance:
             if why and self._part.me.trains:
                 self._stay(why)
         elif self._part.leads and begun and (move := self._balancer.order(scene, now)) is not None:
-            self._part.tell(move.peer, MoveOrder(move.stage, move.to, move.urgent, move.reason))
+            self._part.tell(move.peer, MoveOrder(move.stage, move.to, move.urgent, as_text(move.reason)))
 
     def _scene(self, now: float) -> Scene:
         roll = self._roll

@@ -40,6 +40,7 @@ from farflung.protocol.limits import MAX_ADDRESSES
 from farflung.protocol.member import Member
 from farflung.protocol.membership import Membership
 from farflung.protocol.messages import Forward, Heartbeat, Ready
+from farflung.protocol.types import as_text
 
 TICK_S = 0.25
 """Between two looks at deadlines while a round or the like is under way; otherwise heartbeats and suspicions decide, seconds apart."""
@@ -451,7 +452,7 @@ class Peer:
             up_bytes_per_s=self.exchange.sending.bytes_per_s,
             down_bytes_per_s=self.exchange.receiving.bytes_per_s,
             loss=loss if math.isfinite(loss) else 0.0,
-            device=self.facts.device,
+            device=as_text(self.facts.device),
             admission=self.facts.admission,
             addresses=tuple(self.network.addresses()[:MAX_ADDRESSES]),
             every_s=0.0,

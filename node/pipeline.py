@@ -40,6 +40,7 @@ from farflung.protocol.quorum import is_quorum
 from farflung.protocol.replay import first_seq
 from farflung.protocol.roll import Roll
 from farflung.protocol.turns import PASSED_S, TURN_S
+from farflung.protocol.types import as_text
 from farflung.training.pipeline_online import Server, plan_step
 from farflung.training.pipeline_plan import BadPlan, Plan, Policy
 
@@ -356,7 +357,7 @@ class Pipeline:
 
     def _answer(self, to: PeerId, window: bytes, wrong: str) -> None:
         """Say that we are ready, or what is wrong."""
-        self.tell(to, StepAnswer(window, not wrong, wrong[:200] if wrong else "ready"))
+        self.tell(to, StepAnswer(window, not wrong, as_text(wrong)[:200] if wrong else "ready"))
 
     def _post(self, posts: list[Post]) -> None:
         for to, message in posts:

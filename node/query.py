@@ -97,14 +97,14 @@ def peer_table(peers: list[PeerStatus]) -> Table:
     for one in sorted(
         peers, key=lambda peer: (peer.state != "self", last if peer.stage is None else peer.stage, peer.peer)
     ):
-        cells: list[str | Text] = [one.peer[:12]]
+        cells: list[str | Text] = [one.peer[:12]]  # a Text, where it is somebody else's word: no markup is read in it
         if staged:
             cells.append("none yet" if one.stage is None else str(one.stage))
         if placed:
-            cells.append(", ".join(filter(None, (one.region, one.owner))))
+            cells.append(Text(", ".join(filter(None, (one.region, one.owner)))))
         cells += [
             Text(one.state if one.member else f"{one.state}, no member", style=PEER_STYLES.get(one.state, "")),
-            one.device,
+            Text(one.device),
             f"{one.step:,}",
             f"{one.version:,}",
             _speed(one),

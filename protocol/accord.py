@@ -37,6 +37,7 @@ life of when it was lost itself counts with neither life in a call, where a call
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from farflung.protocol.limits import MAX_LIFE
 from farflung.protocol.lives import Life
 from farflung.protocol.quorum import is_quorum
 
@@ -177,4 +178,4 @@ def _call(mine: Word, around: Around, call: Callable[[int], Life | None]) -> Lif
     needed = around.lost or (around.unsettled if around.stage == 0 else around.overdue)
     if not needed or waits or min(there) != around.stage or not enough(around.stages, there):
         return mine.call
-    return call(known + 1) or mine.call
+    return mine.call if known >= MAX_LIFE else call(known + 1) or mine.call

@@ -22,6 +22,7 @@ from farflung.protocol.keys import PeerId, short
 from farflung.protocol.pipeline_messages import StepAnswer, StepGo, StepPlan
 from farflung.protocol.roll import Roll
 from farflung.protocol.turns import Turns
+from farflung.protocol.types import as_text
 
 ANSWER_S = 8.0
 """Until a peer of the plan has answered: it may have to read samples first."""
@@ -187,4 +188,4 @@ class Coordinator:
         return self._tell(attempt, go=False, reason=reason)
 
     def _tell(self, attempt: Attempt, *, go: bool, reason: str) -> list[Post]:
-        return [(peer, StepGo(attempt.plan.window, go, reason)) for peer in attempt.plan.peers]
+        return [(peer, StepGo(attempt.plan.window, go, as_text(reason))) for peer in attempt.plan.peers]

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from farflung.protocol.droppable import Droppable
 from farflung.protocol.errors import Refused
 from farflung.protocol.flight import Flight, Patience
+from farflung.protocol.limits import MAX_LOSS
 from farflung.protocol.messages import Again, GiveUp, Landed, Passage, Said
 from farflung.protocol.route import DROPPED, OPEN, Route, following, live_hops, peer_of, with_peer
 from farflung.protocol.wiring import UNMEASURED, least_busy
@@ -167,8 +168,8 @@ class Flights:
             flight.bind(passage.route)
         if flight.peer(passage.hop) != peer:
             return []  # it was rebound, and says what no longer matters
-        if passage.loss == passage.loss:
-            flight.loss = passage.loss
+        if (peer == self._home or not self._loss_at_home) and 0.0 <= passage.loss <= MAX_LOSS:
+            flight.loss = passage.loss  # others only pass it on
         at = flight.position(passage.hop, backward=passage.backward)
         match passage.said:
             case Said.PASSED:

@@ -76,14 +76,14 @@ class Follower:
             return self.answer(sender, max(height - 1, 0))
         return []
 
-    def jump(self, sender: PeerId, message: Commits, membership: Membership) -> Note | None:
+    def jump(self, sender: PeerId, message: Commits, membership: Membership, now: float) -> Note | None:
         """Whether to leave our history, if any, for one that does not follow it; the caller does. None: not now.
 
         Raises Refused or BadSignature when nobody asked for it, or it does not hold together.
         """
         if sender not in self._asked:
             raise Refused("a history that we did not ask for", peer=sender)
-        if self.started and not self._left_behind(message.chain[0].commit.height, membership):
+        if self.started and not self._left_behind(message.chain[0].commit.height, membership, now):
             return None
         check_chain(self.settings, message, sender)
         behind = f"from height {self.height} " if self.started else ""
@@ -96,12 +96,13 @@ class Follower:
         chain.check_successor(rules.swarm, parent, certified.commit, rules.rules, peer=sender)
         chain.check_certificate(rules.swarm, certified, parent.view, peer=sender)
 
-    def _left_behind(self, height: int, membership: Membership) -> bool:
+    def _left_behind(self, height: int, membership: Membership, now: float) -> bool:
         """Whether the swarm has gone on without us for longer than anybody remembers: a quorum of the view we know says so, or
-        nobody of it is left. One peer's word is not enough to leave our own history for another."""
+        nobody of it is left, for so long that it would have been removed. One peer's word is not enough to leave our own history for another, neither when we have just
+        been started and heard nobody else yet, nor where none but ourselves could have gone on."""
         view = self.history.head.commit.view
         others = [p for p in view if p != self.me]
-        if not membership.live(others):
+        if others and all(membership.dead_for(p, now) > self.settings.removal_s for p in others):
             return True
         beats = {p: membership.heartbeat(p) for p in others}
         return is_quorum(view, [p for p, b in beats.items() if b is not None and b.height >= height])

@@ -6,6 +6,7 @@ statement can never pass as another kind (a vote as a manifest, say).
 
 import base64
 import hashlib
+from collections.abc import Iterable
 from typing import Protocol
 
 from cryptography.exceptions import InvalidSignature
@@ -107,6 +108,16 @@ def digest(what: str, data: bytes) -> bytes:
 def short(peer_id: PeerId) -> str:
     """A peer for people and logs: the first 12 hex digits, as errors show it."""
     return peer_id.hex()[:12]
+
+
+MOST_NAMES = 4
+"""Of peers in a sentence."""
+
+
+def names_of(peers: Iterable[PeerId]) -> str:
+    """Several for people and logs: the first few, and how many more."""
+    named = [short(peer) for peer in peers]
+    return ", ".join(named[:MOST_NAMES]) + (f" and {len(named) - MOST_NAMES} more" if len(named) > MOST_NAMES else "")
 
 
 def fingerprint(key: PeerId) -> str:

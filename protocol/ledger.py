@@ -18,6 +18,10 @@ from msgspec import Struct
 from farflung.protocol.keys import PeerId
 from farflung.protocol.types import Count, Intervals, Key
 
+PIECES = 16
+"""Of a window: less is not handed out. A slow member trains few samples a round, and if it got as few each time, its window would become as many intervals as
+it has samples, until no ledger could hold them (`limits.MAX_INTERVALS`)."""
+
 
 class Holding(Struct, frozen=True, array_like=True):
     """The samples of one member, in the order in which it trains them."""
@@ -97,7 +101,7 @@ def advance(
 
     `trained`: samples, from the front of their windows, that each contributor's accepted contribution used.
     `view`: members from now on; `left`: those that said goodbye (their samples are free at once). Members that are
-    neither keep theirs suspended until `lease` versions have passed. Every member's window is filled up to `window`.
+    neither keep theirs suspended until `lease` versions have passed. Every member's window is filled up to `window`, if it lacks a `PIECES`-th of that.
     Raises ValueError when a contributor claims more than it holds.
     """
     held = {h.peer: h.intervals for h in ledger.held}
@@ -127,7 +131,7 @@ def advance(
     cursor = ledger.cursor
     for peer in sorted(view):
         missing = window - count(held.get(peer, ()))
-        if missing > 0:
+        if missing >= max(1, window // PIECES):
             again, free = split(free, missing)
             fresh = missing - count(again)
             held[peer] = join(held.get(peer, ()), again, ((cursor, cursor + fresh),))

@@ -30,6 +30,12 @@ MAX_PARAMETERS = 1 << 40
 MAX_INTERVALS = 4096
 """Sample intervals in one ledger; fragmentation beyond this is a bug or an attack."""
 
+MAX_LIFE = (1 << 31) - 1
+"""Number of a stage's life. Who calls for another names a number that must be one itself."""
+
+MAX_LIVES_AHEAD = 1 << 16
+"""Lives of a stage of which a peer that has heard of none may not have heard; a wrong word of one peer cannot use up the numbers."""
+
 MAX_IMPRINTS = 8
 """Activations of each side of a stage that a peer keeps for the case that the stage is lost."""
 
@@ -95,6 +101,9 @@ WAY_NAME_BYTES = 6
 
 LONGEST_TRIP_MS = 60_000
 """To a peer and back. What takes longer says nothing about the way."""
+
+MAX_LOSS = 1e6
+"""Nats per token. A uniform guess among all words of the largest vocabularies is 13."""
 
 MAX_HOPS = 64
 """Hops of one route. Digests of real systems have 4 to 24 stages; interleaving multiplies them."""

@@ -51,10 +51,12 @@ found lost begins the same life twice; if others had joined it, they refuse it (
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from farflung.protocol.keys import PeerId, digest
+from farflung.protocol.limits import MAX_HOPS, MAX_LIFE
 from farflung.protocol.types import Count, Key
 
 LOST_AFTER = 15
@@ -105,8 +107,8 @@ BEGINNING = Counters()
 class Life(Struct, frozen=True, array_like=True):
     """One history of a stage."""
 
-    stage: Count
-    number: Count
+    stage: Annotated[int, Meta(ge=0, lt=MAX_HOPS)]
+    number: Annotated[int, Meta(ge=0, le=MAX_LIFE)]
     """0: by appointment of the swarm's founder; later ones by a commit of stage 0, or for stage 0 itself of the other stages (`accord`)."""
     founder: Key
     """Who begins its chain."""

@@ -20,6 +20,7 @@ from farflung.protocol.errors import Refused, RemoteError
 from farflung.protocol.follower import Follower
 from farflung.protocol.history import History
 from farflung.protocol.keys import PeerId, Signer
+from farflung.protocol.limits import MAX_PIPELINE_PEERS
 from farflung.protocol.membership import Membership
 from farflung.protocol.messages import (
     Accepted,
@@ -37,6 +38,7 @@ from farflung.protocol.messages import (
 from farflung.protocol.settings import RESEND_S, Settings
 from farflung.protocol.standing import Standing
 from farflung.protocol.tempo import Tempo
+from farflung.protocol.types import as_text
 
 
 @dataclass(slots=True)
@@ -109,6 +111,9 @@ class Member:
         """Whether a peer has shown that it may be here, to us or to a quorum."""
         if peer in self.standing.admitted or peer in (self.me, self.settings.founder):
             return True
+        return self._is_member(peer)
+
+    def _is_member(self, peer: PeerId) -> bool:
         return self.started and peer in self.head.commit.view
 
     def passes_on(self, message: Forward) -> bool:
@@ -133,7 +138,7 @@ class Member:
         effects = [*self.attendance.drop(final=False), *self.attendance.give_up("the history went on without us")]
         self.history.replace(anchor, history)
         for peer in self.head.commit.view:
-            self.membership.discover(peer, now)
+            self.membership.expect(peer, now)
         return self._settle(effects + self.consensus.begin(now, vote), now)
 
     def set_ready(self, ready: Ready, now: float) -> list[Effect]:
@@ -190,7 +195,7 @@ class Member:
         return self._settle(self._greet(now), now)
 
     def leave(self, reason: str) -> list[Effect]:
-        return [way for p in self.membership.known() for way in self._ways_of(Send(p, Goodbye(reason)))]
+        return [way for p in self.membership.known() for way in self._ways_of(Send(p, Goodbye(as_text(reason))))]
 
     # ---- what others say ---------------------------------------------------------------------------------------
 
@@ -241,6 +246,8 @@ class Member:
             return []  # no news: we hear it ourselves
         if not self.admitted(sender) and not self.settings.admits(sender, beat.admission):
             raise Refused("no invitation to this swarm", peer=sender)
+        if self.membership.is_full and not (sender in self.membership.peers or self._is_member(sender)):
+            raise Refused(f"more than {MAX_PIPELINE_PEERS} peers at once", peer=sender)
         self.standing.admitted.add(sender)
         known = self.membership.news
         effects = self._heard(sender, now, via, beat)
@@ -257,7 +264,7 @@ class Member:
         if not message.chain:
             return []
         if not self.started or message.chain[0].commit.height > self.follower.height + 1:
-            jump = self.follower.jump(sender, message, self.membership)
+            jump = self.follower.jump(sender, message, self.membership, now)
             if jump is None:
                 return []
             begun = self.begin(message.anchor, message.chain, now)
@@ -295,6 +302,8 @@ class Member:
         """Called several times a second while we are `busy`, and by `look_at`: heartbeats, repetitions, deadlines."""
         view = self.head.commit.view if self.started else ()
         effects = self.membership.tick(now, keep=view)
+        if len(self.standing.admitted) > len(self.membership.peers):
+            self.standing.admitted &= self.membership.peers.keys()  # who was forgotten shows again that it may be here
         if now >= self._greets_at:
             effects += self._greet(now)
         if not self.started:
@@ -345,7 +354,7 @@ class Member:
         self.history.append(certified)
         effects.append(Apply(certified))
         for peer in commit.view:
-            self.membership.discover(peer, now)
+            self.membership.expect(peer, now)
         effects += self.attendance.conclude(commit)
         if was_member and not self.in_view:
             effects.append(Note("view.dropped", {"reason": f"not in the view of height {commit.height}"}))

@@ -14,7 +14,7 @@ from hashlib import sha256
 
 from farflung.protocol.effects import Effect, Note, Send
 from farflung.protocol.keys import PeerId, short
-from farflung.protocol.limits import MAX_GROUP_PEERS
+from farflung.protocol.limits import MAX_GROUP_PEERS, MAX_PIPELINE_PEERS
 from farflung.protocol.messages import Heartbeat, Opinion, Probe
 from farflung.protocol.rhythm import Runner
 
@@ -210,12 +210,23 @@ class Membership:
         return found
 
     def discover(self, peer: PeerId, now: float) -> bool:
-        """Somebody mentioned a peer; True when it is new to us."""
+        """Somebody mentioned a peer; True when it is new to us, and there is room for it."""
+        if self.is_full:
+            return False
+        return self.expect(peer, now)
+
+    def expect(self, peer: PeerId, now: float) -> bool:
+        """A peer that belongs here, however many there are; True when it is new to us."""
         if peer == self.me or peer in self.peers:
             return False
         self.peers[peer] = Peer(since=now)
         self.look_at = -math.inf
         return True
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nobody new is taken up but members: whoever can make keys could make us greet as many peers as it likes."""
+        return len(self.peers) >= MAX_PIPELINE_PEERS
 
     def heard(self, peer: PeerId, now: float, heartbeat: Heartbeat | None = None) -> list[Effect]:
         """Any verified message from a peer."""
@@ -230,7 +241,7 @@ class Membership:
         return self._lives(peer, entry, now, heartbeat, "others hear it, we do not")
 
     def _entry(self, peer: PeerId, now: float) -> Peer:
-        self.discover(peer, now)
+        self.expect(peer, now)
         return self.peers[peer]
 
     def _lives(self, peer: PeerId, entry: Peer, now: float, heartbeat: Heartbeat | None, reason: str) -> list[Effect]:
@@ -250,8 +261,7 @@ class Membership:
 
     def goodbye(self, peer: PeerId, now: float) -> list[Effect]:
         """A peer says that it leaves. It stays alive, and a voter, until it falls silent."""
-        self.discover(peer, now)
-        self.peers[peer].leaving = True
+        self._entry(peer, now).leaving = True
         return []
 
     def unreachable(self, peer: PeerId, now: float, reason: str) -> list[Effect]:

@@ -35,6 +35,7 @@ from farflung.protocol.types import (
     Seconds,
     Signature,
     Text,
+    check_rates,
 )
 
 
@@ -48,6 +49,9 @@ class Ready(Struct, frozen=True, array_like=True):
     ready_ms: Count
     lacks: Annotated[tuple[Key, ...], Meta(max_length=MAX_GROUP_PEERS)] = ()
     """Members that it does not hear, though others do, and whose contributions to its parts did not come lately (`reach`)."""
+
+    def __post_init__(self) -> None:
+        check_rates(self.up_bytes_per_s, self.down_bytes_per_s)
 
 
 class Accepted(Struct, frozen=True, array_like=True):
@@ -97,6 +101,9 @@ class Heartbeat(Struct, frozen=True, array_like=True, tag=1):
     """Seconds until this peer has made all the steps that it makes for a round; 0 when it waits for one."""
     deaf_to: Annotated[tuple[Key, ...], Meta(max_length=MAX_GROUP_PEERS)] = ()
     """Whom others hear and this one does not: what they say to it others have to pass on."""
+
+    def __post_init__(self) -> None:
+        check_rates(self.tokens_per_s, self.up_bytes_per_s, self.down_bytes_per_s)
 
 
 class Goodbye(Struct, frozen=True, array_like=True, tag=2):

@@ -78,7 +78,9 @@ def check_plan(plan: Plan, head: Commit, settings: Settings, me: PeerId, ready: 
     demand(most <= MAX_WAVES, f"with {most} parts of one owner")
     for contributor in plan.contributors:
         held = count(head.ledger.window(contributor.peer))
-        demand(0 < contributor.ready.samples <= held, "with a contributor that does not hold its samples")
+        samples, tokens = contributor.ready.samples, contributor.ready.tokens
+        demand(0 < samples <= held, "with a contributor that does not hold its samples")
+        demand(tokens == samples * settings.rules.tokens_per_sample, "with tokens that are not its samples")
         if contributor.peer == me and ready is not None:
             demand(contributor.ready == ready, "that misstates our contribution")
 

@@ -24,7 +24,7 @@ from farflung.protocol.limits import (
 from farflung.protocol.lives import BEGINNING, Counters, Life
 from farflung.protocol.messages import Again, GiveUp, Landed, Passage, PipelineMessage
 from farflung.protocol.route import Legs
-from farflung.protocol.types import Count, Digest, Key, Label, OptionalDigest, Rate, Seconds, Text
+from farflung.protocol.types import Count, Digest, Key, Label, OptionalDigest, Rate, Seconds, Text, check_rates
 
 Place = Annotated[int, Meta(ge=0, lt=MAX_PIPELINE_PEERS)]
 """Of a peer in a plan's list of them."""
@@ -148,6 +148,9 @@ class Present(Struct, frozen=True, array_like=True, tag=21):
     """Of the pipeline's steps of late, nats per token: of data nodes their own once there is one, else what is remembered of theirs. 0: none."""
     tries: Annotated[tuple[Annotated[int, Meta(ge=0, lt=MAX_HOPS)], ...], Meta(max_length=MAX_HOPS)] = ()
     """Of data nodes, the stages that are on trial by that loss."""
+
+    def __post_init__(self) -> None:
+        check_rates(self.up_bytes_per_s)
 
 
 class PlannedLane(Struct, frozen=True, array_like=True):

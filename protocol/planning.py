@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from farflung.protocol.keys import PeerId, short
+from farflung.protocol.keys import PeerId, names_of
 from farflung.protocol.messages import Ready
 from farflung.protocol.quorum import is_quorum
 
@@ -69,7 +69,7 @@ def decide(s: Situation) -> StartRound | ChangeView | Wait:
         return Wait("lets a newcomer catch up")
     joiners = s.joiners[: max(0, s.max_group - len(s.view))]
     if not s.finished and len(s.readies) >= s.min_contributors and (not s.awaited or s.patience_left_s <= 0.0):
-        late = f", without waiting longer for {_names(s.awaited)}" if s.awaited else ""
+        late = f", without waiting longer for {names_of(sorted(s.awaited))}" if s.awaited else ""
         members = tuple(sorted([*s.live, *joiners]))
         return StartRound(
             members, tuple(sorted(s.readies)), f"{len(s.readies)} of {len(s.live)} members are ready{late}"
@@ -81,7 +81,7 @@ def decide(s: Situation) -> StartRound | ChangeView | Wait:
         return Wait("the run is complete")
     if len(s.readies) < s.min_contributors:
         return Wait(f"{len(s.readies)} of at least {s.min_contributors} contributors are ready")
-    return Wait(f"waiting up to {s.patience_left_s:.0f} s more for {_names(s.awaited)}")
+    return Wait(f"waiting up to {s.patience_left_s:.0f} s more for {names_of(sorted(s.awaited))}")
 
 
 def no_quorum(view: Collection[PeerId], live: Collection[PeerId], holders: Collection[PeerId]) -> str:
@@ -89,12 +89,12 @@ def no_quorum(view: Collection[PeerId], live: Collection[PeerId], holders: Colle
     missing = frozenset(view) - frozenset(live)
     if is_quorum(view, live):
         if not holders:
-            who = f"; who has it must come back ({_names(missing)})" if missing else ""
+            who = f"; who has it must come back ({names_of(sorted(missing))})" if missing else ""
             return f"no quorum: nobody reachable holds the outer state{who}"
         return f"no quorum: {len(holders)} of {len(view)} members hold the outer state, the others download it"
     needed = len(view) // 2 + 1 - len(live)
     back = "must come back" if needed == len(missing) else f"must come back, {needed} of them"
-    return f"no quorum: {len(live)} of {len(view)} members reachable; {_names(missing)} {back}"
+    return f"no quorum: {len(live)} of {len(view)} members reachable; {names_of(sorted(missing))} {back}"
 
 
 def _change_of_view(s: Situation) -> ChangeView | None:
@@ -106,9 +106,9 @@ def _change_of_view(s: Situation) -> ChangeView | None:
         return None
     if not joiners and not s.holders & set(staying):  # the state must not go with those who leave
         return None
-    reasons = [f"admits {_names(joiners)}"] if joiners else []
-    reasons += [f"removes {_names(s.gone)} (silent)"] if s.gone else []
-    reasons += [f"lets {_names(s.left)} go"] if s.left else []
+    reasons = [f"admits {names_of(sorted(joiners))}"] if joiners else []
+    reasons += [f"removes {names_of(sorted(s.gone))} (silent)"] if s.gone else []
+    reasons += [f"lets {names_of(sorted(s.left))} go"] if s.left else []
     return ChangeView(view, tuple(sorted(s.left)), "; ".join(reasons))
 
 
@@ -174,8 +174,3 @@ def agreed(held: Mapping[PeerId, Sequence[bytes]], part: int) -> bytes:
     """The digest most members hold for a part (ties: the smallest), or empty. An owner that told different things loses its minority."""
     votes = Counter(mine[part] for mine in held.values() if mine[part])
     return min(votes, key=lambda d: (-votes[d], d)) if votes else b""
-
-
-def _names(peers: Sequence[PeerId] | frozenset[PeerId]) -> str:
-    listed = [short(p) for p in sorted(peers)]
-    return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")

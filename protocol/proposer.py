@@ -19,7 +19,7 @@ from farflung.protocol import chain, deadline, partition, reach, rhythm, sharing
 from farflung.protocol.accord import Word
 from farflung.protocol.chain import Certified, Commit, Contribution, PartResult, RoundResult, Vote
 from farflung.protocol.effects import Effect, Note, Send
-from farflung.protocol.keys import PeerId, short
+from farflung.protocol.keys import PeerId, names_of
 from farflung.protocol.lap import Lap
 from farflung.protocol.membership import TRAINING_STATES, Membership
 from farflung.protocol.messages import (
@@ -46,6 +46,7 @@ from farflung.protocol.settings import HOLD_S, RESEND_S, SETTLE_S, SHORT_S, Sett
 from farflung.protocol.sharing import Link
 from farflung.protocol.standing import Standing
 from farflung.protocol.tempo import Tempo
+from farflung.protocol.types import as_text
 
 PLAN_DOMAIN = b"farflung/plan/1\0"
 
@@ -136,9 +137,12 @@ class Proposer:
             self.ready_at.setdefault(sender, now)
 
     def on_collected(self, sender: PeerId, message: Collected) -> None:
-        if message.plan == self.plan_id and self.phase is Phase.SCATTER:
+        if self.plan is None or message.plan != self.plan_id or self.phase is not Phase.SCATTER:
+            return
+        if sender in {part.owner for part in self.plan.parts}:
+            planned = {contributor.peer for contributor in self.plan.contributors}
             # What an owner holds grows; an earlier word of it may come later.
-            self.collected[sender] = self.collected.get(sender, frozenset()) | frozenset(message.peers)
+            self.collected[sender] = self.collected.get(sender, frozenset()) | (planned & {*message.peers})
 
     def on_held(self, sender: PeerId, message: Held) -> None:
         if self.plan is not None and message.plan == self.plan_id and len(message.digests) == len(self.plan.parts):
@@ -311,7 +315,9 @@ class Proposer:
             downlink=downlink,
             scatter_s=budget,
             gather_s=budget,
-            reason="; ".join(filter(None, (decision.reason, self.without, _said_of(everybody, contributors, owners)))),
+            reason=as_text(
+                "; ".join(filter(None, (decision.reason, self.without, _said_of(everybody, contributors, owners))))
+            ),
             made_ms=int(1000 * now),
         )
         self.plan_id = plan_id(rules.swarm, self.plan)
@@ -462,7 +468,7 @@ class Proposer:
         return [Send(p, proposal) for p in sorted({*view, *self.commit.view}) if p not in self.votes]
 
     def _abort(self, reason: str, s: Surroundings, now: float) -> list[Effect]:
-        effects = self._broadcast(Abort(self.plan_id, reason))
+        effects = self._broadcast(Abort(self.plan_id, as_text(reason)))
         effects.append(Note("round.abort", {"round": s.head.commit.height + 1, "reason": reason}))
         self.phase, self.plan, self.plan_id, self.reason = Phase.GATHER, None, b"", reason
         self.failed = reason
@@ -485,8 +491,8 @@ def _said_of(ready: Sequence[PeerId], contributors: Sequence[PeerId], owners: Se
     """Who does not reach whom, for people; empty when all do."""
     if len(owners) == len(ready):
         return ""
-    apart = ", ".join(short(p) for p in ready if p not in owners)
-    out = ", ".join(short(p) for p in ready if p not in contributors)
+    apart = names_of(p for p in ready if p not in owners)
+    out = names_of(p for p in ready if p not in contributors)
     return f"{apart} do not reach each other, and reduce nothing" + (f"; without {out}" if out else "")
 
 

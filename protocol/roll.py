@@ -19,7 +19,7 @@ from farflung.protocol.appointment import Appointment, check_appointment
 from farflung.protocol.errors import BadSignature, Refused
 from farflung.protocol.hearsay import Hearsay
 from farflung.protocol.keys import PeerId
-from farflung.protocol.limits import MAX_GROUP_PEERS, MAX_PIPELINE_PEERS
+from farflung.protocol.limits import MAX_GROUP_PEERS, MAX_LIVES_AHEAD, MAX_PIPELINE_PEERS
 from farflung.protocol.lives import (
     GONE_AFTER,
     HOME_GONE_AFTER,
@@ -125,6 +125,11 @@ class Roll:
             raise Refused("a life of a stage that cannot have been begun anew", peer=peer)
         if present.call is not None and present.call.stage != 0:
             raise Refused(f"a call for a life of stage {present.call.stage}, which stage 0 names", peer=peer)
+        if any(life.number > self.number(life.stage) + MAX_LIVES_AHEAD for life in said):
+            raise Refused("a life of a stage of far too high a number", peer=peer)
+        for lives in (present.lives, present.decided):
+            if [life.stage for life in lives] != sorted({life.stage for life in lives}):
+                raise Refused("lives that are not one of each stage, by stage", peer=peer)
         for appointment in fresh:
             self.appointments.setdefault(appointment.stage, appointment)
         before = self.entries.get(peer)

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from farflung.protocol import partition
-from farflung.protocol.keys import PeerId, short
+from farflung.protocol.keys import PeerId, names_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,9 +101,8 @@ def leave_out(
     number = speeds.index(max(speeds))
     if number == 0:
         return frozenset(), ""
-    names = ", ".join(short(p) for p in slowest[:number][:4]) + (f" and {number - 4} more" if number > 4 else "")
     sending_s = nbytes / rates[slowest[0]]
-    why = f"without {names}: sending takes {sending_s:.3g} s, and all train {speeds[number]:,.0f} tokens per second instead of {speeds[0]:,.0f}"
+    why = f"without {names_of(slowest[:number])}: sending takes {sending_s:.3g} s, and all train {speeds[number]:,.0f} tokens per second instead of {speeds[0]:,.0f}"
     return frozenset(slowest[:number]), why
 
 

@@ -13,6 +13,7 @@ A version is named in every envelope, record and manifest; decoders take it from
 * **8**: heartbeats say when the next comes, and who offers something for a round whom it lacked in the last ones.
 * **9**: what is for somebody to whom there is no way goes by way of others; heartbeats say whom their author does not hear.
 * **10**: commits say how many fragments the next round moves at once, and manifests which layers make one.
+* **11**: samples are handed out by the sixteenth of a window at least, so that ledgers stay short.
 """
 
 from collections.abc import Iterable
@@ -24,10 +25,10 @@ from farflung.protocol.errors import Malformed, WrongVersion
 from farflung.protocol.keys import PeerId
 from farflung.protocol.wire import Small, decode
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 """What we write."""
 
-SUPPORTED_VERSIONS: tuple[int, ...] = (10,)
+SUPPORTED_VERSIONS: tuple[int, ...] = (11,)
 """What we can read, ascending."""
 
 

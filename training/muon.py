@@ -29,6 +29,8 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 RMS_OF_ADAMW = 0.2
 MOMENTUM, ITERATIONS = 0.95, 5
 """Unless others are given."""
+MAX_ITERATIONS = 64
+"""Whoever joins a swarm makes as many as its manifest says, three products of matrices each."""
 
 
 def orthogonalise(
@@ -63,8 +65,10 @@ class Muon(torch.optim.Optimizer):
         iterations: int = ITERATIONS,  # of Newton and Schulz
         dtype: torch.dtype | None = None,  # of the products; None is bf16 on CUDA and fp32 elsewhere
     ) -> None:
-        if not 0 <= momentum < 1 or weight_decay < 0 or iterations < 1:
-            raise ValueError("momentum must lie in [0, 1), weight_decay be at least 0, iterations at least 1")
+        if not 0 <= momentum < 1 or weight_decay < 0 or not 1 <= iterations <= MAX_ITERATIONS:
+            raise ValueError(
+                f"momentum must lie in [0, 1), weight_decay be at least 0, iterations 1 to {MAX_ITERATIONS}"
+            )
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "iterations": iterations}
         super().__init__(matrices, defaults)
         self._dtype = dtype

@@ -145,7 +145,12 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
     wrong = f"optimizer {text!r}: write a name, or name(key=value) with numbers, strings or true values"
     try:
         expression = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError) as error:
+    except (
+        SyntaxError,
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ) as error:  # the last two for expressions that are too deep
         raise ValueError(wrong) from error
     if not isinstance(expression, ast.Call):
         return ast.unparse(expression), {}
@@ -177,7 +182,7 @@ def _dry_step(spec: OptimizerSpec) -> int:
             parameter.grad = torch.zeros_like(parameter)
         for optimizer in optimizers:
             optimizer.step()
-    except (TypeError, ValueError, RuntimeError, AssertionError, ArithmeticError) as error:
+    except (TypeError, ValueError, LookupError, RuntimeError, AssertionError, ArithmeticError) as error:
         raise ValueError(f"optimizer {spec.name} cannot be used with {dict(spec.arguments)}: {error}") from error
     state = optimizers[0].state[parameters[0][1]]
     if odd := [key for key, value in state.items() if not isinstance(value, torch.Tensor | None)]:

@@ -85,6 +85,18 @@ def test_any_length(bits: float, numel: int, monkeypatch: pytest.MonkeyPatch) ->
     assert numel == 0 or nmse(x, y) < 1
 
 
+@pytest.mark.parametrize("bits", RATES)
+def test_nothing_is_left_of_the_section_before(bits: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sections are decoded in the same room, one after another, and one of zeros has no planes that would fill it."""
+    section = 2 * BLOCK
+    monkeypatch.setattr(deadzone, "SECTION", section)
+    x = gaussian(4 * section + 5)
+    x[section : 2 * section] = 0.0
+    x[3 * section :] *= 1e-9  # too weak for a single one
+    _, y = both_ways(DeadZone(bits=bits), x)
+    assert not y[section : 2 * section].any() and not y[3 * section :].any()
+
+
 @pytest.mark.parametrize(
     ("bits", "error"), [(0.05, 0.954), (0.14, 0.876), (0.36, 0.712), (0.9, 0.396), (2.0, 0.0896), (4.0, 0.00566)]
 )

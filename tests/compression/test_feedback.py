@@ -361,3 +361,16 @@ def test_a_policys_exact_tensors_leave_no_residual() -> None:
     feedback.commit(b"round", WHOLE)
     assert feedback.memory[256:].eq(0).all() and feedback.memory[:256].count_nonzero() > 200
     torch.testing.assert_close(flat.part(0, NUMEL).decode(payload, NUMEL) + feedback.memory, x)
+
+
+def test_what_is_owed_outlives_a_round_that_has_nothing_to_send() -> None:
+    feedback = ErrorFeedback(uniform(TOPK, NUMEL))
+    x = vector(1)
+    sent = torch.zeros(NUMEL)
+    for number, now in enumerate([x, torch.zeros(NUMEL), torch.zeros(NUMEL)]):
+        feedback.begin(bytes([number]))
+        payload = feedback.encode_(now.clone(), 0)
+        feedback.commit(bytes([number]), WHOLE)
+        sent += feedback.codec.part(0, NUMEL).decode(payload, NUMEL)
+        torch.testing.assert_close(sent + feedback.memory, x)
+    assert feedback.memory.count_nonzero() > 0

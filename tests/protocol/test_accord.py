@@ -10,6 +10,7 @@ from farflung.protocol import accord, lost
 from farflung.protocol.accord import Around, Word, acknowledged, elected, enough, follows, next_word, rank
 from farflung.protocol.chain import Commit
 from farflung.protocol.ledger import Ledger
+from farflung.protocol.limits import MAX_LIFE
 from farflung.protocol.lives import HOME_LOST_AFTER, LOST_AFTER, Counters, Life, renewed
 from farflung.protocol.pipeline_messages import Present
 from farflung.protocol.roll import Roll
@@ -106,6 +107,7 @@ def test_who_calls_whom() -> None:
     own = Word(0, (), home(2, H))
     assert said(new, words={**other, 0: own}, lost=False, unsettled=True) == own
     assert said(new, words=other, lost=False, unsettled=True, abandoned=True) == Word(0, (), home(1, G))
+    assert said(new, number=MAX_LIFE) is None  # no number is left
     called = Word(0, (), home(1, H))
     assert said(called) is None and said(called, overdue=True) == Word(0, (), home(2, H))
     assert said(called, lost=False, overdue=True) == Word(

@@ -11,6 +11,7 @@ from tests.protocol.pipeline_says import says
 from farflung.protocol.balance import KEEP, REST_STEPS, SETTLED_STEPS, Move, Scene, decide, neediest, wrong
 from farflung.protocol.balancer import ALARM_BEATS, ARRIVE_S, ASIDE_S, OBEY_S, RESEND_S, UNHEARD_S, Balancer
 from farflung.protocol.pipeline_messages import Load, Present
+from farflung.protocol.types import LEAST_RATE
 
 BEAT_S = 2.0
 STEP = 1000
@@ -221,7 +222,7 @@ peers = st.builds(
         stage, load=Load(visits, computing, sending), forward_s=forward, up_bytes_per_s=rate, since=since, fits=tuple(fits),
         wants=wants, trains=trains,
     ),
-    st.integers(0, 3), st.floats(0, 64), st.floats(0, 1e3), st.floats(0, 1e3), st.floats(0, 100), st.floats(0, 1e9), st.sampled_from([0, 0, 0, STEP]),
+    st.integers(0, 3), st.floats(0, 64), st.floats(0, 1e3), st.floats(0, 1e3), st.floats(0, 100), st.just(0.0) | st.floats(LEAST_RATE, 1e9), st.sampled_from([0, 0, 0, STEP]),
     st.sets(st.integers(0, 5), max_size=4), st.sampled_from([-1] * 9 + [1]), st.sampled_from([True] * 9 + [False]),
 )  # fmt: skip
 

@@ -351,3 +351,24 @@ def test_positions() -> None:
     for at in range(9):
         hop, backward = place(way, at)
         assert position(way, hop, backward=backward) == at
+
+
+@pytest.mark.parametrize("told", [-5.0, 1e300, float("inf")])
+def test_the_loss_is_what_was_computed_at_home(told: float) -> None:
+    legs = route(0, 1, 3, 5)
+    flights = Flights(
+        window=WINDOW, home=0, stages=[list(peers) for peers in STAGES], lanes=[[(0, legs)]], loss_at_home=True,
+        patience=PATIENCE, droppable=Droppable(),
+    )  # fmt: skip
+    flights.begin(0.0)
+
+    def said(peer: int, hop: int, backward: bool, loss: float) -> None:
+        flights.heard(peer, Passage(WINDOW, 0, hop, backward, Said.PASSED, 0, legs, loss), 1.0)
+
+    for hop, leg in enumerate(legs):
+        said(leg.peer, hop, False, float("nan"))
+    said(0, 4, False, 2.5)
+    for hop, leg in reversed([*enumerate(legs)][1:]):
+        said(leg.peer, hop, True, told)
+    said(0, 0, True, float("nan"))
+    assert flights.done and flights.losses == {0: 2.5}

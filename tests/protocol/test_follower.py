@@ -28,8 +28,12 @@ from tests.protocol.alone import (
 from tests.protocol.bus import (
     beat,
     certify,
+    follow,
+    history_of,
+    new_member,
     ready,
     snapshot,
+    state_digest,
 )
 
 from farflung.protocol import chain, messages
@@ -114,6 +118,22 @@ def test_one_peers_word_is_not_enough_to_leave_our_own_history() -> None:
     one = member()
     assert not of(deliver(one, donor, messages.GetCommits(one.head.commit.height)), Apply)
     assert one.head.commit == HEAD
+
+
+def test_who_was_just_started_does_not_take_an_outsiders_word_for_it() -> None:
+    """It has heard nobody yet, and nobody has been silent: a history that somebody else made up must not make it forget what it voted for."""
+    one = new_member(BY_ID[IDS[1]], RULES)
+    one.begin(None, PAST, 0.0)
+    one.applied(HEAD.height, HEAD.version, state_digest(HEAD.version), 0.0)
+    for alone in (False, True):
+        if alone:  # and nobody else could have gone on
+            one.begin(None, history_of([BY_ID[one.me]]), 1.0)
+        head = one.head
+        one.receive(OUTSIDER.peer_id, beat(height=1000, version=999, digest=bytes(32)), 0.5 + alone)
+        anchor = msgspec.structs.replace(HEAD, height=999, view=(OUTSIDER.peer_id,), version=999)
+        forged = certify(follow(anchor, tuple(sorted((OUTSIDER.peer_id, one.me)))), [OUTSIDER])
+        assert not of(one.receive(OUTSIDER.peer_id, messages.Commits(anchor, (forged,)), 0.6 + alone), Apply)
+        assert one.head == head
 
 
 def test_when_nobody_we_knew_is_left_any_history_that_holds_together_will_do() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from farflung.protocol.ledger import (
+    PIECES,
     Ledger,
     Page,
     Place,
@@ -24,6 +25,7 @@ from farflung.protocol.ledger import (
     trace,
     trained_by,
 )
+from farflung.protocol.limits import MAX_INTERVALS
 
 A, B, C = b"a" * 32, b"b" * 32, b"c" * 32
 PEERS = [bytes([i]) * 32 for i in range(6)]
@@ -261,3 +263,20 @@ def test_the_ways_of_a_sample() -> None:
     assert trained_by(pages) == {A: 24, B: 3} and trained_by(pages[-1:]) == {A: 4}
     assert num_trained(pages[-1].ledger, 0, 1000) == 27 and num_trained(pages[-1].ledger, 10, 20) == 7
     assert num_trained(pages[-1].ledger, 1000, 2000) == 0
+
+
+def test_slow_members_do_not_shred_a_ledger() -> None:
+    """Each trains a sample or two a round, for as many rounds as it takes until a window is all of such pieces, and then most of them leave at once."""
+    window, fast, slow = 1500, PEERS[:2], [bytes([i]) * 32 for i in range(100, 160)]
+    view = [*fast, *slow]
+    now = ledger(view, window=window)
+    for version in range(1, 801):
+        trained = {**dict.fromkeys(fast, window // 3), **{peer: 1 + version % 2 for peer in slow}}
+        now = ledger(view, now, version, window=window, trained=trained)
+        assert all(len(held.intervals) <= PIECES + 2 for held in now.held)
+        assert all(count(held.intervals) > window - window // PIECES for held in now.held)
+    now = ledger(fast, now, 801, window=window, left=slow)
+    assert len(now.free) <= len(slow) * (PIECES + 2) < MAX_INTERVALS
+    for version in range(802, 900):  # and others train what they left
+        now = ledger(fast, now, version, window=window, trained=dict.fromkeys(fast, window // 3))
+    assert not now.free

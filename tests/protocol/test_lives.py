@@ -13,6 +13,7 @@ from farflung.protocol.chain import Commit, Rules
 from farflung.protocol.errors import Refused
 from farflung.protocol.lap import Laps
 from farflung.protocol.ledger import Ledger
+from farflung.protocol.limits import MAX_LIVES_AHEAD
 from farflung.protocol.lives import (
     GONE_AFTER,
     HOME_GONE_AFTER,
@@ -159,6 +160,22 @@ def test_an_impossible_life_changes_nothing() -> None:
             with pytest.raises(Refused, match="cannot have been begun"):
                 roll.heard(B, said, 0.0)
             assert not roll.known
+
+
+@pytest.mark.parametrize(
+    ("lives", "wrong"),
+    [
+        ((Life(1, MAX_LIVES_AHEAD + 1, C),), "too high a number"),
+        ((Life(2, 1, C), Life(1, 1, C)), "one of each stage"),
+        ((Life(1, 1, C), Life(1, 1, C)), "one of each stage"),
+    ],
+)
+def test_lives_that_a_chain_could_not_name_are_not_taken_up(lives: tuple[Life, ...], wrong: str) -> None:
+    for said in (says(0, lives=lives), says(-1, decided=lives)):
+        roll = Roll(SWARM, A, A, stages=3, heartbeat_s=2.0)
+        with pytest.raises(Refused, match=wrong):
+            roll.heard(B, said, 0.0)
+        assert not roll.known
 
 
 def test_what_stage_0_names_counts_when_anybody_knows_that_it_does() -> None:

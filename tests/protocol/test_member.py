@@ -44,6 +44,7 @@ from farflung.protocol.chain import Contribution
 from farflung.protocol.effects import Effect, Note, Repair, Send
 from farflung.protocol.errors import BadSignature, Refused, RemoteError
 from farflung.protocol.keys import Ed25519Signer, PeerId
+from farflung.protocol.limits import MAX_PIPELINE_PEERS
 from farflung.protocol.membership import FULL_PACE
 from farflung.protocol.messages import Contributor, Heartbeat, Message, Part, Promise, Propose, Voted
 from farflung.protocol.settings import RESEND_S
@@ -315,3 +316,19 @@ def test_whoever_waits_for_a_round_repeats_itself_in_time_and_a_round_makes_busy
 
 def test_a_newcomer_without_a_history_is_busy() -> None:
     assert member(history=[]).busy
+
+
+def test_whoever_can_make_keys_cannot_make_us_greet_them_all() -> None:
+    one = member()
+    crowd = [number.to_bytes(32, "big") for number in range(1, MAX_PIPELINE_PEERS + 1)]
+    with pytest.raises(Refused, match="more than 1024 peers"):
+        for stranger in crowd:
+            one.receive(stranger, beat(), 0.5)
+    assert len(one.membership.peers) == MAX_PIPELINE_PEERS and not one.admitted(crowd[-1])
+    assert not one.discovered(crowd[-1], 0.5) and crowd[-1] not in one.membership.peers
+    one.receive(LEADER, beat(), 0.6)  # who is a member is heard all the same
+    for now in (10.0, 20.0, 30.0, 700.0):  # suspected, asked about, called dead, and forgotten
+        one.tick(now)
+    assert one.membership.peers.keys() == set(IDS) - {one.me} and not one.admitted(crowd[0])
+    one.receive(crowd[-1], beat(), 711.0)
+    assert one.admitted(crowd[-1])

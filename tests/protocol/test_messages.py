@@ -4,6 +4,7 @@ Changed bytes mean a new protocol version. Rewritten on purpose only: WRITE_FIXT
 """
 
 import json
+import math
 import os
 import typing
 from pathlib import Path
@@ -36,6 +37,7 @@ from farflung.protocol.lives import Counters, Life
 from farflung.protocol.messages import Message, PipelineMessage, Said, decode, encode
 from farflung.protocol.pipeline_messages import decode as decode_pipeline
 from farflung.protocol.route import DROPPED, OPEN, Leg
+from farflung.protocol.types import LEAST_RATE, as_text
 
 GOLDEN = Path(__file__).parent / "golden_messages.json"
 FROM = b"\7" * 32
@@ -314,3 +316,24 @@ def test_size_is_checked_before_anything_else(reader: Any) -> None:
     with pytest.raises(LimitExceeded) as caught:
         reader(bytes(MAX_CONTROL_BYTES + 1), peer=FROM)
     assert caught.value.peer == FROM
+
+
+@given(st.text(max_size=2 * MAX_TEXT))
+def test_whatever_is_said_can_be_sent(words: str) -> None:
+    said = messages.Goodbye(as_text(words))
+    assert decode(encode(said), peer=None) == said
+
+
+@pytest.mark.parametrize("words", ["two\nlines", "\x1b[2J", "\x9b2J", "x" * (MAX_TEXT + 1)])
+def test_texts_are_for_terminals(words: str) -> None:
+    with pytest.raises(Malformed):
+        decode(encode(messages.Goodbye(words)), peer=None)
+
+
+def test_a_rate_is_unknown_or_one_to_divide_by() -> None:
+    decoder = msgspec.msgpack.Decoder(messages.Ready)
+    for good in (0.0, LEAST_RATE, 1e15):
+        assert decoder.decode(msgspec.msgpack.encode([1, 1, good, 1.0, 1])).up_bytes_per_s == good
+    for bad in (5e-324, 1e-310, LEAST_RATE / 2, -1.0, math.nan, math.inf):
+        with pytest.raises(msgspec.ValidationError):
+            decoder.decode(msgspec.msgpack.encode([1, 1, bad, 1.0, 1]))

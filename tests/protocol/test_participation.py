@@ -87,6 +87,14 @@ def test_a_plan_that_breaks_the_rules(changes: dict[str, Any], why: str) -> None
     assert caught.value.peer == PROPOSER
 
 
+def test_a_plan_whose_tokens_are_not_its_samples_is_refused() -> None:
+    """Nothing could be divided by none."""
+    good = plan()
+    bad = tuple(Contributor(c.peer, msgspec.structs.replace(c.ready, tokens=0)) for c in good.contributors)
+    with pytest.raises(Refused, match="tokens that are not its samples"):
+        check(plan(contributors=bad), me=D)
+
+
 def test_a_plan_moves_the_fragment_whose_turn_it_is() -> None:
     rules = replace(RULES, rules=replace(RULES.rules, cuts=(0, 320, 1000)))
     check_plan(plan(parts=(Part(A, 320, 640), Part(B, 640, 1000))), HEAD, rules, C, None, PROPOSER)

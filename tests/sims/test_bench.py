@@ -32,7 +32,7 @@ def test_rounds_of_real_peers() -> None:
     said: list[str] = []
     figures = measure_rounds(MB, peers=3, rounds=2, within_s=90, progress=said.append)
     assert (figures.peers, figures.mb, figures.codec, len(figures.rounds)) == (3, 1.0, "int8(block=128)", 2)
-    assert 0 < figures.seconds < 30 and figures.mb_per_s == pytest.approx(1.0 / figures.seconds)
+    assert figures.seconds > 0 and figures.mb_per_s == pytest.approx(1.0 / figures.seconds)
     assert figures.scatter_s + figures.gather_s + figures.commit_s + figures.decode_s > 0 and figures.apply_s > 0
     # two thirds of the vector to the owners, one third to both others, at 8.125 bits an element; more for a larger part
     assert 4 / 3 * 0.253 < figures.sent_mb < 2.0 * 0.255
