@@ -12,7 +12,7 @@ MAX_ADDRESS_CHARS = 256
 
 _LABEL = "[A-Za-z0-9-]{1,63}"
 """Of a host's name. Empty or longer ones are no network error to Python, but a UnicodeError when they are dialled."""
-_TLS = re.compile(rf"tls://(\[[0-9a-fA-F:.%]+\]|{_LABEL}(?:\.{_LABEL})*\.?):([0-9]{{1,5}})")
+_TLS = re.compile(rf"tls://(\[[0-9a-zA-Z:.%]+\]|{_LABEL}(?:\.{_LABEL})*\.?):([0-9]{{1,5}})")
 _NAMED = re.compile(r"(/.+)/p2p/([^/]+)")
 _TCP = re.compile(rf"/(?:ip([46])/([^/%]+)|dns[46]?/{_LABEL}(?:\.{_LABEL})*\.?)/tcp/([0-9]{{1,5}})")
 _IP = re.compile(r"/ip[46]/([^/]+)/")
@@ -29,9 +29,9 @@ def split_addresses(peer: PeerId, addresses: list[str]) -> tuple[list[str], list
         if len(address) > MAX_ADDRESS_CHARS:
             continue
         if match := _TLS.fullmatch(address):
-            port = int(match[2])
-            if 0 < port < 65536:
-                direct.append((match[1].strip("[]"), port))
+            host, port = match[1], int(match[2])
+            if 0 < port < 65536 and (host[0] != "[" or _is_ipv6(host[1:-1])):
+                direct.append((host.strip("[]"), port))
         elif address.startswith("/"):
             # The id before /p2p-circuit is the relay's; only one at the very end names the peer.
             named = _NAMED.fullmatch(address)
@@ -42,6 +42,13 @@ def split_addresses(peer: PeerId, addresses: list[str]) -> tuple[list[str], list
                 continue
             multiaddrs.append(named[1] if named else address)
     return multiaddrs, direct
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 6
+    except ValueError:
+        return False
 
 
 def split_peer(address: str) -> tuple[PeerId, str]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from farflung.node.flags import Device, Dtype, Home, Json, Swarm, print_json
+from farflung.node.flags import Device, Dtype, Home, Json, Swarm, known_swarm, print_json, working
 from farflung.node.id_cli import id_app
 from farflung.node.model_cli import model_app
 from farflung.protocol.errors import FarflungError
@@ -46,13 +46,31 @@ def _no_bug(error: Exception) -> FarflungError | None:
 app = typer.Typer(
     name="farflung",
     cls=ErrorsAsLines,
-    help="Train one language model on GPUs scattered over the internet.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,  # typer's own view prints local variables, keys among them
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(id_app, name="id")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        from farflung.protocol.versions import PROTOCOL_VERSION
+
+        typer.echo(f"farflung {version('farflung')}, protocol version {PROTOCOL_VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _farflung(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Say which farflung this is.")
+    ] = False,
+) -> None:
+    """Train one language model on GPUs scattered over the internet."""
 
 
 @app.command()
@@ -175,9 +193,10 @@ def create(
         local=local,
         home=home,
     )
-    from farflung.node import daemon
+    with working(f"founding {name} ..."):
+        from farflung.node import daemon
 
-    made = daemon.create(options)
+        made = daemon.create(options)
     if as_json:
         facts = {
             "name": made.name,
@@ -185,12 +204,14 @@ def create(
             "hash": made.hash_hex,
             "founder": made.founder,
             "open": open_,
+            "about": made.about,
             "layers": list(made.layers),
         }
         where = {"addresses": list(made.addresses), "port": made.port, "published": made.published}
         print_json(facts | {"invitation": made.invitation, "manifest": str(made.manifest)} | where)
         return
     typer.echo(f"swarm {made.name} founded ({made.hash_hex[:12]}), full name {made.full_name}")
+    typer.echo(made.about)
     if made.layers:
         typer.echo(
             f"{len(made.layers)} stages of {' + '.join(map(str, made.layers))} layers; the first has the head besides"
@@ -201,8 +222,9 @@ def create(
         typer.echo(f"published in the DHT, under its name and its hash, through {', '.join(options.peers)}")
     else:
         typer.echo("published when this machine's node starts: it puts it into the DHT, under its name and its hash")
-    typer.echo(f"\nstart this machine's node:   farflung join {made.name}")
-    typer.echo(f"others join with:            farflung join {made.invitation}")
+    here = " --local" if local else ""
+    typer.echo(f"\nstart this machine's node:   farflung join {made.name}{here}")
+    typer.echo(f"others join with:            farflung join {made.invitation}{here}")
     if not made.addresses:
         typer.echo("it names no address yet, because of --port 0: wait for what that node prints, or `farflung invite`")
     elif not made.published:
@@ -292,7 +314,14 @@ def join(
         as_json=as_json,
         home=home,
     )
-    from farflung.node import daemon
+    from farflung.node.paths import resolve_paths
+    from farflung.node.wanted import local_swarm
+
+    local_swarm(
+        resolve_paths(home), swarm, options.peers
+    )  # a wrong name or invitation is told of before torch is loaded, which takes seconds
+    with working("starting ..."):
+        from farflung.node import daemon
 
     daemon.run_join(options)
 
@@ -328,9 +357,12 @@ def doctor(
         save_memory=save_memory,
         home=home,
     )
-    from farflung.node import doctor as examination
+    if name is not None or model is None:
+        known_swarm(home, name)
+    with working("examining this machine ..."):
+        from farflung.node import doctor as examination
 
-    findings = examination.examine(options)
+        findings = examination.examine(options)
     if as_json:
         print_json(findings)
         return

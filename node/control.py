@@ -232,6 +232,8 @@ async def _read_line(reader: asyncio.StreamReader, most: int, timeout_s: float |
 
 
 async def _send(writer: asyncio.StreamWriter, line: Answer) -> None:
+    if writer.is_closing():  # uvloop raises RuntimeError when one writes to what the other side has reset
+        raise ConnectionResetError("the client is gone")
     writer.write(msgspec.json.encode(line) + b"\n")
     await writer.drain()
 

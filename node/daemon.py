@@ -12,11 +12,12 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 from rich.console import Console
@@ -38,6 +39,7 @@ from farflung.node.lookup import look_up_manifest, look_up_name
 from farflung.node.machine import choose_runtime
 from farflung.node.network import PeerId
 from farflung.node.options import CreatedSwarm, CreateOptions, ExportOptions, JoinOptions
+from farflung.node.outlet import finish, outlet_of
 from farflung.node.p2pd import P2pdConfig
 from farflung.node.paths import Paths, SwarmPaths, resolve_paths
 from farflung.node.peer import Left, Peer
@@ -45,12 +47,13 @@ from farflung.node.peer_making import PeerMaking
 from farflung.node.peerbook import PeerBook
 from farflung.node.recipe import Recipe, read_recipe
 from farflung.node.rehearsal import Rehearsal
-from farflung.node.runner import freeze_imports, run_loop
+from farflung.node.runner import freeze_imports, more_files, run_loop
 from farflung.node.signer import IdentitySigner
 from farflung.node.status import NodeStatus
 from farflung.node.storage import FileStorage, newest_history
 from farflung.node.swarmfiles import (
     claim_file,
+    is_local,
     load_manifest,
     load_port,
     load_secret,
@@ -64,6 +67,9 @@ from farflung.protocol.manifest import SignedManifest, open_manifest
 
 MEGABIT = 1e6 / 8
 """Bytes."""
+
+SHOWN_S = 2.0
+"""How long a node that has ended waits for its terminal."""
 
 
 def create(options: CreateOptions) -> CreatedSwarm:
@@ -79,22 +85,28 @@ def export(options: ExportOptions) -> dict[str, Any]:
 def run_join(options: JoinOptions, rehearsal: Rehearsal | None = None) -> None:
     """`farflung join`: run this machine's node until the end. Blocks. Raises FarflungError for what a person can change."""
     keep_freed_memory()
+    more_files()
     paths = resolve_paths(options.home)
     identity = Identity.load_or_create(paths.identity)
     wanted = local_swarm(paths, options.swarm, options.peers)
-    console = Console(force_terminal=None if options.live else False, highlight=False, stderr=options.as_json)
+    out, err = outlet_of(sys.stdout), outlet_of(sys.stderr)
+    told = err if options.as_json else out
+    console = Console(file=told, force_terminal=None if options.live else False, highlight=False)
     if options.threads is not None:
         import torch
 
         torch.set_num_threads(options.threads)
     console.print("starting the network (libp2p, some seconds) ...")
     with ExitStack() as stack:
+        stack.callback(finish, out, err, within_s=SHOWN_S)
         if wanted.swarm is not None:
             stack.enter_context(only_node(wanted.swarm))
         folder = wanted.swarm.folder if wanted.swarm is not None else paths.state
         stack.enter_context(engine_log(folder / "engine.log"))
-        node = NodeDaemon(options, paths, identity, wanted, console, stack, rehearsal)
-        run_loop(_until_signalled(node))
+        node = NodeDaemon(options, paths, identity, wanted, console, out, stack, rehearsal)
+        status = run_loop(_until_signalled(node))
+    if status:
+        raise SystemExit(status)
 
 
 class NodeDaemon:
@@ -107,6 +119,7 @@ class NodeDaemon:
         identity: Identity,
         wanted: Wanted,
         console: Console,
+        out: TextIO,  # for events as JSON
         locks: ExitStack,
         rehearsal: Rehearsal | None = None,
     ) -> None:
@@ -117,11 +130,17 @@ class NodeDaemon:
         self._signer = IdentitySigner(identity)
         self._wanted = wanted
         self._console = console
+        self._out = out
         self._locks = locks
         self._peer: Peer | None = None
         self._verbs: dict[str, Handler] = {}
         """What the control socket serves now."""
         self._stop_reason = ""
+
+    @property
+    def _is_local(self) -> bool:
+        """Whether it listens to this machine only."""
+        return self._options.local or (self._wanted.swarm is not None and is_local(self._wanted.swarm))
 
     def stop(self, reason: str) -> bool:
         """Leave cleanly. Whether the node is up; when it is not, it will leave as soon as it is."""
@@ -147,10 +166,7 @@ class NodeDaemon:
             swarm = await self._find_swarm(engine)
             signed = await self._find_manifest(engine, swarm)
             recipe = read_recipe(open_manifest(signed.encode(), swarm=signed.swarm, peer=None))
-            self.say(
-                f"swarm {swarm.name} ({swarm.hash_hex[:12]}): {recipe.num_parameters / 1e6:,.1f} M parameters, "
-                f"{recipe.manifest.total_steps:,} steps, {recipe.rounds_text}"
-            )
+            self.say(f"swarm {swarm.name} ({swarm.hash_hex[:12]}): {recipe.about}")
             await self._live(engine, swarm, signed, recipe)
 
     # ---- which swarm -------------------------------------------------------------------------------------------
@@ -315,7 +331,7 @@ class NodeDaemon:
         swarm, told = self._wanted.swarm, self._options.port
         kept = 0 if swarm is None else load_port(swarm)
         port = kept if told is None else told
-        if port and not await until_free(port, local=self._options.local):
+        if port and not await until_free(port, local=self._is_local):
             taken = f"port {port} or the one above it, for TLS, is taken by another program"
             if told is not None:
                 raise ConfigError(f"{taken}: give another one with --port, or 0 for any")
@@ -330,7 +346,7 @@ class NodeDaemon:
         seeds = tuple(dict.fromkeys([*options.peers, *self._wanted.seeds(self._identity.public_key)]))
         up = options.up_mbps * MEGABIT if options.up_mbps else None
         down = options.down_mbps * MEGABIT if options.down_mbps else None
-        if options.local:
+        if self._is_local:
             config = EngineConfig.loopback(initial_peers=seeds)
             only_here = (f"/ip4/127.0.0.1/tcp/{port}",)
             config = replace(config, libp2p=replace(config.libp2p, listen=only_here))
@@ -352,7 +368,7 @@ class NodeDaemon:
     async def _view(self, events: Follower, status: NodeStatus) -> None:
         """Show what the node does, until its `node.stop`."""
         watched = _until_stopped(events)
-        await (show_json(watched) if self._options.as_json else show(watched, status, self._console))
+        await (show_json(watched, self._out) if self._options.as_json else show(watched, status, self._console))
 
     def _log(self, engine: Engine, swarm: SwarmPaths) -> EventLog:
         return EventLog(swarm.events, swarm=swarm.name, peer=engine.peer_id.hex())
@@ -375,8 +391,9 @@ class NodeDaemon:
         self._console.print(text, markup=False, soft_wrap=True)
 
 
-async def _until_signalled(node: NodeDaemon) -> None:
-    """Run a node; SIGTERM and the first SIGINT make it leave, a second SIGINT ends the process at once."""
+async def _until_signalled(node: NodeDaemon) -> int:
+    """Run a node; SIGTERM and the first SIGINT make it leave, a second SIGINT ends the process at once. Returns the exit status: that of a signal, where the
+    node was not up yet."""
     loop, main = asyncio.get_running_loop(), asyncio.current_task()
     assert main is not None
     asked: list[signal.Signals] = []
@@ -399,9 +416,11 @@ async def _until_signalled(node: NodeDaemon) -> None:
         if not asked:
             raise
         node.say("stopped before the node was up")
+        return 128 + asked[0]
     finally:
         for kind in kinds:
             loop.remove_signal_handler(kind)
+    return 0
 
 
 async def _until_stopped(events: Follower) -> AsyncIterator[Event]:

@@ -13,7 +13,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, MutableMapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,6 +29,10 @@ Subscriber = Callable[[Event], None]
 
 FOLLOW_EVENTS = 1024
 """Events waiting for one follower. A stuck terminal loses the oldest beyond this; the file loses nothing."""
+
+
+MAX_LOG_BYTES = 256 << 20
+"""Of a log's file, and of the one before it: at a step a second each has more than a week."""
 
 
 class EventLog:
@@ -47,8 +51,7 @@ class EventLog:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             _cut_torn_line(path)
-            file = self._resources.enter_context(path.open("a", buffering=1, encoding="utf-8", newline="\n"))
-            output = structlog.WriteLogger(file)
+            output = structlog.WriteLogger(self._resources.enter_context(closing(_Lines(path))))  # type: ignore[arg-type]
             processors.append(structlog.processors.JSONRenderer(serializer=rendered))
         self._logger: _Logger = structlog.wrap_logger(
             output,
@@ -111,6 +114,37 @@ class EventLog:
         return event
 
 
+class _Lines:
+    """The end of a log: when its file is full it becomes the older one, in the place of that."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._open()
+
+    def _open(self) -> None:
+        self._file = self._path.open("a", buffering=1, encoding="utf-8", newline="\n")
+        self._num_bytes = self._path.stat().st_size
+
+    def write(self, text: str) -> None:
+        if self._num_bytes + len(text) > MAX_LOG_BYTES:
+            self._file.close()
+            self._path.replace(older_events(self._path))
+            self._open()
+        self._file.write(text)
+        self._num_bytes += len(text)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def older_events(path: Path) -> Path:
+    """Where events are that were in `path` before it was full."""
+    return path.with_name(f"{path.stem}.older{path.suffix}")
+
+
 class Follower(AsyncIterator[Event]):
     """Events of one log for one slow reader: a bounded queue that drops the oldest and says how many.
 
@@ -157,6 +191,13 @@ def rendered(event: Event, **_: Any) -> str:
     """An event as a line of JSON; the rest is structlog's."""
     # msgspec writes NaN as null, which is JSON; the standard library writes NaN, which is not.
     return msgspec.json.encode(event).decode()
+
+
+def kept_events(path: Path) -> Iterator[Event]:
+    """Of a node's log, oldest first: from the older file, too, as far as there are any. Raises as `read_events`."""
+    for file in (older_events(path), path):
+        if file.exists():
+            yield from read_events(file)
 
 
 def read_events(path: Path) -> Iterator[Event]:

@@ -1,10 +1,11 @@
 """`farflung export`: the last checkpoint's outer parameters as a Hugging Face folder, with what is known of the run; of a pipeline, those of
 all stages as they were last evaluated (`whole_model`)."""
 
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from typing import Any
 
-from farflung.node.events import grown, read_events
+from farflung.node.events import Event, grown, kept_events
 from farflung.node.kept_model import kept_model
 from farflung.node.options import ExportOptions
 from farflung.node.paths import SwarmPaths, resolve_paths
@@ -28,11 +29,18 @@ def export_swarm(options: ExportOptions) -> dict[str, Any]:
     commits = [link.certified.commit for link in FileStorage(swarm.checkpoint).load_history()]
     facts = _facts(swarm, recipe, commits, kept.version)
     layout = Layout(Decoder(recipe.model, seed=manifest.model.init_seed))
+    was_there = options.folder.exists()
     try:
         export_folder(
             options.folder, recipe.model, layout.views(kept.whole()), tokenizer, name=manifest.name, facts=facts
         )
     except OSError as error:
+        for path in options.folder.glob(
+            "*"
+        ):  # it was empty: nobody shall take half a model for one, and it may be tried again
+            path.unlink()
+        if not was_there:
+            options.folder.rmdir()
         raise LocalError(
             f"cannot write the model to {options.folder}: {error.strerror}; make room, or name another folder"
         ) from error
@@ -43,10 +51,19 @@ def _facts(swarm: SwarmPaths, recipe: Recipe, commits: list[Commit], at_version:
     manifest = recipe.manifest
     past = [commit for commit in commits if commit.version <= at_version]
     contributors = {c.peer for commit in past if commit.round for c in commit.round.contributors}
-    events = list(read_events(swarm.events)) if swarm.events.exists() else []
-    # The history is cut now and then; the log tells of all rounds that this node saw.
-    contributors |= {bytes.fromhex(p) for e in events if e["event"] == "round.commit" for p in e["contributors"]}
-    losses = [e for e in events if e["event"] == "outer.eval" and e["loss"] is not None and e["version"] <= at_version]
+    losses: list[Event] = []
+
+    def looked_at(events: Iterable[Event]) -> Iterator[Event]:
+        for e in events:  # The history is cut now and then; the log tells of all rounds that this node saw.
+            if e["event"] == "round.commit":
+                contributors.update(map(bytes.fromhex, e["contributors"]))
+            elif e["event"] == "outer.eval" and e["loss"] is not None and e["version"] <= at_version:
+                losses.append(e)
+            yield e
+
+    sent_bytes = sum(
+        more for _, more in grown(looked_at(kept_events(swarm.events)), "sent_bytes")
+    )  # they may be gigabytes
     facts: dict[str, Any] = {
         "swarm": manifest.name,
         "manifest hash": swarm.hash_hex,
@@ -68,7 +85,7 @@ def _facts(swarm: SwarmPaths, recipe: Recipe, commits: list[Commit], at_version:
         "codec up": recipe.uplink.spec,
         "codec down": recipe.downlink.spec,
         "error feedback": _feedback(manifest.feedback),
-        "sent by this peer, bytes": sum(more for _, more in grown(events, "sent_bytes")),
+        "sent by this peer, bytes": sent_bytes,
         "farflung": version("farflung"),
     }
     return facts

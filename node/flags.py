@@ -1,6 +1,8 @@
 """What commands have in common: flags, and JSON for scripts."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +19,22 @@ Swarm = Annotated[
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 Dtype = Annotated[str, typer.Option(help="auto, bf16 or fp32.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+
+
+def known_swarm(home: Path | None, name: str | None) -> None:
+    """Raise ConfigError for a name that this machine does not know, before torch is loaded, which takes seconds."""
+    from farflung.node.paths import resolve_paths
+
+    resolve_paths(home).find_swarm(name)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Say what takes its seconds, on stderr and where somebody looks, until it is done: torch alone takes some to be loaded."""
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield
 
 
 def print_json(value: Any) -> None:

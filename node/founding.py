@@ -28,7 +28,7 @@ from farflung.node.runner import run_loop
 from farflung.node.signer import IdentitySigner
 from farflung.node.stage_recipe import stage_recipe
 from farflung.node.storage import FileStorage
-from farflung.node.swarmfiles import save_manifest, save_port, save_secret, save_tokenizer
+from farflung.node.swarmfiles import save_local, save_manifest, save_port, save_secret, save_tokenizer
 from farflung.protocol.admission import invite_key
 from farflung.protocol.chain import founded
 from farflung.protocol.checks import nearest
@@ -118,6 +118,8 @@ def found_swarm(options: CreateOptions) -> CreatedSwarm:
             save_tokenizer(swarm, tokenizer_file)
         if port:
             save_port(swarm, port)
+        if options.local:
+            save_local(swarm)
         book = PeerBook(swarm.peers)
         book.note_multiaddrs(options.peers)
         book.save()
@@ -141,6 +143,7 @@ def found_swarm(options: CreateOptions) -> CreatedSwarm:
         published=bool(options.peers),
         founder=identity.public_key.hex(),
         manifest=paths.swarm(recipe.swarm.hex()).manifest,
+        about=f"{recipe.about}, data {manifest.data.spec}",
         layers=manifest.pipeline.layers,
     )
 

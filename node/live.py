@@ -7,9 +7,8 @@ says at least `net` every few seconds. Words are torchtitan's: step, loss, grad_
 
 import time
 from collections.abc import AsyncIterable
-from typing import Any
+from typing import Any, TextIO
 
-import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
@@ -56,10 +55,11 @@ async def show(events: AsyncIterable[dict[str, Any]], status: NodeStatus, consol
             live.update(panel(status), refresh=True)
 
 
-async def show_json(events: AsyncIterable[dict[str, Any]]) -> None:
-    """Print `events` on stdout until they end, a line of JSON each."""
+async def show_json(events: AsyncIterable[dict[str, Any]], out: TextIO) -> None:
+    """Write `events` until they end, a line of JSON each."""
     async for event in events:
-        typer.echo(rendered(event))
+        out.write(rendered(event) + "\n")
+        out.flush()
 
 
 async def _show_lines(events: AsyncIterable[dict[str, Any]], status: NodeStatus, console: Console) -> None:

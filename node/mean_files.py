@@ -14,6 +14,7 @@ import struct
 import sys
 import zlib
 from pathlib import Path
+from typing import BinaryIO
 
 from farflung.compression.codec import Payload
 from farflung.node.durable import sync_folder, writing
@@ -42,7 +43,7 @@ class MeanFiles:
         # once is not what this protects from. It would cost a disk's latency in every part of every round.
         path = self._path(plan)
         if path.name not in self._ends:
-            self._ends[path.name] = max((start + num_bytes for _, start, num_bytes in _entries(path)), default=0)
+            self._ends[path.name] = _end(path)
         end = self._ends[path.name]
         with writing(path), path.open("ab") as file:
             if file.tell() != end:  # a kill or a full disk has left some of another one
@@ -53,21 +54,26 @@ class MeanFiles:
 
     def load(self, plan: bytes, part: int) -> bytes | None:
         """What was appended last; None when nothing was, or not all of it."""
-        path = self._path(plan)
-        found = {of: (start, num_bytes) for of, start, num_bytes in _entries(path)}
-        if part not in found:
+        try:
+            file = self._path(plan).open("rb")
+        except FileNotFoundError:  # perhaps dropped just now: a checkpoint is written by another thread
             return None
-        start, num_bytes = found[part]
-        with path.open("rb") as file:
+        with file:
+            found = {of: (start, num_bytes) for of, start, num_bytes in _entries(file)}
+            if part not in found:
+                return None
+            start, num_bytes = found[part]
             file.seek(start)
             return file.read(num_bytes)
 
     def sync(self, plan: bytes) -> None:
         """What has been appended survives a power failure from now on."""
         path = self._path(plan)
-        if not path.exists():
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
             return
-        with writing(path), path.open("rb") as file:
+        with writing(path), file:
             os.fsync(file.fileno())
             if sys.platform == "linux":  # read again only after a restart: it need not fill the system's cache
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -92,18 +98,26 @@ def _header(part: int, num_bytes: int) -> bytes:
     return about + zlib.crc32(about).to_bytes(4, "big")
 
 
-def _entries(path: Path) -> list[tuple[int, int, int]]:
-    """Part, begin and bytes of each payload, up to the first entry that is not whole; none where there is no file."""
+def _end(path: Path) -> int:
+    """Of the last whole entry; 0 where there is no file."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return 0
+    with file:
+        return max((start + num_bytes for _, start, num_bytes in _entries(file)), default=0)
+
+
+def _entries(file: BinaryIO) -> list[tuple[int, int, int]]:
+    """Part, begin and bytes of each payload, up to the first entry that is not whole."""
     found: list[tuple[int, int, int]] = []
-    if not path.exists():
-        return found
-    position, size = 0, path.stat().st_size
-    with path.open("rb") as file:
-        while len(header := file.read(_HEADER_BYTES)) == _HEADER_BYTES:
-            part, num_bytes = _ABOUT.unpack(header[: _ABOUT.size])
-            start, position = position + _HEADER_BYTES, position + _HEADER_BYTES + num_bytes
-            if header != _header(part, num_bytes) or position > size:
-                break
-            found.append((part, start, num_bytes))
-            file.seek(position)
+    position, size = 0, os.fstat(file.fileno()).st_size
+    file.seek(0)
+    while len(header := file.read(_HEADER_BYTES)) == _HEADER_BYTES:
+        part, num_bytes = _ABOUT.unpack(header[: _ABOUT.size])
+        start, position = position + _HEADER_BYTES, position + _HEADER_BYTES + num_bytes
+        if header != _header(part, num_bytes) or position > size:
+            break
+        found.append((part, start, num_bytes))
+        file.seek(position)
     return found

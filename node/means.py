@@ -59,8 +59,15 @@ class MeanStore:
             void = key in self._early and plan not in self._confirmed
             if held is not None and not replace and (early or not void):
                 return held
+            of_plan = self._undecided.setdefault(plan, {})
             digest = await self._aside(self._save, plan, part, payload, check)
-            self._undecided.setdefault(plan, {})[part] = payload
+            if (
+                self._undecided.get(plan) is not of_plan
+            ):  # it was decided, or given up, meanwhile: nobody will ask for this mean
+                if plan not in self._committed:
+                    await self._aside(self._storage.drop_means, plan)
+                return digest
+            of_plan[part] = payload
             self._digests[key] = digest
             if early:
                 self._early.add(key)

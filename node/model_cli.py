@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from farflung.node.flags import Device, Dtype, Home, Json, Swarm, print_json
+from farflung.node.flags import Device, Dtype, Home, Json, Swarm, known_swarm, print_json, working
 
 model_app = typer.Typer()
 
@@ -21,9 +21,11 @@ def export(
     from farflung.node.options import ExportOptions
 
     options = ExportOptions(swarm=name, folder=folder, home=home)
-    from farflung.node import daemon
+    known_swarm(home, name)
+    with working("writing the model ..."):
+        from farflung.node import daemon
 
-    facts = daemon.export(options)
+        facts = daemon.export(options)
     if as_json:
         print_json(facts)
         return
@@ -56,9 +58,11 @@ def eval_(
     options = EvalOptions(
         swarm=name, skip_stages=tuple(skip_stages or ()), data=data, device=device, dtype=dtype, home=home
     )
-    from farflung.node.evaluating import evaluate_swarm, told
+    known_swarm(home, name)
+    with working("evaluating the model ..."):
+        from farflung.node.evaluating import evaluate_swarm, told
 
-    figures = evaluate_swarm(options)
+        figures = evaluate_swarm(options)
     if as_json:
         print_json(figures)
         return
@@ -93,9 +97,11 @@ def sample(
         dtype=dtype,
         home=home,
     )
-    from farflung.node.sampling import sample_swarm
+    known_swarm(home, name)
+    with working("loading the model ..."):
+        from farflung.node.sampling import sample_swarm
 
-    version, pieces = sample_swarm(options)
+        version, pieces = sample_swarm(options)
     if as_json:
         print_json({"version": version, "prompt": prompt, "text": "".join(pieces)})
         return

@@ -112,6 +112,8 @@ class CreatedSwarm:
     """Public key of the founder in hex."""
     manifest: Path
     """Where the signed manifest lies."""
+    about: str
+    """What is to be trained, in a sentence."""
     layers: tuple[int, ...] = ()
     """Of a pipeline, those of each stage."""
 

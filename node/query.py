@@ -1,5 +1,6 @@
 """What commands ask of running nodes, over the control socket: which node is meant, and its typed answers."""
 
+import sys
 from pathlib import Path
 
 import msgspec
@@ -56,7 +57,7 @@ async def follow(name: str | None, home: Path | None, *, as_json: bool) -> None:
     """Show a node's events until it ends, in words or as lines of JSON. Raises as `running_statuses` does."""
     swarm = the_running(name, home)
     if as_json:
-        await show_json(stream(swarm, "events"))
+        await show_json(stream(swarm, "events"), sys.stdout)
         return
     await show(stream(swarm, "events"), await _status(swarm), Console())
 

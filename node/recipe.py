@@ -95,11 +95,12 @@ class Recipe:
         return None if self.manifest.mix == "rebase" else self.manifest.mix
 
     @property
-    def rounds_text(self) -> str:
-        """Rounds until the run is complete, for people."""
+    def about(self) -> str:
+        """What is trained and for how long, for people."""
         laps, steps = self.manifest.laps, self.manifest.total_steps
         least, most = (max(1, steps // lap) for lap in (laps.most * laps.widths[-1], laps.least))
-        return f"{most:,} rounds" if least == most else f"{least:,} to {most:,} rounds"
+        rounds = f"{most:,} rounds" if least == most else f"{least:,} to {most:,} rounds"
+        return f"{self.num_parameters / 1e6:,.1f} M parameters, {steps:,} steps, {rounds}"
 
     @property
     def align(self) -> int:

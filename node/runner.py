@@ -16,6 +16,9 @@ from farflung.training.errors import DamagedCheckpoint, NonFinite, TrainingError
 
 T = TypeVar("T")
 
+WANTED_FILES = 1 << 16
+"""Open at once, sockets among them."""
+
 
 def run_loop(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` to its end. Of errors made on purpose that come in a group, the first is raised alone."""
@@ -42,6 +45,18 @@ def loop_factory() -> asyncio.AbstractEventLoop:
 
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     return loop
+
+
+def more_files() -> None:
+    """As many files and sockets as the system lets this process have: by default it is 1024, which a swarm of 64 members fills."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = WANTED_FILES if hard == resource.RLIM_INFINITY else min(WANTED_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def freeze_imports() -> None:

@@ -130,7 +130,7 @@ class Storage(Protocol):
     def drop_means(self, plan: bytes) -> None: ...
 
     def save_chunk(self, index: int, version: int, data: bytes) -> None:
-        """One verified chunk of a state transfer that is not complete yet."""
+        """One verified chunk of a state transfer that is not complete yet, in the place of that of another version."""
 
     def load_chunks(self, take: TakeChunk) -> None:
         """Hand over the chunks of a transfer that was broken off, one at a time: together they are as large as what is downloaded."""
@@ -164,6 +164,8 @@ class FileStorage:
         self._votes = Slots(folder / VOTE, MAX_VOTE_BYTES, LOST_VOTE)
         self._history = Journal(folder / HISTORY_FILE, LOST_HISTORY)
         self._means = MeanFiles(folder / "means")
+        self._chunks: dict[int, Path] | None = None
+        """By number, those of a download; None: not looked at yet."""
         (folder / "chunks").mkdir(parents=True, exist_ok=True)
 
     def save_vote(self, vote: SavedVote) -> None:
@@ -201,7 +203,14 @@ class FileStorage:
         self._means.drop(plan)
 
     def save_chunk(self, index: int, version: int, data: bytes) -> None:
-        write_atomically(self.folder / "chunks" / f"{index}-{version}", data)
+        if self._chunks is None:
+            self._chunks = {known: path for known, _, path in self._saved_chunks() if path.suffix != UNFINISHED}
+        path = self.folder / "chunks" / f"{index}-{version}"
+        write_atomically(path, data)
+        before = self._chunks.get(index)
+        if before not in (None, path):  # of a pass that had to be made again
+            before.unlink(missing_ok=True)
+        self._chunks[index] = path
 
     def load_chunks(self, take: TakeChunk) -> None:
         for index, version, path in self._saved_chunks():
@@ -228,6 +237,7 @@ class FileStorage:
             self._means.drop(plan)
         for *_, path in self._saved_chunks():
             path.unlink()
+        self._chunks = {}
 
     def load_learner(self, learner: Learner) -> Place | None:
         saved = self.saved_learner()

@@ -83,6 +83,16 @@ def load_port(swarm: SwarmPaths) -> int:
     return int(text)
 
 
+def save_local(swarm: SwarmPaths) -> None:
+    """Keep that the swarm is one of nodes on this machine only."""
+    write_atomically(_local(swarm), b"")
+
+
+def is_local(swarm: SwarmPaths) -> bool:
+    """Whether it was founded with `--local`: then its node listens to this machine only, whether it is told so again or not."""
+    return _local(swarm).exists()
+
+
 def tokenizer_file(swarm: SwarmPaths) -> Path:
     """Where the swarm's tokenizer file lies; it need not exist."""
     return swarm.folder / "tokenizer.json"
@@ -111,6 +121,10 @@ def data_here(swarm: SwarmPaths) -> str | None:
 def claim_file(swarm: SwarmPaths) -> Path:
     """The founder's claim as last seen; it need not exist."""
     return swarm.folder / "claim"
+
+
+def _local(swarm: SwarmPaths) -> Path:
+    return swarm.folder / "local"
 
 
 def _port(swarm: SwarmPaths) -> Path:

@@ -13,6 +13,7 @@ connections are for links with latency or loss, so the count follows the round t
 import asyncio
 import math
 import secrets
+import socket
 import ssl
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine
@@ -45,7 +46,13 @@ NEAR_RTT_S = 0.004
 FAR_CONNECTIONS = 8
 MAX_CONNECTIONS_PER_PEER = 32
 MAX_INCOMING = 1024
-"""Connections others may hold open to us; systems allow 1024 files by default, and the daemon raises that."""
+"""Connections others may hold open to us; systems allow 1024 files by default, and the daemon raises that (`runner.more_files`)."""
+MAX_HANDSHAKES = 128
+"""Connections of whom nobody knows yet: each may take `HANDSHAKE_S`, and a file, of anybody who reaches the port."""
+BACKLOG = 128
+"""Connections that the system keeps for us until we take them."""
+ACCEPT_AGAIN_S = 1.0
+"""After the system had no file for a connection."""
 REMEMBERED_STREAMS = 1024
 """Closed streams remembered so that a connection which joins late is answered."""
 FLUSH_S = 3.0
@@ -86,7 +93,10 @@ class TlsCarrier:
         self._opened = opened
         self._refused = refused
         self._link = link
-        self._servers: list[asyncio.Server] = []
+        self._listening: list[tuple[socket.socket, asyncio.Task[None] | None]] = []
+        """Where others connect to, and who takes their connections."""
+        self._handshakes = 0
+        """Connections of others that have shown no key yet."""
         self._all: set[TlsConnection] = set()
         self._incoming: Counter[PeerId] = Counter()
         self._idle: dict[PeerId, list[TlsConnection]] = {}
@@ -102,27 +112,49 @@ class TlsCarrier:
 
     async def listen(self, hosts: list[str], port: int) -> int:
         """Listen on all hosts at one port; 0 lets the system choose. Returns the port. Raises NetworkError."""
-        loop = asyncio.get_running_loop()
         last_error: OSError | None = None
         for host in hosts:
             try:
-                server = await loop.create_server(
-                    lambda: TlsConnection(self, None),
-                    host,
-                    port,
-                    ssl=self._server_context,
-                    ssl_handshake_timeout=HANDSHAKE_S,
-                )
+                family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
             except OSError as error:
                 last_error = error  # a machine without IPv6 still serves IPv4
                 _log.info("cannot listen", host=host, port=port, error=str(error))
                 continue
-            port = server.sockets[0].getsockname()[1]
-            self._servers.append(server)
-        if not self._servers:
+            port = listening.getsockname()[1]
+            listening.setblocking(False)
+            accepting = self._scope.start(self._accept(listening), "accept TLS connections")
+            self._listening.append((listening, accepting))
+        if not self._listening:
             raise NetworkError(f"cannot listen for TLS on {', '.join(hosts)} port {port}: {last_error}")
         self._scope.start(self._close_idle(), "close idle TLS connections")
         return port
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._closing:
+            try:
+                accepted, _ = await loop.sock_accept(listening)
+            except OSError as error:  # it was reset already, or there are no more files
+                _log.info("cannot accept a TLS connection", error=str(error))
+                await asyncio.sleep(ACCEPT_AGAIN_S)
+                continue
+            if self._handshakes >= MAX_HANDSHAKES or self._scope.start(self._greet(accepted), "TLS handshake") is None:
+                accepted.close()
+
+    async def _greet(self, accepted: socket.socket) -> None:
+        self._handshakes += 1
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: TlsConnection(self, None),
+                accepted,
+                ssl=self._server_context,
+                ssl_handshake_timeout=HANDSHAKE_S,
+            )
+        except OSError as error:  # ssl's errors are some, too
+            _log.info("a TLS handshake failed", error=str(error) or type(error).__name__)
+        finally:
+            self._handshakes -= 1
 
     async def open(self, peer: PeerId, kind: str, addresses: list[tuple[str, int]]) -> StripedStream:
         """A new stream. Raises NetworkError when no address answers with the peer's key."""
@@ -161,8 +193,11 @@ class TlsCarrier:
     async def close(self) -> None:
         """See the module."""
         self._closing = True
-        for server in self._servers:
-            server.close()
+        for listening, accepting in self._listening:
+            if accepting is not None:
+                accepting.cancel()
+                await asyncio.wait([accepting])
+            listening.close()
         for stream in list(self._streams.values()):
             await stream.close()
         for connection in list(self._all):
@@ -315,7 +350,7 @@ class TlsCarrier:
             await asyncio.sleep(index * DIAL_STAGGER_S)
             try:
                 connection = await self._dial_one(peer, host, port)
-            except (OSError, ssl.SSLError) as error:
+            except (OSError, ssl.SSLError, UnicodeError) as error:  # the last one for names that there cannot be
                 errors.append(f"{host}:{port}: {error or type(error).__name__}")
                 return
             won.append(connection)

@@ -79,6 +79,8 @@ def decide(s: Situation) -> StartRound | ChangeView | Wait:
 
     if s.finished:
         return Wait("the run is complete")
+    if s.awaited and not s.readies:
+        return Wait("all train for the next round")
     if len(s.readies) < s.min_contributors:
         return Wait(f"{len(s.readies)} of at least {s.min_contributors} contributors are ready")
     return Wait(f"waiting up to {s.patience_left_s:.0f} s more for {names_of(sorted(s.awaited))}")

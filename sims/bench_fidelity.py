@@ -24,6 +24,7 @@ from farflung.sims.bench_calibrate import calibrate
 from farflung.sims.check import Check, machine
 from farflung.sims.costs import load_costs
 from farflung.sims.local_run import count_cores, run_local
+from farflung.sims.scenario import find_scenario
 from farflung.sims.sim_result import Result
 from farflung.sims.sim_run import run_scenario
 
@@ -37,6 +38,7 @@ def run_fidelity(
     scenario: str, *, costs: Path | None = None, page: Path | None = None, as_json: bool = False
 ) -> dict[str, Any]:
     """Calibrate (or take `costs`, a file of an earlier calibration), play, compare, show. Raises ConfigError, BenchError, NodeFailed, OSError."""
+    find_scenario(scenario)  # what is not there should be told of before minutes of measuring
     console = Console(stderr=as_json)
     if costs is None:
         console.print("what things cost a node on this machine", style="dim")

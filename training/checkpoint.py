@@ -92,13 +92,18 @@ def _parts(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     yield part  # an empty one too, if there are no tensors: then a file says so
 
 
+def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """One file of them. Raises OSError."""
+    try:
+        safetensors.torch.save_file(tensors, path, metadata=metadata)
+    except safetensors.SafetensorError as error:  # so it says what the system says of a full disk and the like
+        raise OSError(errno.EIO, str(error), str(path)) from error
+
+
 def _write_part(folder: Path, tensors: dict[str, Tensor]) -> tuple[Path, str]:
     """The file and its digest."""
     partial = folder / "state.safetensors.partial"
-    try:
-        safetensors.torch.save_file(tensors, partial)
-    except safetensors.SafetensorError as error:  # so it says what the system says of a full disk and the like
-        raise OSError(errno.EIO, str(error), str(partial)) from error
+    save_tensors(partial, tensors)
     _flush(partial)
     digest = _sha256(partial)
     file = folder / f"{digest[:16]}.safetensors"

@@ -9,10 +9,10 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
+from farflung.training.checkpoint import save_tensors
 from farflung.training.model import ModelConfig
 from farflung.training.tokenizer import Tokenizer
 
@@ -125,7 +125,8 @@ def _write_weights(folder: Path, parameters: Mapping[str, Tensor], dtype: torch.
     for file_name, shard in zip(names, shards, strict=True):
         tensors = {name: parameters[name].detach().to("cpu", dtype, copy=True).contiguous() for name in shard}
         partial = folder / (file_name + ".partial")
-        safetensors.torch.save_file(tensors, partial, metadata={"format": "pt"})
+        save_tensors(partial, tensors, {"format": "pt"})
+        partial.chmod((folder / "config.json").stat().st_mode)  # safetensors makes files that nobody else may read
         partial.replace(folder / file_name)
     if len(shards) > 1:
         total = sum(tensor.numel() for tensor in parameters.values()) * dtype.itemsize

@@ -1,5 +1,7 @@
 """Addresses of peers: what is taken, what is left out."""
 
+import socket
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -96,3 +98,12 @@ def test_hosts() -> None:
     assert host_of("/ip4/1.2.3.4/tcp/5/p2p/x/p2p-circuit") is None
     assert tls_address("::1", 5) == "tls://[::1]:5"
     assert [reach(host) for host in ("8.8.8.8", "192.168.1.1", "127.0.0.1", "name.example")] == [0, 1, 2, 0]
+
+
+@given(st.from_regex(r"\[[0-9a-f:.%]{0,12}\]", fullmatch=True))
+@example("[.]")
+@example("[fe80::1%eth0]")
+@example("[1.2.3.4]")
+def test_what_stands_in_brackets_is_an_address_that_can_be_dialled(host: str) -> None:
+    for named, _ in split_addresses(PEER, [f"tls://{host}:80"])[1]:
+        socket.getaddrinfo(named.partition("%")[0], 80, flags=socket.AI_NUMERICHOST)

@@ -265,6 +265,7 @@ def test_create_hands_its_flags_on_and_prints_the_invitation(monkeypatch: pytest
             published=bool(wanted.peers),
             founder=PEER,
             manifest=Path("m"),
+            about="1.0 M parameters, 40 steps, 1 rounds, data python",
             layers=(2, 3),
         )
 
@@ -277,10 +278,13 @@ def test_create_hands_its_flags_on_and_prints_the_invitation(monkeypatch: pytest
     assert f"swarm x founded ({SWARM[:12]}), full name {FULL_NAME}\n" in later
     assert "farflung join farflung1abc" in later and "published when this machine's node starts" in later
     assert "as soon as that node runs, on port 4242" in later
+    assert "\n1.0 M parameters, 40 steps, 1 rounds, data python\n" in later and "--local" not in later
     nowhere = run("create", "x", "--port", 0).stdout
     assert "farflung join farflung1abc\nit names no address yet, because of --port 0" in nowhere
     first = options.CreateOptions(name="x", preset="micro", steps=40, peers=("a", "b"), open=True)
     assert asked == [first, options.CreateOptions(name="x"), options.CreateOptions(name="x", port=0)]
+    here = run("create", "x", "--local").stdout
+    assert "farflung join x --local\n" in here and "farflung join farflung1abc --local\n" in here
     made = json.loads(run("create", "x", "--json").stdout)
     assert made == {
         "name": "x",
@@ -288,6 +292,7 @@ def test_create_hands_its_flags_on_and_prints_the_invitation(monkeypatch: pytest
         "hash": SWARM,
         "founder": PEER,
         "open": False,
+        "about": "1.0 M parameters, 40 steps, 1 rounds, data python",
         "layers": [2, 3],
         "invitation": "farflung1abc",
         "manifest": "m",
@@ -321,14 +326,15 @@ def test_join_and_export_hand_their_flags_on(monkeypatch: pytest.MonkeyPatch, tm
         "ann",
         "--json",
     ]
-    assert run("join", "x", *flags).exit_code == 0
-    assert run("export", "x", tmp_path / "out").stdout.endswith("step: 40\n")
+    resolve_paths(tmp_path / "home", {}).add_swarm("ab" * 32, "x")
+    assert run("join", "x", *flags, "--home", tmp_path / "home").exit_code == 0
+    assert run("export", "x", tmp_path / "out", "--home", tmp_path / "home").stdout.endswith("step: 40\n")
     what = {"exit_when_done": False, "compile": True, "up_mbps": 5.0, "down_mbps": 7.0, "threads": 1, "live": False}
-    joined = options.JoinOptions(swarm="x", region="eu-west", owner="ann", as_json=True, **what)
-    assert asked == [joined, options.ExportOptions(swarm="x", folder=tmp_path / "out")]
+    joined = options.JoinOptions(swarm="x", region="eu-west", owner="ann", as_json=True, home=tmp_path / "home", **what)
+    assert asked == [joined, options.ExportOptions(swarm="x", folder=tmp_path / "out", home=tmp_path / "home")]
 
 
-def test_bugs_keep_their_traceback_and_errors_of_peers_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bugs_keep_their_traceback_and_errors_of_peers_do_not(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     def bug(wanted: Any) -> None:
         raise KeyError("bug")
 
@@ -336,10 +342,10 @@ def test_bugs_keep_their_traceback_and_errors_of_peers_do_not(monkeypatch: pytes
         raise NetworkError("nobody answers")
 
     fake_daemon(monkeypatch, run_join=bug)
-    result = run("join", "x")
+    result = run("join", "alpha", "--home", home)
     assert result.exit_code == 1 and isinstance(result.exception, KeyError)
     fake_daemon(monkeypatch, run_join=unreachable)
-    result = run("join", "x")
+    result = run("join", "alpha", "--home", home)
     assert result.exit_code == 2 and result.stderr == "error: nobody answers\n"
 
 
@@ -419,3 +425,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, home: Path, 
 def test_a_prompt_of_bytes_that_are_no_text_is_said(home: Path) -> None:
     told = run("sample", "--prompt", "a\udcff", "--home", home)
     assert told.exit_code == 2 and "--prompt is no UTF-8 text" in told.output
+
+
+def test_the_version_is_said() -> None:
+    assert run("--version").stdout.startswith("farflung 0.") and "protocol version" in run("--version").stdout

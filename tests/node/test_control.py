@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 import stat
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -25,6 +26,7 @@ from farflung.node.control import (
 from farflung.node.events import EventLog
 from farflung.node.inside import getting_ready
 from farflung.node.paths import SwarmPaths, resolve_paths
+from farflung.node.runner import loop_factory
 from farflung.node.status import NodeStatus
 from farflung.protocol.errors import ConfigError
 
@@ -36,7 +38,12 @@ def swarm() -> Iterator[SwarmPaths]:
         yield resolve_paths(Path(home), {}).add_swarm("ab" * 32, "alpha")
 
 
-def serve(swarm: SwarmPaths, handlers: Mapping[str, Handler], use: Callable[[ControlServer], Awaitable[None]]) -> None:
+def serve(
+    swarm: SwarmPaths,
+    handlers: Mapping[str, Handler],
+    use: Callable[[ControlServer], Awaitable[None]],
+    loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> None:
     """Run `use` against a server, then stop the server and wait for its end."""
 
     async def both() -> None:
@@ -47,7 +54,8 @@ def serve(swarm: SwarmPaths, handlers: Mapping[str, Handler], use: Callable[[Con
             await use(server)
             server.stop()
 
-    asyncio.run(both())
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(both())
 
 
 def test_a_node_that_gets_ready_says_so(swarm: SwarmPaths) -> None:
@@ -155,6 +163,31 @@ def test_connections_are_limited(swarm: SwarmPaths, monkeypatch: pytest.MonkeyPa
         silent.close()
 
     serve(swarm, {"echo": echo}, use)
+
+
+def test_a_client_that_goes_with_unread_lines_harms_nobody(swarm: SwarmPaths) -> None:
+    """Its socket is reset then, and uvloop's raise what is no ConnectionError when they are written to."""
+    gone = asyncio.Event()
+
+    async def flood(args: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        for number in range(1000):
+            yield {"number": number, "more": "x" * 1000}
+            await asyncio.sleep(0.001 if gone.is_set() else 0)
+
+    async def use(server: ControlServer) -> None:
+        for _ in range(5):
+            gone.clear()
+            client = socket.socket(socket.AF_UNIX)
+            client.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(client, str(swarm.socket))
+            await asyncio.get_running_loop().sock_sendall(client, b'{"verb": "flood", "args": {}}\n')
+            await asyncio.sleep(0.05)
+            gone.set()
+            client.close()
+            await asyncio.sleep(0.05)
+        assert await request(swarm, "echo", a=1)  # it lives
+
+    serve(swarm, {"flood": flood, "echo": echo}, use, loop_factory)
 
 
 def test_no_node_is_said_with_the_remedy(swarm: SwarmPaths) -> None:

@@ -119,7 +119,9 @@ def test_caps_reach_the_engine(tmp_path: Path, corpus: Path) -> None:
     for caps, expected in (({}, (None, None)), ({"up_mbps": 8.0, "down_mbps": 20.0}, (1e6, 2.5e6))):
         options = JoinOptions(swarm="alpha", home=tmp_path / "a", local=True, **caps)
         meant = wanted.local_swarm(paths, "alpha", ())
-        config = daemon.NodeDaemon(options, paths, identity, meant, console, ExitStack())._engine_config(0)
+        config = daemon.NodeDaemon(options, paths, identity, meant, console, io.StringIO(), ExitStack())._engine_config(
+            0
+        )
         assert (config.up_bytes_per_s, config.down_bytes_per_s) == expected
 
 
@@ -144,7 +146,7 @@ class Node:
         console = Console(file=self.output, force_terminal=False, width=200)
         identity = Identity.load_or_create(paths.identity)
         self.peer = identity.public_key.hex()
-        self.daemon = daemon.NodeDaemon(options, paths, identity, meant, console, self.locks)
+        self.daemon = daemon.NodeDaemon(options, paths, identity, meant, console, io.StringIO(), self.locks)
 
     async def run(self) -> None:
         with self.locks:

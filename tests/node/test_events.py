@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from farflung.node.events import Event, EventLog, grown, read_events
+from farflung.node import events
+from farflung.node.events import Event, EventLog, grown, kept_events, read_events
 from farflung.protocol.errors import ConfigError
 
 
@@ -128,3 +129,16 @@ def test_counters_count_on_over_moves_and_from_nothing_in_a_new_process() -> Non
     assert list(grown(again, "sent_bytes"))[2:] == [(4.0, 400)]
     simulated = [started(0), sent(1.0, 100), started(0), sent(2.0, 30)]
     assert sum(more for _, more in grown(simulated, "sent_bytes")) == 130
+
+
+def test_a_full_file_becomes_the_older_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "MAX_LOG_BYTES", 1000)
+    path = tmp_path / "events.jsonl"
+    for first in (0, 10):  # once more by another process
+        with make_log(path) as log:
+            for step in range(first, first + 10):
+                log.emit("step", loss=1.0, number=step)
+    assert max(file.stat().st_size for file in tmp_path.iterdir()) <= 1000
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["events.jsonl", "events.older.jsonl"]
+    kept = [event["number"] for event in kept_events(path)]
+    assert kept == list(range(20))[-len(kept) :] and len(kept) > len(list(read_events(path))) > 0

@@ -93,7 +93,7 @@ def test_defaults_need_nothing_but_a_name_and_fit_together(tmp_path: Path, corpu
     assert manifest.admission.rule == "open" and not (made.manifest.parent / "invite").exists()
     recipe = read_recipe(manifest)
     assert recipe.num_parameters == recipe.settings().rules.numel == sum(t.numel() for t in recipe_parameters(manifest))
-    assert recipe.rounds_text == "1 rounds"
+    assert recipe.about.endswith(" M parameters, 30 steps, 1 rounds")
 
 
 def test_stages_have_rounds_more_often(tmp_path: Path, corpus: Path) -> None:
@@ -190,7 +190,7 @@ def test_laps_may_be_left_to_the_swarm(tmp_path: Path, corpus: Path) -> None:
     assert (manifest.inner_steps, manifest.fragments, manifest.delay_steps) == ("auto", "auto", "auto")
     recipe = read_recipe(manifest)
     assert recipe.rules.laps == Laps(least=4, most=166, widths=(1, 3)) and recipe.rules.total_steps == 300
-    assert recipe.rounds_text == "1 to 75 rounds"
+    assert recipe.about.endswith(" M parameters, 300 steps, 1 to 75 rounds")
 
     coarse = dataclasses.replace(options, name="c", method=None, codec="sign(block=256)", steps=4000)
     manifest = open_manifest(daemon.create(coarse).manifest.read_bytes(), swarm=None, peer=None)

@@ -1,6 +1,8 @@
 """Means of a plan in one file: what was appended last counts, and what a kill breaks off is not there."""
 
 import errno
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from io import BufferedWriter
 from pathlib import Path
 
@@ -108,3 +110,22 @@ def test_dropped_means_are_gone_and_others_stay(tmp_path: Path) -> None:
     assert files.plans() == {OTHER[:PLAN_BYTES]} and (tmp_path / "strange").exists()
     files.append(PLAN, 1, b"new")
     assert files.load(PLAN, 0) is None and files.load(PLAN, 1) == b"new"
+
+
+def test_one_thread_may_drop_what_another_reads(tmp_path: Path) -> None:
+    """Checkpoints drop old means while somebody who is behind asks for just these."""
+    files, stop = MeanFiles(tmp_path), threading.Event()
+
+    def drop() -> None:
+        while not stop.is_set():
+            files.append(PLAN, 0, b"mean")
+            files.drop(PLAN)
+
+    with ThreadPoolExecutor(1) as pool:
+        dropping = pool.submit(drop)
+        try:
+            found = {files.load(PLAN, 0) for _ in range(3000)}
+        finally:
+            stop.set()
+        dropping.result()
+    assert found <= {None, b"mean"}

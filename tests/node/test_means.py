@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+import pytest
+
 from farflung.compression.digest import digest_of
 from farflung.node.means import KEPT_ROUNDS, MeanStore
 from farflung.sims.toy import MemoryStorage
@@ -142,5 +144,31 @@ def test_a_confirmed_mean_stays_though_it_came_early() -> None:
                 means.confirm(PLANS[0])
             assert await means.put(PLANS[0], 0, b"other") == digest_of(b"early") == digest_of(disk.means[PLANS[0], 0])
             assert await means.put(PLANS[0], 0, b"asked for", replace=True) == digest_of(b"asked for")
+
+    run(main())
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_mean_that_comes_as_its_plan_ends_is_not_kept(committed: bool) -> None:
+    """A slow owner's last one: nobody would ever ask for it, or drop it."""
+
+    async def main() -> None:
+        disk = MemoryStorage()
+        means = MeanStore(disk, SlowDoor())
+        await means.put(PLANS[0], 0, b"first")
+        async with asyncio.TaskGroup() as group:
+            late = group.create_task(means.put(PLANS[0], 1, b"late"))
+            await asyncio.sleep(0)
+            if committed:
+                means.decide(PLANS[0])
+            else:
+                await means.discard(PLANS[0])
+        assert late.result() == digest_of(b"late")
+        assert means.needed() == ({PLANS[0]} if committed else set())
+        assert disk.means.get((PLANS[0], 0)) == (b"first" if committed else None)
+        for plan in PLANS[1 : KEPT_ROUNDS + 2]:
+            await means.put(plan, 0, b"mean")
+            means.decide(plan)
+        assert PLANS[0] not in means.needed() and await means.put(PLANS[0], 1, b"again") == digest_of(b"again")
 
     run(main())

@@ -332,6 +332,38 @@ def test_connections_of_one_peer_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
     run(main)
 
 
+def test_who_shows_no_key_keeps_no_more_than_so_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls, "MAX_HANDSHAKES", 3)
+    monkeypatch.setattr(tls, "HANDSHAKE_S", 0.5)
+
+    async def main() -> None:
+        async with end() as server, end() as client:
+            server.handlers["echo"] = echo
+            silent = [await asyncio.open_connection(*server.address[0]) for _ in range(8)]
+            async with asyncio.timeout(20):
+                while server.carrier._handshakes < 3:
+                    await asyncio.sleep(0.01)
+                cut = [await reader.read() for reader, _ in silent]  # at once, or when they have taken too long
+            assert cut == [b""] * 8 and server.carrier._handshakes == 0
+            for _, writer in silent:
+                writer.close()
+            stream = await client.carrier.open(server.key, "echo", server.address)
+            await stream.write((1).to_bytes(4, "big") + b"x")
+            assert await read(stream, 1) == b"x"
+            await stream.close()
+
+    run(main)
+
+
+def test_a_name_that_cannot_be_is_a_dead_address() -> None:
+    async def main() -> None:
+        async with end() as server, end() as client:
+            with pytest.raises(NetworkError):
+                await client.carrier.open(server.key, "echo", [(".", 80)])
+
+    run(main)
+
+
 def test_writer_to_a_closed_stream_is_cut() -> None:
     async def main() -> None:
         async with end() as server, end() as client:

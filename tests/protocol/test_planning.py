@@ -55,7 +55,7 @@ C_GONE: dict[str, Any] = dict(live=frozenset({A, B}), readies={}, awaited=frozen
             f"2 of 3 members are ready, without waiting longer for {short(C)}",
         ),
         (dict(ONE_WAITS, patience_left_s=0.0, min_contributors=3), Wait, "2 of at least 3 contributors are ready"),
-        (dict(readies={}, awaited=frozenset({A, B, C})), Wait, "0 of at least 1 contributors are ready"),
+        (dict(readies={}, awaited=frozenset({A, B, C})), Wait, "all train for the next round"),
         (dict(readies={}), Wait, "0 of at least 1 contributors are ready"),
         (dict(min_contributors=4), Wait, "3 of at least 4 contributors are ready"),
         (dict(finished=True), Wait, "the run is complete"),
