@@ -35,12 +35,13 @@ def export_swarm(options: ExportOptions) -> dict[str, Any]:
             options.folder, recipe.model, layout.views(kept.whole()), tokenizer, name=manifest.name, facts=facts
         )
     except OSError as error:
-        for path in options.folder.glob(
-            "*"
-        ):  # it was empty: nobody shall take half a model for one, and it may be tried again
-            path.unlink()
-        if not was_there:
-            options.folder.rmdir()
+        if (
+            options.folder.is_dir()
+        ):  # which was empty: nobody shall take half a model for one, and it may be tried again
+            for path in options.folder.iterdir():
+                path.unlink()
+            if not was_there:
+                options.folder.rmdir()
         raise LocalError(
             f"cannot write the model to {options.folder}: {error.strerror}; make room, or name another folder"
         ) from error

@@ -6,10 +6,12 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
+import safetensors
+import safetensors.torch
 import torch
 from rich.console import Console
 from tests.node.founded import found
@@ -191,6 +193,10 @@ async def running(node: Node) -> AsyncIterator[Node]:
             node.daemon.stop("the test is over")
 
 
+def no_space(*_: object, **__: object) -> NoReturn:
+    raise safetensors.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
@@ -277,6 +283,12 @@ def test_three_real_nodes_join_late_leave_restart_and_outlive_the_first(
     assert (tmp_path / "model" / "model.safetensors").exists()
     with pytest.raises(LocalError, match="name another folder"):
         daemon.export(ExportOptions(swarm="alpha", folder=corpus / "model", home=tmp_path / "c"))
+    with monkeypatch.context() as full:
+        full.setattr(safetensors.torch, "save_file", no_space)
+        for folder in (tmp_path / "new", corpus.parent / "empty"):
+            with pytest.raises(LocalError, match="No space left.*make room"):
+                daemon.export(ExportOptions(swarm="alpha", folder=folder, home=tmp_path / "c"))
+            assert not folder.exists(), "half a model would be in the way of the next try"
     swarm = resolve_paths(tmp_path / "c", {}).find_swarm("alpha")
     (swarm.checkpoint / HISTORY_FILE).unlink()  # what is advised where it is damaged and nobody else has it
     without = daemon.export(ExportOptions(swarm="alpha", folder=tmp_path / "again", home=tmp_path / "c"))
