@@ -69,7 +69,7 @@ class RotInt4(ActivationCodec):
     def from_rows(self, rows: Tensor) -> Tensor:
         """See `ActivationCodec.from_rows`."""
         split = 2 * (self.width // self.block)
-        scales = rows[:, :split].contiguous().view(torch.bfloat16).float()
+        scales = rows[:, :split].clone(memory_format=torch.contiguous_format).view(torch.bfloat16).float()
         packed = rows[:, split:]
         codes = torch.cat([packed & 15, packed >> 4], dim=1).float().sub_(_MAX_CODE + 1)
         y = codes.view(len(rows), -1, self.block).mul_(scales[:, :, None])

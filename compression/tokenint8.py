@@ -54,5 +54,5 @@ class TokenInt8(ActivationCodec):
 
     def from_rows(self, rows: Tensor) -> Tensor:
         """See `ActivationCodec.from_rows`."""
-        scales = rows[:, :2].contiguous().view(torch.bfloat16)
+        scales = rows[:, :2].clone(memory_format=torch.contiguous_format).view(torch.bfloat16)
         return rows[:, 2:].view(torch.int8).float().mul_(scales.float())

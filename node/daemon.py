@@ -177,7 +177,7 @@ class NodeDaemon:
             return self._wanted.swarm
         name = self._options.swarm
         self.say(f"looking up the name {name!r} ...")
-        claim = await look_up_name(engine, name)
+        claim = await look_up_name(engine, name, self.say)
         swarm = self._paths.add_swarm(claim.swarm.hex(), claim.name)
         self._locks.enter_context(only_node(swarm))
         return swarm
@@ -185,7 +185,7 @@ class NodeDaemon:
     async def _find_manifest(self, engine: Engine, swarm: SwarmPaths) -> SignedManifest:
         if load_manifest(swarm) is None:
             self.say(f"fetching the manifest of {swarm.name} ...")
-            value = await look_up_manifest(engine, bytes.fromhex(swarm.hash_hex), swarm.name)
+            value = await look_up_manifest(engine, bytes.fromhex(swarm.hash_hex), swarm.name, self.say)
             save_manifest(swarm, value)
         return msgspec.msgpack.decode(swarm.manifest.read_bytes(), type=SignedManifest)
 

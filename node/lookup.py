@@ -20,10 +20,20 @@ LOOK_UP_S = 90.0
 
 RETRY_S = 2.0
 
+SAY_S = 10.0
+"""Between two words to whoever waits."""
+
+Say = Callable[[str], None]
+
+
+def nobody_listens(text: str) -> None:
+    """The default of `say`."""
+
+
 T = TypeVar("T")
 
 
-async def look_up_name(network: Network, text: str) -> NameClaim:
+async def look_up_name(network: Network, text: str, say: Say = nobody_listens) -> NameClaim:
     """The claim that `text` means; see `naming.resolve`.
 
     Raises NameContested at once, for more claims would not settle what the person has left open; ConfigError when there was none in time.
@@ -43,13 +53,13 @@ async def look_up_name(network: Network, text: str) -> NameClaim:
             missing = error
             return None
 
-    claim = await _until_found(look)
+    claim = await _until_found(look, say)
     if claim is None:
         raise missing
     return claim
 
 
-async def look_up_manifest(network: Network, swarm: bytes, name: str) -> bytes:
+async def look_up_manifest(network: Network, swarm: bytes, name: str, say: Say = nobody_listens) -> bytes:
     """The signed manifest with this hash. Raises ConfigError at once when it is of another version, NetworkError when nobody had it in time."""
 
     async def look() -> bytes | None:
@@ -62,7 +72,7 @@ async def look_up_manifest(network: Network, swarm: bytes, name: str) -> bytes:
             ) from error
         return None if found is None else found[1]
 
-    value = await _until_found(look)
+    value = await _until_found(look, say)
     if value is None:
         raise NetworkError(
             f"no peer of swarm {name} could be reached within {LOOK_UP_S:.0f} s: is one running? If its address "
@@ -71,14 +81,18 @@ async def look_up_manifest(network: Network, swarm: bytes, name: str) -> bytes:
     return value
 
 
-async def _until_found(look: Callable[[], Awaitable[T | None]]) -> T | None:
+async def _until_found(look: Callable[[], Awaitable[T | None]], say: Say) -> T | None:
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + LOOK_UP_S
+    say_at = loop.time() + SAY_S
     while True:
         with contextlib.suppress(NetworkError):  # nobody answers yet; the next attempt may find somebody
             found = await look()
             if found is not None:
                 return found
-        if loop.time() >= give_up_at:
+        if (now := loop.time()) >= give_up_at:
             return None
+        if now >= say_at:
+            say(f"no answer yet, asking for up to {give_up_at - now:.0f} s more ...")
+            say_at = now + SAY_S
         await asyncio.sleep(RETRY_S)

@@ -77,7 +77,7 @@ def sample(
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 200,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most likely token each time.")] = 0.8,
     top_k: Annotated[int, typer.Option(min=0, help="Of so many of the most likely tokens; 0: of all.")] = 40,
-    seed: Annotated[int, typer.Option(help="The same one writes the same text.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="The same one writes the same text.")] = 0,
     device: Device = "auto",
     dtype: Dtype = "auto",
     home: Home = None,

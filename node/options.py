@@ -4,6 +4,7 @@
 no model, no network and no file, so that a wrong flag fails before anything heavy is imported.
 """
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Literal
 
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.limits import MAX_LABEL
+from farflung.protocol.naming import check_name
 from farflung.protocol.types import LABEL
 
 DTYPES = ("auto", "bf16", "fp32")
@@ -78,6 +80,7 @@ class CreateOptions:
     """Replaces all folders."""
 
     def __post_init__(self) -> None:
+        check_name(self.name)
         _positive(
             steps=self.steps,
             inner_steps=None if self.inner_steps == "auto" else self.inner_steps,
@@ -268,8 +271,8 @@ def number_or_auto(flag: str, text: str | None) -> int | Literal["auto"] | None:
 
 def _positive(**values: float | None) -> None:
     for name, value in values.items():
-        if value is not None and not value > 0:
-            raise ConfigError(f"--{name.replace('_', '-')} must be above 0, not {value}")
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"--{name.replace('_', '-')} must be above 0 and finite, not {value}")
 
 
 def _label(flag: str, text: str) -> None:

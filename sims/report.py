@@ -17,6 +17,9 @@ from farflung.sims.report_run import run_sections, run_summary
 from farflung.sims.scene import Scene
 from farflung.sims.series import series_of
 
+REPORT = "report.html"
+"""In the folder of a run."""
+
 
 def load_scenes(folders: Sequence[Path]) -> list[Scene]:
     """The runs in these folders, labelled with the folders' names when there are several.
@@ -39,7 +42,7 @@ def _labels(folders: Sequence[Path]) -> list[str]:
 
 def report_folder(folder: Path) -> dict[str, Any]:
     """Write the report of the run in `folder` into it; returns the figures (`summary.summarise`). Raises ConfigError, OSError."""
-    return write_report(load_scenes([folder]), folder / "report.html")
+    return write_report(load_scenes([folder]), folder / REPORT)
 
 
 def write_report(scenes: Sequence[Scene], out: Path) -> dict[str, Any]:

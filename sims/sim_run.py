@@ -21,7 +21,7 @@ from farflung.sims.faults import Schedule
 from farflung.sims.how_far import how_far
 from farflung.sims.logs import Logs
 from farflung.sims.recorder import Recorder
-from farflung.sims.report import report_folder
+from farflung.sims.report import REPORT, report_folder
 from farflung.sims.scenario import Scenario, find_scenario, load_scenario
 from farflung.sims.scenario_run import AnyPlan, Playable, make_playable, simulate_any
 from farflung.sims.sim_folder import EVENTS, RUN, run_facts
@@ -76,6 +76,8 @@ def play_scenario(scenario: Scenario, seed: int, schedule: Schedule, *, out: Pat
         report_folder(out)
     if not quiet:
         show(result)
+        if out is not None:
+            Console(highlight=False).print(f"report: {out / REPORT}", soft_wrap=True)
     return result
 
 

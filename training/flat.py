@@ -132,3 +132,5 @@ def synchronize(device: torch.device | None) -> None:
     """Wait for background copies: page-locked memory must not change, or be read, under them."""
     if device is not None and device.type == "cuda":
         torch.cuda.synchronize(device)
+    elif device is not None and device.type == "mps":
+        torch.mps.synchronize()

@@ -18,6 +18,10 @@ UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 """At the end of a text of bytes: those of a character of which some are still to come, as a rule."""
 
 
+LEAST_TEMPERATURE = 1e-4
+"""Below it, the most likely token is as good as certain, and what is divided by it no number any more."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
     """How the next token is drawn."""
@@ -76,7 +80,7 @@ def _next_token(
     window = torch.tensor([ids[-model.config.seq_len :]], device=device)
     with no_room("a look at the model", device), precision(device, autocast):
         logits = model(window)[0, -1, :vocab_size].float().cpu()  # rows beyond are only padding
-    if sampling.temperature == 0:
+    if sampling.temperature < LEAST_TEMPERATURE:
         return int(logits.argmax())
     k = min(sampling.top_k or logits.numel(), logits.numel())
     best, candidates = logits.topk(k)

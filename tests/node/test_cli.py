@@ -429,3 +429,11 @@ def test_a_prompt_of_bytes_that_are_no_text_is_said(home: Path) -> None:
 
 def test_the_version_is_said() -> None:
     assert run("--version").stdout.startswith("farflung 0.") and "protocol version" in run("--version").stdout
+
+
+@pytest.mark.parametrize("memory", ["0", "-1", "inf", "nan"])
+def test_memory_is_a_number(memory: str, home: Path) -> None:
+    assert (
+        "--memory must be above 0 and finite"
+        in run("doctor", "--model", "1m", "--memory", memory, "--home", home).stderr
+    )

@@ -286,7 +286,7 @@ def test_three_real_nodes_join_late_leave_restart_and_outlive_the_first(
     with monkeypatch.context() as full:
         full.setattr(safetensors.torch, "save_file", no_space)
         for folder in (tmp_path / "new", corpus.parent / "empty"):
-            with pytest.raises(LocalError, match="No space left.*make room"):
+            with pytest.raises(LocalError, match=r"No space left.*make room"):
                 daemon.export(ExportOptions(swarm="alpha", folder=folder, home=tmp_path / "c"))
             assert not folder.exists(), "half a model would be in the way of the next try"
     swarm = resolve_paths(tmp_path / "c", {}).find_swarm("alpha")

@@ -45,8 +45,10 @@ def test_what_nobody_claims_in_time_is_said_with_who_else_claims_it() -> None:
             assert f"no claim to '{full_name('alpha', MEANT)}' found" in str(caught.value)
             assert (f"others claim {full_name('alpha', OTHER)}" in str(caught.value)) == claimed
             await publish(networks[1], 1)
+        said: list[str] = []
         with pytest.raises(NetworkError, match="no peer of swarm alpha could be reached"):
-            await look_up_manifest(networks[2], bytes(32), "alpha")
+            await look_up_manifest(networks[2], bytes(32), "alpha", said.append)
+        assert len(said) == 8 and said[0] == "no answer yet, asking for up to 80 s more ..."
 
     in_network(body)
 
