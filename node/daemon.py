@@ -321,7 +321,9 @@ class NodeDaemon:
                 task.cancel()
             finder.save()
             inside.left(left.reason)
-            await viewing
+            _, late = await asyncio.wait([viewing], timeout=SHOWN_S)
+            for task in late:  # nobody reads what it shows
+                task.cancel()
         return left
 
     # ---- small things ------------------------------------------------------------------------------------------

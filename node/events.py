@@ -126,12 +126,14 @@ class _Lines:
         self._num_bytes = self._path.stat().st_size
 
     def write(self, text: str) -> None:
-        if self._num_bytes + len(text) > MAX_LOG_BYTES:
-            self._file.close()
+        num_bytes = len(text.encode())
+        if self._num_bytes + num_bytes > MAX_LOG_BYTES:
+            full = self._file
             self._path.replace(older_events(self._path))
             self._open()
+            full.close()
         self._file.write(text)
-        self._num_bytes += len(text)
+        self._num_bytes += num_bytes
 
     def flush(self) -> None:
         self._file.flush()

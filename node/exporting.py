@@ -2,6 +2,7 @@
 all stages as they were last evaluated (`whole_model`)."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
 
@@ -35,9 +36,9 @@ def export_swarm(options: ExportOptions) -> dict[str, Any]:
             options.folder, recipe.model, layout.views(kept.whole()), tokenizer, name=manifest.name, facts=facts
         )
     except OSError as error:
-        if (
-            options.folder.is_dir()
-        ):  # which was empty: nobody shall take half a model for one, and it may be tried again
+        with suppress(
+            OSError
+        ):  # the folder was empty: nobody shall take half a model for one, and it may be tried again
             for path in options.folder.iterdir():
                 path.unlink()
             if not was_there:

@@ -32,8 +32,17 @@ def known_swarm(home: Path | None, name: str | None) -> None:
 def working(what: str) -> Iterator[None]:
     """Say what takes its seconds, on stderr and where somebody looks, until it is done: torch alone takes some to be loaded."""
     from rich.console import Console
+    from rich.live import Live
+    from rich.spinner import Spinner
 
-    with Console(stderr=True).status(what):
+    # No `Console.status`: that takes the place of stderr, and loggers that are made meanwhile would keep it.
+    with Live(
+        Spinner("dots", what),
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    ):
         yield
 
 

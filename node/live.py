@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from farflung.node.events import rendered
+from farflung.node.outlet import until_room
 from farflung.node.status import BegunAnew, NodeStatus
 
 REDRAW_S = 0.25
@@ -56,8 +57,9 @@ async def show(events: AsyncIterable[dict[str, Any]], status: NodeStatus, consol
 
 
 async def show_json(events: AsyncIterable[dict[str, Any]], out: TextIO) -> None:
-    """Write `events` until they end, a line of JSON each."""
+    """Write `events` until they end, a line of JSON each. Whoever reads too slowly is told how many were left out (`log.skipped`)."""
     async for event in events:
+        await until_room(out)
         out.write(rendered(event) + "\n")
         out.flush()
 

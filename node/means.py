@@ -6,7 +6,7 @@ besides, those of recent commits, for those who catch up, and all since the last
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from farflung.compression.codec import Payload
@@ -33,6 +33,8 @@ class MeanStore:
         self._confirmed: set[bytes] = set()
         """Plans of which no mean is void."""
         self._writing = asyncio.Lock()
+        self._coming = Counter[bytes]()
+        """Means of each plan that are about to be kept."""
         self._committed: deque[bytes] = deque()
         """Recent ones, the oldest first."""
 
@@ -53,27 +55,38 @@ class MeanStore:
         What is held was reported as held, so another mean of the same part changes nothing, and the digest of the one that stays is
         returned; unless the proposer has told us to `replace` it, or what is held came `early` (`protocol.participation`), and this did not.
         """
-        key = (plan, part)
-        async with self._writing:  # so that the last on disk is the one that is held
-            held = self._digests.get(key)
-            void = key in self._early and plan not in self._confirmed
-            if held is not None and not replace and (early or not void):
-                return held
-            of_plan = self._undecided.setdefault(plan, {})
-            digest = await self._aside(self._save, plan, part, payload, check)
-            if (
-                self._undecided.get(plan) is not of_plan
-            ):  # it was decided, or given up, meanwhile: nobody will ask for this mean
-                if plan not in self._committed:
+        key, of_plan = (plan, part), self._undecided.setdefault(plan, {})
+        self._coming[plan] += 1
+        try:
+            async with self._writing:  # so that the last on disk is the one that is held
+                held = self._digests.get(key)
+                void = key in self._early and plan not in self._confirmed
+                if held is not None and not replace and (early or not void):
+                    return held
+                digest = await self._aside(self._save, plan, part, payload, check)
+                if self._undecided.get(plan) is of_plan:
+                    self._hold(key, payload, digest, early=early)
+                elif plan not in {
+                    *self._undecided,
+                    *self._committed,
+                }:  # given up meanwhile: nobody will ask for this mean
                     await self._aside(self._storage.drop_means, plan)
                 return digest
-            of_plan[part] = payload
-            self._digests[key] = digest
-            if early:
-                self._early.add(key)
-            else:
-                self._early.discard(key)
-            return digest
+        finally:
+            self._coming[plan] -= 1
+            if not self._coming[plan]:
+                del self._coming[plan]
+                if not of_plan and self._undecided.get(plan) is of_plan:  # all were refused
+                    del self._undecided[plan]
+
+    def _hold(self, key: tuple[bytes, int], payload: Payload, digest: bytes, *, early: bool) -> None:
+        plan, part = key
+        self._undecided[plan][part] = payload
+        self._digests[key] = digest
+        if early:
+            self._early.add(key)
+        else:
+            self._early.discard(key)
 
     def _save(self, plan: bytes, part: int, payload: Payload, check: Callable[[Payload], None] | None) -> bytes:
         if check is not None:

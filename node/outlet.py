@@ -5,6 +5,7 @@ nobody scrolls; what is too much for the memory is left out, and after an error 
 file descriptor itself: it holds no lock of Python's files, which would keep the process from ending.
 """
 
+import asyncio
 import io
 import os
 import queue
@@ -50,12 +51,17 @@ class Outlet(io.TextIOBase):
 
     def write(self, text: str) -> int:
         with self._counting:
-            taken = self._waiting + len(text) <= MAX_WAITING
+            taken = not self._waiting or self._waiting + len(text) <= MAX_WAITING
             if taken:
                 self._waiting += len(text)
         if taken:
             self._texts.put(text)
         return len(text)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether much is left out from here on."""
+        return self._waiting > MAX_WAITING // 2
 
     def finish(self, within_s: float) -> None:
         """Wait until all is written, but not for longer; nothing may be written after this."""
@@ -88,6 +94,12 @@ def outlet_of(stream: TextIO) -> TextIO:
         return Outlet(stream)  # type: ignore[return-value]  # as much of a TextIO as anybody asks for
     except OSError:
         return stream
+
+
+async def until_room(stream: TextIO) -> None:
+    """Before what must not be left out. Returns at once for what is no outlet."""
+    while isinstance(stream, Outlet) and stream.is_full:  # noqa: ASYNC110 - it is a thread that makes room
+        await asyncio.sleep(FULL_S)
 
 
 def finish(*streams: TextIO, within_s: float) -> None:

@@ -7,7 +7,7 @@ environment.
 
 ```
 config/identity.pem            the Ed25519 key, mode 0600
-state/swarms/<manifest hash>/  name  manifest  port  peers.json  events.jsonl  lock  checkpoint/
+state/swarms/<manifest hash>/  name  manifest  port  peers.json  events.jsonl  events.older.jsonl  lock  checkpoint/
 state/swarms/<manifest hash>.new/  a swarm that is being founded, or whose founding was cut short; nothing looks into it
 state/run/<16 hex>.sock        control socket of a running node; in the temporary folder when this is too long
 ```

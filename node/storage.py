@@ -236,7 +236,7 @@ class FileStorage:
         for plan in drop:
             self._means.drop(plan)
         for *_, path in self._saved_chunks():
-            path.unlink()
+            path.unlink(missing_ok=True)
         self._chunks = {}
 
     def load_learner(self, learner: Learner) -> Place | None:

@@ -47,8 +47,10 @@ FAR_CONNECTIONS = 8
 MAX_CONNECTIONS_PER_PEER = 32
 MAX_INCOMING = 1024
 """Connections others may hold open to us; systems allow 1024 files by default, and the daemon raises that (`runner.more_files`)."""
-MAX_HANDSHAKES = 128
+MAX_HANDSHAKES = 256
 """Connections of whom nobody knows yet: each may take `HANDSHAKE_S`, and a file, of anybody who reaches the port."""
+MAX_HANDSHAKES_OF_HOST = 64
+"""Of these, from one address, so that nobody keeps all others out by itself."""
 BACKLOG = 128
 """Connections that the system keeps for us until we take them."""
 ACCEPT_AGAIN_S = 1.0
@@ -95,8 +97,8 @@ class TlsCarrier:
         self._link = link
         self._listening: list[tuple[socket.socket, asyncio.Task[None] | None]] = []
         """Where others connect to, and who takes their connections."""
-        self._handshakes = 0
-        """Connections of others that have shown no key yet."""
+        self._handshakes = Counter[str]()
+        """Connections of others that have shown no key yet, by their address."""
         self._all: set[TlsConnection] = set()
         self._incoming: Counter[PeerId] = Counter()
         self._idle: dict[PeerId, list[TlsConnection]] = {}
@@ -134,16 +136,19 @@ class TlsCarrier:
         loop = asyncio.get_running_loop()
         while not self._closing:
             try:
-                accepted, _ = await loop.sock_accept(listening)
+                accepted, (host, *_) = await loop.sock_accept(listening)
             except OSError as error:  # it was reset already, or there are no more files
                 _log.info("cannot accept a TLS connection", error=str(error))
                 await asyncio.sleep(ACCEPT_AGAIN_S)
                 continue
-            if self._handshakes >= MAX_HANDSHAKES or self._scope.start(self._greet(accepted), "TLS handshake") is None:
+            full = self._handshakes.total() >= MAX_HANDSHAKES or self._handshakes[host] >= MAX_HANDSHAKES_OF_HOST
+            if full or self._scope.start(self._greet(accepted, host), "TLS handshake") is None:
                 accepted.close()
+            else:
+                self._handshakes[host] += 1
+            await asyncio.sleep(0)  # asyncio's own loop would take all that wait before anybody else had a turn
 
-    async def _greet(self, accepted: socket.socket) -> None:
-        self._handshakes += 1
+    async def _greet(self, accepted: socket.socket, host: str) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: TlsConnection(self, None),
@@ -154,7 +159,9 @@ class TlsCarrier:
         except OSError as error:  # ssl's errors are some, too
             _log.info("a TLS handshake failed", error=str(error) or type(error).__name__)
         finally:
-            self._handshakes -= 1
+            self._handshakes[host] -= 1
+            if not self._handshakes[host]:
+                del self._handshakes[host]
 
     async def open(self, peer: PeerId, kind: str, addresses: list[tuple[str, int]]) -> StripedStream:
         """A new stream. Raises NetworkError when no address answers with the peer's key."""

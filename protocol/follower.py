@@ -97,12 +97,12 @@ class Follower:
         chain.check_certificate(rules.swarm, certified, parent.view, peer=sender)
 
     def _left_behind(self, height: int, membership: Membership, now: float) -> bool:
-        """Whether the swarm has gone on without us for longer than anybody remembers: a quorum of the view we know says so, or
-        nobody of it is left, for so long that it would have been removed. One peer's word is not enough to leave our own history for another, neither when we have just
+        """Whether the swarm has gone on without us for longer than anybody remembers: a quorum of the view we know says so, or all that is left of it, when the others have
+        been silent for so long that they would have been removed. One peer's word is not enough to leave our own history for another, neither when we have just
         been started and heard nobody else yet, nor where none but ourselves could have gone on."""
         view = self.history.head.commit.view
         others = [p for p in view if p != self.me]
-        if others and all(membership.dead_for(p, now) > self.settings.removal_s for p in others):
-            return True
         beats = {p: membership.heartbeat(p) for p in others}
-        return is_quorum(view, [p for p, b in beats.items() if b is not None and b.height >= height])
+        ahead = {p for p, beat in beats.items() if beat is not None and beat.height >= height}
+        silent = {p for p in others if membership.dead_for(p, now) > self.settings.removal_s}
+        return is_quorum(view, ahead) or (bool(others) and ahead | silent == set(others))

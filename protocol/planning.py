@@ -79,7 +79,7 @@ def decide(s: Situation) -> StartRound | ChangeView | Wait:
 
     if s.finished:
         return Wait("the run is complete")
-    if s.awaited and not s.readies:
+    if not s.readies and len(s.awaited) >= s.min_contributors:
         return Wait("all train for the next round")
     if len(s.readies) < s.min_contributors:
         return Wait(f"{len(s.readies)} of at least {s.min_contributors} contributors are ready")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from farflung.compression.codec import CodecError, Payload
 from farflung.compression.digest import digest_of
 from farflung.node.means import KEPT_ROUNDS, MeanStore
 from farflung.sims.toy import MemoryStorage
@@ -149,26 +150,50 @@ def test_a_confirmed_mean_stays_though_it_came_early() -> None:
 
 
 @pytest.mark.parametrize("committed", [False, True])
-def test_a_mean_that_comes_as_its_plan_ends_is_not_kept(committed: bool) -> None:
-    """A slow owner's last one: nobody would ever ask for it, or drop it."""
+def test_means_that_come_as_their_plan_ends_are_not_kept(committed: bool) -> None:
+    """A slow owner's last ones: nobody would ever ask for them, or drop them."""
 
     async def main() -> None:
         disk = MemoryStorage()
         means = MeanStore(disk, SlowDoor())
         await means.put(PLANS[0], 0, b"first")
         async with asyncio.TaskGroup() as group:
-            late = group.create_task(means.put(PLANS[0], 1, b"late"))
+            late = [group.create_task(means.put(PLANS[0], part, b"late")) for part in (1, 2)]
             await asyncio.sleep(0)
             if committed:
                 means.decide(PLANS[0])
             else:
                 await means.discard(PLANS[0])
-        assert late.result() == digest_of(b"late")
+        assert [one.result() for one in late] == 2 * [digest_of(b"late")]
         assert means.needed() == ({PLANS[0]} if committed else set())
         assert disk.means.get((PLANS[0], 0)) == (b"first" if committed else None)
+        assert committed or not disk.means
         for plan in PLANS[1 : KEPT_ROUNDS + 2]:
             await means.put(plan, 0, b"mean")
             means.decide(plan)
         assert PLANS[0] not in means.needed() and await means.put(PLANS[0], 1, b"again") == digest_of(b"again")
+
+    run(main())
+
+
+def test_a_refused_mean_leaves_nothing_of_its_plan() -> None:
+    def refuse(payload: Payload) -> None:
+        raise CodecError("no mean")
+
+    async def caught(work: Coroutine[Any, Any, bytes]) -> bool:
+        try:
+            await work
+        except CodecError:
+            return True
+        return False
+
+    async def main() -> None:
+        means, _ = store()
+        assert await caught(means.put(PLANS[0], 0, b"?", check=refuse)) and means.needed() == set()
+        async with asyncio.TaskGroup() as group:  # a good one that waits behind a bad one is kept all the same
+            bad = group.create_task(caught(means.put(PLANS[0], 0, b"?", check=refuse)))
+            group.create_task(means.put(PLANS[0], 1, b"good"))
+        assert bad.result() and means.needed() == {PLANS[0]}
+        assert await means.get(PLANS[0], 1, digest_of(b"good")) == b"good"
 
     run(main())

@@ -1,14 +1,23 @@
 """What a node shows goes into a pipe that is read, that nobody reads, and whose reader has gone; and the process ends all the same."""
 
+import asyncio
 import io
+import json
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 
 from rich.console import Console
 
 from farflung.node import outlet
+from farflung.node.live import show_json
 from farflung.node.outlet import Outlet, finish, outlet_of
+
+
+def read(descriptor: int) -> str:
+    with os.fdopen(descriptor, encoding="utf-8") as file:
+        return file.read()
 
 
 def pipe() -> tuple[int, Outlet]:
@@ -78,3 +87,20 @@ def test_a_process_ends_though_nobody_reads_what_it_shows() -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.wait(60) == 0
         assert process.stderr is not None and process.stderr.read() == b"over\n"
+
+
+def test_events_wait_for_room_and_are_not_left_out() -> None:
+    reading, out = pipe()
+
+    async def events() -> AsyncIterator[dict[str, int | str]]:
+        for number in range(3000):
+            yield {"number": number, "more": "x" * 1000}
+
+    async def main() -> list[str]:
+        found = asyncio.get_running_loop().run_in_executor(None, read, reading)
+        await show_json(events(), out)  # type: ignore[arg-type]
+        out.finish(10.0)
+        out._stream.close()
+        return (await found).splitlines()
+
+    assert [json.loads(line)["number"] for line in asyncio.run(main())] == list(range(3000))

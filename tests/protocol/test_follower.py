@@ -136,6 +136,21 @@ def test_who_was_just_started_does_not_take_an_outsiders_word_for_it() -> None:
         assert one.head == head
 
 
+def test_one_of_those_we_knew_is_enough_where_the_others_are_gone() -> None:
+    """After a long absence it may be all that is left of our view, and no quorum of it."""
+    _donor, rounds = absence()
+    one = member()
+    pass_time(one, 0.25, 12.0, set(IDS) - {LEADER})
+    outsider = member(OUTSIDER.peer_id, history=[*PAST[:1], *PAST[1:]])
+    for certified in rounds:
+        outsider.receive(LEADER, messages.Committed(certified), 1.0)
+    deliver(one, outsider, messages.GetCommits(one.head.commit.height), 12.5)
+    assert one.head.commit == HEAD  # the one that is there has not gone on
+    one.receive(LEADER, beat(height=rounds[-1].commit.height, version=9, digest=bytes(32)), 13.0)
+    deliver(one, outsider, messages.GetCommits(one.head.commit.height), 13.5)
+    assert one.head == rounds[-1]
+
+
 def test_when_nobody_we_knew_is_left_any_history_that_holds_together_will_do() -> None:
     _donor, rounds = absence()
     one = member()
