@@ -55,7 +55,7 @@ from farflung.protocol.keys import PeerId, Signer, short
 from farflung.protocol.ledger import Ledger
 from farflung.protocol.lives import Life
 from farflung.protocol.pipeline_messages import Copy
-from farflung.training.errors import DamagedCheckpoint, NotEnoughMemory
+from farflung.training.errors import DamagedCheckpoint, NotEnoughMemory, Unrecoverable
 from farflung.training.out_of_memory import let_go
 from farflung.training.outer import BYTES_PER_ELEMENT
 from farflung.training.pipeline_online import RATE_BYTES_PER_S
@@ -351,10 +351,10 @@ class Renewal:
         return fetch_s
 
     async def _where_there_is_room(self, work: Callable[..., T], *arguments: object) -> T | None:
-        """What it returns in the learner's thread; None where the device has no room for it, and that is written down."""
+        """What it returns in the learner's thread; None where the device has no room for it, or nothing comes of it, and that is written down."""
         try:
             return await self._doors.learner.run(work, *arguments)
-        except NotEnoughMemory as error:
+        except (NotEnoughMemory, Unrecoverable) as error:
             self._log.emit("stage.unfitted", stage=self._life.stage, life=self._life.number, reason=str(error))
         await self._doors.learner.run(let_go)
         return None

@@ -122,6 +122,10 @@ class Shelf:
             del self.given[forgotten]
 
 
+MOST_READERS = 8
+"""To whom shadows are sent at once: each is a copy in memory until its reader has it all."""
+
+
 def serve_shelf(
     network: Network,
     shelf: Shelf,
@@ -147,11 +151,24 @@ def serve_shelf(
             log.emit("shadow.given", stage=wanted, life=life.number, to=to.hex(), of_step=handed.step)
         return sent
 
+    readers, slots = set[tuple[PeerId, int]](), asyncio.Semaphore(MOST_READERS)
+
     async def serve(stream: Stream) -> None:
         if not admitted(stream.peer):
             raise Refused("asks for a shadow before being admitted to the swarm", peer=stream.peer)
         async with asyncio.timeout(FETCH_S):
             request = await framing.read_header(stream, ShadowRequest)
+        reader = (stream.peer, request.stage)
+        if reader in readers:
+            raise Refused(f"asks for a shadow of stage {request.stage} while it is sent one", peer=stream.peer)
+        readers.add(reader)
+        try:
+            async with slots:
+                await hand_out(stream, request)
+        finally:
+            readers.discard(reader)
+
+    async def hand_out(stream: Stream, request: ShadowRequest) -> None:
         if own is not None and request.stage == stage:
             sent = await own(stream.peer, request)
         else:

@@ -147,6 +147,9 @@ class StageServer:
         gone = self._open.pop(window, None)
         if gone is not None:
             gone.accumulated.clear()
+            gone.desk.on_landed(
+                range(len(gone.step.routes))
+            )  # parcels that still wait for a slow link would only be refused
 
     def lost(self, peer: PeerId) -> None:
         """A data node is gone, or went on without us: its microbatches are void, and what was summed up for it does not count, unless it has told us
@@ -244,6 +247,8 @@ class StageServer:
 
     def _send(self, open_: OpenStep, send: Send, output: Payload | None) -> None:
         key = (send.work.microbatch, send.work.hop)
+        if not send.backward and key not in open_.inputs:
+            return  # its gradient has come back while the other was busy: it has it already
         targets = b""
         if send.backward:
             payload, batch, length = open_.kept[key]
@@ -344,11 +349,13 @@ class StageServer:
             if op.kind is Kind.LOSS:
                 if targets is None:
                     targets = open_.batches[work.microbatch][1]
+                _check_shape(targets, x)
                 loss, output = await self._learner.run(self._loss, into, x, targets)
                 effects = open_.desk.finished(work, home, loss)
                 open_.counted(work, x, output, keep=bool(effects))
             elif op.kind is Kind.B:
                 gradient = open_.gradients[key]
+                _check_shape(gradient, x)
                 stage = open_.step.routes[work.microbatch][work.hop].stage
                 output = await self._learner.run(self._backward, into, stage, x, gradient)
                 effects = open_.desk.finished(work, home)
@@ -370,13 +377,19 @@ class StageServer:
 
     def _loss(self, into: Accumulated, x: Tensor, targets: Tensor) -> tuple[float, Payload]:
         with no_room(f"the loss of {x.shape[0]} sequences", self._service.device):
-            loss, gradient = self._worker.loss(x, targets.to(x.device), into)
-            return loss, self._service.backward.encode(gradient)
+            found = Accumulated()  # added only when all has come out well: what fails is done again, here or elsewhere
+            loss, gradient = self._worker.loss(x, targets.to(x.device), found)
+            payload = self._service.backward.encode(gradient)
+            into.add(found)
+            return loss, payload
 
     def _backward(self, into: Accumulated, stage: int, x: Tensor, gradient: Tensor) -> Payload:
         with no_room(f"a backward of {x.shape[0]} sequences through stage {stage}", self._service.device):
-            of_input = self._worker.backward(stage, x.to(self._service.device), gradient, into)
-            return b"" if of_input is None else self._service.backward.encode(of_input)
+            found = Accumulated()
+            of_input = self._worker.backward(stage, x.to(self._service.device), gradient, found)
+            payload = b"" if of_input is None else self._service.backward.encode(of_input)
+            into.add(found)
+            return payload
 
     def _together(self, accumulated: Sequence[Accumulated]) -> Accumulated:
         with no_room(f"the gradients of {len(accumulated)} data nodes together", self._service.device):
@@ -483,3 +496,9 @@ class StageServer:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def _check_shape(other: Tensor, x: Tensor) -> None:
+    """Raise CodecError where a gradient, or targets, are of other sequences than the input: they come from different peers, and one of them has sent something else."""
+    if other.shape[:2] != x.shape[:2]:
+        raise CodecError(f"sequences of {tuple(other.shape[:2])} where there are {tuple(x.shape[:2])}")

@@ -139,7 +139,8 @@ class Desk:
         ):
             if parcel.backward or parcel.version < visit.version or self._is_counting(key, visit):
                 return Answer.UNWANTED
-        fresh = not parcel.backward and (visit is None or not visit.has_input)
+        has_it = visit is not None and (visit.has_input or self._is_counted(key, visit))
+        fresh = not parcel.backward and not has_it
         in_between = 0 < parcel.hop < min(len(parcel.route), parcel.until)
         return Answer.BUSY if fresh and in_between and self._waiting() >= self._most_waiting else Answer.TAKEN
 

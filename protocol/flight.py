@@ -48,6 +48,8 @@ class Flight:
     asked: bool = False
     """Whether the holder was asked to give it up."""
     questions: int = 0
+    missing: int = 0
+    """How often a peer has said, since it was last got on, that it lacks what it was just sent."""
     refused: set[tuple[int, int]] = field(default_factory=set)
     """(hop, peer) that are not tried again."""
     loss: float = math.nan
@@ -96,7 +98,7 @@ class Flight:
     def wait(self, now: float) -> None:
         """All is well; it takes its time."""
         self.due = now + self.patience.leg_s
-        self.silences, self.asked, self.questions = 0, False, 0
+        self.silences, self.asked, self.questions, self.missing = 0, False, 0, 0
         self.senders = ()
 
     def heard(self, peer: int, now: float) -> None:

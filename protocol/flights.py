@@ -40,6 +40,9 @@ MOST_SILENCES = 2
 """Deadlines that pass before a peer is asked to give a hop up."""
 MOST_QUESTIONS = 2
 """Times that it is asked."""
+MOST_MISSING = 32
+"""Times that a microbatch gets nowhere because somebody says that it lacks what it was sent. Where messages are lost it is a few."""
+
 MOST_DOUBTS = MOST_SILENCES + MOST_QUESTIONS
 """Times that a peer is asked whether it is there."""
 MOST_VERSIONS = 16
@@ -338,6 +341,9 @@ class Flights:
             return []
         if passage.backward and at < flight.at:
             return self._cut(flight, f"the gradient kept at hop {passage.hop} is gone, and may have counted", now)
+        flight.missing += 1
+        if flight.missing > MOST_MISSING:  # it would hold up everybody for as long as it likes
+            return self._cut(flight, f"hop {passage.hop} lacks whatever it is sent", now)
         if at < flight.at:
             flight.refused.add((passage.hop, flight.peer(passage.hop)))
         return self._restore(flight, now)

@@ -35,6 +35,16 @@ class Accumulated:
     visits: Counter[int] = field(default_factory=Counter)
     """By stage or HEAD: microbatches in the sums."""
 
+    def add(self, other: "Accumulated") -> None:
+        """What `other` has summed up, which may be shared with it from now on."""
+        for key, total in other.sums.items():
+            mine = self.sums.get(key)
+            if mine is None:
+                self.sums[key] = total
+            else:
+                mine.add_(total)
+        self.visits.update(other.visits)
+
 
 class Worker:
     """One peer: the stages that it holds, and norm and head if it computes losses; nothing else of the model."""

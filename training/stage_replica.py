@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from farflung.training.errors import NonFinite, NotEnoughMemory
+from farflung.training.errors import NonFinite, NotEnoughMemory, Unrecoverable
 from farflung.training.flat import Layout, flatten, unflatten
 from farflung.training.inner import InnerConfig, StepReport
 from farflung.training.model import Decoder, ModelConfig, next_token_loss
@@ -113,11 +113,14 @@ class StageReplica(ModelState):
             return misfit(self._run, self._here(pairs), boundary.carried)
 
     def fit(self, pairs: Sequence[Pair]) -> None:
-        """Change it so that it does what the lost one did; local and outer parameters stay the same. Raises NotEnoughMemory, with nothing changed."""
+        """Change it so that it does what the lost one did; local and outer parameters stay the same. Raises NotEnoughMemory, and Unrecoverable where no numbers come out, as from
+        pairs that somebody has made up; with nothing changed."""
         try:
             with no_room(f"a fit of {self.name}", self.device):
                 fit_(list(self.model.parameters()), self._run, self._here(pairs), Fit())
-        except NotEnoughMemory:
+            if not all(bool(parameter.isfinite().all()) for parameter in self.parameters):
+                raise Unrecoverable(f"a fit of {self.name} to {len(pairs)} kept inputs and outputs comes to no numbers")
+        except (NotEnoughMemory, Unrecoverable):
             self.discard_progress()
             raise
         flatten(self.layout, self.parameters, self.outer.params)

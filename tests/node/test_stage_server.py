@@ -1,7 +1,9 @@
 """Stage servers under virtual time: gradients of a single process, whatever is skipped; and what they refuse."""
 
 import asyncio
+import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -10,10 +12,13 @@ import torch
 from tests.node.stage_lab import LAYERS, NOTHING, StageLab, expected, in_stages, names, step_of, two_columns, whole
 
 from farflung.node import framing, stage_server
-from farflung.node.courier import ACTIVATION, GRADIENT
+from farflung.node.courier import ACTIVATION, GRADIENT, Courier, Parcel
 from farflung.node.pipeline_step import Step
+from farflung.node.stage_step import OpenStep
+from farflung.protocol.desk import Answer
 from farflung.protocol.errors import NetworkError, Refused
 from farflung.protocol.headers import ParcelHeader
+from farflung.protocol.keys import PeerId
 from farflung.protocol.messages import Again, Passage, Said
 from farflung.protocol.route import DROPPED, Leg, with_peer
 from farflung.sims.clock import CallbackFailed
@@ -314,3 +319,93 @@ def test_a_repeated_parcel_counts_once() -> None:
 def test_plans_that_no_server_can_carry_out() -> None:
     with pytest.raises(BadPlan, match="split_backward"):
         Step(window=b"w" * 32, plan=zero_bubble_h1(names(3), 4), most_tokens=16)
+
+
+class Sends:
+    """A courier that sends something else."""
+
+    def __init__(self, courier: Courier, change: Callable[[Parcel], Parcel]) -> None:
+        self._courier = courier
+        self._change = change
+
+    def carry(self, parcel: Parcel) -> None:
+        self._courier.carry(self._change(parcel))
+
+
+def sends(lab: StageLab, peer: int, change: Callable[[Parcel], Parcel], *, backward: bool) -> None:
+    """A peer's parcels of one direction are others from now on."""
+    server = lab.servers[peer]
+    usual = server._courier
+
+    def courier(to: PeerId, *, backward: bool) -> Any:
+        found = usual(to, backward=backward)
+        return Sends(found, change) if backward == wanted else found
+
+    wanted = backward
+    server._courier = courier  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(("peer", "backward"), [(5, True), (5, False), (1, False)])
+def test_sequences_of_another_shape_end_nobody(peer: int, backward: bool) -> None:
+    """A gradient meets its input there, or an activation its targets, at whatever peer: neither is computed, and the other microbatches land."""
+
+    async def main(lab: StageLab) -> None:
+        def shorter(parcel: Parcel) -> Parcel:
+            if parcel.header.microbatch != 0:
+                return parcel
+            payload = lab.boundary.encode(torch.zeros(1, 8, 16))
+            header = msgspec.structs.replace(parcel.header, batch=1, length=8, nbytes=len(payload))
+            return dataclasses.replace(parcel, header=header, payload=payload)
+
+        sends(lab, peer, shorter, backward=backward)
+        outcome = await lab.run()
+        assert {1, 2, 3} <= outcome.losses.keys()
+
+    in_stages(main, two_columns())
+
+
+def test_who_is_busy_with_what_it_has_already_sent_back_ends_nobody() -> None:
+    async def main(lab: StageLab) -> None:
+        server, before = lab.servers[3], lab.servers[1]
+        usual = server._take
+
+        async def until_back(open_: OpenStep, header: ParcelHeader, *more: Any) -> Answer:
+            answer = await usual(open_, header, *more)
+            if header.backward or header.microbatch != 0:
+                return answer
+            above = before._open[open_.step.window].desk
+            while (header.microbatch, header.hop - 1) not in above.counted.get(
+                0, ()
+            ):  # its gradient has gone all the way
+                await asyncio.sleep(0.05)
+            return Answer.BUSY
+
+        server._take = until_back  # type: ignore[method-assign]
+        outcome = await lab.run()
+        assert {1, 2, 3} <= outcome.losses.keys()
+
+    in_stages(main, two_columns())
+
+
+def test_what_cannot_be_sent_on_is_not_in_the_sums() -> None:
+    """It is done again, here or elsewhere, and would be in them as often."""
+
+    async def main(lab: StageLab) -> None:
+        def huge(parcel: Parcel) -> Parcel:
+            if parcel.header.microbatch != 0:
+                return parcel
+            x = torch.full((2, 8, 16), 1.2e36)
+            x[..., ::2] *= -1
+            payload = lab.boundary.encode(x)
+            return dataclasses.replace(
+                parcel, payload=payload, header=msgspec.structs.replace(parcel.header, nbytes=len(payload))
+            )
+
+        sends(lab, 5, huge, backward=True)
+        await lab.run()
+        for server in lab.servers:
+            for open_ in server._open.values():
+                for home, found in open_.accumulated.items():
+                    assert found.visits.total() == len(open_.desk.counted.get(home, ()))
+
+    in_stages(main, two_columns(), codec="tokenint8(width=16)")

@@ -372,3 +372,21 @@ def test_the_loss_is_what_was_computed_at_home(told: float) -> None:
         said(leg.peer, hop, True, told)
     said(0, 0, True, float("nan"))
     assert flights.done and flights.losses == {0: 2.5}
+
+
+def test_who_lacks_whatever_it_is_sent_holds_nobody_up() -> None:
+    """It says so again and again, sooner than anybody would lose patience: the step must not wait for it for ever."""
+    legs = (Leg(0, 0), Leg(1, 1), Leg(2, 2))
+    flights = Flights(
+        window=WINDOW, home=0, stages=((0,), (1, 3), (2,)), lanes=[[(0, legs)]], loss_at_home=True, patience=PATIENCE,
+        droppable=Droppable(),
+    )  # fmt: skip
+    flights.begin(0.0)
+    flights.heard(0, Passage(WINDOW, 0, 0, False, Said.PASSED, 0, legs, float("nan")), 0.0)
+    now = 0.0
+    while not flights.done:
+        now += 1.0
+        flight = flights._flights[0]
+        flights.heard(1, Passage(WINDOW, 0, 1, False, Said.MISSING, flight.version, flight.route, float("nan")), now)
+        assert now < 60.0
+    assert "lacks whatever it is sent" in flights.cut[0]

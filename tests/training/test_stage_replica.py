@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from farflung.training import stage_replica
-from farflung.training.errors import NotEnoughMemory
+from farflung.training.errors import NotEnoughMemory, Unrecoverable
 from farflung.training.flat import Layout, flatten
 from farflung.training.inner import InnerConfig
 from farflung.training.left_out import heldout_loss
@@ -119,3 +119,16 @@ def test_a_fit_for_which_there_is_no_room_in_the_end_changes_nothing(monkeypatch
     torch.testing.assert_close(one.outer.params, before)
     one.fit(pairs)
     assert not torch.equal(one.outer.params, before)
+
+
+def test_a_fit_that_comes_to_no_numbers_changes_nothing() -> None:
+    one = StageReplica(CONFIG, StageSlice(SIZES, 1), INNER, Nesterov(), seed=1)
+    before = one.outer.params.clone()
+    torch.manual_seed(0)
+    pairs = [(torch.randn(1, 8, CONFIG.dim), torch.randn(1, 8, CONFIG.dim)) for _ in range(3)]
+    with pytest.raises(Unrecoverable, match="comes to no numbers"):
+        one.fit([*pairs, (torch.full((1, 8, CONFIG.dim), 3e38), torch.ones(1, 8, CONFIG.dim))])
+    assert torch.equal(one.outer.params, before)
+    assert torch.equal(flatten(one.layout, one.parameters, torch.empty_like(before)), before)
+    one.fit(pairs)
+    assert bool(one.outer.params.isfinite().all()) and not torch.equal(one.outer.params, before)
