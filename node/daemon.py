@@ -394,8 +394,8 @@ class NodeDaemon:
 
 
 async def _until_signalled(node: NodeDaemon) -> int:
-    """Run a node; SIGTERM and the first SIGINT make it leave, a second SIGINT ends the process at once. Returns the exit status: that of a signal, where the
-    node was not up yet."""
+    """Run a node; SIGTERM and the first SIGINT make it leave, a second SIGINT ends the process at once. Returns the exit status: not 0 where somebody
+    has interrupted it before it was up."""
     loop, main = asyncio.get_running_loop(), asyncio.current_task()
     assert main is not None
     asked: list[signal.Signals] = []
@@ -418,7 +418,7 @@ async def _until_signalled(node: NodeDaemon) -> int:
         if not asked:
             raise
         node.say("stopped before the node was up")
-        return 128 + asked[0]
+        return 128 + signal.SIGINT if signal.SIGINT in asked else 0  # who sends SIGTERM wants it to end, and it has
     finally:
         for kind in kinds:
             loop.remove_signal_handler(kind)
