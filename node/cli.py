@@ -317,9 +317,8 @@ def join(
     from farflung.node.paths import resolve_paths
     from farflung.node.wanted import local_swarm
 
-    local_swarm(
-        resolve_paths(home), swarm, options.peers
-    )  # a wrong name or invitation is told of before torch is loaded, which takes seconds
+    # A wrong name or invitation is told of before torch is loaded, which takes seconds.
+    local_swarm(resolve_paths(home), swarm, options.peers)
     with working("starting ..."):
         from farflung.node import daemon
 

@@ -36,9 +36,8 @@ def export_swarm(options: ExportOptions) -> dict[str, Any]:
             options.folder, recipe.model, layout.views(kept.whole()), tokenizer, name=manifest.name, facts=facts
         )
     except OSError as error:
-        with suppress(
-            OSError
-        ):  # the folder was empty: nobody shall take half a model for one, and it may be tried again
+        # The folder was empty: nobody shall take half a model for one, and it may be tried again.
+        with suppress(OSError):
             for path in options.folder.iterdir():
                 path.unlink()
             if not was_there:

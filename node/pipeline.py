@@ -357,7 +357,7 @@ class Pipeline:
 
     def _answer(self, to: PeerId, window: bytes, wrong: str) -> None:
         """Say that we are ready, or what is wrong."""
-        self.tell(to, StepAnswer(window, not wrong, as_text(wrong)[:200] if wrong else "ready"))
+        self.tell(to, StepAnswer(window, not wrong, as_text(wrong or "ready")))
 
     def _post(self, posts: list[Post]) -> None:
         for to, message in posts:

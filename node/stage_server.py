@@ -28,7 +28,7 @@ from farflung.node.network import Network, PeerId, Stream
 from farflung.node.parcel_rate import ParcelRate
 from farflung.node.pipeline_step import Step
 from farflung.node.sealed_mail import Post
-from farflung.node.stage_step import Listener, OpenStep, Service
+from farflung.node.stage_step import Listener, OpenStep, Service, check_shape
 from farflung.node.tether import SETTLE
 from farflung.protocol.desk import Answer, Effect, Forget, Later, Ready, Report, Send
 from farflung.protocol.errors import Malformed, Refused, RemoteError
@@ -349,13 +349,13 @@ class StageServer:
             if op.kind is Kind.LOSS:
                 if targets is None:
                     targets = open_.batches[work.microbatch][1]
-                _check_shape(targets, x)
+                check_shape(targets, x)
                 loss, output = await self._learner.run(self._loss, into, x, targets)
                 effects = open_.desk.finished(work, home, loss)
                 open_.counted(work, x, output, keep=bool(effects))
             elif op.kind is Kind.B:
                 gradient = open_.gradients[key]
-                _check_shape(gradient, x)
+                check_shape(gradient, x)
                 stage = open_.step.routes[work.microbatch][work.hop].stage
                 output = await self._learner.run(self._backward, into, stage, x, gradient)
                 effects = open_.desk.finished(work, home)
@@ -496,9 +496,3 @@ class StageServer:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
-
-
-def _check_shape(other: Tensor, x: Tensor) -> None:
-    """Raise CodecError where a gradient, or targets, are of other sequences than the input: they come from different peers, and one of them has sent something else."""
-    if other.shape[:2] != x.shape[:2]:
-        raise CodecError(f"sequences of {tuple(other.shape[:2])} where there are {tuple(x.shape[:2])}")

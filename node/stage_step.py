@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from farflung.compression.codec import Payload
+from farflung.compression.codec import CodecError, Payload
 from farflung.node.diary import Diary
 from farflung.node.pipeline_step import Step
 from farflung.protocol.desk import Desk
@@ -138,3 +138,9 @@ class OpenStep:
             if self.verdicts.keys() >= self.step.homes:
                 self.settled.set()
         return len(self.desk.counted.get(home, ())) if self.verdicts[home] else 0
+
+
+def check_shape(other: Tensor, x: Tensor) -> None:
+    """Raise CodecError where a gradient, or targets, are of other sequences than the input: they come from different peers, and one of them has sent something else."""
+    if other.shape[:2] != x.shape[:2]:
+        raise CodecError(f"sequences of {tuple(other.shape[:2])} where there are {tuple(x.shape[:2])}")

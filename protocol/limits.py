@@ -31,7 +31,7 @@ MAX_INTERVALS = 4096
 """Sample intervals in one ledger; fragmentation beyond this is a bug or an attack."""
 
 MAX_STEPS = 1 << 40
-"""Of a pipeline: a step a second for 35,000 years. What is near it is nobody's step, and others that believed it could not count on."""
+"""Of a pipeline: a step a second for 35,000 years. Higher numbers are nobody's step, and whoever believed one could soon not count on."""
 
 MAX_LIFE = (1 << 31) - 1
 """Number of a stage's life. Who calls for another names a number that must be one itself."""

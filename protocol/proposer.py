@@ -9,7 +9,7 @@ Pure: `step` is called after every message and on every tick, looks at what has 
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
@@ -19,7 +19,7 @@ from farflung.protocol import chain, deadline, partition, reach, rhythm, sharing
 from farflung.protocol.accord import Word
 from farflung.protocol.chain import Certified, Commit, Contribution, PartResult, RoundResult, Vote
 from farflung.protocol.effects import Effect, Note, Send
-from farflung.protocol.keys import PeerId, names_of
+from farflung.protocol.keys import PeerId
 from farflung.protocol.lap import Lap
 from farflung.protocol.membership import TRAINING_STATES, Membership
 from farflung.protocol.messages import (
@@ -287,6 +287,7 @@ class Proposer:
         is_last = rules.rules.is_last(s.head.commit)  # what that round leaves out is lost
         if contributors != everybody and (is_last or len(contributors) < rules.min_contributors):
             contributors = owners = everybody
+        apart = reach.told(everybody, contributors, owners)
         links = _links({p: readies[p] for p in contributors})
         num_members = len(decision.members)
         shares = sharing.shares_of({p: links[p] for p in owners}, num_members)
@@ -315,9 +316,7 @@ class Proposer:
             downlink=downlink,
             scatter_s=budget,
             gather_s=budget,
-            reason=as_text(
-                "; ".join(filter(None, (decision.reason, self.without, _said_of(everybody, contributors, owners))))
-            ),
+            reason=as_text("; ".join(filter(None, (decision.reason, self.without, apart)))),
             made_ms=int(1000 * now),
         )
         self.plan_id = plan_id(rules.swarm, self.plan)
@@ -485,15 +484,6 @@ class Proposer:
             return []
         self.sent_at = now
         return self._broadcast(message)
-
-
-def _said_of(ready: Sequence[PeerId], contributors: Sequence[PeerId], owners: Sequence[PeerId]) -> str:
-    """Who does not reach whom, for people; empty when all do."""
-    if len(owners) == len(ready):
-        return ""
-    apart = names_of(p for p in ready if p not in owners)
-    out = names_of(p for p in ready if p not in contributors)
-    return f"{apart} do not reach each other, and reduce nothing" + (f"; without {out}" if out else "")
 
 
 def _links(readies: Mapping[PeerId, Ready]) -> dict[PeerId, Link]:

@@ -7,10 +7,10 @@ one's uplink nor its speed but the way between them; then neither owns a part, n
 that hear each other again may own parts again after some rounds, to see whether there is a way now.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from farflung.protocol.keys import PeerId
+from farflung.protocol.keys import PeerId, names_of
 
 FIRST_ROUNDS = 8
 """For which a pair is remembered; twice as many with each time that it is found again."""
@@ -59,3 +59,12 @@ def roles(
 
     contributors = around(max(lacks, key=lambda owner: (sum(tokens[p] for p in around(owner)), owner)))
     return contributors, [p for p in contributors if apart[p].isdisjoint(contributors)]
+
+
+def told(ready: Sequence[PeerId], contributors: Collection[PeerId], owners: Collection[PeerId]) -> str:
+    """Who does not reach whom, for people; empty when all do."""
+    if len(owners) == len(ready):
+        return ""
+    apart = names_of(p for p in ready if p not in owners)
+    out = names_of(p for p in ready if p not in contributors)
+    return f"{apart} do not reach each other, and reduce nothing" + (f"; without {out}" if out else "")

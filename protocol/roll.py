@@ -123,8 +123,6 @@ class Roll:
         said = (*present.lives, *present.decided, *(() if present.call is None else (present.call,)))
         if any(not first <= life.stage < self.stages or life.number < 1 for life in said):
             raise Refused("a life of a stage that cannot have been begun anew", peer=peer)
-        if present.step > MAX_STEPS:
-            raise Refused(f"step {present.step}, which nobody can have made", peer=peer)
         if present.call is not None and present.call.stage != 0:
             raise Refused(f"a call for a life of stage {present.call.stage}, which stage 0 names", peer=peer)
         if any(life.number > self.number(life.stage) + MAX_LIVES_AHEAD for life in said):
@@ -466,7 +464,7 @@ class Roll:
     def newest_step(self, mine: int) -> int:
         """The next step of the pipeline: the highest that anybody knows of who trains."""
         said = [entry.present.step for entry in self.entries.values() if entry.present and entry.present.trains]
-        return max([mine, *(step for step in said if step < MAX_STEPS // 2)])
+        return max([mine, *(step for step in said if step < MAX_STEPS)])
 
 
 def in_order(swarm: bytes, peers: Iterable[PeerId]) -> list[PeerId]:

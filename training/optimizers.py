@@ -145,12 +145,7 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
     wrong = f"optimizer {text!r}: write a name, or name(key=value) with numbers, strings or true values"
     try:
         expression = ast.parse(text.strip(), mode="eval").body
-    except (
-        SyntaxError,
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ) as error:  # the last two for expressions that are too deep
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # too deep, the last two
         raise ValueError(wrong) from error
     if not isinstance(expression, ast.Call):
         return ast.unparse(expression), {}

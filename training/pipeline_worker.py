@@ -137,13 +137,8 @@ class Worker:
         found = torch.autograd.grad(output, wanted, gradient)
         if not bool(torch.stack([one.isfinite().all() for one in found]).all()):
             raise Overflow(f"a gradient at {'the head' if part == HEAD else f'stage {part}'} is not finite")
-        for (name, _), one in zip(named, found[: len(named)], strict=True):
-            total = into.sums.get((part, name))
-            if total is None:
-                into.sums[part, name] = one
-            else:
-                total.add_(one)
-        into.visits[part] += 1
+        sums = {(part, name): one for (name, _), one in zip(named, found[: len(named)], strict=True)}
+        into.add(Accumulated(sums=sums, visits=Counter({part: 1})))
         return found[-1] if len(found) > len(named) else None
 
 

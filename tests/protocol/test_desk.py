@@ -206,3 +206,16 @@ def test_the_way_back_is_that_of_the_loss() -> None:
     one.take(parcel(version=1, route=with_peer(ROUTE, 1, 2)), 0.0)
     (back,) = sent(run(one, BACKWARD))
     assert back.peer == 1
+
+
+def test_nobody_is_busy_with_what_it_has_counted() -> None:
+    """The same input, sent once more over a stream that broke: it need not be waited for."""
+    one = desk()
+    one.take(parcel(), 0.0)
+    run(one, FORWARD)
+    one.take(parcel(backward=True), 0.0)
+    run(one, BACKWARD)
+    for microbatch in (1, 2):
+        assert one.take(parcel(microbatch=microbatch), 0.0)[0] is Answer.TAKEN
+    assert one.answer(parcel(microbatch=3)) is Answer.BUSY
+    assert one.answer(parcel()) is Answer.TAKEN

@@ -24,10 +24,11 @@ from tests.protocol.alone import (
 )
 from tests.protocol.bus import LATENCY_S, Bus, beat, certify, follow, ready, settled, snapshot
 
-from farflung.protocol import messages
+from farflung.protocol import messages, reach
 from farflung.protocol.effects import Effect, Note, Send
 from farflung.protocol.errors import Refused
-from farflung.protocol.keys import SIGNATURE_BYTES, PeerId
+from farflung.protocol.keys import SIGNATURE_BYTES, PeerId, short
+from farflung.protocol.limits import MAX_GROUP_PEERS, MAX_TEXT
 from farflung.protocol.member import Member
 from farflung.protocol.membership import Membership
 from farflung.protocol.messages import Committed, Forward, Heartbeat, Part, Plan, Promise
@@ -285,3 +286,9 @@ def test_who_does_not_reach_somebody_takes_part_in_what_all_decide(lost: set[tup
     for height in range(top + 1, top + 7):
         assert len(bus.commits[height].view) == 4 and bus.commits[height].round is not None
     assert not bus.refused
+
+
+def test_it_can_be_told_in_a_plan_whoever_is_apart() -> None:
+    peers = [bytes([number]) * 32 for number in range(MAX_GROUP_PEERS)]
+    said = reach.told(peers, peers[:20], peers[:10])
+    assert said.startswith(short(peers[10])) and said.endswith("and 40 more") and len(said) < MAX_TEXT
