@@ -139,6 +139,7 @@ class Recipe:
             laps=m.laps,
             total_steps=m.total_steps,
             tokens_per_sample=m.model.seq_len,
+            divides=m.pipeline.stages == 1,
         )
 
     def settings(self) -> Settings:

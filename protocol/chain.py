@@ -12,7 +12,7 @@ from farflung.protocol import accord
 from farflung.protocol import ledger as ledgers
 from farflung.protocol.accord import Word
 from farflung.protocol.errors import BadSignature, Refused
-from farflung.protocol.keys import PeerId, Signer, verify
+from farflung.protocol.keys import PeerId, Signer, digest, verify
 from farflung.protocol.lap import Lap, Laps
 from farflung.protocol.ledger import Ledger
 from farflung.protocol.limits import MAX_FRAGMENTS, MAX_GROUP_PEERS, MAX_HOPS, MAX_PARTS
@@ -48,6 +48,8 @@ class Rules:
     """Of the pipeline, in the rules of the chain of stage 0, which may begin the others anew; 1 elsewhere."""
     accord: int = 0
     """The same in the rules of the chain of another stage, where stages decide together (`accord`); 0 elsewhere."""
+    divides: bool = False
+    """Whether a full group becomes two."""
     inherits: bool = False
     """It is a later life of stage 0, which begins with what was known of the last one."""
     since: Counters = BEGINNING
@@ -128,8 +130,19 @@ class RoundResult(Struct, frozen=True, array_like=True):
     """From plan to the last member that held everything, as the proposer saw it."""
 
 
+class Half(Struct, frozen=True, array_like=True):
+    """Of a group that has divided, the members who are not in the view of the commit that says so."""
+
+    view: Keys
+    ledger: Ledger
+    turned: bool = False
+    """They are those who stay: the commit is told as those who go see it."""
+    group: OptionalDigest = b""
+    """Of those who stay, where it is turned; the other is named by the commit (`turned`)."""
+
+
 class Commit(Struct, frozen=True, array_like=True):
-    """One link of the history."""
+    """One link of the history of a group."""
 
     height: Count
     parent: OptionalDigest
@@ -154,6 +167,10 @@ class Commit(Struct, frozen=True, array_like=True):
     """The newest of each stage of a pipeline that was begun anew, by stage: as stage 0's chain names them, or another has acknowledged."""
     call: Life | None = None
     """The newest life of stage 0 that this chain has called for (`accord`)."""
+    group: OptionalDigest = b""
+    """Whose history it is; empty: the first one's, which the swarm's founder has begun."""
+    half: Half | None = None
+    """Where the group becomes two: the other half."""
 
     @property
     def next_round(self) -> Lap:
@@ -177,8 +194,32 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def commit_hash(swarm: bytes, commit: Commit) -> bytes:
-    """sha256 that names a commit, bound to the swarm (32 bytes)."""
+    """sha256 that names a commit, bound to the swarm (32 bytes). One that divides a group has one name in both histories."""
+    if commit.half is not None and commit.half.turned:
+        commit = as_decided(commit)
     return sha256(COMMIT_DOMAIN + swarm + _encoder.encode(commit)).digest()
+
+
+def turned(swarm: bytes, commit: Commit) -> Commit:
+    """A commit that divides a group, as the history of those who go begins with it: they are its view, and their group is named by it.
+
+    Nothing else is needed to begin: whoever has the history of the group until then has that of both halves, and the votes of the whole group are the
+    certificate of both. From the next commit on each goes its own way.
+    """
+    half = commit.half
+    assert half is not None and not half.turned, "only what divides has another side"
+    stays = Half(commit.view, commit.ledger, turned=True, group=commit.group)
+    group = digest("group", commit_hash(swarm, commit))
+    return msgspec.structs.replace(commit, view=half.view, ledger=half.ledger, group=group, half=stays)
+
+
+def as_decided(commit: Commit) -> Commit:
+    """A commit as its group has voted for it: as those see it who stay, if it divides the group."""
+    half = commit.half
+    if half is None or not half.turned:
+        return commit
+    goes = Half(commit.view, commit.ledger)
+    return msgspec.structs.replace(commit, view=half.view, ledger=half.ledger, group=half.group, half=goes)
 
 
 def vote_bytes(swarm: bytes, height: int, ballot: int, digest: bytes) -> bytes:
@@ -236,19 +277,24 @@ def successor(
     lap: Lap | None = None,
     begins: Mapping[int, PeerId] | None = None,
     word: Word | None = None,
+    goes: tuple[PeerId, ...] = (),
 ) -> Commit:
     """The commit after `parent`; ledger, version, tokens and steps follow from the arguments alone. `lap` begins with it, where it
     carries a round; None: as the last. `begins`: stages that it begins anew, and by whom (`lives`); `word`: what the chain of another stage
-    than 0 says from now on of all of them (`accord`), None: nothing new.
+    than 0 says from now on of all of them (`accord`), None: nothing new; `goes`: members who go and are another group, those of the view stay.
 
-    Raises ValueError when a contribution claims samples that its peer does not hold.
+    Raises ValueError when a contribution claims samples that its peer does not hold, or the samples cannot be shared out among more groups.
     """
     lap = parent.next_round if lap is None else lap
     contributions = result.contributors if result else ()
     version = parent.version + (1 if result else 0)
     trained: Mapping[PeerId, int] = {c.peer: c.samples for c in contributions}
+    half, before = None, parent.ledger
+    if goes:
+        before, theirs = ledgers.shared(before, goes)
+        half = Half(tuple(sorted(goes)), theirs)
     ledger = ledgers.advance(
-        parent.ledger,
+        before,
         trained=trained,
         view=view,
         left=left,
@@ -272,11 +318,15 @@ def successor(
         if word is None
         else word.lives,
         call=parent.call if word is None else word.call,
+        group=parent.group,
+        half=half,
     )
 
 
 def check_successor(swarm: bytes, parent: Commit, commit: Commit, rules: Rules, *, peer: PeerId) -> None:
     """Refuse a commit that does not follow from `parent` by the rules. Raises Refused naming `peer`."""
+    commit = as_decided(commit)
+    goes = () if commit.half is None else commit.half.view
 
     def demand(holds: bool, what: str) -> None:
         if not holds:
@@ -290,8 +340,16 @@ def check_successor(swarm: bytes, parent: Commit, commit: Commit, rules: Rules, 
     demand(0 < len(commit.view) <= rules.max_group, f"has a view of {len(commit.view)} members")
     demand(set(commit.left) <= set(parent.view), "lets outsiders leave")
     demand(not set(commit.left) & set(commit.view), "keeps a member that left")
+    if commit.half is not None:
+        full = len(parent.view) == rules.max_group > 1
+        demand(rules.divides and full and commit.round is None and not commit.left, "divides a group that it must not")
+        demand(list(goes) == sorted(set(goes)) and not set(goes) & set(commit.view), "has members in both halves")
+        demand({*goes, *commit.view} == set(parent.view), "loses members, or wins some, where the group divides")
+        demand(
+            0 <= len(commit.view) - len(goes) <= 1, f"divides a group into {len(commit.view)} and {len(goes)} members"
+        )
     demand(
-        is_quorum(parent.view, {*commit.view, *commit.left}),
+        is_quorum(parent.view, {*commit.view, *commit.left, *goes}),
         "would leave a view without a quorum of the last",
     )
     if commit.round is None:
@@ -326,6 +384,7 @@ def check_successor(swarm: bytes, parent: Commit, commit: Commit, rules: Rules, 
             lap=commit.next_round,
             begins=begins,
             word=word,
+            goes=goes,
         )
     except ValueError as error:
         raise Refused(f"commit {commit.height}: {error}", peer=peer) from error

@@ -59,6 +59,15 @@ class History:
                 return certified.commit
         return self.anchor if self.anchor is not None and self.anchor.height == height - 1 else None
 
+    @property
+    def came_from(self) -> bytes | None:
+        """The group out of which the head's has come lately; None when no commit that is kept says so."""
+        for certified in reversed(self._links):
+            half = certified.commit.half
+            if half is not None and half.turned:
+                return half.group
+        return None
+
     def reaches(self, peer: PeerId, version: int) -> bool:
         """Whether a peer that has the outer state of `version` gets to the head's with what it holds itself.
 

@@ -5,22 +5,30 @@ Samples are numbered on without end: number s is sample perm(epoch)(s mod N) of 
 vanished and keeps it during a lease), or done. Everything here is a pure function of the ledger before, so that every
 voter computes the same ledger after.
 
+A swarm of several groups (`chain.halves`) has a ledger for each. They share the numbers by blocks: of every `stride` blocks a ledger has the one at `place`, and hands out no
+other. So none of them needs to hear what the others do, and no number is anybody's twice.
+
 A ledger says where each sample is, not who trained it: that was whoever held it before, as the ledgers of earlier commits tell while they are kept (`trace`).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct, structs
 
 from farflung.protocol.keys import PeerId
+from farflung.protocol.limits import MAX_DIVISIONS
 from farflung.protocol.types import Count, Intervals, Key
 
 PIECES = 16
 """Of a window: less is not handed out. A slow member trains few samples a round, and if it got as few each time, its window would become as many intervals as
 it has samples, until no ledger could hold them (`limits.MAX_INTERVALS`)."""
+
+
+BLOCK = 1024
+"""Samples that groups share out together. A window of less is one interval, as a rule; and groups that are about equally far go through the data in about its order."""
 
 
 class Holding(Struct, frozen=True, array_like=True):
@@ -38,6 +46,30 @@ class Suspended(Struct, frozen=True, array_like=True):
     intervals: Intervals
 
 
+class Share(Struct, frozen=True, array_like=True):
+    """From one number on, every so-manyth block."""
+
+    since: Count
+    stride: Annotated[int, Meta(ge=1, le=1 << MAX_DIVISIONS)]
+    place: Annotated[int, Meta(ge=0, lt=1 << MAX_DIVISIONS)]
+    """Block number modulo `stride`."""
+
+    def next(self, number: int) -> int:
+        """The first number of ours that is not below `number`."""
+        block = number // BLOCK
+        ahead = (self.place - block) % self.stride
+        return (block + ahead) * BLOCK if ahead else number
+
+    def below(self, number: int) -> int:
+        """How many numbers of ours are below `number`, from 0 on."""
+        block, within = divmod(number, BLOCK)
+        whole, rest = divmod(block, self.stride)
+        return (whole + (rest > self.place)) * BLOCK + (within if rest == self.place else 0)
+
+
+ALL = Share(0, 1, 0)
+
+
 class Ledger(Struct, frozen=True, array_like=True):
     """Who holds which samples; entries are sorted by peer."""
 
@@ -45,6 +77,13 @@ class Ledger(Struct, frozen=True, array_like=True):
     held: tuple[Holding, ...] = ()
     free: Intervals = ()
     suspended: tuple[Suspended, ...] = ()
+    shares: Annotated[tuple[Share, ...], Meta(max_length=MAX_DIVISIONS)] = ()
+    """What is this ledger's to hand out, by how its group came to be; empty: all numbers."""
+
+    @property
+    def share(self) -> Share:
+        """Of what is handed out next."""
+        return self.shares[-1] if self.shares else ALL
 
     def window(self, peer: PeerId) -> Intervals:
         """The samples a member holds."""
@@ -85,6 +124,31 @@ def join(*parts: Sequence[tuple[int, int]]) -> Intervals:
 def is_prefix(short: Sequence[tuple[int, int]], long: Sequence[tuple[int, int]]) -> bool:
     """Whether `long` begins with exactly the samples of `short`, in the same order."""
     return join(split(long, count(short))[0]) == join(short)
+
+
+def fresh(share: Share, cursor: int, num: int) -> tuple[Intervals, int]:
+    """The next `num` numbers of a share, from `cursor` on, and where the cursor is then."""
+    found: list[tuple[int, int]] = []
+    while num > 0:
+        cursor = share.next(cursor)
+        taken = num if share.stride == 1 else min(num, BLOCK - cursor % BLOCK)
+        found.append((cursor, cursor + taken))
+        cursor += taken
+        num -= taken
+    return tuple(found), cursor
+
+
+def shared(ledger: Ledger, goes: Collection[PeerId]) -> tuple[Ledger, Ledger]:
+    """The ledgers of the two groups that one becomes (`chain.halves`): of those who stay, and of those who go. Each member keeps what it holds; what is free, or
+    kept for the vanished, stays; and the two hand out every other one of the blocks in turn. Raises ValueError when they cannot be shared out any further."""
+    if len(ledger.shares) == MAX_DIVISIONS:
+        raise ValueError(f"its samples are shared by {ledger.share.stride} groups already")
+    at, stride, place = ledger.cursor, ledger.share.stride, ledger.share.place
+    held: tuple[list[Holding], list[Holding]] = ([], [])
+    for holding in ledger.held:
+        held[holding.peer in goes].append(holding)
+    stays = structs.replace(ledger, held=tuple(held[0]), shares=(*ledger.shares, Share(at, 2 * stride, place)))
+    return stays, Ledger(at, tuple(held[1]), shares=(*ledger.shares, Share(at, 2 * stride, place + stride)))
 
 
 def advance(
@@ -133,11 +197,12 @@ def advance(
         missing = window - count(held.get(peer, ()))
         if missing >= max(1, window // PIECES):
             again, free = split(free, missing)
-            fresh = missing - count(again)
-            held[peer] = join(held.get(peer, ()), again, ((cursor, cursor + fresh),))
-            cursor += fresh
+            new, cursor = fresh(ledger.share, cursor, missing - count(again))
+            held[peer] = join(held.get(peer, ()), again, new)
     holdings = tuple(Holding(peer, held[peer]) for peer in sorted(held))
-    return Ledger(cursor, holdings, free, tuple(sorted(suspended, key=lambda s: s.peer)))
+    return structs.replace(
+        ledger, cursor=cursor, held=holdings, free=free, suspended=tuple(sorted(suspended, key=lambda s: s.peer))
+    )
 
 
 def inherited(ledger: Ledger, trained: Sequence[tuple[int, int]]) -> Ledger:
@@ -155,7 +220,7 @@ def inherited(ledger: Ledger, trained: Sequence[tuple[int, int]]) -> Ledger:
                 free.append((start, max(start, begin)))
                 start = min(stop, end)
         free.append((start, stop))
-    return Ledger(cursor=ledger.cursor, free=join(free))
+    return Ledger(cursor=ledger.cursor, free=join(free), shares=ledger.shares)
 
 
 # ---- questions -----------------------------------------------------------------------------------------------------
@@ -181,12 +246,22 @@ class Page:
     """Samples, from the front of their windows before, that the commit's contributors have trained."""
 
 
+def num_handed_out(ledger: Ledger, start: int, stop: int) -> int:
+    """Samples from `start` to `stop` that were ever this group's to hand out, and have been."""
+    stop, num = min(stop, ledger.cursor), 0
+    ends = [*(share.since for share in ledger.shares), stop]
+    for share, end in zip((ALL, *ledger.shares), ends, strict=True):
+        num += max(0, share.below(min(stop, end)) - share.below(max(start, share.since)))
+    return num
+
+
 def num_trained(ledger: Ledger, start: int, stop: int) -> int:
-    """Samples from `start` to `stop` that rounds have counted: those handed out that nobody has in hand."""
+    """Samples from `start` to `stop` that rounds have counted: those handed out that nobody has in hand, but for those that went with the members of a group that
+    has gone since, who may have them in hand."""
     stop = min(stop, ledger.cursor)
     parts = [*(h.intervals for h in ledger.held), ledger.free, *(s.intervals for s in ledger.suspended)]
     waiting = sum(max(0, min(stop, end) - max(start, begin)) for part in parts for begin, end in part)
-    return max(0, stop - start) - waiting
+    return num_handed_out(ledger, start, stop) - waiting
 
 
 def trained_by(pages: Sequence[Page]) -> Counter[PeerId]:

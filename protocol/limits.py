@@ -15,6 +15,9 @@ MAX_RECORD_BYTES = 16 << 10
 MAX_GROUP_PEERS = 64
 """Peers in one round. A butterfly of 64 keeps a part at 1/64 of the model and control traffic small."""
 
+MAX_DIVISIONS = 16
+"""Of the groups from which one has come: 65,536 of them are a million peers, in groups of 16."""
+
 MAX_WAVES = 4
 """Parts of one round that one peer owns."""
 

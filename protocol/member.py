@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from farflung.protocol import chain
 from farflung.protocol.attendance import Attendance
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.consensus import Consensus
@@ -249,6 +250,8 @@ class Member:
         if self.membership.is_full and not (sender in self.membership.peers or self._is_member(sender)):
             raise Refused(f"more than {MAX_PIPELINE_PEERS} peers at once", peer=sender)
         self.standing.admitted.add(sender)
+        if self._is_elsewhere(sender, beat):
+            return self._of_another_group(sender, beat, now)
         known = self.membership.news
         effects = self._heard(sender, now, via, beat)
         if effects and not beat.reply and any(isinstance(e, Note) for e in effects):
@@ -259,6 +262,22 @@ class Member:
         if self.membership.news != known:
             effects += self.consensus.step(now)
         return effects + self.standing.compare(now)
+
+    def _is_elsewhere(self, sender: PeerId, beat: Heartbeat) -> bool:
+        """Whether a peer is of another group. One that has no state is of none yet; and a member that has not heard yet how our group came to be is of it all the same."""
+        if not self.started or not beat.digest or beat.group == self.head.commit.group:
+            return False
+        lags = beat.height < self.head.commit.height and beat.group == self.history.came_from
+        return not (lags and self._is_member(sender))
+
+    def _of_another_group(self, sender: PeerId, beat: Heartbeat, now: float) -> list[Effect]:
+        """It is not to be greeted, nor counted on: a member that has gone to another group, for it had lost its place here, is silent to us. But perhaps it is we who
+        have not heard how the group became two."""
+        if not self._is_member(sender):
+            self.membership.forget([sender])
+        elif beat.height > self.head.commit.height:
+            return self.follower.ask([sender], now)
+        return []
 
     def _on_commits(self, sender: PeerId, message: Commits, now: float) -> list[Effect]:
         if not message.chain:
@@ -274,6 +293,8 @@ class Member:
             try:
                 if certified.commit.height == self.head.commit.height + 1:
                     effects += self._on_committed(sender, certified, now)
+                    if self.head.commit.group != certified.commit.group:
+                        break  # what follows is the other half's
             except RemoteError as error:  # what came before it in the same message stands
                 return [*effects, Refusal(error)]
         return effects
@@ -347,14 +368,30 @@ class Member:
         return [send, detour] if isinstance(send.message, Heartbeat) else [detour]
 
     def _advance(self, certified: Certified, now: float) -> list[Effect]:
-        """The history moved by one."""
-        commit = certified.commit
+        """The history moved by one. Where the group becomes two, ours is the half that we are in."""
+        commit = chain.as_decided(certified.commit)
+        if commit.half is not None and self.me in commit.half.view:
+            commit = chain.turned(self.settings.swarm, commit)
+        certified = msgspec.structs.replace(certified, commit=commit)
         was_member = self.in_view
         effects = self.attendance.drop_unless(commit)
         self.history.append(certified)
         effects.append(Apply(certified))
         for peer in commit.view:
             self.membership.expect(peer, now)
+        if commit.half is not None:
+            self.membership.forget(commit.half.view)
+            effects.append(
+                Note(
+                    "group.divided",
+                    {
+                        "height": commit.height,
+                        "group": commit.group.hex(),
+                        "stays": len(commit.view),
+                        "goes": len(commit.half.view),
+                    },
+                )
+            )
         effects += self.attendance.conclude(commit)
         if was_member and not self.in_view:
             effects.append(Note("view.dropped", {"reason": f"not in the view of height {commit.height}"}))
@@ -371,6 +408,7 @@ class Member:
             every_s=self._next_in_s,
             reply=reply,
             deaf_to=self.membership.deaf_to(),
+            group=self.head.commit.group if self.started else b"",
         )
 
     @property

@@ -223,6 +223,12 @@ class Membership:
         self.look_at = -math.inf
         return True
 
+    def forget(self, peers: Iterable[PeerId]) -> None:
+        """Peers that do not belong here any more. Who comes again is new."""
+        for peer in peers:
+            if self.peers.pop(peer, None) is not None:
+                self.news += 1
+
     @property
     def is_full(self) -> bool:
         """Whether nobody new is taken up but members: whoever can make keys could make us greet as many peers as it likes."""

@@ -101,6 +101,8 @@ class Heartbeat(Struct, frozen=True, array_like=True, tag=1):
     """Seconds until this peer has made all the steps that it makes for a round; 0 when it waits for one."""
     deaf_to: Annotated[tuple[Key, ...], Meta(max_length=MAX_GROUP_PEERS)] = ()
     """Whom others hear and this one does not: what they say to it others have to pass on."""
+    group: OptionalDigest = b""
+    """Whose history this peer follows, as commits name it; of one that has none yet, empty like the first."""
 
     def __post_init__(self) -> None:
         check_rates(self.tokens_per_s, self.up_bytes_per_s, self.down_bytes_per_s)

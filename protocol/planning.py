@@ -32,6 +32,8 @@ class Situation:
     """Seconds for which the next round is held back so that a newcomer can catch up; 0 or less when there is none."""
     min_contributors: int
     max_group: int
+    divides: bool
+    """Whether a full group becomes two, so that others find room."""
     patience_left_s: float
     """Seconds until the matchmaking deadline."""
     finished: bool
@@ -53,11 +55,20 @@ class ChangeView:
 
 
 @dataclass(frozen=True, slots=True)
+class Divide:
+    """The group becomes two."""
+
+    stays: tuple[PeerId, ...]
+    goes: tuple[PeerId, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Wait:
     reason: str
 
 
-def decide(s: Situation) -> StartRound | ChangeView | Wait:
+def decide(s: Situation) -> StartRound | ChangeView | Divide | Wait:
     """What the proposer of a fresh ballot does next, and a sentence that says why."""
     if not is_quorum(s.view, s.holders):
         return Wait(no_quorum(s.view, s.live, s.holders))
@@ -76,6 +87,9 @@ def decide(s: Situation) -> StartRound | ChangeView | Wait:
         )
     if change is not None:
         return change
+    halves = _halves(s)
+    if halves is not None:
+        return halves
 
     if s.finished:
         return Wait("the run is complete")
@@ -112,6 +126,21 @@ def _change_of_view(s: Situation) -> ChangeView | None:
     reasons += [f"removes {names_of(sorted(s.gone))} (silent)"] if s.gone else []
     reasons += [f"lets {names_of(sorted(s.left))} go"] if s.left else []
     return ChangeView(view, tuple(sorted(s.left)), "; ".join(reasons))
+
+
+def _halves(s: Situation) -> Divide | None:
+    """A full group for which others wait becomes two; None when there is no need, or a half would be too small for rounds, or could decide nothing."""
+    full = s.divides and s.joiners and len(s.view) == s.max_group > 1 and not s.finished
+    if not full or len(s.view) // 2 < s.min_contributors:
+        return None
+    # Members that hold the state, and others that live, are dealt out in turn, so that each half has its share of them, and of the dead.
+    order = sorted(s.view, key=lambda p: (p not in s.holders, p not in s.live, p))
+    stays, goes = tuple(sorted(order[::2])), tuple(sorted(order[1::2]))
+    if not is_quorum(stays, s.holders & set(stays)) or not is_quorum(goes, s.holders & set(goes)):
+        return None
+    return Divide(
+        stays, goes, f"all {s.max_group} places are taken, and {names_of(s.joiners)} would join: the group becomes two"
+    )
 
 
 def choose_cut(

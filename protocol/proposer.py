@@ -39,7 +39,7 @@ from farflung.protocol.messages import (
     Voted,
     encode,
 )
-from farflung.protocol.planning import ChangeView, Situation, StartRound, agreed, choose_cut, conclude, decide
+from farflung.protocol.planning import ChangeView, Divide, Situation, StartRound, agreed, choose_cut, conclude, decide
 from farflung.protocol.quorum import is_quorum
 from farflung.protocol.rhythm import Offer
 from farflung.protocol.settings import HOLD_S, RESEND_S, SETTLE_S, SHORT_S, Settings
@@ -216,6 +216,17 @@ class Proposer:
                 result=None,
             )
             return self._propose(commit, s, now)
+        if isinstance(decision, Divide):
+            commit = chain.successor(
+                s.settings.swarm,
+                s.head.commit,
+                s.settings.rules,
+                view=decision.stays,
+                left=(),
+                result=None,
+                goes=decision.goes,
+            )
+            return self._propose(commit, s, now)
         if isinstance(decision, StartRound):
             if now < self.retry_at:
                 self.reason = f"plans round {s.head.commit.height + 1} again after a pause: {self.failed}"
@@ -250,6 +261,7 @@ class Proposer:
             hold_s=s.round_at + HOLD_S - now if s.standing.newcomer_near() else 0.0,
             min_contributors=s.settings.min_contributors,
             max_group=s.settings.rules.max_group,
+            divides=s.settings.rules.divides,
             patience_left_s=self._patience_until(s, readies, awaited, now) - now,
             finished=s.settings.rules.finished(s.head.commit),
         )

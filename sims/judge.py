@@ -19,7 +19,7 @@ that is judged: it counts votes, follows the samples, and computes means and out
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -35,6 +35,7 @@ from farflung.protocol.keys import SIGNATURE_BYTES, PeerId, verify
 from farflung.protocol.messages import Collected, Cut, Forward, Plan, Promise, Voted
 from farflung.protocol.proposer import plan_id
 from farflung.sims.audit import HONEST_REFUSALS
+from farflung.sims.chronicle import Chronicle, merged, others_blocks, waiting
 from farflung.sims.cuts import Cuts
 from farflung.sims.outer_audit import taken_step
 from farflung.sims.swarm import Swarm
@@ -79,27 +80,20 @@ class Judge:
     exact_means: bool = True
     """Whether codecs are fine enough, and without feedback, for means to be compared."""
     swarm: Swarm = field(init=False)
-    history: dict[int, Commit] = field(default_factory=dict)
+    groups: dict[bytes, Chronicle] = field(default_factory=lambda: {b"": Chronicle()})
+    """What is known of each group's history, by its name."""
     calm: bool = False
     """Whether nothing has gone wrong for long enough that everything must be well."""
     _verdicts: set[tuple[int, str]] = field(default_factory=set)
-    _digests: dict[int, str] = field(default_factory=dict)
     _seen: dict[int, dict[int, Certified]] = field(default_factory=dict)
-    """By peer and height, what has been compared with `history`."""
-    _certificates: dict[int, list[Certified]] = field(default_factory=dict)
-    """By height, those whose votes have been counted."""
+    """By peer and height, what has been compared with what is known."""
     _words: dict[PeerId, Word] = field(default_factory=dict)
     """What each peer has promised and voted for at the height that it last spoke of."""
     _heard: bytes = b""
     """The last message; a broadcast is heard once."""
-    _done: list[tuple[int, int]] = field(default_factory=list)
-    """Samples that commits have counted, up to `_followed`."""
-    _followed: int = -1
+    _counted_once: list[tuple[int, int]] = field(default_factory=list)
+    """Samples that commits of all groups have counted."""
     _gradients: dict[int, OrderedDict[tuple[int, ...], Tensor]] = field(default_factory=dict)
-    _outer: tuple[int, Tensor, Tensor] | None = None
-    """Newest version seen, its parameters and momentum."""
-    _state: tuple[int, Tensor, Tensor] | None = None
-    """Newest version whose digest was found right, its parameters and momentum."""
     _plans: dict[int, tuple[int, set[str]]] = field(default_factory=dict)
     """By peer, the height of the round that it last sent a contribution for, and the plans under which it did, since it was started."""
     _cuts: Cuts = field(default_factory=Cuts)
@@ -107,9 +101,6 @@ class Judge:
     """By peer, when it was last found well, seconds of the simulation's clock."""
     _owing: dict[int, int] = field(default_factory=dict)
     """By peer that sent a contribution and has not heard what became of it: the height of its round."""
-
-    _planned_in_calm: set[int] = field(default_factory=set)
-    """Heights of rounds."""
 
     def violate(self, which: int, detail: str) -> None:
         if (which, detail) not in self._verdicts:
@@ -193,7 +184,7 @@ class Judge:
                 self._owing[index] = int(event["round"])
                 self._on_scatter(index, int(event["round"]), str(event["plan"]))
             case "round.plan" if self.calm:
-                self._planned_in_calm.add(int(event["round"]))
+                self._group_of(index).planned_in_calm.add(int(event["round"]))
             case "round.missed":
                 self._owing.pop(index, None)
                 if not event["reason"]:
@@ -216,15 +207,16 @@ class Judge:
         self._plans[index] = (height, plans | {plan})
 
     def _on_commit(self, index: int, event: Event) -> None:
+        group = self._group_of(index)
         version, digest = int(event["version"]), str(event["digest"])
-        if self._digests.setdefault(version, digest) != digest:
+        if group.of(version).digests.setdefault(version, digest) != digest:
             self.violate(1, f"peer {index} holds other bytes at version {version}")
         # To the next round it may have contributed before it applies this one.
         if self._owing.get(index, math.inf) <= int(event["round"]):
             owed = self._owing.pop(index)
             if not event["contributed"] and not self._counted(index, owed):
                 self.violate(9, f"peer {index} does not say why round {event['round']} missed its contribution")
-        if int(event["round"]) in self._planned_in_calm and event["parts_left_out"]:
+        if int(event["round"]) in group.planned_in_calm and event["parts_left_out"]:
             self.violate(3, f"round {event['round']} left parts out, and nobody was gone")
         self._look_at_history(index)
         self._check_step(index, version, int(event["round"]))
@@ -238,11 +230,12 @@ class Judge:
     def _check_step(self, index: int, version: int, height: int) -> None:
         """The step from the last version to this one, as the first peer took it (invariants 4 and 7)."""
         outer = self.swarm.learners[index].outer
-        before = self._outer
+        group = self._group_of(index).at(height)
+        before = group.outer
         if before is not None and version <= before[0]:
             return
-        self._outer = (version, outer.params.clone(), outer.momentum.clone())
-        commit, parent = self.history.get(height), self.history.get(height - 1)
+        group.outer = (version, outer.params.clone(), outer.momentum.clone())
+        commit, parent = group.commit(height), group.commit(height - 1)
         if before is None or before[0] != version - 1 or commit is None or commit.round is None or parent is None:
             return
         _, params, momentum = before
@@ -305,22 +298,40 @@ class Judge:
         for certified in reversed(news):
             height = certified.commit.height
             seen[height] = certified
-            known = self.history.setdefault(height, certified.commit)
+            group = self._entered(certified.commit)
+            known = group.history.setdefault(height, certified.commit)
             if known is not certified.commit and known != certified.commit:
                 self.violate(5, f"peer {index} has another commit {height}")
-            self._check_votes(certified)
-        while self._followed + 1 in self.history:
-            self._followed += 1
-            self._follow(self.history[self._followed])
+            self._check_votes(group, certified)
+        for group in list(self.groups.values()):
+            while (following := group.follows) is not None:
+                group.followed = following.height
+                self._follow(group, following)
 
-    def _check_votes(self, certified: Certified) -> None:
+    def _entered(self, commit: Commit) -> Chronicle:
+        """The group whose commit this is; it may be the first that we hear of it."""
+        if commit.group not in self.groups:
+            assert commit.half is not None, "a group begins where another becomes two"
+            before = self.groups[commit.half.group]
+            self.groups[commit.group] = Chronicle(before=before, since=commit, followed=commit.height - 1)
+        return self.groups[commit.group]
+
+    def _group_of(self, index: int) -> Chronicle:
+        """To which a peer belongs."""
+        member = self.swarm.peers[index].member
+        name = member.head.commit.group if member.started else b""
+        if name not in self.groups:
+            self.look_at_histories()
+        return self.groups[name]
+
+    def _check_votes(self, group: Chronicle, certified: Certified) -> None:
         commit = certified.commit
-        checked = self._certificates.setdefault(commit.height, [])
+        checked = group.certificates.setdefault(commit.height, [])
         if certified in checked:
             return
         checked.append(certified)
         swarm, founder = self.swarm.outfit.terms.settings.swarm, self.swarm.outfit.terms.settings.founder
-        parent = self.history.get(commit.height - 1)
+        parent = group.commit(commit.height - 1)
         if commit.height > 0 and parent is None:
             return  # from before the judge's time
         voters = (founder,) if parent is None else parent.view
@@ -329,9 +340,9 @@ class Judge:
         if not _majority(voters, valid):
             self.violate(5, f"commit {commit.height} was decided by {len(valid)} of {len(voters)} votes")
 
-    def _follow(self, commit: Commit) -> None:
+    def _follow(self, group: Chronicle, commit: Commit) -> None:
         """Each sample is counted once, and none is lost (invariant 6), by what the ledgers of all commits say."""
-        parent = self.history.get(commit.height - 1)
+        parent = group.commit(commit.height - 1)
         if parent is not None and commit.steps != parent.steps + (parent.lap if commit.round is not None else 0):
             self.violate(
                 2, f"commit {commit.height} counts {commit.steps} steps, after {parent.steps} and {parent.lap}"
@@ -342,14 +353,19 @@ class Judge:
                 self.violate(7, f"commit {commit.height} counts a contributor twice, or an outsider")
             for contribution in commit.round.contributors:
                 taken, _ = ledger.split(parent.ledger.window(contribution.peer), contribution.samples)
-                self._done += taken
+                group.done += taken
+                self._count_once(commit, taken)
         entries = commit.ledger
         if commit.height == 0 and self.swarm.outfit.terms.settings.rules.inherits:
-            self._done = _gaps(entries)  # of an earlier life, or let go with it
-        waiting = [h.intervals for h in entries.held] + [s.intervals for s in entries.suspended] + [entries.free]
-        merged: list[tuple[int, int]] = []
+            group.done = _gaps(entries)  # of an earlier life, or let go with it
+        if commit.half is not None:
+            if group.since is commit and group.before is not None:
+                group.done = list(group.before.divided[commit.height])
+            else:
+                group.divided[commit.height] = list(group.done)
+            group.done += waiting(commit.half.ledger)
         position = 0
-        for start, stop in sorted([*self._done, *(interval for part in waiting for interval in part)]):
+        for start, stop in sorted([*group.done, *waiting(entries), *others_blocks(entries)]):
             if start < position:
                 self.violate(6, f"commit {commit.height} has sample {start} twice")
             elif start > position:
@@ -357,12 +373,16 @@ class Judge:
             position = max(position, stop)
         if position != entries.cursor:
             self.violate(6, f"commit {commit.height} accounts for {position} of {entries.cursor} samples")
-        for start, stop in sorted(self._done):
-            if merged and merged[-1][1] == start:
-                merged[-1] = (merged[-1][0], stop)
-            else:
-                merged.append((start, stop))
-        self._done = merged
+        group.done = merged(group.done)
+
+    def _count_once(self, commit: Commit, taken: Iterable[tuple[int, int]]) -> None:
+        """No sample is counted by two groups, nor twice by one."""
+        position = 0
+        for start, stop in sorted([*self._counted_once, *taken]):
+            if start < position:
+                self.violate(6, f"commit {commit.height} counts sample {start} for the second time")
+            position = max(position, stop)
+        self._counted_once = merged([*self._counted_once, *taken])
 
     def look_at_learners(self) -> None:
         """No commit, no outer step (2), and what a learner trained is what its place says (6)."""
@@ -373,7 +393,7 @@ class Judge:
                 continue
             if not applier.idle or not applier.steady.is_set() or applier.version < 0:
                 continue
-            if not self._is_state(learner.outer, applier.version):
+            if not self._is_state(self._group_of(index).of(applier.version), learner.outer, applier.version):
                 self.violate(2, f"peer {index}: the outer state is not that of version {applier.version}")
             if trainer.busy.locked():
                 continue  # a step is under way: trained, and accounted for when it is over
@@ -382,16 +402,16 @@ class Judge:
             if learner.strayed() > ROUNDING:
                 self.violate(2, f"peer {index}: local progress was lost, or made twice")
 
-    def _is_state(self, outer: OuterState, version: int) -> bool:
+    def _is_state(self, group: Chronicle, outer: OuterState, version: int) -> bool:
         """Whether this is the outer state of `version`: by its digest, or bit by bit like one whose digest was right, which takes a tenth of the time."""
-        if self._state is not None and self._state[0] == version:
-            if _same_bits(self._state[1], outer.params) and _same_bits(self._state[2], outer.momentum):
+        if group.state is not None and group.state[0] == version:
+            if _same_bits(group.state[1], outer.params) and _same_bits(group.state[2], outer.momentum):
                 return True
         digest = outer.digest().hex()
-        if self._digests.setdefault(version, digest) != digest:
+        if group.digests.setdefault(version, digest) != digest:
             return False
-        if self._state is None or version > self._state[0]:
-            self._state = (version, outer.params.clone(), outer.momentum.clone())
+        if group.state is None or version > group.state[0]:
+            group.state = (version, outer.params.clone(), outer.momentum.clone())
         return True
 
     # ---- at the end --------------------------------------------------------------------------------------------
@@ -404,41 +424,52 @@ class Judge:
         unknowing = sorted(n for n, peer in peers.items() if not peer.member.started)
         if unknowing:
             self.violate(0, f"peers {unknowing} never learned the history")
-        newest, now = self._newest_height(), self.swarm.hub.now()
+        newest, now = self._newest_heights(), self.swarm.hub.now()
         for index, peer in sorted(peers.items()):
             recently = not self.calm and now - self._well_at.get(index, -math.inf) <= OUTSIDE_S
             if index not in unknowing and not recently and not self._is_well(index, newest):
-                height = peer.member.head.commit.height
-                self.violate(0, f"peer {index} is left behind: height {height} of {newest}, {peer.state_reason}")
+                head = peer.member.head.commit
+                what = f"height {head.height} of {newest[head.group]}"
+                self.violate(0, f"peer {index} is left behind: {what}, {peer.state_reason}")
 
     def look_who_is_well(self) -> None:
         """For `check_end`, now and then."""
-        newest = self._newest_height()
+        newest = self._newest_heights()
         self._well_at |= {index: self.swarm.hub.now() for index in self.swarm.peers if self._is_well(index, newest)}
 
-    def _newest_height(self) -> int:
-        """That somebody who runs knows."""
-        return max((p.member.head.commit.height for p in self.swarm.peers.values() if p.member.started), default=0)
+    def _newest_heights(self) -> dict[bytes, int]:
+        """By group, that somebody who runs knows."""
+        found: dict[bytes, int] = {}
+        for peer in self.swarm.peers.values():
+            if peer.member.started:
+                head = peer.member.head.commit
+                found[head.group] = max(head.height, found.get(head.group, 0))
+        return found
 
-    def _is_well(self, index: int, newest: int) -> bool:
+    def _is_well(self, index: int, newest: Mapping[bytes, int]) -> bool:
         """Whether a peer is about as far as the others, and a member where there is a place."""
         member = self.swarm.peers[index].member
-        if not member.started or member.head.commit.height < newest - 1:
+        if not member.started or member.head.commit.height < newest[member.head.commit.group] - 1:
             return False
-        full = len(member.head.commit.view) >= self.swarm.outfit.terms.settings.rules.max_group
+        rules = self.swarm.outfit.terms.settings.rules
+        full = len(member.head.commit.view) >= rules.max_group and not rules.divides
         return full or member.in_view
 
     @property
+    def history(self) -> dict[int, Commit]:
+        """Of the first group."""
+        return self.groups[b""].history
+
+    @property
     def rounds(self) -> int:
-        """Newest version of the outer state."""
-        return max((commit.version for commit in self.history.values()), default=0)
+        """Newest version of the outer state, of the group that has made the fewest rounds."""
+        return min((newest.version for one in self.groups.values() if (newest := one.newest) is not None), default=0)
 
 
 def _gaps(entries: ledger.Ledger) -> list[tuple[int, int]]:
     """Samples below the cursor that nobody has in hand."""
-    waiting = [h.intervals for h in entries.held] + [s.intervals for s in entries.suspended] + [entries.free]
     found, position = [], 0
-    for start, stop in sorted(interval for part in waiting for interval in part):
+    for start, stop in sorted(waiting(entries)):
         found.append((position, start))
         position = stop
     return [(start, stop) for start, stop in [*found, (position, entries.cursor)] if start < stop]

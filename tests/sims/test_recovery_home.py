@@ -41,7 +41,7 @@ def trained_on(swarm: PipelineSwarm, total_steps: int) -> None:
 def handed_out(swarm: PipelineSwarm, life: int) -> set[int]:
     """Samples that rounds of a life of stage 0 have counted."""
     judge = next(judge for one, judge in swarm._judges.items() if (one.stage, one.number) == (0, life))
-    return {number for start, stop in judge._done for number in range(start, stop)}
+    return {number for start, stop in judge.groups[b""].done for number in range(start, stop)}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,94 @@
+"""What the judge of a simulated swarm knows of one group's history. A group that has come out of another shares with it what was before."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from farflung.protocol.chain import Certified, Commit
+from farflung.protocol.ledger import BLOCK, Ledger
+
+Interval = tuple[int, int]
+
+
+@dataclass(slots=True)
+class Chronicle:
+    """Of one group, as its members know it."""
+
+    before: "Chronicle | None" = None
+    """Of the group out of which it has come."""
+    since: Commit | None = None
+    """With which it began, if it has come out of another."""
+    history: dict[int, Commit] = field(default_factory=dict)
+    """By height, its own."""
+    certificates: dict[int, list[Certified]] = field(default_factory=dict)
+    """By height, those whose votes have been counted."""
+    digests: dict[int, str] = field(default_factory=dict)
+    """By version."""
+    done: list[Interval] = field(default_factory=list)
+    """Samples that commits have counted, up to `followed`, and those that went with others where the group became two."""
+    divided: dict[int, list[Interval]] = field(default_factory=dict)
+    """By height where it became two: `done` until then."""
+    followed: int = -1
+    outer: tuple[int, Tensor, Tensor] | None = None
+    """Newest version seen, its parameters and momentum."""
+    state: tuple[int, Tensor, Tensor] | None = None
+    """Newest version whose digest was found right, its parameters and momentum."""
+    planned_in_calm: set[int] = field(default_factory=set)
+    """Heights of rounds."""
+
+    def at(self, height: int) -> "Chronicle":
+        """Whose a height is."""
+        older = self.before is not None and self.since is not None and height < self.since.height
+        return self.before.at(height) if older and self.before is not None else self
+
+    def of(self, version: int) -> "Chronicle":
+        """Whose a version of the outer state is."""
+        older = self.before is not None and self.since is not None and version <= self.since.version
+        return self.before.of(version) if older and self.before is not None else self
+
+    def commit(self, height: int) -> Commit | None:
+        """Of this group, or of those before it."""
+        return self.at(height).history.get(height)
+
+    @property
+    def follows(self) -> Commit | None:
+        """The next commit to follow; None while it is not known, or the group out of which this one has come is not followed so far."""
+        if self.before is not None and self.since is not None and self.since.height not in self.before.divided:
+            return None
+        return self.history.get(self.followed + 1)
+
+    @property
+    def newest(self) -> Commit | None:
+        return self.history.get(max(self.history, default=0))
+
+
+def waiting(ledger: Ledger) -> list[Interval]:
+    """Samples that were handed out and that no round has counted."""
+    parts = [h.intervals for h in ledger.held] + [s.intervals for s in ledger.suspended] + [ledger.free]
+    return [interval for part in parts for interval in part]
+
+
+def others_blocks(ledger: Ledger) -> list[Interval]:
+    """Numbers below the cursor that were never this group's to hand out, since it was one of several."""
+    found: list[Interval] = []
+    ends = [*(share.since for share in ledger.shares[1:]), ledger.cursor][: len(ledger.shares)]
+    for share, end in zip(ledger.shares, ends, strict=True):
+        at = share.since
+        while at < end:
+            stop = min(end, (at // BLOCK + 1) * BLOCK)
+            if at // BLOCK % share.stride != share.place:
+                found.append((at, stop))
+            at = stop
+    return found
+
+
+def merged(intervals: Iterable[Interval]) -> list[Interval]:
+    """In order, neighbours that touch as one."""
+    found: list[Interval] = []
+    for start, stop in sorted(intervals):
+        if found and found[-1][1] == start:
+            found[-1] = (found[-1][0], stop)
+        else:
+            found.append((start, stop))
+    return found
