@@ -284,7 +284,7 @@ class NodeDaemon:
             recipe.swarm,
             book,
             admits=settings.admits,
-            discovered=peer.discovered,
+            discovered=peer.found,
             refused=peer.refused,
             heard=inside.heard,
         )

@@ -239,7 +239,7 @@ class Finder:
         book: PeerBook,
         *,
         admits: Callable[[PeerId, bytes], bool],
-        discovered: Callable[[PeerId], None],
+        discovered: Callable[[PeerId, bytes | None], None],  # and of which group it is; None: of none yet
         refused: Callable[[RemoteError], None],
         heard: Callable[[], Iterable[tuple[PeerId, Iterable[str], float]]],
     ) -> None:
@@ -288,7 +288,7 @@ class Finder:
                 continue
             self._network.add_addresses(found.peer, list(found.record.addresses))
             self._book.note(found.peer, found.record.addresses, 0.0)
-            self._discovered(found.peer)
+            self._discovered(found.peer, found.record.group if found.record.state_digest else None)
 
     def save(self) -> None:
         """Write down whom we hear, so that the next start finds somebody."""

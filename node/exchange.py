@@ -9,7 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -23,6 +23,7 @@ from farflung.node.downlink import Downlink
 from farflung.node.fetching import TRANSFER_S, Fetcher, FetchNews, check_payload, part_codec, rotated
 from farflung.node.learner import Learner
 from farflung.node.means import MeanStore
+from farflung.node.meetings import Meetings
 from farflung.node.network import Network, PeerId, Stream, StreamHandler
 from farflung.node.residuals import Residuals
 from farflung.node.rounds import Round, Rounds, Traffic
@@ -32,6 +33,8 @@ from farflung.protocol.errors import Malformed, NetworkError, Refused
 from farflung.protocol.headers import ContributionHeader, MeanHeader
 from farflung.protocol.messages import Part, Plan
 from farflung.training.coupled import Update
+
+T = TypeVar("T")
 
 ENCODE_ELEMENTS = 1 << 21
 """Parts are encoded so many elements at a time: a millisecond or two, so that sending begins soon and doors are rarely used."""
@@ -67,6 +70,7 @@ class Exchange:
         last: FlatCodec | None = None,  # of both in the last round of the run
         fast_bytes_per_s: float,  # of links
         residuals: Residuals,
+        meetings: Meetings,
         news: News,
     ) -> None:
         self._network = network
@@ -77,6 +81,7 @@ class Exchange:
         self._downlink = downlink
         self._last = last
         self._residuals = residuals
+        self._meetings = meetings
         self._news = news
         self._rounds = Rounds()
         self._heights: dict[bytes, int] = {}
@@ -102,6 +107,7 @@ class Exchange:
         """Accept transfers."""
         self._network.serve(KIND, self._guard(self._serve_transfers))
         self.fetcher.serve()
+        self._meetings.serve()
 
     # ---- what the node asks for --------------------------------------------------------------------------------
 
@@ -141,6 +147,16 @@ class Exchange:
             if plan != plan_id:
                 self.forget(plan)
                 await self._means.discard(plan)
+
+    def meet(self, plan_id: bytes, group: asyncio.TaskGroup) -> None:
+        """Ask another group how it stands in our parts, if it is time to; their means wait for that."""
+        round_ = self._rounds.get(plan_id)
+        if round_ is None or not self._meetings.is_due(round_.plan):
+            return
+        self._group = group
+        for k, part in enumerate(round_.plan.parts):
+            if part.owner == self._network.peer_id and k not in round_.meetings:
+                round_.meetings[k] = self._spawn(round_, self._meetings.term(plan_id, round_.plan, part))
 
     async def contribute(self, plan_id: bytes) -> None:
         """Encode our pseudo-gradient part by part, and send each part to its owner while the next is being encoded."""
@@ -196,6 +212,7 @@ class Exchange:
         if any(peer not in payloads for peer, _ in weights):
             return  # the plan was dropped and taken up again: they are not here any more
         bounds = round_.plan.parts[part]
+        met = None if part not in round_.meetings else await asyncio.shield(round_.meetings[part])
         try:
             with self._news.span("reduce", round_.plan.height):
                 payload = await self._doors.side.run(
@@ -203,7 +220,9 @@ class Exchange:
                     bounds.stop - bounds.start,
                     [(payloads[peer], weight) for peer, weight in weights],
                     part_codec(self.uplink_of(round_.plan), bounds),
-                    lambda mean: self._residuals.encode_mean(plan_id, mean, bounds.start),
+                    lambda mean: self._residuals.encode_mean(
+                        plan_id, mean if met is None else mean.add_(met), bounds.start
+                    ),
                 )
         except CodecError as error:
             await self._name_unfit(part, round_.plan, [(peer, payloads[peer]) for peer, _ in weights], error)
@@ -388,7 +407,7 @@ class Exchange:
             round_.contributions[part][peer] = payload
             self._news.contribution_arrived(plan_id, part, peer)
 
-    def _spawn(self, round_: Round, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def _spawn(self, round_: Round, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
         task = self._group.create_task(work)
         round_.tasks.add(task)
         task.add_done_callback(round_.tasks.discard)

@@ -86,6 +86,7 @@ class Executor:
                 await self._journal(self._storage.save_vote, SavedVote(height, ballot, accepted))
             case Expect(plan_id, plan):
                 exchange.expect(plan_id, plan)
+                exchange.meet(plan_id, group)
             case Contribute(plan_id, plan):
                 self._log.emit(
                     "round.scatter", round=plan.height, plan=plan_id.hex(), bytes=self._contribution_bytes(plan)

@@ -123,6 +123,7 @@ class NodeInside:
             agent=AGENT,
             state=member.membership.state,
             admission_token=self._peer.facts.admission,
+            group=member.group,
         )
 
     def heard(self) -> Iterator[tuple[PeerId, tuple[str, ...], float]]:

@@ -14,6 +14,8 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from farflung.node.apply import Applier, Evaluate, Keep
 from farflung.node.catchup import Catchup
 from farflung.node.departure import Departure
@@ -24,6 +26,7 @@ from farflung.node.facilities import Facilities
 from farflung.node.fetching import TRANSFER_S
 from farflung.node.learner import Learner
 from farflung.node.means import MeanStore
+from farflung.node.meetings import Meetings
 from farflung.node.peer_rows import Rows, chain_rows
 from farflung.node.refusals import Refusals
 from farflung.node.residuals import Residuals
@@ -39,8 +42,9 @@ from farflung.protocol.keys import PeerId
 from farflung.protocol.limits import MAX_ADDRESSES
 from farflung.protocol.member import Member
 from farflung.protocol.membership import Membership
-from farflung.protocol.messages import Forward, Heartbeat, Ready
+from farflung.protocol.messages import Forward, Heartbeat, Part, Plan, Ready
 from farflung.protocol.types import as_text
+from farflung.training.rules import halfway
 
 TICK_S = 0.25
 """Between two looks at deadlines while a round or the like is under way; otherwise heartbeats and suspicions decide, seconds apart."""
@@ -117,6 +121,19 @@ class Peer:
             spec=terms.feedback,
             version=lambda: self.applier.version,
         )
+        meetings = Meetings(
+            network,
+            doors,
+            learner,
+            self.member.neighbours,
+            weight=halfway(terms.outer),
+            admission=facilities.facts.admission,
+            admits=settings.admits,
+            version=lambda: self.applier.version,
+            steady=lambda: self.applier.steady,
+            met=self._met,
+            refused=self.refused,
+        )
         self.exchange = Exchange(
             network,
             doors,
@@ -127,6 +144,7 @@ class Peer:
             last=terms.last,
             fast_bytes_per_s=settings.fast_bytes_per_s,
             residuals=self.residuals,
+            meetings=meetings,
             news=self,
         )
         self.trainer = make_trainer(
@@ -195,6 +213,8 @@ class Peer:
         self._rest = asyncio.Event()
         """Ends when something is under way again."""
         self._rest.set()
+        self.witness_meeting: Callable[[bytes, Part, Tensor], None] = lambda plan_id, part, term: None
+        """Is shown what meetings add to means."""
         self.stop_reason = ""
         self.state_reason = ""
         self._said_reason = ""
@@ -371,6 +391,14 @@ class Peer:
     def discovered(self, peer: PeerId) -> None:
         """A record or a cache mentions a peer."""
         self._do(self.member.discovered(peer, self._now()))
+
+    def found(self, peer: PeerId, group: bytes | None) -> None:
+        """A record tells of a peer, and of which group it is; None: of none yet."""
+        self._do(self.member.found(peer, group, self._now()))
+
+    def _met(self, plan_id: bytes, plan: Plan, part: Part, peer: PeerId, term: Tensor) -> None:
+        self.log.emit("group.met", round=plan.height, of=peer.hex(), start=part.start, stop=part.stop)
+        self.witness_meeting(plan_id, part, term)
 
     def refused(self, error: RemoteError) -> None:
         """A peer broke a rule; nothing of ours has changed."""

@@ -93,7 +93,7 @@ class PeerMaking:
             self.recipe.swarm,
             self.book,
             admits=self.recipe.settings().admits,
-            discovered=start.discovered,
+            discovered=lambda peer, group: start.discovered(peer),
             refused=refused,
             heard=lambda: (),
         )

@@ -7,6 +7,9 @@ over is refused at once.
 import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
 
 from farflung.compression.codec import Payload
 from farflung.node.delivery import Delivery
@@ -43,7 +46,9 @@ class Round:
     deliveries: dict[PeerId, Delivery] = field(default_factory=dict)
     unsent: set[tuple[PeerId, int]] = field(default_factory=set)
     """(owner, part) of our contribution that is on its way."""
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    meetings: dict[int, asyncio.Task[Tensor | None]] = field(default_factory=dict)
+    """Part (of ours) → what another group adds to its mean."""
     sent_bytes: int = 0
     received_bytes: int = 0
     encoded_bytes: int = 0

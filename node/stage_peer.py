@@ -338,6 +338,9 @@ class StagePeer(Peer):
 
     # ---- where a peer of a stage differs -----------------------------------------------------------------------
 
+    def found(self, peer: PeerId, group: bytes | None) -> None:
+        self.discovered(peer)  # stages are not divided
+
     def discovered(self, peer: PeerId) -> None:
         """A record or a cache mentions a peer of any stage."""
         self.pipeline.discovered(peer)

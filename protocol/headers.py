@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from farflung.protocol import wire
-from farflung.protocol.keys import PeerId
+from farflung.protocol.keys import SIGNATURE_BYTES, PeerId
 from farflung.protocol.limits import (
     MAX_CONTROL_BYTES,
     MAX_HOPS,
@@ -17,6 +17,7 @@ from farflung.protocol.route import Legs
 from farflung.protocol.types import (
     Count,
     Digest,
+    Offset,
     OptionalDigest,
 )
 
@@ -173,6 +174,15 @@ class ExactHeader(Struct, frozen=True, array_like=True, tag=79):
     """It is newer than what was asked about: 8 bytes for its length follow, and the bytes."""
 
 
+class OuterRequest(Struct, frozen=True, array_like=True, tag=80):
+    """Bulk stream `outer`: outer parameters [start, stop) of the receiver, who is of another group of the swarm. Answer: 8 bytes version, and framed, bf16."""
+
+    start: Offset
+    stop: Offset
+    admission: Annotated[bytes, Meta(max_length=SIGNATURE_BYTES)]
+    """As in heartbeats, for the two have not heard of each other."""
+
+
 BulkHeader = (
     ContributionHeader
     | MeanHeader
@@ -190,6 +200,7 @@ BulkHeader = (
     | Imprinted
     | ExactRequest
     | ExactHeader
+    | OuterRequest
 )
 
 

@@ -18,6 +18,9 @@ MAX_GROUP_PEERS = 64
 MAX_DIVISIONS = 16
 """Of the groups from which one has come: 65,536 of them are a million peers, in groups of 16."""
 
+MAX_NEIGHBOURS = 256
+"""Peers of other groups that one remembers: some of each of many groups, to meet one at a time."""
+
 MAX_WAVES = 4
 """Parts of one round that one peer owns."""
 

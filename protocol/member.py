@@ -14,7 +14,7 @@ import msgspec
 
 from farflung.protocol import chain
 from farflung.protocol.attendance import Attendance
-from farflung.protocol.chain import Certified, Commit
+from farflung.protocol.chain import Certified, Commit, Half
 from farflung.protocol.consensus import Consensus
 from farflung.protocol.effects import Apply, Effect, Note, Refusal, Send
 from farflung.protocol.errors import Refused, RemoteError
@@ -36,6 +36,7 @@ from farflung.protocol.messages import (
     Probe,
     Ready,
 )
+from farflung.protocol.neighbours import Neighbours
 from farflung.protocol.settings import RESEND_S, Settings
 from farflung.protocol.standing import Standing
 from farflung.protocol.tempo import Tempo
@@ -57,6 +58,7 @@ class Member:
     tempo: Tempo = field(init=False)
     attendance: Attendance = field(init=False)
     consensus: Consensus = field(init=False)
+    neighbours: Neighbours = field(default_factory=Neighbours)
     reason: str = "starting"
     """Why nothing happens, or what does: a sentence for people."""
     _beat_at: float = -1e9
@@ -103,6 +105,11 @@ class Member:
     def in_view(self) -> bool:
         """Whether that has us as a member."""
         return self.follower.in_view
+
+    @property
+    def group(self) -> bytes:
+        """Whose history we follow; empty of the first group, and before there is any."""
+        return self.head.commit.group if self.started else b""
 
     def is_due(self, step_s: float, now: float) -> bool:
         """Whether we, between two inner steps of `step_s` seconds, should offer what we have (`rhythm`)."""
@@ -180,6 +187,14 @@ class Member:
         if not self.membership.discover(peer, now):
             return []
         return self._settle([Send(peer, self._heartbeat())], now)
+
+    def found(self, peer: PeerId, group: bytes | None, now: float) -> list[Effect]:
+        """A record tells of a peer, and of which group it is; None: of none yet."""
+        if not self.started or group in (None, self.group) or peer in self.head.commit.view:
+            return self.discovered(peer, now)
+        assert group is not None
+        self.neighbours.note(peer, group)
+        return []
 
     def applied(self, height: int, version: int, digest: bytes, now: float) -> list[Effect]:
         """The node's outer state now is that of `height`; everybody is told its digest."""
@@ -265,7 +280,7 @@ class Member:
 
     def _is_elsewhere(self, sender: PeerId, beat: Heartbeat) -> bool:
         """Whether a peer is of another group. One that has no state is of none yet; and a member that has not heard yet how our group came to be is of it all the same."""
-        if not self.started or not beat.digest or beat.group == self.head.commit.group:
+        if not self.started or not beat.digest or beat.group == self.group:
             return False
         lags = beat.height < self.head.commit.height and beat.group == self.history.came_from
         return not (lags and self._is_member(sender))
@@ -275,6 +290,7 @@ class Member:
         have not heard how the group became two."""
         if not self._is_member(sender):
             self.membership.forget([sender])
+            self.neighbours.note(sender, beat.group)
         elif beat.height > self.head.commit.height:
             return self.follower.ask([sender], now)
         return []
@@ -379,23 +395,30 @@ class Member:
         effects.append(Apply(certified))
         for peer in commit.view:
             self.membership.expect(peer, now)
+            self.neighbours.forget(peer)
         if commit.half is not None:
-            self.membership.forget(commit.half.view)
-            effects.append(
-                Note(
-                    "group.divided",
-                    {
-                        "height": commit.height,
-                        "group": commit.group.hex(),
-                        "stays": len(commit.view),
-                        "goes": len(commit.half.view),
-                    },
-                )
-            )
+            effects.append(self._parted(commit, commit.half))
         effects += self.attendance.conclude(commit)
         if was_member and not self.in_view:
             effects.append(Note("view.dropped", {"reason": f"not in the view of height {commit.height}"}))
         return effects + self.consensus.next_height(now)
+
+    def _parted(self, commit: Commit, half: Half) -> Note:
+        """Our group has become two."""
+        theirs = half.group if half.turned else chain.turned(self.settings.swarm, commit).group
+        self.membership.forget(half.view)
+        for peer in half.view:
+            self.neighbours.note(peer, theirs)
+        return Note(
+            "group.divided",
+            {
+                "height": commit.height,
+                "group": commit.group.hex(),
+                "view": [p.hex() for p in commit.view],
+                "other": theirs.hex(),
+                "others": [p.hex() for p in half.view],
+            },
+        )
 
     def _heartbeat(self, *, reply: bool = False) -> Heartbeat:
         return msgspec.structs.replace(
@@ -408,7 +431,7 @@ class Member:
             every_s=self._next_in_s,
             reply=reply,
             deaf_to=self.membership.deaf_to(),
-            group=self.head.commit.group if self.started else b"",
+            group=self.group,
         )
 
     @property

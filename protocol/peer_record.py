@@ -44,6 +44,8 @@ class PeerRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True, for
     """One word, for people: joining, training, paused, leaving."""
     admission_token: bytes = b""
     """See `admission`; empty in an open swarm."""
+    group: bytes = b""
+    """Whose history it follows (`chain.Half`), 32 bytes; empty of the first, and before it has any."""
 
     def __post_init__(self) -> None:
         check_range("peer record: number of addresses", len(self.addresses), 0, MAX_ADDRESSES)
@@ -70,3 +72,4 @@ class PeerRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True, for
         if not _STATE.fullmatch(self.state):
             raise ConfigError(f"peer record: state {self.state[:32]!r} is no word of 1 to 16 letters")
         check_length("peer record: admission_token", self.admission_token, 0, 64)
+        check_length("peer record: group", self.group, 0, 32)

@@ -28,11 +28,11 @@ from torch import Tensor
 
 from farflung.node.events import Event
 from farflung.protocol import chain, ledger, messages
-from farflung.protocol.chain import Certified, Commit
+from farflung.protocol.chain import Certified, Commit, PartResult, RoundResult
 from farflung.protocol.envelope import Envelope
 from farflung.protocol.errors import BadSignature
 from farflung.protocol.keys import SIGNATURE_BYTES, PeerId, verify
-from farflung.protocol.messages import Collected, Cut, Forward, Plan, Promise, Voted
+from farflung.protocol.messages import Collected, Cut, Forward, Part, Plan, Promise, Voted
 from farflung.protocol.proposer import plan_id
 from farflung.sims.audit import HONEST_REFUSALS
 from farflung.sims.chronicle import Chronicle, merged, others_blocks, waiting
@@ -43,6 +43,9 @@ from farflung.training.outer import OuterState
 
 KEPT_GRADIENTS = 8
 """Pseudo-gradients remembered of each peer: a plan may be decided some plans later."""
+
+KEPT_MEETINGS = 1024
+"""What they added to the means of parts; until these are committed."""
 
 MEAN_ERROR = 0.03
 """Largest error of a round's mean, relative to the mean, or to what is coded where contributions cancel each other out and leave little: int8 makes one of
@@ -94,6 +97,8 @@ class Judge:
     _counted_once: list[tuple[int, int]] = field(default_factory=list)
     """Samples that commits of all groups have counted."""
     _gradients: dict[int, OrderedDict[tuple[int, ...], Tensor]] = field(default_factory=dict)
+    _met: OrderedDict[tuple[bytes, int], Tensor] = field(default_factory=OrderedDict)
+    """By plan and start of the part, what meetings have added to means."""
     _plans: dict[int, tuple[int, set[str]]] = field(default_factory=dict)
     """By peer, the height of the round that it last sent a contribution for, and the plans under which it did, since it was started."""
     _cuts: Cuts = field(default_factory=Cuts)
@@ -114,6 +119,12 @@ class Judge:
         kept[samples] = gradient.clone()
         while len(kept) > KEPT_GRADIENTS:
             kept.popitem(last=False)
+
+    def on_meeting(self, plan: bytes, part: Part, term: Tensor) -> None:
+        """An owner adds to a mean how another group stands."""
+        self._met[plan, part.start] = term.clone()
+        while len(self._met) > KEPT_MEETINGS:
+            self._met.popitem(last=False)
 
     def on_message(self, sender: PeerId, data: bytes) -> None:
         if data is self._heard or sender in self.swarm.attackers:
@@ -253,11 +264,17 @@ class Judge:
             return
         parts = [slice(part.start, part.stop) for part in commit.round.parts if part.digest]
         got, *coded = (torch.cat([vector[part] for part in parts]) for vector in (mean, *shares))
+        coded.append(torch.cat([self._met_in(commit.round, part) for part in commit.round.parts if part.digest]))
         wanted = torch.stack(coded).sum(dim=0)
         scale = torch.maximum(wanted.norm(), torch.stack(coded).norm())  # errors of contributions are independent
         error = float((got - wanted).norm() / scale.clamp(min=1e-12))
         if error > MEAN_ERROR:
             self.violate(4, f"the mean of round {height} is {error:.1%} off that of its contributors")
+
+    def _met_in(self, round_: RoundResult, part: PartResult) -> Tensor:
+        """What a meeting has added to the mean of a part."""
+        term = self._met.get((round_.plan, part.start))
+        return torch.zeros(part.stop - part.start) if term is None else term
 
     def _shares(self, commit: Commit, parent: Commit) -> list[Tensor] | None:
         """What the contributors sent, weighted by tokens: their sum is the mean. None when the samples they sent are not those that count."""

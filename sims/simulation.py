@@ -150,14 +150,16 @@ class _Run:
         )
         hub.on_delivery = judge.on_delivery
         async with asyncio.TaskGroup() as group:
-            swarm = judge.swarm = Swarm(plan.outfit, hub, group, self._on_event, judge.on_gradient, self._on_crash)
+            swarm = judge.swarm = Swarm(
+                plan.outfit, hub, group, self._on_event, judge.on_gradient, judge.on_meeting, self._on_crash
+            )
             if plan.links is not None:
                 for index, peer in enumerate(swarm.ids):
                     hub.set_link(peer, plan.links(index))
             if plan.nats is not None:
                 for index, peer in enumerate(swarm.ids):
                     hub.set_nat(peer, plan.nats(index))
-            helpers = [group.create_task(self._watch())]
+            helpers = [group.create_task(self._watch()), group.create_task(swarm.look_around())]
             if meddler is not None:
                 helpers.append(group.create_task(_meddle(meddler, swarm)))
             story = group.create_task(self._story(swarm))

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from farflung.node.discovery import LOOK_S
 from farflung.node.door import Doors
 from farflung.node.events import Event, EventLog
 from farflung.node.facilities import Facilities, Facts
@@ -21,6 +22,7 @@ from farflung.node.storage import newest_history
 from farflung.node.terms import Terms
 from farflung.protocol.chain import founded
 from farflung.protocol.keys import PeerId, Signer, short
+from farflung.protocol.messages import Part
 from farflung.sims import clock
 from farflung.sims.attacks import Attack, AttackingNetwork, Backwards
 from farflung.sims.books import Witness
@@ -30,6 +32,9 @@ from farflung.sims.network import MemoryNetwork
 from farflung.sims.processors import Processors
 from farflung.sims.toy import Freezable, MemoryStorage, VirtualDoor
 from farflung.training.coupled import Coupled
+
+MOST_FOUND = 16
+"""Peers that a look finds."""
 
 START_UNIX_S = 1.7e9
 """When every simulation begins, unix seconds."""
@@ -108,6 +113,7 @@ class Swarm:
     group: asyncio.TaskGroup
     on_event: Callable[[int, Event], None]
     on_gradient: Callable[[int, tuple[int, ...], Tensor], None]
+    on_meeting: Callable[[bytes, Part, Tensor], None]
     on_crash: Callable[[int, Exception], None]
     peers: dict[int, Peer] = field(default_factory=dict)
     """Nodes that run."""
@@ -121,6 +127,8 @@ class Swarm:
     labour: list[Labour] = field(init=False)
     slowness: dict[int, float] = field(default_factory=dict)
     """By peer, how many times as long as usual everything takes."""
+    _looks: int = 0
+    """Of peers for others."""
     _lives: Lives = field(init=False)
     _processors: Processors | None = field(init=False, default=None)
     _starting: Processors | None = field(init=False, default=None)
@@ -196,12 +204,13 @@ class Swarm:
         )
         trained_by = learner if "noise" not in attacks else Backwards(learner, learner.coupled)
         peer = ReplicaPeer(outfit.terms, facilities, trained_by)
+        peer.witness_meeting = self.on_meeting
         anchor, history = newest_history(self.disks[index].load_history())
         settings = outfit.terms.settings
         if me == settings.founder and not history:
             history = [founded(settings.swarm, signer, settings.rules)]
             self.disks[index].append_commit(None, history[0])
-        known = [p for p in self.hub.running() if p != me]
+        known = self._some_others(me)
         self.peers[index] = peer
         self.learners[index] = learner
         began = self.hub.now()
@@ -215,6 +224,23 @@ class Swarm:
             if self.peers.get(index) is peer:
                 del self.peers[index]
             await network.close()
+
+    def _some_others(self, me: PeerId) -> list[PeerId]:
+        """Peers that run, as records would name them: all, or some where there are many."""
+        others = [p for p in self.hub.running() if p != me]
+        self._looks += 1
+        first = self._looks * MOST_FOUND % max(1, len(others))
+        return others if len(others) <= MOST_FOUND else [*others[first:], *others[:first]][:MOST_FOUND]
+
+    async def look_around(self) -> None:
+        """Now and then every node finds others in records (`node.discovery.Finder`); until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for index, peer in sorted(self.peers.items()):
+                for other in self._some_others(self.ids[index]):
+                    found = self.peers.get(self.ids.index(other))
+                    if found is not None:
+                        peer.found(other, found.member.group if found.member.standing.digest else None)
 
     def _seconds(self, index: int, name: str) -> float:
         slowness, asleep = self.slowness.get(index, 1.0), self.outfit.asleep

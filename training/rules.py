@@ -180,6 +180,17 @@ def advance_(
         offset += stop - start
 
 
+def halfway(rule: OuterRule) -> float:
+    """The weight of a difference in an update with which the rule, momentum and all, takes outer parameters half of it on: of theta minus another's theta, to the middle between the
+    two (NoLoCo mixes within momentum as well, 2506.10911)."""
+    match rule:
+        case Sgd(lr=lr):
+            return 0.5 / lr
+        case Nesterov(lr=lr, momentum=momentum) | HeavyBall(lr=lr, momentum=momentum):
+            return 0.5 * (1.0 - momentum) / lr
+    return 0.0
+
+
 def _check_lr(lr: float) -> None:
     if lr <= 0:
         raise ValueError(f"outer lr {lr} must be positive")

@@ -135,7 +135,7 @@ def test_peers_are_found_verified_and_written_down(tmp_path: Path) -> None:
             signed.swarm,
             book,
             admits=lambda peer, token: peer != SIGNERS[1].peer_id,
-            discovered=met.append,
+            discovered=lambda peer, group: met.append(peer),
             refused=refused.append,
             heard=lambda: [
                 (SIGNERS[1].peer_id, [ADDRESS], START + 5.0),

@@ -1,0 +1,156 @@
+"""How the groups of a large swarm keep together: now and then, owners of parts mix in how another group stands.
+
+A group is a swarm of its own, with rounds of its own (`protocol.chain.Half`). What keeps all of them at one model are meetings, as in NoLoCo (2506.10911), where pairs of peers meet and
+here pairs of groups do: in every `MEET_EVERY`-th height's round each owner asks a peer of another group for its outer parameters of that part, while contributions come in, and adds
+
+    w (theta - theta'),    w such that the outer step, momentum and all, goes half of the way to theta' (`training.rules.halfway`)
+
+to the mean before it is encoded. The others decode it like any mean, so one group has the same bits everywhere, and no commit says anything of it. Each part may meet
+another group at another version of its own. If nobody answers in time, the part does not meet, and nothing is lost but that.
+
+Of each parameter it moves 16 bits to one peer of the group, for all of it together, where a round moves a few bits to each.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from farflung.node import framing
+from farflung.node.door import Doors
+from farflung.node.learner import Learner
+from farflung.node.network import Network, PeerId, Stream
+from farflung.node.slots import Slots
+from farflung.protocol.errors import Malformed, NetworkError, Refused, RemoteError
+from farflung.protocol.headers import OuterRequest
+from farflung.protocol.messages import Part, Plan
+from farflung.protocol.neighbours import Neighbours
+
+MEET_EVERY = 4
+"""Heights from one meeting to the next."""
+
+BYTES = 2
+"""An element, bf16."""
+
+SHARE = 0.5
+"""Of the time for contributions, which a meeting may take."""
+
+SERVED_AT_ONCE = 4
+"""Other groups' owners; more wait for their turn."""
+
+VERSION_BYTES = 8
+
+KIND = "outer"
+
+
+class Meetings:
+    """See the module."""
+
+    def __init__(
+        self,
+        network: Network,
+        doors: Doors,
+        learner: Learner,
+        neighbours: Neighbours,
+        *,
+        weight: float,  # of a difference in a mean; see `halfway`
+        admission: bytes,  # ours
+        admits: Callable[[PeerId, bytes], bool],
+        version: Callable[[], int],  # of the outer state
+        steady: Callable[[], asyncio.Event],  # set while nothing changes that
+        met: Callable[
+            [bytes, Plan, Part, PeerId, Tensor], None
+        ],  # plan and its name, part, whom, what is added to the mean
+        refused: Callable[[RemoteError], None],
+    ) -> None:
+        self._network = network
+        self._doors = doors
+        self._learner = learner
+        self._neighbours = neighbours
+        self._weight = weight
+        self._admission = admission
+        self._admits = admits
+        self._version = version
+        self._steady = steady
+        self._met = met
+        self._refused = refused
+        self._slots = Slots(SERVED_AT_ONCE)
+
+    # ---- as an owner -------------------------------------------------------------------------------------------
+
+    def is_due(self, plan: Plan) -> bool:
+        """Whether owners meet in this round, if they know whom."""
+        return plan.height % MEET_EVERY == 0 and bool(self._neighbours.groups)
+
+    async def term(self, plan_id: bytes, plan: Plan, part: Part) -> Tensor | None:
+        """What to add to the mean of a part of ours, fp32 [part.stop - part.start]; None where nobody was met."""
+        turn = plan.height // MEET_EVERY + plan.parts.index(part)
+        peer = self._neighbours.choose(turn)
+        if peer is None:
+            return None
+        try:
+            async with asyncio.timeout(SHARE * plan.scatter_s):
+                theirs = await self._ask(peer, part)
+        except (NetworkError, TimeoutError):
+            self._neighbours.forget(peer)  # records tell of others, and of this one again if it is there
+            return None
+        except RemoteError as error:
+            self._neighbours.forget(peer)
+            self._refused(error)
+            return None
+        await self._steady().wait()
+        term = await self._doors.side.run(self._difference, part, theirs)
+        self._met(plan_id, plan, part, peer, term)
+        return term
+
+    async def _ask(self, peer: PeerId, part: Part) -> Tensor:
+        stream = await self._network.open_stream(peer, KIND)
+        try:
+            await framing.write_header(stream, OuterRequest(part.start, part.stop, self._admission))
+            await framing.read_exactly(stream, VERSION_BYTES)
+            data = await framing.read_long_blob(stream, BYTES * (part.stop - part.start))
+        finally:
+            await stream.close()
+        if data is None or len(data) != BYTES * (part.stop - part.start):
+            raise Malformed("other outer parameters than were asked for", peer=peer)
+        theirs = await self._doors.side.run(_decoded, data)
+        if theirs is None:
+            raise Malformed("outer parameters that are no numbers", peer=peer)
+        return theirs
+
+    def _difference(self, part: Part, theirs: Tensor) -> Tensor:
+        return self._learner.outer.params[part.start : part.stop].sub(theirs).mul_(self._weight)
+
+    # ---- for others --------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Tell other groups how ours stands."""
+        self._network.serve(KIND, framing.guarded(self._serve, self._refused, within_s=None))
+
+    async def _serve(self, stream: Stream) -> None:
+        async with asyncio.timeout(framing.STALL_S):
+            request = await framing.read_header(stream, OuterRequest)
+        if not self._admits(stream.peer, request.admission):
+            raise Refused("asks for outer parameters without an invitation", peer=stream.peer)
+        if not request.start < request.stop <= len(self._learner.outer.params):
+            raise Refused(f"asked for elements {request.start} to {request.stop}", peer=stream.peer)
+        async with self._slots.slot(0):
+            await self._steady().wait()
+            version = self._version()
+            data = await self._doors.side.run(_encoded, self._learner.outer.params[request.start : request.stop])
+            await stream.write(version.to_bytes(VERSION_BYTES, "big"), overhead=VERSION_BYTES)
+            await framing.write_long_blob(stream, data)
+
+
+def _encoded(params: Tensor) -> memoryview:
+    data: Any = (
+        params.to(torch.bfloat16).view(torch.uint8).numpy()
+    )  # Any: numpy declares no buffer protocol before 3.12
+    return memoryview(data)
+
+
+def _decoded(data: bytes) -> Tensor | None:
+    values = torch.frombuffer(bytearray(data), dtype=torch.bfloat16).float()
+    return values if bool(values.isfinite().all()) else None
