@@ -14,6 +14,8 @@ A version is named in every envelope, record and manifest; decoders take it from
 * **9**: what is for somebody to whom there is no way goes by way of others; heartbeats say whom their author does not hear.
 * **10**: commits say how many fragments the next round moves at once, and manifests which layers make one.
 * **11**: samples are handed out by the sixteenth of a window at least, so that ledgers stay short.
+* **12**: a full group becomes two: commits say who goes, and which samples each half hands out; heartbeats and peer records say of which group their author is, and owners of
+  parts ask other groups for their outer parameters.
 """
 
 from collections.abc import Iterable
@@ -25,10 +27,10 @@ from farflung.protocol.errors import Malformed, WrongVersion
 from farflung.protocol.keys import PeerId
 from farflung.protocol.wire import Small, decode
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 """What we write."""
 
-SUPPORTED_VERSIONS: tuple[int, ...] = (11,)
+SUPPORTED_VERSIONS: tuple[int, ...] = (12,)
 """What we can read, ascending."""
 
 

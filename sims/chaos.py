@@ -1,6 +1,6 @@
 """Small swarms with toy learners under seeded misfortune: what `make soak` runs by the hundred, and tests meddle with.
 
-One seed draws 3 to 24 peers and a schedule of joins, leaves, kills, pauses, partitions, lost, doubled and late messages, and a calm stretch after it. `brisk` ones are
+In every seventh seed groups of more than three become two. One seed draws 3 to 24 peers and a schedule of joins, leaves, kills, pauses, partitions, lost, doubled and late messages, and a calm stretch after it. `brisk` ones are
 small and short, and go by the ten thousand: 3 to 6 peers with quick steps, hit every few seconds for a minute and a half. Run by hand:
 
     python -m farflung.sims.chaos --kind brisk --seeds 10000 --repeat-every 10   # `make soak`
@@ -97,7 +97,8 @@ def toy_outfit(seed: int, schedule: Schedule, wire: Wire = INT8) -> Outfit:
         rules=Rules(
             ahead=3 * pace.samples_per_step,
             lease=3,
-            max_group=64,
+            max_group=3 if seed % 7 == 6 else 64,
+            divides=True,
             cuts=_cuts(wire, fragments),
             laps=pace.laps,
             total_steps=pace.total_steps,

@@ -478,9 +478,36 @@ class Judge:
         return self.groups[b""].history
 
     @property
+    def newest(self) -> Commit | None:
+        """Of the group that is furthest."""
+        known = [newest for one in self.groups.values() if (newest := one.newest) is not None]
+        return max(known, key=lambda commit: (commit.version, commit.height), default=None)
+
+    @property
+    def tokens(self) -> int:
+        """That the swarm has contributed: what groups have in common counts once."""
+        newest = sum(one.newest.tokens for one in self.groups.values() if one.newest is not None)
+        return newest - sum(one.since.tokens for one in self.groups.values() if one.since is not None)
+
+    @property
+    def members(self) -> int:
+        """Of the newest views of all groups."""
+        return sum(len(one.newest.view) for one in self.groups.values() if one.newest is not None)
+
+    @property
     def rounds(self) -> int:
-        """Newest version of the outer state, of the group that has made the fewest rounds."""
-        return min((newest.version for one in self.groups.values() if (newest := one.newest) is not None), default=0)
+        """Newest version of the outer state."""
+        return 0 if self.newest is None else self.newest.version
+
+    def versions(self) -> dict[bytes, int]:
+        """Newest version of each group that somebody who runs belongs to, and that has not finished."""
+        rules = self.swarm.outfit.terms.settings.rules
+        heads = [peer.member.head.commit for peer in self.swarm.peers.values() if peer.member.started]
+        found: dict[bytes, int] = {}
+        for head in heads:
+            if not rules.finished(head):
+                found[head.group] = max(head.version, found.get(head.group, 0))
+        return found
 
 
 def _gaps(entries: ledger.Ledger) -> list[tuple[int, int]]:

@@ -124,6 +124,7 @@ HEADERS: dict[str, BulkHeader] = {
     "imprinted": headers.Imprinted(128, 1 << 20),
     "exact request": headers.ExactRequest(True, 12, 3),
     "exact header": headers.ExactHeader(DIGEST, 13, 3, True),
+    "outer request": headers.OuterRequest(1024, 2048, b"t" * 64),
 }  # fmt: skip
 PIPELINE: dict[str, PipelineMessage] = {
     "passage": messages.Passage(
@@ -163,7 +164,7 @@ def test_the_committed_bytes_are_read_back(name: str) -> None:
 def test_tags_are_unique() -> None:
     """And never change: they are the kinds of envelopes."""
     tags = {messages.tag(s) for s in ALL.values()}
-    assert tags == {*range(1, 21), 32, *range(64, 80)}
+    assert tags == {*range(1, 21), 32, *range(64, 81)}
 
 
 def test_messages_and_headers_are_not_mixed_up() -> None:
@@ -180,8 +181,8 @@ def test_a_field_of_a_later_version_is_not_ours_to_refuse() -> None:
 
 def test_defaults_may_be_missing() -> None:
     body = msgspec.msgpack.decode(encode(SAMPLES["heartbeat"]))
-    beat = decode(msgspec.msgpack.encode(body[:-3]), peer=FROM)
-    assert (beat.reply, beat.ready_in_s, beat.deaf_to) == (False, 0.0, ())  # type: ignore[union-attr]
+    beat = decode(msgspec.msgpack.encode(body[:-4]), peer=FROM)
+    assert (beat.reply, beat.ready_in_s, beat.deaf_to, beat.group) == (False, 0.0, (), b"")  # type: ignore[union-attr]
 
 
 # ---- damage ---------------------------------------------------------------------------------------------------
