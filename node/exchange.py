@@ -156,7 +156,7 @@ class Exchange:
         self._group = group
         for k, part in enumerate(round_.plan.parts):
             if part.owner == self._network.peer_id and k not in round_.meetings:
-                round_.meetings[k] = self._spawn(round_, self._meetings.term(plan_id, round_.plan, part))
+                round_.meetings[k] = self._spawn(round_, self._meetings.term(plan_id, round_.plan, k))
 
     async def contribute(self, plan_id: bytes) -> None:
         """Encode our pseudo-gradient part by part, and send each part to its owner while the next is being encoded."""

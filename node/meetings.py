@@ -84,10 +84,10 @@ class Meetings:
         """Whether owners meet in this round, if they know whom."""
         return plan.height % MEET_EVERY == 0 and bool(self._neighbours.groups)
 
-    async def term(self, plan_id: bytes, plan: Plan, part: Part) -> Tensor | None:
-        """What to add to the mean of a part of ours, fp32 [part.stop - part.start]; None where nobody was met."""
-        turn = plan.height // MEET_EVERY + plan.parts.index(part)
-        peer = self._neighbours.choose(turn)
+    async def term(self, plan_id: bytes, plan: Plan, k: int) -> Tensor | None:
+        """What to add to the mean of our part `k`, fp32 [stop - start]; None where nobody was met."""
+        part = plan.parts[k]
+        peer = self._neighbours.choose(plan.height // MEET_EVERY + k)
         if peer is None:
             return None
         try:

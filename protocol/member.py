@@ -248,7 +248,8 @@ class Member:
                 pass  # rounds mean nothing to somebody who has no history yet
             case _:
                 effects += self.consensus.receive(sender, message, now)
-        if sender != self.me:  # only now: a message that is refused says nothing, not even that its sender lives
+        # Only now: a message that is refused says nothing, not even that its sender lives. And who is of another group is not heard: it may have told us of the division.
+        if sender != self.me and sender not in self.neighbours.groups:
             effects = [*self._heard(sender, now, via), *effects]
         return effects + self.consensus.step(now)
 
@@ -267,6 +268,7 @@ class Member:
         self.standing.admitted.add(sender)
         if self._is_elsewhere(sender, beat):
             return self._of_another_group(sender, beat, now)
+        self.neighbours.forget(sender)
         known = self.membership.news
         effects = self._heard(sender, now, via, beat)
         if effects and not beat.reply and any(isinstance(e, Note) for e in effects):

@@ -14,6 +14,7 @@ from farflung.node import framing
 from farflung.node.door import Doors
 from farflung.node.exchange import Exchange
 from farflung.node.means import MeanStore
+from farflung.node.meetings import Meetings
 from farflung.node.network import PeerId
 from farflung.node.residuals import Residuals
 from farflung.node.rounds import Round
@@ -21,13 +22,14 @@ from farflung.protocol.errors import NetworkError, RemoteError
 from farflung.protocol.headers import BulkHeader
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.messages import Contributor, Part, Plan, Ready, encode
+from farflung.protocol.neighbours import Neighbours
 from farflung.protocol.settings import FAST_BYTES_PER_S
 from farflung.sims import clock
 from farflung.sims.hub import MemoryHub
 from farflung.sims.links import LinkModel
 from farflung.sims.network import MemoryNetwork
 from farflung.sims.toy import MemoryStorage, ToyLearner, VirtualDoor
-from farflung.training.rules import Nesterov
+from farflung.training.rules import Nesterov, halfway
 
 T = TypeVar("T")
 
@@ -35,6 +37,7 @@ NUMEL = 600
 CODEC = Int8(block=16)
 OUTER = Nesterov(lr=0.7, momentum=0.5)
 PLAN_ID = b"P" * 32
+TOKEN = b"t" * 64
 
 
 def peer(number: int) -> PeerId:
@@ -63,6 +66,23 @@ class Node:
         self.means = MeanStore(self.disk, self.doors.side)
         flat = uniform(CODEC, NUMEL)
         self.residuals = Residuals(self.id, uplink=flat, downlink=flat, spec=FeedbackSpec(), version=lambda: 0)
+        self.neighbours = Neighbours()
+        self.met: list[tuple[bytes, Part, PeerId, torch.Tensor]] = []
+        steady = asyncio.Event()
+        steady.set()
+        self.meetings = Meetings(
+            self.network,
+            self.doors,
+            self.learner,
+            self.neighbours,
+            weight=halfway(OUTER),
+            admission=TOKEN,
+            admits=lambda _, token: token == TOKEN,
+            version=lambda: 7,
+            steady=lambda: steady,
+            met=lambda plan_id, plan, part, whom, term: self.met.append((plan_id, part, whom, term)),
+            refused=self.refused,
+        )
         self.exchange = Exchange(
             self.network,
             self.doors,
@@ -72,6 +92,7 @@ class Node:
             downlink=flat,
             fast_bytes_per_s=FAST_BYTES_PER_S,
             residuals=self.residuals,
+            meetings=self.meetings,
             news=self,
         )
         self.arrived: list[tuple[bytes, int, PeerId]] = []

@@ -9,7 +9,7 @@ import pytest
 from tests.protocol.bus import LAP, RULES, SWARM, WINDOW, certify, history_of, signers
 
 from farflung.protocol import chain
-from farflung.protocol.chain import Certified, Commit, Contribution, PartResult, RoundResult, Rules, Vote
+from farflung.protocol.chain import Certified, Commit, Contribution, Half, PartResult, RoundResult, Rules, Vote
 from farflung.protocol.errors import BadSignature, Refused
 from farflung.protocol.keys import Ed25519Signer
 from farflung.protocol.lap import Lap, Laps
@@ -62,8 +62,8 @@ def test_golden_hashes() -> None:
     )
 
 
-GOLDEN_GENESIS = "411af7c2fac03aff32012595e1a808e10f1a50b2667b40e214db49856edc749d"
-GOLDEN_ROUND = "c522aab074b6a84fc0662536588fcf8dd4ff7c18885d42a49c11f6c3e6b6cc95"
+GOLDEN_GENESIS = "1a28287f452cd2812e4eb88871fac842a984803aa4338f996ff73fb174063ae6"
+GOLDEN_ROUND = "678a3d0c0ae2d0d6fb40b76a537b4468195717fd34aa621f4458f3147f1a68ae"
 
 
 def test_every_field_changes_the_hash() -> None:
@@ -72,6 +72,7 @@ def test_every_field_changes_the_hash() -> None:
         but(commit, height=9), but(commit, parent=b"q" * 32), but(commit, version=9), but(commit, tokens=9),
         but(commit, steps=9), but(commit, lap=9), but(commit, width=2),
         but(commit, view=(A,)), but(commit, left=(A,)), but(commit, ledger=Ledger()), but(commit, round=None), but(commit, lives=(Life(1, 1, A),)),
+        but(commit, group=b"g" * 32), but(commit, half=Half((D,), Ledger())), but(commit, half=Half((D,), Ledger(cursor=1))),
     ]  # fmt: skip
     hashes = {chain.commit_hash(SWARM, c) for c in [commit, *others]} | {chain.commit_hash(b"w" * 32, commit)}
     assert len(hashes) == len(others) + 2
@@ -119,6 +120,69 @@ def test_what_a_change_of_view_does_not_change() -> None:
     assert (commit.version, commit.tokens, commit.round) == (PARENT.version, PARENT.tokens, None)
     assert not commit.ledger.suspended and (commit.steps, commit.lap) == (PARENT.steps, PARENT.lap)
     check(commit)
+
+
+FULL = replace(RULES, max_group=4, divides=True)
+
+
+def divided(stays: tuple[bytes, ...] = (A, C), goes: tuple[bytes, ...] = (B, D)) -> Commit:
+    return follow(result=None, rules=FULL, view=stays, goes=goes)
+
+
+def test_a_full_group_becomes_two_that_go_on_from_one_commit() -> None:
+    commit = divided()
+    check(commit, FULL)
+    assert commit.view == (A, C) and commit.half == Half((B, D), commit.half.ledger) and commit.group == b""  # type: ignore[union-attr]
+    other = chain.turned(SWARM, commit)
+    check(other, FULL)
+    assert other.view == (B, D) and len(other.group) == 32 and other.version == commit.version
+    assert chain.as_decided(other) == commit == chain.as_decided(commit)
+    assert chain.commit_hash(SWARM, other) == chain.commit_hash(SWARM, commit)
+    for peer in (A, B, C, D):
+        own = commit if peer in commit.view else other
+        assert own.ledger.window(peer) == PARENT.ledger.window(peer), "everybody keeps what it holds"
+    for mine in (commit, other):
+        after = chain.successor(SWARM, mine, FULL, view=mine.view, left=(), result=None)
+        chain.check_successor(SWARM, mine, after, FULL, peer=FROM)
+        assert after.group == mine.group and after.half is None and after.ledger.share.stride == 2
+        wrong = commit if mine is other else other
+        with pytest.raises(Refused):
+            chain.check_successor(SWARM, wrong, after, FULL, peer=FROM)
+    again = chain.turned(SWARM, replace_view(other))
+    assert again.group not in (b"", other.group)
+
+
+def replace_view(commit: Commit) -> Commit:
+    """A later division of the same group."""
+    half = Half(commit.view[1:], commit.ledger)
+    return but(commit, height=commit.height + 5, view=commit.view[:1], half=half)
+
+
+@pytest.mark.parametrize(
+    ("stays", "goes", "why"),
+    [
+        ((A, B, C), (D,), "into 3 and 1 members"),
+        ((A,), (B, C, D), "into 1 and 3 members"),
+        ((A, B), (B, C), "both halves"),
+        ((A, B), (C,), "loses members"),
+        ((A, B), (C, WHO[0].peer_id[::-1]), "loses members, or wins some"),
+    ],
+)
+def test_halves_that_are_none_are_refused(stays: tuple[bytes, ...], goes: tuple[bytes, ...], why: str) -> None:
+    with pytest.raises(Refused, match=why):
+        check(divided(stays, goes), FULL)
+
+
+def test_who_may_divide() -> None:
+    for rules in (replace(FULL, divides=False), replace(FULL, max_group=5)):
+        with pytest.raises(Refused, match="must not"):
+            check(divided(), rules)
+    with pytest.raises(Refused, match="must not"):
+        check(but(divided(), round=round_of()), FULL)
+    with pytest.raises(Refused, match="ledger that does not follow"):
+        commit = divided()
+        assert commit.half is not None
+        check(but(commit, half=but(commit.half, ledger=Ledger())), FULL)  # type: ignore[arg-type]
 
 
 def test_the_view_is_sorted() -> None:

@@ -7,20 +7,25 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from farflung.protocol import ledger as ledgers
 from farflung.protocol.ledger import (
     PIECES,
     Ledger,
     Page,
     Place,
+    Share,
     advance,
     count,
+    fresh,
     inherited,
     is_prefix,
     join,
+    num_handed_out,
     num_trained,
     place_of,
+    shared,
     split,
     trace,
     trained_by,
@@ -34,6 +39,12 @@ WINDOW, LEASE = 7, 3
 intervals = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=6).map(
     lambda pairs: tuple((start, start + size) for start, size in pairs)
 )
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that windows cross from one to the next."""
+    monkeypatch.setattr(ledgers, "BLOCK", 5)
 
 
 def numbers(parts: Iterable[tuple[int, int]]) -> list[int]:
@@ -77,6 +88,9 @@ class Swarm(RuleBasedStateMachine):
         self.version = 0
         self.view = {founder}
         self.done: list[int] = []
+        self.elsewhere: list[int] = []
+        """Numbers that went with others where the group was divided."""
+        self.shares: list[tuple[int, Share]] = []
         self.kept: dict[bytes, tuple[int, list[int]]] = {}
         self.ledger = Ledger()
         self.pages: list[Page] = []
@@ -143,12 +157,39 @@ class Swarm(RuleBasedStateMachine):
         gone = data.draw(st.sets(st.sampled_from(sorted(self.view)), max_size=len(self.view) - 1))
         self.step({}, self.view - gone, set())
 
+    @precondition(lambda self: len(self.view) > 1 and len(self.ledger.shares) < 3)
+    @rule(data=st.data())
+    def divide(self, data: st.DataObject) -> None:
+        """Some go with what they hold; we go on as those who stay, or as those who go."""
+        goes = data.draw(st.sets(st.sampled_from(sorted(self.view)), min_size=1, max_size=len(self.view) - 1))
+        before = self.ledger
+        stays, others = shared(before, goes)
+        ours = data.draw(st.booleans())
+        self.ledger, theirs = (stays, others) if ours else (others, stays)
+        self.elsewhere += [n for h in theirs.held for n in numbers(h.intervals)]
+        if not ours:
+            self.elsewhere += [*numbers(before.free), *(n for s in before.suspended for n in numbers(s.intervals))]
+            self.kept = {}
+        self.view = {h.peer for h in self.ledger.held}
+        self.shares.append((before.cursor, self.ledger.share))
+        taken, free = (fresh(ledger.share, before.cursor, 3 * WINDOW)[0] for ledger in (stays, others))
+        assert not {*numbers(taken)} & {*numbers(free)}, "no number is in the share of both"
+        self.step({}, self.view, set())
+
+    def ours(self, number: int) -> bool:
+        """Whether a number was ever to be handed out here."""
+        share = next((share for since, share in reversed(self.shares) if since <= number), None)
+        return share is None or number // ledgers.BLOCK % share.stride == share.place
+
     @invariant()
     def each_number_is_in_one_place(self) -> None:
         ledger = self.ledger
         parts = [h.intervals for h in ledger.held] + [ledger.free] + [s.intervals for s in ledger.suspended]
-        everywhere = sorted(self.done + [n for part in parts for n in numbers(part)])
-        assert everywhere == list(range(ledger.cursor))
+        everywhere = sorted(self.done + self.elsewhere + [n for part in parts for n in numbers(part)])
+        assert everywhere == [n for n in range(ledger.cursor) if self.ours(n)]
+        assert num_handed_out(ledger, 0, ledger.cursor) == len(everywhere)
+        half = ledger.cursor // 3
+        assert num_handed_out(ledger, half, ledger.cursor + 9) == len([n for n in everywhere if n >= half])
 
     @invariant()
     def each_sample_is_found_where_it_is(self) -> None:
@@ -157,16 +198,20 @@ class Swarm(RuleBasedStateMachine):
         where |= {n: Place("free") for n in numbers(ledger.free)}
         where |= {n: Place("held", h.peer) for h in ledger.held for n in numbers(h.intervals)}
         where |= {n: Place("suspended", s.peer) for s in ledger.suspended for n in numbers(s.intervals)}
-        assert {n: place_of(ledger, n) for n in range(ledger.cursor)} == where
+        here = [n for n in range(ledger.cursor) if n in where]
+        assert {n: place_of(ledger, n) for n in here} == where
         assert place_of(ledger, ledger.cursor) == Place("ahead")
         half = ledger.cursor // 2
         for start, stop in ((0, half), (half, ledger.cursor + 5)):
-            assert num_trained(ledger, start, stop) == len([n for n in self.done if start <= n < stop])
+            gone = [*self.done, *self.elsewhere]
+            assert num_trained(ledger, start, stop) == len([n for n in gone if start <= n < stop])
 
     @rule(data=st.data())
     def look_back(self, data: st.DataObject) -> None:
         """The ways of any sample end where it is, pass through no place twice in a row, and tell who trained it."""
         sample = data.draw(st.integers(0, self.ledger.cursor))
+        if self.ledger.shares:
+            return  # a page tells of one group
         since = data.draw(st.integers(0, len(self.pages) - 1))
         ways = trace(self.pages[since:], sample)
         assert ways[0] == (since, place_of(self.pages[since].ledger, sample))

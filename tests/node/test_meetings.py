@@ -1,0 +1,100 @@
+"""Groups meet: an owner mixes in how another group stands, and who cannot be met costs nothing."""
+
+import asyncio
+
+import msgspec
+import pytest
+import torch
+from tests.node.lab import NUMEL, OUTER, PLAN_ID, TOKEN, Lab, in_lab, peer
+
+from farflung.node.meetings import MEET_EVERY
+from farflung.protocol.errors import Malformed, Refused
+from farflung.protocol.messages import Part
+from farflung.training.rules import HeavyBall, Nesterov, Sgd, halfway
+
+
+def vector(seed: int) -> torch.Tensor:
+    return torch.sin(torch.arange(1, NUMEL + 1) * (0.01 * (seed + 1)))
+
+
+@pytest.mark.parametrize(
+    "rule", [Sgd(lr=0.5), Nesterov(lr=0.7, momentum=0.9), HeavyBall(lr=0.3, momentum=0.8, clip=9.0)]
+)
+def test_one_difference_brings_a_rule_half_of_the_way(rule: Sgd | Nesterov | HeavyBall) -> None:
+    """Momentum takes its time."""
+    params, buffers = torch.ones(3), tuple(torch.zeros(3) for _ in range(rule.num_buffers))
+    update = halfway(rule) * (params - 5.0)
+    for _ in range(200):
+        params, buffers = rule.step(params, buffers, update)
+        update = torch.zeros(3)
+    assert params.tolist() == pytest.approx([3.0] * 3, abs=1e-4)
+
+
+def test_an_owner_mixes_in_how_another_group_stands() -> None:
+    async def main(lab: Lab) -> None:
+        a, b, c = lab.nodes
+        a.learner.outer.params.copy_(vector(1))
+        c.learner.outer.params.copy_(vector(2))
+        a.neighbours.note(c.id, b"other")
+        plan = msgspec.structs.replace(lab.plan(owners=[0, 1]), height=2 * MEET_EVERY)
+        assert a.meetings.is_due(plan) and not b.meetings.is_due(plan)
+        assert not a.meetings.is_due(msgspec.structs.replace(plan, height=plan.height + 1))
+        term = await a.meetings.term(PLAN_ID, plan, 0)
+        assert term is not None
+        part = slice(plan.parts[0].start, plan.parts[0].stop)
+        wanted = halfway(OUTER) * (vector(1)[part] - vector(2)[part].bfloat16().float())
+        assert torch.equal(term, wanted)
+        ((plan_id, where, whom, shown),) = a.met
+        assert (plan_id, where, whom) == (PLAN_ID, plan.parts[0], c.id) and torch.equal(shown, term)
+        assert await b.meetings.term(PLAN_ID, plan, 1) is None, "it knows nobody"
+
+    in_lab(3, main)
+
+
+def test_whoever_is_gone_is_forgotten_and_costs_only_the_meeting() -> None:
+    async def main(lab: Lab) -> None:
+        a = lab.nodes[0]
+        a.neighbours.note(peer(9), b"other")
+        plan = lab.plan(owners=[0, 1])
+        assert await a.meetings.term(PLAN_ID, plan, 0) is None
+        assert not a.neighbours.groups and not a.errors and not a.met
+
+    in_lab(2, main)
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "token", "error"),
+    [
+        (0, 600, b"x" * 64, "without an invitation"),
+        (0, 601, TOKEN, "elements 0 to 601"),
+        (5, 5, TOKEN, "elements 5 to 5"),
+    ],
+)
+def test_who_may_not_ask_or_asks_for_what_is_not_there_is_refused(
+    start: int, stop: int, token: bytes, error: str
+) -> None:
+    async def main(lab: Lab) -> None:
+        a, b = lab.nodes
+        a.neighbours.note(b.id, b"other")
+        a.meetings._admission = token
+        plan = msgspec.structs.replace(lab.plan(owners=[0, 1]), parts=(Part(a.id, start, stop),))
+        assert await a.meetings.term(PLAN_ID, plan, 0) is None
+        await b.until(lambda: bool(b.errors))
+        (refusal,) = b.errors
+        assert isinstance(refusal, Refused) and refusal.peer == a.id and error in refusal.reason
+
+    in_lab(2, main)
+
+
+def test_what_is_no_number_is_refused() -> None:
+    async def main(lab: Lab) -> None:
+        a, b = lab.nodes
+        b.learner.outer.params[7] = float("nan")
+        a.neighbours.note(b.id, b"other")
+        plan = lab.plan(owners=[0, 1])
+        assert await a.meetings.term(PLAN_ID, plan, 0) is None
+        (refusal,) = a.errors
+        assert isinstance(refusal, Malformed) and refusal.peer == b.id and not a.neighbours.groups
+        await asyncio.sleep(0)
+
+    in_lab(2, main)

@@ -1,0 +1,143 @@
+"""Groups of a swarm: a full one becomes two, and who is of another is no business of ours, but to meet."""
+
+from dataclasses import replace
+
+import pytest
+from tests.protocol.alone import BY_ID, HEAD, IDS, INSIDE, PAST, RULES, WHO, of, sends
+from tests.protocol.bus import SWARM, beat, certify, new_member, state_digest
+
+from farflung.protocol import chain, messages
+from farflung.protocol.chain import Commit
+from farflung.protocol.effects import Note
+from farflung.protocol.limits import MAX_NEIGHBOURS
+from farflung.protocol.member import Member
+from farflung.protocol.messages import Heartbeat
+from farflung.protocol.neighbours import Neighbours
+from farflung.protocol.planning import Divide, Situation, StartRound, Wait, decide
+
+FULL = replace(RULES, rules=replace(RULES.rules, max_group=4, divides=True))
+STRANGER = WHO[4].peer_id
+
+
+def member(me: bytes) -> Member:
+    """Of a full group, all of which it has heard."""
+    made = new_member(BY_ID[me], FULL)
+    made.membership.state = "training"
+    made.begin(None, PAST, 0.0)
+    made.applied(HEAD.height, HEAD.version, state_digest(HEAD.version), 0.0)
+    for peer in IDS:
+        if peer != me:
+            made.receive(peer, said(HEAD), 0.0)
+    return made
+
+
+def said(commit: Commit, **changes: object) -> Heartbeat:
+    """By somebody who is there."""
+    values: dict[str, object] = dict(
+        height=commit.height, version=commit.version, digest=state_digest(commit.version), group=commit.group
+    )
+    return beat(**{**values, **changes})
+
+
+STAYS, GOES = (IDS[0], IDS[2]), (IDS[1], IDS[3])
+SPLIT = chain.successor(SWARM, HEAD, FULL.rules, view=STAYS, left=(), result=None, goes=GOES)
+OTHER = chain.turned(SWARM, SPLIT)
+CERTIFIED = certify(SPLIT, INSIDE[:3])
+TURNED = certify(OTHER, INSIDE[:3])
+
+
+@pytest.mark.parametrize("told", [CERTIFIED, TURNED], ids=["as decided", "as those who go see it"])
+@pytest.mark.parametrize("me", IDS)
+def test_everybody_goes_on_in_its_own_half_whoever_tells_it(me: bytes, told: chain.Certified) -> None:
+    one = member(me)
+    effects = one.receive(IDS[0] if me != IDS[0] else IDS[1], messages.Committed(told), 1.0)
+    mine, others = (STAYS, GOES) if me in STAYS else (GOES, STAYS)
+    assert one.head.commit.view == mine and one.in_view
+    assert one.group == (b"" if me in STAYS else OTHER.group)
+    assert set(one.membership.peers) & set(others) == set() and set(one.neighbours.groups) == set(others)
+    (note,) = (n for n in of(effects, Note) if n.event == "group.divided")
+    assert note.fields["view"] == [p.hex() for p in mine] and note.fields["others"] == [p.hex() for p in others]
+    assert {s.to for s in sends(one.tick(20.0), Heartbeat)} <= {*mine, STRANGER}
+
+
+def test_who_is_of_another_group_is_not_greeted_counted_on_or_let_in() -> None:
+    one = member(IDS[0])
+    one.receive(IDS[2], messages.Committed(CERTIFIED), 1.0)
+    for peer in (IDS[1], STRANGER):
+        assert one.receive(peer, said(OTHER), 2.0) == []
+        assert peer not in one.membership.peers and one.neighbours.groups[peer] == OTHER.group
+    assert one.standing.joiners() == ()
+    one.receive(STRANGER, said(OTHER, digest=b""), 3.0)
+    assert STRANGER in one.membership.peers, "it has lost its state, and may come in anywhere"
+
+
+def test_a_member_that_has_not_heard_of_the_division_is_one_all_the_same() -> None:
+    one = member(IDS[1])
+    one.receive(IDS[0], messages.Committed(CERTIFIED), 1.0)
+    late = one.receive(IDS[3], said(HEAD), 2.0)
+    assert one.membership.alive(IDS[3]) and one.membership.heartbeat(IDS[3]) is not None
+    assert not [e for e in late if isinstance(e, Note)]
+    one.receive(IDS[3], said(SPLIT, height=SPLIT.height + 1), 3.0)
+    assert one.membership.heartbeat(IDS[3]).height == HEAD.height, "it has gone over to the others, and is silent to us"  # type: ignore[union-attr]
+
+
+def test_one_that_was_away_asks_whoever_is_ahead_of_it_in_another_group() -> None:
+    one = member(IDS[1])
+    asked = sends(one.receive(IDS[3], said(OTHER), 10.0), messages.GetCommits)
+    assert [send.to for send in asked] == [IDS[3]]
+    after = chain.successor(SWARM, OTHER, FULL.rules, view=GOES, left=(), result=None)
+    answer = messages.Commits(HEAD, (TURNED, certify(after, [w for w in INSIDE if w.peer_id in GOES])))
+    one.receive(IDS[3], answer, 10.5)
+    assert one.head.commit == after and one.group == OTHER.group
+    other = member(IDS[0])
+    other.receive(IDS[3], answer, 10.5)
+    assert other.head.commit == SPLIT, "what follows is not of its group"
+
+
+def situation(**changes: object) -> Situation:
+    values: dict[str, object] = dict(
+        view=tuple(IDS), live=frozenset(IDS), holders=frozenset(IDS), left=frozenset(), gone=frozenset(), readies={},
+        awaited=frozenset(IDS), joiners=(STRANGER,), hold_s=0.0, min_contributors=1, max_group=4, divides=True,
+        patience_left_s=5.0, finished=False,
+    )  # fmt: skip
+    return Situation(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_a_full_group_divides_when_somebody_waits() -> None:
+    found = decide(situation())
+    assert isinstance(found, Divide) and len(found.stays) == len(found.goes) == 2
+    assert "all 4 places are taken" in found.reason
+    for changes in (
+        {"joiners": ()},
+        {"divides": False},
+        {"max_group": 5, "joiners": ()},
+        {"min_contributors": 3},
+        {"finished": True},
+    ):
+        assert isinstance(decide(situation(**changes)), Wait), changes
+
+
+def test_halves_have_their_share_of_who_can_vote() -> None:
+    live = frozenset(IDS[:3])
+    found = decide(situation(live=live, holders=live))
+    assert isinstance(found, Divide) and len(live & {*found.stays}) == 2 and len(live & {*found.goes}) == 1
+    ready = {p: messages.Ready(100, 1, 0.0, 0.0, 10) for p in IDS}
+    assert isinstance(decide(situation(readies=ready, awaited=frozenset())), StartRound), "rounds come first"
+    three = tuple(sorted([*IDS, STRANGER, b"x" * 32]))
+    found = decide(situation(view=three, max_group=6, live=frozenset(three), holders=frozenset(three[:4])))
+    assert isinstance(found, Divide) and all(len({*half} & {*three[:4]}) == 2 for half in (found.stays, found.goes))
+
+
+def test_neighbours_are_met_group_by_group() -> None:
+    known = Neighbours()
+    assert known.choose(3) is None
+    for number in range(6):
+        known.note(bytes([number]) * 32, b"one" if number < 4 else b"two")
+    met = [known.choose(turn) for turn in range(8)]
+    assert [known.groups[peer] for peer in met if peer] == [b"one", b"two"] * 4
+    assert len(set(met)) == 6, "all of the larger group, and both of the smaller"
+    known.forget(met[0] or b"")
+    assert met[0] not in known.groups
+    for number in range(2 * MAX_NEIGHBOURS):
+        known.note(number.to_bytes(32, "big"), b"many")
+    assert len(known.groups) == MAX_NEIGHBOURS
