@@ -167,6 +167,7 @@ class NodeInside:
 
     async def _answer_status(self, args: Answer) -> Answer:
         self.status.reason = self._peer.state_reason or self.status.reason
+        self.status.group, self.status.group_members = self._peer.member.group.hex(), len(self._view())
         if (serving := self._peer.serving) is not None:
             self.status.stage, self.status.stage_peers = serving.stage, list(serving.stage_peers)
         answer: dict[str, Any] = msgspec.to_builtins(self.status)

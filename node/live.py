@@ -128,6 +128,9 @@ def panel(status: NodeStatus) -> Panel:
     if status.lost:
         who = "other stages" if status.stage == 0 else "data nodes"
         facts.add_row("lost", Text(f"{status.lost}, or the {who} begin the stage anew", style="bold red"))
+    if status.group or status.met:
+        name = f"group {status.group[:12]}" if status.group else "the first group"
+        facts.add_row("group", f"{status.group_members} members of {name} · has met another {status.met:,} times")
     if status.owed is not None:
         facts.add_row("feedback", f"{status.owed:.2f} of the last update's norm was kept for later rounds")
     if status.next_sync_s is not None:
@@ -177,6 +180,8 @@ def line(event: dict[str, Any]) -> str | None:
                 said += f", {event['owed']:.2f} of our update's norm kept for later"
         case "round.missed":
             said = f"round {event['round']} missed: {event['reason']}"
+        case "group.divided":
+            said = f"the group was full and is two now: this node is one of {len(event['view'])}, {len(event['others'])} are in the other"
         case "stage.alarm":
             said = f"ALARM: {_alarm(event['replicas'])}" if event["replicas"] else "every stage has two peers or more"
         case "stage.lost" if event["reason"]:

@@ -133,6 +133,12 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     """Of a data node: what its last trial of a stage that was begun anew came to; empty before the first."""
     recovered: list[BegunAnew] = []
     """By stage, those that were lost."""
+    group: str = ""
+    """Of the swarm, that this node is in: hex; empty: its first."""
+    group_members: int = 0
+    """Who may vote there, as of the last commit; 0 when unknown."""
+    met: int = 0
+    """Parts of rounds into which this node has mixed how another group stands."""
     refused: int = 0
     """Bad messages, streams and records of others."""
     last_refused: str = ""
@@ -170,6 +176,12 @@ class NodeStatus(msgspec.Struct, kw_only=True):
                 self.last_round_s = event["seconds"]
                 if event["owed"] is not None:
                     self.owed = event["owed"]
+            case "group.divided":
+                self.group, self.group_members = event["group"], len(event["view"])
+            case "group.met":
+                self.met += 1
+            case "view.commit":
+                self.group_members = len(event["view"])
             case "round.missed":
                 self.phase = ""
                 self.rounds_missed += 1

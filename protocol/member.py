@@ -414,7 +414,6 @@ class Member:
         return Note(
             "group.divided",
             {
-                "height": commit.height,
                 "group": commit.group.hex(),
                 "view": [p.hex() for p in commit.view],
                 "other": theirs.hex(),

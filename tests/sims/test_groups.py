@@ -1,0 +1,58 @@
+"""Swarms that are too large for one group, under virtual time, with the judge over all of them."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from tests.sims.test_chaos import quiet
+
+from farflung.sims.chaos import Wire, toy_outfit
+from farflung.sims.faults import Heal, Kill, Partition, Schedule, Start
+from farflung.sims.simulation import Plan, Report, simulate
+
+STEP_S = (0.7, 1.0, 1.3, 1.6, 0.9, 1.2, 0.8, 1.5, 1.1, 1.4, 0.75, 1.05)
+
+
+def run(schedule: Schedule, max_group: int = 4, seed: int = 1) -> Report:
+    """With groups of so many at most."""
+    outfit = toy_outfit(seed, schedule, Wire(step_s=STEP_S, fragments=1))
+    rules = replace(outfit.terms.settings.rules, max_group=max_group, divides=True)
+    terms = replace(outfit.terms, settings=replace(outfit.terms.settings, rules=rules))
+    return simulate(
+        Plan(seed=seed, schedule=schedule, outfit=replace(outfit, terms=terms), calm_s=60.0, exact_means=True),
+        keep=True,
+    )
+
+
+def told(report: Report, kind: str) -> list[dict[str, object]]:
+    return [json.loads(line[line.index("{") :]) for line in report.events if f" {kind} " in line]
+
+
+def test_a_swarm_of_twelve_is_several_groups_of_four_that_meet() -> None:
+    report = run(quiet(12, duration_s=200.0))
+    assert report.violations == [] and report.members == 12
+    groups = {event["group"] for event in told(report, "group.divided")}
+    assert len(groups) >= 4 and "" in groups
+    assert len(told(report, "group.met")) > 50
+
+
+def test_whoever_was_away_when_its_group_became_two_finds_its_half() -> None:
+    """Peer 1 is killed as a member of the first group, and comes back to two."""
+    starts = [Start(at=0.5 * peer, peer=peer) for peer in range(4)]
+    faults = (*starts, Kill(at=20.0, peer=1), Start(at=24.0, peer=4), Start(at=70.0, peer=1))
+    report = run(Schedule(num_peers=5, duration_s=160.0, faults=faults))
+    assert report.violations == [] and report.members == 5
+    assert len({event["group"] for event in told(report, "group.divided")}) <= 2
+
+
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_parts_of_groups_that_do_not_hear_each_other_find_together_again(seed: int) -> None:
+    faults = (
+        Partition(at=60.0, groups=((0, 3, 5, 8), (1, 2, 4, 6, 7))),
+        Heal(at=90.0),
+        Kill(at=120.0, peer=2),
+        Start(at=140.0, peer=2),
+    )
+    report = run(quiet(9, *faults, duration_s=260.0), max_group=3, seed=seed)
+    assert report.violations == []
+    assert len({event["group"] for event in told(report, "group.divided")}) >= 3
