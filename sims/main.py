@@ -67,10 +67,10 @@ def bench_overlap(as_json: Json = False) -> None:
 
 @bench_app.command("unequal")
 def bench_unequal(as_json: Json = False) -> None:
-    """Peers of speeds 1, 0.7, 0.4 and 0.2: how much of its time each computes, beside waiting for the slowest: five minutes."""
-    from farflung.sims.bench_unequal import run_unequal
+    """Peers of speeds 1, 0.7, 0.4 and 0.2: how much of its time each computes, beside waiting for the slowest: five minutes. Fails when a goal is missed."""
+    from farflung.sims.bench_unequal import missed, run_unequal
 
-    run_unequal(as_json=as_json)
+    _fail_if(missed(run_unequal(as_json=as_json)))
 
 
 @bench_app.command("churn")
