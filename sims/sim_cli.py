@@ -112,9 +112,9 @@ def sim_bandwidth(
 @sim_app.command("report")
 def sim_report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders of runs; several are compared.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The page; its figures go beside it as JSON.")] = Path(
-        "report.html"
-    ),
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="The page, NAME.html; its figures go beside it, as NAME.report.json.")
+    ] = Path("report.html"),
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write a Chrome trace, for ui.perfetto.dev.")
     ] = None,
@@ -122,9 +122,10 @@ def sim_report(
 ) -> None:
     """Tell of runs of nodes, real or simulated, in one page that fetches nothing."""
     from farflung.protocol.errors import ConfigError
-    from farflung.sims.report import load_scenes, write_report
+    from farflung.sims.report import check_names, load_scenes, write_report
     from farflung.sims.trace import write_trace
 
+    check_names(out, trace, printed=as_json)
     try:
         scenes = load_scenes(runs)
     except ConfigError as error:

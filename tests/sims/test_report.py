@@ -23,7 +23,7 @@ from farflung.sims.facts import (
 )
 from farflung.sims.main import app
 from farflung.sims.plots_time import window
-from farflung.sims.report import load_scenes, render, report_folder
+from farflung.sims.report import check_names, load_scenes, render, report_folder
 from farflung.sims.report_run import reason_letters
 from farflung.sims.scene import Scene, smooth
 from farflung.sims.series import MOST_ROWS, POINTS, series_of
@@ -210,7 +210,7 @@ def test_several_runs_side_by_side(folder: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
-    written = json.loads((tmp_path / "both.json").read_text())
+    written = json.loads((tmp_path / "both.report.json").read_text())
     assert all(one.pop("series") for one in written.values()) and told == written and len(told) == 2
     page = (tmp_path / "both.html").read_text()
     assert all(label in page for label in told) and "2 runs compared" in page
@@ -222,6 +222,48 @@ def test_several_runs_side_by_side(folder: Path, tmp_path: Path) -> None:
 def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["sim", "report", str(tmp_path)], env={"COLUMNS": "300"})
     assert result.exit_code == 2 and "holds no run" in result.output
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        (["--out", "run.json"], "a page ends in .html"),
+        (["--out", "events.jsonl"], "a page ends in .html"),
+        (["--trace", "run.json"], "not called as a run's own"),
+        (["--trace", "node-1/events.jsonl"], "a trace ends in .json"),
+        (["--out", "z.html", "--trace", "z.report.json"], "the page's figures are written there"),
+    ],
+)
+def test_a_report_takes_the_place_of_nothing_that_a_run_is_told_from(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: list[str], said: str
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    monkeypatch.chdir(copy)
+    before = {file: file.read_bytes() for file in copy.rglob("*") if file.is_file()}
+    result = CliRunner().invoke(app, ["sim", "report", ".", *named])
+    assert result.exit_code == 2 and said in result.output
+    assert {file: file.read_bytes() for file in copy.rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["run", "result"])
+def test_figures_are_not_called_as_files_of_a_run(folder: Path, tmp_path: Path, name: str) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    (copy / "result.json").write_text('{"passed": true}')
+    before = (copy / "run.json").read_bytes()
+    assert CliRunner().invoke(app, ["sim", "report", str(copy), "--out", str(copy / f"{name}.html")]).exit_code == 0
+    assert (copy / "run.json").read_bytes() == before and (copy / "result.json").read_text() == '{"passed": true}'
+    assert json.loads((copy / f"{name}.report.json").read_text())["rounds_committed"] == ROUNDS
+
+
+def test_what_is_printed_is_not_mixed_with_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "report.json").open("w") as redirected:
+        monkeypatch.setattr("sys.stdout", redirected)
+        with pytest.raises(ConfigError, match="send what --json prints to another file"):
+            check_names(tmp_path / "report.html", None, printed=True)
+        check_names(tmp_path / "report.html", None, printed=False)
+        check_names(tmp_path / "other.html", None, printed=True)
 
 
 def test_the_trace_has_every_span(folder: Path) -> None:
