@@ -37,6 +37,7 @@ from farflung.sims.costs import PASSES, Costs, write_costs
 from farflung.sims.facts import load_events
 from farflung.sims.local_node import CALLS
 from farflung.sims.local_run import found_locally, start_seconds, step_seconds
+from farflung.sims.outputs import check_outputs
 from farflung.sims.scenario import Scenario, parse_scenario
 from farflung.sims.scenario_plan import prepare, read_scenario
 from farflung.sims.simulation import simulate
@@ -96,11 +97,10 @@ class Run:
 
 def run_calibrate(*, as_json: bool = False, out: Path | None = None) -> dict[str, Any]:
     """Measure, show, write the costs as TOML to `out`. Raises BenchError, ConfigError, NodeFailed."""
+    check_outputs(files=[out])
     console = Console(stderr=as_json)
     costs, told = calibrate(console)
     text = write_costs(costs)
-    if out is not None:
-        out.write_text(text, encoding="utf-8")
     result = {"costs": msgspec.to_builtins(costs), "seen": told}
     if as_json:
         sys.stdout.write(json.dumps(result, indent=2) + "\n")
@@ -108,6 +108,8 @@ def run_calibrate(*, as_json: bool = False, out: Path | None = None) -> dict[str
         console.print(text, markup=False, highlight=False)
         for name, value in told.items():
             console.print(f"# {name} = {value}", markup=False, highlight=False, style="dim")
+    if out is not None:
+        out.write_text(text, encoding="utf-8")
     return result
 
 

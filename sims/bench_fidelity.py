@@ -24,6 +24,7 @@ from farflung.sims.bench_calibrate import calibrate
 from farflung.sims.check import Check, machine
 from farflung.sims.costs import load_costs
 from farflung.sims.local_run import count_cores, run_local
+from farflung.sims.outputs import check_outputs
 from farflung.sims.scenario import find_scenario
 from farflung.sims.sim_result import Result
 from farflung.sims.sim_run import run_scenario
@@ -38,6 +39,7 @@ def run_fidelity(
     scenario: str, *, costs: Path | None = None, page: Path | None = None, as_json: bool = False
 ) -> dict[str, Any]:
     """Calibrate (or take `costs`, a file of an earlier calibration), play, compare, show. Raises ConfigError, BenchError, NodeFailed, OSError."""
+    check_outputs(folders=[page])
     find_scenario(scenario)  # what is not there should be told of before minutes of measuring
     console = Console(stderr=as_json)
     if costs is None:
@@ -51,13 +53,12 @@ def run_fidelity(
     console.print(f"{scenario}, under virtual time", style="dim")
     virtual = run_scenario(scenario, seed=None, out=None, quiet=as_json, costs=shared)
     found = compared(local, virtual) | {"costs": msgspec.to_builtins(shared), "local": local, "virtual": virtual}
-    if page is not None:
-        page.mkdir(parents=True, exist_ok=True)
-        (page / PAGE).write_text("\n".join(lines(scenario, found)) + "\n", encoding="utf-8")
     if as_json:
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
     else:
         _show(found, console)
+    if page is not None:
+        (page / PAGE).write_text("\n".join(lines(scenario, found)) + "\n", encoding="utf-8")
     return found
 
 

@@ -22,6 +22,7 @@ from farflung.node.paths import resolve_paths
 from farflung.sims import quality_train
 from farflung.sims.bench_codec import one_thread
 from farflung.sims.kept import Kept
+from farflung.sims.outputs import check_outputs
 from farflung.sims.quality_making import make, processes, products_in_tf32
 from farflung.sims.quality_methods import Method, by_names
 from farflung.sims.quality_rows import Row, references, rows
@@ -63,6 +64,7 @@ def run_quality(
     compared = references(asked)
     methods = compared + [method for method in asked if method not in compared]
     console = Console(stderr=as_json)
+    check_outputs(files=[out], folders=[page])
     kept = Kept(out, lambda entry: Outcome(**entry))
     kernels.prepare(resolve_paths().cache / "kernels")
     with one_thread() if tier.device == "cpu" else products_in_tf32():

@@ -1,11 +1,20 @@
 """`farflung sim …`: swarms of real nodes, under virtual time and as processes, and the calculators beside them."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from farflung.node.flags import Json, print_json
+
+
+def finite(value: float | None) -> float | None:
+    """Of an option: neither nan nor infinity, of which nothing can be planned."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number that can be reached")
+    return value
+
 
 sim_app = typer.Typer(help="Simulate swarms: the node's own code under virtual time.", no_args_is_help=True)
 
@@ -37,7 +46,9 @@ def sim_local(
     scenario: Annotated[str, typer.Argument(help="A .toml file, or the name of a scenario that comes with farflung.")],
     seed: Annotated[int | None, typer.Option(min=0, help="In the place of the file's.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the log and the result here.")] = None,
-    minutes: Annotated[float | None, typer.Option(min=0.2, help="End after so long, whatever the file says.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.2, callback=finite, help="End after so long, whatever the file says.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Play a scenario with real node processes on this machine, in real time. Exit code 1: violated, or not what the file expects."""
@@ -66,7 +77,9 @@ def sim_list(as_json: Json = False) -> None:
 def sim_fuzz(
     seeds: Annotated[int, typer.Option(min=1, help="How many scenarios to draw.")] = 20,
     first: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
-    minutes: Annotated[float | None, typer.Option(min=0.0, help="Begin no seed after so long.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.0, callback=finite, help="Begin no seed after so long.")
+    ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for what fails.")] = Path("farflung-fuzz"),
     as_json: Json = False,
 ) -> None:
@@ -122,7 +135,8 @@ def sim_report(
 ) -> None:
     """Tell of runs of nodes, real or simulated, in one page that fetches nothing."""
     from farflung.protocol.errors import ConfigError
-    from farflung.sims.report import check_names, load_scenes, write_report
+    from farflung.sims.outputs import check_outputs
+    from farflung.sims.report import check_names, figures_file, load_scenes, write_report
     from farflung.sims.trace import write_trace
 
     check_names(out, trace, printed=as_json)
@@ -130,6 +144,7 @@ def sim_report(
         scenes = load_scenes(runs)
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from error
+    check_outputs(files=[out, figures_file(out), trace])
     figures = write_report(scenes, out)
     if trace is not None:
         write_trace(scenes, trace)

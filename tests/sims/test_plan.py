@@ -140,6 +140,7 @@ def test_a_trace_that_cannot_be_written_is_refused_before_planning(
         raise AssertionError("planned")
 
     monkeypatch.setattr(pipeline_run, "compare", plans)
-    args = ["sim", "plan", "--trace", str(tmp_path / "nowhere" / "trace.json")]
+    (tmp_path / "file").touch()
+    args = ["sim", "plan", "--trace", str(tmp_path / "file" / "trace.json")]
     result = CliRunner().invoke(app, args, env={"COLUMNS": "300"})
-    assert result.exit_code == 2 and "No such file" in result.output
+    assert result.exit_code == 2 and "cannot be written" in result.output
