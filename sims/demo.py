@@ -46,6 +46,7 @@ from farflung.sims.facts import (
     save_run,
 )
 from farflung.sims.last_ledger import last_ledger
+from farflung.sims.outputs import check_outputs
 from farflung.sims.report import report_folder
 from farflung.sims.solo import best_run, train_alone
 from farflung.training.model import Decoder
@@ -109,7 +110,12 @@ SOLO_LOOKS = 3
 """Rounds' worth of steps between two evaluations of a worker alone."""
 
 DRAW_S = 0.25
-FOLDERS = ("nodes", "model", "run.json", "report.html", "report.json", "demo.toml")
+MARK = ".farflung-demo"
+"""The first file of a demo's folder: without it nothing there is removed, whatever it is called."""
+
+MARKED = "Made by `farflung demo`, which removes all that is here when it is run again.\n"
+
+FOLDERS = (MARK, "nodes", "model", "run.json", "report.html", "report.json", "demo.toml")
 """What the demo writes; what it removes of an earlier demo."""
 
 TOML = f"""\
@@ -367,13 +373,20 @@ def _clear(out: Path) -> None:
     """Make room: an earlier demo's files go, anybody else's are respected."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is no folder; give another one with --out")
-    if out.exists():
-        strangers = [child.name for child in out.iterdir() if child.name not in FOLDERS]
-        if strangers:
-            raise ConfigError(f"{out} holds {strangers[0]}, which is no demo's; give another folder with --out")
-        for child in out.iterdir():
-            shutil.rmtree(child) if child.is_dir() else child.unlink()
-    (out / "nodes").mkdir(parents=True)
+    check_outputs(folders=[out])
+    found = list(out.iterdir())
+    strangers = [child.name for child in found if child.name not in FOLDERS]
+    if strangers:
+        raise ConfigError(f"{out} holds {strangers[0]}, which is no demo's; give another folder with --out")
+    if found and not (out / MARK).is_file():
+        raise ConfigError(
+            f"{out} was not made by a demo, for it has no {MARK}; empty it, or give another folder with --out"
+        )
+    for child in found:
+        if child.name != MARK:
+            shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
+    (out / MARK).write_text(MARKED, encoding="utf-8")
+    (out / "nodes").mkdir()
 
 
 def _plan(began: float, minutes: float) -> Budget:

@@ -43,13 +43,32 @@ def test_only_a_demos_own_files_are_removed(tmp_path: Path) -> None:
     (out / "run.json").write_text("{}")
     (out / "nodes" / "old").touch()
     demo._clear(out)
-    assert [p.name for p in out.rglob("*")] == ["nodes"]
+    assert sorted(p.name for p in out.rglob("*")) == [demo.MARK, "nodes"]
     (out / "thesis.tex").touch()
     with pytest.raises(ConfigError, match=r"thesis\.tex, which is no demo's"):
         demo._clear(out)
     assert (out / "thesis.tex").exists()
     with pytest.raises(ConfigError, match="give another one with --out"):
         demo._clear(out / "thesis.tex")
+
+
+@pytest.mark.parametrize("name", ["model/weights.pt", "nodes/list.txt", "report.html"])
+def test_what_is_called_as_a_demos_files_is_only_removed_from_a_demos_folder(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("of years")
+    with pytest.raises(ConfigError, match="was not made by a demo"):
+        demo._clear(tmp_path)
+    assert file.read_text() == "of years" and [p.name for p in tmp_path.iterdir()] == [Path(name).parts[0]]
+
+
+def test_a_link_in_a_demos_folder_goes_without_what_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").touch()
+    demo._clear(tmp_path / "out")
+    (tmp_path / "out" / "model").symlink_to(tmp_path / "kept")
+    demo._clear(tmp_path / "out")
+    assert (tmp_path / "kept" / "file").exists() and not (tmp_path / "out" / "model").exists()
 
 
 def node(tmp_path: Path, number: int, events: list[dict[str, object]]) -> DemoNode:
