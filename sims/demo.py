@@ -30,7 +30,6 @@ from farflung.node import daemon
 from farflung.node.events import Event, read_events
 from farflung.node.options import CreatedSwarm, CreateOptions, ExportOptions
 from farflung.node.recipe import Recipe, read_recipe
-from farflung.node.runner import run_loop
 from farflung.node.storage import FileStorage
 from farflung.protocol.errors import ConfigError, LocalError
 from farflung.protocol.manifest import open_manifest
@@ -49,6 +48,7 @@ from farflung.sims.last_ledger import last_ledger
 from farflung.sims.outputs import check_outputs
 from farflung.sims.report import report_folder
 from farflung.sims.solo import best_run, train_alone
+from farflung.sims.told_to_end import run_until_told
 from farflung.training.model import Decoder
 from farflung.training.sample import Sampling, sample_text
 from farflung.training.tokenizer import ByteTokenizer
@@ -195,12 +195,12 @@ def run_demo(out: Path, *, minutes: float, quiet: bool) -> dict[str, Any]:
     """Run the whole demo into the folder `out`; returns the figures of `summary.summarise`. Blocks.
 
     Raises ConfigError (the folder holds something else), NodeFailed (a node ended that should not), SoloFailed (a worker that trains alone
-    did), DemoStuck (something took far longer than it may).
+    did), DemoStuck (something took far longer than it may); SystemExit when told to end, with all nodes gone.
     """
     _clear(out)
     story = Story()
     view = DemoView(story, None if quiet else Console())
-    run_loop(_with_view(_play(out.absolute(), minutes, story), view))
+    run_until_told(_with_view(_play(out.absolute(), minutes, story), view))
     figures = report_folder(out)
     text = (out / "model" / "sample.txt").read_text(encoding="utf-8")
     view.finish(figures, str(out / "report.html"), str(out / "model"), text)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 import time
@@ -71,6 +72,32 @@ def test_a_link_in_a_demos_folder_goes_without_what_it_leads_to(tmp_path: Path) 
     assert (tmp_path / "kept" / "file").exists() and not (tmp_path / "out" / "model").exists()
 
 
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGHUP])
+def test_a_demo_that_is_told_to_end_ends_its_nodes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: signal.Signals
+) -> None:
+    ended = False
+
+    async def play(*_: object) -> None:
+        nonlocal ended
+        os.kill(os.getpid(), kind)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)
+            ended = True
+
+    monkeypatch.setattr(demo, "_play", play)
+    before = signal.signal(kind, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit) as end:
+            demo.run_demo(tmp_path / "out", minutes=1.0, quiet=True)
+        assert signal.getsignal(kind) is signal.SIG_DFL
+    finally:
+        signal.signal(kind, before)
+    assert ended and end.value.code == 128 + kind
+
+
 def node(tmp_path: Path, number: int, events: list[dict[str, object]]) -> DemoNode:
     one = DemoNode(
         name=f"node {number}",
@@ -120,7 +147,7 @@ def test_a_worker_alone_that_falls_silent_is_an_error_and_is_ended(
     really = asyncio.create_subprocess_exec
 
     async def start(*command: str, **more: Any) -> asyncio.subprocess.Process:
-        started.append(await really(*hangs, stdin=asyncio.subprocess.PIPE, **more))
+        started.append(await really(*hangs, **more))
         return started[-1]
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
