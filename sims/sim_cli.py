@@ -16,6 +16,9 @@ def finite(value: float | None) -> float | None:
     return value
 
 
+VOLUNTEERS = "volunteers"
+"""The network that is drawn, of any size."""
+
 sim_app = typer.Typer(help="Simulate swarms: the node's own code under virtual time.", no_args_is_help=True)
 
 
@@ -167,8 +170,8 @@ def _plan_all(page: Path, proposals: int | None, seed: int, as_json: bool) -> No
 
 @sim_app.command("plan")
 def sim_plan(
-    network: Annotated[str, typer.Option(help="reference, forty-two, or volunteers.")] = "reference",
-    peers: Annotated[int, typer.Option(min=8, help="How many volunteers.")] = 50,
+    network: Annotated[str | None, typer.Option(help="reference (if none is named), forty-two, or volunteers.")] = None,
+    peers: Annotated[int | None, typer.Option(min=8, help="How many volunteers: 50 if not given.")] = None,
     proposals: Annotated[int | None, typer.Option(min=1, help="Budget of the search; by default, what fits.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the search, and of random networks.")] = 0,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan's step as a Chrome trace.")] = None,
@@ -181,11 +184,18 @@ def sim_plan(
     """Plan pipeline routes for a network and compare them with full columns and others: a minute or two."""
     from farflung.sims.pipeline_run import describe, run_plan
 
+    if page is not None and (trace is not None or peers is not None or network is not None):
+        raise typer.BadParameter("a page has all networks and no trace; leave --page or the other options out")
+    network = network or "reference"
+    if peers is not None and network != VOLUNTEERS:
+        raise typer.BadParameter(
+            f"{network} has its own number of peers; leave --peers out, or take --network {VOLUNTEERS}"
+        )
     try:
         if page is not None:
             _plan_all(page, proposals, seed, as_json)
             return
-        figures = run_plan(network, peers=peers, proposals=proposals, seed=seed, trace=trace)
+        figures = run_plan(network, peers=peers or 50, proposals=proposals, seed=seed, trace=trace)
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
     if as_json:
