@@ -29,7 +29,6 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from farflung.node.identity import Identity
 from farflung.node.network import PeerId
 from farflung.node.recipe import Recipe
-from farflung.node.runner import run_loop
 from farflung.sims.bench_workers import BenchError
 from farflung.sims.calibrate_ways import measure_ways
 from farflung.sims.churn import make_schedule
@@ -42,6 +41,7 @@ from farflung.sims.scenario import Scenario, parse_scenario
 from farflung.sims.scenario_plan import prepare, read_scenario
 from farflung.sims.simulation import simulate
 from farflung.sims.swarm import Swarm
+from farflung.sims.told_to_end import orderly_end, run_until_told
 
 SIZES = ("1m", "10m")
 """Presets; both take parts of a megabyte or more, and the larger one a step of some tenths of a second."""
@@ -141,9 +141,9 @@ def measure_nodes(preset: str) -> Run:
     step_s = step_seconds(recipe)
     scenario = pair(preset, tokens_per_s=BUSY * recipe.manifest.batch_tokens / step_s)
     schedule = make_schedule(scenario, scenario.seed, Path())
-    with tempfile.TemporaryDirectory(prefix="farflung-local-") as folder:
+    with orderly_end(), tempfile.TemporaryDirectory(prefix="farflung-local-") as folder:
         swarm = found_locally(scenario, scenario.seed, schedule, Path(folder), meter=True)
-        run_loop(swarm.play(schedule))
+        run_until_told(swarm.play(schedule))
         events = load_events(swarm.folder.rglob("events.jsonl"))
         together = sum(
             e["event"] == "round.commit" and len(e["contributors"]) == 2 for one in events.values() for e in one

@@ -26,7 +26,6 @@ from farflung.node.events import Event
 from farflung.node.identity import Identity
 from farflung.node.paths import resolve_paths
 from farflung.node.recipe import Recipe
-from farflung.node.runner import run_loop
 from farflung.protocol.errors import ConfigError
 from farflung.sims.churn import make_schedule
 from farflung.sims.demonodes import now
@@ -48,6 +47,7 @@ from farflung.sims.sim_result import Result, show, summarise
 from farflung.sims.simulation import Report
 from farflung.sims.summary import summarise as figures_of
 from farflung.sims.summary import violations
+from farflung.sims.told_to_end import orderly_end, run_until_told
 from farflung.training.host_memory import available_bytes
 from farflung.training.replica import Replica
 
@@ -57,7 +57,7 @@ MEASURING_S = 2.0
 def run_local(name: str, *, seed: int | None, out: Path | None, minutes: float | None, quiet: bool) -> Result:
     """Play a scenario; `out` gets what `sim run --out` writes, and what each node printed; `quiet`: nothing is said but how far it is. Blocks.
 
-    Raises ConfigError (it cannot be played here), NodeFailed (the founder did not come up).
+    Raises ConfigError (it cannot be played here), NodeFailed (the founder did not come up), SystemExit (told to end, it has).
     """
     path = find_scenario(name)
     scenario = shortened(load_scenario(path), minutes)
@@ -70,10 +70,10 @@ def run_local(name: str, *, seed: int | None, out: Path | None, minutes: float |
     seed = scenario.seed if seed is None else seed
     schedule = make_schedule(scenario, seed, path.parent)
     began = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="farflung-local-") as folder:
+    with orderly_end(), tempfile.TemporaryDirectory(prefix="farflung-local-") as folder:
         swarm = found_locally(scenario, seed, schedule, Path(folder))
         with _progress(swarm, schedule):
-            run_loop(swarm.play(schedule))
+            run_until_told(swarm.play(schedule))
         events, tell, result = _judge(swarm, seed, schedule)
         result |= {"wall_s": round(time.perf_counter() - began, 1)}
         if not quiet:

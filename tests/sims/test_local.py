@@ -332,10 +332,14 @@ def test_processes_that_hold_stages_are_played_and_drawn(text: str, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_processes_end_with_whoever_started_them(text: str, tmp_path: Path, how: signal.Signals) -> None:
-    file = tmp_path / "small.toml"
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_processes_end_with_whoever_started_them(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
+) -> None:
+    file, temporary = tmp_path / "small.toml", tmp_path / "temporary"
     file.write_text(text)
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     with sim_local(file, tmp_path / "out") as run:
         ours = psutil.Process(run.pid)
         while len(nodes := nodes_of(ours)) < 3:
@@ -345,6 +349,8 @@ def test_processes_end_with_whoever_started_them(text: str, tmp_path: Path, how:
         run.send_signal(how)
         run.communicate(timeout=60)
     assert run.returncode != 0
+    if how is signal.SIGTERM:
+        assert run.returncode == 128 + how and not list(temporary.glob("farflung-*")), "it has tidied up"
     gone, left = psutil.wait_procs(everything, timeout=30)
     assert set(nodes) <= set(gone) and not left
     assert not list((tmp_path / "out").iterdir())
