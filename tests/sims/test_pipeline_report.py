@@ -388,6 +388,12 @@ def node_folder(folder: Path, regions: Mapping[str, str]) -> Path:
     return folder
 
 
+def test_regions_and_names_are_no_mathematics() -> None:
+    odd = {"home/0": "Iowa", "far/0": r"$\frac{$ 1", "far/1": "Japan"}
+    assert odd["far/0"] in plot_routes(scene_of(by_hand(), **odd))
+    assert odd["far/0"] in plot_routes(scene_of(by_hand(), **{"far/0": odd["far/0"]}))
+
+
 def real_scene(folder: Path, regions: Mapping[str, str]) -> Scene:
     run, events = load_folder(node_folder(folder, regions))
     return Scene(events=events, run=run)

@@ -147,6 +147,16 @@ def test_page_escapes_what_nodes_said(folder: Path, tmp_path: Path) -> None:
     assert "&lt;img" in (tmp_path / "report.html").read_text()
 
 
+def test_names_are_no_mathematics(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    run = load_run(tmp_path / "run.json")
+    odd = [structs.replace(peer, name=rf"${number}_{{a$ \$") for number, peer in enumerate(run.peers)]
+    save_run(tmp_path / "run.json", structs.replace(run, name=r"$\frac{$", peers=odd))
+    report_folder(tmp_path)
+    pictures = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / "report.html").read_text())
+    assert {peer.name for peer in odd} <= set(pictures)
+
+
 def test_report_of_a_run_in_which_nothing_happened(tmp_path: Path) -> None:
     run = RunFacts(
         name="empty",
