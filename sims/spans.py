@@ -1,7 +1,8 @@
 """Where a peer's time went, from its own events: what it computed, in which phase of a round it was, in which state.
 
-Computing, one thing at a time behind the learner's door: `train` (inner steps), `apply` (outer steps), `evaluate`,
-`download` (the outer state, joining late). A round as one of its members goes through it:
+Computing, one thing at a time behind the learner's door: `train` (inner steps), `apply` (outer steps), `evaluate`. What nodes say that these
+took includes the wait for their turn there, so each begins when the one before has ended, at the earliest. Told beside them is `download` (the outer
+state, joining late). A round as one of its members goes through it:
 
     send       from the plan until the owners have our contribution; only who contributes
     collect    until the set of contributors is fixed: waiting for theirs
@@ -13,7 +14,7 @@ Who is stopped (SIGSTOP) does nothing, whatever it was at: what its events say t
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from farflung.node.events import Event
 from farflung.sims.facts import KILLED, Incident, RunFacts
@@ -46,8 +47,9 @@ class Span:
 
 
 def compute_spans(events: Iterable[Event], pauses: Sequence[Stretch] = ()) -> list[Span]:
-    """`train`, `apply`, `evaluate` and `download`, in the order in which they ended."""
+    """`train`, `apply`, `evaluate` and `download`, in the order in which they ended; never two of them at once."""
     spans: list[Span] = []
+    downloads: list[Span] = []
     for event in events:
         match event["event"], event.get("what"):
             case "pipeline.step", _:
@@ -57,9 +59,25 @@ def compute_spans(events: Iterable[Event], pauses: Sequence[Stretch] = ()) -> li
                 spans.append(_ended(event, "train", 0))
             case "outer.eval", _:
                 spans.append(_ended(event, "evaluate", 0))
-            case "span", "apply" | "download":
-                spans.append(_ended(event, event["what"], event["round"]))
-    return _without(spans, pauses)
+            case "span", "apply":
+                spans.append(_ended(event, "apply", event["round"]))
+            case "span", "download":
+                downloads.append(_ended(event, "download", event["round"]))
+    computed = _in_turn(spans)
+    around = _without(
+        downloads, [(span.start, span.end) for span in computed]
+    )  # it waits for others, and lets us go on
+    return _without(sorted([*computed, *around], key=lambda span: span.end), pauses)
+
+
+def _in_turn(spans: Iterable[Span]) -> list[Span]:
+    """Of what goes through one door, each without its wait for the one before."""
+    found: list[Span] = []
+    for span in sorted(spans, key=lambda span: span.end):
+        start = max(span.start, found[-1].end) if found else span.start
+        if start < span.end:
+            found.append(replace(span, start=start))
+    return found
 
 
 def transfer_spans(events: Iterable[Event]) -> list[Span]:

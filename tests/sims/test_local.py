@@ -36,6 +36,7 @@ from farflung.sims.scenario import SHIPPED, Scenario, load_scenario, parse_scena
 from farflung.sims.scenario_plan import key_seeds, prepare, read_scenario
 from farflung.sims.scenario_run import make_playable
 from farflung.sims.simulation import Report, simulate
+from farflung.sims.spans import seconds_by_use
 from farflung.sims.swarm import START_UNIX_S
 from farflung.training.pipeline_slice import StageSlice
 
@@ -212,6 +213,9 @@ def test_figures_from_events_are_those_that_a_simulation_keeps_itself(small: Sce
         assert told.running_s == pytest.approx(true.running_s, abs=0.1)
         assert true.steps - 2 <= told.steps <= true.steps, "a step that a kill or the end cut short was begun"
         assert true.training_s * (1 - 2 / true.steps) <= told.training_s <= true.training_s
+    for key, told in zip(keys, report.labour, strict=True):
+        trained = seconds_by_use(events[key])["train"]
+        assert trained == pytest.approx(told.training_s, rel=0.01), "as reports have it: without the wait for the door"
 
 
 def event(time: float, what: str, **more: Any) -> dict[str, Any]:

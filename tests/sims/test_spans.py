@@ -90,6 +90,47 @@ def test_what_was_computed_and_transferred() -> None:
     assert [s.what for s in transfer_spans(ROUND)] == ["encode", "scatter", "reduce"]
 
 
+def test_the_wait_for_a_turn_at_the_door_is_not_computing() -> None:
+    waited = [
+        event(3.0, "step", seconds=3.0),
+        event(3.5, "span", what="apply", round=7, seconds=2.5),
+        event(6.5, "step", seconds=4.5),
+    ]
+    assert [(s.what, s.start, s.end) for s in compute_spans(waited)] == [
+        ("train", 0.0, 3.0), ("apply", 3.0, 3.5), ("train", 3.5, 6.5),
+    ]  # fmt: skip
+
+
+def test_a_download_is_told_around_the_steps_that_it_lets_pass() -> None:
+    beside = [
+        event(3.0, "step", seconds=1.0),
+        event(5.0, "step", seconds=1.0),
+        event(6.0, "span", what="download", round=2, seconds=5.0),
+    ]
+    assert [(s.start, s.end) for s in compute_spans(beside) if s.what == "download"] == [
+        (1.0, 2.0),
+        (3.0, 4.0),
+        (5.0, 6.0),
+    ]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["step", "apply", "outer.eval"]), st.integers(0, 9), st.integers(1, 9))))
+def test_of_a_door_that_does_one_thing_at_a_time_all_the_time_is_told_and_nothing_else(
+    calls: list[tuple[str, int, int]],
+) -> None:
+    """`calls`: what, how long after the call before it was asked for, and what it takes; who asks later is served later."""
+    asked, free, busy = 0, 0, []
+    said: list[Event] = []
+    for what, later, takes in calls:
+        asked += later
+        began = max(asked, free)
+        free = began + takes
+        busy.append((float(began), float(free)))
+        fields = {"seconds": float(free - asked)} | ({"what": what, "round": 1} if what == "apply" else {})
+        said.append(event(float(free), "span" if what == "apply" else what, **fields))
+    assert [(span.start, span.end) for span in compute_spans(said)] == busy
+
+
 def test_every_second_is_counted_once() -> None:
     seconds = {"train": 4.0, "apply": 1.5, "join": 1.0, "round": 6.0, "pause": 0.0, "wait": 1.5}
     assert seconds_by_use(ROUND) == seconds
