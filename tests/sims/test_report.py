@@ -290,6 +290,26 @@ def test_the_trace_has_every_span(folder: Path) -> None:
     assert [e["name"] for e in events if e["ph"] == "i" and e["s"] == "g"].count("kill") == 1
 
 
+def test_nothing_on_a_track_overlaps(folder: Path) -> None:
+    """Steps that waited for the door, and times that are rounded."""
+    (scene,) = load_scenes([folder])
+    stretch = 1.0 + 1e-5 / 7
+    events = {
+        peer: [
+            one | {"time": START + stretch * (one["time"] - START)} | ({"seconds": 2.5 * one["seconds"]} if "seconds" in one else {})
+            for one in own
+        ]
+        for peer, own in scene.events.items()
+    }  # fmt: skip
+    tracks: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for one in trace_events(Scene(events=events, run=scene.run)):
+        if one["ph"] == "X":
+            tracks.setdefault((one["pid"], one["tid"]), []).append((one["ts"], one["ts"] + one["dur"]))
+    assert len(tracks) == 3 * 6
+    for spans in tracks.values():
+        assert all(before[1] <= after[0] for before, after in pairwise(sorted(spans)))
+
+
 def test_utilisation_by_group(folder: Path) -> None:
     (scene,) = load_scenes([folder])
     (group,) = scene.figures["utilisation"].values()
