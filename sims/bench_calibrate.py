@@ -33,7 +33,7 @@ from farflung.sims.bench_workers import BenchError
 from farflung.sims.calibrate_ways import measure_ways
 from farflung.sims.churn import make_schedule
 from farflung.sims.costs import PASSES, Costs, write_costs
-from farflung.sims.facts import load_events
+from farflung.sims.facts import event_files, load_events
 from farflung.sims.local_node import CALLS
 from farflung.sims.local_run import found_locally, start_seconds, step_seconds
 from farflung.sims.outputs import check_outputs
@@ -144,7 +144,7 @@ def measure_nodes(preset: str) -> Run:
     with orderly_end(), tempfile.TemporaryDirectory(prefix="farflung-local-") as folder:
         swarm = found_locally(scenario, scenario.seed, schedule, Path(folder), meter=True)
         run_until_told(swarm.play(schedule))
-        events = load_events(swarm.folder.rglob("events.jsonl"))
+        events = load_events(event_files(swarm.folder))
         together = sum(
             e["event"] == "round.commit" and len(e["contributors"]) == 2 for one in events.values() for e in one
         )

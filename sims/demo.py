@@ -41,6 +41,7 @@ from farflung.sims.facts import (
     RunFacts,
     SoloPoint,
     What,
+    event_files,
     load_events,
     save_run,
 )
@@ -458,7 +459,7 @@ def _conclude(out: Path, story: Story, recipe: Recipe, made: CreatedSwarm, solo:
         solo_loss=solo,
         ddp_bytes_per_peer=int(2 * (FIRST_NODES - 1) / FIRST_NODES * 4 * numel * story.steps_done),
         exits={node.peer: node.exit_status for node in survivors if node.exit_status is not None},
-        ledger=last_ledger([node.swarm for node in survivors], load_events((out / "nodes").rglob("events.jsonl"))),
+        ledger=last_ledger([node.swarm for node in survivors], load_events(event_files(out / "nodes"))),
         description=(
             f"{numel / 1e6:.1f} M parameters on the text of Python's standard library, {BATCH} x {SEQ_LEN} tokens a step and "
             f"peer, a round every {INNER_STEPS} steps in {recipe.uplink.spec}, {UP_MBPS:g} Mbit/s up each; all nodes on one "

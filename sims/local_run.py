@@ -29,7 +29,7 @@ from farflung.node.recipe import Recipe
 from farflung.protocol.errors import ConfigError
 from farflung.sims.churn import make_schedule
 from farflung.sims.demonodes import now
-from farflung.sims.facts import RunFacts, load_events, save_run
+from farflung.sims.facts import RUN, RunFacts, event_files, load_events, save_run
 from farflung.sims.faults import Fault, Schedule, Start
 from farflung.sims.from_events import fill_report, write_logs
 from farflung.sims.how_far import how_far
@@ -42,7 +42,7 @@ from farflung.sims.outputs import check_outputs
 from farflung.sims.report import report_folder
 from farflung.sims.scenario import Scenario, find_scenario, load_scenario
 from farflung.sims.scenario_plan import key_seeds, read_scenario, training_seconds
-from farflung.sims.sim_folder import RUN, run_facts
+from farflung.sims.sim_folder import run_facts
 from farflung.sims.sim_result import Result, show, summarise
 from farflung.sims.simulation import Report
 from farflung.sims.summary import summarise as figures_of
@@ -154,7 +154,7 @@ def _progress(swarm: LocalSwarm, schedule: Schedule) -> Iterator[None]:
 def _judge(swarm: LocalSwarm, seed: int, schedule: Schedule) -> tuple[Events, Callable[..., RunFacts], Result]:
     """From the nodes' folders: what they said, what nobody of them knows (made with what was `expected` of the run), and the result."""
     scenario = swarm.scenario
-    everything = load_events(swarm.folder.rglob("events.jsonl"))
+    everything = load_events(event_files(swarm.folder))
     events = {peer: [e for e in one if e["time"] <= swarm.ended] for peer, one in everything.items()}
     folders = {node.peer: node.swarm for node in swarm.lives}
     tell = partial(

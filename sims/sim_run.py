@@ -15,7 +15,7 @@ from rich.console import Console
 from farflung.node.events import Event
 from farflung.sims.churn import make_schedule
 from farflung.sims.costs import Costs
-from farflung.sims.facts import save_run
+from farflung.sims.facts import EVENTS, RUN, save_run
 from farflung.sims.failure import chapters, replay, shorten, write_failure
 from farflung.sims.faults import Schedule
 from farflung.sims.how_far import how_far
@@ -25,7 +25,7 @@ from farflung.sims.recorder import Recorder
 from farflung.sims.report import REPORT, report_folder
 from farflung.sims.scenario import Scenario, find_scenario, load_scenario
 from farflung.sims.scenario_run import AnyPlan, Playable, make_playable, simulate_any
-from farflung.sims.sim_folder import EVENTS, RUN, run_facts
+from farflung.sims.sim_folder import run_facts
 from farflung.sims.sim_result import Result, show, summarise
 from farflung.sims.simulation import Report
 from farflung.sims.summary import broken_in

@@ -12,11 +12,13 @@ from msgspec import structs
 from tests.sims.report_story import INNER_STEPS, KEYS, REASON, ROUND_S, ROUNDS, START, join_at, write_run
 from typer.testing import CliRunner
 
+from farflung.node.events import EventLog
 from farflung.protocol.errors import ConfigError
 from farflung.sims.facts import (
     Incident,
     LedgerFacts,
     RunFacts,
+    event_files,
     load_events,
     load_run,
     save_run,
@@ -181,7 +183,7 @@ def test_damaged_run_file_is_named(tmp_path: Path) -> None:
 
 def test_a_killed_peers_last_span_ends_with_the_kill(folder: Path) -> None:
     scene = Scene(
-        events=load_events(folder.rglob("events.jsonl")),
+        events=load_events(event_files(folder)),
         run=load_run(folder / "run.json"),
     )
     kill = next(i.time for i in scene.run.timeline if i.what == "kill")
@@ -212,6 +214,47 @@ def test_a_folder_without_facts_is_told_from_its_events(folder: Path, tmp_path: 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no run"):
         load_scenes([tmp_path])
+
+
+def test_a_run_in_the_folder_of_another_is_not_of_it(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "new")
+    shutil.copytree(folder, tmp_path / "new" / "old")
+    figures = report_folder(tmp_path / "new")
+    assert violations(figures) == [] and figures["samples_trained_twice"] == 0
+    assert figures["tokens_committed"] == json.loads((folder / "report.json").read_text())["tokens_committed"]
+
+
+def test_several_runs_are_not_taken_for_one(folder: Path, tmp_path: Path) -> None:
+    for name in "ab":
+        shutil.copytree(folder, tmp_path / name)
+    with pytest.raises(
+        ConfigError, match=f"holds no run: .*runs of their own are in {tmp_path / 'a'}, {tmp_path / 'b'}"
+    ):
+        load_scenes([tmp_path])
+    for name in "ab":
+        (tmp_path / name / "run.json").unlink()
+    with pytest.raises(ConfigError, match=f"both have events of peer {KEYS[0][:12]}.*give the folder of one run"):
+        load_scenes([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("other", "names", "said"),
+    [
+        ("swarms/a/events.jsonl", ("demo", "alpha"), "is of swarm demo, and .* of swarm alpha"),
+        ("swarms/b/events.jsonl", ("demo", "demo"), "is of swarm demo, and .* of another swarm demo"),
+    ],
+)
+def test_nodes_of_several_swarms_are_not_taken_for_one(
+    other: str, names: tuple[str, str], said: str, tmp_path: Path
+) -> None:
+    for place, name, peer in zip(("one/swarms/a/events.jsonl", f"two/{other}"), names, KEYS, strict=False):
+        (tmp_path / place).parent.mkdir(parents=True)
+        log = EventLog(tmp_path / place, swarm=name, peer=peer)
+        with log:
+            log.emit("node.start", device="cpu")
+    with pytest.raises(ConfigError, match=f"{said}; give the folder of one run"):
+        load_scenes([tmp_path])
+    assert len(load_scenes([tmp_path / "one"])) == 1
 
 
 def test_several_runs_side_by_side(folder: Path, tmp_path: Path) -> None:
