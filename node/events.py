@@ -31,6 +31,17 @@ FOLLOW_EVENTS = 1024
 """Events waiting for one follower. A stuck terminal loses the oldest beyond this; the file loses nothing."""
 
 
+HEADING: dict[str, type | tuple[type, ...]] = {
+    "event": str,
+    "time": (int, float),
+    "swarm": str,
+    "peer": str,
+    "height": int,
+    "version": int,
+    "step": int,
+}
+"""What every line has."""
+
 MAX_LOG_BYTES = 256 << 20
 """Of a log's file, and of the one before it: at a step a second each has more than a week."""
 
@@ -205,7 +216,7 @@ def kept_events(path: Path) -> Iterator[Event]:
 def read_events(path: Path) -> Iterator[Event]:
     """Events of one file, oldest first. A torn last line (the node was killed while writing) is left out.
 
-    Raises ConfigError naming file and line when any other line is no JSON object.
+    Raises ConfigError naming file and line when any other line is no JSON object, or lacks what every event has (HEADING).
     """
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -215,8 +226,11 @@ def read_events(path: Path) -> Iterator[Event]:
                 event = json.loads(line)
             except ValueError as error:
                 raise ConfigError(f"{path}, line {number}: not JSON ({error})") from error
-            if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+            if not isinstance(event, dict):
                 raise ConfigError(f"{path}, line {number}: not an event")
+            for key, kind in HEADING.items():
+                if not isinstance(event.get(key), kind):
+                    raise ConfigError(f"{path}, line {number}: not an event, which has `{key}` (docs/events.md)")
             yield event
 
 

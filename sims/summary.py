@@ -99,7 +99,7 @@ def _broken(logs: Logs, checks: Sequence[Check]) -> list[dict[str, Any]]:
     """By what was compared, and what nodes said themselves."""
     found = [{"which": check.which, "detail": said} for check in checks for said in check.broken]
     return found + [
-        {"which": e["which"], "detail": f"{logs.name(e['peer'])} reports: {e['detail']}"}
+        {"which": e.get("which"), "detail": f"{logs.name(e['peer'])} reports: {e.get('detail', 'nothing more')}"}
         for e in logs.all("invariant.broken")
     ]
 
@@ -159,7 +159,8 @@ def violations(figures: Mapping[str, Any]) -> list[str]:
 
 
 def _sentence(broken: Mapping[str, Any]) -> str:
-    return f"invariant {broken['which']}, {INVARIANTS[broken['which']]}: {broken['detail']}"
+    which = broken["which"]  # of another version of farflung it may be one that is not known here
+    return f"invariant {which}, {INVARIANTS.get(which, 'unknown here')}: {broken['detail']}"
 
 
 def checked(figures: Mapping[str, Any]) -> str:

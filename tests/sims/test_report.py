@@ -275,6 +275,9 @@ def test_several_runs_side_by_side(folder: Path, tmp_path: Path) -> None:
 def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["sim", "report", str(tmp_path)], env={"COLUMNS": "300"})
     assert result.exit_code == 2 and "holds no run" in result.output
+    (tmp_path / "events.jsonl").write_text('{"event": "x"}\n')
+    result = CliRunner().invoke(app, ["sim", "report", str(tmp_path)], env={"COLUMNS": "300"})
+    assert result.exit_code == 2 and "events.jsonl, line 1: not an event" in result.output
 
 
 @pytest.mark.parametrize(

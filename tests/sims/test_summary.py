@@ -149,5 +149,13 @@ def test_broken_invariants_are_told() -> None:
     assert violations(result) == ["invariant 5, one history: node 1 reports: two histories"]
 
 
+def test_an_invariant_that_is_not_known_is_told_all_the_same() -> None:
+    result = figures(event(A, 101.0, "invariant.broken", which=99, detail="odd"), event(B, 102.0, "invariant.broken"))
+    assert violations(result) == [
+        "invariant 99, unknown here: node 1 reports: odd",
+        "invariant None, unknown here: node 2 reports: nothing more",
+    ]
+
+
 def test_merge() -> None:
     assert merge([(5, 9), (0, 2), (2, 4), (6, 7), (3, 3)]) == [(0, 4), (5, 9)]
