@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from farflung.node.events import Event, read_events
+from farflung.node.events import Event, kept_events, older_events
 from farflung.protocol.errors import ConfigError
 
 EVENTS, RUN = "events.jsonl", "run.json"
@@ -171,11 +171,12 @@ def load_folder(folder: Path) -> tuple[RunFacts, dict[str, list[Event]]]:
 
 
 def event_files(folder: Path) -> Iterator[Path]:
-    """Where nodes of the run in `folder` have their events, at any depth, but for what lies in the folder of another run."""
+    """Where nodes of the run in `folder` have their events, and beside it the older ones, at any depth, but for what lies in the folder of another run."""
     for at, inside, names in os.walk(folder):
         inside[:] = [name for name in inside if not Path(at, name, RUN).exists()]
-        if EVENTS in names:
-            yield Path(at, EVENTS)
+        file = Path(at, EVENTS)
+        if file.name in names or older_events(file).name in names:
+            yield file
 
 
 def infer_run(events_by_peer: Mapping[str, Sequence[Event]]) -> RunFacts:
@@ -217,7 +218,7 @@ def save_run(path: Path, run: RunFacts) -> None:
 
 
 def load_events(files: Iterable[Path]) -> dict[str, list[Event]]:
-    """Events of several nodes' files by public key in hex, each in the order of time.
+    """Events of several nodes' files by public key in hex, each in the order of time; the older ones of each log, too (`node.events.kept_events`).
 
     Raises ConfigError for a damaged file, and for events of several runs: compared as if they were of one they would show what never was.
     """
@@ -225,7 +226,7 @@ def load_events(files: Iterable[Path]) -> dict[str, list[Event]]:
     whose: dict[str, Path] = {}
     swarms: dict[tuple[str, str], Path] = {}
     for file in sorted(files):
-        for event in read_events(file):
+        for event in kept_events(file):
             swarms.setdefault((event["swarm"], _manifest_of(file)), file)
             if whose.setdefault(event["peer"], file) != file:
                 raise ConfigError(

@@ -21,6 +21,9 @@ Place = tuple[Chain, int]
 BEGINNINGS = ("kernels", "node.start")
 """What a process says first, and when its node is up."""
 
+UP = ("node.state", "step", "net")
+"""What only a node says that is up."""
+
 
 def all_of(events_by_peer: Events, *kinds: str) -> list[Event]:
     """Events of these kinds by all peers, in the order of time."""
@@ -32,6 +35,12 @@ def lives_of(events: Sequence[Event]) -> list[list[Event]]:
     """Those of every life of one peer: from a start to the next, and what a process says before it starts, by itself."""
     starts = [n for n, event in enumerate(events) if event["event"] in BEGINNINGS]
     return [list(events[a:b]) for a, b in pairwise(sorted({0, *starts, len(events)}))]
+
+
+def begins_late(events: Sequence[Event]) -> bool:
+    """Whether the beginning of a peer's log is missing, as after it was full more than once (`node.events.MAX_LOG_BYTES`)."""
+    first = next((event["event"] for event in events if event["event"] in (*BEGINNINGS, *UP)), "")
+    return first in UP
 
 
 def stage_of(event: Event) -> int:

@@ -137,8 +137,17 @@ def _verdict(scene: Scene) -> Markup:
         + unknown
         + f" {sentence(checked(figures))}"
     )
-    found = [said for said in (not_better(figures),) if said]
+    found = [said for said in (not_better(figures), _begin_late(figures)) if said]
     return markup.verdict(headline, said, [*broken, *unmet, *found])
+
+
+def _begin_late(figures: Mapping[str, Any]) -> str:
+    """What is to be said where a log was full more than once; empty where all are whole."""
+    late = [f"{name} (from {duration(seconds)} on)" for name, seconds in figures["begin_late"].items()]
+    if not late:
+        return ""
+    shown = ", ".join(late[:MOST_MISSED]) + (", and others" if len(late) > MOST_MISSED else "")
+    return f"The beginning of {counted(len(late), 'log')} is missing; all that is told here is of the rest: {shown}."
 
 
 def sentence(said: str) -> str:

@@ -12,7 +12,7 @@ from farflung.node.events import Event, grown
 from farflung.sims.audit import CHECKS, INVARIANTS, Check, refusals
 from farflung.sims.audit_samples import Samples, account, check_samples
 from farflung.sims.facts import KILLED, RunFacts
-from farflung.sims.logs import Events, Logs, all_of, chain_of, stage_of
+from farflung.sims.logs import Events, Logs, all_of, begins_late, chain_of, stage_of
 from farflung.sims.pipeline_log import logged_steps, pipeline_figures
 from farflung.sims.pipeline_recoveries import recoveries, told
 from farflung.sims.spans import USES, kills, pauses, seconds_by_use, silent_ends
@@ -34,7 +34,8 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
     their presence that went into each of `spans.USES`}}. * `pipeline`: see `pipeline_log.pipeline_figures`;
     rounds, tokens and samples are those of stage 0, for those of the others count the same again. * `recoveries`: of stages that were
     begun anew, see `pipeline_recoveries.told`. * `shadows`: see `shadow_figures`. * `judged`:
-    what a judge beside the nodes found broken, and `expected`: [{what, got, met}], both as the facts have them.
+    what a judge beside the nodes found broken, and `expected`: [{what, got, met}], both as the facts have them. * `begin_late`: {name: seconds of the
+    run} of peers the beginning of whose log is missing, so that all of this is of the rest.
     """
     logs = Logs(events=events_by_peer, run=run)
     samples = account(logs)
@@ -88,6 +89,11 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
         "shadows": shadow_figures(logs),
         "judged": run.violations,
         "expected": [structs.asdict(one) for one in run.expected],
+        "begin_late": {
+            logs.name(peer): round(events[0]["time"] - run.started, 1)
+            for peer, events in events_by_peer.items()
+            if begins_late(events)
+        },
     }
 
 

@@ -216,6 +216,28 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         load_scenes([tmp_path])
 
 
+def test_the_older_part_of_a_log_counts_and_a_missing_beginning_is_told(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "run")
+    newer = tmp_path / "run" / "node-2" / "events.jsonl"
+    older = newer.with_name("events.older.jsonl")
+    lines = newer.read_text().splitlines(keepends=True)
+    older.write_text("".join(lines[:200]))
+    newer.write_text("".join(lines[200:]))
+    known = json.loads((folder / "report.json").read_text())
+    figures = report_folder(tmp_path / "run")
+    assert figures == {key: value for key, value in known.items() if key != "series"} and figures["begin_late"] == {}
+    older.unlink()
+    figures = report_folder(tmp_path / "run")
+    begun = json.loads(lines[200])["time"] - START
+    assert figures["begin_late"] == {"node 3": round(begun, 1)}
+    assert (
+        f"The beginning of 1 log is missing; all that is told here is of the rest: node 3 (from {begun:.0f} s on)."
+        in (tmp_path / "run" / "report.html").read_text()
+    )
+    newer.rename(older)
+    assert report_folder(tmp_path / "run") == figures, "while a full log is put away there is only the older part"
+
+
 def test_a_run_in_the_folder_of_another_is_not_of_it(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "new")
     shutil.copytree(folder, tmp_path / "new" / "old")
