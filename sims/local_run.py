@@ -60,12 +60,7 @@ def run_local(name: str, *, seed: int | None, out: Path | None, minutes: float |
     Raises ConfigError (it cannot be played here), NodeFailed (the founder did not come up), SystemExit (told to end, it has).
     """
     path = find_scenario(name)
-    scenario = shortened(load_scenario(path), minutes)
-    if sys.platform == "win32":
-        raise ConfigError(
-            "processes cannot be stopped and continued on Windows; use `farflung sim run`, or WSL for `sim local`"
-        )
-    check_playable(scenario, free_bytes=available_bytes())
+    scenario = playable(path, minutes)
     check_outputs(folders=[out])
     seed = scenario.seed if seed is None else seed
     schedule = make_schedule(scenario, seed, path.parent)
@@ -85,6 +80,17 @@ def run_local(name: str, *, seed: int | None, out: Path | None, minutes: float |
             save_run(out / RUN, tell(expected=result["expected"]))
             report_folder(out)
     return result
+
+
+def playable(path: Path, minutes: float | None = None) -> Scenario:
+    """The scenario in a file, for at most so long. Raises ConfigError when processes cannot play it here."""
+    scenario = shortened(load_scenario(path), minutes)
+    if sys.platform == "win32":
+        raise ConfigError(
+            "processes cannot be stopped and continued on Windows; use `farflung sim run`, or WSL for `sim local`"
+        )
+    check_playable(scenario, free_bytes=available_bytes())
+    return scenario
 
 
 def shortened(scenario: Scenario, minutes: float | None) -> Scenario:
