@@ -4,7 +4,7 @@ What things cost a node comes from `bench calibrate`, which goes first; that all
 Nothing is fitted to what the processes then do. Compared are
 
     rounds        that were committed
-    round time    the median, from the plan to the commit
+    round time    the median, from the plan until all members held all means
     bytes         that a peer sent for each contribution which counted, so that they are of as many rounds
     training      share of the time that peers ran in which they trained: told, without a target
 

@@ -89,13 +89,13 @@ def run_sections(scene: Scene) -> list[Markup]:
         markup.section(
             "Where time went",
             "A window of the run. Each peer has two lanes: above what it computed, below the phases of its rounds. Dashed lines are "
-            "commits, as the slowest peer saw them.",
+            "commits, when the first peer had applied them.",
             markup.wide(plot_gantt(scene)),
             markup.legend([(f"--work-{what}", said) for what, said in WORK_LABELS]),
         ),
         markup.section(
             "Rounds",
-            "How long each round took, from the plan to the commit, at the slowest peer.",
+            "How long each round took, from the plan until all members held all means, as its proposer saw it. The vote comes after that.",
             markup.wide(plot_rounds(scene, letters_by_round(missed, letters))),
             _missed_table(missed, letters),
             markup.folded("All rounds", _rounds_table(scene)),
@@ -212,7 +212,9 @@ def _tiles(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         cells.append((bits, f"bits per parameter sent, {ways}; fp32 has 32{kept}", ""))
     cells += pipeline_tiles(figures)
     if figures["median_round_s"] is not None:
-        cells.append((f"{figures['median_round_s']:.1f} s", "median round, from the plan to the commit", ""))
+        cells.append(
+            (f"{figures['median_round_s']:.1f} s", "median round, from the plan until all members held all means", "")
+        )
     equal, twice, lost = figures["digests_equal"], figures["samples_trained_twice"], figures["samples_lost"]
     cells += [
         (BITS[equal][0], "bits of the model on all peers, at each version", BITS[equal][1]),

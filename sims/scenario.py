@@ -201,7 +201,7 @@ class Expect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     min_training_share: float = 0.0
     """Time that peers trained, of the time that they ran."""
     max_median_round_s: float = MAX_SECONDS
-    """From plan to commit."""
+    """From the plan until all members held all means."""
     max_loss: float = 1e9
     """The last held-out loss; needs mode = "real"."""
     max_recovery_iterations: float = 1e9

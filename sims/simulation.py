@@ -76,7 +76,7 @@ class Report:
     losses: list[tuple[float, int, float]] = field(default_factory=list)
     """Held-out: seconds, tokens of the swarm, nats per token."""
     round_seconds: list[float] = field(default_factory=list)
-    """From plan to commit, by round."""
+    """From the plan until all members held all means, as the proposer saw it, by round."""
     labour: list[Labour] = field(default_factory=list)
     """By peer."""
     recoveries: list[Recovered] = field(default_factory=list)

@@ -29,8 +29,8 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
     commits of one height count twice, so a fork shows here as well. * `checked`: [{which, name, what}], the
     invariants of the design for which logs had something to compare, and `invariants_broken`: [{which, detail}],
     what the comparison found (`audit`) and what nodes said themselves; `refused`: see `audit.refusals`. *
-    `tokens_committed`, and `tokens_per_s` of the whole run. * `median_round_s`, plan to commit, at the slowest
-    peer of each round. * `peers`: how many there were. * `utilisation`: {group: {peers, hours, and the share of
+    `tokens_committed`, and `tokens_per_s` of the whole run. * `median_round_s`, from the plan
+    until all members held all means, as the proposer saw it: the vote comes after that. * `peers`: how many there were. * `utilisation`: {group: {peers, hours, and the share of
     their presence that went into each of `spans.USES`}}. * `pipeline`: see `pipeline_log.pipeline_figures`;
     rounds, tokens and samples are those of stage 0, for those of the others count the same again. * `recoveries`: of stages that were
     begun anew, see `pipeline_recoveries.told`. * `shadows`: see `shadow_figures`. * `judged`:
@@ -199,16 +199,14 @@ def outer_losses(events_by_peer: Events, which: str = "loss") -> list[Event]:
 
 
 def commits_by_round(events_by_peer: Events) -> dict[int, Event]:
-    """One `round.commit` event per round, the slowest peer's, in the order of rounds; of a pipeline those of stage 0."""
+    """One `round.commit` event per round, of who applied it first, in the order of rounds; of a pipeline those of stage 0. Its `seconds` are the proposer's, and
+    the same for all."""
     last = _last_heights(events_by_peer)
     found: dict[int, Event] = {}
     for event in all_of(events_by_peer, "round.commit"):
         if stage_of(event) != 0:
             continue
-        number = _round_number(event, last)
-        known = found.get(number)
-        if known is None or event["seconds"] > known["seconds"]:
-            found[number] = event
+        found.setdefault(_round_number(event, last), event)
     return dict(sorted(found.items()))
 
 

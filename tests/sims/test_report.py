@@ -98,6 +98,7 @@ def test_the_page_says_what_was_checked_and_what_was_found(folder: Path, tmp_pat
     page = (folder / "report.html").read_text()
     assert "No invariant that was checked is broken." in page and "Checked: the bits of 20 versions (1); " in page
     assert "All invariants" not in page and "is NOT lower" not in page
+    assert "until all members held all means, as its proposer saw it" in page and "slowest peer" not in page
     run = write_run(tmp_path)
     better = [structs.replace(point, loss=1.0) for point in run.solo_loss]
     save_run(tmp_path / "run.json", structs.replace(run, solo_loss=better))

@@ -88,6 +88,12 @@ def test_a_commit_seen_by_two_peers_is_one_round() -> None:
     assert result["left_out"] == 0.6
 
 
+def test_of_a_round_counts_who_applied_it_first() -> None:
+    first = commit(B, 1, {A: [(0, 4)]}, at=110.0)
+    late = commit(A, 1, {A: [(0, 4)]}, at=140.0) | {"seconds": 1.5}
+    assert commits_by_round({A: [late], B: [first]}) == {1: first}, "not who was stopped meanwhile, or says more"
+
+
 def test_rounds_of_a_later_life_of_stage_0_count_on() -> None:
     heights = {0: (1, 2, 4), 1: (1, 3)}
     events = [commit(A, height, {A: [(0, 4)]}) | {"life": life} for life, own in heights.items() for height in own]
