@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, MutableMapping
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -252,15 +253,29 @@ def _cut_torn_line(path: Path) -> None:
             file.truncate(keep)
 
 
-def grown(events: Iterable[Event], key: str) -> Iterator[tuple[float, int]]:
-    """(time, how much more) of a counter in a node's `net` events. It counts on when the node moves to another stage, and from nothing in a new process: there
+@dataclass(slots=True)
+class Meter:
+    """Reads a counter in the `net` events of one node. It counts on when the node moves to another stage, and from nothing in a new process: there
     `node.start` has another `pid`, but under simulation, where the counter falls."""
-    known, pid = 0, None
-    for event in events:
+
+    key: str
+    _known: int = 0
+    _pid: int | None = None
+
+    def more(self, event: Event) -> int:
+        """By how much it has grown with the node's next event."""
         if event["event"] == "node.start":
-            known, pid = known if event.get("pid") == pid else 0, event.get("pid")
-        elif event["event"] == "net":
-            now = int(event[key])
-            if more := now - known if now >= known else now:
-                yield event["time"], more
-            known = now
+            pid = event.get("pid")
+            self._known, self._pid = self._known if pid == self._pid else 0, pid
+        if event["event"] != "net":
+            return 0
+        before, self._known = self._known, int(event[self.key])
+        return self._known - before if self._known >= before else self._known
+
+
+def grown(events: Iterable[Event], key: str) -> Iterator[tuple[float, int]]:
+    """(time, how much more) of a counter in a node's `net` events (`Meter`)."""
+    meter = Meter(key)
+    for event in events:
+        if more := meter.more(event):
+            yield event["time"], more

@@ -5,7 +5,9 @@ Nothing is fitted to what the processes then do. Compared are
 
     rounds        that were committed
     round time    the median, from the plan until all members held all means
-    bytes         that a peer sent for each contribution which counted, so that they are of as many rounds
+    payload       encoded contributions and means of committed rounds: bytes that a peer sent for each contribution which counted, so that they are of as
+                  many rounds
+    net           all bytes that peers sent by their `net` events, for each contribution which counted: told, without a target
     training      share of the time that peers ran in which they trained: told, without a target
 
 A run in which something broke, that did not come to what its file expects, or that made no round, is not compared as if it were well: that is a missed
@@ -32,7 +34,7 @@ from farflung.sims.scenario import find_scenario
 from farflung.sims.sim_result import Result
 from farflung.sims.sim_run import run_scenario
 
-ROUNDS, ROUND_S, BYTES = 10.0, 15.0, 2.0
+ROUNDS, ROUND_S, PAYLOAD = 10.0, 15.0, 2.0
 """Percent that virtual time may be off."""
 
 PAGE = "fidelity.md"
@@ -80,7 +82,7 @@ def compared(local: Result, virtual: Result) -> dict[str, Any]:
         for found, what, most in (
             (off["rounds"], "rounds committed", ROUNDS),
             (off["round_s"], "median round", ROUND_S),
-            (off["bytes"], "bytes for each contribution", BYTES),
+            (off["payload"], "payload bytes of rounds for each contribution", PAYLOAD),
         )
     ]
     return {
@@ -106,15 +108,16 @@ def _percent(off: float | None) -> str:
     return "nothing to compare" if off is None else f"{off:+.1f} %"
 
 
-def bytes_per_contribution(one: Result) -> float | None:
-    """That a peer sends; None where nobody has contributed."""
-    return one["sent_bytes"] / one["contributed"] if one["contributed"] else None
+def per_contribution(one: Result, key: str) -> float | None:
+    """Of a figure of all peers; None where nobody has contributed."""
+    return one[key] / one["contributed"] if one["contributed"] else None
 
 
 FIGURES: dict[str, Callable[[Result], float | None]] = {
     "rounds": lambda one: float(one["rounds"]),
     "round_s": lambda one: one["median_round_s"],
-    "bytes": bytes_per_contribution,
+    "payload": lambda one: per_contribution(one, "sent_bytes"),
+    "net": lambda one: per_contribution(one, "net_bytes"),
     "training": lambda one: float(one["training_share"]),
 }
 """What is compared; None where a run has none."""
@@ -131,7 +134,8 @@ HEADINGS = ("", "processes", "virtual time", "off")
 ROWS = (
     ("rounds", "rounds committed", ".0f"),
     ("round_s", "median round, s", ".3f"),
-    ("bytes", "bytes for each contribution", ",.0f"),
+    ("payload", "payload bytes of committed rounds, for each contribution", ",.0f"),
+    ("net", "all bytes that peers sent (`net`), for each contribution", ",.0f"),
     ("training", "share of the time in training", ".3f"),
 )
 """Of FIGURES: key, what it is, how it is written."""

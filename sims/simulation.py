@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from farflung.compression import kernels
-from farflung.node.events import Event
+from farflung.node.events import Event, Meter
 from farflung.node.paths import resolve_paths
 from farflung.sims import clock
 from farflung.sims.fault_playing import play
@@ -73,6 +73,8 @@ class Report:
     """In the newest view."""
     sent_bytes: int = 0
     """Encoded contributions and means that nodes sent for committed rounds."""
+    net_bytes: int = 0
+    """All that nodes sent, as their `net` events have it: bulk and control messages, without what the DHT and encryption add."""
     losses: list[tuple[float, int, float]] = field(default_factory=list)
     """Held-out: seconds, tokens of the swarm, nats per token."""
     round_seconds: list[float] = field(default_factory=list)
@@ -91,9 +93,12 @@ class Report:
     log_sha256: str = ""
     events: list[str] = field(default_factory=list)
     """The log, when it was kept."""
+    _meters: dict[str, Meter] = field(default_factory=dict)
+    """Of what is sent, by public key."""
 
     def note(self, at: float, event: Event) -> None:
         """Count what a node says, in the order of time; `at` is seconds from the beginning."""
+        self.net_bytes += self._meters.setdefault(event["peer"], Meter("sent_bytes")).more(event)
         match event["event"]:
             case "round.commit":
                 self.sent_bytes += int(event["sent_bytes"])

@@ -26,6 +26,7 @@ LOCAL: dict[str, Any] = {
     "rounds": 40,
     "median_round_s": 0.2,
     "sent_bytes": 2_700_000,
+    "net_bytes": 5_400_000,
     "contributed": 270,
     "training_share": 0.8,
     "late_steps": 0.01,
@@ -35,9 +36,15 @@ LOCAL: dict[str, Any] = {
 
 
 def test_what_is_held_to_what() -> None:
-    virtual = LOCAL | {"rounds": 43, "median_round_s": 0.16, "sent_bytes": 3_030_000, "contributed": 300}
+    virtual = LOCAL | {
+        "rounds": 43,
+        "median_round_s": 0.16,
+        "sent_bytes": 3_030_000,
+        "net_bytes": 9_000_000,
+        "contributed": 300,
+    }
     found = compared(LOCAL, virtual)
-    assert found["off_percent"] == {"rounds": 7.5, "round_s": -20.0, "bytes": 1.0, "training": 0.0}
+    assert found["off_percent"] == {"rounds": 7.5, "round_s": -20.0, "payload": 1.0, "net": 50.0, "training": 0.0}
     assert missed(found) == ["median round within 15 %: -20.0 %"]
     page = "\n".join(
         lines(
@@ -46,6 +53,8 @@ def test_what_is_held_to_what() -> None:
     )
     assert "| rounds committed | 40 | 43 | +7.5 % |" in page and "2 processors for all peers" in page
     assert "| median round within 15 % | -20.0 % | **missed** |" in page
+    assert "| payload bytes of committed rounds, for each contribution | 10,000 | 10,100 | +1.0 % |" in page
+    assert "| all bytes that peers sent (`net`), for each contribution | 20,000 | 30,000 | +50.0 % |" in page
 
 
 def test_both_are_played_with_the_same_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +90,14 @@ def test_a_run_that_is_not_well_is_missed_whatever_its_figures_are(broken: dict[
 
 @pytest.mark.parametrize("sides", [("processes",), ("virtual time",), ("processes", "virtual time")])
 def test_a_run_without_rounds_is_missed_and_can_be_told(sides: tuple[str, ...]) -> None:
-    empty = LOCAL | {"rounds": 0, "median_round_s": None, "sent_bytes": 0, "contributed": 0, "training_share": 0.0}
+    empty = LOCAL | {
+        "rounds": 0,
+        "median_round_s": None,
+        "sent_bytes": 0,
+        "net_bytes": 9,
+        "contributed": 0,
+        "training_share": 0.0,
+    }
     local, virtual = (empty if side in sides else LOCAL for side in ("processes", "virtual time"))
     found = compared(local, virtual)
     goals = missed(found)

@@ -37,6 +37,7 @@ from farflung.sims.scenario_plan import key_seeds, prepare, read_scenario
 from farflung.sims.scenario_run import make_playable
 from farflung.sims.simulation import Report, simulate
 from farflung.sims.spans import seconds_by_use
+from farflung.sims.summary import total_bytes
 from farflung.sims.swarm import START_UNIX_S
 from farflung.training.pipeline_slice import StageSlice
 
@@ -205,8 +206,19 @@ def test_figures_from_events_are_those_that_a_simulation_keeps_itself(small: Sce
     report = Report(0, 3, known.schedule)
     steps_s = [prepared.plan.outfit.seconds(peer, "train") for peer in range(3)]
     fill_report(report, keys, steps_s, events, done, START_UNIX_S, START_UNIX_S + small.duration_s)
-    for name in ("commits", "rounds", "contributed", "missed", "tokens", "members", "sent_bytes", "round_seconds"):
+    for name in (
+        "commits",
+        "rounds",
+        "contributed",
+        "missed",
+        "tokens",
+        "members",
+        "sent_bytes",
+        "net_bytes",
+        "round_seconds",
+    ):
         assert getattr(report, name) == getattr(known, name), name
+    assert report.net_bytes == sum(total_bytes(own, "sent_bytes") for own in events.values()) > report.sent_bytes
     assert any(isinstance(fault, Kill) for _, fault in done), "or this tests less"
     assert report.rounds >= 5 and report.labour[1].running_s == pytest.approx(51.0, abs=0.1)
     for told, true in zip(report.labour, known.labour, strict=True):
