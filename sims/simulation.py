@@ -17,6 +17,7 @@ from farflung.sims.faults import Fault, Schedule
 from farflung.sims.hub import Backbone, MemoryHub
 from farflung.sims.judge import Judge
 from farflung.sims.links import LinkModel
+from farflung.sims.logs import Chain, chain_of, stage_of
 from farflung.sims.nat import Nat
 from farflung.sims.pipeline_recoveries import Recovered
 from farflung.sims.swarm import START_UNIX_S, Labour, Outfit, Swarm, verdict
@@ -63,7 +64,7 @@ class Report:
     commits: int = 0
     rounds: int = 0
     contributed: int = 0
-    """Contributions that rounds counted."""
+    """Contributions that rounds counted: of a pipeline those of all stages, as `missed` and `sent_bytes` are, with which it is compared."""
     missed: int = 0
     """Contributions that missed their round."""
     repairs: int = 0
@@ -78,7 +79,7 @@ class Report:
     losses: list[tuple[float, int, float]] = field(default_factory=list)
     """Held-out: seconds, tokens of the swarm, nats per token."""
     round_seconds: list[float] = field(default_factory=list)
-    """From the plan until all members held all means, as the proposer saw it, by round."""
+    """From the plan until all members held all means, as the proposer saw it, by round; of a pipeline, as `rounds` are, those of stage 0."""
     labour: list[Labour] = field(default_factory=list)
     """By peer."""
     recoveries: list[Recovered] = field(default_factory=list)
@@ -95,6 +96,8 @@ class Report:
     """The log, when it was kept."""
     _meters: dict[str, Meter] = field(default_factory=dict)
     """Of what is sent, by public key."""
+    _timed: set[tuple[Chain, int]] = field(default_factory=set)
+    """Heights in `round_seconds`."""
 
     def note(self, at: float, event: Event) -> None:
         """Count what a node says, in the order of time; `at` is seconds from the beginning."""
@@ -103,7 +106,9 @@ class Report:
             case "round.commit":
                 self.sent_bytes += int(event["sent_bytes"])
                 self.contributed += bool(event["contributed"])
-                if int(event["version"]) > len(self.round_seconds):
+                place = chain_of(event), int(event["round"])
+                if stage_of(event) == 0 and place not in self._timed:
+                    self._timed.add(place)
                     self.round_seconds.append(float(event["seconds"]))
             case "round.missed":
                 self.missed += 1
