@@ -107,7 +107,8 @@ def node(tmp_path: Path, number: int, events: list[dict[str, object]]) -> DemoNo
         swarm_name="demo",
     )
     one.swarm.folder.mkdir(parents=True)
-    one.swarm.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    heading = {"time": 1.0, "swarm": "demo", "peer": "ab" * 32, "height": 0, "version": 0, "step": 0}
+    one.swarm.events.write_text("".join(json.dumps(heading | event) + "\n" for event in events))
     return one
 
 
