@@ -8,7 +8,7 @@ that is judged: it counts votes, follows the samples, and computes means and out
     3  the dead cost only their own      a cut leaves nobody out whom all owners hold that it keeps (`cuts`); in calm, no part of a round is left out
     4  divide by contributors            the step of a round is the mean that its contributors' pseudo-gradients and tokens give
     5  one history                       one commit per height, each by a majority of valid signatures of the view before; nobody takes back what
-                                         it promised or voted for, killed and started again or not
+                                         it promised or voted for, killed and started again or not, so that is on disk before it is sent (`votes`)
     6  each sample once                  the intervals of done, held, free and suspended tile [0, cursor); who contributes, contributes what is counted
     7  exactly-once accumulation         as 4: a contribution that counts twice makes another mean; and nobody sends one twice under one plan, as whoever
                                          takes up a plan again that is under way or over
@@ -38,6 +38,7 @@ from farflung.sims.audit import HONEST_REFUSALS
 from farflung.sims.cuts import Cuts
 from farflung.sims.outer_audit import taken_step
 from farflung.sims.swarm import Swarm
+from farflung.sims.votes import Votes
 from farflung.training.outer import OuterState
 
 KEPT_GRADIENTS = 8
@@ -60,17 +61,6 @@ _envelopes = msgspec.msgpack.Decoder(Envelope)
 
 
 @dataclass(slots=True)
-class Word:
-    """What a member of the consensus is bound by, at one height."""
-
-    height: int
-    promised: int = 0
-    """Ballot below which it votes for nothing."""
-    voted: tuple[int, bytes] | None = None
-    """Ballot of its last vote, and what for."""
-
-
-@dataclass(slots=True)
 class Judge:
     """See the module."""
 
@@ -88,8 +78,7 @@ class Judge:
     """By peer and height, what has been compared with `history`."""
     _certificates: dict[int, list[Certified]] = field(default_factory=dict)
     """By height, those whose votes have been counted."""
-    _words: dict[PeerId, Word] = field(default_factory=dict)
-    """What each peer has promised and voted for at the height that it last spoke of."""
+    _votes: Votes = field(init=False)
     _heard: bytes = b""
     """The last message; a broadcast is heard once."""
     _done: list[tuple[int, int]] = field(default_factory=list)
@@ -110,6 +99,9 @@ class Judge:
 
     _planned_in_calm: set[int] = field(default_factory=set)
     """Heights of rounds."""
+
+    def __post_init__(self) -> None:
+        self._votes = Votes(lambda detail: self.violate(5, detail))
 
     def violate(self, which: int, detail: str) -> None:
         if (which, detail) not in self._verdicts:
@@ -141,7 +133,9 @@ class Judge:
         message = messages.decode(envelope.body, peer=sender)
         match message:
             case Promise() | Voted():
-                self._on_word(sender, message)
+                index = self.swarm.ids.index(sender)
+                settings = self.swarm.outfit.terms.settings
+                self._votes.on_word(index, message, settings.swarm, self.swarm.saved_vote(index))
             case Plan():
                 self._cuts.plan(plan_id(self.swarm.outfit.terms.settings.swarm, message), message)
             case Collected():
@@ -161,26 +155,6 @@ class Judge:
         for left_out in self._cuts.thrown_away(message, sender, proposer.collected.get(sender)):
             whose = f"the contribution of peer {self.swarm.ids.index(left_out)}"
             self.violate(3, f"round {proposer.plan.height} throws {whose} away, which all owners hold that it keeps")
-
-    def _on_word(self, sender: PeerId, message: Promise | Voted) -> None:
-        word = self._words.get(sender)
-        if word is None or word.height < message.height:
-            word = self._words[sender] = Word(message.height)
-        if message.height == word.height:
-            self._hold_to(word, message, self.swarm.ids.index(sender))
-
-    def _hold_to(self, word: Word, message: Promise | Voted, index: int) -> None:
-        """Paxos rests on this: a promise bars lower ballots, and every later promise tells of the last vote."""
-        where = f"height {message.height}"
-        if message.ballot < word.promised:
-            self.violate(5, f"peer {index} was at ballot {word.promised} of {where} and speaks at {message.ballot}")
-        word.promised = max(word.promised, message.ballot)
-        if isinstance(message, Voted):
-            if word.voted is not None and word.voted[0] == message.ballot and word.voted[1] != message.digest:
-                self.violate(5, f"peer {index} voted for two commits at ballot {message.ballot} of {where}")
-            word.voted = (message.ballot, message.digest)
-        elif word.voted is not None and (message.accepted is None or message.accepted.ballot < word.voted[0]):
-            self.violate(5, f"peer {index} promises as if it had not voted at ballot {word.voted[0]} of {where}")
 
     def on_event(self, index: int, event: Event) -> None:
         if self.swarm.ids[index] in self.swarm.attackers:

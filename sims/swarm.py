@@ -17,7 +17,7 @@ from farflung.node.facilities import Facilities, Facts
 from farflung.node.learner import WholeLearner
 from farflung.node.peer import Peer
 from farflung.node.replica_peer import ReplicaPeer
-from farflung.node.storage import newest_history
+from farflung.node.storage import SavedVote, newest_history
 from farflung.node.terms import Terms
 from farflung.protocol.chain import founded
 from farflung.protocol.keys import PeerId, Signer, short
@@ -137,6 +137,10 @@ class Swarm:
             self._starting = Processors(self.outfit.processors)
             self.hub.handled_at = lambda now: shared.reserve(self.outfit.message_s, now)
             self.hub.read_at = lambda now: shared.reserve(self.outfit.write_s, now)
+
+    def saved_vote(self, peer: int) -> SavedVote | None:
+        """What a peer's disk says that it has promised and voted for."""
+        return self.disks[peer].vote
 
     # ---- fault_playing.Processes -------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@
 Run as a script this module looks for them anew: `python tests/sims/test_broken.py [NAME …]`.
 """
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,13 +17,14 @@ from torch import Tensor
 from farflung.compression.codec import Payload
 from farflung.node.catchup import Catchup
 from farflung.node.exchange import Exchange
+from farflung.node.executor import Executor
 from farflung.node.residuals import Residuals
 from farflung.node.statesync import Download
 from farflung.node.trainer import Trainer
 from farflung.protocol import chain, ledger, patience, planning, proposer
 from farflung.protocol.attendance import Attendance
 from farflung.protocol.chain import Certified, RoundResult, Vote
-from farflung.protocol.effects import Effect, Reduce, Send
+from farflung.protocol.effects import Effect, Reduce, SaveVote, Send
 from farflung.protocol.ledger import Ledger, Suspended
 from farflung.protocol.messages import Committed
 from farflung.protocol.participation import Participation
@@ -145,6 +147,19 @@ def commits_without_votes(monkeypatch: pytest.MonkeyPatch) -> None:
 @broken
 def forgets_its_vote_when_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryStorage, "load_vote", lambda self: None)
+
+
+@broken
+def tells_of_its_vote_before_it_is_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    execute = Executor._execute
+
+    async def hurry(self: Executor, effect: Effect, group: asyncio.TaskGroup) -> None:
+        if isinstance(effect, SaveVote):
+            group.create_task(execute(self, effect, group))
+        else:
+            await execute(self, effect, group)
+
+    monkeypatch.setattr(Executor, "_execute", hurry)
 
 
 @broken
@@ -277,6 +292,7 @@ CAUGHT: dict[str, tuple[int, int]] = {
     "owner_keeps_its_part_unquantised": (0, 1),
     "decides_without_a_quorum": (0, 5),
     "commits_without_votes": (0, 5),
+    "tells_of_its_vote_before_it_is_on_disk": (0, 5),
     "says_nothing_of_why_it_missed": (0, 9),
     "hands_a_window_out_twice": (0, 6),
     "frees_samples_that_are_still_leased": (0, 6),
