@@ -223,16 +223,19 @@ class Judge:
         mean, step = taken_step(
             self.swarm.outfit.terms.rule(commit), (params, momentum), (outer.params, outer.momentum)
         )
-        stepped = params.clone()
-        for part in commit.round.parts:
-            if part.digest:  # other fragments, and parts left out for everybody alike, do not move
-                stepped[part.start : part.stop] -= step[part.start : part.stop]
+        parts = [slice(part.start, part.stop) for part in commit.round.parts if part.digest]
+        stepped, stays = params.clone(), torch.ones_like(params, dtype=torch.bool)
+        for part in parts:
+            stepped[part] -= step[part]
+            stays[part] = False
         if (stepped - outer.params).abs().max() > ROUNDING:
             self.violate(2, f"version {version} is not one outer step from version {version - 1}")
+        for what, was, is_ in (("parameters", params, outer.params), ("momentum", momentum, outer.momentum)):
+            if not _same_bits(was[stays], is_[stays]):  # other fragments, and parts left out for everybody alike
+                self.violate(2, f"version {version} has other {what} than {version - 1} where its round moved nothing")
         shares = self._shares(commit, parent)
         if shares is None or not self.exact_means:
             return
-        parts = [slice(part.start, part.stop) for part in commit.round.parts if part.digest]
         got, *coded = (torch.cat([vector[part] for part in parts]) for vector in (mean, *shares))
         wanted = torch.stack(coded).sum(dim=0)
         scale = torch.maximum(wanted.norm(), torch.stack(coded).norm())  # errors of contributions are independent

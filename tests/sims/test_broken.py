@@ -35,13 +35,16 @@ from farflung.sims.toy import MemoryStorage
 from farflung.training.coupled import Coupled, Update
 
 
-def run(seed: int) -> Report:
+def run(seed: int, fragments: int = 1) -> Report:
     """A small swarm in which something goes wrong every few seconds, until the judge objects."""
-    plan = brisk_plan(seed, churn_s=80.0, calm_s=10.0, fragments=1)
+    plan = brisk_plan(seed, churn_s=80.0, calm_s=10.0, fragments=fragments)
     return simulate(replace(plan, calm_s=0.0, stop_when_broken=True))
 
 
-broken = Broken(lambda name, seed: run(seed).violations, neighbours=16)
+FRAGMENTS = {"lets_the_momentum_of_other_fragments_decay": 3}
+"""That a model has, where what is broken shows only with several."""
+
+broken = Broken(lambda name, seed: run(seed, FRAGMENTS.get(name, 1)).violations, neighbours=16)
 
 
 # ---- the reduction -------------------------------------------------------------------------------------------------
@@ -269,6 +272,20 @@ def applies_a_repeated_commit_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @broken
+def lets_the_momentum_of_other_fragments_decay(monkeypatch: pytest.MonkeyPatch) -> None:
+    apply = Coupled.apply
+
+    def decay(
+        self: Coupled, updates: Sequence[Update], *, contributed: bool, told: Mapping[int, Tensor] | None = None
+    ) -> None:
+        apply(self, updates, contributed=contributed, told=told)
+        moved = {number for start, stop, _ in updates for number in range(start, stop)}
+        self.outer.momentum[[number for number in range(self.num_parameters) if number not in moved]] *= 0.5
+
+    monkeypatch.setattr(Coupled, "apply", decay)
+
+
+@broken
 def accepts_state_of_a_stale_version(monkeypatch: pytest.MonkeyPatch) -> None:
     async def as_it_is(self: Catchup, download: Download, version: int) -> None:
         download.have.update(dict.fromkeys(download.have, version))
@@ -301,6 +318,7 @@ CAUGHT: dict[str, tuple[int, int]] = {
     "loses_progress_with_a_missed_round": (0, 2),
     "keeps_progress_that_was_counted": (0, 2),
     "moves_for_a_round_that_failed": (1, 1),
+    "lets_the_momentum_of_other_fragments_decay": (0, 2),
     "accepts_state_of_a_stale_version": (13, 1),
     "forgets_its_vote_when_killed": (1, 5),
     "applies_a_repeated_commit_again": (0, 2),
