@@ -13,12 +13,12 @@ that is judged: it counts votes, follows the samples, and computes means and out
     7  exactly-once accumulation         as 4: a contribution that counts twice makes another mean; and nobody sends one twice under one plan, as whoever
                                          takes up a plan again that is under way or over
     8  bad messages are typed errors     honest nodes refuse nothing but what is late or repeated, and no node crashes
-    9  a missed round has a reason       whoever sent a contribution that was not counted has said why
+    9  a missed round has a reason       whoever sent a contribution that was not counted has said why (`debts`)
     0  the swarm lives                   in calm, rounds go on and nobody is left behind
 """
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -36,6 +36,7 @@ from farflung.protocol.messages import Collected, Cut, Forward, Plan, Promise, V
 from farflung.protocol.proposer import plan_id
 from farflung.sims.audit import HONEST_REFUSALS
 from farflung.sims.cuts import Cuts
+from farflung.sims.debts import Debts
 from farflung.sims.outer_audit import taken_step
 from farflung.sims.swarm import Swarm
 from farflung.sims.votes import Votes
@@ -94,8 +95,8 @@ class Judge:
     _cuts: Cuts = field(default_factory=Cuts)
     _well_at: dict[int, float] = field(default_factory=dict)
     """By peer, when it was last found well, seconds of the simulation's clock."""
-    _owing: dict[int, int] = field(default_factory=dict)
-    """By peer that sent a contribution and has not heard what became of it: the height of its round."""
+    _debts: defaultdict[int, Debts] = field(default_factory=lambda: defaultdict(Debts))
+    """By peer."""
 
     _planned_in_calm: set[int] = field(default_factory=set)
     """Heights of rounds."""
@@ -111,6 +112,8 @@ class Judge:
     # ---- as it happens -----------------------------------------------------------------------------------------
 
     def on_gradient(self, index: int, samples: tuple[int, ...], gradient: Tensor) -> None:
+        for height in self._debts[index].sent_samples(samples, self._rounds()):
+            self.violate(9, f"peer {index} does not say what became of what it sent to round {height}")
         kept = self._gradients.setdefault(index, OrderedDict())
         kept[samples] = gradient.clone()
         while len(kept) > KEPT_GRADIENTS:
@@ -161,15 +164,15 @@ class Judge:
             return  # it may say anything
         match event["event"]:
             case "node.start":
-                self._owing.pop(index, None)
+                self._debts.pop(index, None)
                 self._plans.pop(index, None)
             case "round.scatter":
-                self._owing[index] = int(event["round"])
+                self._debts[index].sent(int(event["round"]))
                 self._on_scatter(index, int(event["round"]), str(event["plan"]))
             case "round.plan" if self.calm:
                 self._planned_in_calm.add(int(event["round"]))
             case "round.missed":
-                self._owing.pop(index, None)
+                self._debts[index].excused(self._rounds())
                 if not event["reason"]:
                     self.violate(9, f"peer {index} missed a round without a reason")
             case "round.commit":
@@ -193,21 +196,23 @@ class Judge:
         version, digest = int(event["version"]), str(event["digest"])
         if self._digests.setdefault(version, digest) != digest:
             self.violate(1, f"peer {index} holds other bytes at version {version}")
-        # To the next round it may have contributed before it applies this one.
-        if self._owing.get(index, math.inf) <= int(event["round"]):
-            owed = self._owing.pop(index)
-            if not event["contributed"] and not self._counted(index, owed):
-                self.violate(9, f"peer {index} does not say why round {event['round']} missed its contribution")
         if int(event["round"]) in self._planned_in_calm and event["parts_left_out"]:
             self.violate(3, f"round {event['round']} left parts out, and nobody was gone")
         self._look_at_history(index)
+        self._check_debts(index, int(event["round"]))
         self._check_step(index, version, int(event["round"]))
 
-    def _counted(self, index: int, height: int) -> bool:
-        """Whether a round counts a peer, by its own history: it may have the outer state after that round from others, and say nothing of the round."""
-        history = [certified.commit for certified in self.swarm.peers[index].member.history]
-        rounds = [commit.round for commit in history if commit.height == height and commit.round is not None]
-        return any(one.peer == self.swarm.ids[index] for round_ in rounds for one in round_.contributors)
+    def _check_debts(self, index: int, height: int) -> None:
+        """What a peer had sent until the round that it has applied: by the history, for it may have the outer state after a round from others, and say nothing of the round."""
+        for sent, by in self._debts[index].committed(height, self._rounds()):
+            round_ = self.history[by].round
+            assert round_ is not None
+            if self.swarm.ids[index] not in {one.peer for one in round_.contributors}:
+                self.violate(9, f"peer {index} does not say why round {by} missed what it sent to round {sent}")
+
+    def _rounds(self) -> list[int]:
+        """Heights of the rounds of the history."""
+        return [height for height, commit in self.history.items() if commit.round is not None]
 
     def _check_step(self, index: int, version: int, height: int) -> None:
         """The step from the last version to this one, as the first peer took it (invariants 4 and 7)."""

@@ -24,7 +24,7 @@ from farflung.node.trainer import Trainer
 from farflung.protocol import chain, ledger, patience, planning, proposer
 from farflung.protocol.attendance import Attendance
 from farflung.protocol.chain import Certified, RoundResult, Vote
-from farflung.protocol.effects import Effect, Reduce, SaveVote, Send
+from farflung.protocol.effects import Effect, Reduce, RoundOver, SaveVote, Send
 from farflung.protocol.ledger import Ledger, Suspended
 from farflung.protocol.messages import Committed
 from farflung.protocol.participation import Participation
@@ -171,6 +171,20 @@ def says_nothing_of_why_it_missed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @broken
+def gives_up_what_it_has_sent_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    execute = Executor._execute
+
+    async def silent(self: Executor, effect: Effect, group: asyncio.TaskGroup) -> None:
+        match effect:
+            case RoundOver(None, contributed=False):
+                self._trainer.over()
+            case _:
+                await execute(self, effect, group)
+
+    monkeypatch.setattr(Executor, "_execute", silent)
+
+
+@broken
 def accepts_replayed_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Attendance, "has_seen", lambda self, plan: False)
 
@@ -311,6 +325,7 @@ CAUGHT: dict[str, tuple[int, int]] = {
     "commits_without_votes": (0, 5),
     "tells_of_its_vote_before_it_is_on_disk": (0, 5),
     "says_nothing_of_why_it_missed": (0, 9),
+    "gives_up_what_it_has_sent_without_a_word": (8, 9),
     "hands_a_window_out_twice": (0, 6),
     "frees_samples_that_are_still_leased": (0, 6),
     "forgets_the_samples_of_the_dead": (0, 6),
