@@ -20,6 +20,7 @@ from farflung.sims.links import LinkModel
 from farflung.sims.logs import Chain, chain_of, stage_of
 from farflung.sims.nat import Nat
 from farflung.sims.pipeline_recoveries import Recovered
+from farflung.sims.roll_call import RollCall
 from farflung.sims.swarm import START_UNIX_S, Labour, Outfit, Swarm, verdict
 from farflung.sims.trail import Sink, Trail
 
@@ -143,6 +144,7 @@ class _Run:
         self._trail = Trail(keep, sink, report.events)
         self._judge = Judge(broken=self._broken, exact_means=plan.exact_means)
         self._is_broken = asyncio.Event()
+        self._roll_call: RollCall
         self._now = 0.0
         """Seconds from the beginning when something was logged last."""
 
@@ -161,13 +163,14 @@ class _Run:
         hub.on_delivery = judge.on_delivery
         async with asyncio.TaskGroup() as group:
             swarm = judge.swarm = Swarm(plan.outfit, hub, group, self._on_event, judge.on_gradient, self._on_crash)
+            self._roll_call = self._make_roll_call(swarm)
             if plan.links is not None:
                 for index, peer in enumerate(swarm.ids):
                     hub.set_link(peer, plan.links(index))
             if plan.nats is not None:
                 for index, peer in enumerate(swarm.ids):
                     hub.set_nat(peer, plan.nats(index))
-            helpers = [group.create_task(self._watch())]
+            helpers = [group.create_task(self._watch()), group.create_task(self._calm_down())]
             if meddler is not None:
                 helpers.append(group.create_task(_meddle(meddler, swarm)))
             story = group.create_task(self._story(swarm))
@@ -207,21 +210,38 @@ class _Run:
         if not plan.calm_s:
             return
         rounds = judge.rounds
-        # A message that is lost twice can cost a part: then nothing has to have gone wrong besides.
-        lossy = plan.links is not None and any(plan.links(peer).drop for peer in range(plan.schedule.num_peers))
-        judge.calm = not lossy and plan.schedule.duration_s >= plan.schedule.calm_from + plan.calm_s / 3
+        judge.calm = self._roll_call.has_begun
         await asyncio.sleep(plan.calm_s / 3)
         judge.look()
         newest = judge.history.get(max(judge.history, default=0))
         finished = newest is not None and plan.outfit.terms.settings.rules.finished(newest)
-        if swarm.peers and judge.rounds == rounds and not finished:
+        if swarm.expected and judge.rounds == rounds and not finished:
             judge.violate(0, "no round in the calm stretch")
         judge.check_end()
+        self._roll_call.end()
+
+    async def _calm_down(self) -> None:
+        """Some time after the last thing has gone wrong all must be well, where there is so much time left, and messages are not lost all the time."""
+        plan = self._plan
+        since_s = plan.schedule.calm_from + plan.calm_s / 3
+        if plan.calm_s and plan.schedule.duration_s >= since_s and not self._is_lossy():
+            await asyncio.sleep(since_s)
+            self._roll_call.begin()
+
+    def _is_lossy(self) -> bool:
+        """Whether a message may be lost: twice, and it can cost a part, and nothing has to have gone wrong besides."""
+        links = self._plan.links
+        return links is not None and any(links(peer).drop for peer in range(self._plan.schedule.num_peers))
+
+    def _make_roll_call(self, swarm: Swarm) -> RollCall:
+        plan = self._plan
+        return RollCall(swarm, self._judge, alike=plan.links is None)
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
             self._judge.look()
+            self._roll_call.look()
             self._judge.look_who_is_well()
 
     # ---- the log -----------------------------------------------------------------------------------------------
@@ -231,6 +251,8 @@ class _Run:
         self._trail.event(index, event)
         self._report.note(self._now, event)
         self._judge.on_event(index, event)
+        if event["event"] == "round.missed":
+            self._roll_call.missed(index)
 
     def _on_fault(self, line: str, fault: Fault | None) -> None:
         self._trail.log(None, "fault", {"what": line})

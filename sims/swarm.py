@@ -111,6 +111,8 @@ class Swarm:
     on_crash: Callable[[int, Exception], None]
     peers: dict[int, Peer] = field(default_factory=dict)
     """Nodes that run."""
+    expected: set[int] = field(default_factory=set)
+    """Who was started and neither told to leave nor killed since."""
     learners: dict[int, SimLearner] = field(default_factory=dict)
     """By peer, of its last process."""
     ids: list[PeerId] = field(init=False)
@@ -145,9 +147,11 @@ class Swarm:
     # ---- fault_playing.Processes -------------------------------------------------------------------------------
 
     def start(self, peer: int) -> None:
+        self.expected.add(peer)
         self._lives.start(peer)
 
     def leave(self, peer: int) -> None:
+        self.expected.discard(peer)
         if self._lives.take_back(peer):
             return  # it is not up yet
         if peer in self.peers:
@@ -156,6 +160,7 @@ class Swarm:
             self.tasks[peer].cancel()  # it is not up yet
 
     def kill(self, peer: int) -> None:
+        self.expected.discard(peer)
         self.peers.pop(peer, None)
         self._lives.kill(peer)
 
