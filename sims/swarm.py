@@ -112,7 +112,7 @@ class Swarm:
     peers: dict[int, Peer] = field(default_factory=dict)
     """Nodes that run."""
     expected: set[int] = field(default_factory=set)
-    """Who was started and neither told to leave nor killed since."""
+    """Who was started and since then neither told to leave nor killed, nor has crashed."""
     learners: dict[int, SimLearner] = field(default_factory=dict)
     """By peer, of its last process."""
     ids: list[PeerId] = field(init=False)
@@ -131,7 +131,7 @@ class Swarm:
     def __post_init__(self) -> None:
         self.ids = [signer.peer_id for signer in self.outfit.signers]
         self.attackers = frozenset(peer for index, peer in enumerate(self.ids) if self.outfit.attacks(index))
-        self._lives = Lives(self._live, self.ids, self.group, self.tasks)
+        self._lives = Lives(self._live_or_crash, self.ids, self.group, self.tasks)
         self.disks = [MemoryStorage() for _ in self.outfit.signers]
         self.labour = [Labour() for _ in self.outfit.signers]
         if self.outfit.processors:
@@ -169,6 +169,13 @@ class Swarm:
 
     # ---- one life ----------------------------------------------------------------------------------------------
 
+    async def _live_or_crash(self, index: int) -> None:
+        try:
+            await self._live(index)
+        except Exception as error:  # noqa: BLE001  a process that crashes is a finding, and the others go on, as in life
+            self.expected.discard(index)
+            self.on_crash(index, innermost(error))
+
     async def _live(self, index: int) -> None:
         outfit = self.outfit
         if outfit.start_s:
@@ -183,6 +190,15 @@ class Swarm:
             if attacks
             else MemoryNetwork(self.hub, me)
         )
+        try:
+            await self._live_on(index, network)
+        finally:
+            await network.close()
+
+    async def _live_on(self, index: int, network: MemoryNetwork) -> None:
+        """The life of a node on its network."""
+        outfit, signer = self.outfit, self.outfit.signers[index]
+        me, attacks = signer.peer_id, outfit.attacks(index)
         log = EventLog(None, swarm="sim", peer=short(me), clock=self.hub.loop.time)
         log.subscribe(lambda event: self.on_event(index, event))
         learner = outfit.learner(index)
@@ -216,14 +232,11 @@ class Swarm:
         began = self.hub.now()
         try:
             await peer.run(anchor=anchor, history=history, known=known)
-        except Exception as error:  # noqa: BLE001  a process that crashes is a finding, and the others go on, as in life
-            self.on_crash(index, innermost(error))
         finally:
             self.labour[index].running_s += self.hub.now() - began
             self.labour[index].break_off(self.hub.now())
             if self.peers.get(index) is peer:
                 del self.peers[index]
-            await network.close()
 
     def _seconds(self, index: int, name: str) -> float:
         slowness, asleep = self.slowness.get(index, 1.0), self.outfit.asleep
