@@ -38,8 +38,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     seed: int
     scenario: Scenario
     num_peers: int
-    founder: int | None = None
-    """Who founds the swarm; None: the first to start, as in files from before this was written."""
+    founder: int
+    """Who founds the swarm."""
     duration_s: float
     calm_s: float
     faults: list[dict[str, Any]]
