@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, MutableMapping
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -30,6 +31,17 @@ Subscriber = Callable[[Event], None]
 FOLLOW_EVENTS = 1024
 """Events waiting for one follower. A stuck terminal loses the oldest beyond this; the file loses nothing."""
 
+
+HEADING: dict[str, type | tuple[type, ...]] = {
+    "event": str,
+    "time": (int, float),
+    "swarm": str,
+    "peer": str,
+    "height": int,
+    "version": int,
+    "step": int,
+}
+"""What every line has."""
 
 MAX_LOG_BYTES = 256 << 20
 """Of a log's file, and of the one before it: at a step a second each has more than a week."""
@@ -205,7 +217,7 @@ def kept_events(path: Path) -> Iterator[Event]:
 def read_events(path: Path) -> Iterator[Event]:
     """Events of one file, oldest first. A torn last line (the node was killed while writing) is left out.
 
-    Raises ConfigError naming file and line when any other line is no JSON object.
+    Raises ConfigError naming file and line when any other line is no JSON object, or lacks what every event has (HEADING).
     """
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -215,8 +227,11 @@ def read_events(path: Path) -> Iterator[Event]:
                 event = json.loads(line)
             except ValueError as error:
                 raise ConfigError(f"{path}, line {number}: not JSON ({error})") from error
-            if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+            if not isinstance(event, dict):
                 raise ConfigError(f"{path}, line {number}: not an event")
+            for key, kind in HEADING.items():
+                if not isinstance(event.get(key), kind):
+                    raise ConfigError(f"{path}, line {number}: not an event, which has `{key}` (docs/events.md)")
             yield event
 
 
@@ -238,15 +253,29 @@ def _cut_torn_line(path: Path) -> None:
             file.truncate(keep)
 
 
-def grown(events: Iterable[Event], key: str) -> Iterator[tuple[float, int]]:
-    """(time, how much more) of a counter in a node's `net` events. It counts on when the node moves to another stage, and from nothing in a new process: there
+@dataclass(slots=True)
+class Meter:
+    """Reads a counter in the `net` events of one node. It counts on when the node moves to another stage, and from nothing in a new process: there
     `node.start` has another `pid`, but under simulation, where the counter falls."""
-    known, pid = 0, None
-    for event in events:
+
+    key: str
+    _known: int = 0
+    _pid: int | None = None
+
+    def more(self, event: Event) -> int:
+        """By how much it has grown with the node's next event."""
         if event["event"] == "node.start":
-            known, pid = known if event.get("pid") == pid else 0, event.get("pid")
-        elif event["event"] == "net":
-            now = int(event[key])
-            if more := now - known if now >= known else now:
-                yield event["time"], more
-            known = now
+            pid = event.get("pid")
+            self._known, self._pid = self._known if pid == self._pid else 0, pid
+        if event["event"] != "net":
+            return 0
+        before, self._known = self._known, int(event[self.key])
+        return self._known - before if self._known >= before else self._known
+
+
+def grown(events: Iterable[Event], key: str) -> Iterator[tuple[float, int]]:
+    """(time, how much more) of a counter in a node's `net` events (`Meter`)."""
+    meter = Meter(key)
+    for event in events:
+        if more := meter.more(event):
+            yield event["time"], more

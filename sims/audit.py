@@ -23,6 +23,7 @@ from itertools import pairwise
 from typing import Any
 
 from farflung.node.events import Event
+from farflung.sims.debts import Debts
 from farflung.sims.facts import KILLED
 from farflung.sims.intervals import length
 from farflung.sims.logs import Chain, Logs, Place, chain_of, samples_of
@@ -228,12 +229,15 @@ def check_misses(logs: Logs) -> Check:
         if not e["reason"].strip()
     ]
     contributors = {place: said[0]["contributors"] for place, said in logs.rounds.items()}
+    rounds: dict[Chain, list[int]] = defaultdict(list)
+    for chain, height in logs.rounds:
+        rounds[chain].append(height)
     sent = 0
     for peer, events in logs.lives:
         for chain, own in _by_chain(events).items():
             sent += sum(event["event"] == "round.scatter" for event in own)
-            for begun, height in _unheard(own):
-                if not any(peer in contributors.get((chain, at), ()) for at in range(begun, height + 1)):
+            for begun, by in _unexcused(own, rounds[chain]):
+                if peer not in contributors[chain, by]:
                     broken.append(
                         f"{logs.name(peer)} sent a contribution to round {begun}{_of(chain)}, and nothing says what became of it"
                     )
@@ -241,19 +245,17 @@ def check_misses(logs: Logs) -> Check:
     return Check(which=9, what=what, count=len(told) + sent, broken=broken)
 
 
-def _unheard(events: list[Event]) -> Iterator[tuple[int, int]]:
-    """Rounds to which a node sent a contribution, and the next it committed without it and without a reason."""
-    begun: int | None = None
+def _unexcused(events: list[Event], rounds: list[int]) -> Iterator[tuple[int, int]]:
+    """Of a life on a chain that has these rounds: to which round it sent a contribution without giving a reason why none counts it, and which had to."""
+    debts = Debts()
     for event in events:
         match event["event"]:
             case "round.scatter":
-                begun = event["round"]
+                debts.sent(event["round"])
             case "round.missed":
-                begun = None
-            case "round.commit" if begun is not None and event["round"] >= begun:
-                if not event["contributed"]:
-                    yield begun, event["round"]
-                begun = None
+                debts.excused(rounds)
+            case "round.commit":
+                yield from debts.committed(event["round"], rounds)
 
 
 CHECKS: tuple[Callable[[Logs], Check], ...] = (

@@ -14,13 +14,15 @@ from farflung.sims.bandwidth import PEERS, SHARE
 from farflung.sims.bandwidth_page import write_page
 from farflung.sims.bandwidth_plot import plot_utilisation
 from farflung.sims.bandwidth_table import THRESHOLDS, Row, agreement, all_rows, differences, grid
+from farflung.sims.outputs import check_outputs
 
 
 def run_bandwidth(*, as_json: bool = False, plot: Path | None = None, page: Path | None = None) -> dict[str, Any]:
     """Compute, show, draw into the PNG `plot`, write the page into the folder `page`; returns what `--json` prints.
 
-    Raises OSError when a file cannot be written.
+    Raises ConfigError when a file cannot be written.
     """
+    check_outputs(files=[plot], folders=[page])
     rows = all_rows()
     found = agreement(rows)
     plain = {
@@ -32,14 +34,14 @@ def run_bandwidth(*, as_json: bool = False, plot: Path | None = None, page: Path
         "agreement": asdict(found) | {"share": found.share},
         "differences": differences(rows),
     }
-    if plot is not None:
-        plot_utilisation(rows, plot)
-    if page is not None:
-        write_page(page, rows)
     if as_json:
         sys.stdout.write(json.dumps(plain, indent=2) + "\n")
     else:
         _show(rows, Console())
+    if plot is not None:
+        plot_utilisation(rows, plot)
+    if page is not None:
+        write_page(page, rows)
     return plain
 
 

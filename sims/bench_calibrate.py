@@ -29,18 +29,19 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from farflung.node.identity import Identity
 from farflung.node.network import PeerId
 from farflung.node.recipe import Recipe
-from farflung.node.runner import run_loop
 from farflung.sims.bench_workers import BenchError
 from farflung.sims.calibrate_ways import measure_ways
 from farflung.sims.churn import make_schedule
 from farflung.sims.costs import PASSES, Costs, write_costs
-from farflung.sims.facts import load_events
+from farflung.sims.facts import event_files, load_events
 from farflung.sims.local_node import CALLS
 from farflung.sims.local_run import found_locally, start_seconds, step_seconds
+from farflung.sims.outputs import check_outputs
 from farflung.sims.scenario import Scenario, parse_scenario
 from farflung.sims.scenario_plan import prepare, read_scenario
 from farflung.sims.simulation import simulate
 from farflung.sims.swarm import Swarm
+from farflung.sims.told_to_end import orderly_end, run_until_told
 
 SIZES = ("1m", "10m")
 """Presets; both take parts of a megabyte or more, and the larger one a step of some tenths of a second."""
@@ -96,11 +97,10 @@ class Run:
 
 def run_calibrate(*, as_json: bool = False, out: Path | None = None) -> dict[str, Any]:
     """Measure, show, write the costs as TOML to `out`. Raises BenchError, ConfigError, NodeFailed."""
+    check_outputs(files=[out])
     console = Console(stderr=as_json)
     costs, told = calibrate(console)
     text = write_costs(costs)
-    if out is not None:
-        out.write_text(text, encoding="utf-8")
     result = {"costs": msgspec.to_builtins(costs), "seen": told}
     if as_json:
         sys.stdout.write(json.dumps(result, indent=2) + "\n")
@@ -108,6 +108,8 @@ def run_calibrate(*, as_json: bool = False, out: Path | None = None) -> dict[str
         console.print(text, markup=False, highlight=False)
         for name, value in told.items():
             console.print(f"# {name} = {value}", markup=False, highlight=False, style="dim")
+    if out is not None:
+        out.write_text(text, encoding="utf-8")
     return result
 
 
@@ -139,10 +141,10 @@ def measure_nodes(preset: str) -> Run:
     step_s = step_seconds(recipe)
     scenario = pair(preset, tokens_per_s=BUSY * recipe.manifest.batch_tokens / step_s)
     schedule = make_schedule(scenario, scenario.seed, Path())
-    with tempfile.TemporaryDirectory(prefix="farflung-local-") as folder:
+    with orderly_end(), tempfile.TemporaryDirectory(prefix="farflung-local-") as folder:
         swarm = found_locally(scenario, scenario.seed, schedule, Path(folder), meter=True)
-        run_loop(swarm.play(schedule))
-        events = load_events(swarm.folder.rglob("events.jsonl"))
+        run_until_told(swarm.play(schedule))
+        events = load_events(event_files(swarm.folder))
         together = sum(
             e["event"] == "round.commit" and len(e["contributors"]) == 2 for one in events.values() for e in one
         )

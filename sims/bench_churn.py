@@ -24,6 +24,7 @@ from rich.table import Table
 from farflung.sims.churn_page import write_page
 from farflung.sims.churn_rows import HEADINGS, Churn, cells, checks, compare
 from farflung.sims.churn_swarms import SWARMS, ChurnSwarm, Played, Task, play
+from farflung.sims.outputs import check_outputs
 
 SHOWN = ("swarm", "computing %", "M tokens", "last loss", "gap % (seeds)", "± equal's seeds %")
 """On a terminal, which is narrow; the page has all."""
@@ -37,6 +38,7 @@ def run_churn(
     task: Task | None = None,
 ) -> Churn:
     """Play all, show, and return the figures. Raises BenchError, ConfigError, OSError."""
+    check_outputs(folders=[page])
     task = Task() if task is None else task
     console = Console(stderr=as_json)
     played: dict[ChurnSwarm, list[Played]] = {swarm: [] for swarm in SWARMS}
@@ -54,12 +56,12 @@ def run_churn(
                 tokens, loss = played[swarm][-1].curve[-1]
                 console.print(f"{swarm.name}, seed {seed}: {loss:.4f} after {tokens:,} tokens", highlight=False)
     found = compare(played)
-    if page is not None:
-        write_page(page, task, found)
     if as_json:
         sys.stdout.write(json.dumps(_figures(found), indent=2) + "\n")
     else:
         _show(found, task, console)
+    if page is not None:
+        write_page(page, task, found)
     return found
 
 

@@ -25,6 +25,7 @@ from farflung.sims.codec_methods import EAGER, MEANS, SPECS, eager, ours
 from farflung.sims.codec_rows import BUDGET_S, Row, butterfly, measure, number
 from farflung.sims.codec_sources import DELTA_ADAMW, GAUSS, Source, delta, gauss, laplace, student4
 from farflung.sims.codec_targets import RATES, checks, nearest_to_bound
+from farflung.sims.outputs import check_outputs
 from farflung.sims.pseudo_gradients import ADAMW, MUON, Recipe
 
 SIZE_MB = 64.0
@@ -54,6 +55,7 @@ def run_codec(
     numel = int(size_mb * 1e6) // 4 // WHOLE * WHOLE
     if numel == 0:
         raise ValueError(f"{size_mb} MB are too little: vectors have at least {WHOLE} elements of fp32")
+    check_outputs(folders=[page])
     console = Console(stderr=as_json)
     # refreshed by hand: a thread that draws would count as the codecs' CPU time
     with Progress(TextColumn("{task.description}"), console=console, transient=True, auto_refresh=False) as shown:
@@ -64,10 +66,6 @@ def run_codec(
 
         with one_thread():
             sources, rows, skipped = measure_all(numel=numel, recipes=recipes, budget_s=budget_s, progress=say)
-    if page is not None:
-        from farflung.sims.codec_page import write_page
-
-        write_page(page, sources, rows, skipped)
     plain = [asdict(row) for row in rows]
     if as_json:
         sys.stdout.write(json.dumps(plain, indent=2) + "\n")
@@ -75,6 +73,10 @@ def run_codec(
         _show(sources, rows, console)
     for text in skipped:
         console.print(f"not measured: {text}", style="dim", markup=False, highlight=False)
+    if page is not None:
+        from farflung.sims.codec_page import write_page
+
+        write_page(page, sources, rows, skipped)
     return plain
 
 

@@ -19,6 +19,7 @@ from farflung.node.paths import resolve_paths
 from farflung.sims.bench_codec import one_thread
 from farflung.sims.drift_page import write_page
 from farflung.sims.drift_rows import HEADINGS, Drift, DriftRow, cells
+from farflung.sims.outputs import check_outputs
 from farflung.sims.pipeline_drift import DriftTask, Trained, Way, train
 
 
@@ -30,17 +31,18 @@ def run_drift(
     task: DriftTask | None = None,
 ) -> Drift:
     """Train, show, and return the figures. Raises DataError, OSError."""
+    check_outputs(folders=[page])
     task = DriftTask() if task is None else task
     console = Console(stderr=as_json)
     kernels.prepare(resolve_paths().cache / "kernels")
     with one_thread():
         found = _measure(task, seeds, console)
-    if page is not None:
-        write_page(page, task, found)
     if as_json:
         sys.stdout.write(json.dumps(_figures(found), indent=2) + "\n")
     else:
         console.print(_table(task, found))
+    if page is not None:
+        write_page(page, task, found)
     return found
 
 

@@ -21,6 +21,7 @@ from farflung.sims.bench_codec import one_thread
 from farflung.sims.feedback_curves import Curve, cold_curves, downlink_curves, quadratic_curves, warm_curves
 from farflung.sims.feedback_page import write_page
 from farflung.sims.feedback_words import WORDS, Curves, finals, kinds
+from farflung.sims.outputs import check_outputs
 
 SHORT: tuple[str, ...] = ("sign(block=64)", "deadzone(bits=1.0)", "topk(chunk=256,k=8)")
 """Codecs of the quadratic, whose vectors are short."""
@@ -32,20 +33,21 @@ LONG: tuple[str, ...] = ("sign", "deadzone(bits=1.0)", "deadzone(bits=0.36)", "t
 
 def run_feedback(*, as_json: bool = False, page: Path | None = None) -> Curves:
     """Measure, show, write the page into the folder `page` if given, and return the curves. Raises OSError."""
+    check_outputs(folders=[page])
     console = Console(stderr=as_json)
     with Progress(TextColumn("{task.description}"), console=console, transient=True) as shown:
         task = shown.add_task("starting", total=None)
         kernels.prepare(resolve_paths().cache / "kernels")
         with one_thread():
             curves = measure(lambda text: shown.update(task, description=text))
-    if page is not None:
-        write_page(page, curves)
     if as_json:
         plain = {name: [asdict(curve) for curve in found] for name, found in curves.items()}
         sys.stdout.write(json.dumps(plain, indent=2) + "\n")
     else:
         for name, found in curves.items():
             console.print(_table(name, found))
+    if page is not None:
+        write_page(page, curves)
     return curves
 
 

@@ -4,9 +4,14 @@ What things cost a node comes from `bench calibrate`, which goes first; that all
 Nothing is fitted to what the processes then do. Compared are
 
     rounds        that were committed
-    round time    the median, from the plan to the commit
-    bytes         that a peer sent for each contribution which counted, so that they are of as many rounds
+    round time    the median, from the plan until all members held all means
+    payload       encoded contributions and means of committed rounds: bytes that a peer sent for each contribution which counted, so that they are of as
+                  many rounds
+    net           all bytes that peers sent by their `net` events, for each contribution which counted: told, without a target
     training      share of the time that peers ran in which they trained: told, without a target
+
+A run in which something broke, that did not come to what its file expects, or that made no round, is not compared as if it were well: that is a missed
+goal with its reason, whatever the figures are.
 """
 
 import json
@@ -23,12 +28,13 @@ from rich.table import Table
 from farflung.sims.bench_calibrate import calibrate
 from farflung.sims.check import Check, machine
 from farflung.sims.costs import load_costs
-from farflung.sims.local_run import count_cores, run_local
+from farflung.sims.local_run import count_cores, playable, run_local
+from farflung.sims.outputs import check_outputs
 from farflung.sims.scenario import find_scenario
 from farflung.sims.sim_result import Result
 from farflung.sims.sim_run import run_scenario
 
-ROUNDS, ROUND_S, BYTES = 10.0, 15.0, 2.0
+ROUNDS, ROUND_S, PAYLOAD = 10.0, 15.0, 2.0
 """Percent that virtual time may be off."""
 
 PAGE = "fidelity.md"
@@ -38,7 +44,8 @@ def run_fidelity(
     scenario: str, *, costs: Path | None = None, page: Path | None = None, as_json: bool = False
 ) -> dict[str, Any]:
     """Calibrate (or take `costs`, a file of an earlier calibration), play, compare, show. Raises ConfigError, BenchError, NodeFailed, OSError."""
-    find_scenario(scenario)  # what is not there should be told of before minutes of measuring
+    check_outputs(folders=[page])
+    playable(find_scenario(scenario))  # what cannot be played should be told of before minutes of measuring
     console = Console(stderr=as_json)
     if costs is None:
         console.print("what things cost a node on this machine", style="dim")
@@ -51,42 +58,69 @@ def run_fidelity(
     console.print(f"{scenario}, under virtual time", style="dim")
     virtual = run_scenario(scenario, seed=None, out=None, quiet=as_json, costs=shared)
     found = compared(local, virtual) | {"costs": msgspec.to_builtins(shared), "local": local, "virtual": virtual}
-    if page is not None:
-        page.mkdir(parents=True, exist_ok=True)
-        (page / PAGE).write_text("\n".join(lines(scenario, found)) + "\n", encoding="utf-8")
     if as_json:
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
     else:
         _show(found, console)
+    if page is not None:
+        (page / PAGE).write_text("\n".join(lines(scenario, found)) + "\n", encoding="utf-8")
     return found
 
 
 def compared(local: Result, virtual: Result) -> dict[str, Any]:
-    """Percent by which virtual time is off, and what that is held to."""
-    figures: dict[str, Callable[[Result], float]] = {
-        "rounds": lambda one: float(one["rounds"]),
-        "round_s": lambda one: float(one["median_round_s"]),
-        "bytes": bytes_per_contribution,
-        "training": lambda one: float(one["training_share"]),
-    }
-    off = {name: 100.0 * (figure(virtual) / figure(local) - 1.0) for name, figure in figures.items()}
+    """Percent by which virtual time is off, None where that cannot be told, and what that is held to."""
+    off = {name: _off_percent(figure(local), figure(virtual)) for name, figure in FIGURES.items()}
     checks = [
-        Check(target=f"{what} within {most:g} %", measured=f"{off[key]:+.1f} %", met=abs(off[key]) <= most)
-        for key, what, most in (
-            ("rounds", "rounds committed", ROUNDS),
-            ("round_s", "median round", ROUND_S),
-            ("bytes", "bytes for each contribution", BYTES),
+        Check(target=f"{side} fit to be compared", measured=reason, met=False)
+        for side, one in (("processes", local), ("virtual time", virtual))
+        if (reason := unfit(one))
+    ]
+    checks += [
+        Check(
+            target=f"{what} within {most:g} %", measured=_percent(found), met=found is not None and abs(found) <= most
+        )
+        for found, what, most in (
+            (off["rounds"], "rounds committed", ROUNDS),
+            (off["round_s"], "median round", ROUND_S),
+            (off["payload"], "payload bytes of rounds for each contribution", PAYLOAD),
         )
     ]
     return {
-        "off_percent": {key: round(value, 2) for key, value in off.items()},
+        "off_percent": {key: None if value is None else round(value, 2) for key, value in off.items()},
         "goals": [asdict(check) for check in checks],
     }
 
 
-def bytes_per_contribution(one: Result) -> float:
-    """That a peer sends."""
-    return float(one["sent_bytes"]) / max(1, int(one["contributed"]))
+def unfit(one: Result) -> str:
+    """Why a run says nothing of others; empty when it is well."""
+    if one["violations"]:
+        more = len(one["violations"]) - 1
+        return f"{one['violations'][0]}{f', and {more} more' if more else ''}"
+    unmet = [f"expected {goal['what']}, got {goal['got']}" for goal in one["expected"] if not goal["met"]]
+    return "; ".join(unmet) or ("" if one["rounds"] else "no round was committed")
+
+
+def _off_percent(local: float | None, virtual: float | None) -> float | None:
+    return 100.0 * (virtual / local - 1.0) if local and virtual is not None else None
+
+
+def _percent(off: float | None) -> str:
+    return "nothing to compare" if off is None else f"{off:+.1f} %"
+
+
+def per_contribution(one: Result, key: str) -> float | None:
+    """Of a figure of all peers; None where nobody has contributed."""
+    return one[key] / one["contributed"] if one["contributed"] else None
+
+
+FIGURES: dict[str, Callable[[Result], float | None]] = {
+    "rounds": lambda one: float(one["rounds"]),
+    "round_s": lambda one: one["median_round_s"],
+    "payload": lambda one: per_contribution(one, "sent_bytes"),
+    "net": lambda one: per_contribution(one, "net_bytes"),
+    "training": lambda one: float(one["training_share"]),
+}
+"""What is compared; None where a run has none."""
 
 
 def missed(found: Mapping[str, Any]) -> list[str]:
@@ -97,17 +131,24 @@ def missed(found: Mapping[str, Any]) -> list[str]:
 HEADINGS = ("", "processes", "virtual time", "off")
 
 
+ROWS = (
+    ("rounds", "rounds committed", ".0f"),
+    ("round_s", "median round, s", ".3f"),
+    ("payload", "payload bytes of committed rounds, for each contribution", ",.0f"),
+    ("net", "all bytes that peers sent (`net`), for each contribution", ",.0f"),
+    ("training", "share of the time in training", ".3f"),
+)
+"""Of FIGURES: key, what it is, how it is written."""
+
+
 def rows(found: Mapping[str, Any]) -> list[list[str]]:
     """What was compared, as cells."""
-    local, virtual, off = found["local"], found["virtual"], found["off_percent"]
-    sides = (local, virtual)
-    cells = {
-        "rounds": ("rounds committed", [str(one["rounds"]) for one in sides]),
-        "round_s": ("median round, s", [f"{one['median_round_s']:.3f}" for one in sides]),
-        "bytes": ("bytes for each contribution", [f"{bytes_per_contribution(one):,.0f}" for one in sides]),
-        "training": ("share of the time in training", [f"{one['training_share']:.3f}" for one in sides]),
-    }
-    return [[what, *both, f"{off[key]:+.1f} %"] for key, (what, both) in cells.items()]
+    told = []
+    for key, what, form in ROWS:
+        both = [FIGURES[key](found[side]) for side in ("local", "virtual")]
+        cells = ["none" if figure is None else format(figure, form) for figure in both]
+        told.append([what, *cells, _percent(found["off_percent"][key])])
+    return told
 
 
 def lines(scenario: str, found: Mapping[str, Any]) -> list[str]:

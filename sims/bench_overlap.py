@@ -111,7 +111,7 @@ class OverlapFigures:
     bytes_per_step: float
     """Sent and received by one peer."""
     round_s: float | None
-    """From plan to commit."""
+    """From the plan until all members held all means."""
     router_cpu: float | None
     """Processors that the emulation took; None when the kernel carries the packets."""
     router_late_s: float | None

@@ -7,6 +7,8 @@ python -m farflung.sims.bench_peer member ...    a real node that trains a model
 python -m farflung.sims.bench_peer parallel ...  the same training, data-parallel over gloo (`overlap_peer`)
 python -m farflung.sims.bench_peer paced ...     a real node that trains with others on a machine of a given speed (`unequal_peer`)
 python -m farflung.sims.bench_peer stage ...     a peer of a pipeline (`stage_peer`)
+
+Before that stands `--folder FOLDER`, an empty one for what it keeps; whoever starts it removes it.
 """
 
 import argparse
@@ -15,7 +17,6 @@ import contextlib
 import json
 import os
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -297,6 +298,7 @@ async def _run_node(
 def main() -> None:
     """Run one process: orders come in on stdin, answers go out on stdout, everything else to stderr."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, required=True)
     kinds = parser.add_subparsers(dest="kind", required=True)
     vector, member, parallel, paced = (kinds.add_parser(kind) for kind in ("vector", "member", "parallel", "paced"))
     for among_others in (vector, member, parallel, paced):
@@ -332,10 +334,7 @@ def main() -> None:
     stage.set_defaults(threads=1)
     arguments = parser.parse_args()
     # libraries and child processes may write to stdout: only our lines go to the parent
-    with (
-        os.fdopen(os.dup(1), "w") as answers,
-        tempfile.TemporaryDirectory(prefix="farflung-bench-") as folder,
-    ):
+    with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
 
         def say(**message: object) -> None:
@@ -362,7 +361,7 @@ def main() -> None:
                 }[kind]
                 keep_freed_memory()  # as the daemon does
                 with asyncio.Runner(loop_factory=loop_factory) as runner:
-                    runner.run(_run_node(run, arguments, Path(folder), say))
+                    runner.run(_run_node(run, arguments, arguments.folder, say))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from rich.table import Table
 from farflung.compression import kernels
 from farflung.node.paths import resolve_paths
 from farflung.sims.bench_codec import one_thread
+from farflung.sims.outputs import check_outputs
 from farflung.sims.pipeline_figures import (
     DEATH_HEADINGS,
     NOTES,
@@ -96,6 +97,7 @@ def run_pipeline(
         raise ValueError("a page has both parts; leave --skip-stages out")
     if trace is not None and skip_stages:
         raise ValueError("--skip-stages runs no processes to trace; leave one of the two out")
+    check_outputs(files=[out, trace], folders=[page])
     console = Console(stderr=as_json)
     task = BenchTask() if task is None else task
     kernels.prepare(resolve_paths().cache / "kernels")
@@ -115,17 +117,17 @@ def run_pipeline(
         if skip_stages or page is not None:
             rows = skipping_rows(say)
     figures = _figures(task, found, rows)
-    if page is not None and found is not None:
-        write_page(page, task, found, rows)
-    if trace is not None and found is not None:
-        steps = {"measured ": found.ran, "simulated ": found.simulated}
-        trace.write_text(json.dumps(chrome_traces(steps)))
-    if out is not None:
-        out.write_text(json.dumps(figures, indent=2) + "\n")
     if as_json:
         sys.stdout.write(json.dumps(figures, indent=2) + "\n")
     else:
         _show(task, found, rows, console)
+    if out is not None:
+        out.write_text(json.dumps(figures, indent=2) + "\n")
+    if trace is not None and found is not None:
+        steps = {"measured ": found.ran, "simulated ": found.simulated}
+        trace.write_text(json.dumps(chrome_traces(steps)))
+    if page is not None and found is not None:
+        write_page(page, task, found, rows)
     return figures
 
 

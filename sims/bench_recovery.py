@@ -20,6 +20,7 @@ from rich.table import Table
 
 from farflung.sims.check import Check
 from farflung.sims.kept import Kept
+from farflung.sims.outputs import check_outputs
 from farflung.sims.recovery_jobs import make_all
 from farflung.sims.recovery_methods import by_names
 from farflung.sims.recovery_rows import Row, Single, gap_percent, rows, runs_of, single_runs_of, singles, undisturbed
@@ -56,15 +57,12 @@ def run_recovery(
     single = tier if single_seeds is None else replace(tier, seeds=single_seeds) if single_seeds else None
     methods = by_names(names)
     console = Console(stderr=as_json)
+    check_outputs(files=[out], folders=[page])
     runs = Kept(out, outcome_of)
     planned = [*runs_of(methods, tier), *(single_runs_of(methods, single) if single else [])]
     make(list(dict.fromkeys(planned)), runs, console, jobs=jobs)  # undisturbed runs are compared with more than once
     found, once = rows(methods, tier, runs.made), singles(methods, single, runs.made) if single else []
     goals = checks(found, once, tier)
-    if page is not None:
-        from farflung.sims.recovery_page import write_page
-
-        write_page(page, methods, tier, found, once, single_seeds=single_seeds)
     if as_json:
         facts = {"tier": tier.name, "parameters": num_parameters(tier.model), "tokens": tier.num_tokens}
         told = {"rows": [asdict(row) for row in found], "single_losses": [asdict(one) for one in once]}
@@ -73,6 +71,10 @@ def run_recovery(
     else:
         _show(found, once, tier, console)
         _show_goals(goals, console)
+    if page is not None:
+        from farflung.sims.recovery_page import write_page
+
+        write_page(page, methods, tier, found, once, single_seeds=single_seeds)
     return found, once, goals
 
 

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
+from farflung.sims.told_to_end import orderly_end
+
 GOODBYE_S = 20.0
 """How long a process may take to end when its work is done."""
 
@@ -101,16 +103,21 @@ class Worker:
 def workers(within_s: float) -> Iterator[Callable[..., Worker]]:
     """Yields what starts a worker (`bench_peer` with these arguments); all of them end with the block.
 
-    When one fails, and after `within_s` seconds, all are killed, and whoever waits for their words gets BenchError.
+    When one fails, and after `within_s` seconds, all are killed, and whoever waits for their words gets BenchError. In the main thread: SIGTERM ends the
+    block, too.
     """
     running: list[Worker] = []
     dead: list[Worker] = []
     over = threading.Event()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(orderly_end())
+        # ours, for who is killed removes nothing; what still writes there when its node is dead is not to cost the figures
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="farflung-bench-", ignore_cleanup_errors=True))
 
         def start(arguments: Sequence[str], popen: Popen = subprocess.Popen) -> Worker:
             log = stack.enter_context(tempfile.TemporaryFile())
-            argv = [sys.executable, "-m", "farflung.sims.bench_peer", *arguments]
+            own = tempfile.mkdtemp(dir=folder)
+            argv = [sys.executable, "-m", "farflung.sims.bench_peer", "--folder", own, *arguments]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
             if popen is subprocess.Popen:
                 process = subprocess.Popen(argv, start_new_session=True, **pipes)  # type: ignore[call-overload]

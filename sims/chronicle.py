@@ -1,12 +1,12 @@
 """What the judge of a simulated swarm knows of one group's history. A group that has come out of another shares with it what was before."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from farflung.protocol.chain import Certified, Commit
-from farflung.protocol.ledger import BLOCK, Ledger
+from farflung.protocol.ledger import BLOCK, Ledger, split
 
 Interval = tuple[int, int]
 
@@ -51,12 +51,59 @@ class Chronicle:
         """Of this group, or of those before it."""
         return self.at(height).history.get(height)
 
+    def rounds(self) -> list[int]:
+        """Heights of the rounds of its history, of those before it too."""
+        own = [height for height, commit in self.history.items() if commit.round is not None]
+        if self.before is None or self.since is None:
+            return own
+        return [*(height for height in self.before.rounds() if height < self.since.height), *own]
+
     @property
     def follows(self) -> Commit | None:
         """The next commit to follow; None while it is not known, or the group out of which this one has come is not followed so far."""
         if self.before is not None and self.since is not None and self.since.height not in self.before.divided:
             return None
         return self.history.get(self.followed + 1)
+
+    def taken(self, commit: Commit) -> list[Interval]:
+        """Samples that a commit counts, of all its contributors."""
+        parent = self.commit(commit.height - 1)
+        if commit.round is None or parent is None:
+            return []
+        found: list[Interval] = []
+        for one in commit.round.contributors:
+            found += split(parent.ledger.window(one.peer), one.samples)[0]
+        return found
+
+    def follow(self, commit: Commit, *, inherits: bool) -> Iterator[tuple[int, str]]:
+        """Follow the next commit; tells which invariants it breaks, and how. `inherits`: the chain begins with what an earlier life has left (`lives`)."""
+        self.followed = commit.height
+        parent, entries = self.commit(commit.height - 1), commit.ledger
+        if parent is not None and commit.steps != parent.steps + (parent.lap if commit.round is not None else 0):
+            yield 2, f"commit {commit.height} counts {commit.steps} steps, after {parent.steps} and {parent.lap}"
+        if parent is not None and commit.round is not None:
+            who = [c.peer for c in commit.round.contributors]
+            if len(set(who)) != len(who) or not set(who) <= set(parent.view):
+                yield 7, f"commit {commit.height} counts a contributor twice, or an outsider"
+        self.done += self.taken(commit)
+        if commit.height == 0 and inherits:
+            self.done = _gaps(entries)  # of an earlier life, or let go with it
+        if commit.half is not None:
+            if self.since is commit and self.before is not None:
+                self.done = list(self.before.divided[commit.height])
+            else:
+                self.divided[commit.height] = list(self.done)
+            self.done += waiting(commit.half.ledger)
+        position = 0
+        for start, stop in sorted([*self.done, *waiting(entries), *others_blocks(entries)]):
+            if start < position:
+                yield 6, f"commit {commit.height} has sample {start} twice"
+            elif start > position:
+                yield 6, f"commit {commit.height} has lost {start - position} samples from {position} on"
+            position = max(position, stop)
+        if position != entries.cursor:
+            yield 6, f"commit {commit.height} accounts for {position} of {entries.cursor} samples"
+        self.done = merged(self.done)
 
     @property
     def newest(self) -> Commit | None:
@@ -67,6 +114,15 @@ def waiting(ledger: Ledger) -> list[Interval]:
     """Samples that were handed out and that no round has counted."""
     parts = [h.intervals for h in ledger.held] + [s.intervals for s in ledger.suspended] + [ledger.free]
     return [interval for part in parts for interval in part]
+
+
+def _gaps(entries: Ledger) -> list[Interval]:
+    """Samples below the cursor that nobody has in hand."""
+    found, position = [], 0
+    for start, stop in sorted(waiting(entries)):
+        found.append((position, start))
+        position = stop
+    return [(start, stop) for start, stop in [*found, (position, entries.cursor)] if start < stop]
 
 
 def others_blocks(ledger: Ledger) -> list[Interval]:

@@ -78,9 +78,17 @@ def _drawn(peer_class: PeerClass, rng: random.Random) -> Iterator[tuple[float, f
 
 def _traced(file: Path, index: int) -> Iterator[tuple[float, float]]:
     """Sessions of the trace's host number `index`, in the order in which hosts first appear; hosts are used again when there are too few."""
+    rows = []
     try:
-        with file.open(newline="", encoding="utf-8") as lines:
-            rows = [(float(row["start_s"]), float(row["end_s"]), row["host"]) for row in csv.DictReader(lines)]
+        with file.open(newline="", encoding="utf-8") as text:
+            lines = csv.DictReader(text)
+            for row in lines:
+                start, end = float(row["start_s"]), float(row["end_s"])
+                if not 0.0 <= start < end:
+                    raise ConfigError(
+                        f"trace {file}, line {lines.line_num}: {start:g} to {end:g}: give seconds from 0 on, the end after the start"
+                    )
+                rows.append((start, end, row["host"]))
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"trace {file}: {error!r}; it must be a CSV file with the header start_s,end_s,host"
@@ -114,7 +122,7 @@ def _lived(
 
 
 def _scripted(scenario: Scenario, what: Happening, rng: random.Random) -> Iterator[Wish]:
-    everybody = sorted({peer for who in what.peers for peer in scenario.select(who)})
+    everybody = scenario.everybody(what)
     peers = sorted(rng.sample(everybody, round(what.share * len(everybody))))
     at, end = what.at, scenario.duration_s
     until = min(end, end if what.for_s is None else at + what.for_s)

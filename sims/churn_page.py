@@ -75,7 +75,7 @@ def _lines(task: Task, found: Churn) -> list[str]:
         f"from random weights); a step has {task.batch_tokens:,} tokens and takes {task.step_s:g} s at speed 1. Links of {', '.join(f'{rate:g}' for rate in LINKS_MBIT_S)} Mbit/s, {4 * LATENCY_MS:g} ms from a peer to another and back. "
         f"Each swarm has {task.duration_s:g} s; evaluating takes nodes no time.",
         "",
-        "* *equal*: four machines of the same speed, as fast together as the others.",
+        f"* *equal*: four machines of the same speed, as fast together as the others, with rounds after about as many tokens (H = {EQUAL.inner_steps}).",
         "* *unequal*: a round is due when the fastest has made its steps, and everybody brings what it has.",
         "* *unequal, waiting*: everybody makes as many steps, and the round waits for the slowest (training overlaps all the same).",
         f"* *unequal, replaced*: {REPLACED_SHARE:.0%} of the peers per {PER_STEPS} steps of the fastest, {gone} in this run: one is killed, and a new one without any state comes at once to the same machine.",

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from farflung.sims.bench_unequal import TARGET, gap_percent
+from farflung.sims.bench_unequal import MAX_GAP_PERCENT, TARGET, gap_percent
 from farflung.sims.bench_workers import BenchError
 from farflung.sims.check import Check
 from farflung.sims.churn_swarms import EQUAL, REPLACED, SWARMS, UNEQUAL, ChurnSwarm, Played
 
-MAX_UNEQUAL_PERCENT, MAX_REPLACED_PERCENT = 0.5, 1.0
+MAX_REPLACED_PERCENT = 1.0
 LAST_SHARE = 1 / 3
 """Of the tokens, at the end, in which gaps are taken."""
 
@@ -92,7 +92,7 @@ def checks(found: Churn) -> list[Check]:
             measured=f"{100 * least:.1f} % at least",
             met=least >= TARGET,
         ),
-        _at_most("unequal: loss above equal peers'", unequal, MAX_UNEQUAL_PERCENT, found.spread_percent),
+        _at_most("unequal: loss above equal peers'", unequal, MAX_GAP_PERCENT, found.spread_percent),
         _at_most("replaced: loss above that without", replaced, MAX_REPLACED_PERCENT, found.spread_percent),
     ]
 

@@ -80,6 +80,15 @@ class ChurnSwarm:
         """Steps of all peers together in one of its fastest."""
         return len(self.speeds) if self.waits else sum(self.speeds) / max(self.speeds)
 
+    @property
+    def inner_steps(self) -> int:
+        """H, of its fastest: rounds come after as many tokens as those of unequal peers do with the method's own, for more of them for the same tokens are another advantage than
+        equal peers. Who waits makes the method's own, for that is what is compared."""
+        if self.waits:
+            return DEFAULT.inner_steps
+        turns = DEFAULT.inner_steps * UNEQUAL.pace / self.pace / DEFAULT.fragments
+        return max(1, round(turns)) * DEFAULT.fragments
+
 
 EQUAL = ChurnSwarm(name="equal", speeds=(sum(SPEEDS) / len(SPEEDS),) * len(SPEEDS))
 UNEQUAL = ChurnSwarm(name="unequal")
@@ -105,7 +114,7 @@ class Played:
 
 def scenario_of(swarm: ChurnSwarm, task: Task, seed: int) -> Scenario:
     """The same as a scenario file would say it."""
-    sections: dict[str, dict[str, object]] = DEFAULT.sections(DEFAULT.inner_steps, DEFAULT.fragments)
+    sections: dict[str, dict[str, object]] = DEFAULT.sections(swarm.inner_steps, DEFAULT.fragments)
     manifest = sections | {
         "model": {"preset": task.preset, "seq_len": task.seq_len, "init_seed": seed},
         "data": {"order_seed": seed},

@@ -30,7 +30,6 @@ from farflung.node import daemon
 from farflung.node.events import Event, read_events
 from farflung.node.options import CreatedSwarm, CreateOptions, ExportOptions
 from farflung.node.recipe import Recipe, read_recipe
-from farflung.node.runner import run_loop
 from farflung.node.storage import FileStorage
 from farflung.protocol.errors import ConfigError, LocalError
 from farflung.protocol.manifest import open_manifest
@@ -42,12 +41,15 @@ from farflung.sims.facts import (
     RunFacts,
     SoloPoint,
     What,
+    event_files,
     load_events,
     save_run,
 )
 from farflung.sims.last_ledger import last_ledger
+from farflung.sims.outputs import check_outputs
 from farflung.sims.report import report_folder
 from farflung.sims.solo import best_run, train_alone
+from farflung.sims.told_to_end import run_until_told
 from farflung.training.model import Decoder
 from farflung.training.sample import Sampling, sample_text
 from farflung.training.tokenizer import ByteTokenizer
@@ -109,7 +111,12 @@ SOLO_LOOKS = 3
 """Rounds' worth of steps between two evaluations of a worker alone."""
 
 DRAW_S = 0.25
-FOLDERS = ("nodes", "model", "run.json", "report.html", "report.json", "demo.toml")
+MARK = ".farflung-demo"
+"""The first file of a demo's folder: without it nothing there is removed, whatever it is called."""
+
+MARKED = "Made by `farflung demo`, which removes all that is here when it is run again.\n"
+
+FOLDERS = (MARK, "nodes", "model", "run.json", "report.html", "report.json", "demo.toml")
 """What the demo writes; what it removes of an earlier demo."""
 
 TOML = f"""\
@@ -189,12 +196,12 @@ def run_demo(out: Path, *, minutes: float, quiet: bool) -> dict[str, Any]:
     """Run the whole demo into the folder `out`; returns the figures of `summary.summarise`. Blocks.
 
     Raises ConfigError (the folder holds something else), NodeFailed (a node ended that should not), SoloFailed (a worker that trains alone
-    did), DemoStuck (something took far longer than it may).
+    did), DemoStuck (something took far longer than it may); SystemExit when told to end, with all nodes gone.
     """
     _clear(out)
     story = Story()
     view = DemoView(story, None if quiet else Console())
-    run_loop(_with_view(_play(out.absolute(), minutes, story), view))
+    run_until_told(_with_view(_play(out.absolute(), minutes, story), view))
     figures = report_folder(out)
     text = (out / "model" / "sample.txt").read_text(encoding="utf-8")
     view.finish(figures, str(out / "report.html"), str(out / "model"), text)
@@ -367,13 +374,20 @@ def _clear(out: Path) -> None:
     """Make room: an earlier demo's files go, anybody else's are respected."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is no folder; give another one with --out")
-    if out.exists():
-        strangers = [child.name for child in out.iterdir() if child.name not in FOLDERS]
-        if strangers:
-            raise ConfigError(f"{out} holds {strangers[0]}, which is no demo's; give another folder with --out")
-        for child in out.iterdir():
-            shutil.rmtree(child) if child.is_dir() else child.unlink()
-    (out / "nodes").mkdir(parents=True)
+    check_outputs(folders=[out])
+    found = list(out.iterdir())
+    strangers = [child.name for child in found if child.name not in FOLDERS]
+    if strangers:
+        raise ConfigError(f"{out} holds {strangers[0]}, which is no demo's; give another folder with --out")
+    if found and not (out / MARK).is_file():
+        raise ConfigError(
+            f"{out} was not made by a demo, for it has no {MARK}; empty it, or give another folder with --out"
+        )
+    for child in found:
+        if child.name != MARK:
+            shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
+    (out / MARK).write_text(MARKED, encoding="utf-8")
+    (out / "nodes").mkdir()
 
 
 def _plan(began: float, minutes: float) -> Budget:
@@ -445,7 +459,7 @@ def _conclude(out: Path, story: Story, recipe: Recipe, made: CreatedSwarm, solo:
         solo_loss=solo,
         ddp_bytes_per_peer=int(2 * (FIRST_NODES - 1) / FIRST_NODES * 4 * numel * story.steps_done),
         exits={node.peer: node.exit_status for node in survivors if node.exit_status is not None},
-        ledger=last_ledger([node.swarm for node in survivors], load_events((out / "nodes").rglob("events.jsonl"))),
+        ledger=last_ledger([node.swarm for node in survivors], load_events(event_files(out / "nodes"))),
         description=(
             f"{numel / 1e6:.1f} M parameters on the text of Python's standard library, {BATCH} x {SEQ_LEN} tokens a step and "
             f"peer, a round every {INNER_STEPS} steps in {recipe.uplink.spec}, {UP_MBPS:g} Mbit/s up each; all nodes on one "

@@ -58,8 +58,8 @@ class DemoNode:
     """Asked to leave: how it ends is no failure any more."""
     ended: bool = False
     on_event: Callable[["DemoNode", Event], None] = lambda node, event: None
-    program: tuple[str, ...] = ("farflung.sims.main", "join")
-    """Module to run, and its first words."""
+    program: str = "farflung.sims.demo_node"
+    """Module to run; it sees to it that it ends with us (`orphans.leave_with_parent`)."""
     _silent: list[psutil.Process] = field(default_factory=list)
     """After a loss of power: all processes of the node, this one first."""
 
@@ -77,12 +77,12 @@ class DemoNode:
 
     async def run(self, words: list[str]) -> None:
         """Start the program with `words`, follow the node until it ends. Raises NodeFailed when it fails by itself."""
-        command = [sys.executable, "-P", "-m", *self.program, *words, "--home", str(self.home)]
+        command = [sys.executable, "-P", "-m", self.program, *words, "--home", str(self.home)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "dumb", "COLUMNS": "160"}
         with self.output.open("ab") as output:
             self.process = await asyncio.create_subprocess_exec(
                 *command,
-                stdin=asyncio.subprocess.PIPE,  # closes with us, whatever ends us
+                stdin=asyncio.subprocess.PIPE,  # closes with us, whatever ends us: the program looks at it
                 stdout=output,
                 stderr=output,
                 env=environment,

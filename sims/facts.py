@@ -4,14 +4,17 @@ Written as `run.json` into the run's folder, beside the nodes' folders with an `
 be made at any time. A folder without it is told about as far as the events alone go (`infer_run`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from farflung.node.events import Event, read_events
+from farflung.node.events import Event, kept_events, older_events
 from farflung.protocol.errors import ConfigError
+
+EVENTS, RUN = "events.jsonl", "run.json"
 
 Interval = tuple[int, int]
 """Sample numbers [start, stop)."""
@@ -151,16 +154,29 @@ def load_run(path: Path) -> RunFacts:
 
 
 def load_folder(folder: Path) -> tuple[RunFacts, dict[str, list[Event]]]:
-    """What a run's folder holds: its facts, and the events of all nodes, whose files may lie at any depth.
+    """What a run's folder holds: its facts, and the events of all nodes (`event_files`).
 
-    Raises ConfigError when there are no events, or for damaged files.
+    Raises ConfigError when there are no events, for those of several runs, or for damaged files.
     """
-    events_by_peer = load_events(folder.rglob("events.jsonl"))
-    if (folder / "run.json").exists():
-        return load_run(folder / "run.json"), events_by_peer
+    events_by_peer = load_events(event_files(folder))
+    if (folder / RUN).exists():
+        return load_run(folder / RUN), events_by_peer
     if not events_by_peer:
-        raise ConfigError(f"{folder} holds no run: there is neither run.json nor a node's events.jsonl in it")
+        inside = ", ".join(str(file.parent) for file in sorted(folder.rglob(RUN)))
+        raise ConfigError(
+            f"{folder} holds no run: there is neither {RUN} nor a node's {EVENTS} in it"
+            + (f", but runs of their own are in {inside}: give those" if inside else "")
+        )
     return infer_run(events_by_peer), events_by_peer
+
+
+def event_files(folder: Path) -> Iterator[Path]:
+    """Where nodes of the run in `folder` have their events, and beside it the older ones, at any depth, but for what lies in the folder of another run."""
+    for at, inside, names in os.walk(folder):
+        inside[:] = [name for name in inside if not Path(at, name, RUN).exists()]
+        file = Path(at, EVENTS)
+        if file.name in names or older_events(file).name in names:
+            yield file
 
 
 def infer_run(events_by_peer: Mapping[str, Sequence[Event]]) -> RunFacts:
@@ -202,17 +218,35 @@ def save_run(path: Path, run: RunFacts) -> None:
 
 
 def load_events(files: Iterable[Path]) -> dict[str, list[Event]]:
-    """Events of several nodes' files by public key in hex, each in the order of time.
+    """Events of several nodes' files by public key in hex, each in the order of time; the older ones of each log, too (`node.events.kept_events`).
 
-    Raises ConfigError for a damaged file.
+    Raises ConfigError for a damaged file, and for events of several runs: compared as if they were of one they would show what never was.
     """
     by_peer: dict[str, list[Event]] = {}
+    whose: dict[str, Path] = {}
+    swarms: dict[tuple[str, str], Path] = {}
     for file in sorted(files):
-        for event in read_events(file):
+        for event in kept_events(file):
+            swarms.setdefault((event["swarm"], _manifest_of(file)), file)
+            if whose.setdefault(event["peer"], file) != file:
+                raise ConfigError(
+                    f"{whose[event['peer']]} and {file} both have events of peer {event['peer'][:12]}, so they are of several runs, or one is "
+                    "a copy; give the folder of one run"
+                )
             by_peer.setdefault(event["peer"], []).append(event)
+    if len(swarms) > 1:
+        (one, first), (other, second), *_ = swarms.items()
+        raise ConfigError(
+            f"{first} is of swarm {one[0]}, and {second} of {'another swarm' if one[0] == other[0] else 'swarm'} {other[0]}; give the folder of one run"
+        )
     for events in by_peer.values():
         events.sort(key=_time)
     return by_peer
+
+
+def _manifest_of(file: Path) -> str:
+    """Hash of the manifest of the swarm that a node's log is of, as its folder is named (`node.paths`); empty elsewhere."""
+    return file.parent.name if file.parent.parent.name == "swarms" else ""
 
 
 def _time(event: dict[str, Any]) -> float:

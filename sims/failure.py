@@ -6,7 +6,7 @@
 
 A violation depends on nothing that happens after it, so the faults after it go first; what is left is cut to the shortest prefix that still breaks
 the same invariant, by halving, and may then lose single faults, for as many runs as one is willing to wait for. Halving finds a prefix of which one
-fault less would not do; a shorter one that breaks it by another way there may be.
+fault less would not do; a shorter one that breaks it by another way there may be. The founder's start stays: without it there is no swarm, or that of somebody else.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ import msgspec
 
 from farflung.protocol.errors import ConfigError
 from farflung.sims.churn import REJOIN_S
-from farflung.sims.faults import Fault, Schedule, Window, put_right
+from farflung.sims.faults import Fault, Schedule, Start, Window, put_right
 from farflung.sims.scenario import Scenario
 from farflung.sims.scenario_run import AnyPlan, plan_scenario, simulate_any
 from farflung.sims.simulation import Report
@@ -38,6 +38,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     seed: int
     scenario: Scenario
     num_peers: int
+    founder: int
+    """Who founds the swarm."""
     duration_s: float
     calm_s: float
     faults: list[dict[str, Any]]
@@ -48,7 +50,10 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """What to simulate. Raises ConfigError when the file does not make sense."""
         try:
             schedule = Schedule(
-                num_peers=self.num_peers, duration_s=self.duration_s, faults=tuple(map(_decode, self.faults))
+                num_peers=self.num_peers,
+                duration_s=self.duration_s,
+                faults=tuple(map(_decode, self.faults)),
+                founded_by=self.founder,
             )
         except (ValueError, KeyError, msgspec.ValidationError) as error:
             raise ConfigError(f"failure.json does not describe a schedule: {error}") from error
@@ -78,10 +83,14 @@ def shorten(
     which = kind_of(report.violations[0])
     calm_s = plan.calm_s if which.startswith("invariant 0") else 0.0
     shortest, found = plan, report
+    before = tuple(f for f in plan.schedule.faults if f.at <= broken_at)
+    founding = next((f for f in before if isinstance(f, Start) and f.peer == plan.schedule.founder), None)
     runs = 0
 
     def breaks(faults_left: tuple[Fault, ...]) -> bool:
         nonlocal shortest, found, runs
+        if founding is not None and founding not in faults_left:
+            return False
         try:
             schedule = _schedule(plan.schedule, faults_left, broken_at, calm_s)
         except ValueError:
@@ -95,7 +104,6 @@ def shorten(
         shortest, found = candidate, tried
         return True
 
-    before = tuple(f for f in plan.schedule.faults if f.at <= broken_at)
     if not breaks(before):
         return plan, report  # only what came later, or the length of the calm, broke it
     low, high = 0, len(before)
@@ -138,7 +146,7 @@ def _schedule(whole: Schedule, left: tuple[Fault, ...], broken_at: float, calm_s
     clipped = tuple(
         dataclasses.replace(f, until=min(f.until, duration_s)) if isinstance(f, Window) else f for f in left
     )
-    return Schedule(num_peers=whole.num_peers, duration_s=duration_s, faults=clipped)
+    return Schedule(num_peers=whole.num_peers, duration_s=duration_s, faults=clipped, founded_by=whole.founder)
 
 
 # ---- the folder ----------------------------------------------------------------------------------------------------
@@ -150,6 +158,7 @@ def write_failure(folder: Path, scenario: Scenario, plan: AnyPlan, report: Repor
         seed=plan.seed,
         scenario=scenario,
         num_peers=plan.schedule.num_peers,
+        founder=plan.schedule.founder,
         duration_s=plan.schedule.duration_s,
         calm_s=plan.calm_s,
         faults=[_encode(fault) for fault in plan.schedule.faults],

@@ -226,15 +226,21 @@ class Schedule:
     duration_s: float
     """When the run ends, in seconds; no fault is later, nor lasts longer."""
     faults: tuple[Fault, ...]
+    founded_by: int | None = None
+    """Whoever founds the swarm, where that is not to depend on who is left in the schedule."""
 
     @property
     def founder(self) -> int:
-        """Who founds the swarm: the first peer to start. Peer 0 where none does."""
+        """Who founds the swarm: the first peer to start, if nothing else is said. Peer 0 where none does."""
+        if self.founded_by is not None:
+            return self.founded_by
         return next((fault.peer for fault in self.faults if isinstance(fault, Start)), 0)
 
     def __post_init__(self) -> None:
         if self.num_peers < 1:
             raise ValueError("a schedule needs at least one peer")
+        if self.founded_by is not None and not 0 <= self.founded_by < self.num_peers:
+            raise ValueError(f"no such peer: {self.founded_by}, who founds the swarm")
         presence = Presence()
         last = 0.0
         for fault in self.faults:

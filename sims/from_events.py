@@ -6,11 +6,12 @@ from pathlib import Path
 import msgspec
 
 from farflung.node.events import Event
+from farflung.sims.facts import EVENTS
 from farflung.sims.faults import Fault, describe
 from farflung.sims.logs import Events, chain_of
 from farflung.sims.pipeline_log import logged_steps
 from farflung.sims.pipeline_recoveries import recoveries
-from farflung.sims.sim_folder import EVENTS, timeline_of
+from farflung.sims.sim_folder import timeline_of
 from farflung.sims.simulation import Report
 from farflung.sims.spans import Stretch, compute_spans, kills, pauses
 from farflung.sims.summary import commits_by_round

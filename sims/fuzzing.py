@@ -20,6 +20,7 @@ from farflung.sims.choices import Choices
 from farflung.sims.churn import make_schedule
 from farflung.sims.failure import kind_of, write_failure
 from farflung.sims.how_far import how_far
+from farflung.sims.outputs import check_outputs
 from farflung.sims.scenario import Scenario
 from farflung.sims.scenario_drawing import draw_scenario
 from farflung.sims.scenario_run import AnyPlan, plan_scenario, simulate_any
@@ -38,7 +39,14 @@ SCENARIO = "scenario.toml"
 
 
 def fuzz(first: int, seeds: int, *, minutes: float | None, out: Path) -> Result:
-    """Search seeds for violations; each is made small and written to `out/fuzz-SEED`. Begins no seed after `minutes`, if given. How far it is goes to stderr."""
+    """Search seeds for violations; each is made small and written to `out/fuzz-SEED`. Begins no seed after `minutes`, if given. How far it is goes to stderr.
+
+    Raises ConfigError when nothing can be written to `out`; it is only there at the end if something failed, or if it was before.
+    """
+    was_there = out.exists()
+    check_outputs(folders=[out])
+    if not was_there:
+        out.rmdir()
     console = Console(stderr=True, highlight=False)
     ends_at = float("inf") if minutes is None else time.monotonic() + 60.0 * minutes
     failed = []

@@ -413,7 +413,7 @@ class MemoryHub:
         """
         me = source.peer_id
         give_up_at = self.now() + self.link.connect_timeout_s
-        while not self.reach(me, peer) or self.is_paused(peer):
+        while not self.reach(me, peer) or self.is_paused(peer) or peer in self._silent:
             if self.now() >= give_up_at:
                 self._refuse(me, peer, "no answer")
             await asyncio.sleep(min(_DIAL_RETRY_S, give_up_at - self.now()))
@@ -422,6 +422,9 @@ class MemoryHub:
         target = self._running.get(peer)
         if not self.is_running(source):
             raise NetworkError("this network was closed")
+        if target is None and peer in self._silent:  # it has lost power while it was asked
+            await asyncio.sleep(max(0.0, give_up_at - self.now()))
+            self._refuse(me, peer, "no answer")
         if target is None:
             self._refuse(me, peer, "connection refused")
         if not target.serves(kind):

@@ -8,17 +8,17 @@ that is judged: it counts votes, follows the samples, and computes means and out
     3  the dead cost only their own      a cut leaves nobody out whom all owners hold that it keeps (`cuts`); in calm, no part of a round is left out
     4  divide by contributors            the step of a round is the mean that its contributors' pseudo-gradients and tokens give
     5  one history                       one commit per height, each by a majority of valid signatures of the view before; nobody takes back what
-                                         it promised or voted for, killed and started again or not
+                                         it promised or voted for, killed and started again or not, so that is on disk before it is sent (`votes`)
     6  each sample once                  the intervals of done, held, free and suspended tile [0, cursor); who contributes, contributes what is counted
     7  exactly-once accumulation         as 4: a contribution that counts twice makes another mean; and nobody sends one twice under one plan, as whoever
                                          takes up a plan again that is under way or over
     8  bad messages are typed errors     honest nodes refuse nothing but what is late or repeated, and no node crashes
-    9  a missed round has a reason       whoever sent a contribution that was not counted has said why
+    9  a missed round has a reason       whoever sent a contribution that was not counted has said why (`debts`)
     0  the swarm lives                   in calm, rounds go on and nobody is left behind
 """
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -35,10 +35,12 @@ from farflung.protocol.keys import SIGNATURE_BYTES, PeerId, verify
 from farflung.protocol.messages import Collected, Cut, Forward, Part, Plan, Promise, Voted
 from farflung.protocol.proposer import plan_id
 from farflung.sims.audit import HONEST_REFUSALS
-from farflung.sims.chronicle import Chronicle, merged, others_blocks, waiting
+from farflung.sims.chronicle import Chronicle, merged
 from farflung.sims.cuts import Cuts
+from farflung.sims.debts import Debts
 from farflung.sims.outer_audit import taken_step
 from farflung.sims.swarm import Swarm
+from farflung.sims.votes import Votes
 from farflung.training.outer import OuterState
 
 KEPT_GRADIENTS = 8
@@ -64,17 +66,6 @@ _envelopes = msgspec.msgpack.Decoder(Envelope)
 
 
 @dataclass(slots=True)
-class Word:
-    """What a member of the consensus is bound by, at one height."""
-
-    height: int
-    promised: int = 0
-    """Ballot below which it votes for nothing."""
-    voted: tuple[int, bytes] | None = None
-    """Ballot of its last vote, and what for."""
-
-
-@dataclass(slots=True)
 class Judge:
     """See the module."""
 
@@ -90,8 +81,7 @@ class Judge:
     _verdicts: set[tuple[int, str]] = field(default_factory=set)
     _seen: dict[int, dict[int, Certified]] = field(default_factory=dict)
     """By peer and height, what has been compared with what is known."""
-    _words: dict[PeerId, Word] = field(default_factory=dict)
-    """What each peer has promised and voted for at the height that it last spoke of."""
+    _votes: Votes = field(init=False)
     _heard: bytes = b""
     """The last message; a broadcast is heard once."""
     _counted_once: list[tuple[int, int]] = field(default_factory=list)
@@ -104,8 +94,11 @@ class Judge:
     _cuts: Cuts = field(default_factory=Cuts)
     _well_at: dict[int, float] = field(default_factory=dict)
     """By peer, when it was last found well, seconds of the simulation's clock."""
-    _owing: dict[int, int] = field(default_factory=dict)
-    """By peer that sent a contribution and has not heard what became of it: the height of its round."""
+    _debts: defaultdict[int, Debts] = field(default_factory=lambda: defaultdict(Debts))
+    """By peer."""
+
+    def __post_init__(self) -> None:
+        self._votes = Votes(lambda detail: self.violate(5, detail))
 
     def violate(self, which: int, detail: str) -> None:
         if (which, detail) not in self._verdicts:
@@ -115,6 +108,8 @@ class Judge:
     # ---- as it happens -----------------------------------------------------------------------------------------
 
     def on_gradient(self, index: int, samples: tuple[int, ...], gradient: Tensor) -> None:
+        for height in self._debts[index].sent_samples(samples, self._group_of(index).rounds()):
+            self.violate(9, f"peer {index} does not say what became of what it sent to round {height}")
         kept = self._gradients.setdefault(index, OrderedDict())
         kept[samples] = gradient.clone()
         while len(kept) > KEPT_GRADIENTS:
@@ -143,7 +138,9 @@ class Judge:
         message = messages.decode(envelope.body, peer=sender)
         match message:
             case Promise() | Voted():
-                self._on_word(sender, message)
+                index = self.swarm.ids.index(sender)
+                settings = self.swarm.outfit.terms.settings
+                self._votes.on_word(index, message, settings.swarm, self.swarm.saved_vote(index))
             case Plan():
                 self._cuts.plan(plan_id(self.swarm.outfit.terms.settings.swarm, message), message)
             case Collected():
@@ -164,40 +161,20 @@ class Judge:
             whose = f"the contribution of peer {self.swarm.ids.index(left_out)}"
             self.violate(3, f"round {proposer.plan.height} throws {whose} away, which all owners hold that it keeps")
 
-    def _on_word(self, sender: PeerId, message: Promise | Voted) -> None:
-        word = self._words.get(sender)
-        if word is None or word.height < message.height:
-            word = self._words[sender] = Word(message.height)
-        if message.height == word.height:
-            self._hold_to(word, message, self.swarm.ids.index(sender))
-
-    def _hold_to(self, word: Word, message: Promise | Voted, index: int) -> None:
-        """Paxos rests on this: a promise bars lower ballots, and every later promise tells of the last vote."""
-        where = f"height {message.height}"
-        if message.ballot < word.promised:
-            self.violate(5, f"peer {index} was at ballot {word.promised} of {where} and speaks at {message.ballot}")
-        word.promised = max(word.promised, message.ballot)
-        if isinstance(message, Voted):
-            if word.voted is not None and word.voted[0] == message.ballot and word.voted[1] != message.digest:
-                self.violate(5, f"peer {index} voted for two commits at ballot {message.ballot} of {where}")
-            word.voted = (message.ballot, message.digest)
-        elif word.voted is not None and (message.accepted is None or message.accepted.ballot < word.voted[0]):
-            self.violate(5, f"peer {index} promises as if it had not voted at ballot {word.voted[0]} of {where}")
-
     def on_event(self, index: int, event: Event) -> None:
         if self.swarm.ids[index] in self.swarm.attackers:
             return  # it may say anything
         match event["event"]:
             case "node.start":
-                self._owing.pop(index, None)
+                self._debts.pop(index, None)
                 self._plans.pop(index, None)
             case "round.scatter":
-                self._owing[index] = int(event["round"])
+                self._debts[index].sent(int(event["round"]))
                 self._on_scatter(index, int(event["round"]), str(event["plan"]))
             case "round.plan" if self.calm:
                 self._group_of(index).planned_in_calm.add(int(event["round"]))
             case "round.missed":
-                self._owing.pop(index, None)
+                self._debts[index].excused(self._group_of(index).rounds())
                 if not event["reason"]:
                     self.violate(9, f"peer {index} missed a round without a reason")
             case "round.commit":
@@ -222,21 +199,19 @@ class Judge:
         version, digest = int(event["version"]), str(event["digest"])
         if group.of(version).digests.setdefault(version, digest) != digest:
             self.violate(1, f"peer {index} holds other bytes at version {version}")
-        # To the next round it may have contributed before it applies this one.
-        if self._owing.get(index, math.inf) <= int(event["round"]):
-            owed = self._owing.pop(index)
-            if not event["contributed"] and not self._counted(index, owed):
-                self.violate(9, f"peer {index} does not say why round {event['round']} missed its contribution")
         if int(event["round"]) in group.planned_in_calm and event["parts_left_out"]:
             self.violate(3, f"round {event['round']} left parts out, and nobody was gone")
         self._look_at_history(index)
+        self._check_debts(group, index, int(event["round"]))
         self._check_step(index, version, int(event["round"]))
 
-    def _counted(self, index: int, height: int) -> bool:
-        """Whether a round counts a peer, by its own history: it may have the outer state after that round from others, and say nothing of the round."""
-        history = [certified.commit for certified in self.swarm.peers[index].member.history]
-        rounds = [commit.round for commit in history if commit.height == height and commit.round is not None]
-        return any(one.peer == self.swarm.ids[index] for round_ in rounds for one in round_.contributors)
+    def _check_debts(self, group: Chronicle, index: int, height: int) -> None:
+        """What a peer had sent until the round that it has applied: by the history, for it may have the outer state after a round from others, and say nothing of the round."""
+        for sent, by in self._debts[index].committed(height, group.rounds()):
+            commit = group.commit(by)
+            assert commit is not None and commit.round is not None
+            if self.swarm.ids[index] not in {one.peer for one in commit.round.contributors}:
+                self.violate(9, f"peer {index} does not say why round {by} missed what it sent to round {sent}")
 
     def _check_step(self, index: int, version: int, height: int) -> None:
         """The step from the last version to this one, as the first peer took it (invariants 4 and 7)."""
@@ -253,16 +228,19 @@ class Judge:
         mean, step = taken_step(
             self.swarm.outfit.terms.rule(commit), (params, momentum), (outer.params, outer.momentum)
         )
-        stepped = params.clone()
-        for part in commit.round.parts:
-            if part.digest:  # other fragments, and parts left out for everybody alike, do not move
-                stepped[part.start : part.stop] -= step[part.start : part.stop]
+        parts = [slice(part.start, part.stop) for part in commit.round.parts if part.digest]
+        stepped, stays = params.clone(), torch.ones_like(params, dtype=torch.bool)
+        for part in parts:
+            stepped[part] -= step[part]
+            stays[part] = False
         if (stepped - outer.params).abs().max() > ROUNDING:
             self.violate(2, f"version {version} is not one outer step from version {version - 1}")
+        for what, was, is_ in (("parameters", params, outer.params), ("momentum", momentum, outer.momentum)):
+            if not _same_bits(was[stays], is_[stays]):  # other fragments, and parts left out for everybody alike
+                self.violate(2, f"version {version} has other {what} than {version - 1} where its round moved nothing")
         shares = self._shares(commit, parent)
         if shares is None or not self.exact_means:
             return
-        parts = [slice(part.start, part.stop) for part in commit.round.parts if part.digest]
         got, *coded = (torch.cat([vector[part] for part in parts]) for vector in (mean, *shares))
         coded.append(torch.cat([self._met_in(commit.round, part) for part in commit.round.parts if part.digest]))
         wanted = torch.stack(coded).sum(dim=0)
@@ -322,7 +300,6 @@ class Judge:
             self._check_votes(group, certified)
         for group in list(self.groups.values()):
             while (following := group.follows) is not None:
-                group.followed = following.height
                 self._follow(group, following)
 
     def _entered(self, commit: Commit) -> Chronicle:
@@ -359,38 +336,9 @@ class Judge:
 
     def _follow(self, group: Chronicle, commit: Commit) -> None:
         """Each sample is counted once, and none is lost (invariant 6), by what the ledgers of all commits say."""
-        parent = group.commit(commit.height - 1)
-        if parent is not None and commit.steps != parent.steps + (parent.lap if commit.round is not None else 0):
-            self.violate(
-                2, f"commit {commit.height} counts {commit.steps} steps, after {parent.steps} and {parent.lap}"
-            )
-        if commit.round is not None and parent is not None:
-            who = [c.peer for c in commit.round.contributors]
-            if len(set(who)) != len(who) or not set(who) <= set(parent.view):
-                self.violate(7, f"commit {commit.height} counts a contributor twice, or an outsider")
-            for contribution in commit.round.contributors:
-                taken, _ = ledger.split(parent.ledger.window(contribution.peer), contribution.samples)
-                group.done += taken
-                self._count_once(commit, taken)
-        entries = commit.ledger
-        if commit.height == 0 and self.swarm.outfit.terms.settings.rules.inherits:
-            group.done = _gaps(entries)  # of an earlier life, or let go with it
-        if commit.half is not None:
-            if group.since is commit and group.before is not None:
-                group.done = list(group.before.divided[commit.height])
-            else:
-                group.divided[commit.height] = list(group.done)
-            group.done += waiting(commit.half.ledger)
-        position = 0
-        for start, stop in sorted([*group.done, *waiting(entries), *others_blocks(entries)]):
-            if start < position:
-                self.violate(6, f"commit {commit.height} has sample {start} twice")
-            elif start > position:
-                self.violate(6, f"commit {commit.height} has lost {start - position} samples from {position} on")
-            position = max(position, stop)
-        if position != entries.cursor:
-            self.violate(6, f"commit {commit.height} accounts for {position} of {entries.cursor} samples")
-        group.done = merged(group.done)
+        for which, detail in group.follow(commit, inherits=self.swarm.outfit.terms.settings.rules.inherits):
+            self.violate(which, detail)
+        self._count_once(commit, group.taken(commit))
 
     def _count_once(self, commit: Commit, taken: Iterable[tuple[int, int]]) -> None:
         """No sample is counted by two groups, nor twice by one."""
@@ -508,15 +456,6 @@ class Judge:
             if not rules.finished(head):
                 found[head.group] = max(head.version, found.get(head.group, 0))
         return found
-
-
-def _gaps(entries: ledger.Ledger) -> list[tuple[int, int]]:
-    """Samples below the cursor that nobody has in hand."""
-    found, position = [], 0
-    for start, stop in sorted(waiting(entries)):
-        found.append((position, start))
-        position = stop
-    return [(start, stop) for start, stop in [*found, (position, entries.cursor)] if start < stop]
 
 
 def _majority(voters: tuple[PeerId, ...], valid: set[PeerId]) -> bool:

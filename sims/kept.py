@@ -10,6 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+BEGINNING = b'{"fingerprint": "'
+"""Of a line."""
+
 
 class Told(Protocol):
     """What `dataclasses.asdict` takes."""
@@ -42,8 +45,8 @@ class Kept(Generic[OutcomeT]):
             [dict[str, Any]], OutcomeT
         ],  # from what JSON makes of an outcome; ValueError, KeyError, TypeError
     ) -> None:
-        """Makes the file's folder when missing. Raises OSError, and ValueError when a line of the file is no run; the last line is dropped when it has no
-        end, for then its writer was."""
+        """Makes the file's folder when missing. Raises OSError, and ValueError when a line of the file is no run. When the last one has no end its writer was
+        cut off: it is dropped, but not from a file that is not ours."""
         self.file = file
         self._outcomes: dict[str, OutcomeT] = {}
         if file is None:
@@ -51,14 +54,18 @@ class Kept(Generic[OutcomeT]):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
         whole, _, cut_off = file.read_bytes().rpartition(b"\n")
-        if cut_off:
-            os.truncate(file, file.stat().st_size - len(cut_off))
         for number, line in enumerate(whole.split(b"\n") if whole else (), start=1):
             try:
                 entry = json.loads(line)
                 self._outcomes[entry["fingerprint"]] = parse(entry["outcome"])
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"line {number} of {file} is no run: remove it, or name another file") from error
+        if not cut_off:
+            return
+        # nobody but us begins a line so; a file of whole runs is ours whatever its last line is
+        if not self._outcomes and cut_off[: len(BEGINNING)] != BEGINNING[: len(cut_off)]:
+            raise ValueError(f"{file} is no file of runs: name another one")
+        os.truncate(file, file.stat().st_size - len(cut_off))
 
     def outcome(self, run: Known) -> OutcomeT | None:
         """What the run came to, if it was ever made."""

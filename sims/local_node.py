@@ -8,10 +8,7 @@ A node that is to be measured (`meter`) notes what goes through its doors, as JS
 """
 
 import contextlib
-import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,12 +24,10 @@ from farflung.node.options import JoinOptions
 from farflung.node.rehearsal import Rehearsal
 from farflung.protocol.errors import FarflungError
 from farflung.sims.local_stage import PacedStageLearner
+from farflung.sims.orphans import leave_with_parent
 from farflung.training.inner import StepReport
 
 ORDERS, CALLS, LATE = "orders.json", "calls.jsonl", "late.txt"
-
-ORPHAN_S = 5.0
-"""How long a node may take to leave when whoever started it is gone."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -158,17 +153,9 @@ def run(home: Path) -> None:
     daemon.run_join(options, rehearsal)
 
 
-def _leave_with_parent() -> None:
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(ORPHAN_S)
-    os._exit(1)
-
-
 def main(home: Path) -> int:
     """The process; returns its exit status."""
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    leave_with_parent()
     try:
         run(home)
     except FarflungError as error:

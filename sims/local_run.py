@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -26,11 +26,10 @@ from farflung.node.events import Event
 from farflung.node.identity import Identity
 from farflung.node.paths import resolve_paths
 from farflung.node.recipe import Recipe
-from farflung.node.runner import run_loop
 from farflung.protocol.errors import ConfigError
 from farflung.sims.churn import make_schedule
 from farflung.sims.demonodes import now
-from farflung.sims.facts import load_events, save_run
+from farflung.sims.facts import RUN, RunFacts, event_files, load_events, save_run
 from farflung.sims.faults import Fault, Schedule, Start
 from farflung.sims.from_events import fill_report, write_logs
 from farflung.sims.how_far import how_far
@@ -39,14 +38,16 @@ from farflung.sims.local_node import LATE
 from farflung.sims.local_plan import check_playable, check_speed
 from farflung.sims.local_swarm import LocalSwarm
 from farflung.sims.logs import Events
+from farflung.sims.outputs import check_outputs
 from farflung.sims.report import report_folder
 from farflung.sims.scenario import Scenario, find_scenario, load_scenario
 from farflung.sims.scenario_plan import key_seeds, read_scenario, training_seconds
-from farflung.sims.sim_folder import RUN, run_facts
+from farflung.sims.sim_folder import run_facts
 from farflung.sims.sim_result import Result, show, summarise
 from farflung.sims.simulation import Report
 from farflung.sims.summary import summarise as figures_of
 from farflung.sims.summary import violations
+from farflung.sims.told_to_end import orderly_end, run_until_told
 from farflung.training.host_memory import available_bytes
 from farflung.training.replica import Replica
 
@@ -56,29 +57,40 @@ MEASURING_S = 2.0
 def run_local(name: str, *, seed: int | None, out: Path | None, minutes: float | None, quiet: bool) -> Result:
     """Play a scenario; `out` gets what `sim run --out` writes, and what each node printed; `quiet`: nothing is said but how far it is. Blocks.
 
-    Raises ConfigError (it cannot be played here), NodeFailed (the founder did not come up).
+    Raises ConfigError (it cannot be played here), NodeFailed (the founder did not come up), SystemExit (told to end, it has).
     """
     path = find_scenario(name)
+    scenario = playable(path, minutes)
+    check_outputs(folders=[out])
+    seed = scenario.seed if seed is None else seed
+    schedule = make_schedule(scenario, seed, path.parent)
+    began = time.perf_counter()
+    with orderly_end(), tempfile.TemporaryDirectory(prefix="farflung-local-") as folder:
+        swarm = found_locally(scenario, seed, schedule, Path(folder))
+        with _progress(swarm, schedule):
+            run_until_told(swarm.play(schedule))
+        events, tell, result = _judge(swarm, seed, schedule)
+        result |= {"wall_s": round(time.perf_counter() - began, 1)}
+        if not quiet:
+            show(result)
+        if out is not None:
+            (out / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+            write_logs(swarm.keys, events, swarm.done, swarm.began, out)
+            _copy_outputs(swarm, out)
+            save_run(out / RUN, tell(expected=result["expected"]))
+            report_folder(out)
+    return result
+
+
+def playable(path: Path, minutes: float | None = None) -> Scenario:
+    """The scenario in a file, for at most so long. Raises ConfigError when processes cannot play it here."""
     scenario = shortened(load_scenario(path), minutes)
     if sys.platform == "win32":
         raise ConfigError(
             "processes cannot be stopped and continued on Windows; use `farflung sim run`, or WSL for `sim local`"
         )
     check_playable(scenario, free_bytes=available_bytes())
-    seed = scenario.seed if seed is None else seed
-    schedule = make_schedule(scenario, seed, path.parent)
-    began = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="farflung-local-") as folder:
-        swarm = found_locally(scenario, seed, schedule, Path(folder))
-        with _progress(swarm, schedule):
-            run_loop(swarm.play(schedule))
-        result = _conclude(swarm, seed, schedule, out)
-    result |= {"wall_s": round(time.perf_counter() - began, 1)}
-    if out is not None:
-        (out / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    if not quiet:
-        show(result)
-    return result
+    return scenario
 
 
 def shortened(scenario: Scenario, minutes: float | None) -> Scenario:
@@ -145,10 +157,10 @@ def _progress(swarm: LocalSwarm, schedule: Schedule) -> Iterator[None]:
 # ---- afterwards ----------------------------------------------------------------------------------------------------
 
 
-def _conclude(swarm: LocalSwarm, seed: int, schedule: Schedule, out: Path | None) -> Result:
-    """From the nodes' folders to a result, and to the files in `out`."""
+def _judge(swarm: LocalSwarm, seed: int, schedule: Schedule) -> tuple[Events, Callable[..., RunFacts], Result]:
+    """From the nodes' folders: what they said, what nobody of them knows (made with what was `expected` of the run), and the result."""
     scenario = swarm.scenario
-    everything = load_events(swarm.folder.rglob("events.jsonl"))
+    everything = load_events(event_files(swarm.folder))
     events = {peer: [e for e in one if e["time"] <= swarm.ended] for peer, one in everything.items()}
     folders = {node.peer: node.swarm for node in swarm.lives}
     tell = partial(
@@ -166,17 +178,15 @@ def _conclude(swarm: LocalSwarm, seed: int, schedule: Schedule, out: Path | None
     fill_report(report, swarm.keys, steps_s, events, swarm.done, swarm.began, swarm.ended)
     late = sum(len(file.read_text().splitlines()) for file in swarm.folder.rglob(LATE))
     report.violations = violations(figures_of(events, tell(expected=())))
-    result = summarise(scenario, report) | {
-        "start_s": start_seconds(swarm.keys, events, swarm.done),
-        "late_steps": round(late / max(1, sum(one.steps for one in report.labour)), 4),
-    }
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        write_logs(swarm.keys, events, swarm.done, swarm.began, out)
-        _copy_outputs(swarm, out)
-        save_run(out / RUN, tell(expected=result["expected"]))
-        report_folder(out)
-    return result
+    return (
+        events,
+        tell,
+        summarise(scenario, report)
+        | {
+            "start_s": start_seconds(swarm.keys, events, swarm.done),
+            "late_steps": round(late / max(1, sum(one.steps for one in report.labour)), 4),
+        },
+    )
 
 
 def start_seconds(keys: Sequence[str], events: Events, done: Sequence[tuple[float, Fault]]) -> float | None:

@@ -125,7 +125,7 @@ class LocalSwarm:
             swarm_hash=self.recipe.swarm.hex(),
             swarm_name=self.scenario.name,
             on_event=lambda node, event: self.on_event(event),
-            program=("farflung.sims.local_node",),
+            program="farflung.sims.local_node",
         )
 
     async def _live(

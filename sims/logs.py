@@ -18,11 +18,29 @@ Chain = tuple[int, int]
 Place = tuple[Chain, int]
 """A chain, and a height or version of it."""
 
+BEGINNINGS = ("kernels", "node.start")
+"""What a process says first, and when its node is up."""
+
+UP = ("node.state", "step", "net")
+"""What only a node says that is up."""
+
 
 def all_of(events_by_peer: Events, *kinds: str) -> list[Event]:
     """Events of these kinds by all peers, in the order of time."""
     found = [event for events in events_by_peer.values() for event in events if event["event"] in kinds]
     return sorted(found, key=lambda event: float(event["time"]))
+
+
+def lives_of(events: Sequence[Event]) -> list[list[Event]]:
+    """Those of every life of one peer: from a start to the next, and what a process says before it starts, by itself."""
+    starts = [n for n, event in enumerate(events) if event["event"] in BEGINNINGS]
+    return [list(events[a:b]) for a, b in pairwise(sorted({0, *starts, len(events)}))]
+
+
+def begins_late(events: Sequence[Event]) -> bool:
+    """Whether the beginning of a peer's log is missing, as after it was full more than once (`node.events.MAX_LOG_BYTES`)."""
+    first = next((event["event"] for event in events if event["event"] in (*BEGINNINGS, *UP)), "")
+    return first in UP
 
 
 def stage_of(event: Event) -> int:
@@ -63,13 +81,8 @@ class Logs:
 
     @cached_property
     def lives(self) -> list[tuple[str, list[Event]]]:
-        """(peer, events) of every life of every peer: from a start to the next, and what a process says before it starts, by itself."""
-        found: list[tuple[str, list[Event]]] = []
-        for peer, events in self.events.items():
-            starts = [n for n, event in enumerate(events) if event["event"] in ("kernels", "node.start")]
-            bounds = sorted({0, *starts, len(events)})
-            found += [(peer, list(events[a:b])) for a, b in pairwise(bounds)]
-        return found
+        """(peer, events) of every life of every peer (`lives_of`)."""
+        return [(peer, life) for peer, events in self.events.items() for life in lives_of(events)]
 
     @cached_property
     def commits(self) -> dict[Place, list[Event]]:

@@ -10,7 +10,7 @@ import typer
 
 from farflung.node.cli import app
 from farflung.node.flags import Json, print_json
-from farflung.sims.sim_cli import sim_app
+from farflung.sims.sim_cli import finite, sim_app
 
 bench_app = typer.Typer(help="Measure what the README claims, beside its baselines.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
@@ -22,7 +22,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the report, the logs and the exported model.")] = Path(
         "farflung-demo"
     ),
-    minutes: Annotated[float, typer.Option(help="About how long it may take.")] = 5.0,
+    minutes: Annotated[float, typer.Option(callback=finite, help="About how long it may take.")] = 5.0,
     as_json: Json = False,
 ) -> None:
     """Train with six real nodes on this machine, kill one on the way, and report."""
@@ -67,10 +67,10 @@ def bench_overlap(as_json: Json = False) -> None:
 
 @bench_app.command("unequal")
 def bench_unequal(as_json: Json = False) -> None:
-    """Peers of speeds 1, 0.7, 0.4 and 0.2: how much of its time each computes, beside waiting for the slowest: five minutes."""
-    from farflung.sims.bench_unequal import run_unequal
+    """Peers of speeds 1, 0.7, 0.4 and 0.2: how much of its time each computes, beside waiting for the slowest: five minutes. Fails when a goal is missed."""
+    from farflung.sims.bench_unequal import missed, run_unequal
 
-    run_unequal(as_json=as_json)
+    _fail_if(missed(run_unequal(as_json=as_json)))
 
 
 @bench_app.command("churn")
@@ -89,7 +89,7 @@ def bench_churn(
 @bench_app.command("codec")
 def bench_codec(
     size: Annotated[
-        float, typer.Option(min=0.1, help="Megabytes of fp32 in the vector that speed is judged by.")
+        float, typer.Option(min=0.1, callback=finite, help="Megabytes of fp32 in the vector that speed is judged by.")
     ] = 64.0,
     page: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Also write compression.md and its plots here.")
@@ -204,7 +204,7 @@ def bench_fidelity(
 @bench_app.command("scale")
 def bench_scale(
     peers: Annotated[str, typer.Option(metavar="N,...", help="How many, separated by commas.")] = "8,16,32,64",
-    minutes: Annotated[float, typer.Option(min=1.0, help="Virtual ones.")] = 15.0,
+    minutes: Annotated[float, typer.Option(min=1.0, callback=finite, help="Virtual ones.")] = 15.0,
     as_json: Json = False,
 ) -> None:
     """Processor time to simulate a peer for an hour, by how many there are: some minutes."""

@@ -4,7 +4,9 @@ Each peer's milliseconds count from when it heard that the step began, and its l
 clocks the lanes of a step are apart by as much.
 """
 
+import math
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +16,15 @@ from typing import Any
 
 from farflung.node.diary import NAME_BYTES
 from farflung.node.events import Event
+from farflung.sims.spans import compute_spans
 from farflung.training.pipeline_plan import Kind, Op
 from farflung.training.pipeline_simulate import Ran, Sent, Timeline
 
 _KEY = r"\b[0-9a-f]{12,64}\b"
 """A public key in a reason, which would make the same reason another one for each peer."""
+
+LEAST_S = 0.0005
+"""Logs tell of milliseconds: less than this apart is the same moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +85,29 @@ class LoggedStep:
 
 
 def logged_steps(events_by_peer: Mapping[str, Sequence[Event]]) -> list[LoggedStep]:
-    """All steps that any log tells of, in order. A step that was planned anew by another coordinator is another one."""
+    """All steps that any log tells of, in order. A step that was planned anew by another coordinator is another one. Operations are told from their turn at
+    the learner's door on, not from when they were asked for.
+    """
     names = {peer[: 2 * NAME_BYTES]: peer for peer in events_by_peer}
     found: dict[tuple[int, str], dict[str, Event]] = {}
     for peer, events in events_by_peer.items():
         for event in events:
             if event["event"] == "pipeline.step":
                 found.setdefault((event["number"], event["coordinator"]), {})[peer] = event
-    steps = [_step(number, its, names) for (number, _), its in found.items()]
+    ends = {
+        peer: [span.end for span in compute_spans(events_by_peer[peer])]
+        for peer in {peer for its in found.values() for peer in its}
+    }
+    steps = [_step(number, its, names, ends) for (number, _), its in found.items()]
     return sorted(steps, key=lambda step: (step.start, step.number))
 
 
-def _step(number: int, its: Mapping[str, Event], names: Mapping[str, str]) -> LoggedStep:
+def _step(
+    number: int,
+    its: Mapping[str, Event],  # by peer
+    names: Mapping[str, str],  # of peers, by how steps name them
+    ends: Mapping[str, Sequence[float]],  # by peer, when what it computed ended, ascending
+) -> LoggedStep:
     begun = {peer: float(event["time"]) - event["seconds"] for peer, event in its.items()}
     start = min(begun.values())
     place: dict[str, int] = {peer: index for index, peer in enumerate(sorted(its))}
@@ -103,7 +120,10 @@ def _step(number: int, its: Mapping[str, Event], names: Mapping[str, str]) -> Lo
         zero = begun[peer] - start
         for kind, microbatch, hop, began, ended in event["ops"]:
             op = Op(Kind(kind), microbatch, hop)
-            ran.append(Ran(op, event["stage"], place[peer], zero + began / 1000.0, zero + ended / 1000.0))
+            over = zero + ended / 1000.0
+            before = bisect_left(ends[peer], start + over - LEAST_S)
+            turn = ends[peer][before - 1] - start if before else -math.inf
+            ran.append(Ran(op, event["stage"], place[peer], max(zero + began / 1000.0, turn), over))
         for kind, microbatch, hop, receiver, began, ended in event["sent"]:
             op = Op(Kind(kind), microbatch, hop)
             to = place_of(receiver)

@@ -8,6 +8,7 @@ from typing import Any
 
 from farflung.compression import kernels
 from farflung.node.paths import resolve_paths
+from farflung.sims.outputs import check_outputs
 from farflung.sims.pipeline_compare import compare, quickly
 from farflung.sims.pipeline_networks import Network, forty_two, reference, volunteers
 from farflung.sims.pipeline_optimum import gaps_percent
@@ -44,11 +45,10 @@ def network_called(name: str, peers: int, seed: int) -> Network:
 
 
 def run_plan(name: str, *, peers: int, proposals: int | None, seed: int, trace: Path | None) -> dict[str, Any]:
-    """Plan, compare, write the trace. Raises ValueError for an unknown network, BadPlan for one that cannot be planned, OSError
+    """Plan, compare, write the trace. Raises ValueError for an unknown network, BadPlan for one that cannot be planned, ConfigError
     for a trace that cannot be written: before anything is planned.
     """
-    if trace is not None:
-        trace.touch()
+    check_outputs(files=[trace])
     prepared = kernels.prepare(resolve_paths().cache / "kernels")
     network = network_called(name, peers, seed)
     if proposals is None:

@@ -31,7 +31,7 @@ from farflung.node.stage_peer import StagePeer
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
 from farflung.node.stage_self import OUTSIDE
 from farflung.node.stage_start import SPENT
-from farflung.node.storage import newest_history
+from farflung.node.storage import SavedVote, newest_history
 from farflung.node.terms import Terms
 from farflung.protocol import pipeline_messages
 from farflung.protocol.appointment import Appointment
@@ -110,6 +110,7 @@ class StageView:
 
     outfit: Any
     ids: list[PeerId]
+    saved_vote: Callable[[int], SavedVote | None]
     peers: dict[int, StagePeer] = field(default_factory=dict)
     learners: dict[int, SimStageLearner] = field(default_factory=dict)
     attackers: frozenset[PeerId] = frozenset()
@@ -360,7 +361,7 @@ class PipelineSwarm:
         """Of one life of a stage: a chain of its own."""
         if life not in self._judges:
             outfit = _Outfit(recipe.terms(life))
-            self._views[life] = StageView(outfit, self.ids)
+            self._views[life] = StageView(outfit, self.ids, lambda peer: self.disks[peer].storages[life].vote)
             where = f"stage {life.stage}" + (f", life {life.number}" if life.number else "")
             judge = Judge(
                 broken=lambda which, what: self._broken(f"{where}, invariant {which}: {what}"),

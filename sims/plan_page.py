@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from farflung.sims import png
 from farflung.sims.check import Check, machine
+from farflung.sims.outputs import check_outputs
 from farflung.sims.pipeline_run import BOUNDS, run_plan
 from farflung.sims.plots import WIDTH_IN
 
@@ -38,8 +39,8 @@ Figures = Mapping[str, Any]
 
 
 def make_page(folder: Path, *, proposals: int | None, seed: int, say: Callable[[str], None]) -> list[Figures]:
-    """Plan all networks, write the page and its picture into `folder`, which is made when missing. Raises BadPlan, OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Plan all networks, write the page and its picture into `folder`, which is made when missing. Raises BadPlan, ConfigError."""
+    check_outputs(folders=[folder])
     found: list[Figures] = []
     for number, (name, peers) in enumerate(NETWORKS, start=1):
         say(f"{number} of {len(NETWORKS)}: {name}, {peers} peers")

@@ -177,7 +177,7 @@ def plot_bytes(scene: Scene) -> Markup:
 
 
 def plot_rounds(scene: Scene, letters: Mapping[int, str]) -> Markup:
-    """Seconds of each round (the slowest peer's), with its number of contributors.
+    """Seconds of each round (the proposer's), with its number of contributors.
 
     `letters` says for each round that some peer missed the letters under which its reasons stand in the
     table.
@@ -212,7 +212,7 @@ def plot_rounds(scene: Scene, letters: Mapping[int, str]) -> Markup:
         axis.set_ylim(bottom=0)
         axis.xaxis.set_major_locator(MaxNLocator(20, integer=True))
         axis.grid(axis="x", visible=False)
-        axis.set_ylabel("seconds, plan to commit")
+        axis.set_ylabel("seconds until all held all means")
         axis.set_xlabel("round")
         handles = [Patch(color=STATES["round"], label="round; above it, its contributors")]
         if letters:

@@ -17,7 +17,8 @@ DOTS_PER_INCH = 110
 def style() -> dict[Any, Any]:
     """What figures are to be drawn with, as an `rc_context`."""
     inked = {key: COLOURS.get(value, value) for key, value in STYLE.items()}
-    return inked | {"figure.facecolor": COLOURS[CARD]}
+    # all words are ours, and powers of ten stand at logarithmic axes
+    return inked | {"figure.facecolor": COLOURS[CARD], "text.parse_math": True}
 
 
 def save(figure: Figure, file: Path) -> None:

@@ -19,8 +19,10 @@ from rich.table import Table
 
 from farflung.compression import kernels
 from farflung.node.paths import resolve_paths
+from farflung.sims import quality_train
 from farflung.sims.bench_codec import one_thread
 from farflung.sims.kept import Kept
+from farflung.sims.outputs import check_outputs
 from farflung.sims.quality_making import make, processes, products_in_tf32
 from farflung.sims.quality_methods import Method, by_names
 from farflung.sims.quality_rows import Row, references, rows
@@ -58,22 +60,15 @@ def run_quality(
         )
     if interval is not None and not 1 < interval <= tier.steps - tier.warm_steps:
         raise ValueError(f"an interval of {interval} steps: choose 2 to {tier.steps - tier.warm_steps}")
-    asked = by_names(names, tier.steps - tier.warm_steps, interval)
+    asked = by_names(names, tier.steps - tier.warm_steps, interval, tier.peers)
     compared = references(asked)
     methods = compared + [method for method in asked if method not in compared]
     console = Console(stderr=as_json)
+    check_outputs(files=[out], folders=[page])
     kept = Kept(out, lambda entry: Outcome(**entry))
     kernels.prepare(resolve_paths().cache / "kernels")
     with one_thread() if tier.device == "cpu" else products_in_tf32():
         table = rows(measure(methods, tier, kept, console, jobs), tier)
-    if page is not None:
-        from farflung.sims.quality_page import write_page
-
-        options = f" --peers {peers}" if peers is not None else ""
-        options += f" --interval {interval}" if interval is not None else ""
-        options += f" --seeds {seeds}" if seeds is not None else ""
-        options += f" --device {device}" if device is not None else ""
-        write_page(page, tier, table, options)
     if as_json:
         facts = {
             "tier": tier.name,
@@ -84,6 +79,23 @@ def run_quality(
         sys.stdout.write(json.dumps(facts | {"rows": [asdict(row) for row in table]}, indent=2) + "\n")
     else:
         _show(table, tier, console)
+    if page is not None:
+        from farflung.sims.quality_page import write_page
+
+        given = {"methods": names, "peers": peers, "interval": interval, "seeds": seeds, "device": device}
+        options = "".join(
+            f" --{name} '{value}'" if name == "methods" else f" --{name} {value}"
+            for name, value in given.items()
+            if value is not None
+        )
+        write_page(
+            page,
+            tier,
+            table,
+            {method.name: method for method in methods},
+            quality_train.corpus(tier).num_samples,
+            options,
+        )
     return table
 
 
@@ -115,6 +127,12 @@ def measure(methods: Sequence[Method], tier: Tier, runs: Kept[Outcome], console:
         return conduct([tuning(method, tier) for method in methods], missing, runs)
 
 
+WIDE = 130
+"""Columns of a terminal that has room for all of the table."""
+IN_NARROW = ("method", "lr", "loss", "gap %", "recovered", "fewer bytes")
+"""Of the table, where there is less; `--json` and the page have all."""
+
+
 def _show(found: Sequence[Row], tier: Tier, console: Console) -> None:
     table = Table(
         title=f"{tier.name}: {num_parameters(tier.model):,} parameters, {tier.num_tokens:,} tokens, global batch of "
@@ -135,16 +153,19 @@ def _show(found: Sequence[Row], tier: Tier, console: Console) -> None:
         "fewer bytes",
         "peak bits",
     )
+    wide = console.width >= WIDE
     for number, name in enumerate(names):
-        table.add_column(name, justify="left" if number < 2 else "right")
+        if wide or name in IN_NARROW:
+            table.add_column(name, justify="left" if number < 2 else "right", no_wrap=True)
     for row in found:
-        table.add_row(
+        cells = (
             row.method,
             row.inner,
             "-" if row.H is None else str(row.H),
             f"{row.lr:g}",
             *(_number(value, spec) for value, spec in _cells(row)),
         )
+        table.add_row(*(cell for name, cell in zip(names, cells, strict=True) if wide or name in IN_NARROW))
     console.print(table)
     for note in NOTES:
         console.print(note, style="dim", markup=False, highlight=False)

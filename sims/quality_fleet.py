@@ -23,6 +23,7 @@ from farflung.sims.quality_methods import Inner, Method
 from farflung.sims.quality_runs import Run
 from farflung.sims.quality_tiers import Tier
 from farflung.sims.quality_train import Outcome, Progress, Rounds, corpus, diverged, finished, rounds_of
+from farflung.training.errors import NonFinite
 from farflung.training.flat import Layout, Slot
 from farflung.training.inner import InnerConfig
 from farflung.training.model import Decoder, Rotary
@@ -282,9 +283,12 @@ def train_fleet(
         told = torch.stack([losses, norms]).cpu().view(2, len(runs), peers)
         finite = (told.isfinite() | idle).all(dim=2).all(dim=0).tolist()
         sound = [was and still for was, still in zip(sound, finite, strict=True)]
-        for one, still in zip(rounds, sound, strict=True):
-            if one is not None and still:
-                one.after(step + 1 - tier.warm_steps)
+        for number, one in enumerate(rounds):
+            if one is not None and sound[number]:
+                try:
+                    one.after(step + 1 - tier.warm_steps)
+                except NonFinite:
+                    sound[number] = False
         progress(step + 1, float(told[0][~idle].nanmean()))
     ends = [some[0].flat.cpu() if one is None else one.params() for some, one in zip(workers, rounds, strict=True)]
     windows = torch.from_numpy(data.heldout(tier.heldout))

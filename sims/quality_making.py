@@ -15,6 +15,7 @@ from farflung.compression import kernels
 from farflung.node.paths import resolve_paths
 from farflung.sims import quality_fleet
 from farflung.sims.kept import Kept
+from farflung.sims.orphans import leave_with_pool
 from farflung.sims.quality_runs import Run, keeper_of
 from farflung.sims.quality_train import Outcome, train
 from farflung.sims.quality_train import Progress as Advance
@@ -127,6 +128,7 @@ def grouped(runs: Sequence[Run], jobs: int) -> list[Group]:
 
 def _prepare() -> None:
     """A process that makes runs."""
+    leave_with_pool()
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = True
     kernels.prepare(resolve_paths().cache / "kernels")

@@ -5,6 +5,7 @@ rounds), only the inner learning rate is tuned, for every method over the same k
 ours; how their settings were found, and what they fall short of, is in docs/experiments.md.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -87,7 +88,7 @@ class Method:
     whole_batch: bool = False
     """The worker trains on the batch of all peers, which is what data-parallel training computes."""
     lr_scale: float = 1.0
-    """Of the inner optimiser's grid of learning rates."""
+    """Of AdamW's grid of learning rates, for a method that has no inner optimiser: its rates are another thing than those of the synchronous start."""
 
 
 def _rounds(interval: int = 30, fragments: int = 1, delay: int = 0) -> Timetable:
@@ -159,7 +160,7 @@ METHODS: tuple[Method, ...] = (
         outer=Outer(
             timetable=_rounds(),
             rule=Sgd(lr=1.0),
-            wire=Wire(topology="gather", up="topk(chunk=4096,k=64,bits=2)", feedback=0.95),
+            wire=Wire(topology="gather", up="topk(chunk=4096,k=64,bits=2)", feedback=0.95, cap=math.inf),
         ),
     ),
     Method(
@@ -168,9 +169,9 @@ METHODS: tuple[Method, ...] = (
         outer=Outer(
             timetable=_rounds(interval=1),
             rule=Sign(lr=1.0),
-            wire=Wire(topology="gather", up="dct(cols=64,k=32,bits=8)", feedback=0.999, cap=float("inf")),
+            wire=Wire(topology="gather", up="dct(cols=64,k=32,bits=8)", feedback=0.999, cap=math.inf),
         ),
-        lr_scale=0.1,
+        lr_scale=0.4,
     ),
     _ours("default"),
     _ours("thrifty"),
@@ -181,36 +182,54 @@ LEAST_ROUNDS = 18
 """With fewer a method says nothing (digest 7.3, which wants 50 and more)."""
 
 
+LEAST_TO_PAIR = 4
+"""Peers: two that meet two by two are the whole swarm, and pairs of no account."""
+
+
 def by_names(
     names: str | None,
     steps: int | None = None,  # after the synchronous start
     interval: int | None = None,  # H, in the place of the methods' own
+    peers: int | None = None,  # M
 ) -> list[Method]:
-    """The methods of a comma-separated list, ours as they are for runs of so many steps; for None all of them that have `LEAST_ROUNDS` rounds in so many steps. Raises ValueError."""
-    if interval is not None:
-        chosen = [with_interval(method, interval) for method in by_names(names, steps)]
-        twice = {"streaming", "streaming-100"} <= {method.name for method in chosen}
-        return [method for method in chosen if not (twice and method.name == "streaming-100")]
+    """The methods of a comma-separated list, ours as they are for runs of so many steps; for None all of them that say something of so many peers, and have
+    `LEAST_ROUNDS` rounds in so many steps. Raises ValueError."""
     rows = [_ours(m.name, steps or 0) if m.name in METHOD_NAMES else m for m in METHODS]
-    if names is None:
-        return [m for m in rows if steps is None or m.name in METHOD_NAMES or _says_something(m, steps)]
+    if interval is not None:
+        rows = [with_interval(method, interval) for method in rows]
     known = {method.name: method for method in rows}
-    asked = [name.strip() for name in names.split(",")]
-    unknown = [name for name in asked if name not in known]
-    if unknown:
-        raise ValueError(f"no method is called {', '.join(unknown)}; there are {', '.join(known)}")
-    return [known[name] for name in asked]
+    if names is None:
+        chosen = [m for m in rows if _says_something(m, steps, peers) or (interval is None and m.name in METHOD_NAMES)]
+    else:
+        asked = [name.strip() for name in names.split(",")]
+        unknown = [name for name in asked if name not in known]
+        if unknown:
+            raise ValueError(f"no method is called {', '.join(unknown)}; there are {', '.join(known)}")
+        chosen = [known[name] for name in asked]
+    if interval is not None and {"streaming", "streaming-100"} <= {method.name for method in chosen}:
+        chosen.remove(known["streaming-100"])
+    if not chosen:
+        raise ValueError(f"no method has {LEAST_ROUNDS} rounds of {interval} steps in {steps}")
+    return chosen
 
 
-def _says_something(method: Method, steps: int) -> bool:
-    return method.outer is None or steps >= LEAST_ROUNDS * method.outer.timetable.interval
+def _says_something(method: Method, steps: int | None, peers: int | None) -> bool:
+    if isinstance(method.outer, Pairs) and peers is not None and peers < LEAST_TO_PAIR:
+        return False
+    return method.outer is None or steps is None or steps >= LEAST_ROUNDS * method.outer.timetable.interval
 
 
 def with_interval(method: Method, interval: int) -> Method:
-    """The same with another H; one whole round late stays one whole round late. Without rounds, or with one in each step, it stays as it is.
-    Raises ValueError."""
+    """The same with another H; one whole round late stays one whole round late, and there are no more fragments than steps. Without rounds, or with one in each step,
+    it stays as it is."""
     if method.outer is None or method.outer.timetable.interval == 1:
         return method
     table = method.outer.timetable
     delay = interval if table.delay == table.interval else table.delay
-    return replace(method, outer=replace(method.outer, timetable=replace(table, interval=interval, delay=delay)))
+    return replace(
+        method,
+        outer=replace(
+            method.outer,
+            timetable=replace(table, interval=interval, delay=delay, fragments=min(table.fragments, interval)),
+        ),
+    )

@@ -1,9 +1,9 @@
 """`docs/quality.md` and its picture, from the rows of one run of `farflung bench quality`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from farflung.sims.quality_methods import METHODS, with_interval
+from farflung.sims.quality_methods import Method
 from farflung.sims.quality_plot import CEILING, frontier, plot_frontier
 from farflung.sims.quality_rows import Row
 from farflung.sims.quality_runs import EXTENDED_BY, EXTENSIONS
@@ -23,26 +23,29 @@ def write_page(
     folder: Path,
     tier: Tier,
     rows: Sequence[Row],
+    methods: Mapping[str, Method],  # of the rows, by name
+    num_samples: int,  # of the data set
     options: str = "",  # of the command, beside the tier
 ) -> None:
     """Write the page and its picture into `folder`, which is made when missing. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     plot_frontier(rows, tier, folder / PICTURE)
-    (folder / PAGE).write_text("\n".join(_lines(tier, rows, options)) + "\n", encoding="utf-8")
+    (folder / PAGE).write_text("\n".join(_lines(tier, rows, methods, num_samples, options)) + "\n", encoding="utf-8")
 
 
-def _lines(tier: Tier, rows: Sequence[Row], options: str) -> list[str]:
+def _lines(tier: Tier, rows: Sequence[Row], methods: Mapping[str, Method], num_samples: int, options: str) -> list[str]:
+    epochs = tier.steps * tier.batch / num_samples
     return [
         "# Quality: what training loses when peers say little to each other",
         "",
         f"Made by `farflung bench quality --tier {tier.name}{options} --page docs`; do not edit. {_machines(rows)}",
         "",
-        f"Tier {tier.name}: {num_parameters(tier.model):,} parameters, {tier.num_tokens:,} tokens of the embedded corpus. "
+        f"Tier {tier.name}: {num_parameters(tier.model):,} parameters, {tier.num_tokens:,} tokens of the embedded corpus, {epochs:.2g} times all of it. "
         f"All methods see the same tokens in the same order, {tier.batch * tier.model.seq_len:,} a step, split by {tier.peers} peers. The first "
         f"{tier.warm_steps} of {tier.steps} steps are synchronous, and no method's bytes count them. Peers share a process; the mathematics, the codecs and the payloads are real{PRODUCTS[tier.precision]}. "
         "A method's inner learning rate is the best of a grid on one half of the held-out windows, and its loss is that of the other half.",
         "",
-        f"![Gap against bytes, all methods]({PICTURE})",
+        f"![Gap against bytes]({PICTURE})",
         "",
         f"The line joins what no other method beats in both. Gaps above {CEILING:.0f} % stand at the upper edge, with their number.",
         "",
@@ -79,7 +82,7 @@ def _lines(tier: Tier, rows: Sequence[Row], options: str) -> list[str]:
         "",
         "| method | settings | seeds | learning rates |",
         "|---|---|---|---|",
-        *(f"| {row.method} | {_settings(row)} | {row.seeds} | {_grid(row)} |" for row in rows),
+        *(f"| {row.method} | {settings(methods[row.method])} | {row.seeds} | {_grid(row)} |" for row in rows),
     ]
 
 
@@ -113,11 +116,6 @@ def _spreads(rows: Sequence[Row]) -> str:
     spreads = {row.inner: row.dp_spread_percent for row in rows if row.H is None}
     found = [f"{spread:.2f} % with {inner}" for inner, spread in spreads.items() if spread is not None]
     return f"The seeds of data-parallel training are apart by {' and '.join(found)}."
-
-
-def _settings(row: Row) -> str:
-    method = next(method for method in METHODS if method.name == row.method)
-    return settings(method if row.H is None else with_interval(method, row.H))
 
 
 def _grid(row: Row) -> str:

@@ -104,7 +104,7 @@ def _recovered(one: Tuned, whole: Tuned, alone: Tuned | None) -> float | None:
     if alone is None:
         return None
     triples = zip(one.losses, whole.losses, alone.losses, strict=False)
-    return _mean([None if a is None or b is None or c is None else (c - a) / (c - b) for a, b, c in triples])
+    return _mean([None if a is None or b is None or c is None or b == c else (c - a) / (c - b) for a, b, c in triples])
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

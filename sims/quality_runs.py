@@ -15,6 +15,10 @@ from farflung.sims.quality_resume import Keeper
 from farflung.sims.quality_tiers import Tier
 from farflung.sims.quality_train import Outcome, content_hash
 
+REVISION = 2
+"""Of what runs do with their settings: where that changes, what was kept before is of other runs. 2: methods that are a whole round late begin each interval at the outer
+parameters, and end with the mean."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
@@ -30,9 +34,9 @@ class Run:
         """Of the data and all settings but the names, and but those of a tier that only say which runs are made. Raises DataError."""
         method = replace(self.method, name="", lr_scale=1.0)
         tier = replace(self.tier, name="", adamw_lrs=(), muon_lrs=(), seeds=1)
-        warm_lr = self.lr / self.method.lr_scale
+        warm_lr = self.tier.warm_lr(self.method, self.lr)
         return hashlib.sha256(
-            repr((method, tier, self.lr, warm_lr, self.seed, content_hash(tier))).encode()
+            repr((REVISION, method, tier, self.lr, warm_lr, self.seed, content_hash(tier))).encode()
         ).hexdigest()[:16]
 
     @property
@@ -74,12 +78,20 @@ Search = Generator[list[Run], Sequence[Outcome], Tuned]
 
 
 def tuning(method: Method, tier: Tier) -> Search:
-    """What each learning rate of the tier comes to with the first seed, then all seeds with the best of them. As long as the best is at an
+    """What each learning rate of the tier comes to with the first seed, then all seeds with the best of them. Data-parallel training, to which all are compared, is tried with all
+    seeds, and the best is that of their mean: what one seed likes best may be at the edge of what others bear. As long as the best is at an
     edge, another one is tried beyond it, `EXTENSIONS` at most."""
+    tried_seeds = range(num_seeds(method, tier) if method.whole_batch else 1)
 
     def tried_at(*lrs: float) -> Generator[list[Run], Sequence[Outcome], Grid]:
-        outcomes = yield [Run(method=method, tier=tier, lr=lr, seed=0) for lr in lrs]
-        return tuple((lr, outcome.tune_loss) for lr, outcome in zip(lrs, outcomes, strict=True))
+        runs = [Run(method=method, tier=tier, lr=lr, seed=seed) for lr in lrs for seed in tried_seeds]
+        outcomes = yield runs
+        found = []
+        for number, lr in enumerate(lrs):
+            some = [one.tune_loss for one in outcomes[number * len(tried_seeds) : (number + 1) * len(tried_seeds)]]
+            there = [loss for loss in some if loss is not None]
+            found.append((lr, sum(there) / len(there) if len(there) == len(some) else None))
+        return tuple(found)
 
     tried = yield from tried_at(*sorted(tier.lrs(method)))
     for _ in range(EXTENSIONS):
@@ -121,7 +133,11 @@ def best(tried: Grid) -> float:
 
 def planned(methods: Sequence[Method], tier: Tier) -> int:
     """Runs that a comparison asks for when no method needs rates beyond its grid; the first seed of each twice."""
-    return sum(len(tier.lrs(method)) + num_seeds(method, tier) for method in methods)
+    return sum(
+        (len(tier.lrs(method)) * num_seeds(method, tier) if method.whole_batch else len(tier.lrs(method)))
+        + num_seeds(method, tier)
+        for method in methods
+    )
 
 
 def num_seeds(method: Method, tier: Tier) -> int:

@@ -7,6 +7,7 @@ Evaluated are the outer parameters after the final flush: the mean over peers wh
 there are no rounds.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -91,7 +92,7 @@ def train(
         kept = None if keeper is None else keeper.load()
         if kept is None:
             warm = _warm_start(
-                tier, "adamw" if method.inner == "gradient" else method.inner, lr / method.lr_scale, seed
+                tier, "adamw" if method.inner == "gradient" else method.inner, tier.warm_lr(method, lr), seed
             )
             workers = [warm.copy(method.inner) for _ in range(count)]
         else:
@@ -152,16 +153,21 @@ class Rounds:
     ) -> None:
         """Do what is due after this step."""
         rule: OuterRule = self._outer.rule if outer_lr is None else replace(self._outer.rule, lr=outer_lr)  # type: ignore[type-var]
-        if step == self._last and self._outer.kept:
-            # what was kept back arrives now, rounds too late for momentum: the end is the peers' mean
+        if step == self._last and (self._outer.kept or self._restarts):
+            # what was kept back, or is a whole round late, arrives now, too late for momentum: the end is the peers' mean
             rule = Sgd(lr=1.0)
         actions = self._outer.timetable.after(step, self._last)
         for exchange in actions.sends:
             self._in_flight[exchange] = self._send(exchange.fragment, step)
+        fresh: dict[Exchange, _Sent] = {}
+        if self._restarts:
+            fresh = {exchange: self._send(exchange.fragment, step) for exchange in actions.flush}
+            for exchange in actions.sends:
+                self._restart(exchange.fragment)
         for exchange in actions.applies:
             self._apply(exchange.fragment, self._in_flight.pop(exchange), rule, step)
         for exchange in actions.flush:
-            self._apply(exchange.fragment, self._send(exchange.fragment, step), rule, step)
+            self._apply(exchange.fragment, fresh.get(exchange) or self._send(exchange.fragment, step), rule, step)
 
     def state(self) -> State:
         """Everything that `after` changes, as it is kept and not copied; before the last step."""
@@ -200,6 +206,18 @@ class Rounds:
         table = self._outer.timetable
         return table.interval if self._outer.eager else table.delay
 
+    @property
+    def _restarts(self) -> bool:
+        """Whether every interval begins at the outer parameters, the first one too, though what was sent at its beginning is only applied at its end (CO2: x <- x_old).
+        What peers have trained since is then not yet in anything that is in flight, and is measured before that is applied."""
+        table = self._outer.timetable
+        return table.delay == table.interval and self._outer.mixing == 0.0 and not self._outer.eager
+
+    def _restart(self, p: int) -> None:
+        part = self._fragments[p]
+        for m, worker in enumerate(self._workers):
+            part.put_(worker.flat, part.take(self._params[m % len(self._params)]).to(worker.device))
+
     def cosine(self) -> float | None:
         """See `Outcome.cosine`."""
         return late_mean(self._cosines)
@@ -215,6 +233,8 @@ class Rounds:
         locals_ = [part.take(worker.flat).cpu() for worker in self._workers]
         outers = [part.take(self._params[m % len(self._params)]) for m in range(len(locals_))]
         deltas = [outer - local for outer, local in zip(outers, locals_, strict=True)]
+        if not all(bool(delta.isfinite().all()) for delta in deltas):
+            raise NonFinite(global_step=step, loss=math.nan)
         averaged = self._averagers[p].mean(deltas, final=step == self._last)
         self.traffic.step_bytes[step - 1] += averaged.nbytes
         if len(deltas) > 1:
@@ -283,7 +303,9 @@ def rounds_of(method: Method, workers: Sequence[Trained], *, last: int) -> Round
 def finished(
     method: Method, tier: Tier, tune_loss: float, eval_loss: float, rounds: Rounds | Meetings | None
 ) -> Outcome:
-    """Of a run whose last step is done."""
+    """Of a run whose last step is done: what it came to, unless that is no number."""
+    if not (math.isfinite(tune_loss) and math.isfinite(eval_loss)):
+        return diverged(tier)
     alone = ring_bits(tier.peers) if method.whole_batch else 0.0
     return Outcome(
         tune_loss=tune_loss,

@@ -1,5 +1,6 @@
 """What `farflung bench quality` says about methods, for its page: settings, goals and whether they are met."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -35,7 +36,7 @@ def checks(rows: Sequence[Row]) -> list[Check]:
     noise = max((row.dp_spread_percent or 0.0 for row in rows), default=0.0)
     found: list[Check] = []
     if default is not None:
-        half = None if bound is None else SHARE_OF_STREAMING * bound
+        half = None if bound is None else _half(bound)
         target = "default: gap, at most half of Streaming DiLoCo's, and better than a peer alone"
         found.append(_helped(_at_most(target, default.gap_percent_same_inner, half, noise), default))
         found.append(_at_most("default: no worse than data-parallel AdamW", default.gap_percent_adamw, 0.0, noise))
@@ -55,7 +56,7 @@ def goals(rows: Sequence[Row], field: str) -> dict[str, tuple[float, float]]:
         return {"default": (DEFAULT_FEWER, 0.0)}
     if bound is None:
         return {}
-    return {"default": (DEFAULT_FEWER, SHARE_OF_STREAMING * bound), "thrifty": (THRIFTY_FEWER, bound)}
+    return {"default": (DEFAULT_FEWER, _half(bound)), "thrifty": (THRIFTY_FEWER, bound)}
 
 
 def budget(rows: Sequence[Row], tier: Tier) -> list[str]:
@@ -78,6 +79,11 @@ def budget(rows: Sequence[Row], tier: Tier) -> list[str]:
         f"{left(tier, THRIFTY_FEWER):.3g}. `default` spends {spent('default'):.3g} and `thrifty` {spent('thrifty'):.3g}.",
         f"The longer the run, the more the same ratios leave, while what a model needs at its end stays the same: {'; '.join(others)}.",
     ]
+
+
+def _half(gap: float) -> float:
+    """Of a gap; one below zero is asked for whole, for half of it would be more."""
+    return min(gap, SHARE_OF_STREAMING * gap)
 
 
 def _at_most(
@@ -141,7 +147,9 @@ def _wire(wire: Wire) -> str:
     if wire.topology == "radial":
         text += ", length and direction merged apart"
     if wire.feedback is not None:
-        text += f", error feedback {wire.feedback:g}"
+        text += f", error feedback {wire.feedback:g}" + (
+            f" of {wire.cap:g} norms at most" if math.isfinite(wire.cap) else ""
+        )
     return text + (f", the last exchange {wire.last}" if wire.last is not None else "")
 
 

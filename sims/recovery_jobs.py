@@ -12,6 +12,7 @@ import torch
 from farflung.compression import kernels
 from farflung.node.paths import resolve_paths
 from farflung.sims.bench_codec import one_thread
+from farflung.sims.orphans import leave_with_pool
 from farflung.sims.recovery_runs import Run
 from farflung.sims.recovery_train import Outcome, Progress
 
@@ -57,6 +58,7 @@ def _processes(count: int) -> Generator[ProcessPoolExecutor, None, None]:
 
 def _begin() -> None:
     """In a new process."""
+    leave_with_pool()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to deal with
     torch.set_num_threads(1)
     kernels.prepare(resolve_paths().cache / "kernels")

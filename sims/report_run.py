@@ -89,13 +89,13 @@ def run_sections(scene: Scene) -> list[Markup]:
         markup.section(
             "Where time went",
             "A window of the run. Each peer has two lanes: above what it computed, below the phases of its rounds. Dashed lines are "
-            "commits, as the slowest peer saw them.",
+            "commits, when the first peer had applied them.",
             markup.wide(plot_gantt(scene)),
             markup.legend([(f"--work-{what}", said) for what, said in WORK_LABELS]),
         ),
         markup.section(
             "Rounds",
-            "How long each round took, from the plan to the commit, at the slowest peer.",
+            "How long each round took, from the plan until all members held all means, as its proposer saw it. The vote comes after that.",
             markup.wide(plot_rounds(scene, letters_by_round(missed, letters))),
             _missed_table(missed, letters),
             markup.folded("All rounds", _rounds_table(scene)),
@@ -137,8 +137,17 @@ def _verdict(scene: Scene) -> Markup:
         + unknown
         + f" {sentence(checked(figures))}"
     )
-    found = [said for said in (not_better(figures),) if said]
+    found = [said for said in (not_better(figures), _begin_late(figures)) if said]
     return markup.verdict(headline, said, [*broken, *unmet, *found])
+
+
+def _begin_late(figures: Mapping[str, Any]) -> str:
+    """What is to be said where a log was full more than once; empty where all are whole."""
+    late = [f"{name} (from {duration(seconds)} on)" for name, seconds in figures["begin_late"].items()]
+    if not late:
+        return ""
+    shown = ", ".join(late[:MOST_MISSED]) + (", and others" if len(late) > MOST_MISSED else "")
+    return f"The beginning of {counted(len(late), 'log')} is missing; all that is told here is of the rest: {shown}."
 
 
 def sentence(said: str) -> str:
@@ -203,7 +212,9 @@ def _tiles(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         cells.append((bits, f"bits per parameter sent, {ways}; fp32 has 32{kept}", ""))
     cells += pipeline_tiles(figures)
     if figures["median_round_s"] is not None:
-        cells.append((f"{figures['median_round_s']:.1f} s", "median round, from the plan to the commit", ""))
+        cells.append(
+            (f"{figures['median_round_s']:.1f} s", "median round, from the plan until all members held all means", "")
+        )
     equal, twice, lost = figures["digests_equal"], figures["samples_trained_twice"], figures["samples_lost"]
     cells += [
         (BITS[equal][0], "bits of the model on all peers, at each version", BITS[equal][1]),

@@ -201,11 +201,20 @@ class Expect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     min_training_share: float = 0.0
     """Time that peers trained, of the time that they ran."""
     max_median_round_s: float = MAX_SECONDS
-    """From plan to commit."""
+    """From the plan until all members held all means."""
     max_loss: float = 1e9
     """The last held-out loss; needs mode = "real"."""
     max_recovery_iterations: float = 1e9
     """Of a pipeline: steps from the loss of a stage until it computes again, without what fetching it took; some stage must have been lost, and come back."""
+
+    def __post_init__(self) -> None:
+        check_range("min_rounds", self.min_rounds, 0, 1 << 53)
+        check_range("min_members", self.min_members, 0, MAX_PEERS)
+        for share in ("max_missed_share", "min_training_share"):
+            check_range(share, getattr(self, share), 0.0, 1.0)
+        check_range("max_median_round_s", self.max_median_round_s, 0.0, MAX_SECONDS)
+        for most in ("max_loss", "max_recovery_iterations"):
+            check_range(most, getattr(self, most), 0.0, 1e9)
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -258,8 +267,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise ConfigError(
                     f"happenings[{number}].at = {happening.at}: after the end; raise duration_s = {self.duration_s}"
                 )
-            for who in happening.peers:
-                self.select(who)
+            if why := self.is_idle(happening):
+                raise ConfigError(f"happenings[{number}]: {why}")
 
     @property
     def stages(self) -> int:
@@ -279,6 +288,24 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """`class/index` of a peer."""
         peer_class, index, _ = self.roster()[peer]
         return f"{peer_class.name}/{index}"
+
+    def everybody(self, happening: Happening) -> list[int]:
+        """Numbers of the peers that are named, in order. Raises ConfigError when somebody is not there."""
+        return sorted({peer for who in happening.peers for peer in self.select(who)})
+
+    def is_idle(self, happening: Happening) -> str:
+        """Why nothing would come of it, whenever it is; empty when something may. Raises ConfigError when somebody is not there."""
+        named = len(self.everybody(happening))
+        if not named:
+            return ""  # it is for everybody
+        some = round(happening.share * named)
+        if some == 0:
+            return f"share = {happening.share:g} of {named} is nobody; raise it, or name more peers"
+        if happening.what == "partition" and some == self.num_peers:
+            return "partition with all peers on one side cuts nobody off; name fewer"
+        if happening.what == "apart" and some < 2:
+            return "apart with one peer: say from whom, as in peers = ['home/0', 'home/1']"
+        return ""
 
     def select(self, who: str) -> list[int]:
         """Numbers of the peers that are meant. Raises ConfigError when nobody is."""

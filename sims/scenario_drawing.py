@@ -7,6 +7,8 @@ In the calm everybody is back (`Scenario.calm_s`). It is so long that what is sl
 longest lap has twelve of them. Nor are rounds quicker than links: a newcomer whose link cannot carry the means of all rounds never catches up, as is known.
 """
 
+import msgspec
+
 from farflung.sims import regions
 from farflung.sims.attacks import Attack
 from farflung.sims.choices import Choices
@@ -78,7 +80,7 @@ def draw_scenario(seed: int, choices: Choices) -> Scenario:
     if choices.chance("calm", 0.8):
         longest_s = manifest["swarm"]["max_round_s"]
         calm_s = PIPELINES_CALM_S if kind == "pipeline" else REPLICAS_CALM_S + 4 * longest_s
-    return Scenario(
+    drawn = Scenario(
         about=f"Drawn by `farflung sim fuzz` from seed {seed}.",
         name=f"fuzz-{seed}",
         mode="cost" if kind == "cost" else "real",
@@ -88,11 +90,11 @@ def draw_scenario(seed: int, choices: Choices) -> Scenario:
         manifest=manifest,
         peers=peers,
         network=_network(choices),
-        happenings=happenings,
         costs=Costs(
             start_s=choices.maybe("costs/start_s", (0.0, 3.0)), message_s=choices.maybe("costs/message_s", (0.0, 0.02))
         ),
     )
+    return msgspec.structs.replace(drawn, happenings=tuple(one for one in happenings if not drawn.is_idle(one)))
 
 
 # ---- who ---------------------------------------------------------------------------------------------------------------

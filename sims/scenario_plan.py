@@ -185,10 +185,10 @@ def _python(seq_len: int) -> Dataset:
 def _shape(scenario: Scenario) -> ModelConfig:
     model = scenario.manifest.get("model", {})
     name, seq_len = model.get("preset"), model.get("seq_len")
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         raise ConfigError(f"manifest.model.preset = {name!r}: give one of {', '.join(PRESETS)}")
-    if not isinstance(seq_len, int | None) or seq_len == 0:
-        raise ConfigError(f"manifest.model.seq_len = {seq_len!r}: must be a whole number of tokens")
+    if seq_len is not None and (not isinstance(seq_len, int) or isinstance(seq_len, bool) or seq_len < 1):
+        raise ConfigError(f"manifest.model.seq_len = {seq_len!r}: must be a whole number of tokens, 1 or more")
     return preset(name, vocab_size=ByteTokenizer().vocab_size, seq_len=seq_len)
 
 

@@ -102,7 +102,7 @@ class Scene:
 
     def phases(self, peer: str) -> list[Span]:
         """See `spans.phase_spans`."""
-        return phase_spans(self.events.get(peer, ()), self.pauses.get(peer, ()))
+        return phase_spans(self.events.get(peer, ()), self._ends.get(peer, ()), self.pauses.get(peer, ()))
 
     @cached_property
     def pauses(self) -> dict[str, list[Stretch]]:

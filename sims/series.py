@@ -134,7 +134,7 @@ def _told(scene: Scene, peer: str) -> list[list[Any]]:
 
 
 def _rounds(scene: Scene) -> dict[str, Any]:
-    """Of each round its height, its seconds at the slowest peer, how many contributed, and why how many missed it: {reason: times}."""
+    """Of each round its height, its seconds until all members held all means, how many contributed, and why how many missed it: {reason: times}."""
     missed: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for one in scene.figures["rounds_missed"]:
         missed[one["round"]][one["reason"]] += 1

@@ -1,11 +1,23 @@
 """`farflung sim …`: swarms of real nodes, under virtual time and as processes, and the calculators beside them."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from farflung.node.flags import Json, print_json
+
+
+def finite(value: float | None) -> float | None:
+    """Of an option: neither nan nor infinity, of which nothing can be planned."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number that can be reached")
+    return value
+
+
+VOLUNTEERS = "volunteers"
+"""The network that is drawn, of any size."""
 
 sim_app = typer.Typer(help="Simulate swarms: the node's own code under virtual time.", no_args_is_help=True)
 
@@ -37,7 +49,9 @@ def sim_local(
     scenario: Annotated[str, typer.Argument(help="A .toml file, or the name of a scenario that comes with farflung.")],
     seed: Annotated[int | None, typer.Option(min=0, help="In the place of the file's.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the log and the result here.")] = None,
-    minutes: Annotated[float | None, typer.Option(min=0.2, help="End after so long, whatever the file says.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.2, callback=finite, help="End after so long, whatever the file says.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Play a scenario with real node processes on this machine, in real time. Exit code 1: violated, or not what the file expects."""
@@ -66,7 +80,9 @@ def sim_list(as_json: Json = False) -> None:
 def sim_fuzz(
     seeds: Annotated[int, typer.Option(min=1, help="How many scenarios to draw.")] = 20,
     first: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
-    minutes: Annotated[float | None, typer.Option(min=0.0, help="Begin no seed after so long.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.0, callback=finite, help="Begin no seed after so long.")
+    ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for what fails.")] = Path("farflung-fuzz"),
     as_json: Json = False,
 ) -> None:
@@ -112,9 +128,9 @@ def sim_bandwidth(
 @sim_app.command("report")
 def sim_report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders of runs; several are compared.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The page; its figures go beside it as JSON.")] = Path(
-        "report.html"
-    ),
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="The page, NAME.html; its figures go beside it, as NAME.report.json.")
+    ] = Path("report.html"),
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write a Chrome trace, for ui.perfetto.dev.")
     ] = None,
@@ -122,13 +138,16 @@ def sim_report(
 ) -> None:
     """Tell of runs of nodes, real or simulated, in one page that fetches nothing."""
     from farflung.protocol.errors import ConfigError
-    from farflung.sims.report import load_scenes, write_report
+    from farflung.sims.outputs import check_outputs
+    from farflung.sims.report import check_names, figures_file, load_scenes, write_report
     from farflung.sims.trace import write_trace
 
+    check_names(out, trace, printed=as_json)
     try:
         scenes = load_scenes(runs)
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from error
+    check_outputs(files=[out, figures_file(out), trace])
     figures = write_report(scenes, out)
     if trace is not None:
         write_trace(scenes, trace)
@@ -151,8 +170,8 @@ def _plan_all(page: Path, proposals: int | None, seed: int, as_json: bool) -> No
 
 @sim_app.command("plan")
 def sim_plan(
-    network: Annotated[str, typer.Option(help="reference, forty-two, or volunteers.")] = "reference",
-    peers: Annotated[int, typer.Option(min=8, help="How many volunteers.")] = 50,
+    network: Annotated[str | None, typer.Option(help="reference (if none is named), forty-two, or volunteers.")] = None,
+    peers: Annotated[int | None, typer.Option(min=8, help="How many volunteers: 50 if not given.")] = None,
     proposals: Annotated[int | None, typer.Option(min=1, help="Budget of the search; by default, what fits.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the search, and of random networks.")] = 0,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan's step as a Chrome trace.")] = None,
@@ -165,11 +184,18 @@ def sim_plan(
     """Plan pipeline routes for a network and compare them with full columns and others: a minute or two."""
     from farflung.sims.pipeline_run import describe, run_plan
 
+    if page is not None and (trace is not None or peers is not None or network is not None):
+        raise typer.BadParameter("a page has all networks and no trace; leave --page or the other options out")
+    network = network or "reference"
+    if peers is not None and network != VOLUNTEERS:
+        raise typer.BadParameter(
+            f"{network} has its own number of peers; leave --peers out, or take --network {VOLUNTEERS}"
+        )
     try:
         if page is not None:
             _plan_all(page, proposals, seed, as_json)
             return
-        figures = run_plan(network, peers=peers, proposals=proposals, seed=seed, trace=trace)
+        figures = run_plan(network, peers=peers or 50, proposals=proposals, seed=seed, trace=trace)
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
     if as_json:

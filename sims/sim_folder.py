@@ -21,8 +21,6 @@ from farflung.sims.faults import (
 )
 from farflung.sims.scenario import Scenario
 
-EVENTS, RUN = "events.jsonl", "run.json"
-
 
 def run_facts(
     scenario: Scenario,

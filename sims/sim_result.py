@@ -71,6 +71,7 @@ def summarise(scenario: Scenario, report: Report, *, bytes_factor: float = 1.0) 
         "repairs": report.repairs,
         "dropped_steps": report.dropped_steps,
         "sent_bytes": round(report.sent_bytes * bytes_factor),
+        "net_bytes": round(report.net_bytes * bytes_factor),
         "classes": classes,
         "expected": expected,
         "violations": report.violations,
@@ -103,7 +104,9 @@ def show(result: Result) -> None:
         "missed",
         f"{result['missed']:,} of {result['missed'] + result['contributed']:,} contributions, {result['dropped_steps']:,} steps dropped",
     )
-    facts.add_row("sent", f"{result['sent_bytes'] / 1e9:,.2f} GB for committed rounds")
+    facts.add_row(
+        "sent", f"{result['sent_bytes'] / 1e9:,.2f} GB for committed rounds, {result['net_bytes'] / 1e9:,.2f} GB in all"
+    )
     for name, one in result["classes"].items():
         facts.add_row(
             name, f"{one['peers']} peers, {one['running_h']:.2f} h, trained {one['training_share']:.0%} of it"

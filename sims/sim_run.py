@@ -15,16 +15,17 @@ from rich.console import Console
 from farflung.node.events import Event
 from farflung.sims.churn import make_schedule
 from farflung.sims.costs import Costs
-from farflung.sims.facts import save_run
+from farflung.sims.facts import EVENTS, RUN, save_run
 from farflung.sims.failure import chapters, replay, shorten, write_failure
 from farflung.sims.faults import Schedule
 from farflung.sims.how_far import how_far
 from farflung.sims.logs import Logs
+from farflung.sims.outputs import check_outputs
 from farflung.sims.recorder import Recorder
 from farflung.sims.report import REPORT, report_folder
 from farflung.sims.scenario import Scenario, find_scenario, load_scenario
 from farflung.sims.scenario_run import AnyPlan, Playable, make_playable, simulate_any
-from farflung.sims.sim_folder import EVENTS, RUN, run_facts
+from farflung.sims.sim_folder import run_facts
 from farflung.sims.sim_result import Result, show, summarise
 from farflung.sims.simulation import Report
 from farflung.sims.summary import broken_in
@@ -42,6 +43,7 @@ def run_scenario(name: str, *, seed: int | None, out: Path | None, quiet: bool, 
     """
     path = find_scenario(name)
     scenario = load_scenario(path)
+    check_outputs(folders=[out])
     if costs is not None:
         scenario = msgspec.structs.replace(scenario, costs=costs)
     seed = scenario.seed if seed is None else seed
@@ -70,13 +72,13 @@ def play_scenario(scenario: Scenario, seed: int, schedule: Schedule, *, out: Pat
         _keep_whole(folder, scenario, playable.plan, in_logs)
     if broken := [*report.violations, *in_logs]:
         result |= {"violations": broken, "passed": False, "folder": str(folder)}
+    if not quiet:
+        show(result)
     if out is not None:
         save_run(out / RUN, facts)
         (out / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         report_folder(out)
-    if not quiet:
-        show(result)
-        if out is not None:
+        if not quiet:
             Console(highlight=False).print(f"report: {out / REPORT}", soft_wrap=True)
     return result
 

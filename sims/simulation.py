@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from farflung.compression import kernels
-from farflung.node.events import Event
+from farflung.node.events import Event, Meter
 from farflung.node.paths import resolve_paths
 from farflung.sims import clock
 from farflung.sims.fault_playing import play
@@ -17,8 +17,10 @@ from farflung.sims.faults import Fault, Schedule
 from farflung.sims.hub import Backbone, MemoryHub
 from farflung.sims.judge import Judge
 from farflung.sims.links import LinkModel
+from farflung.sims.logs import Chain, chain_of, stage_of
 from farflung.sims.nat import Nat
 from farflung.sims.pipeline_recoveries import Recovered
+from farflung.sims.roll_call import RollCall
 from farflung.sims.swarm import START_UNIX_S, Labour, Outfit, Swarm, verdict
 from farflung.sims.trail import Sink, Trail
 
@@ -63,7 +65,7 @@ class Report:
     commits: int = 0
     rounds: int = 0
     contributed: int = 0
-    """Contributions that rounds counted."""
+    """Contributions that rounds counted: of a pipeline those of all stages, as `missed` and `sent_bytes` are, with which it is compared."""
     missed: int = 0
     """Contributions that missed their round."""
     repairs: int = 0
@@ -73,10 +75,12 @@ class Report:
     """In the newest view."""
     sent_bytes: int = 0
     """Encoded contributions and means that nodes sent for committed rounds."""
+    net_bytes: int = 0
+    """All that nodes sent, as their `net` events have it: bulk and control messages, without what the DHT and encryption add."""
     losses: list[tuple[float, int, float]] = field(default_factory=list)
     """Held-out: seconds, tokens of the swarm, nats per token."""
     round_seconds: list[float] = field(default_factory=list)
-    """From plan to commit, by round."""
+    """From the plan until all members held all means, as the proposer saw it, by round; of a pipeline, as `rounds` are, those of stage 0."""
     labour: list[Labour] = field(default_factory=list)
     """By peer."""
     recoveries: list[Recovered] = field(default_factory=list)
@@ -91,14 +95,21 @@ class Report:
     log_sha256: str = ""
     events: list[str] = field(default_factory=list)
     """The log, when it was kept."""
+    _meters: dict[str, Meter] = field(default_factory=dict)
+    """Of what is sent, by public key."""
+    _timed: set[tuple[Chain, int]] = field(default_factory=set)
+    """Heights in `round_seconds`."""
 
     def note(self, at: float, event: Event) -> None:
         """Count what a node says, in the order of time; `at` is seconds from the beginning."""
+        self.net_bytes += self._meters.setdefault(event["peer"], Meter("sent_bytes")).more(event)
         match event["event"]:
             case "round.commit":
                 self.sent_bytes += int(event["sent_bytes"])
                 self.contributed += bool(event["contributed"])
-                if int(event["version"]) > len(self.round_seconds):
+                place = chain_of(event), int(event["round"])
+                if stage_of(event) == 0 and place not in self._timed:
+                    self._timed.add(place)
                     self.round_seconds.append(float(event["seconds"]))
             case "round.missed":
                 self.missed += 1
@@ -133,6 +144,7 @@ class _Run:
         self._trail = Trail(keep, sink, report.events)
         self._judge = Judge(broken=self._broken, exact_means=plan.exact_means)
         self._is_broken = asyncio.Event()
+        self._roll_call: RollCall
         self._now = 0.0
         """Seconds from the beginning when something was logged last."""
 
@@ -153,13 +165,14 @@ class _Run:
             swarm = judge.swarm = Swarm(
                 plan.outfit, hub, group, self._on_event, judge.on_gradient, judge.on_meeting, self._on_crash
             )
+            self._roll_call = self._make_roll_call(swarm)
             if plan.links is not None:
                 for index, peer in enumerate(swarm.ids):
                     hub.set_link(peer, plan.links(index))
             if plan.nats is not None:
                 for index, peer in enumerate(swarm.ids):
                     hub.set_nat(peer, plan.nats(index))
-            helpers = [group.create_task(self._watch()), group.create_task(swarm.look_around())]
+            helpers = [group.create_task(work) for work in (self._watch(), self._calm_down(), swarm.look_around())]
             if meddler is not None:
                 helpers.append(group.create_task(_meddle(meddler, swarm)))
             story = group.create_task(self._story(swarm))
@@ -197,21 +210,38 @@ class _Run:
         if not plan.calm_s:
             return
         before = judge.versions()
-        # A message that is lost twice can cost a part: then nothing has to have gone wrong besides.
-        lossy = plan.links is not None and any(plan.links(peer).drop for peer in range(plan.schedule.num_peers))
-        judge.calm = not lossy and plan.schedule.duration_s >= plan.schedule.calm_from + plan.calm_s / 3
+        judge.calm = self._roll_call.has_begun
         await asyncio.sleep(plan.calm_s / 3)
         judge.look()
         after = judge.versions()
         stands = any(after[name] == version for name, version in before.items() if name in after)
-        if stands or (swarm.peers and not before and not judge.rounds):
+        if stands or (swarm.expected and not before and not judge.rounds):
             judge.violate(0, "no round in the calm stretch")
         judge.check_end()
+        self._roll_call.end()
+
+    async def _calm_down(self) -> None:
+        """Some time after the last thing has gone wrong all must be well, where there is so much time left, and messages are not lost all the time."""
+        plan = self._plan
+        since_s = plan.schedule.calm_from + plan.calm_s / 3
+        if plan.calm_s and plan.schedule.duration_s >= since_s and not self._is_lossy():
+            await asyncio.sleep(since_s)
+            self._roll_call.begin()
+
+    def _is_lossy(self) -> bool:
+        """Whether a message may be lost: twice, and it can cost a part, and nothing has to have gone wrong besides."""
+        links = self._plan.links
+        return links is not None and any(links(peer).drop for peer in range(self._plan.schedule.num_peers))
+
+    def _make_roll_call(self, swarm: Swarm) -> RollCall:
+        plan = self._plan
+        return RollCall(swarm, self._judge, alike=plan.links is None)
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
             self._judge.look()
+            self._roll_call.look()
             self._judge.look_who_is_well()
 
     # ---- the log -----------------------------------------------------------------------------------------------
@@ -221,6 +251,8 @@ class _Run:
         self._trail.event(index, event)
         self._report.note(self._now, event)
         self._judge.on_event(index, event)
+        if event["event"] == "round.missed":
+            self._roll_call.missed(index)
 
     def _on_fault(self, line: str, fault: Fault | None) -> None:
         self._trail.log(None, "fault", {"what": line})

@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from farflung.sims.orphans import leave_with_pool
 from farflung.sims.simulation import Report
 
 R = TypeVar("R", bound=Report)
@@ -47,8 +48,8 @@ def run_seeds(
     repeated = seeds[::repeat_every] if repeat_every else ()
     fresh = get_context("spawn")  # a fork would have its parent's hash seed
     with (
-        ProcessPoolExecutor(jobs, mp_context=fresh, initializer=_leave_interrupts_to_parent) as pool,
-        ProcessPoolExecutor(1, mp_context=fresh, initializer=_leave_interrupts_to_parent) as other,
+        ProcessPoolExecutor(jobs, mp_context=fresh, initializer=_begin) as pool,
+        ProcessPoolExecutor(1, mp_context=fresh, initializer=_begin) as other,
     ):
         try:
             again = {seed: other.submit(run, seed) for seed in repeated}
@@ -64,8 +65,10 @@ def run_seeds(
             other.shutdown(cancel_futures=True)
 
 
-def _leave_interrupts_to_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _begin() -> None:
+    """In a new process."""
+    leave_with_pool()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to deal with
 
 
 def rate_and_rest(done: int, of: int, seconds: float) -> str:

@@ -21,6 +21,7 @@ from farflung.node.recipe import Recipe, read_recipe, swarm_dataset, swarm_token
 from farflung.protocol.errors import LocalError
 from farflung.protocol.manifest import open_manifest
 from farflung.sims.facts import SoloPoint
+from farflung.sims.orphans import leave_with_parent
 from farflung.training.runtime import Runtime
 
 
@@ -82,6 +83,7 @@ async def _worker(
     words = ["--first", str(first), "--steps", str(steps), "--evaluate-every", str(evaluate_every)]
     process = await asyncio.create_subprocess_exec(
         *[sys.executable, "-P", "-m", "farflung.sims.solo", str(manifest), *words],
+        stdin=asyncio.subprocess.PIPE,  # closes with us: it looks at that
         stdout=asyncio.subprocess.PIPE,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         start_new_session=True,
@@ -121,6 +123,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--evaluate-every", type=int, required=True, help="steps between two evaluations")
     asked = parser.parse_args()
+    leave_with_parent()
     torch.set_num_threads(1)
     recipe, learner = open_learner(asked.manifest)
     per_step, seq_len = recipe.manifest.samples_per_step, recipe.manifest.model.seq_len

@@ -1,7 +1,8 @@
 """Where a peer's time went, from its own events: what it computed, in which phase of a round it was, in which state.
 
-Computing, one thing at a time behind the learner's door: `train` (inner steps), `apply` (outer steps), `evaluate`,
-`download` (the outer state, joining late). A round as one of its members goes through it:
+Computing, one thing at a time behind the learner's door: `train` (inner steps), `apply` (outer steps), `evaluate`. What nodes say that these
+took includes the wait for their turn there, so each begins when the one before has ended, at the earliest. Told beside them is `download` (the outer
+state, joining late). A round as one of its members goes through it:
 
     send       from the plan until the owners have our contribution; only who contributes
     collect    until the set of contributors is fixed: waiting for theirs
@@ -12,11 +13,13 @@ Who is stopped (SIGSTOP) does nothing, whatever it was at: what its events say t
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from farflung.node.events import Event
 from farflung.sims.facts import KILLED, Incident, RunFacts
+from farflung.sims.logs import lives_of
 
 STATES = ("joining", "training", "round", "waiting", "finished")
 """As pictures show them; others of a node's states are `waiting`."""
@@ -46,8 +49,9 @@ class Span:
 
 
 def compute_spans(events: Iterable[Event], pauses: Sequence[Stretch] = ()) -> list[Span]:
-    """`train`, `apply`, `evaluate` and `download`, in the order in which they ended."""
+    """`train`, `apply`, `evaluate` and `download`, in the order in which they ended; never two of them at once."""
     spans: list[Span] = []
+    downloads: list[Span] = []
     for event in events:
         match event["event"], event.get("what"):
             case "pipeline.step", _:
@@ -57,9 +61,25 @@ def compute_spans(events: Iterable[Event], pauses: Sequence[Stretch] = ()) -> li
                 spans.append(_ended(event, "train", 0))
             case "outer.eval", _:
                 spans.append(_ended(event, "evaluate", 0))
-            case "span", "apply" | "download":
-                spans.append(_ended(event, event["what"], event["round"]))
-    return _without(spans, pauses)
+            case "span", "apply":
+                spans.append(_ended(event, "apply", event["round"]))
+            case "span", "download":
+                downloads.append(_ended(event, "download", event["round"]))
+    computed = _in_turn(spans)
+    around = _without(
+        downloads, [(span.start, span.end) for span in computed]
+    )  # it waits for others, and lets us go on
+    return _without(sorted([*computed, *around], key=lambda span: span.end), pauses)
+
+
+def _in_turn(spans: Iterable[Span]) -> list[Span]:
+    """Of what goes through one door, each without its wait for the one before."""
+    found: list[Span] = []
+    for span in sorted(spans, key=lambda span: span.end):
+        start = max(span.start, found[-1].end) if found else span.start
+        if start < span.end:
+            found.append(replace(span, start=start))
+    return found
 
 
 def transfer_spans(events: Iterable[Event]) -> list[Span]:
@@ -90,8 +110,12 @@ def _without(spans: list[Span], pauses: Sequence[Stretch]) -> list[Span]:
     return spans
 
 
-def phase_spans(events: Sequence[Event], pauses: Sequence[Stretch] = ()) -> list[Span]:
-    """The PHASES of every round that the peer took part in, in order."""
+def phase_spans(events: Sequence[Event], ends: Sequence[float] = (), pauses: Sequence[Stretch] = ()) -> list[Span]:
+    """The PHASES of every round that the peer took part in, in order; of a round that its process did not live to the end of, until it ended (`_lives`)."""
+    return _without([span for life, end in _lives(events, ends) for span in _phases(life, end)], pauses)
+
+
+def _phases(life: Sequence[Event], end: float) -> list[Span]:
     spans: list[Span] = []
     phase, since, number = "", 0.0, 0
 
@@ -101,7 +125,7 @@ def phase_spans(events: Sequence[Event], pauses: Sequence[Stretch] = ()) -> list
             spans.append(Span(since, at, phase, number))
         phase, since = to, at
 
-    for event in events:
+    for event in life:
         at = float(event["time"])
         match event["event"], event.get("what"):
             case "round.plan", _:
@@ -120,37 +144,42 @@ def phase_spans(events: Sequence[Event], pauses: Sequence[Stretch] = ()) -> list
             # The commit before may still be under way when the next round is planned.
             case (("round.commit" | "round.abort" | "round.missed"), _) if event["round"] >= number:
                 turn("", at)
-            case (("node.start" | "node.stop"), _):
+            case "node.stop", _:
                 turn("", at)
-    if phase:
-        turn("", float(events[-1]["time"]))
-    return _without(spans, pauses)
+    turn("", end)
+    return spans
 
 
 def state_spans(events: Sequence[Event], ends: Sequence[float] = ()) -> list[Span]:
-    """The STATES of all lives of a peer. A span ends with the next state, or with the last thing heard of that life.
+    """The STATES of all lives of a peer. A span ends with the next state, or with its life (`_lives`)."""
+    return [span for life, end in _lives(events, ends) for span in _states(life, end) if span.seconds > 0]
 
-    `ends`: when lives ended that could not say so (`silent_ends`).
-    """
+
+def _states(life: Sequence[Event], end: float) -> list[Span]:
     spans: list[Span] = []
-    state, since, last = "", 0.0, 0.0
-
-    def over(before: float) -> float:
-        return min((end for end in ends if last < end <= before), default=last)
-
-    for event in events:
+    state, since = "", 0.0
+    for event in life:
         kind, at = event["event"], float(event["time"])
         new = "joining" if kind == "node.start" else event["state"] if kind == "node.state" else state
         if new and new not in STATES:
             new = "waiting"
-        if kind == "node.start" or kind == "node.stop" or new != state:
+        if kind == "node.stop" or new != state:
             if state:
-                spans.append(Span(since, over(at) if kind == "node.start" else at, state))
+                spans.append(Span(since, at, state))
             state, since = "" if kind == "node.stop" else new, at
-        last = at
     if state:
-        spans.append(Span(since, over(math.inf), state))
-    return [span for span in spans if span.seconds > 0]
+        spans.append(Span(since, end, state))
+    return spans
+
+
+def _lives(events: Sequence[Event], ends: Sequence[float]) -> Iterator[tuple[list[Event], float]]:
+    """The lives of a peer (`logs.lives_of`), and when each ended: at the first of `ends`, when lives ended that could not say so (`silent_ends`), between its
+    last word and the first one of the next, or else with its last word.
+    """
+    lives = lives_of(events)
+    for life, after in zip_longest(lives, lives[1:]):
+        last, before = float(life[-1]["time"]), float(after[0]["time"]) if after else math.inf
+        yield life, min((end for end in ends if last < end <= before), default=last)
 
 
 def seconds_by_use(
@@ -171,7 +200,7 @@ def seconds_by_use(
         ("train", [s for s in compute if s.what == "train"]),
         ("apply", [s for s in compute if s.what in ("apply", "evaluate")]),
         ("join", [s for s in states if s.what == "joining"]),
-        ("round", [*phase_spans(events, pauses), *(s for s in states if s.what == "round")]),
+        ("round", [*phase_spans(events, ends, pauses), *(s for s in states if s.what == "round")]),
         ("wait", states),
     ]
     seconds: dict[str, float] = {}

@@ -12,7 +12,7 @@ from farflung.node.events import Event, grown
 from farflung.sims.audit import CHECKS, INVARIANTS, Check, refusals
 from farflung.sims.audit_samples import Samples, account, check_samples
 from farflung.sims.facts import KILLED, RunFacts
-from farflung.sims.logs import Events, Logs, all_of, chain_of, stage_of
+from farflung.sims.logs import Events, Logs, all_of, begins_late, chain_of, stage_of
 from farflung.sims.pipeline_log import logged_steps, pipeline_figures
 from farflung.sims.pipeline_recoveries import recoveries, told
 from farflung.sims.spans import USES, kills, pauses, seconds_by_use, silent_ends
@@ -29,12 +29,13 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
     commits of one height count twice, so a fork shows here as well. * `checked`: [{which, name, what}], the
     invariants of the design for which logs had something to compare, and `invariants_broken`: [{which, detail}],
     what the comparison found (`audit`) and what nodes said themselves; `refused`: see `audit.refusals`. *
-    `tokens_committed`, and `tokens_per_s` of the whole run. * `median_round_s`, plan to commit, at the slowest
-    peer of each round. * `peers`: how many there were. * `utilisation`: {group: {peers, hours, and the share of
+    `tokens_committed`, and `tokens_per_s` of the whole run. * `median_round_s`, from the plan
+    until all members held all means, as the proposer saw it: the vote comes after that. * `peers`: how many there were. * `utilisation`: {group: {peers, hours, and the share of
     their presence that went into each of `spans.USES`}}. * `pipeline`: see `pipeline_log.pipeline_figures`;
     rounds, tokens and samples are those of stage 0, for those of the others count the same again. * `recoveries`: of stages that were
     begun anew, see `pipeline_recoveries.told`. * `shadows`: see `shadow_figures`. * `judged`:
-    what a judge beside the nodes found broken, and `expected`: [{what, got, met}], both as the facts have them.
+    what a judge beside the nodes found broken, and `expected`: [{what, got, met}], both as the facts have them. * `begin_late`: {name: seconds of the
+    run} of peers the beginning of whose log is missing, so that all of this is of the rest.
     """
     logs = Logs(events=events_by_peer, run=run)
     samples = account(logs)
@@ -88,6 +89,11 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
         "shadows": shadow_figures(logs),
         "judged": run.violations,
         "expected": [structs.asdict(one) for one in run.expected],
+        "begin_late": {
+            logs.name(peer): round(events[0]["time"] - run.started, 1)
+            for peer, events in events_by_peer.items()
+            if begins_late(events)
+        },
     }
 
 
@@ -99,7 +105,7 @@ def _broken(logs: Logs, checks: Sequence[Check]) -> list[dict[str, Any]]:
     """By what was compared, and what nodes said themselves."""
     found = [{"which": check.which, "detail": said} for check in checks for said in check.broken]
     return found + [
-        {"which": e["which"], "detail": f"{logs.name(e['peer'])} reports: {e['detail']}"}
+        {"which": e.get("which"), "detail": f"{logs.name(e['peer'])} reports: {e.get('detail', 'nothing more')}"}
         for e in logs.all("invariant.broken")
     ]
 
@@ -159,7 +165,8 @@ def violations(figures: Mapping[str, Any]) -> list[str]:
 
 
 def _sentence(broken: Mapping[str, Any]) -> str:
-    return f"invariant {broken['which']}, {INVARIANTS[broken['which']]}: {broken['detail']}"
+    which = broken["which"]  # of another version of farflung it may be one that is not known here
+    return f"invariant {which}, {INVARIANTS.get(which, 'unknown here')}: {broken['detail']}"
 
 
 def checked(figures: Mapping[str, Any]) -> str:
@@ -192,16 +199,14 @@ def outer_losses(events_by_peer: Events, which: str = "loss") -> list[Event]:
 
 
 def commits_by_round(events_by_peer: Events) -> dict[int, Event]:
-    """One `round.commit` event per round, the slowest peer's, in the order of rounds; of a pipeline those of stage 0."""
+    """One `round.commit` event per round, of who applied it first, in the order of rounds; of a pipeline those of stage 0. Its `seconds` are the proposer's, and
+    the same for all."""
     last = _last_heights(events_by_peer)
     found: dict[int, Event] = {}
     for event in all_of(events_by_peer, "round.commit"):
         if stage_of(event) != 0:
             continue
-        number = _round_number(event, last)
-        known = found.get(number)
-        if known is None or event["seconds"] > known["seconds"]:
-            found[number] = event
+        found.setdefault(_round_number(event, last), event)
     return dict(sorted(found.items()))
 
 

@@ -63,6 +63,8 @@ STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 10,
     "svg.fonttype": "none",
+    # names and regions are people's words, and a dollar in them begins no formula
+    "text.parse_math": False,
     "axes.edgecolor": GRID,
     "axes.facecolor": "none",
     "figure.facecolor": "none",

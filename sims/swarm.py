@@ -18,7 +18,7 @@ from farflung.node.facilities import Facilities, Facts
 from farflung.node.learner import WholeLearner
 from farflung.node.peer import Peer
 from farflung.node.replica_peer import ReplicaPeer
-from farflung.node.storage import newest_history
+from farflung.node.storage import SavedVote, newest_history
 from farflung.node.terms import Terms
 from farflung.protocol.chain import founded
 from farflung.protocol.keys import PeerId, Signer, short
@@ -117,6 +117,8 @@ class Swarm:
     on_crash: Callable[[int, Exception], None]
     peers: dict[int, Peer] = field(default_factory=dict)
     """Nodes that run."""
+    expected: set[int] = field(default_factory=set)
+    """Who was started and since then neither told to leave nor killed, nor has crashed."""
     learners: dict[int, SimLearner] = field(default_factory=dict)
     """By peer, of its last process."""
     ids: list[PeerId] = field(init=False)
@@ -137,7 +139,7 @@ class Swarm:
     def __post_init__(self) -> None:
         self.ids = [signer.peer_id for signer in self.outfit.signers]
         self.attackers = frozenset(peer for index, peer in enumerate(self.ids) if self.outfit.attacks(index))
-        self._lives = Lives(self._live, self.ids, self.group, self.tasks)
+        self._lives = Lives(self._live_or_crash, self.ids, self.group, self.tasks)
         self.disks = [MemoryStorage() for _ in self.outfit.signers]
         self.labour = [Labour() for _ in self.outfit.signers]
         if self.outfit.processors:
@@ -146,12 +148,18 @@ class Swarm:
             self.hub.handled_at = lambda now: shared.reserve(self.outfit.message_s, now)
             self.hub.read_at = lambda now: shared.reserve(self.outfit.write_s, now)
 
+    def saved_vote(self, peer: int) -> SavedVote | None:
+        """What a peer's disk says that it has promised and voted for."""
+        return self.disks[peer].vote
+
     # ---- fault_playing.Processes -------------------------------------------------------------------------------
 
     def start(self, peer: int) -> None:
+        self.expected.add(peer)
         self._lives.start(peer)
 
     def leave(self, peer: int) -> None:
+        self.expected.discard(peer)
         if self._lives.take_back(peer):
             return  # it is not up yet
         if peer in self.peers:
@@ -160,6 +168,7 @@ class Swarm:
             self.tasks[peer].cancel()  # it is not up yet
 
     def kill(self, peer: int) -> None:
+        self.expected.discard(peer)
         self.peers.pop(peer, None)
         self._lives.kill(peer)
 
@@ -167,6 +176,13 @@ class Swarm:
         self.slowness[peer] = factor
 
     # ---- one life ----------------------------------------------------------------------------------------------
+
+    async def _live_or_crash(self, index: int) -> None:
+        try:
+            await self._live(index)
+        except Exception as error:  # noqa: BLE001  a process that crashes is a finding, and the others go on, as in life
+            self.expected.discard(index)
+            self.on_crash(index, innermost(error))
 
     async def _live(self, index: int) -> None:
         outfit = self.outfit
@@ -182,6 +198,15 @@ class Swarm:
             if attacks
             else MemoryNetwork(self.hub, me)
         )
+        try:
+            await self._live_on(index, network)
+        finally:
+            await network.close()
+
+    async def _live_on(self, index: int, network: MemoryNetwork) -> None:
+        """The life of a node on its network."""
+        outfit, signer = self.outfit, self.outfit.signers[index]
+        me, attacks = signer.peer_id, outfit.attacks(index)
         log = EventLog(None, swarm="sim", peer=short(me), clock=self.hub.loop.time)
         log.subscribe(lambda event: self.on_event(index, event))
         learner = outfit.learner(index)
@@ -216,14 +241,11 @@ class Swarm:
         began = self.hub.now()
         try:
             await peer.run(anchor=anchor, history=history, known=known)
-        except Exception as error:  # noqa: BLE001  a process that crashes is a finding, and the others go on, as in life
-            self.on_crash(index, innermost(error))
         finally:
             self.labour[index].running_s += self.hub.now() - began
             self.labour[index].break_off(self.hub.now())
             if self.peers.get(index) is peer:
                 del self.peers[index]
-            await network.close()
 
     def _some_others(self, me: PeerId) -> list[PeerId]:
         """Peers that run, as records would name them: all, or some where there are many."""

@@ -2,7 +2,8 @@
 
 Three tracks each: what it computed, the phases of its rounds, and its state; of a pipeline also what it sent on. The transfers of a round may
 overlap, and are therefore asynchronous events; what went wrong is an instant beside the phases. The operations of a pipeline are told as
-`training.pipeline_trace` tells those of a simulated step. Times are microseconds since the start of the run.
+`training.pipeline_trace` tells those of a simulated step. Times are microseconds since the start of the run, and all of them whole, rounded as moments
+and not as lengths: viewers misplace spans of a track that overlap in part, be it by one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,7 +48,7 @@ def trace_events(scene: Scene, first_pid: int = 0) -> Iterator[dict[str, Any]]:
                 reason = event.get("reason") or event.get("detail", "")
                 yield _instant(scene, event["time"], f"{event['event']}: {reason}", pid, "p")
     for number, step in enumerate(scene.steps):
-        yield from step_events(
+        told = step_events(
             step.timeline,
             pids=[pid_of.get(peer, 0) for peer in step.timeline.peers],
             compute=COMPUTING,
@@ -55,6 +56,7 @@ def trace_events(scene: Scene, first_pid: int = 0) -> Iterator[dict[str, Any]]:
             start_s=step.start - scene.run.started,
             mark=f"{first_pid}.{number}.",
         )
+        yield from map(_whole, told)
     for incident in scene.run.timeline:
         if not incident.peer or incident.peer in pid_of:  # of the network: a line through all of them
             yield _instant(scene, incident.time, incident.what, pid_of.get(incident.peer, first_pid + 1), "g")
@@ -62,10 +64,15 @@ def trace_events(scene: Scene, first_pid: int = 0) -> Iterator[dict[str, Any]]:
 
 def _complete(scene: Scene, span: Span, pid: int, tid: int) -> dict[str, Any]:
     event: dict[str, Any] = {"ph": "X", "name": span.what, "pid": pid, "tid": tid, "ts": _us(scene, span.start)}
-    event["dur"] = round(1e6 * span.seconds)
+    event["dur"] = _us(scene, span.end) - event["ts"]
     if span.round:
         event["args"] = {"round": span.round}
     return event
+
+
+def _whole(event: dict[str, Any]) -> dict[str, Any]:
+    start = round(event["ts"])
+    return event | {"ts": start} | ({"dur": round(event["ts"] + event["dur"]) - start} if "dur" in event else {})
 
 
 def _instant(scene: Scene, at: float, name: str, pid: int, scope: str) -> dict[str, Any]:

@@ -52,6 +52,7 @@ FIGURES = {
     "recoveries",
     "shadows",
     "invariants_broken",
+    "begin_late",
 }
 """Of the demo's JSON."""
 

@@ -70,10 +70,24 @@ def test_a_torn_last_line_is_forgiven_and_cut_off(tmp_path: Path) -> None:
         assert path.read_bytes() == b""
 
 
-@pytest.mark.parametrize("bad", [b'{"event": "x"', b"[]\n", b'{"time": 1}\n', b"\xff\n"])
+WHOLE = b'{"event": "a", "time": 1, "swarm": "s", "peer": "aa", "height": 0, "version": 0, "step": 0}\n'
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b'{"event": "x"',
+        b"[]",
+        b'{"time": 1}',
+        b"\xff",
+        b'{"event": "x"}',
+        WHOLE.replace(b": 1,", b": null,"),
+        WHOLE.replace(b'"aa"', b"7"),
+    ],
+)
 def test_any_other_damage_is_an_error_with_its_place(tmp_path: Path, bad: bytes) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_bytes(b'{"event": "a"}\n' + bad.rstrip(b"\n") + b"\n" + b'{"event": "b"}\n')
+    path.write_bytes(WHOLE + bad.rstrip(b"\n") + b"\n" + WHOLE)
     with pytest.raises(ConfigError, match=r"events\.jsonl, line 2"):
         list(read_events(path))
 

@@ -14,7 +14,7 @@ from farflung.protocol.chain import Commit
 from farflung.protocol.ledger import count, is_prefix
 from farflung.sims.audit import check_digests
 from farflung.sims.audit_samples import committed_samples
-from farflung.sims.facts import RunFacts, load_events
+from farflung.sims.facts import RunFacts, event_files, load_events
 from farflung.sims.intervals import length, merge
 from farflung.sims.logs import Logs
 
@@ -143,7 +143,7 @@ def test_nodes_leave_when_asked_to_and_go_on_where_they_were_when_killed(tmp_pat
         leaves(c, c.interrupt, told=a)
         a.until(lambda: a.events("step")[-1]["step"] > steps_of(a, place(a)))
         leaves(a, a.interrupt)
-    events = load_events(tmp_path.rglob("events.jsonl"))
+    events = load_events(event_files(tmp_path))
     logs = Logs(events=events, run=RunFacts(name="alpha", started=0.0, ended=0.0, peers=[]))
     counted = [by_peer.values() for by_peer in committed_samples(logs)]
     trained = [interval for samples in counted for intervals in samples for interval in intervals]

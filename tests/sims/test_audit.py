@@ -252,6 +252,17 @@ def test_what_a_round_counts_that_a_node_could_not_see_is_no_silence() -> None:
     assert not [one for one in figures(logs)["invariants_broken"] if one["which"] == 9]
 
 
+def test_a_contribution_to_the_next_round_does_not_hide_what_the_last_one_missed() -> None:
+    """A node may send it before it has applied the round that left it out."""
+    logs = sound()
+    remove(C, "round.missed", 0)(logs)
+    (next_one,) = (event for event in of(logs[C], "round.scatter") if event["round"] == 3)
+    logs[C].remove(next_one)
+    logs[C].insert(logs[C].index(of(logs[C], "round.commit")[1]), next_one)
+    (found,) = figures(logs)["invariants_broken"]
+    assert found["which"] == 9 and "to round 2, and nothing says" in found["detail"]
+
+
 def test_processes_that_end_badly_are_told_but_for_those_that_were_never_up() -> None:
     assert violations(figures(sound(), exits={A: 0, C: -9})) == [
         "invariant 8, a bad message is an error, never a crash: node 3 ended with status -9"

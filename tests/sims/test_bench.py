@@ -1,10 +1,13 @@
 """The benchmarks measure real nodes, refuse figures that mean nothing, and end what they started."""
 
 import json
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -52,12 +55,13 @@ def test_a_deadline_ends_every_process() -> None:
         measure_rounds(MB, peers=2, rounds=1, within_s=0.2)
 
 
-def test_a_peer_whose_parent_was_killed_ends() -> None:
+def test_a_peer_whose_parent_was_killed_ends(tmp_path: Path) -> None:
     code = (
         "import sys; from farflung.sims import bench_peer; bench_peer.ORPHAN_S = 0.2;"
-        "sys.argv[1:] = 'vector --rank 0 --peers 2 --numel 64 --rounds 9'.split(); bench_peer.main()"
+        "sys.argv[2:] = ['--folder', sys.argv[1], *'vector --rank 0 --peers 2 --numel 64 --rounds 9'.split()]; del sys.argv[1];"
+        "bench_peer.main()"
     )
-    argv = [sys.executable, "-c", code]
+    argv = [sys.executable, "-c", code, str(tmp_path)]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(argv, **pipes) as process:
         assert process.stdin is not None and process.stdout is not None
@@ -81,20 +85,42 @@ async def fail(self, **_):
     raise RuntimeError("it failed inside")
 
 Peer.run = fail
-sys.argv[1:] = "node --preset tiny --batch 1 --steps 1 --threads 1".split()
+sys.argv[1:] = ["--folder", sys.argv[1]] + "node --preset tiny --batch 1 --steps 1 --threads 1".split()
 bench_peer.main()
 """
 
 
-def test_a_node_that_fails_ends_although_it_has_orders_to_hear() -> None:
+def test_a_node_that_fails_ends_although_it_has_orders_to_hear(tmp_path: Path) -> None:
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", FAILS_INSIDE], **pipes) as process:
+    with subprocess.Popen([sys.executable, "-c", FAILS_INSIDE, str(tmp_path)], **pipes) as process:
         assert process.stderr is not None
         try:
             assert process.wait(60) == 1
             assert b"it failed inside" in process.stderr.read()
         finally:
             process.kill()
+
+
+def test_folders_and_workers_go_when_we_are_told_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    started: list[subprocess.Popen[Any]] = []
+
+    def idle(argv: list[str], **pipes: Any) -> "subprocess.Popen[Any]":
+        own = argv[argv.index("--folder") + 1]
+        code = "import sys, time; open(sys.argv[1] + '/kept', 'w').close(); print('{}', flush=True); time.sleep(3600)"
+        started.append(subprocess.Popen([sys.executable, "-c", code, own], start_new_session=True, **pipes))
+        return started[-1]
+
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit) as end, workers(60) as start:
+            start(["vector"], idle).hear()
+            assert list(tmp_path.rglob("kept"))
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert end.value.code == 128 + signal.SIGTERM
+    assert started[0].returncode == -signal.SIGKILL and not list(tmp_path.iterdir())
 
 
 def test_the_last_words_are_told() -> None:

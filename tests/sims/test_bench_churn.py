@@ -133,3 +133,9 @@ def test_the_command_has_a_page_and_figures(
     assert "| unequal, replaced | 1 0.7 0.4 0.2 |" in page and "| 100.0 % " not in page and page.count("| met |") == 3
     run_churn(seeds=2)
     assert "unequal, waiting" in capsys.readouterr().out
+
+
+def test_equal_peers_have_rounds_after_as_many_tokens() -> None:
+    """Of a method with H = 30: unequal peers of speeds 1, 0.7, 0.4 and 0.2 have 69 steps in a round."""
+    assert [swarm.inner_steps for swarm in (UNEQUAL, REPLACED, WAITING, EQUAL)] == [30, 30, 30, 18]
+    assert EQUAL.inner_steps * EQUAL.pace == pytest.approx(30 * UNEQUAL.pace, rel=0.1)

@@ -4,6 +4,7 @@
 Run as a script this module looks for them anew: `python tests/sims/test_broken.py [NAME …]`.
 """
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,30 +17,46 @@ from torch import Tensor
 from farflung.compression.codec import Payload
 from farflung.node.catchup import Catchup
 from farflung.node.exchange import Exchange
+from farflung.node.executor import Executor
+from farflung.node.peer import Left, Peer
+from farflung.node.replica_trainer import ReplicaTrainer
 from farflung.node.residuals import Residuals
 from farflung.node.statesync import Download
 from farflung.node.trainer import Trainer
 from farflung.protocol import chain, ledger, patience, planning, proposer
 from farflung.protocol.attendance import Attendance
 from farflung.protocol.chain import Certified, RoundResult, Vote
-from farflung.protocol.effects import Effect, Reduce, Send
+from farflung.protocol.effects import Effect, Reduce, RoundOver, SaveVote, Send
+from farflung.protocol.keys import PeerId
 from farflung.protocol.ledger import Ledger, Suspended
 from farflung.protocol.messages import Committed
 from farflung.protocol.participation import Participation
 from farflung.protocol.proposer import Proposer, Surroundings
 from farflung.sims.chaos import brisk_plan
 from farflung.sims.simulation import Report, simulate
+from farflung.sims.swarm import START_UNIX_S
 from farflung.sims.toy import MemoryStorage
 from farflung.training.coupled import Coupled, Update
 
 
-def run(seed: int) -> Report:
-    """A small swarm in which something goes wrong every few seconds, until the judge objects."""
-    plan = brisk_plan(seed, churn_s=80.0, calm_s=10.0, fragments=1)
-    return simulate(replace(plan, calm_s=0.0, stop_when_broken=True))
+def run(seed: int, *, fragments: int = 1, calm_s: float = 0.0) -> Report:
+    """A small swarm in which something goes wrong every few seconds, until the judge objects; and a calm in the end, where that is what it takes."""
+    plan = brisk_plan(seed, churn_s=80.0, calm_s=calm_s or 10.0, fragments=fragments)
+    return simulate(replace(plan, calm_s=calm_s, stop_when_broken=True))
 
 
-broken = Broken(lambda name, seed: run(seed).violations, neighbours=16)
+FRAGMENTS = {"lets_the_momentum_of_other_fragments_decay": 3}
+"""That a model has, where what is broken shows only with several."""
+
+CALM_S = {"never_trains_once_it_was_started_again": 45.0}
+"""Of the calm, where what is broken shows only then."""
+
+
+def run_broken(name: str, seed: int) -> list[str]:
+    return run(seed, fragments=FRAGMENTS.get(name, 1), calm_s=CALM_S.get(name, 0.0)).violations
+
+
+broken = Broken(run_broken, neighbours=16)
 
 
 # ---- the reduction -------------------------------------------------------------------------------------------------
@@ -148,8 +165,35 @@ def forgets_its_vote_when_killed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @broken
+def tells_of_its_vote_before_it_is_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    execute = Executor._execute
+
+    async def hurry(self: Executor, effect: Effect, group: asyncio.TaskGroup) -> None:
+        if isinstance(effect, SaveVote):
+            group.create_task(execute(self, effect, group))
+        else:
+            await execute(self, effect, group)
+
+    monkeypatch.setattr(Executor, "_execute", hurry)
+
+
+@broken
 def says_nothing_of_why_it_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Attendance, "_why_missed", lambda self, result: "")
+
+
+@broken
+def gives_up_what_it_has_sent_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    execute = Executor._execute
+
+    async def silent(self: Executor, effect: Effect, group: asyncio.TaskGroup) -> None:
+        match effect:
+            case RoundOver(None, contributed=False):
+                self._trainer.over()
+            case _:
+                await execute(self, effect, group)
+
+    monkeypatch.setattr(Executor, "_execute", silent)
 
 
 @broken
@@ -254,6 +298,20 @@ def applies_a_repeated_commit_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @broken
+def lets_the_momentum_of_other_fragments_decay(monkeypatch: pytest.MonkeyPatch) -> None:
+    apply = Coupled.apply
+
+    def decay(
+        self: Coupled, updates: Sequence[Update], *, contributed: bool, told: Mapping[int, Tensor] | None = None
+    ) -> None:
+        apply(self, updates, contributed=contributed, told=told)
+        moved = {number for start, stop, _ in updates for number in range(start, stop)}
+        self.outer.momentum[[number for number in range(self.num_parameters) if number not in moved]] *= 0.5
+
+    monkeypatch.setattr(Coupled, "apply", decay)
+
+
+@broken
 def accepts_state_of_a_stale_version(monkeypatch: pytest.MonkeyPatch) -> None:
     async def as_it_is(self: Catchup, download: Download, version: int) -> None:
         download.have.update(dict.fromkeys(download.have, version))
@@ -263,6 +321,55 @@ def accepts_state_of_a_stale_version(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Catchup, "_roll_forward", as_it_is)
     monkeypatch.setattr(Catchup, "_verified", trust)
+
+
+# ---- being there ---------------------------------------------------------------------------------------------------
+
+
+@broken
+def ends_when_it_has_missed_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, execute = Peer.run, Executor._execute
+    peers: dict[PeerId, Peer] = {}
+
+    async def run(self: Peer, **what: Any) -> Left:
+        peers[self.member.me] = self
+        return await start(self, **what)
+
+    async def end(self: Executor, effect: Effect, group: asyncio.TaskGroup) -> None:
+        await execute(self, effect, group)
+        if isinstance(effect, RoundOver) and not effect.contributed:
+            peers[self._member.me].stop("it has missed a round")
+
+    monkeypatch.setattr(Peer, "run", run)
+    monkeypatch.setattr(Executor, "_execute", end)
+
+
+@broken
+def all_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = Peer.run
+
+    async def run(self: Peer, **what: Any) -> Left:
+        asyncio.get_running_loop().call_at(START_UNIX_S + 40.0, self.stop, "it is late")
+        return await start(self, **what)
+
+    monkeypatch.setattr(Peer, "run", run)
+
+
+@broken
+def never_trains_once_it_was_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, step = Peer.run, ReplicaTrainer._step
+    idle: set[PeerId] = set()
+
+    async def run(self: Peer, *, history: list[Certified], **what: Any) -> Left:
+        if len(history) > 1:
+            idle.add(self.member.me)
+        return await start(self, history=history, **what)
+
+    async def stand(self: ReplicaTrainer) -> bool:
+        return self.me not in idle and await step(self)
+
+    monkeypatch.setattr(Peer, "run", run)
+    monkeypatch.setattr(ReplicaTrainer, "_step", stand)
 
 
 # ---- what catches them ---------------------------------------------------------------------------------------------
@@ -277,7 +384,9 @@ CAUGHT: dict[str, tuple[int, int]] = {
     "owner_keeps_its_part_unquantised": (0, 1),
     "decides_without_a_quorum": (0, 5),
     "commits_without_votes": (0, 5),
+    "tells_of_its_vote_before_it_is_on_disk": (0, 5),
     "says_nothing_of_why_it_missed": (0, 9),
+    "gives_up_what_it_has_sent_without_a_word": (8, 9),
     "hands_a_window_out_twice": (0, 6),
     "frees_samples_that_are_still_leased": (0, 6),
     "forgets_the_samples_of_the_dead": (0, 6),
@@ -285,9 +394,13 @@ CAUGHT: dict[str, tuple[int, int]] = {
     "loses_progress_with_a_missed_round": (0, 2),
     "keeps_progress_that_was_counted": (0, 2),
     "moves_for_a_round_that_failed": (1, 1),
+    "lets_the_momentum_of_other_fragments_decay": (0, 2),
     "accepts_state_of_a_stale_version": (13, 1),
     "forgets_its_vote_when_killed": (1, 5),
     "applies_a_repeated_commit_again": (0, 2),
+    "ends_when_it_has_missed_a_round": (0, 0),
+    "all_end_together": (0, 0),
+    "never_trains_once_it_was_started_again": (0, 0),
     "accepts_replayed_plans": (0, 7),
 }
 """Name → first seed, and the invariant that it breaks."""

@@ -10,6 +10,9 @@ from multiprocessing import get_context
 import pytest
 
 from farflung.node.peer import SAY_AGAIN_S, Peer
+from farflung.node.storage import Link, newest_history
+from farflung.protocol.chain import Certified, Commit
+from farflung.protocol.errors import LocalError
 from farflung.protocol.keys import short
 from farflung.sims.chaos import Wire, run_schedule, run_seed, toy_plan
 from farflung.sims.faults import Delay, Fault, Heal, Kill, Leave, Partition, Pause, Schedule, Start
@@ -214,6 +217,26 @@ def test_a_handler_that_raises_is_a_finding_and_the_log_ends_there(
     assert said.startswith("invariant 8: a node crashed at ") and said.endswith("KeyError: 'which nobody expected'")
     assert report.broken_at is not None and 19.0 <= report.broken_at == report.seconds < 21.0
     assert report.rounds > 0 and report.members == 3 and "invariant.broken" in report.events[-1]
+
+
+def test_a_node_that_crashes_before_it_is_up_is_a_finding_and_may_be_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where its process reads what is on its disk, which is nothing that the node itself does."""
+    left = [1]
+
+    def damaged(history: list[Link]) -> tuple[Commit | None, list[Certified]]:
+        if history and left:
+            left.clear()
+            raise LocalError("the history is damaged")
+        return newest_history(history)
+
+    monkeypatch.setattr("farflung.sims.swarm.newest_history", damaged)
+    again = [Start(at=at, peer=1) for at in (50.0, 70.0)]
+    schedule = quiet(3, Kill(at=40.0, peer=1), again[0], Kill(at=60.0, peer=1), again[1], duration_s=120.0)
+    report = simulate(toy_plan(17, schedule, BRISK, calm_s=0.0), keep=True)
+    assert report.violations == ["invariant 8: peer 1 crashed: LocalError: the history is damaged"]
+    assert report.members == 3 and any(" crash " in line for line in report.events)
 
 
 def test_who_is_killed_and_started_in_the_same_moment_comes_back() -> None:

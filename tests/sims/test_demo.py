@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 import time
@@ -43,13 +44,58 @@ def test_only_a_demos_own_files_are_removed(tmp_path: Path) -> None:
     (out / "run.json").write_text("{}")
     (out / "nodes" / "old").touch()
     demo._clear(out)
-    assert [p.name for p in out.rglob("*")] == ["nodes"]
+    assert sorted(p.name for p in out.rglob("*")) == [demo.MARK, "nodes"]
     (out / "thesis.tex").touch()
     with pytest.raises(ConfigError, match=r"thesis\.tex, which is no demo's"):
         demo._clear(out)
     assert (out / "thesis.tex").exists()
     with pytest.raises(ConfigError, match="give another one with --out"):
         demo._clear(out / "thesis.tex")
+
+
+@pytest.mark.parametrize("name", ["model/weights.pt", "nodes/list.txt", "report.html"])
+def test_what_is_called_as_a_demos_files_is_only_removed_from_a_demos_folder(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("of years")
+    with pytest.raises(ConfigError, match="was not made by a demo"):
+        demo._clear(tmp_path)
+    assert file.read_text() == "of years" and [p.name for p in tmp_path.iterdir()] == [Path(name).parts[0]]
+
+
+def test_a_link_in_a_demos_folder_goes_without_what_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").touch()
+    demo._clear(tmp_path / "out")
+    (tmp_path / "out" / "model").symlink_to(tmp_path / "kept")
+    demo._clear(tmp_path / "out")
+    assert (tmp_path / "kept" / "file").exists() and not (tmp_path / "out" / "model").exists()
+
+
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGHUP])
+def test_a_demo_that_is_told_to_end_ends_its_nodes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: signal.Signals
+) -> None:
+    ended = False
+
+    async def play(*_: object) -> None:
+        nonlocal ended
+        os.kill(os.getpid(), kind)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)
+            ended = True
+
+    monkeypatch.setattr(demo, "_play", play)
+    before = signal.signal(kind, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit) as end:
+            demo.run_demo(tmp_path / "out", minutes=1.0, quiet=True)
+        assert signal.getsignal(kind) is signal.SIG_DFL
+    finally:
+        signal.signal(kind, before)
+    assert ended and end.value.code == 128 + kind
 
 
 def node(tmp_path: Path, number: int, events: list[dict[str, object]]) -> DemoNode:
@@ -61,7 +107,8 @@ def node(tmp_path: Path, number: int, events: list[dict[str, object]]) -> DemoNo
         swarm_name="demo",
     )
     one.swarm.folder.mkdir(parents=True)
-    one.swarm.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    heading = {"time": 1.0, "swarm": "demo", "peer": "ab" * 32, "height": 0, "version": 0, "step": 0}
+    one.swarm.events.write_text("".join(json.dumps(heading | event) + "\n" for event in events))
     return one
 
 
@@ -101,7 +148,7 @@ def test_a_worker_alone_that_falls_silent_is_an_error_and_is_ended(
     really = asyncio.create_subprocess_exec
 
     async def start(*command: str, **more: Any) -> asyncio.subprocess.Process:
-        started.append(await really(*hangs, stdin=asyncio.subprocess.PIPE, **more))
+        started.append(await really(*hangs, **more))
         return started[-1]
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)

@@ -22,7 +22,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DemoNode:
         home=tmp_path,
         swarm_hash="ab" * 32,
         swarm_name="test",
-        program=("tests.sims.idle",),
+        program="tests.sims.idle",
     )
 
 
@@ -85,6 +85,6 @@ def test_a_kill_is_no_failure_and_an_end_of_its_own_is(node: DemoNode) -> None:
 
     act(node, kill)
     node.killed = node.ended = False
-    node.program = ("tests.sims.no_such_module",)
+    node.program = "tests.sims.no_such_module"
     with pytest.raises(NodeFailed, match="no_such_module"):
         asyncio.run(node.run([]))

@@ -56,6 +56,26 @@ def test_a_line_that_was_cut_while_it_was_written_is_dropped(tmp_path: Path) -> 
     assert kept(file).made(Run("b")) == Outcome(0.5)
 
 
+@pytest.mark.parametrize("cut_at", [1, 10, 40])
+def test_a_first_line_that_was_cut_is_dropped_too(tmp_path: Path, cut_at: int) -> None:
+    file = tmp_path / "runs.jsonl"
+    kept(file).keep(Run("a"), Outcome(1.5), 3.0)
+    file.write_bytes(file.read_bytes()[:cut_at])
+    kept(file)
+    assert file.read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    "text", ["my thesis, in one line", "two lines\nof another's", '{"name": "config"}', '{\n"a": 1\n}']
+)
+def test_a_file_of_somebody_else_is_left_as_it_is(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "thesis.txt"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"name another"):
+        kept(file)
+    assert file.read_text() == text
+
+
 @pytest.mark.parametrize("line", ["half a li", "{}", '{"fingerprint": "b", "outcome": {"gain": 1}}', "3", ""])
 def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "runs.jsonl"

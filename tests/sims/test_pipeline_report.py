@@ -360,6 +360,25 @@ def test_the_trace_is_that_of_a_simulated_step() -> None:
     assert all(ends[number]["ts"] >= starts[number]["ts"] for number in ends)
 
 
+def test_an_operation_that_waited_for_an_outer_step_is_told_from_its_turn_on() -> None:
+    events = by_hand()
+    applied = {
+        "event": "span",
+        "what": "apply",
+        "round": 1,
+        "seconds": 0.2,
+        "stage": 1,
+        "time": START + 0.95,
+        "peer": LEFT,
+    }
+    events[LEFT] = [applied, *events[LEFT]]
+    its = [one for one in trace_events(scene_of(events)) if one["ph"] == "X" and one["tid"] == COMPUTING]
+    b01 = next(one for one in its if one["name"] == "B0.1")
+    assert (b01["ts"], b01["dur"]) == (950_000, 350_000), "not from 0.7 s on"
+    applies = next(one for one in its if one["name"] == "apply")
+    assert applies["pid"] == b01["pid"] and applies["ts"] + applies["dur"] == b01["ts"]
+
+
 def test_the_page_tells_of_a_pipeline_and_draws_a_map_where_regions_are_known() -> None:
     page = render([scene_of(by_hand())])
     for said in ("Steps of the pipeline", "Routes", "Peers of each stage", "Seconds of each step", "stage 1"):
@@ -386,6 +405,12 @@ def node_folder(folder: Path, regions: Mapping[str, str]) -> Path:
             for event in events:
                 log.emit(**event)
     return folder
+
+
+def test_regions_and_names_are_no_mathematics() -> None:
+    odd = {"home/0": "Iowa", "far/0": r"$\frac{$ 1", "far/1": "Japan"}
+    assert odd["far/0"] in plot_routes(scene_of(by_hand(), **odd))
+    assert odd["far/0"] in plot_routes(scene_of(by_hand(), **{"far/0": odd["far/0"]}))
 
 
 def real_scene(folder: Path, regions: Mapping[str, str]) -> Scene:

@@ -30,6 +30,7 @@ from farflung.sims.pipeline_scenario import has_pipeline, prepare_pipeline, simu
 from farflung.sims.scenario import SHIPPED, Scenario, load_scenario, parse_scenario
 from farflung.sims.scenario_plan import read_scenario
 from farflung.sims.sim_run import play_scenario
+from farflung.sims.simulation import Report
 from farflung.training.inner import StepReport
 from farflung.training.pipeline_plan import Kind
 from farflung.training.pipeline_slice import StageSlice
@@ -122,6 +123,32 @@ def test_a_pipeline_is_run_judged_and_reported_and_twice_the_same(text: str, tmp
     assert seconds[Kind.B, facts.peers[0].peer] == pytest.approx(pace.seconds(Kind.B, 16), abs=3e-3)
     again = play_scenario(scenario, 0, make_schedule(scenario, 0, tmp_path), out=None, quiet=True)
     assert again["log_sha256"] == result["log_sha256"]
+
+
+def test_rounds_are_timed_where_they_are_counted_and_contributions_where_they_are_missed() -> None:
+    """(stage, life, height, version, seconds): two members of stage 0 say the same, stage 1 is ahead, and stage 0 is begun anew from version 1."""
+    said = [
+        (1, 0, 1, 1, 9.0),
+        (1, 0, 2, 2, 9.0),
+        (0, 0, 1, 1, 2.0),
+        (0, 0, 1, 1, 2.0),
+        (0, 0, 2, 2, 3.0),
+        (0, 1, 1, 2, 4.0),
+    ]
+    report = Report(0, 4, [])
+    for stage, life, height, version, seconds in said:
+        named = {
+            "event": "round.commit",
+            "peer": "aa",
+            "stage": stage,
+            "life": life,
+            "round": height,
+            "version": version,
+        }
+        report.note(0.0, named | {"seconds": seconds, "sent_bytes": 5, "contributed": True})
+    report.note(0.0, {"event": "round.missed", "peer": "aa", "stage": 1})
+    assert report.round_seconds == [2.0, 3.0, 4.0]
+    assert (report.contributed, report.missed, report.sent_bytes) == (6, 1, 30), "of all stages, to be compared"
 
 
 def test_a_scenario_may_leave_routes_to_whoever_sends(text: str, tmp_path: Path) -> None:

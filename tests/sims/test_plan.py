@@ -133,6 +133,27 @@ def test_an_unknown_network_is_refused_by_name() -> None:
     assert result.exit_code == 2 and "no network is called mars" in result.output
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--page", "docs", "--trace", "t.json"], "a page has all networks and no trace"),
+        (["--page", "docs", "--network", "forty-two"], "a page has all networks"),
+        (["--page", "docs", "--peers", "20"], "a page has all networks"),
+        (["--peers", "20"], "reference has its own number of peers"),
+        (["--network", "forty-two", "--peers", "20"], "forty-two has its own number of peers"),
+    ],
+)
+def test_options_without_effect_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plan_page, "run_plan", None)
+    monkeypatch.setattr(pipeline_run, "compare", None)
+    result = CliRunner().invoke(app, ["sim", "plan", *words], env={"COLUMNS": "300"})
+    assert result.exit_code == 2 and said in result.output
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_trace_that_cannot_be_written_is_refused_before_planning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +161,7 @@ def test_a_trace_that_cannot_be_written_is_refused_before_planning(
         raise AssertionError("planned")
 
     monkeypatch.setattr(pipeline_run, "compare", plans)
-    args = ["sim", "plan", "--trace", str(tmp_path / "nowhere" / "trace.json")]
+    (tmp_path / "file").touch()
+    args = ["sim", "plan", "--trace", str(tmp_path / "file" / "trace.json")]
     result = CliRunner().invoke(app, args, env={"COLUMNS": "300"})
-    assert result.exit_code == 2 and "No such file" in result.output
+    assert result.exit_code == 2 and "cannot be written" in result.output

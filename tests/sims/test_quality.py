@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from farflung.compression.registry import codec_of, parse_codec
 from farflung.sims import quality_train
 from farflung.sims.batches import batch_of
 from farflung.sims.quality_exchange import Averager
-from farflung.sims.quality_methods import METHODS, Method, Outer, Pairs, Wire
-from farflung.sims.quality_train import train
+from farflung.sims.quality_methods import METHODS, Method, Outer, Pairs, Wire, by_names, with_interval
+from farflung.sims.quality_train import rounds_of, train
 from farflung.sims.quality_worker import Worker
+from farflung.training.errors import NonFinite
+from farflung.training.flat import Slot
 from farflung.training.fragments import cut
 from farflung.training.gossip import Gossip, pairs
 from farflung.training.inner import InnerConfig
@@ -52,6 +55,53 @@ def rounds(interval: int, *, lr: float = 0.7, momentum: float = 0.9, **settings:
     table = Timetable(interval=interval)
     outer = Outer(timetable=table, rule=Nesterov(lr=lr, momentum=momentum), **settings)  # type: ignore[arg-type]
     return Method(name="rounds", inner="adamw", outer=outer)
+
+
+class Walker:
+    """A worker every step of which moves each of its parameters by a thousandth."""
+
+    def __init__(self) -> None:
+        slot = Slot(name="layer.weight", shape=torch.Size((4, 4)), start=0)
+        self.layout = SimpleNamespace(slots=[slot], num_parameters=16)
+        self.flat, self.device = torch.zeros(16), torch.device("cpu")
+
+
+@pytest.mark.parametrize("interval", [30, 100])
+@pytest.mark.parametrize("name", ["averaging", "co2", "eager"])
+def test_all_progress_arrives_once(name: str, interval: int) -> None:
+    """In 540 steps, of which 100 are no divisor; with averaging in the place of rules that have momentum."""
+    (method,) = by_names(name)
+    method = with_interval(replace(method, outer=replace(method.outer, rule=Sgd(lr=1.0), wire=Wire())), interval)
+    walkers = [Walker(), Walker()]
+    ran = rounds_of(method, walkers, last=540)  # type: ignore[arg-type]
+    assert ran is not None
+    for step in range(1, 541):
+        for walker in walkers:
+            walker.flat -= 1e-3
+        ran.after(step)
+    assert ran.params() == pytest.approx(-0.54, abs=1e-4)
+
+
+def test_a_whole_round_late_ends_with_the_mean_and_no_momentum_of_it() -> None:
+    (method,) = by_names("co2")
+    walkers = [Walker(), Walker()]
+    ran = rounds_of(method, walkers, last=60)  # type: ignore[arg-type]
+    assert ran is not None
+    for step in range(1, 61):
+        for walker in walkers:
+            walker.flat -= 1e-3
+        ran.after(step)
+    assert ran.params() == pytest.approx(-0.06, abs=1e-6), "two intervals, of which none is applied before the end"
+
+
+def test_a_run_whose_exchange_is_no_number_has_diverged() -> None:
+    (method,) = by_names("diloco")
+    walkers = [Walker(), Walker()]
+    ran = rounds_of(method, walkers, last=60)  # type: ignore[arg-type]
+    assert ran is not None
+    walkers[1].flat[3] = float("inf")
+    with pytest.raises(NonFinite):
+        ran.after(30)
 
 
 def test_one_fragment_without_delay_is_plain_diloco_to_the_bit() -> None:

@@ -10,20 +10,22 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from rich.progress import Progress
 from tests.sims.quality_toy import ADAMW, LR, TOY, toy_corpus
 
 from farflung.sims import quality_making
 from farflung.sims.kept import Kept
-from farflung.sims.quality import run_quality
+from farflung.sims.quality import _show, run_quality
 from farflung.sims.quality_making import make
 from farflung.sims.quality_methods import METHODS, Method, Outer, by_names
+from farflung.sims.quality_page import _lines
 from farflung.sims.quality_plot import frontier
 from farflung.sims.quality_rows import Row, references, rows
 from farflung.sims.quality_runs import Run, Tuned, best, conduct, keeper_of, tuning
-from farflung.sims.quality_tiers import CI, TIERS
-from farflung.sims.quality_train import Outcome
-from farflung.sims.quality_words import budget, checks, goals, settings
+from farflung.sims.quality_tiers import CI, NIGHTLY, TIERS
+from farflung.sims.quality_train import Outcome, finished
+from farflung.sims.quality_words import _half, budget, checks, goals, settings
 from farflung.sims.quality_worker import Worker
 from farflung.training.rules import Sgd
 from farflung.training.streaming import Timetable
@@ -167,9 +169,11 @@ def test_the_whole_command_and_its_second_time(
     assert (
         "| sparseloco | H 30; averaging, lr 1; topk(chunk=4096,k=64,bits=2) to everybody, error feedback 0.95 |" in page
     )
+    assert "--tier ci --methods 'averaging,sparseloco' --page docs" in page and " times all of it" in page
     assert all(f"{row.eval_loss:.4f}" in page for row in found)
     made = len(out.read_text().splitlines())
-    assert made == sum(len(row.grid) for row in found) + 1, "each rate once, a second seed for data-parallel"
+    seeds = [len(row.grid) * (2 if "parallel" in row.method else 1) for row in found]
+    assert made == sum(seeds), "each rate once, and with a second seed for data-parallel"
     assert all(2 <= len(row.grid) <= 4 for row in found), "two rates each, and two beyond them at most"
     assert [file.name for file in tmp_path.iterdir() if file.suffix == ".pt"] == []
     spread = found[0].dp_spread_percent
@@ -223,9 +227,9 @@ def test_when_a_run_fails_those_under_way_are_kept_and_no_other_is_begun(tmp_pat
 def test_known_runs_are_still_found() -> None:
     """Runs take days: what decides them must not change its fingerprint unawares."""
     found = {method.name: Run(method=method, tier=CI, lr=6e-3, seed=0).fingerprint for method in METHODS}
-    assert found["data-parallel adamw"] == "3543808432dae744" and found["solo adamw"] == "47daeabf1ef48b7b"
-    assert found["streaming"] == "3f120bd43266cfe1" and found["default"] == "3016a51491a4ae5c"
-    assert found["sparseloco"] == "2bec38fa9e7a9640"
+    assert found["data-parallel adamw"] == "3982d489ac3db5d7" and found["solo adamw"] == "7148abafcd8cd8f6"
+    assert found["streaming"] == "c1630c6e1d730e69" and found["default"] == "1ae7eed18df3773e"
+    assert found["sparseloco"] == "5a95d65a2bf6de21"
 
 
 def test_another_interval_is_for_all_methods_with_rounds() -> None:
@@ -235,6 +239,66 @@ def test_another_interval_is_for_all_methods_with_rounds() -> None:
     assert {table.interval for name, table in tables.items() if name != "demo"} == {100}
     assert tables["demo"].interval == 1 and tables["co2"].delay == 100 and tables["streaming"].delay == 1
     assert [m.name for m in by_names("streaming-100", None, 50)] == ["streaming-100"]
+
+
+def test_rare_rounds_leave_few_methods_and_close_ones_all() -> None:
+    assert {method.name for method in by_names(None, 540, 300)} == {
+        "data-parallel adamw", "data-parallel muon", "solo adamw", "solo muon", "demo",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="no method is called nothing"):
+        by_names("nothing", 540, 300)
+    close = {method.name: method.outer for method in by_names(None, 540, 2)}
+    assert isinstance(close["default"], Outer) and close["default"].timetable.fragments == 2
+
+
+def test_two_peers_do_not_meet_two_by_two() -> None:
+    assert "noloco" not in [method.name for method in by_names(None, 540, None, 2)]
+    assert "noloco" in [method.name for method in by_names(None, 540, None, 4)]
+    assert [method.name for method in by_names("noloco", 540, None, 2)] == ["noloco"]
+
+
+def test_a_rate_that_is_no_inner_optimisers_does_not_move_the_start() -> None:
+    demo, adamw = by_names("demo,solo adamw")
+    assert {CI.warm_lr(demo, lr) for lr in CI.lrs(demo)} == {6e-3}
+    assert CI.warm_lr(adamw, 3e-3) == 3e-3
+
+
+def test_the_page_tells_the_settings_of_the_methods_that_ran() -> None:
+    (ours,) = by_names("default", 2400)
+    tuned = Tuned(method=ours, grid=GRID, outcomes=(outcome(1.0, 0.03),))
+    alone = [Tuned(method=m, grid=GRID, outcomes=(outcome(1.0, 32.0),)) for m in references([ours])]
+    found = rows([*alone, tuned], NIGHTLY)
+    page = "\n".join(_lines(NIGHTLY, found, {one.method.name: one.method for one in [*alone, tuned]}, 10_000, ""))
+    assert "| default | H 60, 3 fragments, strided, applied a step late; Nesterov 0.7/0.5; deadzone(bits=0.85)" in page
+
+
+def test_half_of_a_gap_below_zero_is_asked_for_whole() -> None:
+    assert _half(4.0) == 2.0 and _half(-0.05) == -0.05
+
+
+def test_data_parallel_rates_are_chosen_by_all_seeds() -> None:
+    """The first seed alone likes the higher rate."""
+    losses = {(3e-3, 0): 1.5, (3e-3, 1): 1.5, (6e-3, 0): 1.4, (6e-3, 1): 1.9, (1.5e-3, 0): 1.6, (1.5e-3, 1): 1.6}
+    kept: Kept[Outcome] = Kept(None, lambda entry: Outcome(**entry))
+
+    def make(runs: list[Run], _: int) -> None:
+        for run in runs:
+            kept.keep(run, outcome(losses[run.lr, run.seed]), 1.0)
+
+    (tuned,) = conduct([tuning(ADAMW, TOY)], make, kept)
+    assert best(tuned.grid) == 3e-3 and [one.eval_loss for one in tuned.outcomes] == [1.5, 1.5]
+
+
+def test_what_came_to_no_number_has_diverged() -> None:
+    found = finished(ADAMW, TOY, float("nan"), 1.5, None)
+    assert found.tune_loss is None and found.eval_loss is None
+
+
+def test_a_narrow_terminal_has_whole_words(capsys: pytest.CaptureFixture[str]) -> None:
+    tuned = [Tuned(method=m, grid=GRID, outcomes=(outcome(1.0, 32.0),)) for m in references([ADAMW])]
+    _show(rows(tuned, TOY), TOY, Console(width=80, force_terminal=False))
+    said = capsys.readouterr().out
+    assert "data-parallel adamw" in said and "1.0000" in said and "…" not in said
 
 
 def test_methods_need_enough_rounds_unless_they_are_asked_for() -> None:
@@ -256,7 +320,10 @@ def test_peers_and_interval_of_the_command(tmp_path: Path, monkeypatch: pytest.M
     found = run_quality("ci", names="averaging", peers=4, interval=6, seeds=3, page=tmp_path)
     assert found[-1].peers == 4 and found[-1].H == 6 and found[-1].seeds == 3
     page = (tmp_path / "quality.md").read_text()
-    assert "--tier ci --peers 4 --interval 6 --seeds 3 --page docs" in page and "| averaging | H 6; averaging" in page
+    assert (
+        "--tier ci --methods 'averaging' --peers 4 --interval 6 --seeds 3 --page docs" in page
+        and "| averaging | H 6; averaging" in page
+    )
     with pytest.raises(ValueError, match="choose 2 to 12"):
         run_quality("ci", interval=13)
     with pytest.raises(ValueError, match="multiple of the peers"):

@@ -12,18 +12,20 @@ from msgspec import structs
 from tests.sims.report_story import INNER_STEPS, KEYS, REASON, ROUND_S, ROUNDS, START, join_at, write_run
 from typer.testing import CliRunner
 
+from farflung.node.events import EventLog
 from farflung.protocol.errors import ConfigError
 from farflung.sims.facts import (
     Incident,
     LedgerFacts,
     RunFacts,
+    event_files,
     load_events,
     load_run,
     save_run,
 )
 from farflung.sims.main import app
 from farflung.sims.plots_time import window
-from farflung.sims.report import load_scenes, render, report_folder
+from farflung.sims.report import check_names, load_scenes, render, report_folder
 from farflung.sims.report_run import reason_letters
 from farflung.sims.scene import Scene, smooth
 from farflung.sims.series import MOST_ROWS, POINTS, series_of
@@ -96,6 +98,7 @@ def test_the_page_says_what_was_checked_and_what_was_found(folder: Path, tmp_pat
     page = (folder / "report.html").read_text()
     assert "No invariant that was checked is broken." in page and "Checked: the bits of 20 versions (1); " in page
     assert "All invariants" not in page and "is NOT lower" not in page
+    assert "until all members held all means, as its proposer saw it" in page and "slowest peer" not in page
     run = write_run(tmp_path)
     better = [structs.replace(point, loss=1.0) for point in run.solo_loss]
     save_run(tmp_path / "run.json", structs.replace(run, solo_loss=better))
@@ -147,6 +150,16 @@ def test_page_escapes_what_nodes_said(folder: Path, tmp_path: Path) -> None:
     assert "&lt;img" in (tmp_path / "report.html").read_text()
 
 
+def test_names_are_no_mathematics(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    run = load_run(tmp_path / "run.json")
+    odd = [structs.replace(peer, name=rf"${number}_{{a$ \$") for number, peer in enumerate(run.peers)]
+    save_run(tmp_path / "run.json", structs.replace(run, name=r"$\frac{$", peers=odd))
+    report_folder(tmp_path)
+    pictures = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / "report.html").read_text())
+    assert {peer.name for peer in odd} <= set(pictures)
+
+
 def test_report_of_a_run_in_which_nothing_happened(tmp_path: Path) -> None:
     run = RunFacts(
         name="empty",
@@ -171,7 +184,7 @@ def test_damaged_run_file_is_named(tmp_path: Path) -> None:
 
 def test_a_killed_peers_last_span_ends_with_the_kill(folder: Path) -> None:
     scene = Scene(
-        events=load_events(folder.rglob("events.jsonl")),
+        events=load_events(event_files(folder)),
         run=load_run(folder / "run.json"),
     )
     kill = next(i.time for i in scene.run.timeline if i.what == "kill")
@@ -204,13 +217,76 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         load_scenes([tmp_path])
 
 
+def test_the_older_part_of_a_log_counts_and_a_missing_beginning_is_told(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "run")
+    newer = tmp_path / "run" / "node-2" / "events.jsonl"
+    older = newer.with_name("events.older.jsonl")
+    lines = newer.read_text().splitlines(keepends=True)
+    older.write_text("".join(lines[:200]))
+    newer.write_text("".join(lines[200:]))
+    known = json.loads((folder / "report.json").read_text())
+    figures = report_folder(tmp_path / "run")
+    assert figures == {key: value for key, value in known.items() if key != "series"} and figures["begin_late"] == {}
+    older.unlink()
+    figures = report_folder(tmp_path / "run")
+    begun = json.loads(lines[200])["time"] - START
+    assert figures["begin_late"] == {"node 3": round(begun, 1)}
+    assert (
+        f"The beginning of 1 log is missing; all that is told here is of the rest: node 3 (from {begun:.0f} s on)."
+        in (tmp_path / "run" / "report.html").read_text()
+    )
+    newer.rename(older)
+    assert report_folder(tmp_path / "run") == figures, "while a full log is put away there is only the older part"
+
+
+def test_a_run_in_the_folder_of_another_is_not_of_it(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "new")
+    shutil.copytree(folder, tmp_path / "new" / "old")
+    figures = report_folder(tmp_path / "new")
+    assert violations(figures) == [] and figures["samples_trained_twice"] == 0
+    assert figures["tokens_committed"] == json.loads((folder / "report.json").read_text())["tokens_committed"]
+
+
+def test_several_runs_are_not_taken_for_one(folder: Path, tmp_path: Path) -> None:
+    for name in "ab":
+        shutil.copytree(folder, tmp_path / name)
+    with pytest.raises(
+        ConfigError, match=f"holds no run: .*runs of their own are in {tmp_path / 'a'}, {tmp_path / 'b'}"
+    ):
+        load_scenes([tmp_path])
+    for name in "ab":
+        (tmp_path / name / "run.json").unlink()
+    with pytest.raises(ConfigError, match=f"both have events of peer {KEYS[0][:12]}.*give the folder of one run"):
+        load_scenes([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("other", "names", "said"),
+    [
+        ("swarms/a/events.jsonl", ("demo", "alpha"), "is of swarm demo, and .* of swarm alpha"),
+        ("swarms/b/events.jsonl", ("demo", "demo"), "is of swarm demo, and .* of another swarm demo"),
+    ],
+)
+def test_nodes_of_several_swarms_are_not_taken_for_one(
+    other: str, names: tuple[str, str], said: str, tmp_path: Path
+) -> None:
+    for place, name, peer in zip(("one/swarms/a/events.jsonl", f"two/{other}"), names, KEYS, strict=False):
+        (tmp_path / place).parent.mkdir(parents=True)
+        log = EventLog(tmp_path / place, swarm=name, peer=peer)
+        with log:
+            log.emit("node.start", device="cpu")
+    with pytest.raises(ConfigError, match=f"{said}; give the folder of one run"):
+        load_scenes([tmp_path])
+    assert len(load_scenes([tmp_path / "one"])) == 1
+
+
 def test_several_runs_side_by_side(folder: Path, tmp_path: Path) -> None:
     words = ["sim", "report", str(folder), str(folder), "--out", str(tmp_path / "both.html"), "--json"]
     words += ["--trace", str(tmp_path / "trace.json")]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
-    written = json.loads((tmp_path / "both.json").read_text())
+    written = json.loads((tmp_path / "both.report.json").read_text())
     assert all(one.pop("series") for one in written.values()) and told == written and len(told) == 2
     page = (tmp_path / "both.html").read_text()
     assert all(label in page for label in told) and "2 runs compared" in page
@@ -222,6 +298,51 @@ def test_several_runs_side_by_side(folder: Path, tmp_path: Path) -> None:
 def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["sim", "report", str(tmp_path)], env={"COLUMNS": "300"})
     assert result.exit_code == 2 and "holds no run" in result.output
+    (tmp_path / "events.jsonl").write_text('{"event": "x"}\n')
+    result = CliRunner().invoke(app, ["sim", "report", str(tmp_path)], env={"COLUMNS": "300"})
+    assert result.exit_code == 2 and "events.jsonl, line 1: not an event" in result.output
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        (["--out", "run.json"], "a page ends in .html"),
+        (["--out", "events.jsonl"], "a page ends in .html"),
+        (["--trace", "run.json"], "not called as a run's own"),
+        (["--trace", "node-1/events.jsonl"], "a trace ends in .json"),
+        (["--out", "z.html", "--trace", "z.report.json"], "the page's figures are written there"),
+    ],
+)
+def test_a_report_takes_the_place_of_nothing_that_a_run_is_told_from(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: list[str], said: str
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    monkeypatch.chdir(copy)
+    before = {file: file.read_bytes() for file in copy.rglob("*") if file.is_file()}
+    result = CliRunner().invoke(app, ["sim", "report", ".", *named])
+    assert result.exit_code == 2 and said in result.output
+    assert {file: file.read_bytes() for file in copy.rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["run", "result"])
+def test_figures_are_not_called_as_files_of_a_run(folder: Path, tmp_path: Path, name: str) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    (copy / "result.json").write_text('{"passed": true}')
+    before = (copy / "run.json").read_bytes()
+    assert CliRunner().invoke(app, ["sim", "report", str(copy), "--out", str(copy / f"{name}.html")]).exit_code == 0
+    assert (copy / "run.json").read_bytes() == before and (copy / "result.json").read_text() == '{"passed": true}'
+    assert json.loads((copy / f"{name}.report.json").read_text())["rounds_committed"] == ROUNDS
+
+
+def test_what_is_printed_is_not_mixed_with_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "report.json").open("w") as redirected:
+        monkeypatch.setattr("sys.stdout", redirected)
+        with pytest.raises(ConfigError, match="send what --json prints to another file"):
+            check_names(tmp_path / "report.html", None, printed=True)
+        check_names(tmp_path / "report.html", None, printed=False)
+        check_names(tmp_path / "other.html", None, printed=True)
 
 
 def test_the_trace_has_every_span(folder: Path) -> None:
@@ -236,6 +357,26 @@ def test_the_trace_has_every_span(folder: Path) -> None:
     begun = {e["id"] for e in events if e["ph"] == "b"}
     assert begun and begun == {e["id"] for e in events if e["ph"] == "e"}
     assert [e["name"] for e in events if e["ph"] == "i" and e["s"] == "g"].count("kill") == 1
+
+
+def test_nothing_on_a_track_overlaps(folder: Path) -> None:
+    """Steps that waited for the door, and times that are rounded."""
+    (scene,) = load_scenes([folder])
+    stretch = 1.0 + 1e-5 / 7
+    events = {
+        peer: [
+            one | {"time": START + stretch * (one["time"] - START)} | ({"seconds": 2.5 * one["seconds"]} if "seconds" in one else {})
+            for one in own
+        ]
+        for peer, own in scene.events.items()
+    }  # fmt: skip
+    tracks: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for one in trace_events(Scene(events=events, run=scene.run)):
+        if one["ph"] == "X":
+            tracks.setdefault((one["pid"], one["tid"]), []).append((one["ts"], one["ts"] + one["dur"]))
+    assert len(tracks) == 3 * 6
+    for spans in tracks.values():
+        assert all(before[1] <= after[0] for before, after in pairwise(sorted(spans)))
 
 
 def test_utilisation_by_group(folder: Path) -> None:

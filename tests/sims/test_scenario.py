@@ -53,6 +53,10 @@ def scenario(more: str = "", *, base: str = BASE) -> Scenario:
     return parse_scenario(base + more, name="test")
 
 
+def happens(what: str, peers: str, more: str = "") -> str:
+    return f'[[happenings]]\nat = 3.0\nwhat = "{what}"\npeers = [{peers}]\n{more}'
+
+
 @pytest.mark.parametrize("name", shipped())
 def test_shipped_scenarios_are_sound(name: str) -> None:
     found = load_scenario(SHIPPED / f"{name}.toml")
@@ -97,6 +101,20 @@ def test_shipped_scenarios_are_sound(name: str) -> None:
             "there is no pipeline; leave it out, or set manifest.pipeline.stages",
         ),
         ("[[peers]]\nname = 'lab'\ncount = 1\ntokens_per_s = 1.0", "same name"),
+        *(
+            (f"[expect]\n{key} = {value}", f"expect: {key} = {value}: must be between 0")
+            for key, value in (
+                ("min_rounds", "-1"),
+                ("min_members", "-1"),
+                ("max_missed_share", "inf"),
+                ("min_training_share", "nan"),
+                ("max_median_round_s", "inf"),
+            )
+        ),
+        (happens("kill", '"lab"', "share = 0.1"), "happenings[0]: share = 0.1 of 2 is nobody"),
+        (happens("partition", '"home", "lab"'), "happenings[0]: partition with all peers on one side"),
+        (happens("apart", '"lab/0"'), "happenings[0]: apart with one peer"),
+        (happens("apart", '"lab"', "share = 0.5"), "happenings[0]: apart with one peer"),
         ("x = [", "no TOML"),
     ],
 )
@@ -110,6 +128,9 @@ def test_what_is_wrong_is_named_with_a_remedy(more: str, said: str) -> None:
     ("old", "new", "said"),
     [
         ('preset = "tiny"', 'preset = "huge"', "manifest.model.preset = 'huge'"),
+        ('preset = "tiny"', 'preset = ["tiny"]', "manifest.model.preset = ['tiny']"),
+        ('preset = "tiny"', 'preset = "tiny"\nseq_len = -5', "manifest.model.seq_len = -5: must be"),
+        ('preset = "tiny"', 'preset = "tiny"\nseq_len = true', "manifest.model.seq_len = True: must be"),
         ("inner_steps = 4", "inner_step = 4", "manifest: unknown key swarm.inner_step"),
         ("inner_steps = 4", "inner_steps = 0", "swarm.inner_steps = 0"),
         ("count = 2\n", "count = 2\nmemory_gb = 0.001\n", "peers 'lab' have 0.001 GB"),
@@ -123,8 +144,8 @@ def test_manifests_that_cannot_be_are_refused(old: str, new: str, said: str) -> 
 
 
 VALUES = {
-    "peers": ('["lab"]', '["lab/0"]'),
-    "share": ("1.0", "0.5"),
+    "peers": ('["lab", "home/0"]', '["home"]'),
+    "share": ("1.0", "0.7"),
     "for_s": ("20.0", "30.0"),
     "factor": ("4.0", "5.0"),
     "probability": ("0.3", "0.4"),
@@ -435,6 +456,10 @@ def test_a_trace_is_lived_as_it_was_recorded(tmp_path: Path) -> None:
         ("Start", 108.0, 3),
         ("Leave", 300.0, 3),
     ]
+    for line in ("-5,50,h", "nan,50,h", "0,nan,h", "inf,inf,h", "50,40,h"):
+        (tmp_path / "t.csv").write_text(f"start_s,end_s,host\n0,9,h\n{line}\n")
+        with pytest.raises(ConfigError, match=r"t\.csv, line 3: .*the end after the start"):
+            make_schedule(made, 0, tmp_path)
     (tmp_path / "t.csv").write_text("from,to\n1,2\n")
     with pytest.raises(ConfigError, match="start_s,end_s,host"):
         make_schedule(made, 0, tmp_path)

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from farflung.node.events import EventLog
+from farflung.protocol import planning, proposer
 from farflung.protocol.participation import Participation
 from farflung.sims import sim_run
 from farflung.sims.chaos import run_brisk, toy_plan
@@ -250,6 +251,49 @@ def test_a_failure_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     shortest, found = shorten(plan, report, max_runs=30)
     left = [type(fault).__name__ for fault in shortest.schedule.faults]
     assert len(left) < len(plan.schedule.faults) and found.violations[0].startswith("invariant 4")
+
+
+LONG = """
+about = "one of four peers is killed and comes back"
+mode = "cost"
+duration_s = 400.0
+calm_s = 160.0
+[manifest.model]
+preset = "tiny"
+[manifest.swarm]
+inner_steps = 4
+min_round_s = 2.0
+[[peers]]
+name = "home"
+count = 4
+tokens_per_s = 2000.0
+join_s = [0.0, 20.0]
+[[happenings]]
+at = 60.0
+what = "kill"
+peers = ["home/2"]
+for_s = 20.0
+"""
+
+
+def test_a_small_failure_has_the_founder_of_the_long_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where nothing is decided any more, a swarm that was never founded looks the same; but who founds it is written in its manifest, which replays make anew."""
+
+    def stuck(situation: planning.Situation) -> planning.StartRound | planning.ChangeView | planning.Wait:
+        return planning.Wait("stuck") if len(situation.view) > 2 else decide(situation)
+
+    decide = planning.decide
+    monkeypatch.setattr(proposer, "decide", stuck)
+    scenario = parse_scenario(LONG, name="long")
+    schedule = make_schedule(scenario, 3, tmp_path)
+    assert schedule.founder == 2
+    plan = plan_scenario(scenario, 3, schedule)
+    report = simulate_any(plan, keep=True)
+    shortest, found = shorten(plan, report, max_runs=12)
+    assert found.rounds and Start(at=schedule.faults[0].at, peer=2) in shortest.schedule.faults
+    write_failure(tmp_path, scenario, shortest, found)
+    failure, again = replay(tmp_path)
+    assert failure.founder == 2 and again.log_sha256 == found.log_sha256
 
 
 FAILS = """

@@ -68,7 +68,7 @@ def test_who_does_not_contribute_does_not_send() -> None:
     assert [span.what for span in phase_spans(quiet)] == ["collect", "average", "vote"]
 
 
-@pytest.mark.parametrize("end", ["round.abort", "round.missed", "node.stop", "node.start"])
+@pytest.mark.parametrize("end", ["round.abort", "round.missed", "node.stop"])
 def test_a_round_that_comes_to_nothing_ends(end: str) -> None:
     spans = phase_spans([*ROUND[:10], event(8.5, end, round=7), event(20.0, "net")])
     assert spans == [Span(6.0, 8.0, "send", 7), Span(8.0, 8.5, "collect", 7)]
@@ -90,6 +90,47 @@ def test_what_was_computed_and_transferred() -> None:
     assert [s.what for s in transfer_spans(ROUND)] == ["encode", "scatter", "reduce"]
 
 
+def test_the_wait_for_a_turn_at_the_door_is_not_computing() -> None:
+    waited = [
+        event(3.0, "step", seconds=3.0),
+        event(3.5, "span", what="apply", round=7, seconds=2.5),
+        event(6.5, "step", seconds=4.5),
+    ]
+    assert [(s.what, s.start, s.end) for s in compute_spans(waited)] == [
+        ("train", 0.0, 3.0), ("apply", 3.0, 3.5), ("train", 3.5, 6.5),
+    ]  # fmt: skip
+
+
+def test_a_download_is_told_around_the_steps_that_it_lets_pass() -> None:
+    beside = [
+        event(3.0, "step", seconds=1.0),
+        event(5.0, "step", seconds=1.0),
+        event(6.0, "span", what="download", round=2, seconds=5.0),
+    ]
+    assert [(s.start, s.end) for s in compute_spans(beside) if s.what == "download"] == [
+        (1.0, 2.0),
+        (3.0, 4.0),
+        (5.0, 6.0),
+    ]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["step", "apply", "outer.eval"]), st.integers(0, 9), st.integers(1, 9))))
+def test_of_a_door_that_does_one_thing_at_a_time_all_the_time_is_told_and_nothing_else(
+    calls: list[tuple[str, int, int]],
+) -> None:
+    """`calls`: what, how long after the call before it was asked for, and what it takes; who asks later is served later."""
+    asked, free, busy = 0, 0, []
+    said: list[Event] = []
+    for what, later, takes in calls:
+        asked += later
+        began = max(asked, free)
+        free = began + takes
+        busy.append((float(began), float(free)))
+        fields = {"seconds": float(free - asked)} | ({"what": what, "round": 1} if what == "apply" else {})
+        said.append(event(float(free), "span" if what == "apply" else what, **fields))
+    assert [(span.start, span.end) for span in compute_spans(said)] == busy
+
+
 def test_every_second_is_counted_once() -> None:
     seconds = {"train": 4.0, "apply": 1.5, "join": 1.0, "round": 6.0, "pause": 0.0, "wait": 1.5}
     assert seconds_by_use(ROUND) == seconds
@@ -102,7 +143,7 @@ def test_who_is_stopped_neither_computes_nor_takes_part() -> None:
     assert [(s.what, s.start, s.end) for s in compute_spans(ROUND, stopped)] == [
         ("train", 1.0, 2.5), ("train", 2.75, 3.0), ("train", 3.0, 4.0), ("apply", 12.0, 12.5), ("evaluate", 12.5, 13.5),
     ]  # fmt: skip
-    assert phase_spans(ROUND, stopped)[:2] == [Span(6.25, 8.0, "send", 7), Span(9.0, 11.0, "average", 7)]
+    assert phase_spans(ROUND, (), stopped)[:2] == [Span(6.25, 8.0, "send", 7), Span(9.0, 11.0, "average", 7)]
     operations = event(10.0, "pipeline.step", seconds=4.0, ops=[["F", 0, 0, 0.0, 1000.0], ["B", 0, 0, 1500.0, 4000.0]])
     assert [(s.start, s.end) for s in compute_spans([operations], [(8.0, 9.5)])] == [
         (6.0, 7.0),
@@ -118,6 +159,20 @@ def test_states_after_a_kill_last_until_the_kill() -> None:
     again = [*lost, event(20.0, "node.start"), event(21.0, "node.stop")]
     assert state_spans(again) == [*state_spans(lost), Span(20.0, 21.0, "joining")]
     assert state_spans(again, [9.0]) == [*state_spans(lost, [9.0]), Span(20.0, 21.0, "joining")]
+
+
+@pytest.mark.parametrize("before_it", [[], [event(39.0, "kernels")]])
+def test_whoever_was_dead_was_not_there(before_it: list[Event]) -> None:
+    """Real nodes say `kernels` before they start, simulated ones do not."""
+    killed = [*ROUND[:8], event(7.0, "net")]
+    back = [event(40.0, "node.start"), event(41.0, "node.state", state="training"), event(45.0, "node.stop")]
+    lives = [*killed, *before_it, *back]
+    assert phase_spans(lives, [7.5]) == [Span(6.0, 7.5, "send", 7)]
+    assert state_spans(lives, [7.5])[-3:] == [
+        Span(6.0, 7.5, "round"), Span(40.0, 41.0, "joining"), Span(41.0, 45.0, "training"),
+    ]  # fmt: skip
+    assert sum(seconds_by_use(lives, [7.5]).values()) == 7.5 + 5.0
+    assert phase_spans(lives, [6.9, 40.5])[-1].end == 7.0, "neither before its last word nor in its next life"
 
 
 def test_pauses_end_with_what_ends_them() -> None:

@@ -238,6 +238,17 @@ def test_a_writer_that_waits_is_told_of_the_kill() -> None:
     in_lab(body)
 
 
+def test_a_machine_that_loses_power_while_it_is_dialled_does_not_answer() -> None:
+    async def body(lab: Lab) -> None:
+        began = lab.hub.now()
+        lab.hub.at(began + 0.01, lambda: lab.hub.kill(B, reset=False))
+        with pytest.raises(NetworkError, match="no answer"):
+            await lab.networks[A].open_stream(B, "x")
+        assert lab.hub.now() - began == pytest.approx(10.0)
+
+    in_lab(body)
+
+
 def test_power_loss_and_a_cut_show_only_after_the_timeout() -> None:
     async def body(lab: Lab) -> None:
         to_b, _ = await lab.pair(A, B)
@@ -255,10 +266,11 @@ def test_power_loss_and_a_cut_show_only_after_the_timeout() -> None:
 
         for after in await asyncio.gather(*map(broken_after, (to_b, to_c, from_a))):
             assert 30.0 <= after <= 60.0
-        began = lab.hub.now()
-        with pytest.raises(NetworkError, match="no answer"):
-            await lab.networks[A].open_stream(C, "x")
-        assert lab.hub.now() - began == pytest.approx(10.0)
+        for away in (B, C):
+            began = lab.hub.now()
+            with pytest.raises(NetworkError, match="no answer"):
+                await lab.networks[A].open_stream(away, "x")
+            assert lab.hub.now() - began == pytest.approx(10.0)
 
     in_lab(body)
 

@@ -88,6 +88,12 @@ def test_a_commit_seen_by_two_peers_is_one_round() -> None:
     assert result["left_out"] == 0.6
 
 
+def test_of_a_round_counts_who_applied_it_first() -> None:
+    first = commit(B, 1, {A: [(0, 4)]}, at=110.0)
+    late = commit(A, 1, {A: [(0, 4)]}, at=140.0) | {"seconds": 1.5}
+    assert commits_by_round({A: [late], B: [first]}) == {1: first}, "not who was stopped meanwhile, or says more"
+
+
 def test_rounds_of_a_later_life_of_stage_0_count_on() -> None:
     heights = {0: (1, 2, 4), 1: (1, 3)}
     events = [commit(A, height, {A: [(0, 4)]}) | {"life": life} for life, own in heights.items() for height in own]
@@ -147,6 +153,14 @@ def test_broken_invariants_are_told() -> None:
     result = figures(event(A, 101.0, "invariant.broken", which=5, detail="two histories"))
     assert result["invariants_broken"] == [{"which": 5, "detail": "node 1 reports: two histories"}]
     assert violations(result) == ["invariant 5, one history: node 1 reports: two histories"]
+
+
+def test_an_invariant_that_is_not_known_is_told_all_the_same() -> None:
+    result = figures(event(A, 101.0, "invariant.broken", which=99, detail="odd"), event(B, 102.0, "invariant.broken"))
+    assert violations(result) == [
+        "invariant 99, unknown here: node 1 reports: odd",
+        "invariant None, unknown here: node 2 reports: nothing more",
+    ]
 
 
 def test_merge() -> None:
