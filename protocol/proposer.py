@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from hashlib import sha256
 from typing import Protocol
 
@@ -183,21 +184,16 @@ class Proposer:
             self.reason = f"finishes what ballot {newest.ballot} began"
             return self._propose(newest.commit, s, now)
 
+        follow = partial(chain.successor, s.settings.swarm, s.head.commit, s.settings.rules, result=None)
         decides = is_quorum(view, s.standing.holders()) and not s.settings.rules.finished(s.head.commit)
         begins = s.begins(now) if decides else {}
         if begins:
             self.reason = f"begins anew: stages {', '.join(map(str, sorted(begins)))}"
-            commit = chain.successor(
-                s.settings.swarm, s.head.commit, s.settings.rules, view=view, left=(), result=None, begins=begins
-            )
-            return self._propose(commit, s, now)
+            return self._propose(follow(view=view, left=(), begins=begins), s, now)
         word = s.says(now) if decides else None
         if word is not None:
             self.reason = "says what it knows of the lives of stages"
-            commit = chain.successor(
-                s.settings.swarm, s.head.commit, s.settings.rules, view=view, left=(), result=None, word=word
-            )
-            return self._propose(commit, s, now)
+            return self._propose(follow(view=view, left=(), word=word), s, now)
 
         situation = self._situation(s, now)
         decision = decide(situation)
@@ -207,26 +203,9 @@ class Proposer:
                 self.settle_at = now + SETTLE_S
             if now < self.settle_at:
                 return []
-            commit = chain.successor(
-                s.settings.swarm,
-                s.head.commit,
-                s.settings.rules,
-                view=decision.view,
-                left=decision.left,
-                result=None,
-            )
-            return self._propose(commit, s, now)
+            return self._propose(follow(view=decision.view, left=decision.left), s, now)
         if isinstance(decision, Divide):
-            commit = chain.successor(
-                s.settings.swarm,
-                s.head.commit,
-                s.settings.rules,
-                view=decision.stays,
-                left=(),
-                result=None,
-                goes=decision.goes,
-            )
-            return self._propose(commit, s, now)
+            return self._propose(follow(view=decision.stays, left=(), goes=decision.goes), s, now)
         if isinstance(decision, StartRound):
             if now < self.retry_at:
                 self.reason = f"plans round {s.head.commit.height + 1} again after a pause: {self.failed}"
