@@ -4,7 +4,8 @@ Of attackers (`attacks`) it asks nothing; of the others everything, whatever tho
 that is judged: it counts votes, follows the samples, and computes means and outer steps itself.
 
     1  same version, same bits           digests that nodes announce, and those of the state they really hold
-    2  no commit, no outer step          the state held is the one of the version named; local progress is the sum of its samples
+    2  no commit, no outer step          the state held is the one of the version named; local progress is the sum of its samples, and given up
+                                         where the samples are lost only
     3  the dead cost only their own      a cut leaves nobody out whom all owners hold that it keeps (`cuts`); in calm, no part of a round is left out
     4  divide by contributors            the step of a round is the mean that its contributors' pseudo-gradients and tokens give
     5  one history                       one commit per height, each by a majority of valid signatures of the view before; nobody takes back what
@@ -183,8 +184,25 @@ class Judge:
                 if bytes.fromhex(event["of"]) in self.swarm.attackers:
                     return
                 self.violate(8, f"peer {index} refused an honest message: {event['error']}: {event['reason']}")
+            case "progress.dropped" if event["steps"]:
+                self._check_dropped(index)
             case "invariant.broken":
                 self.violate(int(event["which"]), f"peer {index} says: {event['detail']}")
+
+    def _check_dropped(self, index: int) -> None:
+        """Whoever gives up what it has trained must have lost the samples: by a commit that it has come to since, they are not the first ones any more that it holds, or
+        that are kept for it. The learner still has them: it is told after the log."""
+        peer = self.swarm.peers[index]
+        self._look_at_history(index)
+        trained, me = self.swarm.learners[index].trained, self.swarm.ids[index]
+        for height in range(peer.applier.height, peer.member.head.commit.height + 1):
+            if height not in self.history:
+                return  # of an earlier life
+            entries = self.history[height].ledger
+            own = entries.window(me) or next((s.intervals for s in entries.suspended if s.peer == me), ())
+            if _numbers(ledger.split(own, len(trained))[0]) != trained:
+                return
+        self.violate(2, f"peer {index} gave up {len(trained)} samples that it had trained and nobody else has")
 
     def _on_scatter(self, index: int, height: int, plan: str) -> None:
         at, plans = self._plans.get(index, (height, set()))

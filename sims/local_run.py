@@ -178,15 +178,11 @@ def _judge(swarm: LocalSwarm, seed: int, schedule: Schedule) -> tuple[Events, Ca
     fill_report(report, swarm.keys, steps_s, events, swarm.done, swarm.began, swarm.ended)
     late = sum(len(file.read_text().splitlines()) for file in swarm.folder.rglob(LATE))
     report.violations = violations(figures_of(events, tell(expected=())))
-    return (
-        events,
-        tell,
-        summarise(scenario, report)
-        | {
-            "start_s": start_seconds(swarm.keys, events, swarm.done),
-            "late_steps": round(late / max(1, sum(one.steps for one in report.labour)), 4),
-        },
-    )
+    result = summarise(scenario, report) | {
+        "start_s": start_seconds(swarm.keys, events, swarm.done),
+        "late_steps": round(late / max(1, sum(one.steps for one in report.labour)), 4),
+    }
+    return events, tell, result
 
 
 def start_seconds(keys: Sequence[str], events: Events, done: Sequence[tuple[float, Fault]]) -> float | None:

@@ -47,10 +47,15 @@ def folded(title: str, *body: Markup, kind: str = "") -> Markup:
     return Markup(f"{opening}<summary>{escape(title)}</summary>{''.join(body)}</details>")
 
 
+MOST_TOLD = 100
+"""Of what is broken, on a page that stays light; `--json` tells all."""
+
+
 def verdict(headline: str, said: str, broken: Sequence[str]) -> Markup:
     """What came of it, before anything else."""
     kind = "verdict broken" if broken else "verdict"
-    items = "".join(f"<li>{escape(one)}</li>" for one in broken)
+    told = [*broken[:MOST_TOLD], *([f"and {len(broken) - MOST_TOLD:,} more"] if len(broken) > MOST_TOLD else [])]
+    items = "".join(f"<li>{escape(one)}</li>" for one in told)
     listed = f"<ul>{items}</ul>" if items else ""
     return Markup(f'<div class="{kind}"><p><strong>{escape(headline)}</strong> {escape(said)}</p>{listed}</div>')
 

@@ -6,7 +6,12 @@ mean of a round is then what the contributors' pseudo-gradients say, or the judg
 
 from torch import Tensor
 
+from farflung.node.terms import Terms
+from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.training.rules import HeavyBall, Nesterov, OuterRule, Sgd
+
+FINE = ("fp32", "bf16", "fp16", "int8")
+"""Codecs whose errors are far below what one contribution more or less makes of a mean (`judge.MEAN_ERROR`); they may be packed, too."""
 
 State = tuple[Tensor, Tensor]
 """Parameters and momentum, fp32 [n] each."""
@@ -25,3 +30,10 @@ def taken_step(rule: OuterRule, before: State, after: State) -> tuple[Tensor, Te
         case Sgd(lr=lr):
             return (params - moved) / lr, params - moved + (new - old)
     raise TypeError(f"swarms have no outer optimiser {rule}")
+
+
+def exact_means(terms: Terms) -> bool:
+    """Whether the mean of a round can be told from the pseudo-gradients of its contributors: codecs are fine, and nothing is kept back for later."""
+    codecs = [terms.uplink, terms.downlink, *([] if terms.last is None else [terms.last])]
+    specs = [segment.codec.spec for codec in codecs for segment in codec.segments]
+    return terms.feedback == FeedbackSpec() and all(spec.startswith(FINE) for spec in specs)

@@ -28,16 +28,11 @@ from farflung.sims.from_events import fill_report
 from farflung.sims.hub import MemoryHub
 from farflung.sims.links import LinkModel
 from farflung.sims.local_stage import StagePace
+from farflung.sims.outer_audit import exact_means
 from farflung.sims.pipeline_health import finished, lacks
 from farflung.sims.pipeline_swarm import PipelineSwarm
 from farflung.sims.scenario import Scenario
-from farflung.sims.scenario_plan import (
-    exact_means,
-    key_seeds,
-    link_of,
-    read_scenario,
-    training_seconds,
-)
+from farflung.sims.scenario_plan import key_seeds, link_of, read_scenario, training_seconds
 from farflung.sims.simulation import Report
 from farflung.sims.swarm import START_UNIX_S, innermost, verdict
 from farflung.sims.trail import Sink, Trail

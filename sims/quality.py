@@ -7,6 +7,7 @@ chosen on one half of the held-out windows and its loss reported on the other. S
 """
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -83,11 +84,7 @@ def run_quality(
         from farflung.sims.quality_page import write_page
 
         given = {"methods": names, "peers": peers, "interval": interval, "seeds": seeds, "device": device}
-        options = "".join(
-            f" --{name} '{value}'" if name == "methods" else f" --{name} {value}"
-            for name, value in given.items()
-            if value is not None
-        )
+        options = "".join(f" --{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)
         write_page(
             page,
             tier,

@@ -25,6 +25,7 @@ from farflung.compression.feedback import ErrorFeedback
 from farflung.compression.policy import FlatCodec, parse_policy
 from farflung.sims.quality_methods import Wire
 from farflung.sims.quality_resume import State
+from farflung.training.errors import NonFinite
 from farflung.training.flat import Slot
 from farflung.training.fragments import ALIGN, Fragment
 from farflung.training.merge import radial_mean
@@ -67,6 +68,12 @@ def late_mean(values: Sequence[float]) -> float | None:
     """Of their second half; None where there are none."""
     later = values[len(values) // 2 :]
     return sum(later) / len(later) if later else None
+
+
+def check_finite(deltas: Sequence[Tensor], step: int) -> None:
+    """Raise NonFinite when a pseudo-gradient is no number: of such no codec makes bytes, and the run has diverged."""
+    if not all(bool(delta.isfinite().all()) for delta in deltas):
+        raise NonFinite(global_step=step, loss=math.nan)
 
 
 class Averager:

@@ -4,16 +4,14 @@ A peer sends the others of its group its pseudo-gradient and its outer parameter
 their outer parameters, in a butterfly, which the bytes of that step count.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
-from farflung.sims.quality_exchange import Traffic, late_mean
+from farflung.sims.quality_exchange import Traffic, check_finite, late_mean
 from farflung.sims.quality_methods import Pairs
 from farflung.sims.quality_resume import State
-from farflung.training.errors import NonFinite
 from farflung.training.flat import Layout
 from farflung.training.gossip import pairs
 
@@ -96,8 +94,7 @@ class Meetings:
     def _meet(self, group: Sequence[int], step: int) -> None:
         outers = [self._params[m] for m in group]
         deltas = [outer - self._workers[m].flat.cpu() for m, outer in zip(group, outers, strict=True)]
-        if not all(bool(delta.isfinite().all()) for delta in deltas):
-            raise NonFinite(global_step=step, loss=math.nan)
+        check_finite(deltas, step)
         mean_update, mean_params = torch.stack(deltas).mean(dim=0), torch.stack(outers).mean(dim=0)
         if len(group) > 1:
             self._cosines.append(float(torch.cosine_similarity(deltas[0], deltas[1], dim=0)))

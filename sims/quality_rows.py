@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from farflung.sims.quality_methods import METHODS, Inner, Method
-from farflung.sims.quality_runs import Grid, Tuned, best
+from farflung.sims.quality_runs import Grid, Tuned, best, mean
 from farflung.sims.quality_tiers import Tier
 from farflung.sims.quality_train import ring_bits
 
@@ -67,7 +67,7 @@ def _row(one: Tuned, whole: Mapping[Inner, Tuned], alone: Mapping[Inner, Tuned],
         H=None if method.outer is None else method.outer.timetable.interval,
         lr=best(one.grid),
         seeds=len(one.outcomes),
-        eval_loss=_mean(one.losses),
+        eval_loss=mean(one.losses),
         gap_percent_same_inner=_gap(one, whole[inner]),
         gap_percent_adamw=_gap(one, whole["adamw"]),
         dp_spread_percent=_spread(whole[inner]),
@@ -85,7 +85,7 @@ def _compared(method: Method) -> Inner:
 
 
 def _gap(one: Tuned, reference: Tuned) -> float | None:
-    return _mean(
+    return mean(
         [
             None if a is None or b is None else 100 * (a - b) / b
             for a, b in zip(one.losses, reference.losses, strict=False)
@@ -104,10 +104,4 @@ def _recovered(one: Tuned, whole: Tuned, alone: Tuned | None) -> float | None:
     if alone is None:
         return None
     triples = zip(one.losses, whole.losses, alone.losses, strict=False)
-    return _mean([None if a is None or b is None or c is None or b == c else (c - a) / (c - b) for a, b, c in triples])
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    """None when any is."""
-    there = [value for value in values if value is not None]
-    return sum(there) / len(there) if there and len(there) == len(values) else None
+    return mean([None if a is None or b is None or c is None or b == c else (c - a) / (c - b) for a, b, c in triples])

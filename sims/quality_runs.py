@@ -81,17 +81,12 @@ def tuning(method: Method, tier: Tier) -> Search:
     """What each learning rate of the tier comes to with the first seed, then all seeds with the best of them. Data-parallel training, to which all are compared, is tried with all
     seeds, and the best is that of their mean: what one seed likes best may be at the edge of what others bear. As long as the best is at an
     edge, another one is tried beyond it, `EXTENSIONS` at most."""
-    tried_seeds = range(num_seeds(method, tier) if method.whole_batch else 1)
+    each = seeds_tried(method, tier)
 
     def tried_at(*lrs: float) -> Generator[list[Run], Sequence[Outcome], Grid]:
-        runs = [Run(method=method, tier=tier, lr=lr, seed=seed) for lr in lrs for seed in tried_seeds]
-        outcomes = yield runs
-        found = []
-        for number, lr in enumerate(lrs):
-            some = [one.tune_loss for one in outcomes[number * len(tried_seeds) : (number + 1) * len(tried_seeds)]]
-            there = [loss for loss in some if loss is not None]
-            found.append((lr, sum(there) / len(there) if len(there) == len(some) else None))
-        return tuple(found)
+        outcomes = yield [Run(method=method, tier=tier, lr=lr, seed=seed) for lr in lrs for seed in range(each)]
+        losses = [outcome.tune_loss for outcome in outcomes]
+        return tuple((lr, mean(losses[number * each : (number + 1) * each])) for number, lr in enumerate(lrs))
 
     tried = yield from tried_at(*sorted(tier.lrs(method)))
     for _ in range(EXTENSIONS):
@@ -133,11 +128,18 @@ def best(tried: Grid) -> float:
 
 def planned(methods: Sequence[Method], tier: Tier) -> int:
     """Runs that a comparison asks for when no method needs rates beyond its grid; the first seed of each twice."""
-    return sum(
-        (len(tier.lrs(method)) * num_seeds(method, tier) if method.whole_batch else len(tier.lrs(method)))
-        + num_seeds(method, tier)
-        for method in methods
-    )
+    return sum(len(tier.lrs(method)) * seeds_tried(method, tier) + num_seeds(method, tier) for method in methods)
+
+
+def seeds_tried(method: Method, tier: Tier) -> int:
+    """With so many each rate of the grid is tried."""
+    return num_seeds(method, tier) if method.whole_batch else 1
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """None when any is, or there are none."""
+    there = [value for value in values if value is not None]
+    return sum(there) / len(there) if there and len(there) == len(values) else None
 
 
 def num_seeds(method: Method, tier: Tier) -> int:

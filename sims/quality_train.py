@@ -17,7 +17,7 @@ from torch import Tensor
 
 from farflung.sims.batches import batch_of
 from farflung.sims.check import machine
-from farflung.sims.quality_exchange import Averager, Traffic, late_mean
+from farflung.sims.quality_exchange import Averager, Traffic, check_finite, late_mean
 from farflung.sims.quality_meetings import Meetings, Trained
 from farflung.sims.quality_methods import Inner, Method, Outer, Pairs
 from farflung.sims.quality_resume import Keeper, State
@@ -233,8 +233,7 @@ class Rounds:
         locals_ = [part.take(worker.flat).cpu() for worker in self._workers]
         outers = [part.take(self._params[m % len(self._params)]) for m in range(len(locals_))]
         deltas = [outer - local for outer, local in zip(outers, locals_, strict=True)]
-        if not all(bool(delta.isfinite().all()) for delta in deltas):
-            raise NonFinite(global_step=step, loss=math.nan)
+        check_finite(deltas, step)
         averaged = self._averagers[p].mean(deltas, final=step == self._last)
         self.traffic.step_bytes[step - 1] += averaged.nbytes
         if len(deltas) > 1:

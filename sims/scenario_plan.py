@@ -35,6 +35,7 @@ from farflung.sims import regions
 from farflung.sims.faults import Schedule
 from farflung.sims.learners import CostLearner, ReplicaLearner
 from farflung.sims.links import LinkModel
+from farflung.sims.outer_audit import exact_means
 from farflung.sims.scenario import PeerClass, Scenario
 from farflung.sims.simulation import Plan
 from farflung.sims.swarm import START_UNIX_S, Outfit, SimLearner
@@ -109,12 +110,6 @@ def prepare(scenario: Scenario, seed: int, schedule: Schedule) -> Prepared:
 def until_judged(scenario: Scenario, schedule: Schedule) -> Schedule:
     """The schedule of a scenario without the last part of its calm, which a simulation adds: in that rounds have to go on."""
     return dataclasses.replace(schedule, duration_s=scenario.duration_s - (1.0 - CALM_PLAYED) * scenario.calm_s)
-
-
-def exact_means(terms: Terms) -> bool:
-    """Whether a judge can compute what these codecs make of a mean; see `judge.Judge`."""
-    fine = terms.uplink.spec.startswith("int8") and terms.downlink.spec.startswith("int8")
-    return fine and terms.feedback == FeedbackSpec()
 
 
 def key_seeds(scenario: Scenario, seed: int) -> list[bytes]:

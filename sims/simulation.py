@@ -165,7 +165,7 @@ class _Run:
             swarm = judge.swarm = Swarm(
                 plan.outfit, hub, group, self._on_event, judge.on_gradient, judge.on_meeting, self._on_crash
             )
-            self._roll_call = self._make_roll_call(swarm)
+            self._roll_call = RollCall(swarm, judge, alike=plan.links is None)
             if plan.links is not None:
                 for index, peer in enumerate(swarm.ids):
                     hub.set_link(peer, plan.links(index))
@@ -232,10 +232,6 @@ class _Run:
         """Whether a message may be lost: twice, and it can cost a part, and nothing has to have gone wrong besides."""
         links = self._plan.links
         return links is not None and any(links(peer).drop for peer in range(self._plan.schedule.num_peers))
-
-    def _make_roll_call(self, swarm: Swarm) -> RollCall:
-        plan = self._plan
-        return RollCall(swarm, self._judge, alike=plan.links is None)
 
     async def _watch(self) -> None:
         while True:

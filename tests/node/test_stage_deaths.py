@@ -83,7 +83,7 @@ def test_a_stage_peer_dies_with_more_seeds(moment: str, death: str) -> None:
 
 
 def stage_peer_dies(moment: str, death: str, seed: int, drop: float) -> None:
-    """At no moment does it cost half a step: when its connections break, when its heartbeats end, or when nothing but its stage server stands still, and the
+    """At no moment does it cost more than half a step, and the wait for whom nobody answers: when its connections break, when its heartbeats end, or when nothing but its stage server stands still, and the
     deadlines of flights show it. A control message that is lost may cost another deadline."""
     when, what = MOMENTS[moment]
     normal = usual()
@@ -103,7 +103,8 @@ def stage_peer_dies(moment: str, death: str, seed: int, drop: float) -> None:
     for microbatch in (1, 3, 5, 7):  # the other column
         assert outcome.routes[microbatch] == normal.routes[microbatch]
     if not drop:
-        assert outcome.seconds <= 1.5 * normal.seconds, seed
+        # who dials a machine without power waits for ten seconds, a quarter of a step
+        assert outcome.seconds <= (1.5 if death == "process" else 1.75) * normal.seconds, seed
 
 
 def test_two_neighbours_die_between_forward_and_backward() -> None:

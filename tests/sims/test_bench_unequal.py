@@ -9,6 +9,7 @@ import pytest
 from farflung.sims import bench_unequal
 from farflung.sims import wan as wans
 from farflung.sims.bench_unequal import (
+    OURS,
     SWARMS,
     Swarm,
     Task,
@@ -16,6 +17,7 @@ from farflung.sims.bench_unequal import (
     figures_of,
     gap_percent,
     measure_unequal,
+    missed,
     run_unequal,
     utilisation,
 )
@@ -43,6 +45,21 @@ def test_only_steps_between_the_first_and_the_last_commit_count() -> None:
     assert utilisation(result()["steps"], result()["commits"]) == pytest.approx(0.6)
     assert utilisation([[0.0, 30.0]], [10.0, 20.0]) == 1.0
     assert utilisation([[0.0, 5.0]], [10.0, 20.0]) == 0.0
+
+
+def test_goals_that_are_missed_are_told() -> None:
+    ours = {"swarm": OURS, "utilisation": (0.99, 0.96), "gap_percent": 0.4}
+    others = {"swarm": "equal steps", "utilisation": (0.2, 1.0), "gap_percent": 9.0}
+    assert missed([ours, others, {"skipped": "no namespaces"}]) == []
+    assert missed([ours | {"gap_percent": None}]) == []
+    idle, worse = missed([ours | {"utilisation": (0.99, 0.94), "gap_percent": 0.6}])
+    assert "computes 94.0 %" in idle and "+0.60 %" in worse
+
+
+def test_equal_peers_have_rounds_after_as_many_tokens() -> None:
+    (ours, equal) = (next(swarm for swarm in SWARMS if swarm.name == name) for name in (OURS, "equal peers"))
+    per_round = [round(swarm.share * 16) * sum(swarm.speeds) / max(swarm.speeds) for swarm in (ours, equal)]
+    assert per_round[0] == pytest.approx(per_round[1], rel=0.05)
 
 
 def test_figures_are_those_of_each_peer() -> None:

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
+from tests.sims.pipeline_logs import HOME, LEFT, RIGHT, SPARE, START, by_hand, scene_of, step
 from tests.sims.pipeline_story import stage_of, steps_done, until, until_done
 
-from farflung.node.events import EventLog
 from farflung.sims import plots
 from farflung.sims.audit import Check, check_digests
-from farflung.sims.facts import Incident, PeerFacts, RunFacts, load_folder
+from farflung.sims.facts import Incident, PeerFacts, RunFacts
 from farflung.sims.logs import Logs
 from farflung.sims.pipeline_log import logged_steps, pipeline_figures
 from farflung.sims.pipeline_recoveries import Recovered, recoveries
 from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
 from farflung.sims.plots_pipeline import stage_counts, window_steps
-from farflung.sims.plots_routes import places_told, plot_routes
+from farflung.sims.plots_routes import plot_routes
 from farflung.sims.report import render
 from farflung.sims.report_pipeline import takeovers_told, trouble_letters
 from farflung.sims.scene import Scene
@@ -35,59 +35,6 @@ from farflung.training.pipeline_plan import Kind
 
 DOCS = Path(__file__).parents[2] / "docs" / "events.md"
 HEADING = {"time", "event", "swarm", "peer", "height", "version", "step", "stage", "life"}
-START = 1_700_000_000.0
-HOME, LEFT, RIGHT, SPARE = (bytes([17 * number] * 32).hex() for number in (1, 2, 3, 4))
-
-
-def step(peer: str, stage: int, at: float, **fields: Any) -> dict[str, Any]:
-    """A `pipeline.step` whose step ended `at` seconds after START."""
-    nothing = {"landed": 0, "cut": 0, "lost": [], "visits": 0, "peers": [1, 2], "ops": [], "sent": [], "notes": []}
-    known = {"time": START + at, "event": "pipeline.step", "swarm": "s", "peer": peer, "stage": stage}
-    return known | {"height": 0, "version": 0, "step": 0, "number": 0, "coordinator": HOME} | nothing | fields
-
-
-def by_hand() -> dict[str, list[dict[str, Any]]]:
-    """Two microbatches through two stages; the second step loses one of two peers of stage 1 after its forward."""
-    home = [
-        step(
-            HOME,
-            0,
-            2.0,
-            seconds=2.0,
-            landed=2,
-            ops=[["F", 0, 0, 0, 100], ["F", 1, 0, 100, 200], ["LOSS", 0, 0, 500, 550], ["B", 0, 0, 1400, 1700]],
-            sent=[["F", 0, 1, LEFT[:8], 100, 200], ["F", 1, 1, RIGHT[:8], 200, 310], ["B", 0, 1, LEFT[:8], 550, 650]],
-        ),
-        step(
-            HOME,
-            0,
-            6.0,
-            number=1,
-            seconds=3.0,
-            landed=1,
-            cut=1,
-            lost=[RIGHT],
-            ops=[["F", 0, 0, 0, 100]],
-            sent=[["F", 0, 1, RIGHT[:8], 100, 250]],
-            notes=[
-                ["lost", -1, RIGHT[:8], f"no stream to {RIGHT[:12]}: connection refused"],
-                ["rebound", 0, LEFT[:8], "hop 1 was at peer 2"],
-                ["cut", 1, "", "nobody is left for hop 1, stage 1"],
-            ],
-        ),
-    ]
-    left = [
-        step(LEFT, 1, 1.9, seconds=1.8, ops=[["F", 0, 1, 150, 400], ["B", 0, 1, 600, 1200]]),
-        step(LEFT, 1, 6.0, number=1, seconds=2.9, ops=[["F", 0, 1, 900, 1100], ["B", 0, 1, 1200, 1500]], sent=[]),
-    ]
-    right = [step(RIGHT, 1, 1.9, seconds=1.8, ops=[["F", 1, 1, 250, 500]])]
-    return {HOME: home, LEFT: left, RIGHT: right}
-
-
-def scene_of(events: Any, **facts: Any) -> Scene:
-    names = {HOME: "home/0", LEFT: "far/0", RIGHT: "far/1"}
-    peers = [PeerFacts(peer=peer, name=name, region=facts.get(name, "")) for peer, name in names.items()]
-    return Scene(events=events, run=RunFacts(name="s", started=START, ended=START + 10.0, peers=peers))
 
 
 def test_steps_are_put_together_from_all_logs() -> None:
@@ -393,60 +340,6 @@ def test_the_page_tells_of_a_pipeline_and_draws_a_map_where_regions_are_known() 
     assert all(f">{region}<" in plot_routes(somewhere) for region in ("Iowa", "London", "Japan"))
     calm = {peer: one[:1] for peer, one in by_hand().items()}
     assert "Nothing went wrong in any step." in render([scene_of(calm)])
-
-
-def node_folder(folder: Path, regions: Mapping[str, str]) -> Path:
-    """What real nodes leave: an `events.jsonl` in a folder of each, and nothing else. A peer without a region gave none to `join`."""
-    for peer, events in by_hand().items():
-        log = EventLog(folder / peer[:8] / "events.jsonl", swarm="s", peer=peer, clock=lambda: START)
-        with log:
-            log.emit("node.start", pid=7, device="cpu", agent="a", resumed=False, region="elsewhere")  # before it moved
-            log.emit("node.start", pid=7, device="cpu", agent="a", resumed=True, region=regions.get(peer, ""))
-            for event in events:
-                log.emit(**event)
-    return folder
-
-
-def test_regions_and_names_are_no_mathematics() -> None:
-    odd = {"home/0": "Iowa", "far/0": r"$\frac{$ 1", "far/1": "Japan"}
-    assert odd["far/0"] in plot_routes(scene_of(by_hand(), **odd))
-    assert odd["far/0"] in plot_routes(scene_of(by_hand(), **{"far/0": odd["far/0"]}))
-
-
-def real_scene(folder: Path, regions: Mapping[str, str]) -> Scene:
-    run, events = load_folder(node_folder(folder, regions))
-    return Scene(events=events, run=run)
-
-
-def test_the_regions_that_real_nodes_tell_are_on_the_map(tmp_path: Path) -> None:
-    """As `farflung join --region` has them: in lower case."""
-    told = real_scene(tmp_path, {HOME: "iowa", LEFT: "london", RIGHT: "japan"})
-    picture = plot_routes(told)
-    assert all(f">{region}<" in picture for region in ("Iowa", "London", "Japan"))
-    assert "not on the map" not in picture and places_told(told) == ""
-    known = RunFacts(name="s", started=START, ended=START, peers=[PeerFacts(peer=HOME, name="a", region="Belgium")])
-    assert Scene(events=told.events, run=known).regions == {HOME: "Belgium", LEFT: "london", RIGHT: "japan"}
-
-
-def test_a_region_that_the_map_does_not_have_stands_beside_it(tmp_path: Path) -> None:
-    told = real_scene(tmp_path, {HOME: "iowa", LEFT: "eu-west"})
-    picture = plot_routes(told)
-    assert all(f">{label}<" in picture for label in ("Iowa", "eu-west", "region not told", "not on the map"))
-    assert "not on the map, or was not told" in render([told])
-
-
-def test_regions_of_which_the_map_has_none_stand_in_a_circle(tmp_path: Path) -> None:
-    told = real_scene(tmp_path, {HOME: "eu-west", LEFT: "attic", RIGHT: "attic"})
-    picture = plot_routes(told)
-    assert ">eu-west<" in picture and ">attic<" in picture and "peer 1" not in picture
-    assert "they stand in a circle, and distances mean nothing" in render([told])
-
-
-def test_where_no_node_tells_a_region_routes_are_drawn_by_stages(tmp_path: Path) -> None:
-    silent = real_scene(tmp_path, {})
-    assert silent.regions == {} and places_told(silent) == ""
-    picture = plot_routes(silent)
-    assert ">stage 1<" in picture and ">peer 1<" in picture
 
 
 def test_a_swarm_under_virtual_time_can_be_drawn() -> None:

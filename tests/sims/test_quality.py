@@ -66,32 +66,32 @@ class Walker:
         self.flat, self.device = torch.zeros(16), torch.device("cpu")
 
 
+def walked(method: Method, steps: int) -> torch.Tensor:
+    """What two of them come to."""
+    walkers = [Walker(), Walker()]
+    ran = rounds_of(method, walkers, last=steps)  # type: ignore[arg-type]
+    assert ran is not None
+    for step in range(1, steps + 1):
+        for walker in walkers:
+            walker.flat -= 1e-3
+        ran.after(step)
+    return ran.params()
+
+
 @pytest.mark.parametrize("interval", [30, 100])
 @pytest.mark.parametrize("name", ["averaging", "co2", "eager"])
 def test_all_progress_arrives_once(name: str, interval: int) -> None:
     """In 540 steps, of which 100 are no divisor; with averaging in the place of rules that have momentum."""
     (method,) = by_names(name)
     method = with_interval(replace(method, outer=replace(method.outer, rule=Sgd(lr=1.0), wire=Wire())), interval)
-    walkers = [Walker(), Walker()]
-    ran = rounds_of(method, walkers, last=540)  # type: ignore[arg-type]
-    assert ran is not None
-    for step in range(1, 541):
-        for walker in walkers:
-            walker.flat -= 1e-3
-        ran.after(step)
-    assert ran.params() == pytest.approx(-0.54, abs=1e-4)
+    assert walked(method, 540) == pytest.approx(-0.54, abs=1e-4)
 
 
 def test_a_whole_round_late_ends_with_the_mean_and_no_momentum_of_it() -> None:
     (method,) = by_names("co2")
-    walkers = [Walker(), Walker()]
-    ran = rounds_of(method, walkers, last=60)  # type: ignore[arg-type]
-    assert ran is not None
-    for step in range(1, 61):
-        for walker in walkers:
-            walker.flat -= 1e-3
-        ran.after(step)
-    assert ran.params() == pytest.approx(-0.06, abs=1e-6), "two intervals, of which none is applied before the end"
+    assert walked(method, 60) == pytest.approx(-0.06, abs=1e-6), (
+        "two intervals, of which none is applied before the end"
+    )
 
 
 def test_a_run_whose_exchange_is_no_number_has_diverged() -> None:

@@ -169,7 +169,7 @@ def test_the_whole_command_and_its_second_time(
     assert (
         "| sparseloco | H 30; averaging, lr 1; topk(chunk=4096,k=64,bits=2) to everybody, error feedback 0.95 |" in page
     )
-    assert "--tier ci --methods 'averaging,sparseloco' --page docs" in page and " times all of it" in page
+    assert "--tier ci --methods averaging,sparseloco --page docs" in page and " times all of it" in page
     assert all(f"{row.eval_loss:.4f}" in page for row in found)
     made = len(out.read_text().splitlines())
     seeds = [len(row.grid) * (2 if "parallel" in row.method else 1) for row in found]
@@ -321,7 +321,7 @@ def test_peers_and_interval_of_the_command(tmp_path: Path, monkeypatch: pytest.M
     assert found[-1].peers == 4 and found[-1].H == 6 and found[-1].seeds == 3
     page = (tmp_path / "quality.md").read_text()
     assert (
-        "--tier ci --methods 'averaging' --peers 4 --interval 6 --seeds 3 --page docs" in page
+        "--tier ci --methods averaging --peers 4 --interval 6 --seeds 3 --page docs" in page
         and "| averaging | H 6; averaging" in page
     )
     with pytest.raises(ValueError, match="choose 2 to 12"):
