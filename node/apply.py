@@ -262,7 +262,8 @@ class Applier:
 
     async def _announce(self, commit: Commit, *, changed: bool) -> None:
         """Say that we are at `commit`."""
-        self._log.bind(height=self.height, version=self.version, step=self._trainer.global_step)
+        at = {"height": self.height, "version": self.version, "step": self._trainer.global_step}
+        self._log.bind(**at, group=commit.group.hex())
         if changed:
             await self._say_where()
         else:

@@ -77,9 +77,11 @@ class EventLog:
             step=0,
         )
 
-    def bind(self, **context: int) -> None:
-        """Set what every later line carries: `height`, `version`, `step`."""
-        self._logger = self._logger.bind(**context)
+    def bind(self, **context: int | str) -> None:
+        """Set what every later line carries: `height`, `version`, `step`, and of a swarm of several groups `group`. What is empty is not written."""
+        empty = [key for key, value in context.items() if value == ""]
+        given = {key: value for key, value in context.items() if value != ""}
+        self._logger = self._logger.try_unbind(*empty).bind(**given)
 
     def emit(self, event: str, **fields: Any) -> None:
         """Write one event. Fields are JSON-able; keys of the context may be given to override it for this

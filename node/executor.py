@@ -88,9 +88,8 @@ class Executor:
                 exchange.expect(plan_id, plan)
                 exchange.meet(plan_id, group)
             case Contribute(plan_id, plan):
-                self._log.emit(
-                    "round.scatter", round=plan.height, plan=plan_id.hex(), bytes=self._contribution_bytes(plan)
-                )
+                fields = {"round": plan.height, "plan": plan_id.hex(), "bytes": self._contribution_bytes(plan)}
+                self._log.emit("round.scatter", **self._of_group(), **fields)
                 exchange.start(plan_id, exchange.contribute(plan_id), group)
             case Reduce(plan_id, _, part, weights, early):
                 exchange.start(plan_id, exchange.reduce(plan_id, part, weights, early=early), group)
@@ -112,18 +111,23 @@ class Executor:
                 self._applier.push(effect)
             case RoundOver(_, contributed, reason):
                 if not contributed:
-                    self._log.emit("round.missed", round=self._member.head.commit.height, reason=reason)
+                    at = self._member.head.commit.height
+                    self._log.emit("round.missed", **self._of_group(), round=at, reason=reason)
                 self._trainer.over()
             case Refusal(error):
                 self._refused(error)
             case Note(event, fields):
-                self._log.emit(event, **fields)
+                self._log.emit(event, **{**self._of_group(), **fields})
 
     async def _remember(self, certified: Certified, anchor: Commit | None) -> None:
         """Write a commit to disk, after the means of its round: who is in its view has said that it holds them."""
         if certified.commit.round is not None:
             await self._journal(self._storage.sync_means, certified.commit.round.plan)
         await self._journal(self._storage.append_commit, anchor, certified)
+
+    def _of_group(self) -> dict[str, str]:
+        """What a line says of our group: the commit that has made us one may not be applied yet."""
+        return {"group": self._member.group.hex()} if self._member.group else {}
 
     def _contribution_bytes(self, plan: Plan) -> int:
         """What is about to be sent to the others, more or less."""

@@ -138,6 +138,17 @@ def fresh(share: Share, cursor: int, num: int) -> tuple[Intervals, int]:
     return tuple(found), cursor
 
 
+def ahead(ledger: Ledger, stop: int) -> Intervals:
+    """The numbers below `stop` that this ledger is going to hand out."""
+    found: list[tuple[int, int]] = []
+    cursor = ledger.share.next(ledger.cursor)
+    while cursor < stop:
+        end = stop if ledger.share.stride == 1 else min(stop, cursor - cursor % BLOCK + BLOCK)
+        found.append((cursor, end))
+        cursor = ledger.share.next(end)
+    return tuple(found)
+
+
 def shared(ledger: Ledger, goes: Collection[PeerId]) -> tuple[Ledger, Ledger]:
     """The ledgers of the two groups that one becomes (`chain.halves`): of those who stay, and of those who go. Each member keeps what it holds; what is free, or
     kept for the vanished, stays; and the two hand out every other one of the blocks in turn. Raises ValueError when they cannot be shared out any further."""

@@ -292,5 +292,7 @@ def _round(event: Event) -> Place:
 
 
 def _of(chain: Chain) -> str:
-    stage, life = chain
+    stage, life, group = chain
+    if group:
+        return f" of group {group[:12]}"
     return f" of stage {stage}, life {life}" if life else f" of stage {stage}" if stage else ""

@@ -20,7 +20,7 @@ from farflung.node.events import Event
 from farflung.sims.audit import Check, counted
 from farflung.sims.facts import Interval, LedgerFacts
 from farflung.sims.intervals import clip, length, merge, repeats
-from farflung.sims.logs import Chain, Logs, chain_of, samples_of
+from farflung.sims.logs import Chain, Logs, Place, chain_of, samples_of
 
 BREAKS = ("node.start", "progress.dropped")
 """Where a stretch of a peer's training ends."""
@@ -116,7 +116,9 @@ def committed_samples(logs: Logs) -> list[dict[str, list[Interval]]]:
 
 def _told_samples(logs: Logs) -> list[Event]:
     """Commits of stage 0 by peers that still had the commit before; the others cannot tell whose samples these are."""
-    return [event for ((stage, _), _), told in logs.rounds.items() if stage == 0 for event in told if event["samples"]]
+    return [
+        event for ((stage, _, _), _), told in logs.rounds.items() if stage == 0 for event in told if event["samples"]
+    ]
 
 
 def _lost(ledger: LedgerFacts, committed: Iterable[Interval]) -> int:
@@ -136,10 +138,10 @@ def _compare_all(logs: Logs) -> dict[str, Comparison]:
     """Of all peers with a log. Not of a pipeline, where what a step of it loses on the way is made good in the next."""
     if any("stage" in event for events in logs.events.values() for event in events):
         return {}
-    claims: dict[str, dict[int, Claim]] = defaultdict(dict)
+    claims: dict[str, dict[Place, Claim]] = defaultdict(dict)
     for event in _told_samples(logs):  # the first of each height is the earliest
         for peer, intervals in samples_of(event).items():
-            claims[peer].setdefault(event["round"], Claim(event["time"], intervals))
+            claims[peer].setdefault((chain_of(event), event["round"]), Claim(event["time"], intervals))
     return {peer: compare(events, list(claims[peer].values())) for peer, events in logs.events.items()}
 
 

@@ -29,15 +29,14 @@ def fill_report(
     ended: float,
 ) -> None:
     """Work out from events what a simulation reports of itself."""
-    views: dict[
-        int, tuple[tuple[int, int], list[str]]
-    ] = {}  # by stage, life and height of its newest commit, and the view
+    # By stage and group, life and height of its newest commit, and the view.
+    views: dict[tuple[int, str], tuple[tuple[int, int], list[str]]] = {}
     for event in in_order(events):
         report.note(event["time"] - began, event)
         if event["event"] in ("round.commit", "view.commit"):
-            stage, life = chain_of(event)
-            known = views.get(stage, ((0, 0), []))
-            views[stage] = max(known, ((life, event["height"]), event["view"]), key=lambda one: one[0])
+            stage, life, group = chain_of(event)
+            known = views.get((stage, group), ((0, 0), []))
+            views[stage, group] = max(known, ((life, event["height"]), event["view"]), key=lambda one: one[0])
     rounds = commits_by_round(events)
     report.commits = max((event["height"] for one in events.values() for event in one), default=0)
     report.rounds = max((event["version"] for event in rounds.values()), default=0)

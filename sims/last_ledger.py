@@ -8,14 +8,14 @@ from farflung.node.events import Event
 from farflung.node.paths import SwarmPaths
 from farflung.node.storage import FileStorage
 from farflung.protocol.chain import Commit
-from farflung.protocol.ledger import Ledger
+from farflung.protocol.ledger import Ledger, ahead
 from farflung.sims.facts import Interval, LedgerFacts
 from farflung.sims.logs import all_of, chain_of
 
 
 @dataclass(slots=True)
 class _Life:
-    """Of stage 0, or of a swarm of replicas."""
+    """Of stage 0; or a group of a swarm of replicas."""
 
     commits: list[Commit] = field(default_factory=list)
     """On the disks of its members."""
@@ -33,17 +33,19 @@ class _Life:
 
 def last_ledger(swarms: Collection[SwarmPaths], events_by_peer: Mapping[str, Sequence[Event]]) -> LedgerFacts:
     """The ledger of the last commit that any node has applied, from the folders of these nodes; of a pipeline that of stage 0 in its newest life.
-    What the peers of its earlier lives had in hand is let go (`protocol/lives.py`), but what a later ledger still has."""
-    applied: dict[int, int] = defaultdict(int)
+    What the peers of its earlier lives had in hand is let go (`protocol/lives.py`), but what a later ledger still has. Of several groups, all their ledgers as one."""
+    applied: dict[tuple[int, str], int] = defaultdict(int)
     for event in all_of(events_by_peer, "round.commit", "view.commit"):
-        stage, life = chain_of(event)
+        stage, life, group = chain_of(event)
         if stage == 0:
-            applied[life] = max(applied[life], event["height"])
+            applied[life, group] = max(applied[life, group], event["height"])
     lives = [
         _Life([commit for swarm in swarms for commit in _history(swarm, number)])
-        for number in range(max(applied, default=0) + 1)
+        for number in range(max((life for life, _ in applied), default=0) + 1)
     ]
-    ledgers = [life.ledger_at(applied[number]) for number, life in enumerate(lives)]
+    if any(group for _, group in applied):  # of replicas, which have one life
+        return _together([_of_group(lives[0], group).ledger_at(height) for (_, group), height in applied.items()])
+    ledgers = [life.ledger_at(applied[number, ""]) for number, life in enumerate(lives)]
     newest = ledgers[-1]
     let_go: list[Interval] = []
     for number, ledger in enumerate(ledgers[:-1]):
@@ -57,6 +59,28 @@ def last_ledger(swarms: Collection[SwarmPaths], events_by_peer: Mapping[str, Seq
         held={h.peer.hex(): list(h.intervals) for h in newest.held},
         suspended={s.peer.hex(): list(s.intervals) for s in newest.suspended},
         let_go=let_go,
+    )
+
+
+def _of_group(life: _Life, group: str) -> _Life:
+    return _Life([commit for commit in life.commits if commit.group.hex() == group])
+
+
+def _together(ledgers: Sequence[Ledger]) -> LedgerFacts:
+    """Of groups. What one has not handed out of its own share yet, of numbers that others are past, is free as well."""
+    cursor = max(ledger.cursor for ledger in ledgers)
+    held: dict[str, list[Interval]] = defaultdict(list)
+    suspended: dict[str, list[Interval]] = defaultdict(list)
+    for ledger in ledgers:
+        for holding in ledger.held:
+            held[holding.peer.hex()] += holding.intervals
+        for kept in ledger.suspended:
+            suspended[kept.peer.hex()] += kept.intervals
+    return LedgerFacts(
+        cursor=cursor,
+        free=[interval for one in ledgers for interval in (*one.free, *ahead(one, cursor))],
+        held=dict(held),
+        suspended=dict(suspended),
     )
 
 

@@ -12,8 +12,8 @@ from farflung.sims.facts import Interval, RunFacts
 Events = Mapping[str, Sequence[Event]]
 """Events by public key in hex, each peer's in the order of time."""
 
-Chain = tuple[int, int]
-"""A stage of the pipeline, 0 without one, and the number of its life."""
+Chain = tuple[int, int, str]
+"""A stage of the pipeline, 0 without one, the number of its life, and the group of the swarm (`protocol.chain.Half`), in hex, empty for the first one."""
 
 Place = tuple[Chain, int]
 """A chain, and a height or version of it."""
@@ -50,7 +50,7 @@ def stage_of(event: Event) -> int:
 
 def chain_of(event: Event) -> Chain:
     """The one which the event is about."""
-    return stage_of(event), int(event.get("life", 0))
+    return stage_of(event), int(event.get("life", 0)), str(event.get("group", ""))
 
 
 def samples_of(commit: Event) -> dict[str, list[Interval]]:

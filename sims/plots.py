@@ -187,14 +187,19 @@ def plot_rounds(scene: Scene, letters: Mapping[int, str]) -> Markup:
         axis = figure.subplots()
         commits = commits_by_round(scene.events)
         label_all = len(commits) <= LABELLED_ROUNDS
-        for number, event in commits.items():
-            axis.bar(number, event["seconds"], width=0.7, color=BAD if number in letters else STATES["round"])
+        groups = sorted({group for _, group in commits})
+        width = 0.7 / max(1, len(groups))  # groups stand side by side
+        highest: dict[int, float] = {}
+        for (number, group), event in commits.items():
+            at = number - 0.35 + width * (groups.index(group) + 0.5)
+            axis.bar(at, event["seconds"], width=width, color=BAD if number in letters else STATES["round"])
+            highest[number] = max(highest.get(number, 0.0), event["seconds"])
             if label_all:
                 count = str(len(event["contributors"]))
-                axis.annotate(count, (number, event["seconds"]), (0, 3), textcoords="offset points", ha="center")
+                axis.annotate(count, (at, event["seconds"]), (0, 3), textcoords="offset points", ha="center")
         for number, letter in letters.items():
-            height = commits[number]["seconds"] if number in commits else 0.0
-            lift = 15 if number in commits and label_all else 3
+            height = highest.get(number, 0.0)
+            lift = 15 if number in highest and label_all else 3
             axis.annotate(
                 letter,
                 (number, height),
@@ -204,10 +209,10 @@ def plot_rounds(scene: Scene, letters: Mapping[int, str]) -> Markup:
                 color=BAD,
                 weight="bold",
             )
-            if number not in commits:
+            if number not in highest:
                 axis.plot(number, 0, marker="x", color=BAD, markersize=7, clip_on=False)
         axis.margins(y=0.25)
-        shown = [*commits, *letters] or [1]
+        shown = [*highest, *letters] or [1]
         axis.set_xlim(min(shown) - 0.8, max(shown) + 0.8)
         axis.set_ylim(bottom=0)
         axis.xaxis.set_major_locator(MaxNLocator(20, integer=True))

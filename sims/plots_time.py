@@ -131,7 +131,7 @@ def plot_gantt(scene: Scene) -> Markup:
         for row, peer in enumerate(peers):
             _lane(axis, row - 0.2, scene.computed(peer), start, end, finest)
             _lane(axis, row + 0.2, scene.phases(peer), start, end, finest)
-        for number, event in commits_by_round(scene.events).items():
+        for (number, _), event in commits_by_round(scene.events).items():
             if start <= event["time"] <= end:
                 axis.axvline(event["time"] - start, color=MUTED, linewidth=0.8, linestyle=(0, (2, 2)), zorder=0)
                 at = (event["time"] - start, 1.0)

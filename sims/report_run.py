@@ -326,14 +326,24 @@ def _missed_table(missed: list[dict[str, Any]], letters: Mapping[str, str]) -> M
 
 
 def _rounds_table(scene: Scene) -> Markup:
-    rows = []
-    for number, event in commits_by_round(scene.events).items():
+    rows, commits = [], commits_by_round(scene.events)
+    divided = any(group for _, group in commits)
+    for (number, group), event in commits.items():
         names = [scene.names.get(peer, peer[:12]) for peer in event["contributors"]]
         who = ", ".join(names) if len(names) <= 12 else f"{len(names)} peers"
         tokens = sum(event["contributors"].values())
         cells = (str(number), f"{event['seconds']:.1f}", who, f"{tokens:,}", str(event["parts_left_out"] or ""))
-        rows.append([text(cell) for cell in (*cells, event["digest"][:12])])
-    headings = ["round", "seconds", "contributors", "tokens", "parts left out", "digest"]
+        of = (group[:12] or "first",) if divided else ()
+        rows.append([text(cell) for cell in (*cells, event["digest"][:12], *of)])
+    headings = [
+        "round",
+        "seconds",
+        "contributors",
+        "tokens",
+        "parts left out",
+        "digest",
+        *(["group"] if divided else []),
+    ]
     return markup.table(headings, rows, numbers=frozenset({0, 1, 3}))
 
 

@@ -11,7 +11,7 @@ from farflung.node.events import Event
 from farflung.sims.incidents import LASTING, things_done, words
 from farflung.sims.scene import Scene, smooth, swarm_tokens
 from farflung.sims.spans import STATES, Span, merged_spans
-from farflung.sims.summary import commits_by_round, total_bytes
+from farflung.sims.summary import Round, commits_by_round, total_bytes
 
 Columns = dict[str, list[float]]
 """By name, of one curve."""
@@ -134,17 +134,18 @@ def _told(scene: Scene, peer: str) -> list[list[Any]]:
 
 
 def _rounds(scene: Scene) -> dict[str, Any]:
-    """Of each round its height, its seconds until all members held all means, how many contributed, and why how many missed it: {reason: times}."""
-    missed: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    """Of each round its height, its group, its seconds until all members held all means, how many contributed, and why how many missed it: {reason: times}."""
+    missed: dict[Round, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for one in scene.figures["rounds_missed"]:
-        missed[one["round"]][one["reason"]] += 1
+        missed[one["round"], one["group"]][one["reason"]] += 1
     commits = commits_by_round(scene.events)
-    heights = sorted({*commits, *missed})
+    rounds = sorted({*commits, *missed})
     return {
-        "round": heights,
-        "seconds": [commits[height]["seconds"] if height in commits else None for height in heights],
-        "contributors": [len(commits[height]["contributors"]) if height in commits else 0 for height in heights],
-        "missed": [missed[height] if height in missed else {} for height in heights],
+        "round": [number for number, _ in rounds],
+        "group": [group for _, group in rounds],
+        "seconds": [commits[one]["seconds"] if one in commits else None for one in rounds],
+        "contributors": [len(commits[one]["contributors"]) if one in commits else 0 for one in rounds],
+        "missed": [missed[one] if one in missed else {} for one in rounds],
     }
 
 

@@ -12,19 +12,22 @@ from farflung.node.events import Event, grown
 from farflung.sims.audit import CHECKS, INVARIANTS, Check, refusals
 from farflung.sims.audit_samples import Samples, account, check_samples
 from farflung.sims.facts import KILLED, RunFacts
-from farflung.sims.logs import Events, Logs, all_of, begins_late, chain_of, stage_of
+from farflung.sims.logs import Events, Logs, all_of, begins_late, chain_of
 from farflung.sims.pipeline_log import logged_steps, pipeline_figures
 from farflung.sims.pipeline_recoveries import recoveries, told
 from farflung.sims.spans import USES, kills, pauses, seconds_by_use, silent_ends
+
+Round = tuple[int, str]
+"""Its height, of stage 0 counted on from life to life, and its group (`logs.Chain`)."""
 
 
 def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
     """The figures that `farflung demo --json` and `farflung sim report --json` print.
 
-    * `outer_loss`: the last held-out loss of the outer parameters (None without one); `solo_loss`: that of
+    * `outer_loss`: the last held-out loss of the outer parameters (None without one; with several groups, that of whichever is furthest); `solo_loss`: that of
     the run alone; `outer_better`: whether the first is lower, None when one is missing. * `bytes_sent_per_peer`: {name: bytes} over all lives of a node; `ddp_bytes_per_peer`: what
-    data-parallel would send. * `rounds_committed`: distinct heights; `rounds_missed`: [{peer, round,
-    reason}]. * `digests_equal`: all commits of one version have one digest over all peers; None where no two could be compared. *
+    data-parallel would send. * `rounds_committed`: distinct heights of each group; `rounds_missed`: [{peer, round, group,
+    reason}], `group` in hex, empty for the first one of the swarm. * `digests_equal`: all commits of one version have one digest over all peers; None where no two could be compared. *
     `samples_trained_twice`, `samples_lost` and `samples_miscounted`: see `audit_samples.Samples`; two different
     commits of one height count twice, so a fork shows here as well. * `checked`: [{which, name, what}], the
     invariants of the design for which logs had something to compare, and `invariants_broken`: [{which, detail}],
@@ -66,7 +69,12 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
         "ddp_bytes_per_peer": run.ddp_bytes_per_peer,
         "rounds_committed": len(by_round),
         "rounds_missed": [
-            {"peer": logs.name(e["peer"]), "round": _round_number(e, last_heights), "reason": e["reason"]}
+            {
+                "peer": logs.name(e["peer"]),
+                "round": _round_number(e, last_heights),
+                "group": chain_of(e)[2],
+                "reason": e["reason"],
+            }
             for e in logs.all("round.missed")
         ],
         "digests_equal": not any(check.broken for check in of_bits) if of_bits else None,
@@ -187,26 +195,26 @@ def not_better(figures: Mapping[str, Any]) -> str:
 
 
 def outer_losses(events_by_peer: Events, which: str = "loss") -> list[Event]:
-    """`outer.eval` events with a finite loss, one per version (the latest), in the order of versions.
+    """`outer.eval` events with a finite loss, one per version of each group (the latest), in the order of versions.
 
     `which`: `loss`, or `few_loss` of those that read a few samples only.
     """
-    by_version: dict[int, Event] = {}
+    by_version: dict[tuple[int, str], Event] = {}
     for event in all_of(events_by_peer, "outer.eval"):
         if event[which] is not None:
-            by_version[event["version"]] = event
+            by_version[event["version"], chain_of(event)[2]] = event
     return [by_version[version] for version in sorted(by_version)]
 
 
-def commits_by_round(events_by_peer: Events) -> dict[int, Event]:
-    """One `round.commit` event per round, of who applied it first, in the order of rounds; of a pipeline those of stage 0. Its `seconds` are the proposer's, and
+def commits_by_round(events_by_peer: Events) -> dict[Round, Event]:
+    """One `round.commit` event per round of each group, of who applied it first, in the order of rounds; of a pipeline those of stage 0. Its `seconds` are the proposer's, and
     the same for all."""
     last = _last_heights(events_by_peer)
-    found: dict[int, Event] = {}
+    found: dict[Round, Event] = {}
     for event in all_of(events_by_peer, "round.commit"):
-        if stage_of(event) != 0:
-            continue
-        found.setdefault(_round_number(event, last), event)
+        stage, _, group = chain_of(event)
+        if stage == 0:
+            found.setdefault((_round_number(event, last), group), event)
     return dict(sorted(found.items()))
 
 
@@ -214,7 +222,7 @@ def _last_heights(events_by_peer: Events) -> dict[int, int]:
     """Of each life of stage 0, the height of its last round."""
     last: dict[int, int] = {}
     for event in all_of(events_by_peer, "round.commit"):
-        stage, life = chain_of(event)
+        stage, life, _ = chain_of(event)
         if stage == 0:
             last[life] = max(last.get(life, 0), event["round"])
     return last
@@ -222,7 +230,7 @@ def _last_heights(events_by_peer: Events) -> dict[int, int]:
 
 def _round_number(event: Event, last: Mapping[int, int]) -> int:
     """The height of its round; of stage 0 counted on from life to life, by their `last` heights."""
-    stage, life = chain_of(event)
+    stage, life, _ = chain_of(event)
     return int(event["round"]) + sum(height for one, height in last.items() if stage == 0 and one < life)
 
 

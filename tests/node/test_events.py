@@ -31,6 +31,17 @@ def test_lines_carry_the_context(tmp_path: Path) -> None:
     assert second["loss"] is None
 
 
+def test_what_is_empty_of_the_context_is_not_written(tmp_path: Path) -> None:
+    with make_log(path := tmp_path / "events.jsonl") as log:
+        log.bind(group="")
+        log.emit("node.start")
+        log.bind(group="ab", height=3)
+        log.emit("node.start")
+        log.bind(group="", height=4)
+        log.emit("node.start")
+    assert [event.get("group") for event in read_events(path)] == [None, "ab", None]
+
+
 def test_a_span_is_written_when_it_is_over_however_it_ends() -> None:
     seen: list[Event] = []
     times = iter([5.0, 7.5, 7.5, 8.0, 8.25, 8.25])

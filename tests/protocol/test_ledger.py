@@ -11,12 +11,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from farflung.protocol import ledger as ledgers
 from farflung.protocol.ledger import (
+    BLOCK,
     PIECES,
     Ledger,
     Page,
     Place,
     Share,
     advance,
+    ahead,
     count,
     fresh,
     inherited,
@@ -174,6 +176,9 @@ class Swarm(RuleBasedStateMachine):
         self.shares.append((before.cursor, self.ledger.share))
         taken, free = (fresh(ledger.share, before.cursor, 3 * WINDOW)[0] for ledger in (stays, others))
         assert not {*numbers(taken)} & {*numbers(free)}, "no number is in the share of both"
+        stop = data.draw(st.integers(0, 4 * BLOCK + before.cursor))
+        for one, its in ((stays, taken), (others, free)):
+            assert [n for n in numbers(its) if n < stop] == numbers(ahead(one, stop))[: 3 * WINDOW]
         self.step({}, self.view, set())
 
     def ours(self, number: int) -> bool:

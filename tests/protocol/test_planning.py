@@ -32,7 +32,7 @@ def situation(**changes: Any) -> Situation:
     values: dict[str, Any] = dict(
         view=(A, B, C), live=frozenset({A, B, C}), left=frozenset(), gone=frozenset(),
         readies={A: READY, B: READY, C: READY}, awaited=frozenset(), joiners=(), min_contributors=1,
-        max_group=8, patience_left_s=30.0, hold_s=0.0, finished=False,
+        max_group=8, divides=False, patience_left_s=30.0, hold_s=0.0, finished=False,
     )  # fmt: skip
     merged = {**values, **changes}
     return Situation(**{"holders": merged["live"], **merged})

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from farflung.node.events import Event
 from farflung.node.paths import SwarmPaths
 from farflung.node.storage import FileStorage
 from farflung.protocol.chain import Certified, Commit
-from farflung.protocol.ledger import Holding, Ledger
+from farflung.protocol.ledger import Holding, Ledger, shared
 from farflung.protocol.lives import Counters, Life
 from farflung.sims.last_ledger import last_ledger
 
@@ -49,3 +51,19 @@ def test_what_a_lost_stage_0_had_in_hand_is_let_go(tmp_path: Path) -> None:
     found = last_ledger([old, new], {"a": [at(7)], "b": [at(2, life=1)]})
     assert (found.cursor, found.held) == (80, {C.hex(): [(60, 80)]})
     assert found.let_go == [(5, 8), (20, 30), (30, 40), (40, 60)]
+
+
+def test_of_groups_all_ledgers_count_and_what_one_has_still_to_hand_out_is_free(tmp_path: Path) -> None:
+    """A and B were one group, handed out 100 numbers, and then every other block of 1,024 each: B's went to 2,060, A's to 150 only."""
+    together = Ledger(cursor=100, held=(Holding(A, ((0, 60),)), Holding(B, ((60, 90),))), free=((90, 100),))
+    stays, goes = shared(together, {B})
+    assert (stays.share.place, goes.share.place) == (0, 1)
+    farther = replace(goes, cursor=2060, held=(Holding(B, ((1024, 2048),)),))
+    first, second = swarm_in(tmp_path / "a"), swarm_in(tmp_path / "b")
+    keep(first, 0, commit(4, together), commit(5, replace(stays, cursor=150)))
+    keep(second, 0, commit(4, together), replace(commit(6, farther), group=b"g" * 32))
+    events = {"a": [at(4), at(5)], "b": [at(4), at(6) | {"group": (b"g" * 32).hex()}]}
+    found = last_ledger([first, second], events)
+    assert (found.cursor, found.let_go) == (2060, [])
+    assert found.held == {A.hex(): [(0, 60)], B.hex(): [(1024, 2048)]}
+    assert found.free == [(90, 100), (150, 1024), (2048, 2060)]

@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_figures_on_disk(folder: Path) -> None:
     figures = json.loads((folder / "report.json").read_text())
     assert figures["rounds_committed"] == ROUNDS
-    assert figures["rounds_missed"] == [{"peer": "node 4", "round": n, "reason": REASON} for n in (7, 15)]
+    assert figures["rounds_missed"] == [{"peer": "node 4", "round": n, "group": "", "reason": REASON} for n in (7, 15)]
     assert figures["digests_equal"] is True
     assert (figures["samples_trained_twice"], figures["samples_lost"]) == (0, 0)
     assert (figures["peers_killed"], figures["peers_joined"]) == (1, 2)

@@ -91,13 +91,26 @@ def test_a_commit_seen_by_two_peers_is_one_round() -> None:
 def test_of_a_round_counts_who_applied_it_first() -> None:
     first = commit(B, 1, {A: [(0, 4)]}, at=110.0)
     late = commit(A, 1, {A: [(0, 4)]}, at=140.0) | {"seconds": 1.5}
-    assert commits_by_round({A: [late], B: [first]}) == {1: first}, "not who was stopped meanwhile, or says more"
+    assert commits_by_round({A: [late], B: [first]}) == {(1, ""): first}, "not who was stopped meanwhile, or says more"
+
+
+def test_groups_have_rounds_of_their_own() -> None:
+    """At one height, by others: neither the same round nor two that differ."""
+    first, other = commit(A, 3, {A: [(0, 4)]}), commit(B, 3, {B: [(1024, 1030)]}) | {"group": "ab" * 32}
+    assert list(commits_by_round({A: [first], B: [other]})) == [(3, ""), (3, "ab" * 32)]
+    late = event(B, 121.0, "round.missed", round=4, reason="it was late", group="ab" * 32)
+    result = figures(first, other, late)
+    assert (result["rounds_committed"], result["tokens_committed"]) == (2, 20)
+    assert not {one["which"] for one in result["invariants_broken"]} & {1, 5} and result["samples_trained_twice"] == 0
+    assert [one["group"] for one in result["rounds_missed"]] == ["ab" * 32]
+    two = figures(first, commit(B, 3, {B: [(1024, 1030)]}))
+    assert {one["which"] for one in two["invariants_broken"]} >= {5}, "in one group those are two histories"
 
 
 def test_rounds_of_a_later_life_of_stage_0_count_on() -> None:
     heights = {0: (1, 2, 4), 1: (1, 3)}
     events = [commit(A, height, {A: [(0, 4)]}) | {"life": life} for life, own in heights.items() for height in own]
-    assert list(commits_by_round({A: events})) == [1, 2, 4, 5, 7]
+    assert list(commits_by_round({A: events})) == [(number, "") for number in (1, 2, 4, 5, 7)]
     missed = {"round": 2, "reason": "it was late", "stage": 0}
     result = figures(
         *events, event(B, 120.0, "round.missed", **missed, life=1), event(B, 121.0, "round.missed", **missed, life=2)
@@ -107,7 +120,7 @@ def test_rounds_of_a_later_life_of_stage_0_count_on() -> None:
 
 def test_missed_rounds_carry_their_reasons() -> None:
     result = figures(event(B, 111.0, "round.missed", round=7, reason="too late by 2 s"))
-    assert result["rounds_missed"] == [{"peer": "node 2", "round": 7, "reason": "too late by 2 s"}]
+    assert result["rounds_missed"] == [{"peer": "node 2", "round": 7, "group": "", "reason": "too late by 2 s"}]
 
 
 @pytest.mark.parametrize(("digest", "equal"), [("d", True), ("e", False)])
