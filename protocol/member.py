@@ -147,6 +147,9 @@ class Member:
         self.history.replace(anchor, history)
         for peer in self.head.commit.view:
             self.membership.expect(peer, now)
+        for peer, beat in self.membership.said():
+            if self._is_elsewhere(peer, beat) and not self._is_member(peer):
+                self._goes_by(peer, beat.group)
         return self._settle(effects + self.consensus.begin(now, vote), now)
 
     def set_ready(self, ready: Ready, now: float) -> list[Effect]:
@@ -289,13 +292,16 @@ class Member:
 
     def _of_another_group(self, sender: PeerId, beat: Heartbeat, now: float) -> list[Effect]:
         """It is not to be greeted, nor counted on: a member that has gone to another group, for it had lost its place here, is silent to us. But perhaps it is we who
-        have not heard how the group became two."""
+        have not heard how the group became two; or it that has not heard where we are."""
         if not self._is_member(sender):
-            self.membership.forget([sender])
-            self.neighbours.note(sender, beat.group)
-        elif beat.height > self.head.commit.height:
-            return self.follower.ask([sender], now)
-        return []
+            self._goes_by(sender, beat.group)
+            return [] if beat.reply else [Send(sender, self._heartbeat(reply=True))]
+        return self.follower.ask([sender], now) if beat.height > self.head.commit.height else []
+
+    def _goes_by(self, peer: PeerId, group: bytes) -> None:
+        """A peer is of another group."""
+        self.membership.forget(peer)
+        self.neighbours.note(peer, group)
 
     def _on_commits(self, sender: PeerId, message: Commits, now: float) -> list[Effect]:
         if not message.chain:
@@ -408,9 +414,8 @@ class Member:
     def _parted(self, commit: Commit, half: Half) -> Note:
         """Our group has become two."""
         theirs = half.group if half.turned else chain.turned(self.settings.swarm, commit).group
-        self.membership.forget(half.view)
         for peer in half.view:
-            self.neighbours.note(peer, theirs)
+            self._goes_by(peer, theirs)
         return Note(
             "group.divided",
             {

@@ -223,11 +223,14 @@ class Membership:
         self.look_at = -math.inf
         return True
 
-    def forget(self, peers: Iterable[PeerId]) -> None:
-        """Peers that do not belong here any more. Who comes again is new."""
-        for peer in peers:
-            if self.peers.pop(peer, None) is not None:
-                self.news += 1
+    def forget(self, peer: PeerId) -> None:
+        """It does not belong here any more. If it comes again, it is new."""
+        if self.peers.pop(peer, None) is not None:
+            self.news += 1
+
+    def said(self) -> list[tuple[PeerId, Heartbeat]]:
+        """Whose heartbeats were heard, and the last one of each."""
+        return [(peer, entry.heartbeat) for peer, entry in self.peers.items() if entry.heartbeat is not None]
 
     @property
     def is_full(self) -> bool:

@@ -25,8 +25,8 @@ READ = (
 )
 """Events that the audit reads, beside those of steps, plans and commits."""
 
-OF_STEPS = ("time", "event", "peer", "version", "samples")
-"""What of a step."""
+OF_STEPS = ("time", "event", "peer", "version", "samples", "group")
+"""What of a step, as far as it is there."""
 
 SHARED = ("contributors", "samples", "view", "members")
 """What is long, and the same from all who say it of a round."""
@@ -50,7 +50,7 @@ class Witness:
             moved = self._moves(event)
             match event["event"], event.get("what"):
                 case "step", _ if "stage" not in event:  # what a pipeline trained is not compared
-                    self._keep({key: event[key] for key in OF_STEPS})
+                    self._keep({key: event[key] for key in OF_STEPS if key in event})
                 case (("round.plan" | "round.commit" | "view.commit"), _):
                     self._keep(self._shared(event))
                 case (kind, what) if moved or kind in READ or (kind, what) == ("span", "download"):

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 from tests.protocol.alone import BY_ID, HEAD, IDS, INSIDE, PAST, RULES, WHO, of, sends
-from tests.protocol.bus import SWARM, beat, certify, new_member, state_digest
+from tests.protocol.bus import SWARM, beat, certify, new_member, signers, state_digest
 
 from farflung.protocol import chain, messages
 from farflung.protocol.chain import Commit
-from farflung.protocol.effects import Note
+from farflung.protocol.effects import Note, Send
 from farflung.protocol.limits import MAX_NEIGHBOURS
 from farflung.protocol.member import Member
 from farflung.protocol.messages import Heartbeat
@@ -64,11 +64,24 @@ def test_who_is_of_another_group_is_not_greeted_counted_on_or_let_in() -> None:
     one = member(IDS[0])
     one.receive(IDS[2], messages.Committed(CERTIFIED), 1.0)
     for peer in (IDS[1], STRANGER):
-        assert one.receive(peer, said(OTHER), 2.0) == []
+        (told,) = one.receive(peer, said(OTHER), 2.0)
+        assert isinstance(told, Send) and isinstance(told.message, Heartbeat), "it may take us for one of its own"
+        assert told.to == peer and told.message.reply and one.receive(peer, said(OTHER, reply=True), 2.1) == []
         assert peer not in one.membership.peers and one.neighbours.groups[peer] == OTHER.group
     assert one.standing.joiners() == ()
     one.receive(STRANGER, said(OTHER, digest=b""), 3.0)
     assert STRANGER in one.membership.peers, "it has lost its state, and may come in anywhere"
+
+
+def test_a_newcomer_that_has_chosen_a_group_parts_with_those_of_others() -> None:
+    """Their state is not its own, nor are they to be greeted; whoever has none yet may still become one of us."""
+    one = new_member(WHO[4], FULL)
+    third = next(s.peer_id for s in signers(6) if s.peer_id not in (*IDS, STRANGER))
+    for peer, words in ((IDS[1], said(OTHER)), (IDS[0], said(SPLIT)), (third, said(OTHER, digest=b""))):
+        one.receive(peer, words, 0.0)
+    one.receive(IDS[1], messages.Commits(None, (*PAST, TURNED)), 1.0)
+    assert one.group == OTHER.group and set(one.membership.peers) == {*GOES, third}
+    assert one.neighbours.groups == {IDS[0]: b""} and one.standing.donors() == [IDS[1]]
 
 
 def test_a_member_that_has_not_heard_of_the_division_is_one_all_the_same() -> None:
