@@ -284,7 +284,7 @@ class NodeDaemon:
             recipe.swarm,
             book,
             admits=settings.admits,
-            discovered=peer.found,
+            met=peer.found,
             refused=peer.refused,
             heard=inside.heard,
         )
@@ -315,7 +315,9 @@ class NodeDaemon:
             self._peer = peer
             if self._stop_reason:
                 peer.stop(self._stop_reason)
-            left = await peer.run(anchor=anchor, history=history, known=[p for p in known if p != engine.peer_id])
+            left = await peer.run(
+                anchor=anchor, history=history, known=dict.fromkeys(p for p in known if p != engine.peer_id)
+            )
             self._peer = None
             for task in others:
                 task.cancel()

@@ -21,6 +21,7 @@ from farflung.protocol.keys import Signer
 from farflung.protocol.limits import MAX_CLAIM_LIFE_S, MAX_RECORD_LIFE_S
 from farflung.protocol.manifest import Manifest, SignedManifest
 from farflung.protocol.naming import NameClaim, check_free
+from farflung.protocol.neighbours import Found
 from farflung.protocol.peer_record import PeerRecord
 from farflung.protocol.records import (
     MANIFEST_SUBKEY,
@@ -239,7 +240,7 @@ class Finder:
         book: PeerBook,
         *,
         admits: Callable[[PeerId, bytes], bool],
-        discovered: Callable[[PeerId, bytes | None], None],  # and of which group it is; None: of none yet
+        met: Callable[[Found], None],
         refused: Callable[[RemoteError], None],
         heard: Callable[[], Iterable[tuple[PeerId, Iterable[str], float]]],
     ) -> None:
@@ -248,7 +249,7 @@ class Finder:
         self._swarm = swarm
         self._book = book
         self._admits = admits
-        self._discovered = discovered
+        self._met = met
         self._refused = refused
         self._heard = heard
         self._apart: set[PeerId] = set()
@@ -271,6 +272,7 @@ class Finder:
             return
         now = self._network.unix_time()
         before, self._apart = self._apart, set()
+        peers: dict[PeerId, bytes | None] = {}
         for subkey, value in records.items():
             try:
                 found = open_peer(self._swarm, subkey, value, now)
@@ -288,7 +290,8 @@ class Finder:
                 continue
             self._network.add_addresses(found.peer, list(found.record.addresses))
             self._book.note(found.peer, found.record.addresses, 0.0)
-            self._discovered(found.peer, found.record.group if found.record.state_digest else None)
+            peers[found.peer] = found.record.group if found.record.state_digest else None
+        self._met(peers)
 
     def save(self) -> None:
         """Write down whom we hear, so that the next start finds somebody."""

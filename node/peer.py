@@ -43,6 +43,7 @@ from farflung.protocol.limits import MAX_ADDRESSES
 from farflung.protocol.member import Member
 from farflung.protocol.membership import Membership
 from farflung.protocol.messages import Forward, Heartbeat, Part, Plan, Ready
+from farflung.protocol.neighbours import Found
 from farflung.protocol.types import as_text
 from farflung.training.rules import halfway
 
@@ -229,7 +230,7 @@ class Peer:
 
     # ---- life --------------------------------------------------------------------------------------------------
 
-    async def run(self, *, anchor: Commit | None, history: list[Certified], known: list[PeerId]) -> Left:
+    async def run(self, *, anchor: Commit | None, history: list[Certified], known: Found) -> Left:
         """Live in the swarm until it is done or `stop` is called.
 
         `history` is the genesis (founder), what was saved (restart), or empty (newcomer); `known` are peers to talk to first.
@@ -260,8 +261,7 @@ class Peer:
                 self._begin(group)
                 if held is not None:
                     group.create_task(self._keep_held(), name="first checkpoint")
-                for peer in known:
-                    self.discovered(peer)
+                self.found(known)
                 await self._stop.wait()
                 await self._leave(working)
                 raise _Ended
@@ -392,9 +392,9 @@ class Peer:
         """A record or a cache mentions a peer."""
         self._do(self.member.discovered(peer, self._now()))
 
-    def found(self, peer: PeerId, group: bytes | None) -> None:
-        """A record tells of a peer, and of which group it is; None: of none yet."""
-        self._do(self.member.found(peer, group, self._now()))
+    def found(self, peers: Found) -> None:
+        """Records tell of peers."""
+        self._do(self.member.found(peers, self._now()))
 
     def _met(self, plan_id: bytes, plan: Plan, part: Part, peer: PeerId, term: Tensor) -> None:
         self.log.emit("group.met", round=plan.height, of=peer.hex(), start=part.start, stop=part.stop)

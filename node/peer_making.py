@@ -93,7 +93,7 @@ class PeerMaking:
             self.recipe.swarm,
             self.book,
             admits=self.recipe.settings().admits,
-            discovered=lambda peer, group: start.discovered(peer),
+            met=start.found,
             refused=refused,
             heard=lambda: (),
         )

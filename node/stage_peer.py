@@ -34,6 +34,7 @@ from farflung.protocol.envelope import swarm_of
 from farflung.protocol.errors import Refused, RemoteError
 from farflung.protocol.lives import Counters, Life, group_of
 from farflung.protocol.lost import begins, outlook, says
+from farflung.protocol.neighbours import Found
 from farflung.protocol.pipeline_messages import Copy
 from farflung.protocol.quorum import is_quorum
 from farflung.protocol.roll import Roll
@@ -271,7 +272,7 @@ class StagePeer(Peer):
         self.moves_to, self.departure.patience_s = None, LET_GO_S
         super().stop(reason)
 
-    async def run(self, *, anchor: Commit | None, history: list[Certified], known: list[PeerId]) -> Left:
+    async def run(self, *, anchor: Commit | None, history: list[Certified], known: Found) -> Left:
         left = await super().run(anchor=anchor, history=history, known=known)
         to = self.moves_to
         if to not in (None, OUTSIDE) and not self.departure.is_let_go:  # its chain may need its vote, or its word
@@ -338,8 +339,9 @@ class StagePeer(Peer):
 
     # ---- where a peer of a stage differs -----------------------------------------------------------------------
 
-    def found(self, peer: PeerId, group: bytes | None) -> None:
-        self.discovered(peer)  # stages are not divided
+    def found(self, peers: Found) -> None:
+        for peer in peers:  # stages are not divided
+            self.discovered(peer)
 
     def discovered(self, peer: PeerId) -> None:
         """A record or a cache mentions a peer of any stage."""

@@ -45,6 +45,7 @@ from farflung.protocol.chain import founded
 from farflung.protocol.errors import ConfigError, RemoteError
 from farflung.protocol.keys import Signer
 from farflung.protocol.lives import Life
+from farflung.protocol.neighbours import Found
 from farflung.protocol.pipeline_messages import Domains
 from farflung.protocol.roll import Roll
 from farflung.training.runtime import Runtime
@@ -140,6 +141,11 @@ class StageStart:
         self._fits: dict[int, tuple[StageRecipe, Runtime]] = {}
         """Stages that this machine may take: those that it holds, or the one that a person wants."""
 
+    def found(self, peers: Found) -> None:
+        """Records tell of peers."""
+        for peer in peers:  # stages are not divided
+            self.discovered(peer)
+
     def discovered(self, peer: PeerId) -> None:
         """A record or a cache mentions a peer."""
         self._roll.discover(peer, asyncio.get_running_loop().time())
@@ -198,8 +204,7 @@ class StageStart:
         say: Callable[[str], None],
     ) -> Stage:
         """The stage of this machine: that of the last time, the one that a person wants, or the neediest that fits. Raises ConfigError."""
-        for peer in known:
-            self.discovered(peer)
+        self.found(dict.fromkeys(known))
         saved = saved_stage(self._swarm)
         is_founder = self._signer.peer_id == self._recipe.manifest.founder
         if saved is None and is_founder:

@@ -36,7 +36,7 @@ from farflung.protocol.messages import (
     Probe,
     Ready,
 )
-from farflung.protocol.neighbours import Neighbours
+from farflung.protocol.neighbours import Found, Neighbours, smallest_group
 from farflung.protocol.settings import RESEND_S, Settings
 from farflung.protocol.standing import Standing
 from farflung.protocol.tempo import Tempo
@@ -59,6 +59,8 @@ class Member:
     attendance: Attendance = field(init=False)
     consensus: Consensus = field(init=False)
     neighbours: Neighbours = field(default_factory=Neighbours)
+    _has_looked: bool = False
+    """For a group, when there were some to choose from: if it does not answer, any is good."""
     reason: str = "starting"
     """Why nothing happens, or what does: a sentence for people."""
     _beat_at: float = -1e9
@@ -191,13 +193,19 @@ class Member:
             return []
         return self._settle([Send(peer, self._heartbeat())], now)
 
-    def found(self, peer: PeerId, group: bytes | None, now: float) -> list[Effect]:
-        """A record tells of a peer, and of which group it is; None: of none yet."""
-        if not self.started or group in (None, self.group) or peer in self.head.commit.view:
-            return self.discovered(peer, now)
-        assert group is not None
-        self.neighbours.note(peer, group)
-        return []
+    def found(self, peers: Found, now: float) -> list[Effect]:
+        """Records tell of peers. Who is of another group than we is somebody to meet; and who is of none yet begins with the smallest that there is, so that groups
+        that have lost members win some."""
+        effects: list[Effect] = []
+        smallest = smallest_group(peers) if not self.started and not self._has_looked else None
+        self._has_looked = self._has_looked or smallest is not None
+        for peer, group in peers.items():
+            ours = self.group if self.started else smallest
+            if ours is None or group in (None, ours) or self._is_member(peer):
+                effects += self.discovered(peer, now)
+            elif self.started and group is not None:
+                self.neighbours.note(peer, group)
+        return effects
 
     def applied(self, height: int, version: int, digest: bytes, now: float) -> list[Effect]:
         """The node's outer state now is that of `height`; everybody is told its digest."""

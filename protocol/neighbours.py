@@ -4,10 +4,21 @@ Groups have nothing to decide together, so nobody needs all of them; a few of ea
 our own group tell of them; nothing of it is proven, and who cannot be reached is forgotten.
 """
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from farflung.protocol.keys import PeerId
 from farflung.protocol.limits import MAX_NEIGHBOURS
+
+Found = Mapping[PeerId, bytes | None]
+"""Peers that were found, and of which group each is; None: of none yet, or nobody knows."""
+
+
+def smallest_group(peers: Found) -> bytes | None:
+    """By those who were found; None when nobody is of any."""
+    sizes = Counter(group for group in peers.values() if group is not None)
+    return min(sizes, key=lambda group: (sizes[group], group), default=None)
 
 
 @dataclass(slots=True)

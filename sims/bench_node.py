@@ -139,7 +139,9 @@ class Node:
 
     async def run(self, known: list[PeerId]) -> None:
         """Live in the swarm until it is done. Raises what makes the engine fail: a node that has become deaf would go on without it."""
-        await until_first(self.peer.run(anchor=None, history=self.history, known=known), self.engine.wait_failed())
+        await until_first(
+            self.peer.run(anchor=None, history=self.history, known=dict.fromkeys(known)), self.engine.wait_failed()
+        )
 
     async def take_part(self, watch: Callable[[Event], None], say: Say, hear: Hear, **hello: object) -> list[Event]:
         """Say hello; hear everybody's addresses, by rank; do the rounds, while `watch` sees what happens; close the engine.

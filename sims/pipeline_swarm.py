@@ -331,7 +331,7 @@ class PipelineSwarm:
         self.peers[index] = view.peers[index] = peer
         view.learners[index] = learner
         try:
-            left = await peer.run(anchor=anchor, history=history, known=roll.known)
+            left = await peer.run(anchor=anchor, history=history, known=dict.fromkeys(roll.known))
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise asyncio.CancelledError  # killed while it ended: a task group that is ending forgets it (until Python 3.13)
         finally:

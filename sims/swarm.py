@@ -235,7 +235,7 @@ class Swarm:
         if me == settings.founder and not history:
             history = [founded(settings.swarm, signer, settings.rules)]
             self.disks[index].append_commit(None, history[0])
-        known = self._some_others(me)
+        known = self._found_by(me)
         self.peers[index] = peer
         self.learners[index] = learner
         began = self.hub.now()
@@ -254,15 +254,20 @@ class Swarm:
         first = self._looks * MOST_FOUND % max(1, len(others))
         return others if len(others) <= MOST_FOUND else [*others[first:], *others[:first]][:MOST_FOUND]
 
+    def _found_by(self, me: PeerId) -> dict[PeerId, bytes | None]:
+        """What their records tell of them."""
+        found: dict[PeerId, bytes | None] = {}
+        for other in self._some_others(me):
+            peer = self.peers.get(self.ids.index(other))
+            found[other] = peer.member.group if peer is not None and peer.member.standing.digest else None
+        return found
+
     async def look_around(self) -> None:
         """Now and then every node finds others in records (`node.discovery.Finder`); until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             for index, peer in sorted(self.peers.items()):
-                for other in self._some_others(self.ids[index]):
-                    found = self.peers.get(self.ids.index(other))
-                    if found is not None:
-                        peer.found(other, found.member.group if found.member.standing.digest else None)
+                peer.found(self._found_by(self.ids[index]))
 
     def _seconds(self, index: int, name: str) -> float:
         slowness, asleep = self.slowness.get(index, 1.0), self.outfit.asleep

@@ -135,7 +135,7 @@ def test_peers_are_found_verified_and_written_down(tmp_path: Path) -> None:
             signed.swarm,
             book,
             admits=lambda peer, token: peer != SIGNERS[1].peer_id,
-            discovered=lambda peer, group: met.append(peer),
+            met=met.extend,
             refused=refused.append,
             heard=lambda: [
                 (SIGNERS[1].peer_id, [ADDRESS], START + 5.0),
@@ -167,7 +167,7 @@ def test_who_speaks_no_version_of_ours_is_not_dialled_and_told_of_once(tmp_path:
 
         await announce(0, later)
         await announce(1, (PROTOCOL_VERSION, later[1]))
-        tell = {"discovered": met.append, "refused": refused.append, "heard": lambda: ()}
+        tell = {"met": met.extend, "refused": refused.append, "heard": lambda: ()}
         finder = Finder(networks[2], swarm, book, admits=lambda peer, token: True, **tell)
         await finder.look()
         await finder.look()

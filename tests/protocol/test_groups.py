@@ -154,3 +154,21 @@ def test_neighbours_are_met_group_by_group() -> None:
     for number in range(2 * MAX_NEIGHBOURS):
         known.note(number.to_bytes(32, "big"), b"many")
     assert len(known.groups) == MAX_NEIGHBOURS
+
+
+def test_a_newcomer_begins_with_the_smallest_group_and_then_with_any() -> None:
+    one = new_member(WHO[4], FULL)
+    records: dict[bytes, bytes | None] = {IDS[0]: b"", IDS[1]: OTHER.group, IDS[2]: b"", IDS[3]: None}
+    assert {s.to for s in sends(one.found({IDS[3]: None}, 0.0), Heartbeat)} == {IDS[3]}
+    assert {s.to for s in sends(one.found(records, 1.0), Heartbeat)} == {IDS[1]}, "the other one is known by now"
+    assert set(one.membership.peers) == {IDS[1], IDS[3]} and not one.neighbours.groups
+    assert {s.to for s in sends(one.found(records, 2.0), Heartbeat)} == {IDS[0], IDS[2]}, "nobody has answered"
+
+
+def test_records_tell_a_member_whom_to_greet_and_whom_to_meet() -> None:
+    one = member(IDS[0])
+    one.receive(IDS[2], messages.Committed(CERTIFIED), 1.0)
+    third, fourth = (s.peer_id for s in signers(7) if s.peer_id not in (*IDS, STRANGER))
+    greeted = sends(one.found({STRANGER: OTHER.group, third: None, fourth: b""}, 2.0), Heartbeat)
+    assert {s.to for s in greeted} == {third, fourth}
+    assert one.neighbours.groups == dict.fromkeys((*GOES, STRANGER), OTHER.group)
