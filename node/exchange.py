@@ -151,7 +151,7 @@ class Exchange:
     def meet(self, plan_id: bytes, group: asyncio.TaskGroup) -> None:
         """Ask another group how it stands in our parts, if it is time to; their means wait for that."""
         round_ = self._rounds.get(plan_id)
-        if round_ is None or not self._meetings.is_due(round_.plan):
+        if round_ is None or not self._meetings.is_due:
             return
         self._group = group
         for k, part in enumerate(round_.plan.parts):

@@ -1,7 +1,7 @@
 """How the groups of a large swarm keep together: now and then, owners of parts mix in how another group stands.
 
 A group is a swarm of its own, with rounds of its own (`protocol.chain.Half`). What keeps all of them at one model are meetings, as in NoLoCo (2506.10911), where pairs of peers meet and
-here pairs of groups do: in every `MEET_EVERY`-th height's round each owner asks a peer of another group for its outer parameters of that part, while contributions come in, and adds
+here pairs of groups do: in every `swarm.meet_every`-th round of a fragment each owner asks a peer of another group for its outer parameters of that part, while contributions come in, and adds
 
     w (theta - theta'),    w such that the outer step, momentum and all, goes half of the way to theta' (`training.rules.halfway`)
 
@@ -28,9 +28,6 @@ from farflung.protocol.headers import OuterRequest
 from farflung.protocol.messages import Part, Plan
 from farflung.protocol.neighbours import Neighbours
 
-MEET_EVERY = 4
-"""Heights from one meeting to the next."""
-
 BYTES = 2
 """An element, bf16."""
 
@@ -55,6 +52,8 @@ class Meetings:
         learner: Learner,
         neighbours: Neighbours,
         *,
+        every: int,  # so manieth round of a fragment; 0: none
+        turn: Callable[[], int],  # how often each fragment has had its round
         weight: float,  # of a difference in a mean; see `halfway`
         admission: bytes,  # ours
         admits: Callable[[PeerId, bytes], bool],
@@ -69,6 +68,8 @@ class Meetings:
         self._doors = doors
         self._learner = learner
         self._neighbours = neighbours
+        self._every = every
+        self._turn = turn
         self._weight = weight
         self._admission = admission
         self._admits = admits
@@ -80,14 +81,15 @@ class Meetings:
 
     # ---- as an owner -------------------------------------------------------------------------------------------
 
-    def is_due(self, plan: Plan) -> bool:
-        """Whether owners meet in this round, if they know whom."""
-        return plan.height % MEET_EVERY == 0 and bool(self._neighbours.groups)
+    @property
+    def is_due(self) -> bool:
+        """Whether owners meet in the next round, if they know whom. By turns of all fragments, and not by rounds: else some of them might never meet."""
+        return self._every > 0 and self._turn() % self._every == 0 and bool(self._neighbours.groups)
 
     async def term(self, plan_id: bytes, plan: Plan, k: int) -> Tensor | None:
         """What to add to the mean of our part `k`, fp32 [stop - start]; None where nobody was met."""
         part = plan.parts[k]
-        peer = self._neighbours.choose(plan.height // MEET_EVERY + k)
+        peer = self._neighbours.choose(self._turn() // max(1, self._every) + k)
         if peer is None:
             return None
         try:

@@ -127,6 +127,8 @@ class Peer:
             doors,
             learner,
             self.member.neighbours,
+            every=terms.meet_every,
+            turn=self._turn,
             weight=halfway(terms.outer),
             admission=facilities.facts.admission,
             admits=settings.admits,
@@ -395,6 +397,11 @@ class Peer:
     def found(self, peers: Found) -> None:
         """Records tell of peers."""
         self._do(self.member.found(peers, self._now()))
+
+    def _turn(self) -> int:
+        """How often each fragment has had its round, until the head."""
+        head = self.member.head.commit
+        return head.version // self.member.settings.rules.turns(head)
 
     def _met(self, plan_id: bytes, plan: Plan, part: Part, peer: PeerId, term: Tensor) -> None:
         self.log.emit("group.met", round=plan.height, of=peer.hex(), start=part.start, stop=part.stop)

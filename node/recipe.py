@@ -184,6 +184,7 @@ class Recipe:
             feedback=self.manifest.feedback,
             outer=self.outer,
             last=self.last,
+            meet_every=self.manifest.meet_every,
         )
 
     def learner(self, dataset: Dataset, runtime: Runtime, save_memory: str = "auto") -> SwarmLearner:

@@ -27,6 +27,8 @@ class Terms:
     """What moves outer parameters in a round."""
     last: FlatCodec | None = None
     """Of both directions in the last round of the run; None: as always."""
+    meet_every: int = 0
+    """Of so many rounds of a fragment one is a meeting with another group; 0: none is."""
 
     def rule(self, commit: Commit) -> OuterRule:
         """What moves outer parameters in the round that `commit` carries. What peers have kept until the last one is too late for momentum: then it is

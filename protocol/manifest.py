@@ -104,6 +104,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Rounds for which a vanished member's samples are kept for it."""
     max_group: int = MAX_GROUP_PEERS
     """Most members of one group."""
+    meet_every: int = 4
+    """Of so many rounds of a fragment one is a meeting with another group (`node/meetings.py`), where there are several. 0: none is."""
     aggregation: str = "mean"
     """Rule of the reduction: the mean over contributors, weighted by tokens."""
     admission: AdmissionSpec
@@ -132,6 +134,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if not _CODEC.fullmatch(codec):
                 raise ConfigError(f"{key} = {codec[:160]!r}: no codec looks like that; one is 'int8(block=128)'")
         check_range("swarm.max_group", self.max_group, 1, MAX_GROUP_PEERS)
+        check_range("swarm.meet_every", self.meet_every, 0, 10_000)
         check_range("swarm.min_contributors", self.min_contributors, 1, self.max_group)
         check_range("swarm.window_rounds", self.window_rounds, 1, 64)
         check_range("swarm.lease_rounds", self.lease_rounds, 0, 10_000)

@@ -130,6 +130,7 @@ def toy_outfit(seed: int, schedule: Schedule, wire: Wire = INT8) -> Outfit:
             feedback=wire.feedback,
             outer=wire.outer,
             last=None if wire.last is None else uniform(wire.last, wire.numel),
+            meet_every=4,
         ),
         learner=lambda index: ToyLearner(wire.numel, wire.outer, mix=wire.mix),
         seconds=lambda index, name: step_s[index] if name == "train" else HAND_S,

@@ -318,6 +318,7 @@ def _cost(recipe: Recipe, scenario: Scenario, signers: list[Ed25519Signer]) -> t
         downlink=flat,
         feedback=FeedbackSpec(),
         outer=outer,
+        meet_every=outfit.terms.meet_every,
     )
     return dataclasses.replace(outfit, terms=terms), factor
 

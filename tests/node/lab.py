@@ -67,6 +67,8 @@ class Node:
         flat = uniform(CODEC, NUMEL)
         self.residuals = Residuals(self.id, uplink=flat, downlink=flat, spec=FeedbackSpec(), version=lambda: 0)
         self.neighbours = Neighbours()
+        self.turn = 8
+        """Of fragments' rounds."""
         self.met: list[tuple[bytes, Part, PeerId, torch.Tensor]] = []
         steady = asyncio.Event()
         steady.set()
@@ -75,6 +77,8 @@ class Node:
             self.doors,
             self.learner,
             self.neighbours,
+            every=4,
+            turn=lambda: self.turn,
             weight=halfway(OUTER),
             admission=TOKEN,
             admits=lambda _, token: token == TOKEN,

@@ -463,6 +463,9 @@ CAUGHT: dict[str, tuple[int, int]] = {
     "all_end_together": (0, 0),
     "never_trains_once_it_was_started_again": (0, 0),
     "accepts_replayed_plans": (0, 7),
+    "both_halves_hand_out_the_same_samples": (20, 6),
+    "an_owner_moves_alone_towards_another_group": (13, 2),
+    "a_meeting_counts_for_each_contributor": (20, 4),
 }
 """Name → first seed, and the invariant that it breaks."""
 

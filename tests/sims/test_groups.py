@@ -13,9 +13,9 @@ from farflung.sims.simulation import Plan, Report, simulate
 STEP_S = (0.7, 1.0, 1.3, 1.6, 0.9, 1.2, 0.8, 1.5, 1.1, 1.4, 0.75, 1.05)
 
 
-def run(schedule: Schedule, max_group: int = 4, seed: int = 1) -> Report:
+def run(schedule: Schedule, max_group: int = 4, seed: int = 1, fragments: int = 1) -> Report:
     """With groups of so many at most."""
-    outfit = toy_outfit(seed, schedule, Wire(step_s=STEP_S, fragments=1))
+    outfit = toy_outfit(seed, schedule, Wire(step_s=STEP_S, fragments=fragments))
     rules = replace(outfit.terms.settings.rules, max_group=max_group, divides=True)
     terms = replace(outfit.terms, settings=replace(outfit.terms.settings, rules=rules))
     return simulate(
@@ -34,6 +34,14 @@ def test_a_swarm_of_twelve_is_several_groups_of_four_that_meet() -> None:
     groups = {event["group"] for event in told(report, "group.divided")}
     assert len(groups) >= 4 and "" in groups
     assert len(told(report, "group.met")) > 50
+
+
+def test_all_fragments_meet() -> None:
+    """Every fourth round of each does: if it were every fourth round, it would be those of one fragment, or of two."""
+    report = run(quiet(8, duration_s=400.0), fragments=2)
+    met = [int(event["start"]) for event in told(report, "group.met")]  # type: ignore[call-overload]
+    late = met[len(met) // 2 :]
+    assert report.violations == [] and min(late) < Wire().numel // 2 <= max(late)
 
 
 def test_whoever_was_away_when_its_group_became_two_finds_its_half() -> None:
