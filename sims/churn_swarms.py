@@ -158,7 +158,7 @@ def replacements(machines: int, task: Task, seed: int) -> list[tuple[int, float]
 def play(swarm: ChurnSwarm, task: Task, seed: int, progress: Progress = lambda text: None) -> Played:
     """Simulate it. Raises BenchError when an invariant was broken or no round was committed, ConfigError."""
     scenario = scenario_of(swarm, task, seed)
-    plan = _unwatched(prepare(scenario, seed, make_schedule(scenario, seed, SHIPPED)).plan)
+    plan = unwatched(prepare(scenario, seed, make_schedule(scenario, seed, SHIPPED)).plan)
     if swarm.waits:
         plan = _waiting(plan, len(swarm.speeds))
     watch = _Watch(scenario, task, progress)
@@ -186,7 +186,7 @@ def _machine(task: Task, speeds: tuple[float, ...], slot: int, *, name: str, at:
     )
 
 
-def _unwatched(plan: Plan) -> Plan:
+def unwatched(plan: Plan) -> Plan:
     """The same, and evaluating takes nodes no time: they bound that to 0.5 % of theirs, but in a short run the first is more."""
     seconds = plan.outfit.seconds
 
@@ -215,7 +215,7 @@ class _Watch:
         assert dataset is not None
         self._slots = [int(one.name[-1]) for one, _, _ in scenario.roster()]
         self._task, self._progress = task, progress
-        self._evaluate = _Evaluation(recipe.model, recipe.order, torch.from_numpy(dataset.heldout(task.windows)))
+        self._evaluate = Evaluation(recipe.model, recipe.order, torch.from_numpy(dataset.heldout(task.windows)))
         self._swarm: Swarm | None = None
         self._machines = 1 + max(self._slots)
         self._began: tuple[float, list[float]] | None = None
@@ -257,7 +257,7 @@ class _Watch:
         return tuple(seconds / (self._ended[0] - self._began[0]) for seconds in trained)
 
 
-class _Evaluation:
+class Evaluation:
     """The mean held-out loss of any parameters, nats per token."""
 
     def __init__(

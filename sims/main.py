@@ -86,6 +86,19 @@ def bench_churn(
     _fail_if(missed(run_churn(seeds=seeds, page=page, as_json=as_json)))
 
 
+@bench_app.command("groups")
+def bench_groups(
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each swarm.")] = 1,
+    peers: Annotated[int, typer.Option(min=4, max=64, help="Of each swarm.")] = 12,
+    steps: Annotated[int, typer.Option(min=100, help="Of each peer.")] = 600,
+    as_json: Json = False,
+) -> None:
+    """A swarm that is several groups, which meet or not, beside one group of all, under virtual time: twenty minutes for each seed."""
+    from farflung.sims.bench_groups import Task, run_groups
+
+    run_groups(seeds=seeds, as_json=as_json, task=Task(peers=peers, steps=steps))
+
+
 @bench_app.command("codec")
 def bench_codec(
     size: Annotated[
