@@ -105,7 +105,7 @@ def test_a_majority_that_dies_at_once_stops_the_swarm_until_it_is_back() -> None
             await asyncio.sleep(wait)
             versions.append(swarm.peers[0].trainer.version)
 
-    report = run_schedule(13, quiet(5, *kills, *starts, duration_s=300.0), look, BRISK)
+    report = run_schedule(14, quiet(5, *kills, *starts, duration_s=300.0), look, BRISK)
     assert report.violations == []
     assert versions[1] <= versions[0] + 1
     assert report.rounds > versions[1] + 10

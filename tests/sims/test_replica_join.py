@@ -63,4 +63,5 @@ def test_a_peer_that_comes_back_without_its_disk_says_so_again() -> None:
     last = swarm.happened("stage.join", 3)[-1]
     is_of_a_replica(last, swarm, 1, 2)
     assert last["time"] > swarm.happened("node.start", 3)[-1]["time"]
-    assert swarm.happened("round.commit", 3)[-1]["contributed"]
+    # In some of its rounds it has nothing to give: its stage has two other replicas, and each step's route goes through one.
+    assert any(event["contributed"] for event in swarm.happened("round.commit", 3) if event["time"] > last["time"])
