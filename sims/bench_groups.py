@@ -1,6 +1,6 @@
 """`farflung bench groups`: what it costs that a large swarm is several groups, and what their meetings are worth (`node/meetings.py`).
 
-The same peers train under virtual time with real mathematics, by the method `default`, from the same weights on the same samples, for as long each time:
+The same peers train under virtual time with real mathematics, by the method `default`, from the same weights on the same samples, for as many steps each time:
 
 - `one group` of all: the reference.
 - `meeting`: groups of a third of them at most, which meet in every fourth round of a fragment, as swarms do that say nothing else.
@@ -166,13 +166,13 @@ def scenario_of(division: Division, task: Task, seed: int) -> Scenario:
     largest = MAX_GROUP_PEERS if division.parts == 1 else math.ceil(task.peers / division.parts)
     swarm = {
         "batch_tokens": task.batch_tokens,
-        "total_steps": 100 * task.steps,
+        "total_steps": task.steps,
         "min_round_s": 2.0,
         "max_round_s": 30.0,
         "max_group": largest,
         "meet_every": division.meet_every,
     }
-    inner = {"lr": task.lr, "warmup_steps": task.steps // 20, "schedule": "wsd", "decay_fraction": 0.01}
+    inner = {"lr": task.lr, "warmup_steps": task.steps // 20}
     manifest = sections | {
         "model": {"preset": task.preset, "seq_len": task.seq_len, "init_seed": seed},
         "data": {"order_seed": seed},
@@ -193,7 +193,7 @@ def scenario_of(division: Division, task: Task, seed: int) -> Scenario:
         name=f"bench-groups-{seed}",
         mode="real",
         seed=seed,
-        duration_s=float(task.steps),
+        duration_s=2.0 * task.steps,
         manifest=manifest,
         peers=(everybody,),
     )
