@@ -24,6 +24,8 @@ class Follower:
     settings: Settings
     me: PeerId
     history: History = field(default_factory=History)
+    elsewhere: set[PeerId] = field(default_factory=set)
+    """Members of our view that have come, by histories that we do not have, to another group: they have gone on without us."""
     _asked_at: float = -1e9
     _asked: frozenset[PeerId] = frozenset()
 
@@ -104,5 +106,6 @@ class Follower:
         others = [p for p in view if p != self.me]
         beats = {p: membership.heartbeat(p) for p in others}
         ahead = {p for p, beat in beats.items() if beat is not None and beat.height >= height}
+        ahead |= self.elsewhere & set(others)
         silent = {p for p in others if membership.dead_for(p, now) > self.settings.removal_s}
         return is_quorum(view, ahead) or (bool(others) and ahead | silent == set(others))

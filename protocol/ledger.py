@@ -5,7 +5,7 @@ Samples are numbered on without end: number s is sample perm(epoch)(s mod N) of 
 vanished and keeps it during a lease), or done. Everything here is a pure function of the ledger before, so that every
 voter computes the same ledger after.
 
-A swarm of several groups (`chain.halves`) has a ledger for each. They share the numbers by blocks: of every `stride` blocks a ledger has the one at `place`, and hands out no
+A swarm of several groups (`chain.Half`) has a ledger for each. They share the numbers by blocks: of every `stride` blocks a ledger has the one at `place`, and hands out no
 other. So none of them needs to hear what the others do, and no number is anybody's twice.
 
 A ledger says where each sample is, not who trained it: that was whoever held it before, as the ledgers of earlier commits tell while they are kept (`trace`).
@@ -27,8 +27,9 @@ PIECES = 16
 it has samples, until no ledger could hold them (`limits.MAX_INTERVALS`)."""
 
 
-BLOCK = 1024
-"""Samples that groups share out together. A window of less is one interval, as a rule; and groups that are about equally far go through the data in about its order."""
+BLOCK = 4096
+"""Samples that groups share out together. A window of less is one interval, as a rule, and larger ones, as 64 members may have them, are few enough for a ledger
+(`limits.MAX_INTERVALS`); and groups that are about equally far go through the data in about its order."""
 
 
 class Holding(Struct, frozen=True, array_like=True):
@@ -150,7 +151,7 @@ def ahead(ledger: Ledger, stop: int) -> Intervals:
 
 
 def shared(ledger: Ledger, goes: Collection[PeerId]) -> tuple[Ledger, Ledger]:
-    """The ledgers of the two groups that one becomes (`chain.halves`): of those who stay, and of those who go. Each member keeps what it holds; what is free, or
+    """The ledgers of the two groups that one becomes (`chain.Half`): of those who stay, and of those who go. Each member keeps what it holds; what is free, or
     kept for the vanished, stays; and the two hand out every other one of the blocks in turn. Raises ValueError when they cannot be shared out any further."""
     if len(ledger.shares) == MAX_DIVISIONS:
         raise ValueError(f"its samples are shared by {ledger.share.stride} groups already")

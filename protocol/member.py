@@ -149,6 +149,7 @@ class Member:
         self.history.replace(anchor, history)
         for peer in self.head.commit.view:
             self.membership.expect(peer, now)
+        self.follower.elsewhere.clear()
         for peer, beat in self.membership.said():
             if self._is_elsewhere(peer, beat) and not self._is_member(peer):
                 self._goes_by(peer, beat.group)
@@ -260,7 +261,7 @@ class Member:
             case _:
                 effects += self.consensus.receive(sender, message, now)
         # Only now: a message that is refused says nothing, not even that its sender lives. And who is of another group is not heard: it may have told us of the division.
-        if sender != self.me and sender not in self.neighbours.groups:
+        if sender != self.me and sender not in self.neighbours.groups and sender not in self.follower.elsewhere:
             effects = [*self._heard(sender, now, via), *effects]
         return effects + self.consensus.step(now)
 
@@ -280,6 +281,7 @@ class Member:
         if self._is_elsewhere(sender, beat):
             return self._of_another_group(sender, beat, now)
         self.neighbours.forget(sender)
+        self.follower.elsewhere.discard(sender)
         known = self.membership.news
         effects = self._heard(sender, now, via, beat)
         if effects and not beat.reply and any(isinstance(e, Note) for e in effects):
@@ -304,7 +306,10 @@ class Member:
         if not self._is_member(sender):
             self._goes_by(sender, beat.group)
             return [] if beat.reply else [Send(sender, self._heartbeat(reply=True))]
-        return self.follower.ask([sender], now) if beat.height > self.head.commit.height else []
+        if beat.height <= self.head.commit.height:
+            return []
+        self.follower.elsewhere.add(sender)
+        return self.follower.ask([sender], now)
 
     def _goes_by(self, peer: PeerId, group: bytes) -> None:
         """A peer is of another group."""

@@ -172,3 +172,21 @@ def test_records_tell_a_member_whom_to_greet_and_whom_to_meet() -> None:
     greeted = sends(one.found({STRANGER: OTHER.group, third: None, fourth: b""}, 2.0), Heartbeat)
     assert {s.to for s in greeted} == {third, fourth}
     assert one.neighbours.groups == dict.fromkeys((*GOES, STRANGER), OTHER.group)
+
+
+def test_one_that_was_away_for_too_long_follows_whoever_of_its_view_is_elsewhere() -> None:
+    """Its half had divided once more since: nobody follows its history any more, and nobody has what lies between. What one alone says is not enough."""
+    one, history = member(IDS[1]), [OTHER]
+    for _ in range(3):
+        history.append(chain.successor(SWARM, history[-1], FULL.rules, view=GOES, left=(), result=None))
+    inside = [w for w in INSIDE if w.peer_id in GOES]
+    newest, answer = history[-1], messages.Commits(history[-2], (certify(history[-1], inside),))
+    assert sends(one.receive(IDS[3], said(newest), 10.0), messages.GetCommits)
+    one.receive(IDS[3], answer, 10.1)
+    assert one.head.commit == HEAD, "one of four"
+    for at, peer in ((20.0, IDS[0]), (30.0, IDS[2])):
+        one.receive(peer, said(newest, group=bytes(32)), at)
+    asked = sends(one.receive(IDS[3], said(newest), 40.0), messages.GetCommits)
+    assert [send.to for send in asked] == [IDS[3]]
+    one.receive(IDS[3], answer, 40.1)
+    assert one.head.commit == newest and not one.follower.elsewhere

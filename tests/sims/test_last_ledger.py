@@ -54,16 +54,16 @@ def test_what_a_lost_stage_0_had_in_hand_is_let_go(tmp_path: Path) -> None:
 
 
 def test_of_groups_all_ledgers_count_and_what_one_has_still_to_hand_out_is_free(tmp_path: Path) -> None:
-    """A and B were one group, handed out 100 numbers, and then every other block of 1,024 each: B's went to 2,060, A's to 150 only."""
+    """A and B were one group, handed out 100 numbers, and then every other block of 4,096 each: B's went to 8,200, A's to 150 only."""
     together = Ledger(cursor=100, held=(Holding(A, ((0, 60),)), Holding(B, ((60, 90),))), free=((90, 100),))
     stays, goes = shared(together, {B})
     assert (stays.share.place, goes.share.place) == (0, 1)
-    farther = replace(goes, cursor=2060, held=(Holding(B, ((1024, 2048),)),))
+    farther = replace(goes, cursor=8200, held=(Holding(B, ((4096, 8192),)),))
     first, second = swarm_in(tmp_path / "a"), swarm_in(tmp_path / "b")
     keep(first, 0, commit(4, together), commit(5, replace(stays, cursor=150)))
     keep(second, 0, commit(4, together), replace(commit(6, farther), group=b"g" * 32))
     events = {"a": [at(4), at(5)], "b": [at(4), at(6) | {"group": (b"g" * 32).hex()}]}
     found = last_ledger([first, second], events)
-    assert (found.cursor, found.let_go) == (2060, [])
-    assert found.held == {A.hex(): [(0, 60)], B.hex(): [(1024, 2048)]}
-    assert found.free == [(90, 100), (150, 1024), (2048, 2060)]
+    assert (found.cursor, found.let_go) == (8200, [])
+    assert found.held == {A.hex(): [(0, 60)], B.hex(): [(4096, 8192)]}
+    assert found.free == [(90, 100), (150, 4096), (8192, 8200)]
