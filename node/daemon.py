@@ -232,7 +232,7 @@ class NodeDaemon:
             )
             control = ControlServer(swarm.socket, self._verbs)
             life = partial(self._life, engine, swarm, signed, recipe, book, seed)
-            to: int | None = None
+            made, avoids = making.make, frozenset[bytes]()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(control.run())
                 while True:
@@ -242,8 +242,14 @@ class NodeDaemon:
                     with ExitStack() as watching:  # from before there is a peer: it may begin a stage anew first
                         watching.callback(log.subscribe(status.apply))
                         events = watching.enter_context(log.follow())
-                        to = await life(status, events, *await (making.make() if to is None else making.move(to)))
-                    if to is None:
+                        peer, storage = await made()
+                        peer.member.avoids = avoids
+                        left = await life(status, events, peer, storage)
+                    if left.stranded_in is not None:
+                        made, avoids = making.anew, avoids | {left.stranded_in}
+                    elif left.moves_to is not None:
+                        made = partial(making.move, left.moves_to)
+                    else:
                         break
                 control.stop()
 
@@ -259,8 +265,8 @@ class NodeDaemon:
         events: Follower,
         peer: Peer,
         storage: FileStorage,
-    ) -> int | None:
-        """From a peer until it has left. Returns the stage to which it moves, if it does."""
+    ) -> Left:
+        """From a peer until it has left."""
         settings = recipe.settings()
         freeze_imports()
         inside = NodeInside(
@@ -292,8 +298,7 @@ class NodeDaemon:
         self._invite(inside)
         known = list(book.peers())
         self._verbs |= inside.verbs()
-        left = await self._together(engine, swarm, recipe, peer, storage, inside, announcer, finder, events, known)
-        return left.moves_to
+        return await self._together(engine, swarm, recipe, peer, storage, inside, announcer, finder, events, known)
 
     async def _together(
         self,

@@ -89,6 +89,8 @@ class Left:
     reason: str
     moves_to: int | None = None
     """The stage for which it has left its own."""
+    stranded_in: bytes | None = None
+    """The group that it has given up, to begin anew with another: its disk is as a newcomer's."""
 
 
 class Peer:
@@ -220,6 +222,7 @@ class Peer:
         """Is shown what meetings add to means."""
         self.stop_reason = ""
         self.state_reason = ""
+        self._stranded_in: bytes | None = None
         self._said_reason = ""
         """Of the state, as it was last logged."""
         self._said_at = -math.inf
@@ -270,7 +273,9 @@ class Peer:
         except* _Ended:
             pass
         self.log.emit("node.stop", reason=self.stop_reason)
-        return Left(self.stop_reason)
+        if self._stranded_in is not None:
+            await self._journal(self._storage.clear)
+        return Left(self.stop_reason, stranded_in=self._stranded_in)
 
     def _begin(self, group: asyncio.TaskGroup) -> None:
         """What goes on beside applying and training."""
@@ -337,6 +342,12 @@ class Peer:
         self._linger_until = self._linger_until or now + LINGER_S
         if now >= self._linger_until or not self._somebody_is_behind():
             self.stop("the run is complete")
+
+    def _watch_group(self, now: float) -> None:
+        """Where our group can decide nothing any more, and there are others."""
+        if self.member.is_stranded(now) and not self._stop.is_set():
+            self._stranded_in = self.member.group
+            self.stop("its group has lost its quorum, and it goes to another one")
 
     def _is_complete(self) -> bool:
         return self.trainer.finished
@@ -446,6 +457,7 @@ class Peer:
             if self.departure.is_over(self._now()):
                 self._let_go.set()
             self._watch_end(self._now())
+            self._watch_group(self._now())
             if loop.time() >= net_at:
                 net_at += NET_EVERY_S
                 links = self.network.links()

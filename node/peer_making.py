@@ -59,6 +59,12 @@ class PeerMaking:
             return await self._of_a_stage()
         return await self._of_a_replica()
 
+    async def anew(self) -> tuple[Peer, FileStorage]:
+        """The peer of a machine that has given up its group, when nobody refers to the last one any more."""
+        await self.engine.finish_serving()
+        free_the_last_life()
+        return await self._of_a_replica()
+
     async def _of_a_replica(self) -> tuple[Peer, FileStorage]:
         """A peer that holds the whole model."""
         recipe = self.recipe

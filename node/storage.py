@@ -111,6 +111,9 @@ class Storage(Protocol):
     damaged, or the disk does not take what is written.
     """
 
+    def clear(self) -> None:
+        """Forget everything, for good: nothing else is asked of this storage."""
+
     def save_vote(self, vote: SavedVote) -> None: ...
 
     def load_vote(self) -> SavedVote | None: ...
@@ -167,6 +170,12 @@ class FileStorage:
         self._chunks: dict[int, Path] | None = None
         """By number, those of a download; None: not looked at yet."""
         (folder / "chunks").mkdir(parents=True, exist_ok=True)
+
+    def clear(self) -> None:
+        (self.folder / CURRENT).unlink(
+            missing_ok=True
+        )  # first: a history without a state is a member that has lost it, a state without a history is damage
+        shutil.rmtree(self.folder)
 
     def save_vote(self, vote: SavedVote) -> None:
         self._votes.save(msgspec.msgpack.encode(vote))

@@ -6,6 +6,7 @@ what we offer to rounds (`Attendance`), and deciding the next commit (`Consensus
 daemon and in simulations. Messages it sends to itself are handled before a method returns.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ from farflung.protocol.messages import (
     Ready,
 )
 from farflung.protocol.neighbours import Found, Neighbours, smallest_group
+from farflung.protocol.quorum import is_quorum
 from farflung.protocol.settings import RESEND_S, Settings
 from farflung.protocol.standing import Standing
 from farflung.protocol.tempo import Tempo
@@ -59,6 +61,10 @@ class Member:
     attendance: Attendance = field(init=False)
     consensus: Consensus = field(init=False)
     neighbours: Neighbours = field(default_factory=Neighbours)
+    avoids: frozenset[bytes] = frozenset()
+    """Groups in which we were stranded: not to begin with again, as long as there is another."""
+    _quorum_at: float = -math.inf
+    """When more than half of our group lived, or we had none."""
     _has_looked: bool = False
     """For a group, when there were some to choose from: if it does not answer, any is good."""
     reason: str = "starting"
@@ -117,6 +123,10 @@ class Member:
         """Whether we, between two inner steps of `step_s` seconds, should offer what we have (`rhythm`)."""
         return self.in_view and self.tempo.is_due(step_s, now)
 
+    def is_stranded(self, now: float) -> bool:
+        """Whether our group can decide nothing any more, for so long that it is time to go to another one: as a newcomer, with what that group has."""
+        return self.started and bool(self.neighbours.groups) and now > self._quorum_at + self.settings.stranded_s
+
     def admitted(self, peer: PeerId) -> bool:
         """Whether a peer has shown that it may be here, to us or to a quorum."""
         if peer in self.standing.admitted or peer in (self.me, self.settings.founder):
@@ -147,6 +157,7 @@ class Member:
         """
         effects = [*self.attendance.drop(final=False), *self.attendance.give_up("the history went on without us")]
         self.history.replace(anchor, history)
+        self._quorum_at = now  # nobody was heard yet
         for peer in self.head.commit.view:
             self.membership.expect(peer, now)
         self.follower.elsewhere.clear()
@@ -198,7 +209,7 @@ class Member:
         """Records tell of peers. Who is of another group than we is somebody to meet; and who is of none yet begins with the smallest that there is, so that groups
         that have lost members win some."""
         effects: list[Effect] = []
-        smallest = smallest_group(peers) if not self.started and not self._has_looked else None
+        smallest = smallest_group(peers, self.avoids) if not self.started and not self._has_looked else None
         self._has_looked = self._has_looked or smallest is not None
         for peer, group in peers.items():
             ours = self.group if self.started else smallest
@@ -286,12 +297,16 @@ class Member:
         effects = self._heard(sender, now, via, beat)
         if effects and not beat.reply and any(isinstance(e, Note) for e in effects):
             effects.append(Send(sender, self._heartbeat(reply=True)))  # news to us, so perhaps we are news to it
-        if beat.digest and (not self.started or beat.height > self.head.commit.height):
+        if beat.digest and (not self._shuns(beat) if not self.started else beat.height > self.head.commit.height):
             effects += self.follower.ask([sender], now)
         effects += self.consensus.follow(sender, beat, now)
         if self.membership.news != known:
             effects += self.consensus.step(now)
         return effects + self.standing.compare(now)
+
+    def _shuns(self, beat: Heartbeat | None) -> bool:
+        """Whether not to begin with the group of somebody who greets us: until we have looked for others."""
+        return not self._has_looked and beat is not None and beat.group in self.avoids
 
     def _is_elsewhere(self, sender: PeerId, beat: Heartbeat) -> bool:
         """Whether a peer is of another group. One that has no state is of none yet; and a member that has not heard yet how our group came to be is of it all the same."""
@@ -360,13 +375,16 @@ class Member:
         """Called several times a second while we are `busy`, and by `look_at`: heartbeats, repetitions, deadlines."""
         view = self.head.commit.view if self.started else ()
         effects = self.membership.tick(now, keep=view)
+        if not view or is_quorum(view, self.membership.live(view)):
+            self._quorum_at = now
         if len(self.standing.admitted) > len(self.membership.peers):
             self.standing.admitted &= self.membership.peers.keys()  # who was forgotten shows again that it may be here
         if now >= self._greets_at:
             effects += self._greet(now)
         if not self.started:
             self.reason = "looking for a peer that knows the swarm's history"
-            return self._settle(effects + self.follower.ask(self.standing.donors(), now), now)
+            donors = [p for p in self.standing.donors() if not self._shuns(self.membership.heartbeat(p))]
+            return self._settle(effects + self.follower.ask(donors, now), now)
         ballot = self.consensus.ballot
         effects += self.consensus.tick(now)
         if self.consensus.ballot != ballot:

@@ -5,7 +5,7 @@ our own group tell of them; nothing of it is proven, and who cannot be reached i
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from farflung.protocol.keys import PeerId
@@ -15,9 +15,9 @@ Found = Mapping[PeerId, bytes | None]
 """Peers that were found, and of which group each is; None: of none yet, or nobody knows."""
 
 
-def smallest_group(peers: Found) -> bytes | None:
-    """By those who were found; None when nobody is of any."""
-    sizes = Counter(group for group in peers.values() if group is not None)
+def smallest_group(peers: Found, avoids: Collection[bytes] = ()) -> bytes | None:
+    """By those who were found, but for some groups; None when nobody is of any other."""
+    sizes = Counter(group for group in peers.values() if group is not None and group not in avoids)
     return min(sizes, key=lambda group: (sizes[group], group), default=None)
 
 

@@ -10,6 +10,9 @@ from farflung.protocol.rhythm import Rhythm
 RESEND_S = 1.5
 """Seconds between repetitions of a message that was not acted on: control messages may be lost."""
 
+STRANDED_S = 600.0
+"""Without a quorum of our group, while there are others: then what the group has, and what we have trained for it, is given up. A partition may end before, and rarely lasts longer."""
+
 SETTLE_S = 1.0
 """Seconds a proposer waits for more joiners before it changes the view, so that four newcomers cost one commit."""
 
@@ -80,6 +83,8 @@ class Settings:
     removal_s: float
     """Seconds after which a dead member is removed from the view."""
     heartbeat_s: float
+    stranded_s: float = STRANDED_S
+    """Without a quorum of its group after which a member goes to another one."""
     admits: Callable[[PeerId, bytes], bool]
     """Whether a peer may be here: the founder, and who shows a token that opens the swarm to it."""
 

@@ -198,13 +198,16 @@ class Swarm:
             if attacks
             else MemoryNetwork(self.hub, me)
         )
+        avoids: frozenset[bytes] = frozenset()
         try:
-            await self._live_on(index, network)
+            while (stranded_in := await self._live_on(index, network, avoids)) is not None:
+                avoids |= {stranded_in}
+                network.stop_serving()
         finally:
             await network.close()
 
-    async def _live_on(self, index: int, network: MemoryNetwork) -> None:
-        """The life of a node on its network."""
+    async def _live_on(self, index: int, network: MemoryNetwork, avoids: frozenset[bytes]) -> bytes | None:
+        """The life of a node on its network. Returns the group that it has given up, if it begins anew with another."""
         outfit, signer = self.outfit, self.outfit.signers[index]
         me, attacks = signer.peer_id, outfit.attacks(index)
         log = EventLog(None, swarm="sim", peer=short(me), clock=self.hub.loop.time)
@@ -230,9 +233,10 @@ class Swarm:
         trained_by = learner if "noise" not in attacks else Backwards(learner, learner.coupled)
         peer = ReplicaPeer(outfit.terms, facilities, trained_by)
         peer.witness_meeting = self.on_meeting
+        peer.member.avoids = avoids
         anchor, history = newest_history(self.disks[index].load_history())
         settings = outfit.terms.settings
-        if me == settings.founder and not history:
+        if me == settings.founder and not history and not avoids:
             history = [founded(settings.swarm, signer, settings.rules)]
             self.disks[index].append_commit(None, history[0])
         known = self._found_by(me)
@@ -240,12 +244,15 @@ class Swarm:
         self.learners[index] = learner
         began = self.hub.now()
         try:
-            await peer.run(anchor=anchor, history=history, known=known)
+            left = await peer.run(anchor=anchor, history=history, known=known)
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise asyncio.CancelledError  # killed while it ended: a task group that is ending forgets it (until Python 3.13)
         finally:
             self.labour[index].running_s += self.hub.now() - began
             self.labour[index].break_off(self.hub.now())
             if self.peers.get(index) is peer:
                 del self.peers[index]
+        return left.stranded_in
 
     def _some_others(self, me: PeerId) -> list[PeerId]:
         """Peers that run, as records would name them: all, or some where there are many."""

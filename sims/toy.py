@@ -213,6 +213,9 @@ class MemoryStorage:
     """A disk that outlives its process."""
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
         self.vote: SavedVote | None = None
         self.history: list[Link] = []
         self.means: dict[tuple[bytes, int], bytes] = {}

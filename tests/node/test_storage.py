@@ -123,6 +123,18 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     assert saved is not None and saved[1] == place(1) and (saved[0] / "outer").exists()
 
 
+def test_what_is_cleared_is_as_new(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path / "checkpoint")
+    storage.save_vote(SavedVote(7, 2, Accepted(1, commit(7))))
+    storage.append_commit(None, certified(0))
+    save(storage, 1)
+    storage.save_chunk(4, 9, b"chunk")
+    storage.clear()
+    assert not list(tmp_path.iterdir())
+    again = FileStorage(tmp_path / "checkpoint")
+    assert again.load_vote() is None and again.load_history() == [] and chunks(again) == [] and load(again) is None
+
+
 def test_a_checkpoint_drops_what_it_makes_unnecessary(tmp_path: Path) -> None:
     storage = FileStorage(tmp_path)
     for plan in PLANS:

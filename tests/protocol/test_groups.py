@@ -190,3 +190,30 @@ def test_one_that_was_away_for_too_long_follows_whoever_of_its_view_is_elsewhere
     assert [send.to for send in asked] == [IDS[3]]
     one.receive(IDS[3], answer, 40.1)
     assert one.head.commit == newest and not one.follower.elsewhere
+
+
+def test_who_is_left_without_a_quorum_is_stranded_where_there_are_other_groups() -> None:
+    settings = replace(FULL, stranded_s=30.0)
+    one = new_member(BY_ID[IDS[0]], settings)
+    one.begin(None, PAST, 0.0)
+    for peer in IDS[1:3]:
+        one.receive(peer, said(HEAD), 1.0)
+    for now in range(1, 91):
+        one.tick(float(now))
+    assert 1.0 < one._quorum_at < 50.0 and not one.is_stranded(90.0), "there is no other group"
+    one.found({STRANGER: b"g" * 32}, 90.0)
+    assert one.is_stranded(90.0) and not one.is_stranded(one._quorum_at + 30.0)
+    one.receive(IDS[1], said(HEAD), 91.0)
+    one.receive(IDS[2], said(HEAD), 91.0)
+    one.tick(91.0)
+    assert not one.is_stranded(91.0)
+
+
+def test_one_that_was_stranded_does_not_begin_with_that_group_again_as_long_as_there_is_another() -> None:
+    one = new_member(WHO[4], FULL)
+    one.avoids = frozenset({b""})
+    records: dict[bytes, bytes | None] = {IDS[0]: b"", IDS[1]: OTHER.group, IDS[3]: OTHER.group}
+    assert not sends(one.receive(IDS[0], said(SPLIT), 0.5), messages.GetCommits)
+    assert not sends(one.tick(0.7), messages.GetCommits)
+    assert {s.to for s in sends(one.found(records, 1.0), Heartbeat)} == {IDS[1], IDS[3]}
+    assert sends(one.receive(IDS[0], said(SPLIT), 2.0), messages.GetCommits), "nobody else has answered"
