@@ -39,7 +39,7 @@ from farflung.protocol.messages import (
 )
 from farflung.protocol.neighbours import Found, Neighbours, smallest_group
 from farflung.protocol.quorum import is_quorum
-from farflung.protocol.settings import RESEND_S, Settings
+from farflung.protocol.settings import RESEND_S, SHUN_S, Settings
 from farflung.protocol.standing import Standing
 from farflung.protocol.tempo import Tempo
 from farflung.protocol.types import as_text
@@ -63,6 +63,7 @@ class Member:
     neighbours: Neighbours = field(default_factory=Neighbours)
     avoids: frozenset[bytes] = frozenset()
     """Groups in which we were stranded: not to begin with again, as long as there is another."""
+    _began_at: float = math.inf
     _quorum_at: float = -math.inf
     """When more than half of our group lived, or we had none."""
     _has_looked: bool = False
@@ -209,8 +210,8 @@ class Member:
         """Records tell of peers. Who is of another group than we is somebody to meet; and who is of none yet begins with the smallest that there is, so that groups
         that have lost members win some."""
         effects: list[Effect] = []
-        smallest = smallest_group(peers, self.avoids) if not self.started and not self._has_looked else None
-        self._has_looked = self._has_looked or smallest is not None
+        smallest = None if self.started or self._has_looked else smallest_group(peers, self.avoids)
+        self._has_looked = self._has_looked or any(group is not None for group in peers.values())
         for peer, group in peers.items():
             ours = self.group if self.started else smallest
             if ours is None or group in (None, ours) or self._is_member(peer):
@@ -297,16 +298,16 @@ class Member:
         effects = self._heard(sender, now, via, beat)
         if effects and not beat.reply and any(isinstance(e, Note) for e in effects):
             effects.append(Send(sender, self._heartbeat(reply=True)))  # news to us, so perhaps we are news to it
-        if beat.digest and (not self._shuns(beat) if not self.started else beat.height > self.head.commit.height):
+        if beat.digest and (not self._shuns(beat, now) if not self.started else beat.height > self.head.commit.height):
             effects += self.follower.ask([sender], now)
         effects += self.consensus.follow(sender, beat, now)
         if self.membership.news != known:
             effects += self.consensus.step(now)
         return effects + self.standing.compare(now)
 
-    def _shuns(self, beat: Heartbeat | None) -> bool:
-        """Whether not to begin with the group of somebody who greets us: until we have looked for others."""
-        return not self._has_looked and beat is not None and beat.group in self.avoids
+    def _shuns(self, beat: Heartbeat | None, now: float) -> bool:
+        """Whether not to begin with the group of somebody who greets us, for we may still find another."""
+        return now < self._began_at + SHUN_S and beat is not None and beat.group in self.avoids
 
     def _is_elsewhere(self, sender: PeerId, beat: Heartbeat) -> bool:
         """Whether a peer is of another group. One that has no state is of none yet; and a member that has not heard yet how our group came to be is of it all the same."""
@@ -373,6 +374,7 @@ class Member:
 
     def tick(self, now: float) -> list[Effect]:
         """Called several times a second while we are `busy`, and by `look_at`: heartbeats, repetitions, deadlines."""
+        self._began_at = min(self._began_at, now)
         view = self.head.commit.view if self.started else ()
         effects = self.membership.tick(now, keep=view)
         if not view or is_quorum(view, self.membership.live(view)):
@@ -383,7 +385,7 @@ class Member:
             effects += self._greet(now)
         if not self.started:
             self.reason = "looking for a peer that knows the swarm's history"
-            donors = [p for p in self.standing.donors() if not self._shuns(self.membership.heartbeat(p))]
+            donors = [p for p in self.standing.donors() if not self._shuns(self.membership.heartbeat(p), now)]
             return self._settle(effects + self.follower.ask(donors, now), now)
         ballot = self.consensus.ballot
         effects += self.consensus.tick(now)

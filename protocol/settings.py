@@ -13,6 +13,9 @@ RESEND_S = 1.5
 STRANDED_S = 600.0
 """Without a quorum of our group, while there are others: then what the group has, and what we have trained for it, is given up. A partition may end before, and rarely lasts longer."""
 
+SHUN_S = 10.0
+"""In which a member that was stranded in a group looks for another one, before it begins with that again."""
+
 SETTLE_S = 1.0
 """Seconds a proposer waits for more joiners before it changes the view, so that four newcomers cost one commit."""
 

@@ -29,6 +29,7 @@ from farflung.node.status import LedgerStatus
 from farflung.node.storage import HISTORY_FILE
 from farflung.protocol.errors import ConfigError, FarflungError, LocalError, NameContested
 from farflung.protocol.invitation import decode_invitation
+from farflung.protocol.member import Member
 from farflung.protocol.naming import full_name
 
 
@@ -294,3 +295,41 @@ def test_three_real_nodes_join_late_leave_restart_and_outlive_the_first(
     without = daemon.export(ExportOptions(swarm="alpha", folder=tmp_path / "again", home=tmp_path / "c"))
     assert without == {key: fact for key, fact in facts.items() if key not in ("steps", "tokens")}
     assert facts["manifest hash"] == made.hash_hex and manifest.name in (tmp_path / "model" / "README.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_a_real_node_that_gives_its_group_up_begins_anew(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here there is no other group, so it begins with the same one, as a newcomer."""
+    made, _ = found(tmp_path, corpus, local=True, optimizer="muon")
+    stranded: set[str] = set()
+
+    def is_stranded(self: Member, now: float) -> bool:
+        here = self.me.hex() in stranded
+        stranded.discard(self.me.hex())  # once
+        return here
+
+    monkeypatch.setattr(Member, "is_stranded", is_stranded)
+
+    async def main() -> None:
+        async with asyncio.timeout(150), AsyncExitStack() as stack:
+            a = await stack.enter_async_context(running(Node(tmp_path / "a", "alpha")))
+            b = await stack.enter_async_context(running(Node(tmp_path / "b", made.invitation)))
+            await b.contributed()
+            seen = len(b.events)
+            stranded.add(b.peer)
+            await b.until(lambda e: e["event"] == "node.start", seen=seen)
+            seen = len(a.events)
+            await a.until(lambda e: e["event"] == "round.commit" and b.peer in e["contributors"], seen=seen)
+
+    asyncio.run(main())
+    events = read_events(resolve_paths(tmp_path / "b", {}).find_swarm("alpha").events)
+    lives = [e for e in events if e["event"] in ("node.start", "node.stop")]
+    assert [e["event"] for e in lives] == ["node.start", "node.stop"] * 2
+    assert lives[1]["reason"] == "its group has lost its quorum, and it goes to another one"
+    assert not lives[2]["resumed"] and lives[2]["version"] == 0, "it knows nothing of what was"
+    kinds = [e["event"] for e in events[events.index(lives[2]) :]]
+    assert "history.jump" in kinds and "state.sync" in kinds

@@ -216,4 +216,7 @@ def test_one_that_was_stranded_does_not_begin_with_that_group_again_as_long_as_t
     assert not sends(one.receive(IDS[0], said(SPLIT), 0.5), messages.GetCommits)
     assert not sends(one.tick(0.7), messages.GetCommits)
     assert {s.to for s in sends(one.found(records, 1.0), Heartbeat)} == {IDS[1], IDS[3]}
-    assert sends(one.receive(IDS[0], said(SPLIT), 2.0), messages.GetCommits), "nobody else has answered"
+    assert sends(one.receive(IDS[0], said(SPLIT), 20.0), messages.GetCommits), "nobody else has answered"
+    other = new_member(WHO[4], FULL)
+    other.avoids = frozenset({b""})
+    assert {s.to for s in sends(other.found({IDS[0]: b""}, 1.0), Heartbeat)} == {IDS[0]}, "there is no other"
