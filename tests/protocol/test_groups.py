@@ -9,11 +9,12 @@ from tests.protocol.bus import SWARM, beat, certify, new_member, signers, state_
 from farflung.protocol import chain, messages
 from farflung.protocol.chain import Commit
 from farflung.protocol.effects import Note, Send
-from farflung.protocol.limits import MAX_NEIGHBOURS
+from farflung.protocol.limits import MAX_DIVISIONS, MAX_NEIGHBOURS
 from farflung.protocol.member import Member
 from farflung.protocol.messages import Heartbeat
 from farflung.protocol.neighbours import Neighbours
 from farflung.protocol.planning import Divide, Situation, StartRound, Wait, decide
+from farflung.protocol.quorum import proposer
 
 FULL = replace(RULES, rules=replace(RULES.rules, max_group=4, divides=True))
 STRANGER = WHO[4].peer_id
@@ -128,6 +129,24 @@ def test_a_full_group_divides_when_somebody_waits() -> None:
         {"finished": True},
     ):
         assert isinstance(decide(situation(**changes)), Wait), changes
+
+
+def test_a_group_that_comes_of_too_many_divisions_stays_one_and_goes_on() -> None:
+    links, head = list(PAST), HEAD
+    for _ in range(MAX_DIVISIONS):
+        split = chain.successor(SWARM, head, FULL.rules, view=STAYS, left=(), result=None, goes=GOES)
+        filled = chain.successor(SWARM, split, FULL.rules, view=tuple(IDS), left=(), result=None)
+        links += [certify(split, INSIDE[:3]), certify(filled, [w for w in INSIDE if w.peer_id in STAYS])]
+        head = filled
+    leader = proposer(SWARM, head.view, head.height + 1, 0)
+    one = new_member(BY_ID[leader], FULL)
+    one.membership.state = "training"
+    one.begin(None, links, 0.0)
+    one.applied(head.height, head.version, state_digest(head.version), 0.0)
+    effects = [e for p in (*IDS, STRANGER) if p != leader for e in one.receive(p, said(head), 0.0)]
+    assert one.standing.joiners() == (STRANGER,)
+    assert not sends(effects + one.tick(1.0), messages.Propose)
+    assert one.reason == "all train for the next round"
 
 
 def test_halves_have_their_share_of_who_can_vote() -> None:
