@@ -329,7 +329,7 @@ def successor(
 
 def check_successor(swarm: bytes, parent: Commit, commit: Commit, rules: Rules, *, peer: PeerId) -> None:
     """Refuse a commit that does not follow from `parent` by the rules. Raises Refused naming `peer`."""
-    commit = as_decided(commit)
+    told, commit = commit, as_decided(commit)
     goes = () if commit.half is None else commit.half.view
 
     def demand(holds: bool, what: str) -> None:
@@ -394,6 +394,8 @@ def check_successor(swarm: bytes, parent: Commit, commit: Commit, rules: Rules, 
         raise Refused(f"commit {commit.height}: {error}", peer=peer) from error
     demand(expected.lives == commit.lives, "has lives of stages that do not follow from the last")
     demand(expected == commit, "has a ledger that does not follow from the last")
+    # No vote covers how it is told to those who go: what they are called follows from what was voted for.
+    demand(told == commit or told == turned(swarm, commit), "calls a group by a name that is not its own")
 
 
 def _check_round(parent: Commit, result: RoundResult, rules: Rules, demand: Callable[[bool, str], None]) -> None:

@@ -149,6 +149,8 @@ class Member:
         self.history.replace(anchor, history)
         for peer in self.head.commit.view:
             self.membership.expect(peer, now)
+        if self.head.commit.half is not None:
+            self._part(self.head.commit, self.head.commit.half)
         for peer, beat in self.membership.said():
             if self._is_elsewhere(peer, beat) and not self._is_member(peer):
                 self._goes_by(peer, beat.group)
@@ -318,8 +320,10 @@ class Member:
             jump = self.follower.jump(sender, message, self.membership, now)
             if jump is None:
                 return []
-            begun = self.begin(message.anchor, message.chain, now)
-            return [jump, *begun, Apply(message.chain[0], message.anchor), *(Apply(c) for c in message.chain[1:])]
+            # Whoever tells it may be of the other half, where it ends with a division.
+            links = (*message.chain[:-1], self._our_side(message.chain[-1]))
+            begun = self.begin(message.anchor, links, now)
+            return [jump, *begun, Apply(links[0], message.anchor), *(Apply(c) for c in links[1:])]
         effects: list[Effect] = []
         for certified in message.chain:
             try:
@@ -400,11 +404,10 @@ class Member:
         return [send, detour] if isinstance(send.message, Heartbeat) else [detour]
 
     def _advance(self, certified: Certified, now: float) -> list[Effect]:
-        """The history moved by one. Where the group becomes two, ours is the half that we are in."""
-        commit = chain.as_decided(certified.commit)
-        if commit.half is not None and self.me in commit.half.view:
-            commit = chain.turned(self.settings.swarm, commit)
-        certified = msgspec.structs.replace(certified, commit=commit)
+        """The history moved by one."""
+        commit = chain.as_decided(certified.commit)  # who is in neither half goes on with those who stay
+        certified = self._our_side(msgspec.structs.replace(certified, commit=commit))
+        commit = certified.commit
         was_member = self.in_view
         effects = self.attendance.drop_unless(commit)
         self.history.append(certified)
@@ -413,26 +416,29 @@ class Member:
             self.membership.expect(peer, now)
             self.neighbours.forget(peer)
         if commit.half is not None:
-            effects.append(self._parted(commit, commit.half))
+            other = self._part(commit, commit.half)
+            view, others = [p.hex() for p in commit.view], [p.hex() for p in commit.half.view]
+            names = {"group": commit.group.hex(), "other": other.hex()}
+            effects.append(Note("group.divided", names | {"view": view, "others": others}))
         effects += self.attendance.conclude(commit)
         if was_member and not self.in_view:
             effects.append(Note("view.dropped", {"reason": f"not in the view of height {commit.height}"}))
         return effects + self.consensus.next_height(now)
 
-    def _parted(self, commit: Commit, half: Half) -> Note:
-        """Our group has become two."""
+    def _our_side(self, certified: Certified) -> Certified:
+        """Where the group becomes two, ours is the half that we are in."""
+        commit = certified.commit
+        if commit.half is None or self.me not in commit.half.view:
+            return certified
+        ours = chain.as_decided(commit) if commit.half.turned else chain.turned(self.settings.swarm, commit)
+        return msgspec.structs.replace(certified, commit=ours)
+
+    def _part(self, commit: Commit, half: Half) -> bytes:
+        """Our group has become two: who is of the other is of it from now on. Returns its name."""
         theirs = half.group if half.turned else chain.turned(self.settings.swarm, commit).group
         for peer in half.view:
             self._goes_by(peer, theirs)
-        return Note(
-            "group.divided",
-            {
-                "group": commit.group.hex(),
-                "view": [p.hex() for p in commit.view],
-                "other": theirs.hex(),
-                "others": [p.hex() for p in half.view],
-            },
-        )
+        return theirs
 
     def _heartbeat(self, *, reply: bool = False) -> Heartbeat:
         return msgspec.structs.replace(

@@ -2,13 +2,15 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from tests.protocol.alone import BY_ID, HEAD, IDS, INSIDE, PAST, RULES, WHO, of, sends
 from tests.protocol.bus import SWARM, beat, certify, new_member, signers, state_digest
 
 from farflung.protocol import chain, messages
 from farflung.protocol.chain import Commit
-from farflung.protocol.effects import Note, Send
+from farflung.protocol.effects import Apply, Note, Send
+from farflung.protocol.errors import Refused
 from farflung.protocol.limits import MAX_DIVISIONS, MAX_NEIGHBOURS
 from farflung.protocol.member import Member
 from farflung.protocol.messages import Heartbeat
@@ -61,6 +63,29 @@ def test_everybody_goes_on_in_its_own_half_whoever_tells_it(me: bytes, told: cha
     assert {s.to for s in sends(one.tick(20.0), Heartbeat)} <= {*mine, STRANGER}
 
 
+@pytest.mark.parametrize("told", [CERTIFIED, TURNED], ids=["as decided", "as those who go see it"])
+@pytest.mark.parametrize("me", IDS)
+def test_who_comes_in_at_a_division_takes_its_own_half_whoever_tells_it(me: bytes, told: chain.Certified) -> None:
+    one = new_member(BY_ID[me], FULL)
+    donor = next(p for p in IDS if p != me and (p in STAYS) == (told is CERTIFIED))
+    one.receive(donor, said(told.commit), 0.0)
+    effects = one.receive(donor, messages.Commits(None, (*PAST, told)), 1.0)
+    ours = SPLIT if me in STAYS else OTHER
+    assert one.head.commit == ours and [a.certified.commit for a in of(effects, Apply)][-1] == ours
+    others = GOES if me in STAYS else STAYS
+    assert one.neighbours.groups == dict.fromkeys(others, OTHER.group if me in STAYS else b"")
+    assert not set(one.membership.peers) & set(others)
+
+
+def test_a_history_in_which_a_group_has_a_name_of_somebodys_own_is_refused() -> None:
+    forged = msgspec.structs.replace(TURNED, commit=msgspec.structs.replace(OTHER, group=b"f" * 32))
+    one = new_member(WHO[4], FULL)
+    one.receive(IDS[1], said(forged.commit), 0.0)
+    with pytest.raises(Refused, match="by a name that is not its own"):
+        one.receive(IDS[1], messages.Commits(None, (*PAST, forged)), 1.0)
+    assert not one.started
+
+
 def test_who_is_of_another_group_is_not_greeted_counted_on_or_let_in() -> None:
     one = member(IDS[0])
     one.receive(IDS[2], messages.Committed(CERTIFIED), 1.0)
@@ -82,7 +107,7 @@ def test_a_newcomer_that_has_chosen_a_group_parts_with_those_of_others() -> None
         one.receive(peer, words, 0.0)
     one.receive(IDS[1], messages.Commits(None, (*PAST, TURNED)), 1.0)
     assert one.group == OTHER.group and set(one.membership.peers) == {*GOES, third}
-    assert one.neighbours.groups == {IDS[0]: b""} and one.standing.donors() == [IDS[1]]
+    assert one.neighbours.groups == dict.fromkeys(STAYS, b"") and one.standing.donors() == [IDS[1]]
 
 
 def test_a_member_that_has_not_heard_of_the_division_is_one_all_the_same() -> None:
