@@ -237,7 +237,9 @@ class Member:
     def _receive(self, sender: PeerId, message: Message, now: float, via: PeerId | None = None) -> list[Effect]:
         if isinstance(message, Heartbeat):
             return self._on_heartbeat(sender, message, now, via)
-        if not self.admitted(sender):
+        if not (
+            self.admitted(sender) or (sender in self.neighbours.shown and isinstance(message, (GetCommits, Probe)))
+        ):
             raise Refused(f"{type(message).__name__} before being admitted to the swarm", peer=sender)
         effects: list[Effect] = []
         match message:
@@ -309,9 +311,9 @@ class Member:
         return self.follower.ask([sender], now) if beat.height > self.head.commit.height else []
 
     def _goes_by(self, peer: PeerId, group: bytes) -> None:
-        """A peer is of another group."""
+        """A peer that we have heard is of another group."""
         self.membership.forget(peer)
-        self.neighbours.note(peer, group)
+        self.neighbours.note(peer, group, shown=True)
 
     def _on_commits(self, sender: PeerId, message: Commits, now: float) -> list[Effect]:
         if not message.chain:

@@ -28,16 +28,22 @@ class Neighbours:
     groups: dict[PeerId, bytes] = field(default_factory=dict)
     """By peer, the group of which it was said to be; who was spoken of last comes last."""
 
-    def note(self, peer: PeerId, group: bytes) -> None:
+    shown: set[PeerId] = field(default_factory=set)
+    """Who of them has shown that it may be here. It may not know yet that it is of another group."""
+
+    def note(self, peer: PeerId, group: bytes, *, shown: bool = False) -> None:
         """A peer is of another group. Whoever was not spoken of for longest makes room."""
         self.groups.pop(peer, None)
         self.groups[peer] = group
+        if shown:
+            self.shown.add(peer)
         if len(self.groups) > MAX_NEIGHBOURS:
-            del self.groups[next(iter(self.groups))]
+            self.forget(next(iter(self.groups)))
 
     def forget(self, peer: PeerId) -> None:
         """It is gone, or one of us."""
         self.groups.pop(peer, None)
+        self.shown.discard(peer)
 
     def choose(self, turn: int) -> PeerId | None:
         """Somebody to meet: groups take turns, however many of each we know, and the peers of each do. None while nobody is known."""

@@ -133,6 +133,24 @@ def test_one_that_was_away_asks_whoever_is_ahead_of_it_in_another_group() -> Non
     assert other.head.commit == SPLIT, "what follows is not of its group"
 
 
+def test_who_does_not_know_yet_that_it_is_of_another_group_may_ask_all_the_same() -> None:
+    """For commits, and after others: it had shown its invitation, or was a member."""
+    one = member(IDS[0])
+    one.receive(IDS[2], messages.Committed(CERTIFIED), 1.0)
+    one.receive(STRANGER, said(OTHER), 2.0)
+    one.tick(3.0)
+    unknown = next(s.peer_id for s in signers(6) if s.peer_id not in (*IDS, STRANGER))
+    one.found({unknown: OTHER.group}, 3.0)
+    for peer in (IDS[1], STRANGER):
+        assert [s.to for s in sends(one.receive(peer, messages.GetCommits(0), 4.0), messages.Commits)] == [peer]
+        assert [s.to for s in sends(one.receive(peer, messages.Probe(IDS[2]), 4.0), messages.Opinion)] == [peer]
+        with pytest.raises(Refused, match="Committed before being admitted"):
+            one.receive(peer, messages.Committed(CERTIFIED), 4.0)
+    for question in (messages.GetCommits(0), messages.Probe(IDS[2])):
+        with pytest.raises(Refused, match="before being admitted"):
+            one.receive(unknown, question, 4.0)
+
+
 def situation(**changes: object) -> Situation:
     values: dict[str, object] = dict(
         view=tuple(IDS), live=frozenset(IDS), holders=frozenset(IDS), left=frozenset(), gone=frozenset(), readies={},
