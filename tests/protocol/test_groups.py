@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from tests.protocol.alone import BY_ID, HEAD, IDS, INSIDE, PAST, RULES, WHO, of, sends
+from tests.protocol.alone import BY_ID, FOLLOWER, HEAD, IDS, INSIDE, LEADER, PAST, RULES, WHO, of, sends
 from tests.protocol.bus import SWARM, beat, certify, new_member, signers, state_digest
 
 from farflung.protocol import chain, messages
@@ -201,6 +201,19 @@ def test_halves_have_their_share_of_who_can_vote() -> None:
     three = tuple(sorted([*IDS, STRANGER, b"x" * 32]))
     found = decide(situation(view=three, max_group=6, live=frozenset(three), holders=frozenset(three[:4])))
     assert isinstance(found, Divide) and all(len({*half} & {*three[:4]}) == 2 for half in (found.stays, found.goes))
+
+
+@pytest.mark.parametrize("lack", [0, 1, 2], ids=["nobody lacks it", "those who go", "those who stay"])
+def test_nobody_votes_for_a_half_in_which_the_state_would_be_lost(lack: int) -> None:
+    one = member(FOLLOWER)
+    lacking = tuple(p for p in IDS if p not in (FOLLOWER, LEADER))
+    mine = tuple(sorted((FOLLOWER, LEADER)))
+    for peer in lacking if lack else ():
+        one.receive(peer, said(HEAD, version=0, digest=b""), 1.0)
+    stays, goes = (mine, lacking) if lack < 2 else (lacking, mine)
+    split = chain.successor(SWARM, HEAD, FULL.rules, view=stays, left=(), result=None, goes=goes)
+    voted = sends(one.receive(LEADER, messages.Propose(0, split), 2.0), messages.Voted)
+    assert bool(voted) == (lack == 0)
 
 
 def test_neighbours_are_met_group_by_group() -> None:
