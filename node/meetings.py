@@ -115,7 +115,9 @@ class Meetings:
             data = await framing.read_long_blob(stream, BYTES * (part.stop - part.start))
         finally:
             await stream.close()
-        if data is None or len(data) != BYTES * (part.stop - part.start):
+        if data is None:
+            raise NetworkError("it has no outer state at the moment")
+        if len(data) != BYTES * (part.stop - part.start):
             raise Malformed("other outer parameters than were asked for", peer=peer)
         theirs = await self._doors.side.run(_decoded, data)
         if theirs is None:
@@ -140,9 +142,10 @@ class Meetings:
             raise Refused(f"asked for elements {request.start} to {request.stop}", peer=stream.peer)
         async with self._slots.slot(0):
             await self._steady().wait()
-            version = self._version()
-            data = await self._doors.side.run(_encoded, self._learner.outer.params[request.start : request.stop])
-            await stream.write(version.to_bytes(VERSION_BYTES, "big"), overhead=VERSION_BYTES)
+            version, data = self._version(), None
+            if version >= 0:
+                data = await self._doors.side.run(_encoded, self._learner.outer.params[request.start : request.stop])
+            await stream.write(max(version, 0).to_bytes(VERSION_BYTES, "big"), overhead=VERSION_BYTES)
             await framing.write_long_blob(stream, data)
 
 

@@ -69,6 +69,8 @@ class Node:
         self.neighbours = Neighbours()
         self.turn = 8
         """Of fragments' rounds."""
+        self.version = 7
+        """Of the outer state, as meetings see it; -1: there is none."""
         self.met: list[tuple[bytes, Part, PeerId, torch.Tensor]] = []
         steady = asyncio.Event()
         steady.set()
@@ -82,7 +84,7 @@ class Node:
             weight=halfway(OUTER),
             admission=TOKEN,
             admits=lambda _, token: token == TOKEN,
-            version=lambda: 7,
+            version=lambda: self.version,
             steady=lambda: steady,
             met=lambda plan_id, plan, part, whom, term: self.met.append((plan_id, part, whom, term)),
             refused=self.refused,

@@ -62,6 +62,19 @@ def test_whoever_is_gone_is_forgotten_and_costs_only_the_meeting() -> None:
     in_lab(2, main)
 
 
+def test_who_has_no_outer_state_says_so_and_is_met_another_time() -> None:
+    """It is not its fault, and nothing is broken."""
+
+    async def main(lab: Lab) -> None:
+        a, b = lab.nodes
+        b.version = -1
+        a.neighbours.note(b.id, b"other")
+        assert await a.meetings.term(PLAN_ID, lab.plan(owners=[0, 1]), 0) is None
+        assert not a.neighbours.groups and not a.met and not a.errors and not b.errors
+
+    in_lab(2, main)
+
+
 @pytest.mark.parametrize(
     ("start", "stop", "token", "error"),
     [
