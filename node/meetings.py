@@ -6,7 +6,7 @@ here pairs of groups do: in every `swarm.meet_every`-th round of a fragment each
     w (theta - theta'),    w such that the outer step, momentum and all, goes half of the way to theta' (`training.rules.halfway`)
 
 to the mean before it is encoded. The others decode it like any mean, so one group has the same bits everywhere, and no commit says anything of it. Each part may meet
-another group at another version of its own. If nobody answers in time, the part does not meet, and nothing is lost but that.
+another group at another version of its own. If nobody answers in time, the part does not meet, and nothing is lost but that, and the time: the mean has waited.
 
 Of each parameter it moves 16 bits to one peer of the group, for all of it together, where a round moves a few bits to each.
 """
@@ -62,6 +62,7 @@ class Meetings:
         met: Callable[
             [bytes, Plan, Part, PeerId, Tensor], None
         ],  # plan and its name, part, whom, what is added to the mean
+        unmet: Callable[[Plan, Part, PeerId, str], None],  # whom we asked, and why it came to nothing
         refused: Callable[[RemoteError], None],
     ) -> None:
         self._network = network
@@ -76,6 +77,7 @@ class Meetings:
         self._version = version
         self._steady = steady
         self._met = met
+        self._unmet = unmet
         self._refused = refused
         self._slots = Slots(SERVED_AT_ONCE)
 
@@ -92,18 +94,20 @@ class Meetings:
         peer = self._neighbours.choose(self._turn() // max(1, self._every) + k)
         if peer is None:
             return None
+        theirs: Tensor | None = None
         try:
             async with asyncio.timeout(SHARE * plan.scatter_s):
                 theirs = await self._ask(peer, part)
-        except (NetworkError, TimeoutError):
-            self._neighbours.forget(peer)  # records tell of others, and of this one again if it is there
+                await self._steady().wait()
+            term = await self._doors.side.run(self._difference, part, theirs)
+        except (NetworkError, TimeoutError, RemoteError) as error:
+            if theirs is None:
+                self._neighbours.forget(peer)  # records tell of others, and of this one again if it is there
+            if isinstance(error, RemoteError):
+                self._refused(error)
+            late = f"{'no answer' if theirs is None else 'our own state was not ready'} within {SHARE * plan.scatter_s:.1f} s"
+            self._unmet(plan, part, peer, late if isinstance(error, TimeoutError) else str(error))
             return None
-        except RemoteError as error:
-            self._neighbours.forget(peer)
-            self._refused(error)
-            return None
-        await self._steady().wait()
-        term = await self._doors.side.run(self._difference, part, theirs)
         self._met(plan_id, plan, part, peer, term)
         return term
 

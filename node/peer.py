@@ -135,6 +135,7 @@ class Peer:
             version=lambda: self.applier.version,
             steady=lambda: self.applier.steady,
             met=self._met,
+            unmet=self._unmet,
             refused=self.refused,
         )
         self.exchange = Exchange(
@@ -406,6 +407,10 @@ class Peer:
     def _met(self, plan_id: bytes, plan: Plan, part: Part, peer: PeerId, term: Tensor) -> None:
         self.log.emit("group.met", round=plan.height, of=peer.hex(), start=part.start, stop=part.stop)
         self.witness_meeting(plan_id, part, term)
+
+    def _unmet(self, plan: Plan, part: Part, peer: PeerId, reason: str) -> None:
+        where = {"start": part.start, "stop": part.stop}
+        self.log.emit("group.unmet", round=plan.height, of=peer.hex(), **where, reason=reason)
 
     def refused(self, error: RemoteError) -> None:
         """A peer broke a rule; nothing of ours has changed."""

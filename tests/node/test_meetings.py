@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.node.lab import NUMEL, OUTER, PLAN_ID, TOKEN, Lab, in_lab, peer
 
+from farflung.node.meetings import SHARE
 from farflung.protocol.errors import Malformed, Refused
 from farflung.protocol.messages import Part
 from farflung.training.rules import HeavyBall, Nesterov, Sgd, halfway
@@ -58,6 +59,28 @@ def test_whoever_is_gone_is_forgotten_and_costs_only_the_meeting() -> None:
         plan = lab.plan(owners=[0, 1])
         assert await a.meetings.term(PLAN_ID, plan, 0) is None
         assert not a.neighbours.groups and not a.errors and not a.met
+        ((part, whom, reason),) = a.unmet
+        assert (part, whom) == (plan.parts[0], peer(9)) and reason
+
+    in_lab(2, main)
+
+
+@pytest.mark.parametrize("slow", ["they", "we"])
+def test_a_meeting_lasts_no_longer_than_its_share_of_the_round_and_is_told_when_it_fails(slow: str) -> None:
+    async def main(lab: Lab) -> None:
+        a, b = lab.nodes
+        (b if slow == "they" else a).steady.clear()
+        a.neighbours.note(b.id, b"other")
+        plan = lab.plan(owners=[0, 1])
+        async with asyncio.timeout(SHARE * plan.scatter_s + 0.1):
+            assert await a.meetings.term(PLAN_ID, plan, 0) is None
+        ((_, whom, reason),) = a.unmet
+        assert (
+            whom == b.id
+            and reason == f"{'no answer' if slow == 'they' else 'our own state was not ready'} within 5.0 s"
+        )
+        assert set(a.neighbours.groups) == (set() if slow == "they" else {b.id}), "we are not its fault"
+        assert not a.met and not a.errors
 
     in_lab(2, main)
 
@@ -71,6 +94,7 @@ def test_who_has_no_outer_state_says_so_and_is_met_another_time() -> None:
         a.neighbours.note(b.id, b"other")
         assert await a.meetings.term(PLAN_ID, lab.plan(owners=[0, 1]), 0) is None
         assert not a.neighbours.groups and not a.met and not a.errors and not b.errors
+        assert [reason for _, _, reason in a.unmet] == ["it has no outer state at the moment"]
 
     in_lab(2, main)
 
@@ -107,6 +131,7 @@ def test_what_is_no_number_is_refused() -> None:
         plan = lab.plan(owners=[0, 1])
         assert await a.meetings.term(PLAN_ID, plan, 0) is None
         (refusal,) = a.errors
+        assert [reason for _, _, reason in a.unmet] == [str(refusal)]
         assert isinstance(refusal, Malformed) and refusal.peer == b.id and not a.neighbours.groups
         await asyncio.sleep(0)
 
