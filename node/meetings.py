@@ -14,6 +14,7 @@ Of each parameter it moves 16 bits to one peer of the group, for all of it toget
 import asyncio
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from farflung.node.network import Network, PeerId, Stream
 from farflung.node.slots import Slots
 from farflung.protocol.errors import Malformed, NetworkError, Refused, RemoteError
 from farflung.protocol.headers import OuterRequest
+from farflung.protocol.limits import MAX_OUTER_ELEMENTS
 from farflung.protocol.messages import Part, Plan
 from farflung.protocol.neighbours import Neighbours
 
@@ -80,6 +82,10 @@ class Meetings:
         self._unmet = unmet
         self._refused = refused
         self._slots = Slots(SERVED_AT_ONCE)
+        self._served: set[PeerId] = set()
+        """Who is being answered, or waits for that: nobody has more than one answer at a time."""
+        self._asking: WeakValueDictionary[PeerId, asyncio.Lock] = WeakValueDictionary()
+        """Of each peer we ask for one part at a time."""
 
     # ---- as an owner -------------------------------------------------------------------------------------------
 
@@ -112,21 +118,28 @@ class Meetings:
         return term
 
     async def _ask(self, peer: PeerId, part: Part) -> Tensor:
-        stream = await self._network.open_stream(peer, KIND)
-        try:
-            await framing.write_header(stream, OuterRequest(part.start, part.stop, self._admission))
-            await framing.read_exactly(stream, VERSION_BYTES)
-            data = await framing.read_long_blob(stream, BYTES * (part.stop - part.start))
-        finally:
-            await stream.close()
-        if data is None:
-            raise NetworkError("it has no outer state at the moment")
-        if len(data) != BYTES * (part.stop - part.start):
-            raise Malformed("other outer parameters than were asked for", peer=peer)
-        theirs = await self._doors.side.run(_decoded, data)
-        if theirs is None:
-            raise Malformed("outer parameters that are no numbers", peer=peer)
+        theirs = torch.empty(part.stop - part.start, dtype=torch.float32)
+        async with self._asking.setdefault(peer, asyncio.Lock()):
+            stream = await self._network.open_stream(peer, KIND)
+            try:
+                for start in range(part.start, part.stop, MAX_OUTER_ELEMENTS):
+                    stop = min(start + MAX_OUTER_ELEMENTS, part.stop)
+                    await self._ask_piece(stream, start, stop, theirs[start - part.start : stop - part.start])
+            finally:
+                await stream.close()
         return theirs
+
+    async def _ask_piece(self, stream: Stream, start: int, stop: int, theirs: Tensor) -> None:
+        """Into `theirs`."""
+        await framing.write_header(stream, OuterRequest(start, stop, self._admission))
+        await framing.read_exactly(stream, VERSION_BYTES)
+        data = await framing.read_long_blob(stream, BYTES * (stop - start))
+        if data is None:
+            raise NetworkError("it tells nothing of its outer state at the moment")
+        if len(data) != BYTES * (stop - start):
+            raise Malformed("other outer parameters than were asked for", peer=stream.peer)
+        if not await self._doors.side.run(_decode, data, theirs):
+            raise Malformed("outer parameters that are no numbers", peer=stream.peer)
 
     def _difference(self, part: Part, theirs: Tensor) -> Tensor:
         return self._learner.outer.params[part.start : part.stop].sub(theirs).mul_(self._weight)
@@ -138,19 +151,44 @@ class Meetings:
         self._network.serve(KIND, framing.guarded(self._serve, self._refused, within_s=None))
 
     async def _serve(self, stream: Stream) -> None:
+        """One request after another, until whoever asks ends the stream."""
+        while True:
+            request = await self._next_request(stream)
+            if stream.peer in self._served:
+                # What was given up may be noticed by its sender first, so this is no offence.
+                await self._tell(stream, 0, None)
+                return
+            self._served.add(stream.peer)
+            try:
+                async with self._slots.slot(0):
+                    await self._answer(stream, request)
+            finally:
+                self._served.discard(stream.peer)
+
+    async def _next_request(self, stream: Stream) -> OuterRequest:
         async with asyncio.timeout(framing.STALL_S):
             request = await framing.read_header(stream, OuterRequest)
         if not self._admits(stream.peer, request.admission):
             raise Refused("asks for outer parameters without an invitation", peer=stream.peer)
         if not request.start < request.stop <= len(self._learner.outer.params):
             raise Refused(f"asked for elements {request.start} to {request.stop}", peer=stream.peer)
-        async with self._slots.slot(0):
+        if request.stop - request.start > MAX_OUTER_ELEMENTS:
+            raise Refused(f"asked for more than {MAX_OUTER_ELEMENTS} elements at once", peer=stream.peer)
+        return request
+
+    async def _answer(self, stream: Stream, request: OuterRequest) -> None:
+        async with asyncio.timeout(
+            framing.STALL_S
+        ):  # or whoever downloads its state for long would have no place for others
             await self._steady().wait()
-            version, data = self._version(), None
-            if version >= 0:
-                data = await self._doors.side.run(_encoded, self._learner.outer.params[request.start : request.stop])
-            await stream.write(max(version, 0).to_bytes(VERSION_BYTES, "big"), overhead=VERSION_BYTES)
-            await framing.write_long_blob(stream, data)
+        version, data = self._version(), None
+        if version >= 0:
+            data = await self._doors.side.run(_encoded, self._learner.outer.params[request.start : request.stop])
+        await self._tell(stream, max(version, 0), data)
+
+    async def _tell(self, stream: Stream, version: int, data: memoryview | None) -> None:
+        await stream.write(version.to_bytes(VERSION_BYTES, "big"), overhead=VERSION_BYTES)
+        await framing.write_long_blob(stream, data)
 
 
 def _encoded(params: Tensor) -> memoryview:
@@ -160,6 +198,7 @@ def _encoded(params: Tensor) -> memoryview:
     return memoryview(data)
 
 
-def _decoded(data: bytes) -> Tensor | None:
-    values = torch.frombuffer(bytearray(data), dtype=torch.bfloat16).float()
-    return values if bool(values.isfinite().all()) else None
+def _decode(data: bytes, into: Tensor) -> bool:
+    """Whether all of it are numbers."""
+    into.copy_(torch.frombuffer(bytearray(data), dtype=torch.bfloat16))
+    return bool(into.isfinite().all())
