@@ -56,7 +56,7 @@ class Meetings:
         *,
         every: int,  # so manieth round of a fragment; 0: none
         turn: Callable[[], int],  # how often each fragment has had its round
-        weight: float,  # of a difference in a mean; see `halfway`
+        weight: Callable[[], float],  # of a difference in the mean of the next round; see `halfway`
         admission: bytes,  # ours
         admits: Callable[[PeerId, bytes], bool],
         version: Callable[[], int],  # of the outer state
@@ -100,12 +100,13 @@ class Meetings:
         peer = self._neighbours.choose(self._turn() // max(1, self._every) + k)
         if peer is None:
             return None
+        weight = self._weight()
         theirs: Tensor | None = None
         try:
             async with asyncio.timeout(SHARE * plan.scatter_s):
                 theirs = await self._ask(peer, part)
                 await self._steady().wait()
-            term = await self._doors.side.run(self._difference, part, theirs)
+            term = await self._doors.side.run(self._difference, part, theirs, weight)
         except (NetworkError, TimeoutError, RemoteError) as error:
             if theirs is None:
                 self._neighbours.forget(peer)  # records tell of others, and of this one again if it is there
@@ -141,8 +142,8 @@ class Meetings:
         if not await self._doors.side.run(_decode, data, theirs):
             raise Malformed("outer parameters that are no numbers", peer=stream.peer)
 
-    def _difference(self, part: Part, theirs: Tensor) -> Tensor:
-        return self._learner.outer.params[part.start : part.stop].sub(theirs).mul_(self._weight)
+    def _difference(self, part: Part, theirs: Tensor, weight: float) -> Tensor:
+        return self._learner.outer.params[part.start : part.stop].sub(theirs).mul_(weight)
 
     # ---- for others --------------------------------------------------------------------------------------------
 

@@ -129,7 +129,7 @@ class Peer:
             self.member.neighbours,
             every=terms.meet_every,
             turn=self._turn,
-            weight=halfway(terms.outer),
+            weight=lambda: halfway(terms.next_rule(self.member.head.commit)),
             admission=facilities.facts.admission,
             admits=settings.admits,
             version=lambda: self.applier.version,

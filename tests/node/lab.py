@@ -82,7 +82,7 @@ class Node:
             self.neighbours,
             every=4,
             turn=lambda: self.turn,
-            weight=halfway(OUTER),
+            weight=lambda: halfway(OUTER),
             admission=TOKEN,
             admits=lambda _, token: token == TOKEN,
             version=lambda: self.version,
