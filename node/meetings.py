@@ -12,6 +12,7 @@ Of each parameter it moves 16 bits to one peer of the group, for all of it toget
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
@@ -35,6 +36,13 @@ BYTES = 2
 
 SHARE = 0.5
 """Of the time for contributions, which a meeting may take."""
+
+MOST_TIMES = 4.0
+"""As long as our outer parameters of a part another group's may be: whoever makes some up must not throw our group off its way at one go. Groups that
+meet differ in length by percents."""
+
+TINY = 0.01
+"""Root mean square below which a part's parameters, ours or theirs, say nothing by their length: biases begin with zeros."""
 
 SERVED_AT_ONCE = 4
 """Other groups' owners; more wait for their turn."""
@@ -107,8 +115,10 @@ class Meetings:
                 theirs = await self._ask(peer, part)
                 await self._steady().wait()
             term = await self._doors.side.run(self._difference, part, theirs, weight)
+            if term is None:
+                raise Refused(f"outer parameters more than {MOST_TIMES:g} times as long as ours", peer=peer)
         except (NetworkError, TimeoutError, RemoteError) as error:
-            if theirs is None:
+            if theirs is None or isinstance(error, RemoteError):
                 self._neighbours.forget(peer)  # records tell of others, and of this one again if it is there
             if isinstance(error, RemoteError):
                 self._refused(error)
@@ -142,8 +152,13 @@ class Meetings:
         if not await self._doors.side.run(_decode, data, theirs):
             raise Malformed("outer parameters that are no numbers", peer=stream.peer)
 
-    def _difference(self, part: Part, theirs: Tensor, weight: float) -> Tensor:
-        return self._learner.outer.params[part.start : part.stop].sub(theirs).mul_(weight)
+    def _difference(self, part: Part, theirs: Tensor, weight: float) -> Tensor | None:
+        """None where they are so long that they cannot be of a group that has learnt what ours has."""
+        ours = self._learner.outer.params[part.start : part.stop]
+        tiny = TINY * math.sqrt(len(ours))
+        if not float(theirs.norm()) <= MOST_TIMES * max(float(ours.norm()), tiny):
+            return None
+        return ours.sub(theirs).mul_(weight)
 
     # ---- for others --------------------------------------------------------------------------------------------
 

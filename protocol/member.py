@@ -310,10 +310,10 @@ class Member:
             return [] if beat.reply else [Send(sender, self._heartbeat(reply=True))]
         return self.follower.ask([sender], now) if beat.height > self.head.commit.height else []
 
-    def _goes_by(self, peer: PeerId, group: bytes) -> None:
-        """A peer that we have heard is of another group."""
+    def _goes_by(self, peer: PeerId, group: bytes, *, own_word: bool = True) -> None:
+        """A peer that has shown that it may be here is of another group."""
         self.membership.forget(peer)
-        self.neighbours.note(peer, group, shown=True)
+        self.neighbours.note(peer, group, shown=True, own_word=own_word)
 
     def _on_commits(self, sender: PeerId, message: Commits, now: float) -> list[Effect]:
         if not message.chain:
@@ -439,7 +439,7 @@ class Member:
         """Our group has become two: who is of the other is of it from now on. Returns its name."""
         theirs = half.group if half.turned else chain.turned(self.settings.swarm, commit).group
         for peer in half.view:
-            self._goes_by(peer, theirs)
+            self._goes_by(peer, theirs, own_word=False)
         return theirs
 
     def _heartbeat(self, *, reply: bool = False) -> Heartbeat:

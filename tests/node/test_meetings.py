@@ -124,14 +124,14 @@ def test_who_may_not_ask_or_asks_for_what_is_not_there_is_refused(
 def test_a_long_part_is_asked_for_in_pieces_and_no_more_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(lab: Lab) -> None:
         a, b = lab.nodes
-        a.learner.outer.params.zero_()
+        a.learner.outer.params.fill_(1.0)
         b.learner.outer.params.copy_(vector(2))
         plan = lab.plan(owners=[0, 0, 0])
         monkeypatch.setattr(meetings, "MAX_OUTER_ELEMENTS", 77)
         a.neighbours.note(b.id, b"other")
         terms = await asyncio.gather(*(a.meetings.term(PLAN_ID, plan, k) for k in range(3)))
         assert all(term is not None for term in terms), "parts that meet the same peer wait for each other"
-        wanted = halfway(OUTER) * -vector(2).bfloat16().float()
+        wanted = halfway(OUTER) * (1.0 - vector(2).bfloat16().float())
         assert torch.equal(torch.cat([term for term in terms if term is not None]), wanted)
         stream = await a.network.open_stream(b.id, meetings.KIND)
         await framing.write_header(stream, OuterRequest(0, 78, TOKEN))
@@ -159,6 +159,23 @@ def test_a_peer_has_one_answer_at_a_time_however_many_streams_it_opens() -> None
         assert not b.meetings._served
 
     in_lab(3, main)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "meets"), [(0.1, 0.39, True), (0.1, 0.41, False), (1.0, 3e38, False), (0.0, 0.039, True)]
+)
+def test_what_is_far_longer_than_ours_is_refused(ours: float, theirs: float, meets: bool) -> None:
+    async def main(lab: Lab) -> None:
+        a, b = lab.nodes
+        a.learner.outer.params.fill_(ours)
+        b.learner.outer.params.fill_(theirs)
+        a.neighbours.note(b.id, b"other")
+        term = await a.meetings.term(PLAN_ID, lab.plan(owners=[0, 1]), 0)
+        assert (term is not None) == meets and bool(a.neighbours.groups) == meets
+        reasons = ["outer parameters more than 4 times as long as ours"] * (not meets)
+        assert [error.reason for error in a.errors] == reasons and len(a.unmet) == len(reasons)
+
+    in_lab(2, main)
 
 
 def test_what_is_no_number_is_refused() -> None:

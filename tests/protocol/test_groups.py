@@ -11,7 +11,7 @@ from farflung.protocol import chain, messages
 from farflung.protocol.chain import Commit
 from farflung.protocol.effects import Apply, Note, Send
 from farflung.protocol.errors import Refused
-from farflung.protocol.limits import MAX_DIVISIONS, MAX_NEIGHBOURS
+from farflung.protocol.limits import MAX_DIVISIONS, MAX_NEIGHBOURS, MAX_OWN_WORDS
 from farflung.protocol.member import Member
 from farflung.protocol.messages import Heartbeat
 from farflung.protocol.neighbours import Neighbours
@@ -229,6 +229,31 @@ def test_neighbours_are_met_group_by_group() -> None:
     for number in range(2 * MAX_NEIGHBOURS):
         known.note(number.to_bytes(32, "big"), b"many")
     assert len(known.groups) == MAX_NEIGHBOURS
+
+
+def test_invented_groups_do_not_push_real_ones_out() -> None:
+    """A quarter of the places and of the meetings is what all can have of whom nobody else tells."""
+    one = member(IDS[0])
+    one.receive(IDS[2], messages.Committed(CERTIFIED), 1.0)
+    real = [number.to_bytes(32, "big") for number in range(1, 41)]
+    one.found(dict.fromkeys(real, b"r" * 32), 2.0)
+    many = signers(MAX_NEIGHBOURS)
+    for number, signer in enumerate(many):
+        if signer.peer_id not in IDS:
+            one.receive(signer.peer_id, said(OTHER, group=number.to_bytes(32, "big")), 3.0)
+    known = one.neighbours
+    assert {*real, *GOES} <= set(known.groups) and len(known.own_words) == MAX_OWN_WORDS
+    assert known.own_words < known.shown and not set(real) & known.shown
+    met = [known.choose(turn) for turn in range(400)]
+    assert sum(peer in known.own_words for peer in met) == 100
+    assert {*real, *GOES} <= set(met), "all of those who are there have their turn"
+    claimed = next(peer for peer in known.groups if peer in known.own_words)
+    one.found({claimed: known.groups[claimed]}, 4.0)
+    assert claimed not in known.own_words, "records tell of it now"
+    known.forget(claimed)
+    alone = Neighbours()
+    alone.note(STRANGER, b"one", own_word=True)
+    assert [alone.choose(turn) for turn in range(4)] == [STRANGER] * 4
 
 
 def test_a_newcomer_begins_with_the_smallest_group_and_then_with_any() -> None:
