@@ -42,12 +42,13 @@ from farflung.node.options import CreatedSwarm, CreateOptions, ExportOptions, Jo
 from farflung.node.outlet import finish, outlet_of
 from farflung.node.p2pd import P2pdConfig
 from farflung.node.paths import Paths, SwarmPaths, resolve_paths
-from farflung.node.peer import Left, Peer
+from farflung.node.peer import Peer
 from farflung.node.peer_making import PeerMaking
 from farflung.node.peerbook import PeerBook
 from farflung.node.recipe import Recipe, read_recipe
 from farflung.node.rehearsal import Rehearsal
 from farflung.node.runner import freeze_imports, more_files, run_loop
+from farflung.node.serving import Left
 from farflung.node.signer import IdentitySigner
 from farflung.node.status import NodeStatus
 from farflung.node.storage import FileStorage, newest_history

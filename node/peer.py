@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -26,11 +25,12 @@ from farflung.node.facilities import Facilities
 from farflung.node.fetching import TRANSFER_S
 from farflung.node.learner import Learner
 from farflung.node.means import MeanStore
-from farflung.node.meetings import Meetings
+from farflung.node.peer_meetings import meetings_of
 from farflung.node.peer_rows import Rows, chain_rows
 from farflung.node.refusals import Refusals
 from farflung.node.residuals import Residuals
 from farflung.node.sealed_mail import SealedMail
+from farflung.node.serving import Left, Serving
 from farflung.node.statesync import Donor, StateSync
 from farflung.node.terms import Terms
 from farflung.node.trainer import Host, Trainer
@@ -42,10 +42,9 @@ from farflung.protocol.keys import PeerId
 from farflung.protocol.limits import MAX_ADDRESSES
 from farflung.protocol.member import Member
 from farflung.protocol.membership import Membership
-from farflung.protocol.messages import Forward, Heartbeat, Part, Plan, Ready
+from farflung.protocol.messages import Forward, Heartbeat, Part, Ready
 from farflung.protocol.neighbours import Found
 from farflung.protocol.types import as_text
-from farflung.training.rules import halfway
 
 TICK_S = 0.25
 """Between two looks at deadlines while a round or the like is under way; otherwise heartbeats and suspicions decide, seconds apart."""
@@ -67,30 +66,6 @@ STOP_S = 30.0
 
 AGENT = "farflung/0.1.0"
 """What this software calls itself."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Serving:
-    """The stage of a pipeline that a peer serves, for others to know."""
-
-    stage: int
-    layers: tuple[int, int]
-    """First, and one past the last."""
-    stage_peers: tuple[int, ...]
-    """How many serve each stage."""
-    forward_s: float
-    """What one microbatch takes forward through it; 0 while unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """How a peer's life ended."""
-
-    reason: str
-    moves_to: int | None = None
-    """The stage for which it has left its own."""
-    stranded_in: bytes | None = None
-    """The group that it has given up, to begin anew with another: its disk is as a newcomer's."""
 
 
 class Peer:
@@ -124,19 +99,14 @@ class Peer:
             spec=terms.feedback,
             version=lambda: self.applier.version,
         )
-        meetings = Meetings(
-            network,
-            doors,
+        meetings = meetings_of(
+            terms,
+            facilities,
             learner,
-            self.member.neighbours,
-            every=terms.meet_every,
-            turn=self._turn,
-            weight=halfway(terms.outer),
-            admission=facilities.facts.admission,
-            admits=settings.admits,
+            self.member,
             version=lambda: self.applier.version,
             steady=lambda: self.applier.steady,
-            met=self._met,
+            met=lambda plan_id, part, term: self.witness_meeting(plan_id, part, term),
             refused=self.refused,
         )
         self.exchange = Exchange(
@@ -408,15 +378,6 @@ class Peer:
     def found(self, peers: Found) -> None:
         """Records tell of peers."""
         self._do(self.member.found(peers, self._now()))
-
-    def _turn(self) -> int:
-        """How often each fragment has had its round, until the head."""
-        head = self.member.head.commit
-        return head.version // self.member.settings.rules.turns(head)
-
-    def _met(self, plan_id: bytes, plan: Plan, part: Part, peer: PeerId, term: Tensor) -> None:
-        self.log.emit("group.met", round=plan.height, of=peer.hex(), start=part.start, stop=part.stop)
-        self.witness_meeting(plan_id, part, term)
 
     def refused(self, error: RemoteError) -> None:
         """A peer broke a rule; nothing of ours has changed."""

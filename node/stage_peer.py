@@ -17,10 +17,11 @@ from farflung.node.exact import Exact, Mark
 from farflung.node.facilities import Facilities
 from farflung.node.network import PeerId
 from farflung.node.offers import loss_of, replicas
-from farflung.node.peer import Left, Peer, Serving
+from farflung.node.peer import Peer
 from farflung.node.peer_rows import Rows, add_roll
 from farflung.node.pipeline import Pipeline
 from farflung.node.sealed_mail import PipelineMail
+from farflung.node.serving import Left, Serving
 from farflung.node.shadows import Shadows, Shelf, serve_shelf
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe

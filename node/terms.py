@@ -31,8 +31,13 @@ class Terms:
     """Of so many rounds of a fragment one is a meeting with another group; 0: none is."""
 
     def rule(self, commit: Commit) -> OuterRule:
-        """What moves outer parameters in the round that `commit` carries. What peers have kept until the last one is too late for momentum: then it is
-        the plain mean, and the run ends where the peers are together."""
-        if self.feedback.uplink == "kept" and self.settings.rules.ended_by(commit):
-            return Sgd(lr=1.0)
-        return self.outer
+        """What moves outer parameters in the round that `commit` carries."""
+        return self._rule(last=self.settings.rules.ended_by(commit))
+
+    def next_rule(self, head: Commit) -> OuterRule:
+        """The same of the round after `head`."""
+        return self._rule(last=self.settings.rules.is_last(head))
+
+    def _rule(self, *, last: bool) -> OuterRule:
+        """What peers have kept until the last round is too late for momentum: then it is the plain mean, and the run ends where the peers are together."""
+        return Sgd(lr=1.0) if last and self.feedback.uplink == "kept" else self.outer

@@ -15,7 +15,7 @@ from farflung.protocol.errors import BadSignature, Refused
 from farflung.protocol.keys import PeerId, Signer, digest, verify
 from farflung.protocol.lap import Lap, Laps
 from farflung.protocol.ledger import Ledger
-from farflung.protocol.limits import MAX_FRAGMENTS, MAX_GROUP_PEERS, MAX_HOPS, MAX_PARTS
+from farflung.protocol.limits import MAX_DIVISIONS, MAX_FRAGMENTS, MAX_GROUP_PEERS, MAX_HOPS, MAX_PARTS
 from farflung.protocol.lives import BEGINNING, Counters, Life, renewed
 from farflung.protocol.quorum import is_quorum
 from farflung.protocol.types import Count, Digest, Key, Keys, Offset, OptionalDigest, Signature
@@ -84,6 +84,10 @@ class Rules:
     def ended_by(self, commit: "Commit") -> bool:
         """Whether `commit` carries the last round of the run."""
         return commit.round is not None and self.finished(commit)
+
+    def may_divide(self, commit: "Commit") -> bool:
+        """Whether the group may become two after `commit`, when it is full: its samples can be shared out no further than so often."""
+        return self.divides and len(commit.ledger.shares) < MAX_DIVISIONS
 
     def span(self, parent: "Commit") -> tuple[int, int]:
         """Elements [start, stop) that the round after `parent` moves: the fragments whose turn it is, and in the last round of the run everything, so that no
@@ -325,7 +329,7 @@ def successor(
 
 def check_successor(swarm: bytes, parent: Commit, commit: Commit, rules: Rules, *, peer: PeerId) -> None:
     """Refuse a commit that does not follow from `parent` by the rules. Raises Refused naming `peer`."""
-    commit = as_decided(commit)
+    told, commit = commit, as_decided(commit)
     goes = () if commit.half is None else commit.half.view
 
     def demand(holds: bool, what: str) -> None:
@@ -390,6 +394,8 @@ def check_successor(swarm: bytes, parent: Commit, commit: Commit, rules: Rules, 
         raise Refused(f"commit {commit.height}: {error}", peer=peer) from error
     demand(expected.lives == commit.lives, "has lives of stages that do not follow from the last")
     demand(expected == commit, "has a ledger that does not follow from the last")
+    # No vote covers how it is told to those who go: what they are called follows from what was voted for.
+    demand(told == commit or told == turned(swarm, commit), "calls a group by a name that is not its own")
 
 
 def _check_round(parent: Commit, result: RoundResult, rules: Rules, demand: Callable[[bool, str], None]) -> None:

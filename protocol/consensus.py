@@ -252,7 +252,8 @@ class Consensus:
         effects: list[Effect] = []
         if message.ballot > self.ballot:
             effects += self._move_to(message.ballot, "a proposal of a higher ballot", now)
-        if not self.standing.holds(self.me) or not any(self.standing.holds(p) for p in commit.view):
+        halves = (commit.view,) if commit.half is None else (commit.view, commit.half.view)
+        if not self.standing.holds(self.me) or not all(any(map(self.standing.holds, half)) for half in halves):
             return effects
         return effects + self.acceptor.vote(message, sender, swarm=rules.swarm, signer=self.signer, now=now)
 

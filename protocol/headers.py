@@ -175,7 +175,8 @@ class ExactHeader(Struct, frozen=True, array_like=True, tag=79):
 
 
 class OuterRequest(Struct, frozen=True, array_like=True, tag=80):
-    """Bulk stream `outer`: outer parameters [start, stop) of the receiver, who is of another group of the swarm. Answer: 8 bytes version, and framed, bf16."""
+    """Bulk stream `outer`: outer parameters [start, stop) of the receiver, who is of another group of the swarm. Answer: 8 bytes version, and framed, bf16, or framed that there is none. Others
+    may follow on the same stream."""
 
     start: Offset
     stop: Offset

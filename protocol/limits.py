@@ -21,6 +21,12 @@ MAX_DIVISIONS = 16
 MAX_NEIGHBOURS = 256
 """Peers of other groups that one remembers: some of each of many groups, to meet one at a time."""
 
+MAX_OWN_WORDS = MAX_NEIGHBOURS // 4
+"""Of them, those of whom nothing but their own heartbeats tells: anybody who was invited can make keys, and groups for them."""
+
+MAX_OUTER_ELEMENTS = 1 << 22
+"""Outer parameters in one answer to another group: 8 MB in bf16, so that a few answers at a time take no memory that counts. Whoever wants more asks again."""
+
 MAX_WAVES = 4
 """Parts of one round that one peer owns."""
 

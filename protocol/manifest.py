@@ -104,8 +104,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Rounds for which a vanished member's samples are kept for it."""
     max_group: int = MAX_GROUP_PEERS
     """Most members of one group."""
-    meet_every: int = 4
-    """Of so many rounds of a fragment one is a meeting with another group (`node/meetings.py`), where there are several. 0: none is."""
+    meet_every: int = 1
+    """Of so many rounds of a fragment one is a meeting with another group (`node/meetings.py`), where there are several. 0: none is. Meeting rarely is worse than never: what a group
+    has learnt meanwhile does not survive half of the way to one that far off (`farflung bench groups`)."""
     aggregation: str = "mean"
     """Rule of the reduction: the mean over contributors, weighted by tokens."""
     admission: AdmissionSpec

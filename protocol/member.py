@@ -162,6 +162,8 @@ class Member:
         for peer in self.head.commit.view:
             self.membership.expect(peer, now)
         self.follower.elsewhere.clear()
+        if self.head.commit.half is not None:
+            self._part(self.head.commit, self.head.commit.half)
         for peer, beat in self.membership.said():
             if self._is_elsewhere(peer, beat) and not self._is_member(peer):
                 self._goes_by(peer, beat.group)
@@ -248,7 +250,9 @@ class Member:
     def _receive(self, sender: PeerId, message: Message, now: float, via: PeerId | None = None) -> list[Effect]:
         if isinstance(message, Heartbeat):
             return self._on_heartbeat(sender, message, now, via)
-        if not self.admitted(sender):
+        if not (
+            self.admitted(sender) or (sender in self.neighbours.shown and isinstance(message, (GetCommits, Probe)))
+        ):
             raise Refused(f"{type(message).__name__} before being admitted to the swarm", peer=sender)
         effects: list[Effect] = []
         match message:
@@ -327,10 +331,10 @@ class Member:
         self.follower.elsewhere.add(sender)
         return self.follower.ask([sender], now)
 
-    def _goes_by(self, peer: PeerId, group: bytes) -> None:
-        """A peer is of another group."""
+    def _goes_by(self, peer: PeerId, group: bytes, *, own_word: bool = True) -> None:
+        """A peer that has shown that it may be here is of another group."""
         self.membership.forget(peer)
-        self.neighbours.note(peer, group)
+        self.neighbours.note(peer, group, shown=True, own_word=own_word)
 
     def _on_commits(self, sender: PeerId, message: Commits, now: float) -> list[Effect]:
         if not message.chain:
@@ -339,8 +343,10 @@ class Member:
             jump = self.follower.jump(sender, message, self.membership, now)
             if jump is None:
                 return []
-            begun = self.begin(message.anchor, message.chain, now)
-            return [jump, *begun, Apply(message.chain[0], message.anchor), *(Apply(c) for c in message.chain[1:])]
+            # Whoever tells it may be of the other half, where it ends with a division.
+            links = (*message.chain[:-1], self._our_side(message.chain[-1]))
+            begun = self.begin(message.anchor, links, now)
+            return [jump, *begun, Apply(links[0], message.anchor), *(Apply(c) for c in links[1:])]
         effects: list[Effect] = []
         for certified in message.chain:
             try:
@@ -425,11 +431,10 @@ class Member:
         return [send, detour] if isinstance(send.message, Heartbeat) else [detour]
 
     def _advance(self, certified: Certified, now: float) -> list[Effect]:
-        """The history moved by one. Where the group becomes two, ours is the half that we are in."""
-        commit = chain.as_decided(certified.commit)
-        if commit.half is not None and self.me in commit.half.view:
-            commit = chain.turned(self.settings.swarm, commit)
-        certified = msgspec.structs.replace(certified, commit=commit)
+        """The history moved by one."""
+        commit = chain.as_decided(certified.commit)  # who is in neither half goes on with those who stay
+        certified = self._our_side(msgspec.structs.replace(certified, commit=commit))
+        commit = certified.commit
         was_member = self.in_view
         effects = self.attendance.drop_unless(commit)
         self.history.append(certified)
@@ -438,26 +443,29 @@ class Member:
             self.membership.expect(peer, now)
             self.neighbours.forget(peer)
         if commit.half is not None:
-            effects.append(self._parted(commit, commit.half))
+            other = self._part(commit, commit.half)
+            view, others = [p.hex() for p in commit.view], [p.hex() for p in commit.half.view]
+            names = {"group": commit.group.hex(), "other": other.hex()}
+            effects.append(Note("group.divided", names | {"view": view, "others": others}))
         effects += self.attendance.conclude(commit)
         if was_member and not self.in_view:
             effects.append(Note("view.dropped", {"reason": f"not in the view of height {commit.height}"}))
         return effects + self.consensus.next_height(now)
 
-    def _parted(self, commit: Commit, half: Half) -> Note:
-        """Our group has become two."""
+    def _our_side(self, certified: Certified) -> Certified:
+        """Where the group becomes two, ours is the half that we are in."""
+        commit = certified.commit
+        if commit.half is None or self.me not in commit.half.view:
+            return certified
+        ours = chain.as_decided(commit) if commit.half.turned else chain.turned(self.settings.swarm, commit)
+        return msgspec.structs.replace(certified, commit=ours)
+
+    def _part(self, commit: Commit, half: Half) -> bytes:
+        """Our group has become two: who is of the other is of it from now on. Returns its name."""
         theirs = half.group if half.turned else chain.turned(self.settings.swarm, commit).group
         for peer in half.view:
-            self._goes_by(peer, theirs)
-        return Note(
-            "group.divided",
-            {
-                "group": commit.group.hex(),
-                "view": [p.hex() for p in commit.view],
-                "other": theirs.hex(),
-                "others": [p.hex() for p in half.view],
-            },
-        )
+            self._goes_by(peer, theirs, own_word=False)
+        return theirs
 
     def _heartbeat(self, *, reply: bool = False) -> Heartbeat:
         return msgspec.structs.replace(

@@ -33,7 +33,7 @@ class Situation:
     min_contributors: int
     max_group: int
     divides: bool
-    """Whether a full group becomes two, so that others find room."""
+    """Whether a full group becomes two, so that others find room; not where it has come from so many that its samples can be shared out no further."""
     patience_left_s: float
     """Seconds until the matchmaking deadline."""
     finished: bool

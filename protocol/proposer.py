@@ -240,7 +240,7 @@ class Proposer:
             hold_s=s.round_at + HOLD_S - now if s.standing.newcomer_near() else 0.0,
             min_contributors=s.settings.min_contributors,
             max_group=s.settings.rules.max_group,
-            divides=s.settings.rules.divides,
+            divides=s.settings.rules.may_divide(s.head.commit),
             patience_left_s=self._patience_until(s, readies, awaited, now) - now,
             finished=s.settings.rules.finished(s.head.commit),
         )

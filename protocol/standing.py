@@ -4,7 +4,8 @@
 and it is still downloading. If such members voted, enough of them could leave the last holder out of the view, and the state would be gone.
 So a member *holds* version v when it has applied v, or an earlier version and was in the view of each round since: that view is whoever has the
 round's means on disk (`planning.conclude`), so it needs nobody to get to v, and being a moment behind with applying stops no vote.
-Only holders vote and propose, and they vote for no commit whose view keeps no holder, e.g. one that lets all holders go. Promises are free.
+Only holders vote and propose, and they vote for no commit whose view keeps no holder, e.g. one that lets all holders go, nor for one that divides the group and
+leaves a half without. Promises are free.
 
 - *The state outlives every commit.* A certificate is a quorum of holders, so when anything is decided, the state is on the disks of a quorum of
   the view. By the check of the next view at least one member of that holds it too; by induction every view has a holder.

@@ -3,8 +3,8 @@
 The same peers train under virtual time with real mathematics, by the method `default`, from the same weights on the same samples, for as many steps each time:
 
 - `one group` of all: the reference.
-- `meeting`: groups of a third of them at most, which meet in every fourth round of a fragment, as swarms do that say nothing else.
-- `meeting always`: in every round.
+- `meeting`: groups of a third of them at most, which meet in every round of a fragment, as swarms do that say nothing else.
+- `meeting in every fourth`: in every fourth round of a fragment.
 - `never meeting`: groups that have nothing in common any more but their beginning.
 
 Losses are of the last outer parameters on held-out windows: the mean over the groups, and that of the mean of their parameters. How far groups are apart is the mean length of the
@@ -66,14 +66,14 @@ class Division:
     name: str
     parts: int
     """No group has more peers than so manieth part of all."""
-    meet_every: int = 4
+    meet_every: int = 1
 
 
 ONE = Division(name="one group", parts=1)
 DIVISIONS = (
     ONE,
     Division(name="meeting", parts=3),
-    Division(name="meeting always", parts=3, meet_every=1),
+    Division(name="meeting in every fourth", parts=3, meet_every=4),
     Division(name="never meeting", parts=3, meet_every=0),
 )
 

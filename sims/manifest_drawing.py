@@ -107,7 +107,7 @@ def _swarm(choices: Choices, kind: Kind) -> dict[str, Any]:
         "window_rounds": choices.maybe("swarm/window_rounds", (3, 1, 2, 8)),
         "lease_rounds": choices.maybe("swarm/lease_rounds", (3, 0, 1, 10)),
         "max_group": choices.maybe("swarm/max_group", (64, 2, 3, 5)),
-        "meet_every": choices.maybe("swarm/meet_every", (4, 1, 0)),
+        "meet_every": choices.maybe("swarm/meet_every", (1, 4, 0)),
         "min_round_s": choices.maybe("swarm/min_round_s", (2.0, 0.5, 6.0)),
         "max_round_s": choices.maybe("swarm/max_round_s", (30.0, 20.0, 60.0)),
     }

@@ -69,9 +69,12 @@ class Node:
         self.neighbours = Neighbours()
         self.turn = 8
         """Of fragments' rounds."""
+        self.version = 7
+        """Of the outer state, as meetings see it; -1: there is none."""
         self.met: list[tuple[bytes, Part, PeerId, torch.Tensor]] = []
-        steady = asyncio.Event()
-        steady.set()
+        self.unmet: list[tuple[Part, PeerId, str]] = []
+        self.steady = asyncio.Event()
+        self.steady.set()
         self.meetings = Meetings(
             self.network,
             self.doors,
@@ -79,12 +82,13 @@ class Node:
             self.neighbours,
             every=4,
             turn=lambda: self.turn,
-            weight=halfway(OUTER),
+            weight=lambda: halfway(OUTER),
             admission=TOKEN,
             admits=lambda _, token: token == TOKEN,
-            version=lambda: 7,
-            steady=lambda: steady,
+            version=lambda: self.version,
+            steady=lambda: self.steady,
             met=lambda plan_id, plan, part, whom, term: self.met.append((plan_id, part, whom, term)),
+            unmet=lambda plan, part, whom, reason: self.unmet.append((part, whom, reason)),
             refused=self.refused,
         )
         self.exchange = Exchange(

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from tests.node.applying import PACE
 from tests.node.lab import CODEC, NUMEL, OUTER, doors
-from tests.protocol.bus import beat, rules, snapshot
+from tests.protocol.bus import LAP, beat, rules, snapshot
 
 from farflung.compression.policy import uniform
 from farflung.node.allowance import BURST_BYTES, BYTES_PER_S, LEAST_BYTES
@@ -33,6 +33,7 @@ from farflung.sims.links import LinkModel
 from farflung.sims.network import MemoryNetwork
 from farflung.sims.swarm import START_UNIX_S
 from farflung.sims.toy import MemoryStorage, ToyLearner
+from farflung.training.rules import OuterRule, Sgd, halfway
 
 ADDRESSES = ("tls://192.0.2.1:443",)
 US, OTHER = Ed25519Signer(b"u" * 32), Ed25519Signer(b"s" * 32)
@@ -41,8 +42,8 @@ SETTINGS = rules(US.peer_id)
 Body = Callable[[MemoryHub, MemoryNetwork, ReplicaPeer], Awaitable[None]]
 
 
-def refusals(body: Body) -> list[dict[str, Any]]:
-    """Of a peer that has founded a swarm, when something happens to it."""
+def refusals(body: Body, **agreed: Any) -> list[dict[str, Any]]:
+    """Of a peer that has founded a swarm, when something happens to it; `agreed`: what its terms have that is not usual."""
     events: list[dict[str, Any]] = []
 
     async def main() -> None:
@@ -51,14 +52,8 @@ def refusals(body: Body) -> list[dict[str, Any]]:
         hub = MemoryHub(loop, random.Random(0), LinkModel(latency_s=0.01, jitter_s=0.0, up_bytes_per_s=1e9))
         network = MemoryNetwork(hub, US.peer_id)
         flat = uniform(CODEC, NUMEL)
-        terms = Terms(
-            settings=SETTINGS,
-            pace=PACE,
-            uplink=flat,
-            downlink=flat,
-            feedback=FeedbackSpec(),
-            outer=OUTER,
-        )
+        usual: dict[str, Any] = {"settings": SETTINGS, "feedback": FeedbackSpec(), "outer": OUTER}
+        terms = Terms(pace=PACE, uplink=flat, downlink=flat, **(usual | agreed))
         log = EventLog(None, swarm="test", peer="us", clock=lambda: 0.0)
         log.subscribe(events.append)
         facilities = Facilities(
@@ -89,6 +84,20 @@ def test_the_addresses_of_whoever_is_not_invited_are_not_remembered() -> None:
             assert network._addresses == known
 
     assert [event["reason"] for event in refusals(body)] == ["no invitation to this swarm"]
+
+
+@pytest.mark.parametrize(
+    ("feedback", "steps", "rule"), [("kept", LAP, Sgd(lr=1.0)), ("kept", 2 * LAP, OUTER), ("none", LAP, OUTER)]
+)
+def test_a_meeting_weighs_as_much_as_the_rule_of_the_next_round_asks(
+    feedback: str, steps: int, rule: OuterRule
+) -> None:
+    """Of the last round, in which what peers have kept counts, it may be another."""
+
+    async def body(hub: MemoryHub, network: MemoryNetwork, peer: ReplicaPeer) -> None:
+        assert peer.exchange._meetings._weight() == halfway(rule)
+
+    assert not refusals(body, settings=rules(US.peer_id, total_steps=steps), feedback=FeedbackSpec(uplink=feedback))
 
 
 @pytest.mark.parametrize(

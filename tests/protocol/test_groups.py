@@ -2,18 +2,21 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
-from tests.protocol.alone import BY_ID, HEAD, IDS, INSIDE, PAST, RULES, WHO, of, sends
+from tests.protocol.alone import BY_ID, FOLLOWER, HEAD, IDS, INSIDE, LEADER, PAST, RULES, WHO, of, sends
 from tests.protocol.bus import SWARM, beat, certify, new_member, signers, state_digest
 
 from farflung.protocol import chain, messages
 from farflung.protocol.chain import Commit
-from farflung.protocol.effects import Note, Send
-from farflung.protocol.limits import MAX_NEIGHBOURS
+from farflung.protocol.effects import Apply, Note, Send
+from farflung.protocol.errors import Refused
+from farflung.protocol.limits import MAX_DIVISIONS, MAX_NEIGHBOURS, MAX_OWN_WORDS
 from farflung.protocol.member import Member
 from farflung.protocol.messages import Heartbeat
 from farflung.protocol.neighbours import Neighbours
 from farflung.protocol.planning import Divide, Situation, StartRound, Wait, decide
+from farflung.protocol.quorum import proposer
 
 FULL = replace(RULES, rules=replace(RULES.rules, max_group=4, divides=True))
 STRANGER = WHO[4].peer_id
@@ -60,6 +63,29 @@ def test_everybody_goes_on_in_its_own_half_whoever_tells_it(me: bytes, told: cha
     assert {s.to for s in sends(one.tick(20.0), Heartbeat)} <= {*mine, STRANGER}
 
 
+@pytest.mark.parametrize("told", [CERTIFIED, TURNED], ids=["as decided", "as those who go see it"])
+@pytest.mark.parametrize("me", IDS)
+def test_who_comes_in_at_a_division_takes_its_own_half_whoever_tells_it(me: bytes, told: chain.Certified) -> None:
+    one = new_member(BY_ID[me], FULL)
+    donor = next(p for p in IDS if p != me and (p in STAYS) == (told is CERTIFIED))
+    one.receive(donor, said(told.commit), 0.0)
+    effects = one.receive(donor, messages.Commits(None, (*PAST, told)), 1.0)
+    ours = SPLIT if me in STAYS else OTHER
+    assert one.head.commit == ours and [a.certified.commit for a in of(effects, Apply)][-1] == ours
+    others = GOES if me in STAYS else STAYS
+    assert one.neighbours.groups == dict.fromkeys(others, OTHER.group if me in STAYS else b"")
+    assert not set(one.membership.peers) & set(others)
+
+
+def test_a_history_in_which_a_group_has_a_name_of_somebodys_own_is_refused() -> None:
+    forged = msgspec.structs.replace(TURNED, commit=msgspec.structs.replace(OTHER, group=b"f" * 32))
+    one = new_member(WHO[4], FULL)
+    one.receive(IDS[1], said(forged.commit), 0.0)
+    with pytest.raises(Refused, match="by a name that is not its own"):
+        one.receive(IDS[1], messages.Commits(None, (*PAST, forged)), 1.0)
+    assert not one.started
+
+
 def test_who_is_of_another_group_is_not_greeted_counted_on_or_let_in() -> None:
     one = member(IDS[0])
     one.receive(IDS[2], messages.Committed(CERTIFIED), 1.0)
@@ -81,7 +107,7 @@ def test_a_newcomer_that_has_chosen_a_group_parts_with_those_of_others() -> None
         one.receive(peer, words, 0.0)
     one.receive(IDS[1], messages.Commits(None, (*PAST, TURNED)), 1.0)
     assert one.group == OTHER.group and set(one.membership.peers) == {*GOES, third}
-    assert one.neighbours.groups == {IDS[0]: b""} and one.standing.donors() == [IDS[1]]
+    assert one.neighbours.groups == dict.fromkeys(STAYS, b"") and one.standing.donors() == [IDS[1]]
 
 
 def test_a_member_that_has_not_heard_of_the_division_is_one_all_the_same() -> None:
@@ -107,6 +133,24 @@ def test_one_that_was_away_asks_whoever_is_ahead_of_it_in_another_group() -> Non
     assert other.head.commit == SPLIT, "what follows is not of its group"
 
 
+def test_who_does_not_know_yet_that_it_is_of_another_group_may_ask_all_the_same() -> None:
+    """For commits, and after others: it had shown its invitation, or was a member."""
+    one = member(IDS[0])
+    one.receive(IDS[2], messages.Committed(CERTIFIED), 1.0)
+    one.receive(STRANGER, said(OTHER), 2.0)
+    one.tick(3.0)
+    unknown = next(s.peer_id for s in signers(6) if s.peer_id not in (*IDS, STRANGER))
+    one.found({unknown: OTHER.group}, 3.0)
+    for peer in (IDS[1], STRANGER):
+        assert [s.to for s in sends(one.receive(peer, messages.GetCommits(0), 4.0), messages.Commits)] == [peer]
+        assert [s.to for s in sends(one.receive(peer, messages.Probe(IDS[2]), 4.0), messages.Opinion)] == [peer]
+        with pytest.raises(Refused, match="Committed before being admitted"):
+            one.receive(peer, messages.Committed(CERTIFIED), 4.0)
+    for question in (messages.GetCommits(0), messages.Probe(IDS[2])):
+        with pytest.raises(Refused, match="before being admitted"):
+            one.receive(unknown, question, 4.0)
+
+
 def situation(**changes: object) -> Situation:
     values: dict[str, object] = dict(
         view=tuple(IDS), live=frozenset(IDS), holders=frozenset(IDS), left=frozenset(), gone=frozenset(), readies={},
@@ -130,6 +174,24 @@ def test_a_full_group_divides_when_somebody_waits() -> None:
         assert isinstance(decide(situation(**changes)), Wait), changes
 
 
+def test_a_group_that_comes_of_too_many_divisions_stays_one_and_goes_on() -> None:
+    links, head = list(PAST), HEAD
+    for _ in range(MAX_DIVISIONS):
+        split = chain.successor(SWARM, head, FULL.rules, view=STAYS, left=(), result=None, goes=GOES)
+        filled = chain.successor(SWARM, split, FULL.rules, view=tuple(IDS), left=(), result=None)
+        links += [certify(split, INSIDE[:3]), certify(filled, [w for w in INSIDE if w.peer_id in STAYS])]
+        head = filled
+    leader = proposer(SWARM, head.view, head.height + 1, 0)
+    one = new_member(BY_ID[leader], FULL)
+    one.membership.state = "training"
+    one.begin(None, links, 0.0)
+    one.applied(head.height, head.version, state_digest(head.version), 0.0)
+    effects = [e for p in (*IDS, STRANGER) if p != leader for e in one.receive(p, said(head), 0.0)]
+    assert one.standing.joiners() == (STRANGER,)
+    assert not sends(effects + one.tick(1.0), messages.Propose)
+    assert one.reason == "all train for the next round"
+
+
 def test_halves_have_their_share_of_who_can_vote() -> None:
     live = frozenset(IDS[:3])
     found = decide(situation(live=live, holders=live))
@@ -139,6 +201,19 @@ def test_halves_have_their_share_of_who_can_vote() -> None:
     three = tuple(sorted([*IDS, STRANGER, b"x" * 32]))
     found = decide(situation(view=three, max_group=6, live=frozenset(three), holders=frozenset(three[:4])))
     assert isinstance(found, Divide) and all(len({*half} & {*three[:4]}) == 2 for half in (found.stays, found.goes))
+
+
+@pytest.mark.parametrize("lack", [0, 1, 2], ids=["nobody lacks it", "those who go", "those who stay"])
+def test_nobody_votes_for_a_half_in_which_the_state_would_be_lost(lack: int) -> None:
+    one = member(FOLLOWER)
+    lacking = tuple(p for p in IDS if p not in (FOLLOWER, LEADER))
+    mine = tuple(sorted((FOLLOWER, LEADER)))
+    for peer in lacking if lack else ():
+        one.receive(peer, said(HEAD, version=0, digest=b""), 1.0)
+    stays, goes = (mine, lacking) if lack < 2 else (lacking, mine)
+    split = chain.successor(SWARM, HEAD, FULL.rules, view=stays, left=(), result=None, goes=goes)
+    voted = sends(one.receive(LEADER, messages.Propose(0, split), 2.0), messages.Voted)
+    assert bool(voted) == (lack == 0)
 
 
 def test_neighbours_are_met_group_by_group() -> None:
@@ -154,6 +229,31 @@ def test_neighbours_are_met_group_by_group() -> None:
     for number in range(2 * MAX_NEIGHBOURS):
         known.note(number.to_bytes(32, "big"), b"many")
     assert len(known.groups) == MAX_NEIGHBOURS
+
+
+def test_invented_groups_do_not_push_real_ones_out() -> None:
+    """A quarter of the places and of the meetings is what all can have of whom nobody else tells."""
+    one = member(IDS[0])
+    one.receive(IDS[2], messages.Committed(CERTIFIED), 1.0)
+    real = [number.to_bytes(32, "big") for number in range(1, 41)]
+    one.found(dict.fromkeys(real, b"r" * 32), 2.0)
+    many = signers(MAX_NEIGHBOURS)
+    for number, signer in enumerate(many):
+        if signer.peer_id not in IDS:
+            one.receive(signer.peer_id, said(OTHER, group=number.to_bytes(32, "big")), 3.0)
+    known = one.neighbours
+    assert {*real, *GOES} <= set(known.groups) and len(known.own_words) == MAX_OWN_WORDS
+    assert known.own_words < known.shown and not set(real) & known.shown
+    met = [known.choose(turn) for turn in range(400)]
+    assert sum(peer in known.own_words for peer in met) == 100
+    assert {*real, *GOES} <= set(met), "all of those who are there have their turn"
+    claimed = next(peer for peer in known.groups if peer in known.own_words)
+    one.found({claimed: known.groups[claimed]}, 4.0)
+    assert claimed not in known.own_words, "records tell of it now"
+    known.forget(claimed)
+    alone = Neighbours()
+    alone.note(STRANGER, b"one", own_word=True)
+    assert [alone.choose(turn) for turn in range(4)] == [STRANGER] * 4
 
 
 def test_a_newcomer_begins_with_the_smallest_group_and_then_with_any() -> None:

@@ -20,9 +20,10 @@ from farflung.node.catchup import Catchup
 from farflung.node.exchange import Exchange
 from farflung.node.executor import Executor
 from farflung.node.meetings import Meetings
-from farflung.node.peer import Left, Peer
+from farflung.node.peer import Peer
 from farflung.node.replica_trainer import ReplicaTrainer
 from farflung.node.residuals import Residuals
+from farflung.node.serving import Left
 from farflung.node.statesync import Download
 from farflung.node.trainer import Trainer
 from farflung.protocol import chain, ledger, patience, planning, proposer
@@ -407,8 +408,10 @@ def both_halves_hand_out_the_same_samples(monkeypatch: pytest.MonkeyPatch) -> No
 def an_owner_moves_alone_towards_another_group(monkeypatch: pytest.MonkeyPatch) -> None:
     difference = Meetings._difference
 
-    def wrong(self: Meetings, part: Part, theirs: Tensor) -> Tensor:
-        term = difference(self, part, theirs)
+    def wrong(self: Meetings, part: Part, theirs: Tensor, weight: float) -> Tensor | None:
+        term = difference(self, part, theirs, weight)
+        if term is None:
+            return None
         self._learner.outer.params[part.start : part.stop] -= term
         return zeros_like(term)
 

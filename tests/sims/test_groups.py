@@ -13,9 +13,7 @@ from farflung.sims.simulation import Plan, Report, simulate
 STEP_S = (0.7, 1.0, 1.3, 1.6, 0.9, 1.2, 0.8, 1.5, 1.1, 1.4, 0.75, 1.05)
 
 
-def run(
-    schedule: Schedule, max_group: int = 4, seed: int = 1, fragments: int = 1, stranded_s: float = 600.0
-) -> Report:
+def run(schedule: Schedule, max_group: int = 4, seed: int = 1, fragments: int = 1, stranded_s: float = 600.0) -> Report:
     """With groups of so many at most."""
     outfit = toy_outfit(seed, schedule, Wire(step_s=STEP_S, fragments=fragments))
     rules = replace(outfit.terms.settings.rules, max_group=max_group, divides=True)
