@@ -14,7 +14,7 @@ Of each parameter it moves 16 bits to one peer of the group, for all of it toget
 import asyncio
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
@@ -27,7 +27,7 @@ from farflung.node.network import Network, PeerId, Stream
 from farflung.node.slots import Slots
 from farflung.protocol.errors import Malformed, NetworkError, Refused, RemoteError
 from farflung.protocol.headers import OuterRequest
-from farflung.protocol.limits import MAX_OUTER_ELEMENTS
+from farflung.protocol.limits import MAX_NEIGHBOURS, MAX_OUTER_ELEMENTS
 from farflung.protocol.messages import Part, Plan
 from farflung.protocol.neighbours import Neighbours
 
@@ -50,6 +50,17 @@ SERVED_AT_ONCE = 4
 VERSION_BYTES = 8
 
 KIND = "outer"
+
+
+class Seen(NamedTuple):
+    """What a group has said in our turns."""
+
+    turn: int
+    """Ours, the last one."""
+    version: int
+    """Its version then, when we first met it in that turn."""
+    before: int
+    """And in the turn before, in which we met it; -1: in none."""
 
 
 class Meetings:
@@ -94,6 +105,8 @@ class Meetings:
         """Who is being answered, or waits for that: nobody has more than one answer at a time."""
         self._asking: WeakValueDictionary[PeerId, asyncio.Lock] = WeakValueDictionary()
         """Of each peer we ask for one part at a time."""
+        self._seen: dict[bytes, Seen] = {}
+        """Of groups that we have met."""
 
     # ---- as an owner -------------------------------------------------------------------------------------------
 
@@ -109,11 +122,17 @@ class Meetings:
         if peer is None:
             return None
         weight = self._weight()
+        group, turn = self._neighbours.groups[peer], self._turn()
         theirs: Tensor | None = None
         try:
             async with asyncio.timeout(SHARE * plan.scatter_s):
-                theirs = await self._ask(peer, part)
+                theirs, version = await self._ask(peer, part)
                 await self._steady().wait()
+            if self._stands(group, turn, version):
+                self._unmet(
+                    plan, part, peer, f"its group has come no further than version {version} since we last met it"
+                )
+                return None
             term = await self._doors.side.run(self._difference, part, theirs, weight)
             if term is None:
                 raise Refused(f"outer parameters more than {MOST_TIMES:g} times as long as ours", peer=peer)
@@ -128,22 +147,37 @@ class Meetings:
         self._met(plan_id, plan, part, peer, term)
         return term
 
-    async def _ask(self, peer: PeerId, part: Part) -> Tensor:
+    def _stands(self, group: bytes, turn: int, version: int) -> bool:
+        """Whether a group has had no round since our last turn: it has lost its quorum, or is slow, and would hold us back once more by what it has told us already."""
+        seen = self._seen.pop(group, Seen(turn, version, -1))
+        if seen.turn != turn:
+            seen = Seen(turn, version, seen.version)
+        elif seen.version <= seen.before:
+            seen = seen._replace(version=version)  # it stood when we asked first
+        self._seen[group] = seen
+        if len(self._seen) > MAX_NEIGHBOURS:
+            del self._seen[next(iter(self._seen))]
+        return version <= seen.before
+
+    async def _ask(self, peer: PeerId, part: Part) -> tuple[Tensor, int]:
+        """And the version of which its first piece is."""
+        versions: list[int] = []
         theirs = torch.empty(part.stop - part.start, dtype=torch.float32)
         async with self._asking.setdefault(peer, asyncio.Lock()):
             stream = await self._network.open_stream(peer, KIND)
             try:
                 for start in range(part.start, part.stop, MAX_OUTER_ELEMENTS):
                     stop = min(start + MAX_OUTER_ELEMENTS, part.stop)
-                    await self._ask_piece(stream, start, stop, theirs[start - part.start : stop - part.start])
+                    into = theirs[start - part.start : stop - part.start]
+                    versions.append(await self._ask_piece(stream, start, stop, into))
             finally:
                 await stream.close()
-        return theirs
+        return theirs, versions[0]
 
-    async def _ask_piece(self, stream: Stream, start: int, stop: int, theirs: Tensor) -> None:
-        """Into `theirs`."""
+    async def _ask_piece(self, stream: Stream, start: int, stop: int, theirs: Tensor) -> int:
+        """Into `theirs`; returns their version."""
         await framing.write_header(stream, OuterRequest(start, stop, self._admission))
-        await framing.read_exactly(stream, VERSION_BYTES)
+        version = int.from_bytes(await framing.read_exactly(stream, VERSION_BYTES), "big")
         data = await framing.read_long_blob(stream, BYTES * (stop - start))
         if data is None:
             raise NetworkError("it tells nothing of its outer state at the moment")
@@ -151,6 +185,7 @@ class Meetings:
             raise Malformed("other outer parameters than were asked for", peer=stream.peer)
         if not await self._doors.side.run(_decode, data, theirs):
             raise Malformed("outer parameters that are no numbers", peer=stream.peer)
+        return version
 
     def _difference(self, part: Part, theirs: Tensor, weight: float) -> Tensor | None:
         """None where they are so long that they cannot be of a group that has learnt what ours has."""

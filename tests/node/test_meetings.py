@@ -191,3 +191,25 @@ def test_what_is_no_number_is_refused() -> None:
         await asyncio.sleep(0)
 
     in_lab(2, main)
+
+
+def test_a_group_that_comes_no_further_is_met_once() -> None:
+    """Else it would pull ours back to where it stands, again and again."""
+
+    async def main(lab: Lab) -> None:
+        a, c = lab.nodes[0], lab.nodes[2]
+        a.neighbours.note(c.id, b"other")
+        plan = lab.plan(owners=[0, 0])
+        for k in (0, 1):  # both parts of one turn, and of fragments in it
+            assert await a.meetings.term(PLAN_ID, plan, k) is not None
+        a.turn += 1
+        assert await a.meetings.term(PLAN_ID, plan, 0) is None
+        assert [reason for _, _, reason in a.unmet] == [
+            "its group has come no further than version 7 since we last met it"
+        ]
+        c.version = 8
+        assert await a.meetings.term(PLAN_ID, plan, 0) is not None
+        a.turn += 1
+        assert await a.meetings.term(PLAN_ID, plan, 0) is None and a.neighbours.groups
+
+    in_lab(3, main)
