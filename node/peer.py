@@ -306,18 +306,15 @@ class Peer:
             await self.applier.save_place()
 
     def _watch_end(self, now: float) -> None:
-        """When the run is complete: serve those who are behind for a moment, then leave."""
+        """When the run is complete: serve those who are behind for a moment, then leave. When our group can decide nothing any more, and there are others: at once."""
+        if self.member.is_stranded(now) and not self._stop.is_set():
+            self._stranded_in = self.member.group
+            self.stop("its group has lost its quorum, and it goes to another one")
         if not self._is_complete() or not self.applier.idle or not self._exit_when_done:
             return
         self._linger_until = self._linger_until or now + LINGER_S
         if now >= self._linger_until or not self._somebody_is_behind():
             self.stop("the run is complete")
-
-    def _watch_group(self, now: float) -> None:
-        """Where our group can decide nothing any more, and there are others."""
-        if self.member.is_stranded(now) and not self._stop.is_set():
-            self._stranded_in = self.member.group
-            self.stop("its group has lost its quorum, and it goes to another one")
 
     def _is_complete(self) -> bool:
         return self.trainer.finished
@@ -418,7 +415,6 @@ class Peer:
             if self.departure.is_over(self._now()):
                 self._let_go.set()
             self._watch_end(self._now())
-            self._watch_group(self._now())
             if loop.time() >= net_at:
                 net_at += NET_EVERY_S
                 links = self.network.links()
