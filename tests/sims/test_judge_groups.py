@@ -1,0 +1,74 @@
+"""What the judge finds, and what it does not, in a swarm of several groups: by commits made by hand."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from farflung.protocol.chain import Commit
+from farflung.protocol.ledger import Ledger, Share
+from farflung.protocol.limits import MAX_DIVISIONS
+from farflung.sims.judge import Judge
+
+ME, OTHER = b"m" * 32, b"o" * 32
+GROUP = b"g" * 32
+TOTAL_STEPS = 500
+
+
+def commit(height: int, *, steps: int = 0, **changed: Any) -> Commit:
+    known: dict[str, Any] = {"view": (ME,), "ledger": Ledger()}
+    return Commit(
+        height=height, parent=b"", version=height, tokens=0, steps=steps, lap=1, width=1, left=(), **(known | changed)
+    )
+
+
+def node(head: Commit) -> Any:
+    """That runs, and knows a history up to here."""
+    member = SimpleNamespace(
+        head=SimpleNamespace(commit=head), group=head.group, history=[], started=True, in_view=ME in head.view
+    )
+    return SimpleNamespace(member=member, applier=SimpleNamespace(height=head.height), state_reason="waits")
+
+
+def judged(*heads: Commit, min_contributors: int = 1, **rules: Any) -> tuple[Judge, list[str]]:
+    """A judge over nodes with these heads, and what it finds."""
+    found: list[str] = []
+    judge = Judge(broken=lambda which, detail: found.append(f"{which}: {detail}"))
+    known = {"max_group": 64, "divides": True, "finished": lambda commit: commit.steps >= TOTAL_STEPS}
+    settings = SimpleNamespace(rules=SimpleNamespace(**(known | rules)), min_contributors=min_contributors)
+    swarm: Any = SimpleNamespace(
+        peers={number: node(head) for number, head in enumerate(heads)},
+        expected=set(range(len(heads))),
+        ids=[ME, OTHER],
+        attackers=frozenset(),
+        hub=SimpleNamespace(now=lambda: 100.0),
+        outfit=SimpleNamespace(terms=SimpleNamespace(settings=settings)),
+    )
+    judge.swarm = swarm
+    return judge, found
+
+
+# ---- who waits for a place -----------------------------------------------------------------------------------------
+
+SHARED_OUT = Ledger(shares=tuple(Share(0, 1 << number, 0) for number in range(MAX_DIVISIONS)))
+
+
+@pytest.mark.parametrize(
+    ("view", "ledger", "steps", "rules", "well"),
+    [
+        ((OTHER,) * 4, Ledger(), 0, {"max_group": 4}, False),
+        ((OTHER,) * 4, Ledger(), 0, {"max_group": 4, "divides": False}, True),
+        ((OTHER,) * 4, Ledger(), 0, {"max_group": 4, "min_contributors": 3}, True),
+        ((OTHER,) * 3, Ledger(), 0, {"max_group": 4, "min_contributors": 3}, False),
+        ((OTHER,), Ledger(), 0, {"max_group": 1}, True),
+        ((OTHER,) * 4, SHARED_OUT, 0, {"max_group": 4}, True),
+        ((OTHER,) * 4, Ledger(), TOTAL_STEPS, {"max_group": 4}, True),
+    ],
+    ids=["divides", "must not", "halves too small", "has a place", "one alone", "divided too often", "complete"],
+)
+def test_who_waits_is_left_behind_where_there_is_a_place_or_the_group_becomes_two(
+    view: tuple[bytes, ...], ledger: Ledger, steps: int, rules: dict[str, Any], well: bool
+) -> None:
+    judge, found = judged(commit(9, view=view, ledger=ledger, steps=steps), **rules)
+    judge.check_end()
+    assert (found == []) == well
