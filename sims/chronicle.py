@@ -10,6 +10,9 @@ from farflung.protocol.ledger import BLOCK, Ledger, split
 
 Interval = tuple[int, int]
 
+KEPT_STATES = 8
+"""Outer states of each group that are remembered: who meets another group may hear of an older one than the newest, for its peers are not all equally far."""
+
 
 @dataclass(slots=True)
 class Chronicle:
@@ -32,6 +35,8 @@ class Chronicle:
     followed: int = -1
     outer: tuple[int, Tensor, Tensor] | None = None
     """Newest version seen, its parameters and momentum."""
+    recent: dict[int, Tensor] = field(default_factory=dict)
+    """By version, in their order, the newest parameters seen."""
     state: tuple[int, Tensor, Tensor] | None = None
     """Newest version whose digest was found right, its parameters and momentum."""
     planned_in_calm: set[int] = field(default_factory=set)
@@ -57,6 +62,23 @@ class Chronicle:
         if self.before is None or self.since is None:
             return own
         return [*(height for height in self.before.rounds() if height < self.since.height), *own]
+
+    def came_to(self, version: int, params: Tensor, momentum: Tensor) -> None:
+        """Somebody has taken the step to a version."""
+        self.outer = version, params.clone(), momentum.clone()
+        self.recent[version] = self.outer[1]
+        if len(self.recent) > KEPT_STATES:
+            del self.recent[min(self.recent)]
+
+    def recently(self) -> list[Tensor]:
+        """Parameters of this group, and of those before it while it was one with them, the newest first."""
+        own = list(reversed(self.recent.values()))
+        if self.before is None or self.since is None or len(own) == KEPT_STATES:
+            return own
+        return [
+            *own,
+            *(self.before.recent[one] for one in sorted(self.before.recent, reverse=True) if one <= self.since.version),
+        ]
 
     @property
     def follows(self) -> Commit | None:

@@ -100,8 +100,8 @@ class Judge:
             self.violate(9, f"peer {index} does not say what became of what it sent to round {height}")
         self._steps.contributes(index, samples, gradient)
 
-    def on_meeting(self, plan: bytes, part: Part, term: Tensor) -> None:
-        self._steps.meets(plan, part, term)
+    def on_meeting(self, index: int, plan: bytes, part: Part, term: Tensor) -> None:
+        self._steps.meets(self.swarm, index, self._group_of(index), self.groups.values(), plan, part, term)
 
     def on_message(self, sender: PeerId, data: bytes) -> None:
         if data is self._heard or sender in self.swarm.attackers:

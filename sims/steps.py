@@ -1,7 +1,7 @@
 """Whether an outer step is what the round gave that it was taken for (invariants 2, 4 and 7), by what its contributors sent and what its owners met."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -14,12 +14,16 @@ from farflung.sims.intervals import numbers
 from farflung.sims.outer_audit import same_bits, taken_step
 from farflung.sims.swarm import Swarm
 from farflung.training.outer import OuterState
+from farflung.training.rules import Sgd, halfway
 
 KEPT_GRADIENTS = 8
 """Pseudo-gradients remembered of each peer: a plan may be decided some plans later."""
 
 KEPT_MEETINGS = 1024
 """What they added to the means of parts; until these are committed."""
+
+MEETING_ERROR = 1e-5
+"""Of what a meeting adds, fp32 arithmetic on a few values of order 1."""
 
 MEAN_ERROR = 0.03
 """Largest error of a round's mean, relative to the mean, or to what is coded where contributions cancel each other out and leave little: int8 makes one of
@@ -48,8 +52,35 @@ class Steps:
         while len(kept) > KEPT_GRADIENTS:
             kept.popitem(last=False)
 
-    def meets(self, plan: bytes, part: Part, term: Tensor) -> None:
-        """An owner adds to a mean how another group stands."""
+    def meets(
+        self,
+        swarm: Swarm,
+        index: int,
+        own: Chronicle,
+        groups: Iterable[Chronicle],
+        plan: bytes,
+        part: Part,
+        term: Tensor,
+    ) -> None:
+        """An owner adds this to the mean of its part, for how another group stands. It is worked out anew from what all have held: the owner is not believed."""
+        piece = slice(part.start, part.stop)
+        weight = _weight(swarm, index)
+        others = [group for group in groups if group is not own]
+        theirs = [
+            *(state for group in [*others, own] for state in group.recently()),  # whom it met may have come to us since
+            *(swarm.learners[peer].outer.params for peer in sorted(swarm.peers) if peer != index),  # or be far behind
+        ]
+        for mine in [swarm.learners[index].outer.params, *own.recently()]:
+            for other in theirs:
+                wanted = weight * (mine[piece] - other[piece].bfloat16().float())
+                if torch.allclose(wanted, term, rtol=MEETING_ERROR, atol=MEETING_ERROR):
+                    self._note_met(plan, part, wanted)
+                    return
+        if swarm.ids[index] not in swarm.attackers:
+            self._violate(4, f"peer {index} adds to a mean what is not on the way to another group")
+        self._note_met(plan, part, term)
+
+    def _note_met(self, plan: bytes, part: Part, term: Tensor) -> None:
         self._met[plan, part.start] = term.clone()
         while len(self._met) > KEPT_MEETINGS:
             self._met.popitem(last=False)
@@ -59,7 +90,7 @@ class Steps:
         before = group.outer
         if before is not None and version <= before[0]:
             return
-        group.outer = (version, outer.params.clone(), outer.momentum.clone())
+        group.came_to(version, outer.params, outer.momentum)
         commit, parent = group.commit(height), group.commit(height - 1)
         if before is None or before[0] != version - 1 or commit is None or commit.round is None or parent is None:
             return
@@ -105,3 +136,10 @@ class Steps:
                 return None
             shares.append(gradient * (contribution.tokens / total))
         return shares
+
+
+def _weight(swarm: Swarm, index: int) -> float:
+    """Of a difference between groups in the mean that a peer is about to encode."""
+    terms, head = swarm.outfit.terms, swarm.peers[index].member.head.commit
+    is_last = terms.feedback.uplink == "kept" and terms.settings.rules.is_last(head)  # as `Terms.rule`
+    return halfway(Sgd(lr=1.0) if is_last else terms.outer)
