@@ -175,11 +175,13 @@ class Judge:
         that are kept for it. The learner still has them: it is told after the log."""
         peer = self.swarm.peers[index]
         self._look_at_history(index)
+        group = self._group_of(index)
         trained, me = self.swarm.learners[index].trained, self.swarm.ids[index]
         for height in range(peer.applier.height, peer.member.head.commit.height + 1):
-            if height not in self.history:
+            commit = group.commit(height)
+            if commit is None:
                 return  # of an earlier life
-            entries = self.history[height].ledger
+            entries = commit.ledger
             own = entries.window(me) or next((s.intervals for s in entries.suspended if s.peer == me), ())
             if numbers(ledger.split(own, len(trained))[0]) != trained:
                 return
@@ -371,7 +373,7 @@ class Judge:
 
     @property
     def history(self) -> dict[int, Commit]:
-        """Of the first group."""
+        """Of the first group; a stage of a pipeline has no other."""
         return self.groups[b""].history
 
     @property

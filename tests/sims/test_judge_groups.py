@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from farflung.protocol.chain import Commit
-from farflung.protocol.ledger import Ledger, Share
+from farflung.protocol.ledger import Holding, Ledger, Share
 from farflung.protocol.limits import MAX_DIVISIONS
+from farflung.sims.chronicle import Chronicle
 from farflung.sims.judge import Judge
 
 ME, OTHER = b"m" * 32, b"o" * 32
@@ -72,3 +73,25 @@ def test_who_waits_is_left_behind_where_there_is_a_place_or_the_group_becomes_tw
     judge, found = judged(commit(9, view=view, ledger=ledger, steps=steps), **rules)
     judge.check_end()
     assert (found == []) == well
+
+
+# ---- samples -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", [b"", GROUP], ids=["the first one", "another"])
+def test_whoever_gives_up_what_it_has_trained_is_asked_by_the_ledgers_of_its_own_group(group: bytes) -> None:
+    """It still holds what it trained; in the other group nobody has ever heard of that."""
+    mine = Ledger(2048, (Holding(ME, ((1024, 1034),)),))
+    theirs = Ledger(2000, (Holding(OTHER, ((0, 10),)),))
+    judge, found = judged(commit(7, group=group, ledger=mine))
+    others = {height: commit(height, view=(OTHER,), ledger=theirs) for height in range(3, 9)}
+    own = {height: commit(height, group=group, ledger=mine) for height in range(3, 9)}
+    judge.groups = {b"": Chronicle(history=own)}
+    if group:
+        first = Chronicle(history=others)
+        judge.groups = {b"": first, GROUP: Chronicle(before=first, since=own[3], history=own)}
+    judge.swarm.peers[0].applier.height = 5
+    trained: Any = SimpleNamespace(trained=[1024, 1025])
+    judge.swarm.learners = {0: trained}
+    judge._check_dropped(0)
+    assert found == ["2: peer 0 gave up 2 samples that it had trained and nobody else has"]
