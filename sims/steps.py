@@ -87,7 +87,7 @@ class Steps:
 
     def check(self, swarm: Swarm, group: Chronicle, outer: OuterState, version: int, height: int) -> None:
         """The step from the last version to this one, as the first peer took it."""
-        before = group.outer
+        before = group.stood()
         if before is not None and version <= before[0]:
             return
         group.came_to(version, outer.params, outer.momentum)

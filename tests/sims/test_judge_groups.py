@@ -3,13 +3,18 @@
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
+import torch
 
-from farflung.protocol.chain import Commit
+from farflung.protocol.chain import Commit, Half, RoundResult
 from farflung.protocol.ledger import Holding, Ledger, Share
 from farflung.protocol.limits import MAX_DIVISIONS
 from farflung.sims.chronicle import Chronicle
 from farflung.sims.judge import Judge
+from farflung.sims.steps import Steps
+from farflung.training.outer import OuterState
+from farflung.training.rules import Sgd
 
 ME, OTHER = b"m" * 32, b"o" * 32
 GROUP = b"g" * 32
@@ -95,3 +100,31 @@ def test_whoever_gives_up_what_it_has_trained_is_asked_by_the_ledgers_of_its_own
     judge.swarm.learners = {0: trained}
     judge._check_dropped(0)
     assert found == ["2: peer 0 gave up 2 samples that it had trained and nobody else has"]
+
+
+# ---- outer steps ---------------------------------------------------------------------------------------------------
+
+ROUND = RoundResult(b"p" * 32, (), (), 0)
+"""That has left all parts out: it moves nothing."""
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_first_step_of_a_new_group_begins_where_the_other_stood(late: bool) -> None:
+    """`late`: the other has taken steps since. A group that divides once more before its first round stands where it began."""
+    half = Half((OTHER,), Ledger())
+    first = Chronicle(history={3: commit(3), 4: msgspec.structs.replace(commit(4, half=half), version=3)})
+    first.came_to(3, torch.full((4,), 3.0), torch.zeros(4))
+    if late:
+        first.came_to(4, torch.full((4,), 4.0), torch.zeros(4))
+    since = msgspec.structs.replace(commit(4, group=GROUP, half=half), version=3)
+    second = Chronicle(before=first, since=since, history={4: since, 5: msgspec.structs.replace(since, height=5)})
+    third = Chronicle(before=second, since=second.history[5], history={5: second.history[5]})
+    third.history[6] = msgspec.structs.replace(commit(6, round=ROUND), version=4)
+    stood = third.stood()
+    assert stood is not None and stood[0] == 3 and stood[1].tolist() == [3.0] * 4
+    outer = OuterState(torch.full((4,), 3.5))
+    found: list[str] = []
+    rule: Any = SimpleNamespace(outfit=SimpleNamespace(terms=SimpleNamespace(rule=lambda commit: Sgd(lr=1.0))))
+    steps = Steps(lambda which, detail: found.append(f"{which}: {detail}"), exact_means=False)
+    steps.check(rule, third, outer, version=4, height=6)
+    assert found[-1] == "2: version 4 has other parameters than 3 where its round moved nothing"
