@@ -68,6 +68,8 @@ class Judge:
     calm: bool = False
     """Whether nothing has gone wrong for long enough that everything must be well."""
     _verdicts: set[tuple[int, str]] = field(default_factory=set)
+    _homes: dict[int, bytes] = field(default_factory=dict)
+    """By peer, of which group it is, or was when it ended."""
     _seen: dict[int, dict[int, Certified]] = field(default_factory=dict)
     """By peer and height, what has been compared with what is known."""
     _votes: Votes = field(init=False)
@@ -230,6 +232,8 @@ class Judge:
         peer = self.swarm.peers.get(index)
         if peer is None:
             return
+        if peer.member.started:
+            self._homes[index] = peer.member.head.commit.group
         seen = self._seen.setdefault(index, {})
         news: list[Certified] = []
         for certified in reversed(peer.member.history):
@@ -381,6 +385,11 @@ class Judge:
         """Of the group that is furthest."""
         known = [newest for one in self.groups.values() if (newest := one.newest) is not None]
         return max(known, key=lambda commit: (commit.version, commit.height), default=None)
+
+    def newest_of(self, index: int) -> Commit | None:
+        """Of the group of a peer, that runs or has run; of the one that is furthest where it never came to any."""
+        group = self.groups.get(self._homes[index]) if index in self._homes else None
+        return self.newest if group is None else group.newest
 
     @property
     def tokens(self) -> int:

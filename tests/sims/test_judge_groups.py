@@ -12,6 +12,7 @@ from farflung.protocol.ledger import Holding, Ledger, Share
 from farflung.protocol.limits import MAX_DIVISIONS
 from farflung.sims.chronicle import Chronicle
 from farflung.sims.judge import Judge
+from farflung.sims.roll_call import RollCall
 from farflung.sims.steps import Steps
 from farflung.training.outer import OuterState
 from farflung.training.rules import Sgd
@@ -128,3 +129,31 @@ def test_the_first_step_of_a_new_group_begins_where_the_other_stood(late: bool) 
     steps = Steps(lambda which, detail: found.append(f"{which}: {detail}"), exact_means=False)
     steps.check(rule, third, outer, version=4, height=6)
     assert found[-1] == "2: version 4 has other parameters than 3 where its round moved nothing"
+
+
+# ---- the end of the run --------------------------------------------------------------------------------------------
+
+
+def two_groups(first: Commit, other: Commit) -> tuple[Judge, list[str]]:
+    """Peer 0 is of the first group, peer 1 of the other; the judge has looked at both."""
+    judge, found = judged(first, other)
+    judge.groups[GROUP] = Chronicle(before=judge.groups[b""], since=commit(0, group=GROUP))
+    for head in (first, other):
+        judge.groups[head.group].history[head.height] = head
+    judge.look_at_histories()
+    return judge, found
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "says"),
+    [(TOTAL_STEPS, 300, [1]), (450, TOTAL_STEPS, [0]), (TOTAL_STEPS, TOTAL_STEPS, []), (450, 450, [0, 1])],
+)
+def test_who_ends_by_itself_is_missed_unless_its_own_group_has_completed_the_run(
+    first: int, other: int, says: list[int]
+) -> None:
+    judge, found = two_groups(commit(50, steps=first), commit(40, steps=other, group=GROUP))
+    ended: Any = SimpleNamespace(done=lambda: True)
+    judge.swarm.tasks = {0: ended, 1: ended}
+    judge.swarm.peers = {}
+    RollCall(judge.swarm, judge, alike=True).look()
+    assert found == [f"0: peer {index} has ended by itself" for index in says]
