@@ -408,12 +408,13 @@ class Judge:
         return 0 if self.newest is None else self.newest.version
 
     def versions(self) -> dict[bytes, int]:
-        """Newest version of each group that somebody who runs belongs to, and that has not finished."""
+        """Newest version of each group that somebody who runs belongs to, and that nobody knows to have finished."""
         rules = self.swarm.outfit.terms.settings.rules
         heads = [peer.member.head.commit for peer in self.swarm.peers.values() if peer.member.started]
+        finished = {head.group for head in heads if rules.finished(head)}
         found: dict[bytes, int] = {}
         for head in heads:
-            if not rules.finished(head):
+            if head.group not in finished:
                 found[head.group] = max(head.version, found.get(head.group, 0))
         return found
 

@@ -157,3 +157,10 @@ def test_who_ends_by_itself_is_missed_unless_its_own_group_has_completed_the_run
     judge.swarm.peers = {}
     RollCall(judge.swarm, judge, alike=True).look()
     assert found == [f"0: peer {index} has ended by itself" for index in says]
+
+
+def test_a_straggler_of_a_group_that_has_finished_does_not_make_it_stand() -> None:
+    before = [commit(49, steps=490)] * 3 + [commit(30, group=GROUP), commit(31, group=GROUP)]
+    assert judged(*before)[0].versions() == {b"": 49, GROUP: 31}
+    after = [commit(50, steps=TOTAL_STEPS), commit(49, steps=490), commit(30, group=GROUP), commit(32, group=GROUP)]
+    assert judged(*after)[0].versions() == {GROUP: 32}
