@@ -399,8 +399,9 @@ class Judge:
 
     @property
     def members(self) -> int:
-        """Of the newest views of all groups."""
-        return sum(len(one.newest.view) for one in self.groups.values() if one.newest is not None)
+        """Peers that run, or should, in the newest views of their groups. In a group of which nobody runs any more nobody is a member, whatever its last view says."""
+        newest = [(index, self.newest_of(index)) for index in self.swarm.expected]
+        return sum(commit is not None and self.swarm.ids[index] in commit.view for index, commit in newest)
 
     @property
     def rounds(self) -> int:

@@ -7,12 +7,16 @@ import msgspec
 import pytest
 import torch
 
+from farflung.node.events import Event
 from farflung.protocol.chain import Commit, Half, RoundResult
 from farflung.protocol.ledger import Holding, Ledger, Share
 from farflung.protocol.limits import MAX_DIVISIONS
 from farflung.sims.chronicle import Chronicle
+from farflung.sims.faults import Fault, Kill, Leave, Start
+from farflung.sims.from_events import fill_report
 from farflung.sims.judge import Judge
 from farflung.sims.roll_call import RollCall
+from farflung.sims.simulation import Report
 from farflung.sims.steps import Steps
 from farflung.training.outer import OuterState
 from farflung.training.rules import Sgd
@@ -164,3 +168,37 @@ def test_a_straggler_of_a_group_that_has_finished_does_not_make_it_stand() -> No
     assert judged(*before)[0].versions() == {b"": 49, GROUP: 31}
     after = [commit(50, steps=TOTAL_STEPS), commit(49, steps=490), commit(30, group=GROUP), commit(32, group=GROUP)]
     assert judged(*after)[0].versions() == {GROUP: 32}
+
+
+# ---- who is a member -----------------------------------------------------------------------------------------------
+
+
+def test_members_are_peers_that_run_by_the_newest_view_of_their_own_group() -> None:
+    both = (ME, OTHER)
+    judge, _ = two_groups(commit(50, view=both), commit(40, view=both, group=GROUP))
+    assert judge.members == 2
+    judge.swarm.expected = {0}  # the other group has died out: its last view still names two
+    judge.swarm.peers = {}
+    assert judge.members == 1
+    judge.groups[b""].history[51] = commit(51, view=(OTHER,))
+    assert judge.members == 0
+
+
+def test_logs_tell_the_same_members() -> None:
+    me, other = ME.hex(), OTHER.hex()
+
+    def says(peer: str, at: float, height: int, view: list[str], group: str) -> Event:
+        return {"time": at, "event": "view.commit", "peer": peer, "height": height, "version": 0, "view": view, "group": group, "received_bytes": 0, "sent_bytes": 0}  # fmt: skip
+
+    events = {me: [says(me, 1.0, 1, [me, other], ""), says(me, 2.0, 2, [me], "")], other: [says(other, 1.0, 1, [me, other], ""), says(other, 2.0, 2, [other], "ab")]}  # fmt: skip
+
+    def members(*faults: Fault) -> int:
+        report = Report(0, 2, [])
+        fill_report(report, [me, other], [1.0, 1.0], events, [(fault.at, fault) for fault in faults], 0.0, 20.0)
+        return report.members
+
+    starts = Start(at=0.0, peer=0), Start(at=0.0, peer=1)
+    assert members(*starts) == 2
+    assert members(*starts, Kill(at=5.0, peer=1)) == 1, "the group that it was of has died out"
+    assert members(*starts, Kill(at=5.0, peer=1), Start(at=6.0, peer=1)) == 2
+    assert members(*starts, Leave(at=5.0, peer=0)) == 1
