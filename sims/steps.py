@@ -19,6 +19,9 @@ from farflung.training.rules import Sgd, halfway
 KEPT_GRADIENTS = 8
 """Pseudo-gradients remembered of each peer: a plan may be decided some plans later."""
 
+KEPT_SAMPLES = 256
+"""Of so many we remember of which samples they were: who has not heard from an honest member for long may decide about an old one."""
+
 KEPT_MEETINGS = 1024
 """What they added to the means of parts; until these are committed."""
 
@@ -42,6 +45,8 @@ class Steps:
         self._exact_means = exact_means
         self._gradients: dict[int, OrderedDict[tuple[int, ...], Tensor]] = {}
         """By peer and samples."""
+        self._dropped: dict[int, OrderedDict[tuple[int, ...], None]] = {}
+        """By peer, samples of those that are not remembered any more."""
         self._met: OrderedDict[tuple[bytes, int], Tensor] = OrderedDict()
         """By plan and start of the part, what meetings have added to means."""
 
@@ -49,8 +54,12 @@ class Steps:
         """A peer sends what it has made of these samples."""
         kept = self._gradients.setdefault(index, OrderedDict())
         kept[samples] = gradient.clone()
-        while len(kept) > KEPT_GRADIENTS:
-            kept.popitem(last=False)
+        dropped = self._dropped.setdefault(index, OrderedDict())
+        dropped.pop(samples, None)
+        if len(kept) > KEPT_GRADIENTS:
+            dropped[kept.popitem(last=False)[0]] = None
+        if len(dropped) > KEPT_SAMPLES:
+            dropped.popitem(last=False)
 
     def meets(
         self,
@@ -123,16 +132,19 @@ class Steps:
         return torch.zeros(part.stop - part.start) if term is None else term
 
     def _shares(self, swarm: Swarm, commit: Commit, parent: Commit) -> list[Tensor] | None:
-        """What the contributors sent, weighted by tokens: their sum is the mean. None when the samples they sent are not those that count."""
+        """What the contributors sent, weighted by tokens: their sum is the mean. None where that is not known, and when the samples they sent are not those
+        that count."""
         assert commit.round is not None
         total = sum(c.tokens for c in commit.round.contributors)
         shares = []
         for contribution in commit.round.contributors:
             index = swarm.ids.index(contribution.peer)
             counted, _ = ledger.split(parent.ledger.window(contribution.peer), contribution.samples)
-            gradient = self._gradients.get(index, OrderedDict()).get(tuple(numbers(counted)))
+            samples = tuple(numbers(counted))
+            gradient = self._gradients.get(index, OrderedDict()).get(samples)
             if gradient is None:
-                self._violate(6, f"peer {index} contributed other samples than commit {commit.height} counts")
+                if contribution.peer not in swarm.attackers and samples not in self._dropped.get(index, ()):
+                    self._violate(6, f"peer {index} contributed other samples than commit {commit.height} counts")
                 return None
             shares.append(gradient * (contribution.tokens / total))
         return shares

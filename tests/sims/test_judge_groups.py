@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from farflung.node.events import Event
-from farflung.protocol.chain import Commit, Half, RoundResult
+from farflung.protocol.chain import Commit, Contribution, Half, RoundResult
 from farflung.protocol.ledger import Holding, Ledger, Share
 from farflung.protocol.limits import MAX_DIVISIONS
 from farflung.sims.chronicle import Chronicle
@@ -17,7 +17,7 @@ from farflung.sims.from_events import fill_report
 from farflung.sims.judge import Judge
 from farflung.sims.roll_call import RollCall
 from farflung.sims.simulation import Report
-from farflung.sims.steps import Steps
+from farflung.sims.steps import KEPT_GRADIENTS, Steps
 from farflung.training.outer import OuterState
 from farflung.training.rules import Sgd
 
@@ -202,3 +202,25 @@ def test_logs_tell_the_same_members() -> None:
     assert members(*starts, Kill(at=5.0, peer=1)) == 1, "the group that it was of has died out"
     assert members(*starts, Kill(at=5.0, peer=1), Start(at=6.0, peer=1)) == 2
     assert members(*starts, Leave(at=5.0, peer=0)) == 1
+
+
+# ---- what contributors sent ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("counted", "attacks", "finds"),
+    [((0, 2), False, False), ((2, 4), False, False), ((100, 102), False, True), ((100, 102), True, False)],
+    ids=["long ago", "remembered", "never sent", "of an attacker"],
+)
+def test_who_contributes_other_samples_than_count_is_found_but_for_attackers_and_what_is_forgotten(
+    counted: tuple[int, int], attacks: bool, finds: bool
+) -> None:
+    found: list[str] = []
+    steps = Steps(lambda which, detail: found.append(f"{which}: {detail}"), exact_means=True)
+    for number in (0, *range(4, 4 + 2 * (KEPT_GRADIENTS - 1), 2), 2):
+        steps.contributes(0, (number, number + 1), torch.zeros(4))
+    before = commit(5, ledger=Ledger(200, (Holding(ME, (counted,)),)))
+    round_ = RoundResult(b"p" * 32, (Contribution(ME, 16, 2, 0),), (), 0)
+    swarm: Any = SimpleNamespace(ids=[ME], attackers={ME} if attacks else set())
+    assert (steps._shares(swarm, commit(6, round=round_), before) is None) == (counted != (2, 4))
+    assert found == (["6: peer 0 contributed other samples than commit 6 counts"] if finds else [])
