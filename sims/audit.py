@@ -92,10 +92,10 @@ def check_versions(logs: Logs) -> Check:
     """2: in one life of a node the version never goes back, and each that it comes to is made by a commit or downloaded."""
     moves, broken = 0, []
     for peer, events in logs.lives:
-        for chain, own in _by_chain(events).items():
-            for before, after, why in _moves(own):
+        for own in _by_life(events):
+            for chain, before, after, why in _moves(own):
                 moves += 1
-                if after < before:
+                if after < before and not why:
                     broken.append(f"{logs.name(peer)} went back from version {before} to {after}{_of(chain)}")
                 elif not why:
                     broken.append(
@@ -113,23 +113,35 @@ def _by_chain(events: list[Event]) -> dict[Chain, list[Event]]:
     return found
 
 
-def _moves(events: list[Event]) -> Iterator[tuple[int, int, bool]]:
-    """(version before, after, whether that may be) of each change in a life but the first.
+def _by_life(events: list[Event]) -> list[list[Event]]:
+    """The same, of all groups through which it has gone as one: a new group goes on from the state of the old one."""
+    found: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    for event in events:
+        if not event["event"].startswith(("stage.", "shadow")):
+            stage, life, _ = chain_of(event)
+            found[stage, life].append(event)
+    return list(found.values())
+
+
+def _moves(events: list[Event]) -> Iterator[tuple[Chain, int, int, bool]]:
+    """(chain, version before, after, whether that may be) of each change in a life but the first. Back it may go with a download only, into another group.
 
     A life begins with what the process said before, and comes from there to what is on its disk. A node writes `round.commit` some moments after its
     version has moved, so nothing is asked of the last one either: the life may have ended in between.
     """
     committed = {event["version"] for event in events if event["event"] == "round.commit"}
     version, last = events[0]["version"], events[-1]["version"]
-    began, downloaded = False, False
+    began, downloaded, group = False, False, chain_of(events[0])
     for event in events:
         downloaded |= event["event"] == "span" and event["what"] == "download"
-        after = event["version"]
+        after, chain = event["version"], chain_of(event)
         if after == version:
             continue
-        if began:
-            yield version, after, downloaded or after in committed or after == last
-        version, began, downloaded = after, True, False
+        if began and after < version:
+            yield chain, version, after, downloaded and chain != group
+        elif began:
+            yield chain, version, after, downloaded or after in committed or after == last
+        version, began, downloaded, group = after, True, False, chain
 
 
 def check_parts(logs: Logs) -> Check:
