@@ -17,7 +17,7 @@ What no log shows, and `judge` looks at in simulations: the mean itself (4), the
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -241,15 +241,15 @@ def check_misses(logs: Logs) -> Check:
         if not e["reason"].strip()
     ]
     contributors = {place: said[0]["contributors"] for place, said in logs.rounds.items()}
-    rounds: dict[Chain, list[int]] = defaultdict(list)
-    for chain, height in logs.rounds:
-        rounds[chain].append(height)
+    begins: dict[Chain, int] = {}
+    for chain, height in logs.commits:
+        begins[chain] = min(height, begins.get(chain, height))
     sent = 0
     for peer, events in logs.lives:
-        for chain, own in _by_chain(events).items():
+        for own in _by_life(events):
             sent += sum(event["event"] == "round.scatter" for event in own)
-            for begun, by in _unexcused(own, rounds[chain]):
-                if peer not in contributors[chain, by]:
+            for chain, begun, by in _unexcused(own, list(logs.rounds), begins):
+                if peer not in contributors[by]:
                     broken.append(
                         f"{logs.name(peer)} sent a contribution to round {begun}{_of(chain)}, and nothing says what became of it"
                     )
@@ -257,17 +257,30 @@ def check_misses(logs: Logs) -> Check:
     return Check(which=9, what=what, count=len(told) + sent, broken=broken)
 
 
-def _unexcused(events: list[Event], rounds: list[int]) -> Iterator[tuple[int, int]]:
-    """Of a life on a chain that has these rounds: to which round it sent a contribution without giving a reason why none counts it, and which had to."""
+def _unexcused(
+    events: list[Event], places: list[Place], begins: Mapping[Chain, int]
+) -> Iterator[tuple[Chain, int, Place]]:
+    """Of a life, where there are these rounds, and chains begin at these heights: to which round it sent a contribution without giving a reason why none
+    counts it, and which had to. What it owed when its group became two it owes in the new one."""
     debts = Debts()
+    sent_in: dict[int, Chain] = {}
+    been_in: set[Chain] = set()
+    rounds: dict[int, Place] = {}  # by height, those of the groups that it has come through
     for event in events:
+        chain = chain_of(event)
+        if chain not in been_in:
+            been_in.add(chain)
+            rounds = {height: place for height, place in rounds.items() if height < begins.get(chain, math.inf)}
+            rounds |= {height: (one, height) for one, height in places if one == chain}
         match event["event"]:
             case "round.scatter":
                 debts.sent(event["round"])
+                sent_in[event["round"]] = chain
             case "round.missed":
                 debts.excused(rounds)
             case "round.commit":
-                yield from debts.committed(event["round"], rounds)
+                for begun, by in debts.committed(event["round"], rounds):
+                    yield sent_in[begun], begun, rounds[by]
 
 
 CHECKS: tuple[Callable[[Logs], Check], ...] = (

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from farflung.node.events import Event
-from farflung.sims.audit import check_versions
+from farflung.sims.audit import check_misses, check_versions
 from farflung.sims.facts import RunFacts
 from farflung.sims.logs import Logs
 
@@ -65,3 +65,25 @@ def test_back_goes_only_who_downloads_the_state_of_another_group(downloads: bool
     for group, finds in (("", True), (GROUP, not downloads)):
         found = check_versions(logs(*events, says(5, "step", 2, 2, group), says(6, "step", 2, 2, group)))
         assert bool(found.broken) == finds
+
+
+@groups
+def test_what_was_sent_before_a_division_is_owed_after_it(group: str) -> None:
+    """A round of the new group has to count it, or there must be a reason why it does not."""
+
+    def found(by: str, *more: Event) -> list[str]:
+        sent = says(3, "round.scatter", 4, 1, round=5, plan="p")
+        start, division = says(1, "node.start", 1, 1, device="cpu"), divides(4, 5, 1, group)
+        return check_misses(logs(start, sent, division, *more, moves(6, 6, 2, group, by=by))).broken
+
+    assert found(A) == []
+    assert found(B, says(5, "round.missed", 5, 1, group, round=6, reason="too late")) == []
+    assert found(B) == ["aaaaaaaaaaaa sent a contribution to round 5, and nothing says what became of it"]
+
+
+def test_a_round_that_the_other_group_had_counts_nothing_of_who_went() -> None:
+    sent, division = says(3, "round.scatter", 4, 1, round=5, plan="p"), divides(4, 5, 1, GROUP)
+    other = moves(5, 6, 2, by=B) | {"peer": B}
+    both = logs(says(1, "node.start", 1, 1, device="cpu"), sent, division, moves(7, 8, 2, GROUP, by=A))
+    both.events[B] = [says(1, "node.start", 1, 1) | {"peer": B}, other]  # type: ignore[index]
+    assert check_misses(both).broken == []
