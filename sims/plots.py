@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from farflung.sims.markup import Markup
 from farflung.sims.scene import Scene
-from farflung.sims.series import Columns, bytes_by_peer, few_curve, outer_curve, solo_curve, training_curves
+from farflung.sims.series import Columns, bytes_by_peer, few_curves, outer_curves, solo_curve, training_curves
 from farflung.sims.summary import commits_by_round
 from farflung.sims.svg import BAD, GOOD, INK, MUTED, SERIES, STATES, STYLE, to_svg
 
@@ -64,12 +64,17 @@ def plot_losses(scenes: Sequence[Scene]) -> dict[str, Markup]:
             if len(scenes) == 1:
                 for peer, curve in training.items():
                     _draw(axis, curve, key, scale, color=scenes[0].colours[peer], linewidth=0.9, alpha=0.75)
-                _draw(axis, few_curve(scenes[0]), key, scale, color=INK, zorder=4, **RINGS)
+                for curve in few_curves(scenes[0]).values():
+                    _draw(axis, curve, key, scale, color=INK, zorder=4, **RINGS)
             for scene, colour in zip(scenes, run_colours(len(scenes)), strict=True):
-                outer, solo = outer_curve(scene), solo_curve(scene)
-                marker = "o" if len(scene.outer) <= LABELLED_ROUNDS else ""
-                _draw(axis, solo, key, scale, color=colour, linewidth=1.5, linestyle=(0, (4, 2)), zorder=4)
-                _draw(axis, outer, key, scale, color=colour, linewidth=2.2, marker=marker, markersize=3.5, zorder=5)
+                _draw(axis, solo_curve(scene), key, scale, color=colour, linewidth=1.5, linestyle=(0, (4, 2)), zorder=4)
+                outer = outer_curves(scene)
+                for curve in outer.values():
+                    marker = "o" if len(curve["loss"]) <= LABELLED_ROUNDS else ""
+                    width = 2.2 if len(outer) == 1 else 1.1
+                    _draw(
+                        axis, curve, key, scale, color=colour, linewidth=width, marker=marker, markersize=3.5, zorder=5
+                    )
             for scene in scenes:
                 _mark_recoveries(axis, scene, key, scale)
             axis.set_xlabel(label)

@@ -7,6 +7,7 @@ from typing import Any
 from farflung.sims import markup
 from farflung.sims.audit import counted
 from farflung.sims.incidents import count_things
+from farflung.sims.logs import chain_of
 from farflung.sims.markup import Markup, text
 from farflung.sims.plots import human_bytes, plot_bytes, plot_losses, plot_rounds, short_number
 from farflung.sims.plots_time import plot_gantt, plot_membership
@@ -268,7 +269,8 @@ def _loss_note(scene: Scene) -> str:
 
 
 def _loss_legend(scene: Scene) -> Markup:
-    entries = [("--ink", "swarm, held out")]
+    several = len({chain_of(event)[2] for event in scene.outer}) > 1
+    entries = [("--ink", "swarm, held out" + (", a line for each group" if several else ""))]
     if scene.outer_few:
         few = max(event["samples"] for event in scene.outer_few)
         entries.append(("--ink", f"swarm, {few} of the held-out samples, always the same (rings)"))
