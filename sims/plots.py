@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from farflung.sims.markup import Markup
 from farflung.sims.scene import Scene
 from farflung.sims.series import Columns, bytes_by_peer, few_curves, outer_curves, solo_curve, training_curves
-from farflung.sims.summary import commits_by_round
+from farflung.sims.summary import Round, commits_by_round
 from farflung.sims.svg import BAD, GOOD, INK, MUTED, SERIES, STATES, STYLE, to_svg
 
 WIDTH_IN = 11.0
@@ -181,10 +181,10 @@ def plot_bytes(scene: Scene) -> Markup:
         return Markup(to_svg(figure, f"bytes-{scene.slug}", f"Bytes sent: {told}"))
 
 
-def plot_rounds(scene: Scene, letters: Mapping[int, str]) -> Markup:
+def plot_rounds(scene: Scene, letters: Mapping[Round, str]) -> Markup:
     """Seconds of each round (the proposer's), with its number of contributors.
 
-    `letters` says for each round that some peer missed the letters under which its reasons stand in the
+    `letters` says for each round of each group that some peer missed the letters under which its reasons stand in the
     table.
     """
     with matplotlib.rc_context(STYLE):
@@ -192,32 +192,30 @@ def plot_rounds(scene: Scene, letters: Mapping[int, str]) -> Markup:
         axis = figure.subplots()
         commits = commits_by_round(scene.events)
         label_all = len(commits) <= LABELLED_ROUNDS
-        groups = sorted({group for _, group in commits})
+        groups = sorted({group for _, group in [*commits, *letters]})
         width = 0.7 / max(1, len(groups))  # groups stand side by side
-        highest: dict[int, float] = {}
-        for (number, group), event in commits.items():
-            at = number - 0.35 + width * (groups.index(group) + 0.5)
-            axis.bar(at, event["seconds"], width=width, color=BAD if number in letters else STATES["round"])
-            highest[number] = max(highest.get(number, 0.0), event["seconds"])
+        at = {one: one[0] - 0.35 + width * (groups.index(one[1]) + 0.5) for one in [*commits, *letters]}
+        for one, event in commits.items():
+            axis.bar(at[one], event["seconds"], width=width, color=BAD if one in letters else STATES["round"])
             if label_all:
                 count = str(len(event["contributors"]))
-                axis.annotate(count, (at, event["seconds"]), (0, 3), textcoords="offset points", ha="center")
-        for number, letter in letters.items():
-            height = highest.get(number, 0.0)
-            lift = 15 if number in highest and label_all else 3
+                axis.annotate(count, (at[one], event["seconds"]), (0, 3), textcoords="offset points", ha="center")
+        for one, letter in letters.items():
+            height = commits[one]["seconds"] if one in commits else 0.0
+            lift = 15 if one in commits and label_all else 3
             axis.annotate(
                 letter,
-                (number, height),
+                (at[one], height),
                 (0, lift),
                 textcoords="offset points",
                 ha="center",
                 color=BAD,
                 weight="bold",
             )
-            if number not in highest:
-                axis.plot(number, 0, marker="x", color=BAD, markersize=7, clip_on=False)
+            if one not in commits:
+                axis.plot(at[one], 0, marker="x", color=BAD, markersize=7, clip_on=False)
         axis.margins(y=0.25)
-        shown = [*highest, *letters] or [1]
+        shown = [number for number, _ in [*commits, *letters]] or [1]
         axis.set_xlim(min(shown) - 0.8, max(shown) + 0.8)
         axis.set_ylim(bottom=0)
         axis.xaxis.set_major_locator(MaxNLocator(20, integer=True))

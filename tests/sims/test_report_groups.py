@@ -2,10 +2,16 @@
 
 from typing import Any
 
+import pytest
+from matplotlib.axes import Axes
+
 from farflung.node.events import Event
 from farflung.sims.facts import RunFacts
+from farflung.sims.plots import plot_rounds
+from farflung.sims.report_run import _missed_table, letters_by_round, reason_letters
 from farflung.sims.scene import Scene
 from farflung.sims.series import few_curves, outer_curves
+from farflung.sims.svg import BAD
 
 A, B = "aa" * 32, "bb" * 32
 GROUP = "99" * 32
@@ -48,3 +54,31 @@ def test_each_group_has_a_curve_of_its_own_in_the_order_of_time() -> None:
 def test_tokens_of_one_group_are_those_that_rounds_have_counted() -> None:
     curves = outer_curves(scene(trained(A, 1.0, 100), evaluated(A, 10.0, 5, 4.0, 70)))
     assert curves[""]["tokens"] == [70]
+
+
+def committed(at: float, number: int, group: str = "") -> Event:
+    return says(A, at, "round.commit", group, height=number, version=number, round=number, contributors={A: 4}, samples={}, parts_left_out=0, view=[A], digest="d" * 64, lap=1, seconds=2.0, contributed=True, up_bits=8.0, down_bits=8.0, owed=None)  # fmt: skip
+
+
+def missed(at: float, number: int, reason: str, group: str = "") -> Event:
+    return says(B, at, "round.missed", group, round=number, reason=reason)
+
+
+def test_a_missed_round_is_marked_in_its_own_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both groups have a round 7, and a peer missed that of the second one; of the first one's round 8 there is no commit."""
+    one = scene(committed(1.0, 7), committed(2.0, 7, GROUP), missed(3.0, 7, "late", GROUP), missed(4.0, 8, "gone"))
+    told = one.figures["rounds_missed"]
+    letters = letters_by_round(told, reason_letters(told))
+    assert letters == {(7, GROUP): "a", (8, ""): "b"}
+    bars: list[tuple[float, str]] = []
+    bar = Axes.bar
+
+    def note(axis: Axes, x: float, height: float, **look: Any) -> Any:
+        bars.append((x, look["color"]))
+        return bar(axis, x, height, **look)
+
+    monkeypatch.setattr(Axes, "bar", note)
+    plot_rounds(one, letters)
+    assert [(x < 7, colour == BAD) for x, colour in bars] == [(True, False), (False, True)]
+    page = str(_missed_table(told, reason_letters(told)))
+    assert '<th scope="col">group</th>' in page and GROUP[:12] in page and "first" in page
