@@ -6,6 +6,7 @@ As in `test_broken`, `CAUGHT` has the first seed of 0 to 199 that shows it. Run 
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -81,7 +82,12 @@ def a_meeting_counts_for_each_contributor(monkeypatch: pytest.MonkeyPatch) -> No
 def adds(monkeypatch: pytest.MonkeyPatch, times: float) -> None:
     """What meetings add to means is so many times what it should be."""
     difference = Meetings._difference
-    monkeypatch.setattr(Meetings, "_difference", lambda self, part, theirs: difference(self, part, theirs).mul_(times))
+
+    def wrong(self: Meetings, *what: Any) -> Tensor | None:
+        term = difference(self, *what)
+        return None if term is None else term.mul_(times)
+
+    monkeypatch.setattr(Meetings, "_difference", wrong)
 
 
 @broken
