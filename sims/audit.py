@@ -17,7 +17,7 @@ What no log shows, and `judge` looks at in simulations: the mean itself (4), the
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -92,10 +92,10 @@ def check_versions(logs: Logs) -> Check:
     """2: in one life of a node the version never goes back, and each that it comes to is made by a commit or downloaded."""
     moves, broken = 0, []
     for peer, events in logs.lives:
-        for chain, own in _by_chain(events).items():
-            for before, after, why in _moves(own):
+        for own in _by_life(events):
+            for chain, before, after, why in _moves(own):
                 moves += 1
-                if after < before:
+                if after < before and not why:
                     broken.append(f"{logs.name(peer)} went back from version {before} to {after}{_of(chain)}")
                 elif not why:
                     broken.append(
@@ -113,23 +113,35 @@ def _by_chain(events: list[Event]) -> dict[Chain, list[Event]]:
     return found
 
 
-def _moves(events: list[Event]) -> Iterator[tuple[int, int, bool]]:
-    """(version before, after, whether that may be) of each change in a life but the first.
+def _by_life(events: list[Event]) -> list[list[Event]]:
+    """The same, of all groups through which it has gone as one: a new group goes on from the state of the old one."""
+    found: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    for event in events:
+        if not event["event"].startswith(("stage.", "shadow")):
+            stage, life, _ = chain_of(event)
+            found[stage, life].append(event)
+    return list(found.values())
+
+
+def _moves(events: list[Event]) -> Iterator[tuple[Chain, int, int, bool]]:
+    """(chain, version before, after, whether that may be) of each change in a life but the first. Back it may go with a download only, into another group.
 
     A life begins with what the process said before, and comes from there to what is on its disk. A node writes `round.commit` some moments after its
     version has moved, so nothing is asked of the last one either: the life may have ended in between.
     """
     committed = {event["version"] for event in events if event["event"] == "round.commit"}
     version, last = events[0]["version"], events[-1]["version"]
-    began, downloaded = False, False
+    began, downloaded, group = False, False, chain_of(events[0])
     for event in events:
         downloaded |= event["event"] == "span" and event["what"] == "download"
-        after = event["version"]
+        after, chain = event["version"], chain_of(event)
         if after == version:
             continue
-        if began:
-            yield version, after, downloaded or after in committed or after == last
-        version, began, downloaded = after, True, False
+        if began and after < version:
+            yield chain, version, after, downloaded and chain != group
+        elif began:
+            yield chain, version, after, downloaded or after in committed or after == last
+        version, began, downloaded, group = after, True, False, chain
 
 
 def check_parts(logs: Logs) -> Check:
@@ -229,15 +241,15 @@ def check_misses(logs: Logs) -> Check:
         if not e["reason"].strip()
     ]
     contributors = {place: said[0]["contributors"] for place, said in logs.rounds.items()}
-    rounds: dict[Chain, list[int]] = defaultdict(list)
-    for chain, height in logs.rounds:
-        rounds[chain].append(height)
+    begins: dict[Chain, int] = {}
+    for chain, height in logs.commits:
+        begins[chain] = min(height, begins.get(chain, height))
     sent = 0
     for peer, events in logs.lives:
-        for chain, own in _by_chain(events).items():
+        for own in _by_life(events):
             sent += sum(event["event"] == "round.scatter" for event in own)
-            for begun, by in _unexcused(own, rounds[chain]):
-                if peer not in contributors[chain, by]:
+            for chain, begun, by in _unexcused(own, list(logs.rounds), begins):
+                if peer not in contributors[by]:
                     broken.append(
                         f"{logs.name(peer)} sent a contribution to round {begun}{_of(chain)}, and nothing says what became of it"
                     )
@@ -245,17 +257,30 @@ def check_misses(logs: Logs) -> Check:
     return Check(which=9, what=what, count=len(told) + sent, broken=broken)
 
 
-def _unexcused(events: list[Event], rounds: list[int]) -> Iterator[tuple[int, int]]:
-    """Of a life on a chain that has these rounds: to which round it sent a contribution without giving a reason why none counts it, and which had to."""
+def _unexcused(
+    events: list[Event], places: list[Place], begins: Mapping[Chain, int]
+) -> Iterator[tuple[Chain, int, Place]]:
+    """Of a life, where there are these rounds, and chains begin at these heights: to which round it sent a contribution without giving a reason why none
+    counts it, and which had to. What it owed when its group became two it owes in the new one."""
     debts = Debts()
+    sent_in: dict[int, Chain] = {}
+    been_in: set[Chain] = set()
+    rounds: dict[int, Place] = {}  # by height, those of the groups that it has come through
     for event in events:
+        chain = chain_of(event)
+        if chain not in been_in:
+            been_in.add(chain)
+            rounds = {height: place for height, place in rounds.items() if height < begins.get(chain, math.inf)}
+            rounds |= {height: (one, height) for one, height in places if one == chain}
         match event["event"]:
             case "round.scatter":
                 debts.sent(event["round"])
+                sent_in[event["round"]] = chain
             case "round.missed":
                 debts.excused(rounds)
             case "round.commit":
-                yield from debts.committed(event["round"], rounds)
+                for begun, by in debts.committed(event["round"], rounds):
+                    yield sent_in[begun], begun, rounds[by]
 
 
 CHECKS: tuple[Callable[[Logs], Check], ...] = (

@@ -10,6 +10,12 @@ from farflung.protocol.ledger import BLOCK, Ledger, split
 
 Interval = tuple[int, int]
 
+Outer = tuple[int, Tensor, Tensor]
+"""A version of the outer state, its parameters and momentum."""
+
+KEPT_STATES = 8
+"""Outer states of each group that are remembered: who meets another group may hear of an older one than the newest, for its peers are not all equally far."""
+
 
 @dataclass(slots=True)
 class Chronicle:
@@ -30,10 +36,14 @@ class Chronicle:
     divided: dict[int, list[Interval]] = field(default_factory=dict)
     """By height where it became two: `done` until then."""
     followed: int = -1
-    outer: tuple[int, Tensor, Tensor] | None = None
-    """Newest version seen, its parameters and momentum."""
-    state: tuple[int, Tensor, Tensor] | None = None
-    """Newest version whose digest was found right, its parameters and momentum."""
+    outer: Outer | None = None
+    """The newest seen."""
+    parted: dict[int, Outer] = field(default_factory=dict)
+    """By version, those with which it became two."""
+    recent: dict[int, Tensor] = field(default_factory=dict)
+    """By version, in their order, the newest parameters seen."""
+    state: Outer | None = None
+    """The newest whose digest was found right."""
     planned_in_calm: set[int] = field(default_factory=set)
     """Heights of rounds."""
 
@@ -57,6 +67,39 @@ class Chronicle:
         if self.before is None or self.since is None:
             return own
         return [*(height for height in self.before.rounds() if height < self.since.height), *own]
+
+    def came_to(self, version: int, params: Tensor, momentum: Tensor) -> None:
+        """Somebody has taken the step to a version."""
+        was = self.outer
+        if was is not None and any(one.half is not None and one.version == was[0] for one in self.history.values()):
+            self.parted[was[0]] = was
+        self.outer = version, params.clone(), momentum.clone()
+        self.recent[version] = self.outer[1]
+        if len(self.recent) > KEPT_STATES:
+            del self.recent[min(self.recent)]
+
+    def stood(self) -> Outer | None:
+        """Where the next step begins: the newest that it has come to, or what the group had out of which it has come when that became two."""
+        if self.outer is not None or self.before is None or self.since is None:
+            return self.outer
+        return self.before.stood_at(self.since.version)
+
+    def stood_at(self, version: int) -> Outer | None:
+        """At a division; None where nobody has come there so far."""
+        if version in self.parted:
+            return self.parted[version]
+        now = self.stood()
+        return now if now is not None and now[0] == version else None
+
+    def recently(self) -> list[Tensor]:
+        """Parameters of this group, and of those before it while it was one with them, the newest first."""
+        own = list(reversed(self.recent.values()))
+        if self.before is None or self.since is None or len(own) == KEPT_STATES:
+            return own
+        return [
+            *own,
+            *(self.before.recent[one] for one in sorted(self.before.recent, reverse=True) if one <= self.since.version),
+        ]
 
     @property
     def follows(self) -> Commit | None:

@@ -7,7 +7,7 @@ import msgspec
 
 from farflung.node.events import Event
 from farflung.sims.facts import EVENTS
-from farflung.sims.faults import Fault, describe
+from farflung.sims.faults import Fault, Kill, Leave, Start, describe
 from farflung.sims.logs import Events, chain_of
 from farflung.sims.pipeline_log import logged_steps
 from farflung.sims.pipeline_recoveries import recoveries
@@ -31,17 +31,20 @@ def fill_report(
     """Work out from events what a simulation reports of itself."""
     # By stage and group, life and height of its newest commit, and the view.
     views: dict[tuple[int, str], tuple[tuple[int, int], list[str]]] = {}
+    homes: dict[str, tuple[int, str]] = {}  # by peer, the stage and group of its newest commit
     for event in in_order(events):
         report.note(event["time"] - began, event)
         if event["event"] in ("round.commit", "view.commit"):
             stage, life, group = chain_of(event)
+            homes[event["peer"]] = stage, group
             known = views.get((stage, group), ((0, 0), []))
             views[stage, group] = max(known, ((life, event["height"]), event["view"]), key=lambda one: one[0])
     rounds = commits_by_round(events)
     report.commits = max((event["height"] for one in events.values() for event in one), default=0)
     report.rounds = max((event["version"] for event in rounds.values()), default=0)
     report.tokens = sum(sum(event["contributors"].values()) for event in rounds.values())
-    report.members = sum(len(view) for _, view in views.values())
+    gone = _ended(keys, done)
+    report.members = sum(peer in views[home][1] for peer, home in homes.items() if peer not in gone)
     timeline = timeline_of(done, keys)
     deaths, stopped = kills(timeline), pauses(timeline, ended)
     report.labour = [
@@ -49,6 +52,12 @@ def fill_report(
         for key, step_s in zip(keys, steps_s, strict=True)
     ]
     report.recoveries = recoveries(events, logged_steps(events), deaths)
+
+
+def _ended(keys: Sequence[str], done: Sequence[tuple[float, Fault]]) -> set[str]:
+    """Peers that were killed, or told to leave, and not started since."""
+    last = {fault.peer: fault for _, fault in done if isinstance(fault, Start | Kill | Leave)}
+    return {keys[peer] for peer, fault in last.items() if not isinstance(fault, Start)}
 
 
 def labour_of(

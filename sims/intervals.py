@@ -29,3 +29,8 @@ def repeats(intervals: list[Interval]) -> int:
 def clip(intervals: Iterable[Interval], below: int) -> Iterator[Interval]:
     """What of them lies below a number."""
     return ((start, min(stop, below)) for start, stop in intervals if start < below)
+
+
+def numbers(intervals: Iterable[Interval]) -> list[int]:
+    """All of them, one by one."""
+    return [number for start, stop in intervals for number in range(start, stop)]

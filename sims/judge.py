@@ -19,47 +19,35 @@ that is judged: it counts votes, follows the samples, and computes means and out
 """
 
 import math
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
-import torch
 from torch import Tensor
 
 from farflung.node.events import Event
 from farflung.protocol import chain, ledger, messages
-from farflung.protocol.chain import Certified, Commit, PartResult, RoundResult
+from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.envelope import Envelope
 from farflung.protocol.errors import BadSignature
 from farflung.protocol.keys import SIGNATURE_BYTES, PeerId, verify
+from farflung.protocol.limits import MAX_DIVISIONS
 from farflung.protocol.messages import Collected, Cut, Forward, Part, Plan, Promise, Voted
 from farflung.protocol.proposer import plan_id
 from farflung.sims.audit import HONEST_REFUSALS
 from farflung.sims.chronicle import Chronicle, merged
 from farflung.sims.cuts import Cuts
 from farflung.sims.debts import Debts
-from farflung.sims.outer_audit import taken_step
+from farflung.sims.intervals import numbers
+from farflung.sims.outer_audit import same_bits
+from farflung.sims.steps import ROUNDING, Steps
 from farflung.sims.swarm import Swarm
 from farflung.sims.votes import Votes
 from farflung.training.outer import OuterState
 
-KEPT_GRADIENTS = 8
-"""Pseudo-gradients remembered of each peer: a plan may be decided some plans later."""
-
-KEPT_MEETINGS = 1024
-"""What they added to the means of parts; until these are committed."""
-
-MEAN_ERROR = 0.03
-"""Largest error of a round's mean, relative to the mean, or to what is coded where contributions cancel each other out and leave little: int8 makes one of
-0.006 in each direction (docs/compression.md)."""
-
 OUTSIDE_S = 20.0
 """How long a member may be outside in the end where messages are lost: two or three rounds of a small swarm."""
-
-ROUNDING = 1e-3
-"""Largest error of fp32 arithmetic on values of order 1: hundreds of additions of numbers around 0.01."""
-
 
 _FORWARD = Forward.__struct_config__.tag
 _LOOKED_AT = frozenset(kind.__struct_config__.tag for kind in (Promise, Voted, Plan, Collected, Cut))
@@ -80,6 +68,8 @@ class Judge:
     calm: bool = False
     """Whether nothing has gone wrong for long enough that everything must be well."""
     _verdicts: set[tuple[int, str]] = field(default_factory=set)
+    _homes: dict[int, bytes] = field(default_factory=dict)
+    """By peer, of which group it is, or was when it ended."""
     _seen: dict[int, dict[int, Certified]] = field(default_factory=dict)
     """By peer and height, what has been compared with what is known."""
     _votes: Votes = field(init=False)
@@ -87,9 +77,7 @@ class Judge:
     """The last message; a broadcast is heard once."""
     _counted_once: list[tuple[int, int]] = field(default_factory=list)
     """Samples that commits of all groups have counted."""
-    _gradients: dict[int, OrderedDict[tuple[int, ...], Tensor]] = field(default_factory=dict)
-    _met: OrderedDict[tuple[bytes, int], Tensor] = field(default_factory=OrderedDict)
-    """By plan and start of the part, what meetings have added to means."""
+    _steps: Steps = field(init=False)
     _plans: dict[int, tuple[int, set[str]]] = field(default_factory=dict)
     """By peer, the height of the round that it last sent a contribution for, and the plans under which it did, since it was started."""
     _cuts: Cuts = field(default_factory=Cuts)
@@ -100,6 +88,7 @@ class Judge:
 
     def __post_init__(self) -> None:
         self._votes = Votes(lambda detail: self.violate(5, detail))
+        self._steps = Steps(self.violate, exact_means=self.exact_means)
 
     def violate(self, which: int, detail: str) -> None:
         if (which, detail) not in self._verdicts:
@@ -111,16 +100,10 @@ class Judge:
     def on_gradient(self, index: int, samples: tuple[int, ...], gradient: Tensor) -> None:
         for height in self._debts[index].sent_samples(samples, self._group_of(index).rounds()):
             self.violate(9, f"peer {index} does not say what became of what it sent to round {height}")
-        kept = self._gradients.setdefault(index, OrderedDict())
-        kept[samples] = gradient.clone()
-        while len(kept) > KEPT_GRADIENTS:
-            kept.popitem(last=False)
+        self._steps.contributes(index, samples, gradient)
 
-    def on_meeting(self, plan: bytes, part: Part, term: Tensor) -> None:
-        """An owner adds to a mean how another group stands."""
-        self._met[plan, part.start] = term.clone()
-        while len(self._met) > KEPT_MEETINGS:
-            self._met.popitem(last=False)
+    def on_meeting(self, index: int, plan: bytes, part: Part, term: Tensor) -> None:
+        self._steps.meets(self.swarm, index, self._group_of(index), self.groups.values(), plan, part, term)
 
     def on_message(self, sender: PeerId, data: bytes) -> None:
         if data is self._heard or sender in self.swarm.attackers:
@@ -141,7 +124,9 @@ class Judge:
             case Promise() | Voted():
                 index = self.swarm.ids.index(sender)
                 settings = self.swarm.outfit.terms.settings
-                self._votes.on_word(index, message, settings.swarm, self.swarm.saved_vote(index))
+                peer = self.swarm.peers.get(index)
+                group = peer.member.group if peer is not None else b""
+                self._votes.on_word(index, message, settings.swarm, self.swarm.saved_vote(index), group)
             case Plan():
                 self._cuts.plan(plan_id(self.swarm.outfit.terms.settings.swarm, message), message)
             case Collected():
@@ -194,13 +179,15 @@ class Judge:
         that are kept for it. The learner still has them: it is told after the log."""
         peer = self.swarm.peers[index]
         self._look_at_history(index)
+        group = self._group_of(index)
         trained, me = self.swarm.learners[index].trained, self.swarm.ids[index]
         for height in range(peer.applier.height, peer.member.head.commit.height + 1):
-            if height not in self.history:
+            commit = group.commit(height)
+            if commit is None:
                 return  # of an earlier life
-            entries = self.history[height].ledger
+            entries = commit.ledger
             own = entries.window(me) or next((s.intervals for s in entries.suspended if s.peer == me), ())
-            if _numbers(ledger.split(own, len(trained))[0]) != trained:
+            if numbers(ledger.split(own, len(trained))[0]) != trained:
                 return
         self.violate(2, f"peer {index} gave up {len(trained)} samples that it had trained and nobody else has")
 
@@ -221,7 +208,8 @@ class Judge:
             self.violate(3, f"round {event['round']} left parts out, and nobody was gone")
         self._look_at_history(index)
         self._check_debts(group, index, int(event["round"]))
-        self._check_step(index, version, int(event["round"]))
+        outer = self.swarm.learners[index].outer
+        self._steps.check(self.swarm, group.at(int(event["round"])), outer, version, int(event["round"]))
 
     def _check_debts(self, group: Chronicle, index: int, height: int) -> None:
         """What a peer had sent until the round that it has applied: by the history, for it may have the outer state after a round from others, and say nothing of the round."""
@@ -230,62 +218,6 @@ class Judge:
             assert commit is not None and commit.round is not None
             if self.swarm.ids[index] not in {one.peer for one in commit.round.contributors}:
                 self.violate(9, f"peer {index} does not say why round {by} missed what it sent to round {sent}")
-
-    def _check_step(self, index: int, version: int, height: int) -> None:
-        """The step from the last version to this one, as the first peer took it (invariants 4 and 7)."""
-        outer = self.swarm.learners[index].outer
-        group = self._group_of(index).at(height)
-        before = group.outer
-        if before is not None and version <= before[0]:
-            return
-        group.outer = (version, outer.params.clone(), outer.momentum.clone())
-        commit, parent = group.commit(height), group.commit(height - 1)
-        if before is None or before[0] != version - 1 or commit is None or commit.round is None or parent is None:
-            return
-        _, params, momentum = before
-        mean, step = taken_step(
-            self.swarm.outfit.terms.rule(commit), (params, momentum), (outer.params, outer.momentum)
-        )
-        parts = [slice(part.start, part.stop) for part in commit.round.parts if part.digest]
-        stepped, stays = params.clone(), torch.ones_like(params, dtype=torch.bool)
-        for part in parts:
-            stepped[part] -= step[part]
-            stays[part] = False
-        if (stepped - outer.params).abs().max() > ROUNDING:
-            self.violate(2, f"version {version} is not one outer step from version {version - 1}")
-        for what, was, is_ in (("parameters", params, outer.params), ("momentum", momentum, outer.momentum)):
-            if not _same_bits(was[stays], is_[stays]):  # other fragments, and parts left out for everybody alike
-                self.violate(2, f"version {version} has other {what} than {version - 1} where its round moved nothing")
-        shares = self._shares(commit, parent)
-        if shares is None or not self.exact_means:
-            return
-        got, *coded = (torch.cat([vector[part] for part in parts]) for vector in (mean, *shares))
-        coded.append(torch.cat([self._met_in(commit.round, part) for part in commit.round.parts if part.digest]))
-        wanted = torch.stack(coded).sum(dim=0)
-        scale = torch.maximum(wanted.norm(), torch.stack(coded).norm())  # errors of contributions are independent
-        error = float((got - wanted).norm() / scale.clamp(min=1e-12))
-        if error > MEAN_ERROR:
-            self.violate(4, f"the mean of round {height} is {error:.1%} off that of its contributors")
-
-    def _met_in(self, round_: RoundResult, part: PartResult) -> Tensor:
-        """What a meeting has added to the mean of a part."""
-        term = self._met.get((round_.plan, part.start))
-        return torch.zeros(part.stop - part.start) if term is None else term
-
-    def _shares(self, commit: Commit, parent: Commit) -> list[Tensor] | None:
-        """What the contributors sent, weighted by tokens: their sum is the mean. None when the samples they sent are not those that count."""
-        assert commit.round is not None
-        total = sum(c.tokens for c in commit.round.contributors)
-        shares = []
-        for contribution in commit.round.contributors:
-            index = self.swarm.ids.index(contribution.peer)
-            counted, _ = ledger.split(parent.ledger.window(contribution.peer), contribution.samples)
-            gradient = self._gradients.get(index, OrderedDict()).get(tuple(_numbers(counted)))
-            if gradient is None:
-                self.violate(6, f"peer {index} contributed other samples than commit {commit.height} counts")
-                return None
-            shares.append(gradient * (contribution.tokens / total))
-        return shares
 
     # ---- every two seconds -------------------------------------------------------------------------------------
 
@@ -302,6 +234,8 @@ class Judge:
         peer = self.swarm.peers.get(index)
         if peer is None:
             return
+        if peer.member.started:
+            self._homes[index] = peer.member.head.commit.group
         seen = self._seen.setdefault(index, {})
         news: list[Certified] = []
         for certified in reversed(peer.member.history):
@@ -380,7 +314,7 @@ class Judge:
                 self.violate(2, f"peer {index}: the outer state is not that of version {applier.version}")
             if trainer.busy.locked():
                 continue  # a step is under way: trained, and accounted for when it is over
-            if learner.trained != _numbers(trainer.progress.trained):
+            if learner.trained != numbers(trainer.progress.trained):
                 self.violate(6, f"peer {index} trained other samples than it accounts for")
             if learner.strayed() > ROUNDING:
                 self.violate(2, f"peer {index}: local progress was lost, or made twice")
@@ -388,7 +322,7 @@ class Judge:
     def _is_state(self, group: Chronicle, outer: OuterState, version: int) -> bool:
         """Whether this is the outer state of `version`: by its digest, or bit by bit like one whose digest was right, which takes a tenth of the time."""
         if group.state is not None and group.state[0] == version:
-            if _same_bits(group.state[1], outer.params) and _same_bits(group.state[2], outer.momentum):
+            if same_bits(group.state[1], outer.params) and same_bits(group.state[2], outer.momentum):
                 return True
         digest = outer.digest().hex()
         if group.digests.setdefault(version, digest) != digest:
@@ -434,13 +368,18 @@ class Judge:
         member = self.swarm.peers[index].member
         if not member.started or member.head.commit.height < newest[member.head.commit.group] - 1:
             return False
-        rules = self.swarm.outfit.terms.settings.rules
-        full = len(member.head.commit.view) >= rules.max_group and not rules.divides
-        return full or member.in_view
+        return member.in_view or not self._has_place(member.head.commit)
+
+    def _has_place(self, commit: Commit) -> bool:
+        """Whether whoever waits to become a member gets a place: not where the group is full, and must not become two (`planning`, `ledger.shared`)."""
+        settings = self.swarm.outfit.terms.settings
+        rules, half = settings.rules, settings.rules.max_group // 2
+        divides = rules.divides and half >= max(1, settings.min_contributors) and not rules.finished(commit)
+        return len(commit.view) < rules.max_group or (divides and len(commit.ledger.shares) < MAX_DIVISIONS)
 
     @property
     def history(self) -> dict[int, Commit]:
-        """Of the first group."""
+        """Of the first group; a stage of a pipeline has no other."""
         return self.groups[b""].history
 
     @property
@@ -448,6 +387,11 @@ class Judge:
         """Of the group that is furthest."""
         known = [newest for one in self.groups.values() if (newest := one.newest) is not None]
         return max(known, key=lambda commit: (commit.version, commit.height), default=None)
+
+    def newest_of(self, index: int) -> Commit | None:
+        """Of the group of a peer, that runs or has run; of the one that is furthest where it never came to any."""
+        group = self.groups.get(self._homes[index]) if index in self._homes else None
+        return self.newest if group is None else group.newest
 
     @property
     def tokens(self) -> int:
@@ -457,8 +401,9 @@ class Judge:
 
     @property
     def members(self) -> int:
-        """Of the newest views of all groups."""
-        return sum(len(one.newest.view) for one in self.groups.values() if one.newest is not None)
+        """Peers that run, or should, in the newest views of their groups. In a group of which nobody runs any more nobody is a member, whatever its last view says."""
+        newest = [(index, self.newest_of(index)) for index in self.swarm.expected]
+        return sum(commit is not None and self.swarm.ids[index] in commit.view for index, commit in newest)
 
     @property
     def rounds(self) -> int:
@@ -466,12 +411,13 @@ class Judge:
         return 0 if self.newest is None else self.newest.version
 
     def versions(self) -> dict[bytes, int]:
-        """Newest version of each group that somebody who runs belongs to, and that has not finished."""
+        """Newest version of each group that somebody who runs belongs to, and that nobody knows to have finished."""
         rules = self.swarm.outfit.terms.settings.rules
         heads = [peer.member.head.commit for peer in self.swarm.peers.values() if peer.member.started]
+        finished = {head.group for head in heads if rules.finished(head)}
         found: dict[bytes, int] = {}
         for head in heads:
-            if not rules.finished(head):
+            if head.group not in finished:
                 found[head.group] = max(head.version, found.get(head.group, 0))
         return found
 
@@ -487,14 +433,3 @@ def _signed(voter: PeerId, signature: bytes, message: bytes) -> bool:
     except BadSignature:
         return False
     return True
-
-
-def _numbers(intervals: Iterable[tuple[int, int]]) -> list[int]:
-    numbers: list[int] = []
-    for start, stop in intervals:
-        numbers.extend(range(start, stop))
-    return numbers
-
-
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a.view(torch.int32), b.view(torch.int32))

@@ -4,6 +4,7 @@ A rule with momentum leaves the mean that it was given behind in it, and so says
 mean of a round is then what the contributors' pseudo-gradients say, or the judge finds another one (invariant 4); and the momentum must be what it was.
 """
 
+import torch
 from torch import Tensor
 
 from farflung.node.terms import Terms
@@ -11,7 +12,7 @@ from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.training.rules import HeavyBall, Nesterov, OuterRule, Sgd
 
 FINE = ("fp32", "bf16", "fp16", "int8")
-"""Codecs whose errors are far below what one contribution more or less makes of a mean (`judge.MEAN_ERROR`); they may be packed, too."""
+"""Codecs whose errors are far below what one contribution more or less makes of a mean (`steps.MEAN_ERROR`); they may be packed, too."""
 
 State = tuple[Tensor, Tensor]
 """Parameters and momentum, fp32 [n] each."""
@@ -37,3 +38,8 @@ def exact_means(terms: Terms) -> bool:
     codecs = [terms.uplink, terms.downlink, *([] if terms.last is None else [terms.last])]
     specs = [segment.codec.spec for codec in codecs for segment in codec.segments]
     return terms.feedback == FeedbackSpec() and all(spec.startswith(FINE) for spec in specs)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Of two vectors of fp32."""
+    return torch.equal(a.view(torch.int32), b.view(torch.int32))

@@ -15,8 +15,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from farflung.sims.markup import Markup
 from farflung.sims.scene import Scene
-from farflung.sims.series import Columns, bytes_by_peer, few_curve, outer_curve, solo_curve, training_curves
-from farflung.sims.summary import commits_by_round
+from farflung.sims.series import Columns, bytes_by_peer, few_curves, outer_curves, solo_curve, training_curves
+from farflung.sims.summary import Round, commits_by_round
 from farflung.sims.svg import BAD, GOOD, INK, MUTED, SERIES, STATES, STYLE, to_svg
 
 WIDTH_IN = 11.0
@@ -64,12 +64,17 @@ def plot_losses(scenes: Sequence[Scene]) -> dict[str, Markup]:
             if len(scenes) == 1:
                 for peer, curve in training.items():
                     _draw(axis, curve, key, scale, color=scenes[0].colours[peer], linewidth=0.9, alpha=0.75)
-                _draw(axis, few_curve(scenes[0]), key, scale, color=INK, zorder=4, **RINGS)
+                for curve in few_curves(scenes[0]).values():
+                    _draw(axis, curve, key, scale, color=INK, zorder=4, **RINGS)
             for scene, colour in zip(scenes, run_colours(len(scenes)), strict=True):
-                outer, solo = outer_curve(scene), solo_curve(scene)
-                marker = "o" if len(scene.outer) <= LABELLED_ROUNDS else ""
-                _draw(axis, solo, key, scale, color=colour, linewidth=1.5, linestyle=(0, (4, 2)), zorder=4)
-                _draw(axis, outer, key, scale, color=colour, linewidth=2.2, marker=marker, markersize=3.5, zorder=5)
+                _draw(axis, solo_curve(scene), key, scale, color=colour, linewidth=1.5, linestyle=(0, (4, 2)), zorder=4)
+                outer = outer_curves(scene)
+                for curve in outer.values():
+                    marker = "o" if len(curve["loss"]) <= LABELLED_ROUNDS else ""
+                    width = 2.2 if len(outer) == 1 else 1.1
+                    _draw(
+                        axis, curve, key, scale, color=colour, linewidth=width, marker=marker, markersize=3.5, zorder=5
+                    )
             for scene in scenes:
                 _mark_recoveries(axis, scene, key, scale)
             axis.set_xlabel(label)
@@ -176,10 +181,10 @@ def plot_bytes(scene: Scene) -> Markup:
         return Markup(to_svg(figure, f"bytes-{scene.slug}", f"Bytes sent: {told}"))
 
 
-def plot_rounds(scene: Scene, letters: Mapping[int, str]) -> Markup:
+def plot_rounds(scene: Scene, letters: Mapping[Round, str]) -> Markup:
     """Seconds of each round (the proposer's), with its number of contributors.
 
-    `letters` says for each round that some peer missed the letters under which its reasons stand in the
+    `letters` says for each round of each group that some peer missed the letters under which its reasons stand in the
     table.
     """
     with matplotlib.rc_context(STYLE):
@@ -187,32 +192,30 @@ def plot_rounds(scene: Scene, letters: Mapping[int, str]) -> Markup:
         axis = figure.subplots()
         commits = commits_by_round(scene.events)
         label_all = len(commits) <= LABELLED_ROUNDS
-        groups = sorted({group for _, group in commits})
+        groups = sorted({group for _, group in [*commits, *letters]})
         width = 0.7 / max(1, len(groups))  # groups stand side by side
-        highest: dict[int, float] = {}
-        for (number, group), event in commits.items():
-            at = number - 0.35 + width * (groups.index(group) + 0.5)
-            axis.bar(at, event["seconds"], width=width, color=BAD if number in letters else STATES["round"])
-            highest[number] = max(highest.get(number, 0.0), event["seconds"])
+        at = {one: one[0] - 0.35 + width * (groups.index(one[1]) + 0.5) for one in [*commits, *letters]}
+        for one, event in commits.items():
+            axis.bar(at[one], event["seconds"], width=width, color=BAD if one in letters else STATES["round"])
             if label_all:
                 count = str(len(event["contributors"]))
-                axis.annotate(count, (at, event["seconds"]), (0, 3), textcoords="offset points", ha="center")
-        for number, letter in letters.items():
-            height = highest.get(number, 0.0)
-            lift = 15 if number in highest and label_all else 3
+                axis.annotate(count, (at[one], event["seconds"]), (0, 3), textcoords="offset points", ha="center")
+        for one, letter in letters.items():
+            height = commits[one]["seconds"] if one in commits else 0.0
+            lift = 15 if one in commits and label_all else 3
             axis.annotate(
                 letter,
-                (number, height),
+                (at[one], height),
                 (0, lift),
                 textcoords="offset points",
                 ha="center",
                 color=BAD,
                 weight="bold",
             )
-            if number not in highest:
-                axis.plot(number, 0, marker="x", color=BAD, markersize=7, clip_on=False)
+            if one not in commits:
+                axis.plot(at[one], 0, marker="x", color=BAD, markersize=7, clip_on=False)
         axis.margins(y=0.25)
-        shown = [*highest, *letters] or [1]
+        shown = [number for number, _ in [*commits, *letters]] or [1]
         axis.set_xlim(min(shown) - 0.8, max(shown) + 0.8)
         axis.set_ylim(bottom=0)
         axis.xaxis.set_major_locator(MaxNLocator(20, integer=True))

@@ -7,6 +7,7 @@ from typing import Any
 from farflung.sims import markup
 from farflung.sims.audit import counted
 from farflung.sims.incidents import count_things
+from farflung.sims.logs import chain_of
 from farflung.sims.markup import Markup, text
 from farflung.sims.plots import human_bytes, plot_bytes, plot_losses, plot_rounds, short_number
 from farflung.sims.plots_time import plot_gantt, plot_membership
@@ -14,7 +15,7 @@ from farflung.sims.report_incidents import list_things
 from farflung.sims.report_pipeline import pipeline_sections, pipeline_tiles
 from farflung.sims.scene import Scene
 from farflung.sims.spans import USES
-from farflung.sims.summary import checked, commits_by_round, copies_bytes, not_better, total_bytes, violations
+from farflung.sims.summary import Round, checked, commits_by_round, copies_bytes, not_better, total_bytes, violations
 from farflung.sims.svg import SERIES
 
 USE_LABELS = {
@@ -268,7 +269,8 @@ def _loss_note(scene: Scene) -> str:
 
 
 def _loss_legend(scene: Scene) -> Markup:
-    entries = [("--ink", "swarm, held out")]
+    several = len({chain_of(event)[2] for event in scene.outer}) > 1
+    entries = [("--ink", "swarm, held out" + (", a line for each group" if several else ""))]
     if scene.outer_few:
         few = max(event["samples"] for event in scene.outer_few)
         entries.append(("--ink", f"swarm, {few} of the held-out samples, always the same (rings)"))
@@ -292,12 +294,13 @@ def _bytes_note(scene: Scene) -> str:
     return note + "."
 
 
-def letters_by_round(missed: list[dict[str, Any]], letters: Mapping[str, str]) -> dict[int, str]:
-    """For each round that some peer missed, the letters of the reasons."""
-    lettered: dict[int, str] = {}
+def letters_by_round(missed: list[dict[str, Any]], letters: Mapping[str, str]) -> dict[Round, str]:
+    """For each round of each group that some peer missed, the letters of the reasons."""
+    lettered: dict[Round, str] = {}
     for one in missed:
-        known, letter = lettered.get(one["round"], ""), letters[one["reason"]]
-        lettered[one["round"]] = known if letter in known else known + letter
+        at, letter = (one["round"], one["group"]), letters[one["reason"]]
+        known = lettered.get(at, "")
+        lettered[at] = known if letter in known else known + letter
     return lettered
 
 
@@ -319,10 +322,19 @@ def _missed_table(missed: list[dict[str, Any]], letters: Mapping[str, str]) -> M
     shown = markup.table(
         ["", "times", "a peer missed a round, because"], by_reason, numbers=frozenset({1}), narrow=True
     )
-    rows = [[text(letters[m["reason"]]), text(str(m["round"])), text(m["peer"])] for m in missed[:MOST_MISSED]]
-    listed = markup.table(["", "round", "missed by"], rows, numbers=frozenset({1}), narrow=True)
+    divided = any(one["group"] for one in missed)
+    rows = []
+    for one in missed[:MOST_MISSED]:
+        of = (_group_name(one["group"]),) if divided else ()
+        rows.append([text(cell) for cell in (letters[one["reason"]], str(one["round"]), one["peer"], *of)])
+    headings = ["", "round", "missed by", *(["group"] if divided else [])]
+    listed = markup.table(headings, rows, numbers=frozenset({1}), narrow=True)
     title = "Each of them" if len(missed) <= MOST_MISSED else f"The first {MOST_MISSED} of them"
     return Markup(shown + markup.folded(title, listed))
+
+
+def _group_name(group: str) -> str:
+    return group[:12] or "first"
 
 
 def _rounds_table(scene: Scene) -> Markup:
@@ -333,7 +345,7 @@ def _rounds_table(scene: Scene) -> Markup:
         who = ", ".join(names) if len(names) <= 12 else f"{len(names)} peers"
         tokens = sum(event["contributors"].values())
         cells = (str(number), f"{event['seconds']:.1f}", who, f"{tokens:,}", str(event["parts_left_out"] or ""))
-        of = (group[:12] or "first",) if divided else ()
+        of = (_group_name(group),) if divided else ()
         rows.append([text(cell) for cell in (*cells, event["digest"][:12], *of)])
     headings = [
         "round",

@@ -44,10 +44,8 @@ class RollCall:
 
     def look(self) -> None:
         """Now and then: whether everybody is there who has to be."""
-        if self._is_finished():
-            return
         for index in sorted(self.swarm.expected):
-            if self.swarm.tasks[index].done():
+            if self.swarm.tasks[index].done() and not self._is_finished(index):
                 self.judge.violate(0, f"peer {index} has ended by itself")
 
     def begin(self) -> None:
@@ -67,12 +65,14 @@ class RollCall:
 
     def end(self) -> None:
         """And ends."""
-        if self._began is None or self._is_finished():
+        if self._began is None:
             return
         lasted_s = self.swarm.hub.now() - self._began
         for index, peer in sorted(self._members.items()):
             if self.swarm.peers.get(index) is not peer or not self._is_member(index):
                 continue  # others say what is wrong with it
+            if self._is_finished(index):
+                continue
             if self.swarm.outfit.seconds(index, "train") * STEPS > lasted_s:
                 continue
             group = self.judge.groups[peer.member.group]
@@ -89,6 +89,7 @@ class RollCall:
         peer = self.swarm.peers[index]
         return self.swarm.ids[index] not in self.swarm.attackers and peer.member.started and peer.member.in_view
 
-    def _is_finished(self) -> bool:
-        newest = self.judge.newest
+    def _is_finished(self, index: int) -> bool:
+        """Whether the group of a peer has completed the run: groups are not equally far."""
+        newest = self.judge.newest_of(index)
         return newest is not None and self.swarm.outfit.terms.settings.rules.finished(newest)

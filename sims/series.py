@@ -9,6 +9,7 @@ from typing import Any
 
 from farflung.node.events import Event
 from farflung.sims.incidents import LASTING, things_done, words
+from farflung.sims.logs import chain_of
 from farflung.sims.scene import Scene, smooth, swarm_tokens
 from farflung.sims.spans import STATES, Span, merged_spans
 from farflung.sims.summary import Round, commits_by_round, total_bytes
@@ -34,8 +35,8 @@ def series_of(scene: Scene) -> dict[str, Any]:
     few = len(scene.peers) <= MOST_ROWS
     return {
         "loss": {
-            "outer": outer_curve(scene),
-            "few": few_curve(scene),
+            "outer": outer_curves(scene),
+            "few": few_curves(scene),
             "solo": solo_curve(scene),
             "training": {scene.names[peer]: curve for peer, curve in training_curves(scene).items()},
         },
@@ -66,12 +67,12 @@ def series_of(scene: Scene) -> dict[str, Any]:
     }
 
 
-def outer_curve(scene: Scene) -> Columns:
-    """Held-out losses of the outer parameters."""
+def outer_curves(scene: Scene) -> dict[str, Columns]:
+    """Held-out losses of the outer parameters, of each group by its name: groups are not equally far."""
     return _evaluations(scene, scene.outer, "loss")
 
 
-def few_curve(scene: Scene) -> Columns:
+def few_curves(scene: Scene) -> dict[str, Columns]:
     """The same of a few held-out samples, always the same ones: to be compared among themselves only."""
     return _evaluations(scene, scene.outer_few, "few_loss")
 
@@ -149,16 +150,23 @@ def _rounds(scene: Scene) -> dict[str, Any]:
     }
 
 
-def _evaluations(scene: Scene, events: Sequence[Event], which: str) -> Columns:
-    times = [float(event["time"]) for event in events]
-    return _thinned(
-        {
-            "seconds": [round(time - scene.run.started, 2) for time in times],
-            "tokens": [event["tokens"] for event in events],
-            "bytes": list(scene.bytes_at(times)),
-            "loss": [event[which] for event in events],
-        }
-    )
+def _evaluations(scene: Scene, events: Sequence[Event], which: str) -> dict[str, Columns]:
+    """In the order of time. Where there are several groups, tokens are those of the whole swarm at that time: what a commit says of them is of one history."""
+    by_group: dict[str, list[Event]] = defaultdict(list)
+    for event in sorted(events, key=lambda event: float(event["time"])):
+        by_group[chain_of(event)[2]].append(event)
+    curves = {}
+    for group, own in sorted(by_group.items()):
+        times = [float(event["time"]) for event in own]
+        curves[group] = _thinned(
+            {
+                "seconds": [round(time - scene.run.started, 2) for time in times],
+                "tokens": list(scene.tokens_at(times) if len(by_group) > 1 else (event["tokens"] for event in own)),
+                "bytes": list(scene.bytes_at(times)),
+                "loss": [event[which] for event in own],
+            }
+        )
+    return curves
 
 
 def _thinned(columns: Columns) -> Columns:

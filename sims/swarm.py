@@ -113,7 +113,7 @@ class Swarm:
     group: asyncio.TaskGroup
     on_event: Callable[[int, Event], None]
     on_gradient: Callable[[int, tuple[int, ...], Tensor], None]
-    on_meeting: Callable[[bytes, Part, Tensor], None]
+    on_meeting: Callable[[int, bytes, Part, Tensor], None]
     on_crash: Callable[[int, Exception], None]
     peers: dict[int, Peer] = field(default_factory=dict)
     """Nodes that run."""
@@ -232,7 +232,7 @@ class Swarm:
         )
         trained_by = learner if "noise" not in attacks else Backwards(learner, learner.coupled)
         peer = ReplicaPeer(outfit.terms, facilities, trained_by)
-        peer.witness_meeting = self.on_meeting
+        peer.witness_meeting = lambda plan, part, term: self.on_meeting(index, plan, part, term)
         peer.member.avoids = avoids
         anchor, history = newest_history(self.disks[index].load_history())
         settings = outfit.terms.settings

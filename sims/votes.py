@@ -17,6 +17,8 @@ class Word:
     """What a member is bound by, at one height."""
 
     height: int
+    group: bytes
+    """Whose history has that height: who has left one for another is bound by nothing there."""
     promised: int = 0
     """Ballot below which it votes for nothing."""
     voted: tuple[int, bytes] | None = None
@@ -32,15 +34,17 @@ class Votes:
     _words: dict[int, Word] = field(default_factory=dict)
     """By peer."""
 
-    def on_word(self, index: int, message: Promise | Voted, swarm: bytes, saved: SavedVote | None) -> None:
-        """A peer sends this; `saved` is what its disk says at that moment."""
+    def on_word(
+        self, index: int, message: Promise | Voted, swarm: bytes, saved: SavedVote | None, group: bytes
+    ) -> None:
+        """A peer sends this, as one of a group; `saved` is what its disk says at that moment."""
         where = f"height {message.height}"
         if not _is_on_disk(message, swarm, saved):
             said = "promises" if isinstance(message, Promise) else "votes"
             self.broken(f"peer {index} {said} at ballot {message.ballot} of {where}, which is not on its disk")
         word = self._words.get(index)
-        if word is None or word.height < message.height:
-            word = self._words[index] = Word(message.height)
+        if word is None or word.group != group or word.height < message.height:
+            word = self._words[index] = Word(message.height, group)
         if message.height != word.height:
             return
         if message.ballot < word.promised:

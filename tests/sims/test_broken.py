@@ -12,18 +12,16 @@ from typing import Any
 import msgspec
 import pytest
 from tests.sims.breaking import Broken
-from torch import Tensor, zeros_like
+from torch import Tensor
 
 from farflung.compression.codec import Payload
 from farflung.node.apply import Applier
 from farflung.node.catchup import Catchup
 from farflung.node.exchange import Exchange
 from farflung.node.executor import Executor
-from farflung.node.meetings import Meetings
-from farflung.node.peer import Peer
+from farflung.node.peer import Left, Peer
 from farflung.node.replica_trainer import ReplicaTrainer
 from farflung.node.residuals import Residuals
-from farflung.node.serving import Left
 from farflung.node.statesync import Download
 from farflung.node.trainer import Trainer
 from farflung.protocol import chain, ledger, patience, planning, proposer
@@ -32,7 +30,7 @@ from farflung.protocol.chain import Certified, Commit, RoundResult, Vote
 from farflung.protocol.effects import Effect, Reduce, RoundOver, SaveVote, Send
 from farflung.protocol.keys import PeerId
 from farflung.protocol.ledger import Ledger, Suspended
-from farflung.protocol.messages import Committed, Part, Plan
+from farflung.protocol.messages import Committed
 from farflung.protocol.participation import Participation
 from farflung.protocol.proposer import Proposer, Surroundings
 from farflung.sims.chaos import brisk_plan
@@ -390,53 +388,6 @@ def never_trains_once_it_was_started_again(monkeypatch: pytest.MonkeyPatch) -> N
 
 # ---- what catches them ---------------------------------------------------------------------------------------------
 
-# ---- groups --------------------------------------------------------------------------------------------------------
-
-
-@broken
-def both_halves_hand_out_the_same_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = ledger.shared
-
-    def wrong(whole: Ledger, goes: Collection[PeerId]) -> tuple[Ledger, Ledger]:
-        stays, theirs = shared(whole, goes)
-        return stays, msgspec.structs.replace(theirs, shares=stays.shares)
-
-    monkeypatch.setattr(ledger, "shared", wrong)
-
-
-@broken
-def an_owner_moves_alone_towards_another_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    difference = Meetings._difference
-
-    def wrong(self: Meetings, part: Part, theirs: Tensor, weight: float) -> Tensor | None:
-        term = difference(self, part, theirs, weight)
-        if term is None:
-            return None
-        self._learner.outer.params[part.start : part.stop] -= term
-        return zeros_like(term)
-
-    monkeypatch.setattr(Meetings, "_difference", wrong)
-
-
-@broken
-def a_meeting_counts_for_each_contributor(monkeypatch: pytest.MonkeyPatch) -> None:
-    encode_mean = Residuals.encode_mean
-    met = Meetings.term
-    terms: dict[int, Tensor] = {}
-
-    async def remember(self: Meetings, plan_id: bytes, plan: Plan, k: int) -> Tensor | None:
-        term = await met(self, plan_id, plan, k)
-        if term is not None:
-            terms[plan.parts[k].start] = term
-        return term
-
-    def again(self: Residuals, plan_id: bytes, x: Tensor, start: int) -> memoryview:
-        return encode_mean(self, plan_id, x.add(terms.pop(start)) if start in terms else x, start)
-
-    monkeypatch.setattr(Meetings, "term", remember)
-    monkeypatch.setattr(Residuals, "encode_mean", again)
-
-
 CAUGHT: dict[str, tuple[int, int]] = {
     "divides_by_group_size": (0, 4),
     "weighs_all_contributors_alike": (0, 4),
@@ -466,9 +417,6 @@ CAUGHT: dict[str, tuple[int, int]] = {
     "all_end_together": (0, 0),
     "never_trains_once_it_was_started_again": (0, 0),
     "accepts_replayed_plans": (0, 7),
-    "both_halves_hand_out_the_same_samples": (20, 6),
-    "an_owner_moves_alone_towards_another_group": (13, 2),
-    "a_meeting_counts_for_each_contributor": (20, 4),
 }
 """Name → first seed, and the invariant that it breaks."""
 

@@ -45,12 +45,19 @@ def test_all_fragments_meet() -> None:
 
 
 def test_whoever_was_away_when_its_group_became_two_finds_its_half() -> None:
-    """Peer 1 is killed as a member of the first group, and comes back to two."""
-    starts = [Start(at=0.5 * peer, peer=peer) for peer in range(4)]
-    faults = (*starts, Kill(at=20.0, peer=1), Start(at=24.0, peer=4), Start(at=70.0, peer=1))
-    report = run(Schedule(num_peers=5, duration_s=160.0, faults=faults))
-    assert report.violations == [] and report.members == 5
-    assert len({event["group"] for event in told(report, "group.divided")}) <= 2
+    """Peer 1 is killed just before the first group becomes two, which has not missed it then, and comes back to them."""
+    gone, back = 21.5, 70.0
+    starts = [Start(at=0.5 * peer, peer=peer) for peer in range(5)]
+    faults = (*starts, Start(at=20.5, peer=5), Kill(at=gone, peer=1), Start(at=back, peer=1))
+    schedule = Schedule(num_peers=6, duration_s=160.0, faults=faults)
+    report = run(schedule, max_group=5)
+    lines = [line for line in report.events if " group.divided " in line]
+    away = toy_outfit(1, schedule).signers[1].peer_id.hex()
+    (halves,) = {frozenset((*half["view"], *half["others"])) for half in told(report, "group.divided")}  # type: ignore[misc]
+    assert len(halves) == 5 and away in halves, "it is still a member"
+    at = {line.split()[1]: float(line.split()[0]) for line in reversed(lines)}  # by peer, of it first
+    assert at.pop("1") > back and all(gone < heard < back for heard in at.values())
+    assert report.violations == [] and report.members == 6
 
 
 @pytest.mark.parametrize("seed", [3, 4, 5])

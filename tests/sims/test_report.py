@@ -57,10 +57,10 @@ def test_figures_on_disk(folder: Path) -> None:
 def test_series_on_disk_are_what_the_page_plots(folder: Path) -> None:
     figures = json.loads((folder / "report.json").read_text())
     series = figures["series"]
-    outer, solo, one = series["loss"]["outer"], series["loss"]["solo"], series["loss"]["training"]["node 2"]
+    outer, solo, one = series["loss"]["outer"][""], series["loss"]["solo"], series["loss"]["training"]["node 2"]
     assert {len(column) for column in outer.values()} == {ROUNDS} and outer["loss"][-1] == figures["outer_loss"]
     assert all(before <= after for key in ("seconds", "tokens", "bytes") for before, after in pairwise(outer[key]))
-    assert series["loss"]["few"]["loss"] == [2.5 - height / 100 for height in range(4, ROUNDS + 1, 4)]
+    assert series["loss"]["few"][""]["loss"] == [2.5 - height / 100 for height in range(4, ROUNDS + 1, 4)]
     assert solo["loss"][-1] == figures["solo_loss"] and len(solo["tokens"]) == len(solo["loss"])
     assert len(one["loss"]) == len(one["seconds"]) == len(one["tokens"]) == 10 * INNER_STEPS, (
         "it was killed in the tenth"
