@@ -148,8 +148,10 @@ class Judge:
             self.violate(3, f"round {proposer.plan.height} throws {whose} away, which all owners hold that it keeps")
 
     def on_event(self, index: int, event: Event) -> None:
-        if self.swarm.ids[index] in self.swarm.attackers:
-            return  # it may say anything
+        if self.swarm.ids[index] in self.swarm.attackers:  # it may say anything
+            if event["event"] == "round.commit":
+                self._steps.attacker_came_to(self.swarm.learners[index].outer.params, index)
+            return
         match event["event"]:
             case "node.start":
                 self._debts.pop(index, None)

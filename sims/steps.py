@@ -1,6 +1,6 @@
 """Whether an outer step is what the round gave that it was taken for (invariants 2, 4 and 7), by what its contributors sent and what its owners met."""
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from farflung.protocol import ledger
 from farflung.protocol.chain import Commit, PartResult, RoundResult
 from farflung.protocol.messages import Part
-from farflung.sims.chronicle import Chronicle
+from farflung.sims.chronicle import KEPT_STATES, Chronicle
 from farflung.sims.intervals import numbers
 from farflung.sims.outer_audit import same_bits, taken_step
 from farflung.sims.swarm import Swarm
@@ -49,6 +49,8 @@ class Steps:
         """By peer, samples of those that are not remembered any more."""
         self._met: OrderedDict[tuple[bytes, int], Tensor] = OrderedDict()
         """By plan and start of the part, what meetings have added to means."""
+        self._attackers: defaultdict[int, deque[Tensor]] = defaultdict(lambda: deque(maxlen=KEPT_STATES))
+        """By peer, the outer parameters of its last rounds."""
 
     def contributes(self, index: int, samples: tuple[int, ...], gradient: Tensor) -> None:
         """A peer sends what it has made of these samples."""
@@ -60,6 +62,10 @@ class Steps:
             dropped[kept.popitem(last=False)[0]] = None
         if len(dropped) > KEPT_SAMPLES:
             dropped.popitem(last=False)
+
+    def attacker_came_to(self, params: Tensor, index: int) -> None:
+        """Nobody judges how; but others may meet it, and a group may be of attackers only."""
+        self._attackers[index].append(params.clone())
 
     def meets(
         self,
@@ -77,6 +83,7 @@ class Steps:
         others = [group for group in groups if group is not own]
         theirs = [
             *(state for group in [*others, own] for state in group.recently()),  # whom it met may have come to us since
+            *(state for states in self._attackers.values() for state in states),
             *(swarm.learners[peer].outer.params for peer in sorted(swarm.peers) if peer != index),  # or be far behind
         ]
         for mine in [swarm.learners[index].outer.params, *own.recently()]:
