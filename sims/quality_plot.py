@@ -7,6 +7,8 @@ from pathlib import Path
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
+from matplotlib.transforms import BboxBase
 
 from farflung.sims import png
 from farflung.sims.plots import WIDTH_IN
@@ -44,6 +46,7 @@ def plot_frontier(rows: Sequence[Row], tier: Tier, file: Path) -> None:
             axes.set_title(title)
         figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
         figure.suptitle(f"tier {tier.name}, {tier.peers} peers", x=0.01, ha="left")
+        _spread(figure)
         png.save(figure, file)
 
 
@@ -93,6 +96,18 @@ def _draw(axes: Axes, rows: Sequence[Row], field: str) -> None:
     axes.set_xlim(0.7, 3e4)  # room for the names of the last ones
     axes.set_xlabel("times fewer bytes than a bf16 ring all-reduce in every step")
     axes.set_ylabel("gap, %")
+
+
+def _spread(figure: Figure) -> None:
+    """Move names down until none covers another."""
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        names = [text for text in axes.texts if isinstance(text, Annotation)]
+        placed: list[BboxBase] = []
+        for name in sorted(names, key=lambda name: -name.xy[1]):
+            while any(name.get_window_extent().overlaps(other) for other in placed):
+                name.xyann = (name.xyann[0], name.xyann[1] - 1.0)
+            placed.append(name.get_window_extent())
 
 
 def _say(axes: Axes, text: str, point: Point) -> None:
