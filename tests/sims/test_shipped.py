@@ -51,7 +51,7 @@ def test_the_beginning_is_as_it_should_be(name: str) -> None:
         whole.expect, min_rounds=rounds, min_members=members, max_loss=1e9, max_recovery_iterations=1e9
     )
     soon = tuple(one for one in whole.happenings if one.at <= seconds)
-    result = run(structs.replace(whole, duration_s=seconds, happenings=soon, expect=expect))
+    result = run(structs.replace(whole, duration_s=seconds, calm_s=0.0, happenings=soon, expect=expect))
     assert result["violations"] == []
     assert [one for one in result["expected"] if not one["met"]] == []
 
