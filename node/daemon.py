@@ -13,7 +13,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from functools import partial
@@ -243,9 +243,9 @@ class NodeDaemon:
                     with ExitStack() as watching:  # from before there is a peer: it may begin a stage anew first
                         watching.callback(log.subscribe(status.apply))
                         events = watching.enter_context(log.follow())
-                        peer, storage = await made()
-                        peer.member.avoids = avoids
-                        left = await life(status, events, peer, storage)
+                        left = await life(
+                            status, events, *await _avoiding(made, avoids)
+                        )  # no name: the model goes with it
                     if left.stranded_in is not None:
                         made, avoids = making.anew, avoids | {left.stranded_in}
                     elif left.moves_to is not None:
@@ -439,3 +439,11 @@ async def _until_stopped(events: Follower) -> AsyncIterator[Event]:
         yield event
         if event["event"] == "node.stop":
             return
+
+
+async def _avoiding(
+    made: Callable[[], Awaitable[tuple[Peer, FileStorage]]], avoids: frozenset[bytes]
+) -> tuple[Peer, FileStorage]:
+    peer, storage = await made()
+    peer.member.avoids = avoids
+    return peer, storage

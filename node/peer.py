@@ -307,7 +307,7 @@ class Peer:
 
     def _watch_end(self, now: float) -> None:
         """When the run is complete: serve those who are behind for a moment, then leave. When our group can decide nothing any more, and there are others: at once."""
-        if self.member.is_stranded(now) and not self._stop.is_set():
+        if self.member.is_stranded(now) and not self._is_complete() and not self._stop.is_set():
             self._stranded_in = self.member.group
             self.stop("its group has lost its quorum, and it goes to another one")
         if not self._is_complete() or not self.applier.idle or not self._exit_when_done:

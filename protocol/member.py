@@ -39,7 +39,7 @@ from farflung.protocol.messages import (
 )
 from farflung.protocol.neighbours import Found, Neighbours, smallest_group
 from farflung.protocol.quorum import is_quorum
-from farflung.protocol.settings import RESEND_S, SHUN_S, Settings
+from farflung.protocol.settings import ASLEEP_S, RESEND_S, SHUN_S, Settings
 from farflung.protocol.standing import Standing
 from farflung.protocol.tempo import Tempo
 from farflung.protocol.types import as_text
@@ -64,6 +64,7 @@ class Member:
     avoids: frozenset[bytes] = frozenset()
     """Groups in which we were stranded: not to begin with again, as long as there is another."""
     _began_at: float = math.inf
+    _ticked_at: float = math.inf
     _quorum_at: float = -math.inf
     """When more than half of our group lived, or we had none."""
     _has_looked: bool = False
@@ -126,7 +127,10 @@ class Member:
 
     def is_stranded(self, now: float) -> bool:
         """Whether our group can decide nothing any more, for so long that it is time to go to another one: as a newcomer, with what that group has."""
-        return self.started and bool(self.neighbours.groups) and now > self._quorum_at + self.settings.stranded_s
+        came_of_another = self.started and bool(
+            self.head.commit.ledger.shares
+        )  # what strangers say of groups is no reason
+        return came_of_another and bool(self.neighbours.groups) and now > self._quorum_at + self.settings.stranded_s
 
     def admitted(self, peer: PeerId) -> bool:
         """Whether a peer has shown that it may be here, to us or to a quorum."""
@@ -381,6 +385,9 @@ class Member:
     def tick(self, now: float) -> list[Effect]:
         """Called several times a second while we are `busy`, and by `look_at`: heartbeats, repetitions, deadlines."""
         self._began_at = min(self._began_at, now)
+        if now > self._ticked_at + ASLEEP_S:
+            self._quorum_at += now - self._ticked_at  # the machine slept, and has heard nobody since
+        self._ticked_at = now
         view = self.head.commit.view if self.started else ()
         effects = self.membership.tick(now, keep=view)
         if not view or is_quorum(view, self.membership.live(view)):

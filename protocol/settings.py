@@ -13,6 +13,9 @@ RESEND_S = 1.5
 STRANDED_S = 600.0
 """Without a quorum of our group, while there are others: then what the group has, and what we have trained for it, is given up. A partition may end before, and rarely lasts longer."""
 
+ASLEEP_S = 30.0
+"""Between two looks at deadlines, if nothing else: after more the machine has slept, and knows nothing of the time between."""
+
 SHUN_S = 10.0
 """In which a member that was stranded in a group looks for another one, before it begins with that again."""
 

@@ -294,19 +294,31 @@ def test_one_that_was_away_for_too_long_follows_whoever_of_its_view_is_elsewhere
 
 def test_who_is_left_without_a_quorum_is_stranded_where_there_are_other_groups() -> None:
     settings = replace(FULL, stranded_s=30.0)
-    one = new_member(BY_ID[IDS[0]], settings)
-    one.begin(None, PAST, 0.0)
-    for peer in IDS[1:3]:
-        one.receive(peer, said(HEAD), 1.0)
+    one = new_member(BY_ID[IDS[2]], settings)
+    one.begin(None, [*PAST, CERTIFIED], 0.0)
+    one.receive(IDS[0], said(SPLIT), 1.0)
     for now in range(1, 91):
         one.tick(float(now))
+    one.neighbours.groups.clear()
     assert 1.0 < one._quorum_at < 50.0 and not one.is_stranded(90.0), "there is no other group"
     one.found({STRANGER: b"g" * 32}, 90.0)
     assert one.is_stranded(90.0) and not one.is_stranded(one._quorum_at + 30.0)
-    one.receive(IDS[1], said(HEAD), 91.0)
-    one.receive(IDS[2], said(HEAD), 91.0)
-    one.tick(91.0)
-    assert not one.is_stranded(91.0)
+    since = one._quorum_at
+    one.tick(2000.0)
+    assert one._quorum_at == since + 1910.0, "the machine slept, and has heard nobody yet"
+    one.receive(IDS[0], said(SPLIT), 2001.0)
+    one.tick(2001.0)
+    assert not one.is_stranded(2001.0)
+
+
+def test_nobody_is_stranded_in_a_swarm_that_has_never_divided() -> None:
+    """Whatever somebody says of other groups."""
+    one = new_member(BY_ID[IDS[0]], replace(FULL, stranded_s=30.0))
+    one.begin(None, PAST, 0.0)
+    one.found({STRANGER: b"g" * 32}, 1.0)
+    for now in range(1, 200):
+        one.tick(float(now))
+    assert one.neighbours.groups and not one.is_stranded(200.0)
 
 
 def test_one_that_was_stranded_does_not_begin_with_that_group_again_as_long_as_there_is_another() -> None:
