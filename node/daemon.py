@@ -246,8 +246,8 @@ class NodeDaemon:
                         left = await life(
                             status, events, *await _avoiding(made, avoids)
                         )  # no name: the model goes with it
-                    if left.stranded_in is not None:
-                        made, avoids = making.anew, avoids | {left.stranded_in}
+                    if left.waited_for is not None:
+                        made, avoids = making.anew, avoids | {left.waited_for}
                     elif left.moves_to is not None:
                         made = partial(making.move, left.moves_to)
                     else:
@@ -445,5 +445,5 @@ async def _avoiding(
     made: Callable[[], Awaitable[tuple[Peer, FileStorage]]], avoids: frozenset[bytes]
 ) -> tuple[Peer, FileStorage]:
     peer, storage = await made()
-    peer.member.avoids = avoids
+    peer.member.waiting.avoids = avoids
     return peer, storage

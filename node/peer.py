@@ -192,7 +192,7 @@ class Peer:
         """Is shown what meetings add to means."""
         self.stop_reason = ""
         self.state_reason = ""
-        self._stranded_in: bytes | None = None
+        self._waited_for: bytes | None = None
         self._said_reason = ""
         """Of the state, as it was last logged."""
         self._said_at = -math.inf
@@ -243,9 +243,9 @@ class Peer:
         except* _Ended:
             pass
         self.log.emit("node.stop", reason=self.stop_reason)
-        if self._stranded_in is not None:
+        if self._waited_for is not None:
             await self._journal(self._storage.clear)
-        return Left(self.stop_reason, stranded_in=self._stranded_in)
+        return Left(self.stop_reason, waited_for=self._waited_for)
 
     def _begin(self, group: asyncio.TaskGroup) -> None:
         """What goes on beside applying and training."""
@@ -287,7 +287,8 @@ class Peer:
         return self._stop.is_set()
 
     def stop(self, reason: str) -> None:
-        """Leave cleanly: finish the step, say goodbye, save."""
+        """Leave cleanly: finish the step, say goodbye, save. For good, if a person says so while we go to another group."""
+        self._waited_for = None
         self.stop_reason = self.stop_reason or reason
         self._stop.set()
 
@@ -302,14 +303,14 @@ class Peer:
         self.applier.finish()
         # A download is given up at once: what it has is on disk, and the next start goes on from there.
         _, busy = await asyncio.wait(working, timeout=STOP_S if self.applier.steady.is_set() else 0.0)
-        if not busy and self.applier.steady.is_set():
+        if not busy and self.applier.steady.is_set() and self._waited_for is None:
             await self.applier.save_place()
 
     def _watch_end(self, now: float) -> None:
-        """When the run is complete: serve those who are behind for a moment, then leave. When our group can decide nothing any more, and there are others: at once."""
-        if self.member.is_stranded(now) and not self._is_complete() and not self._stop.is_set():
-            self._stranded_in = self.member.group
-            self.stop("its group has lost its quorum, and it goes to another one")
+        """When the run is complete: serve those who are behind for a moment, then leave. When we wait for a place in vain, and there are other groups: at once."""
+        if self.member.waits_in_vain(now) and not self._is_complete() and not self._stop.is_set():
+            self.stop("the group in which it waits for a place can decide nothing, and it goes to another one")
+            self._waited_for = self.member.group
         if not self._is_complete() or not self.applier.idle or not self._exit_when_done:
             return
         self._linger_until = self._linger_until or now + LINGER_S
@@ -417,13 +418,9 @@ class Peer:
             self._watch_end(self._now())
             if loop.time() >= net_at:
                 net_at += NET_EVERY_S
-                links = self.network.links()
-                self.log.emit(
-                    "net",
-                    sent_bytes=sum(link.sent_bytes for link in links.values()),
-                    received_bytes=sum(link.received_bytes for link in links.values()),
-                    peers=self.num_alive,
-                )
+                links = self.network.links().values()
+                sent, received = sum(link.sent_bytes for link in links), sum(link.received_bytes for link in links)
+                self.log.emit("net", sent_bytes=sent, received_bytes=received, peers=self.num_alive)
             if self._is_busy():
                 await asyncio.sleep(TICK_S)
             else:

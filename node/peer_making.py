@@ -60,7 +60,7 @@ class PeerMaking:
         return await self._of_a_replica()
 
     async def anew(self) -> tuple[Peer, FileStorage]:
-        """The peer of a machine that has given up its group, when nobody refers to the last one any more."""
+        """The peer of a machine that goes to another group, when nobody refers to the last one any more."""
         await self.engine.finish_serving()
         free_the_last_life()
         return await self._of_a_replica()
@@ -78,6 +78,7 @@ class PeerMaking:
             learner = self.rehearsal.learner(learner)
         self._say_saving(learner.replica.runtime)
         storage = FileStorage(self.swarm.checkpoint)
+        storage.sweep()
         peer = ReplicaPeer(recipe.terms(), self._facilities(storage, recipe.checkpoint_s), learner)
         return peer, storage
 

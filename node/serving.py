@@ -23,5 +23,5 @@ class Left:
     reason: str
     moves_to: int | None = None
     """The stage for which it has left its own."""
-    stranded_in: bytes | None = None
-    """The group that it has given up, to begin anew with another: its disk is as a newcomer's."""
+    waited_for: bytes | None = None
+    """The group in which it has waited for a place in vain, to begin anew with another: its disk is as a newcomer's."""

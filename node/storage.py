@@ -23,7 +23,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from farflung.compression.codec import Payload
-from farflung.node.durable import UNFINISHED, Journal, Slots, write_atomically, writing
+from farflung.node.durable import UNFINISHED, Journal, Slots, sync_folder, write_atomically, writing
 from farflung.node.learner import Learner
 from farflung.node.mean_files import MeanFiles
 from farflung.protocol.chain import Certified, Commit
@@ -172,10 +172,21 @@ class FileStorage:
         (folder / "chunks").mkdir(parents=True, exist_ok=True)
 
     def clear(self) -> None:
-        (self.folder / CURRENT).unlink(
-            missing_ok=True
-        )  # first: a history without a state is a member that has lost it, a state without a history is damage
-        shutil.rmtree(self.folder)
+        self.sweep()
+        with writing(self.folder):
+            self.folder.rename(self._given_up)  # at once: a state without its history is damage
+            sync_folder(self.folder.parent)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Remove what a `clear` that was cut short has left."""
+        with writing(self._given_up):
+            if self._given_up.exists():
+                shutil.rmtree(self._given_up)
+
+    @property
+    def _given_up(self) -> Path:
+        return self.folder.with_name(self.folder.name + ".given-up")
 
     def save_vote(self, vote: SavedVote) -> None:
         self._votes.save(msgspec.msgpack.encode(vote))

@@ -6,7 +6,6 @@ what we offer to rounds (`Attendance`), and deciding the next commit (`Consensus
 daemon and in simulations. Messages it sends to itself are handled before a method returns.
 """
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -39,10 +38,11 @@ from farflung.protocol.messages import (
 )
 from farflung.protocol.neighbours import Found, Neighbours, smallest_group
 from farflung.protocol.quorum import is_quorum
-from farflung.protocol.settings import ASLEEP_S, RESEND_S, SHUN_S, Settings
+from farflung.protocol.settings import RESEND_S, Settings
 from farflung.protocol.standing import Standing
 from farflung.protocol.tempo import Tempo
 from farflung.protocol.types import as_text
+from farflung.protocol.waiting import Waiting
 
 
 @dataclass(slots=True)
@@ -61,12 +61,7 @@ class Member:
     attendance: Attendance = field(init=False)
     consensus: Consensus = field(init=False)
     neighbours: Neighbours = field(default_factory=Neighbours)
-    avoids: frozenset[bytes] = frozenset()
-    """Groups in which we were stranded: not to begin with again, as long as there is another."""
-    _began_at: float = math.inf
-    _ticked_at: float = math.inf
-    _quorum_at: float = -math.inf
-    """When more than half of our group lived, or we had none."""
+    waiting: Waiting = field(init=False)
     _has_looked: bool = False
     """For a group, when there were some to choose from: if it does not answer, any is good."""
     reason: str = "starting"
@@ -81,6 +76,7 @@ class Member:
         self.me = self.signer.peer_id
         self._next_in_s = self.membership.beat_s
         self.follower = Follower(self.settings, self.me)
+        self.waiting = Waiting(self.settings.vain_s)
         self.standing = Standing(self.membership, self.history)
         self.tempo = Tempo(self.settings, self.membership, self.history, self.vitals)
         self.attendance = Attendance(self.me)
@@ -125,12 +121,10 @@ class Member:
         """Whether we, between two inner steps of `step_s` seconds, should offer what we have (`rhythm`)."""
         return self.in_view and self.tempo.is_due(step_s, now)
 
-    def is_stranded(self, now: float) -> bool:
-        """Whether our group can decide nothing any more, for so long that it is time to go to another one: as a newcomer, with what that group has."""
-        came_of_another = self.started and bool(
-            self.head.commit.ledger.shares
-        )  # what strangers say of groups is no reason
-        return came_of_another and bool(self.neighbours.groups) and now > self._quorum_at + self.settings.stranded_s
+    def waits_in_vain(self, now: float) -> bool:
+        """Whether it is time to begin anew with another group (`waiting`)."""
+        has_divided = self.started and bool(self.head.commit.ledger.shares)  # what strangers say of groups is no reason
+        return has_divided and not self.in_view and self.waiting.in_vain(now, self.neighbours.groups.values())
 
     def admitted(self, peer: PeerId) -> bool:
         """Whether a peer has shown that it may be here, to us or to a quorum."""
@@ -162,7 +156,7 @@ class Member:
         """
         effects = [*self.attendance.drop(final=False), *self.attendance.give_up("the history went on without us")]
         self.history.replace(anchor, history)
-        self._quorum_at = now  # nobody was heard yet
+        self.waiting.begin(now, has_voted=vote is not None)
         for peer in self.head.commit.view:
             self.membership.expect(peer, now)
         self.follower.elsewhere.clear()
@@ -216,7 +210,7 @@ class Member:
         """Records tell of peers. Who is of another group than we is somebody to meet; and who is of none yet begins with the smallest that there is, so that groups
         that have lost members win some."""
         effects: list[Effect] = []
-        smallest = None if self.started or self._has_looked else smallest_group(peers, self.avoids)
+        smallest = None if self.started or self._has_looked else smallest_group(peers, self.waiting.avoids)
         self._has_looked = self._has_looked or any(group is not None for group in peers.values())
         for peer, group in peers.items():
             ours = self.group if self.started else smallest
@@ -306,16 +300,14 @@ class Member:
         effects = self._heard(sender, now, via, beat)
         if effects and not beat.reply and any(isinstance(e, Note) for e in effects):
             effects.append(Send(sender, self._heartbeat(reply=True)))  # news to us, so perhaps we are news to it
-        if beat.digest and (not self._shuns(beat, now) if not self.started else beat.height > self.head.commit.height):
+        if beat.digest and (
+            not self.waiting.shuns(beat.group, now) if not self.started else beat.height > self.head.commit.height
+        ):
             effects += self.follower.ask([sender], now)
         effects += self.consensus.follow(sender, beat, now)
         if self.membership.news != known:
             effects += self.consensus.step(now)
         return effects + self.standing.compare(now)
-
-    def _shuns(self, beat: Heartbeat | None, now: float) -> bool:
-        """Whether not to begin with the group of somebody who greets us, for we may still find another."""
-        return now < self._began_at + SHUN_S and beat is not None and beat.group in self.avoids
 
     def _is_elsewhere(self, sender: PeerId, beat: Heartbeat) -> bool:
         """Whether a peer is of another group. One that has no state is of none yet; and a member that has not heard yet how our group came to be is of it all the same."""
@@ -384,21 +376,17 @@ class Member:
 
     def tick(self, now: float) -> list[Effect]:
         """Called several times a second while we are `busy`, and by `look_at`: heartbeats, repetitions, deadlines."""
-        self._began_at = min(self._began_at, now)
-        if now > self._ticked_at + ASLEEP_S:
-            self._quorum_at += now - self._ticked_at  # the machine slept, and has heard nobody since
-        self._ticked_at = now
         view = self.head.commit.view if self.started else ()
         effects = self.membership.tick(now, keep=view)
-        if not view or is_quorum(view, self.membership.live(view)):
-            self._quorum_at = now
+        self.waiting.look(now, in_view=self.me in view, quorum=not view or is_quorum(view, self.membership.live(view)))
         if len(self.standing.admitted) > len(self.membership.peers):
             self.standing.admitted &= self.membership.peers.keys()  # who was forgotten shows again that it may be here
         if now >= self._greets_at:
             effects += self._greet(now)
         if not self.started:
             self.reason = "looking for a peer that knows the swarm's history"
-            donors = [p for p in self.standing.donors() if not self._shuns(self.membership.heartbeat(p), now)]
+            said = {p: self.membership.heartbeat(p) for p in self.standing.donors()}
+            donors = [p for p, beat in said.items() if beat is None or not self.waiting.shuns(beat.group, now)]
             return self._settle(effects + self.follower.ask(donors, now), now)
         ballot = self.consensus.ballot
         effects += self.consensus.tick(now)

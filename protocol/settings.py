@@ -10,14 +10,14 @@ from farflung.protocol.rhythm import Rhythm
 RESEND_S = 1.5
 """Seconds between repetitions of a message that was not acted on: control messages may be lost."""
 
-STRANDED_S = 600.0
-"""Without a quorum of our group, while there are others: then what the group has, and what we have trained for it, is given up. A partition may end before, and rarely lasts longer."""
+VAIN_S = 180.0
+"""Without a quorum of the group in which a newcomer waits for a place, while there are others: its members may only have been started again, or parted for a moment."""
 
 ASLEEP_S = 30.0
 """Between two looks at deadlines, if nothing else: after more the machine has slept, and knows nothing of the time between."""
 
 SHUN_S = 10.0
-"""In which a member that was stranded in a group looks for another one, before it begins with that again."""
+"""In which a newcomer that has waited for a group in vain looks for another one, before it begins with that again."""
 
 SETTLE_S = 1.0
 """Seconds a proposer waits for more joiners before it changes the view, so that four newcomers cost one commit."""
@@ -89,8 +89,8 @@ class Settings:
     removal_s: float
     """Seconds after which a dead member is removed from the view."""
     heartbeat_s: float
-    stranded_s: float = STRANDED_S
-    """Without a quorum of its group after which a member goes to another one."""
+    vain_s: float = VAIN_S
+    """Without a quorum of the group in which it waits for a place, after which a newcomer begins with another one."""
     admits: Callable[[PeerId, bytes], bool]
     """Whether a peer may be here: the founder, and who shows a token that opens the swarm to it."""
 

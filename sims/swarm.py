@@ -200,14 +200,14 @@ class Swarm:
         )
         avoids: frozenset[bytes] = frozenset()
         try:
-            while (stranded_in := await self._live_on(index, network, avoids)) is not None:
-                avoids |= {stranded_in}
+            while (waited_for := await self._live_on(index, network, avoids)) is not None:
+                avoids |= {waited_for}
                 network.stop_serving()
         finally:
             await network.close()
 
     async def _live_on(self, index: int, network: MemoryNetwork, avoids: frozenset[bytes]) -> bytes | None:
-        """The life of a node on its network. Returns the group that it has given up, if it begins anew with another."""
+        """The life of a node on its network. Returns the group in which it has waited for a place in vain, if it begins anew with another."""
         outfit, signer = self.outfit, self.outfit.signers[index]
         me, attacks = signer.peer_id, outfit.attacks(index)
         log = EventLog(None, swarm="sim", peer=short(me), clock=self.hub.loop.time)
@@ -233,7 +233,7 @@ class Swarm:
         trained_by = learner if "noise" not in attacks else Backwards(learner, learner.coupled)
         peer = ReplicaPeer(outfit.terms, facilities, trained_by)
         peer.witness_meeting = lambda plan, part, term: self.on_meeting(index, plan, part, term)
-        peer.member.avoids = avoids
+        peer.member.waiting.avoids = avoids
         anchor, history = newest_history(self.disks[index].load_history())
         settings = outfit.terms.settings
         if me == settings.founder and not history and not avoids:
@@ -252,7 +252,7 @@ class Swarm:
             self.labour[index].break_off(self.hub.now())
             if self.peers.get(index) is peer:
                 del self.peers[index]
-        return left.stranded_in
+        return left.waited_for
 
     def _some_others(self, me: PeerId) -> list[PeerId]:
         """Peers that run, as records would name them: all, or some where there are many."""

@@ -131,7 +131,10 @@ def test_what_is_cleared_is_as_new(tmp_path: Path) -> None:
     storage.save_chunk(4, 9, b"chunk")
     storage.clear()
     assert not list(tmp_path.iterdir())
+    (tmp_path / "checkpoint.given-up" / "chunks").mkdir(parents=True)  # as if the machine had died then
     again = FileStorage(tmp_path / "checkpoint")
+    again.sweep()
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
     assert again.load_vote() is None and again.load_history() == [] and chunks(again) == [] and load(again) is None
 
 

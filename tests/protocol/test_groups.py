@@ -292,43 +292,64 @@ def test_one_that_was_away_for_too_long_follows_whoever_of_its_view_is_elsewhere
     assert one.head.commit == newest and not one.follower.elsewhere
 
 
-def test_who_is_left_without_a_quorum_is_stranded_where_there_are_other_groups() -> None:
-    settings = replace(FULL, stranded_s=30.0)
-    one = new_member(BY_ID[IDS[2]], settings)
+def newcomer_of_a_half() -> Member:
+    """One that follows a group which came of a division, and has no place in it."""
+    one = new_member(WHO[4], replace(FULL, vain_s=30.0))
     one.begin(None, [*PAST, CERTIFIED], 0.0)
-    one.receive(IDS[0], said(SPLIT), 1.0)
+    return one
+
+
+def test_a_newcomer_waits_in_vain_where_its_group_has_no_quorum_and_there_are_others() -> None:
+    one = newcomer_of_a_half()
     for now in range(1, 91):
         one.tick(float(now))
     one.neighbours.groups.clear()
-    assert 1.0 < one._quorum_at < 50.0 and not one.is_stranded(90.0), "there is no other group"
+    assert not one.waits_in_vain(90.0), "there is no other group"
     one.found({STRANGER: b"g" * 32}, 90.0)
-    assert one.is_stranded(90.0) and not one.is_stranded(one._quorum_at + 30.0)
-    since = one._quorum_at
-    one.tick(2000.0)
-    assert one._quorum_at == since + 1910.0, "the machine slept, and has heard nobody yet"
-    one.receive(IDS[0], said(SPLIT), 2001.0)
-    one.tick(2001.0)
-    assert not one.is_stranded(2001.0)
+    assert one.waits_in_vain(90.0) and not one.waits_in_vain(20.0)
+    one.waiting.avoids = frozenset({b"g" * 32})
+    assert not one.waits_in_vain(90.0), "where it was already"
 
 
-def test_nobody_is_stranded_in_a_swarm_that_has_never_divided() -> None:
+def test_a_quorum_ends_the_waiting() -> None:
+    one = newcomer_of_a_half()
+    one.found({STRANGER: b"g" * 32}, 1.0)
+    for now in range(1, 91):
+        for peer in HEAD.view:
+            one.receive(peer, said(HEAD), float(now))
+        one.tick(float(now))
+    assert not one.waits_in_vain(90.0)
+
+
+@pytest.mark.parametrize("vote", [None, (HEAD.height + 1, 1, None)])
+def test_who_had_a_place_never_waits_in_vain(vote: tuple[int, int, None] | None) -> None:
+    """What it has voted for would be forgotten: whether it is in the view now, or a vote on its disk says that it was."""
+    one = new_member(BY_ID[IDS[2]] if vote is None else WHO[4], replace(FULL, vain_s=30.0))
+    one.begin(None, [*PAST, CERTIFIED], 0.0, vote=vote)
+    one.found({STRANGER: b"g" * 32}, 1.0)
+    for now in range(1, 200):
+        one.tick(float(now))
+    assert not one.waits_in_vain(200.0)
+
+
+def test_nobody_waits_in_vain_in_a_swarm_that_has_never_divided() -> None:
     """Whatever somebody says of other groups."""
-    one = new_member(BY_ID[IDS[0]], replace(FULL, stranded_s=30.0))
+    one = new_member(WHO[4], replace(FULL, vain_s=30.0))
     one.begin(None, PAST, 0.0)
     one.found({STRANGER: b"g" * 32}, 1.0)
     for now in range(1, 200):
         one.tick(float(now))
-    assert one.neighbours.groups and not one.is_stranded(200.0)
+    assert one.neighbours.groups and not one.waits_in_vain(200.0)
 
 
-def test_one_that_was_stranded_does_not_begin_with_that_group_again_as_long_as_there_is_another() -> None:
+def test_one_that_has_waited_in_vain_does_not_begin_with_that_group_again_as_long_as_there_is_another() -> None:
     one = new_member(WHO[4], FULL)
-    one.avoids = frozenset({b""})
+    one.waiting.avoids = frozenset({b""})
     records: dict[bytes, bytes | None] = {IDS[0]: b"", IDS[1]: OTHER.group, IDS[3]: OTHER.group}
     assert not sends(one.receive(IDS[0], said(SPLIT), 0.5), messages.GetCommits)
     assert not sends(one.tick(0.7), messages.GetCommits)
     assert {s.to for s in sends(one.found(records, 1.0), Heartbeat)} == {IDS[1], IDS[3]}
     assert sends(one.receive(IDS[0], said(SPLIT), 20.0), messages.GetCommits), "nobody else has answered"
     other = new_member(WHO[4], FULL)
-    other.avoids = frozenset({b""})
+    other.waiting.avoids = frozenset({b""})
     assert {s.to for s in sends(other.found({IDS[0]: b""}, 1.0), Heartbeat)} == {IDS[0]}, "there is no other"
