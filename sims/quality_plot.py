@@ -46,7 +46,7 @@ def plot_frontier(rows: Sequence[Row], tier: Tier, file: Path) -> None:
             axes.set_title(title)
         figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
         figure.suptitle(f"tier {tier.name}, {tier.peers} peers", x=0.01, ha="left")
-        _spread(figure)
+        spread(figure)
         png.save(figure, file)
 
 
@@ -98,7 +98,7 @@ def _draw(axes: Axes, rows: Sequence[Row], field: str) -> None:
     axes.set_ylabel("gap, %")
 
 
-def _spread(figure: Figure) -> None:
+def spread(figure: Figure) -> None:
     """Move names down until none covers another."""
     figure.draw_without_rendering()
     for axes in figure.axes:
