@@ -4,7 +4,7 @@ from itertools import combinations
 
 from matplotlib.figure import Figure
 
-from farflung.sims.quality_plot import spread
+from farflung.sims.quality_plot import spread_names
 
 
 def test_no_name_covers_another() -> None:
@@ -17,7 +17,7 @@ def test_no_name_covers_another() -> None:
     names = [
         axes.annotate(f"a method at {y:.2f}", (x, y), xytext=(6, 4), textcoords="offset points") for x, y in points
     ]
-    spread(figure)
+    spread_names(figure)
     for one, other in combinations(names, 2):
         assert not one.get_window_extent().overlaps(other.get_window_extent())
     assert names[1].xyann == (6, 4) and names[0].xyann != (6, 4)
