@@ -1,6 +1,5 @@
 """The picture of `farflung bench quality`: gap to data-parallel training against bytes, all methods on it."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,7 +45,7 @@ def plot_frontier(rows: Sequence[Row], tier: Tier, file: Path) -> None:
             axes.set_title(title)
         figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
         figure.suptitle(f"tier {tier.name}, {tier.peers} peers", x=0.01, ha="left")
-        _spread(figure)
+        spread_names(figure)
         png.save(figure, file)
 
 
@@ -61,8 +60,6 @@ def frontier(points: Sequence[Point]) -> list[Point]:
 
 def _draw(axes: Axes, rows: Sequence[Row], field: str) -> None:
     everything: list[Point] = []
-    labels: dict[Point, tuple[Point, list[str]]] = {}
-    """By place, as near as names would cover each other: a point there, and what is said of it."""
     for inner, label, colour, marker in INNERS:
         shown = [row for row in rows if row.inner == inner and getattr(row, field) is not None]
         sending = {
@@ -75,15 +72,11 @@ def _draw(axes: Axes, rows: Sequence[Row], field: str) -> None:
             axes.plot(*zip(*inside, strict=True), color=colour, marker=marker, linestyle="none", label=label)
         for name, (ratio, gap) in sending.items():
             beyond = f" {gap:+.0f} %" if gap > CEILING else ""
-            point = ratio, min(gap, CEILING)
-            place = round(math.log10(ratio), 1), round(point[1], 1)
-            labels.setdefault(place, (point, []))[1].append(f"{name}{beyond}")
+            _say(axes, f"{name}{beyond}", (ratio, min(gap, CEILING)))
         for row in shown:
             if row.peers == 1:
                 axes.axhline(getattr(row, field), color=colour, linestyle=":", linewidth=1.0, label=row.method)
         everything += sending.values()
-    for point, said in labels.values():
-        _say(axes, "\n".join(said), point)
     for number, (name, point) in enumerate(goals(rows, field).items()):
         star = axes.plot(*point, color=png.COLOURS[MUTED], marker="*", markersize=11, linestyle="none")[0]
         star.set(markerfacecolor="none", label="" if number else "goals")
@@ -98,7 +91,7 @@ def _draw(axes: Axes, rows: Sequence[Row], field: str) -> None:
     axes.set_ylabel("gap, %")
 
 
-def _spread(figure: Figure) -> None:
+def spread_names(figure: Figure) -> None:
     """Move names down until none covers another."""
     figure.draw_without_rendering()
     for axes in figure.axes:

@@ -12,6 +12,7 @@ BEGINNINGS = {
     "apart": (470.0, 17, 6),
     "churn-8": (12.0, 0, 6),
     "flash-crowd": (45.0, 0, 2),
+    "groups": (200.0, 4, 10),
     "home-8gb": (500.0, 1, 0),
     "local-3": (15.0, 1, 3),
     "partition": (22.0, 0, 7),
