@@ -327,7 +327,9 @@ def test_a_real_node_that_has_waited_in_vain_begins_anew(
     events = read_events(resolve_paths(tmp_path / "b", {}).find_swarm("alpha").events)
     lives = [e for e in events if e["event"] in ("node.start", "node.stop")]
     assert [e["event"] for e in lives] == ["node.start", "node.stop"] * 2
-    assert lives[1]["reason"] == "the group in which it waits for a place can decide nothing, and it goes to another one"
+    assert (
+        lives[1]["reason"] == "the group in which it waits for a place can decide nothing, and it goes to another one"
+    )
     assert not lives[2]["resumed"] and lives[2]["version"] == 0, "it knows nothing of what was"
     kinds = [e["event"] for e in events[events.index(lives[2]) :]]
     assert "history.jump" in kinds and "state.sync" in kinds
