@@ -324,7 +324,7 @@ def test_a_real_node_that_has_waited_in_vain_begins_anew(
             await a.until(lambda e: e["event"] == "round.commit" and b.peer in e["contributors"], seen=seen)
 
     asyncio.run(main())
-    events = read_events(resolve_paths(tmp_path / "b", {}).find_swarm("alpha").events)
+    events = list(read_events(resolve_paths(tmp_path / "b", {}).find_swarm("alpha").events))
     lives = [e for e in events if e["event"] in ("node.start", "node.stop")]
     assert [e["event"] for e in lives] == ["node.start", "node.stop"] * 2
     assert (

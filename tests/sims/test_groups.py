@@ -13,13 +13,20 @@ from farflung.sims.simulation import Plan, Report, simulate
 STEP_S = (0.7, 1.0, 1.3, 1.6, 0.9, 1.2, 0.8, 1.5, 1.1, 1.4, 0.75, 1.05)
 
 
-def run(schedule: Schedule, max_group: int = 4, seed: int = 1, fragments: int = 1, vain_s: float = 180.0) -> Report:
+def run(
+    schedule: Schedule,
+    max_group: int = 4,
+    seed: int = 1,
+    fragments: int = 1,
+    vain_s: float = 180.0,
+    calm_s: float = 60.0,
+) -> Report:
     """With groups of so many at most."""
     outfit = toy_outfit(seed, schedule, Wire(step_s=STEP_S, fragments=fragments))
     rules = replace(outfit.terms.settings.rules, max_group=max_group, divides=True)
     terms = replace(outfit.terms, settings=replace(outfit.terms.settings, rules=rules, vain_s=vain_s))
     return simulate(
-        Plan(seed=seed, schedule=schedule, outfit=replace(outfit, terms=terms), calm_s=60.0, exact_means=True),
+        Plan(seed=seed, schedule=schedule, outfit=replace(outfit, terms=terms), calm_s=calm_s, exact_means=True),
         keep=True,
     )
 
@@ -74,10 +81,16 @@ def test_parts_of_groups_that_do_not_hear_each_other_find_together_again(seed: i
 
 
 def test_a_newcomer_does_not_wait_for_a_group_that_can_decide_nothing() -> None:
-    """Two of the three peers of a group are killed for good. The newcomer begins with it, for it is the smallest, and after a minute with another; the third member waits."""
+    """Of the two peers of the smaller group the one without which the other decides nothing is killed for good. A newcomer begins with that group, and after a
+    minute with the other one; the member waits."""
     starts = [Start(at=0.5 * peer, peer=peer) for peer in range(6)]
-    faults = (*starts, Kill(at=90.0, peer=2), Kill(at=90.0, peer=3), Start(at=100.0, peer=6))
-    report = run(Schedule(num_peers=7, duration_s=300.0, faults=faults), max_group=4, vain_s=60.0)
+    schedule = Schedule(num_peers=7, duration_s=200.0, faults=(*starts, Kill(at=90.0, peer=1), Start(at=100.0, peer=6)))
+    report = run(schedule, vain_s=60.0, calm_s=0.0)  # never calm: a group stands
     assert report.violations == []
     (left,) = told(report, "node.stop")
-    print(left)
+    assert left["reason"] == "the group in which it waits for a place can decide nothing, and it goes to another one"
+    first, second = (line for line in report.events if line.split()[1:3] == ["6", "history.jump"])
+    names = [str(json.loads(line[line.index("{") :]).get("group", "")) for line in (first, second)]
+    assert float(first.split()[0]) + 60.0 < float(second.split()[0]) < 170.0 and names[0] != names[1]
+    trained = [line.split()[1] for line in report.events if " round.commit " in line and float(line.split()[0]) > 180.0]
+    assert {"0", "6"} <= set(trained) and "3" not in trained
