@@ -6,6 +6,7 @@ announces. What an earlier process had already fetched is taken up again. A repa
 
 import asyncio
 import contextlib
+from collections.abc import Iterable, Sequence
 
 from farflung.compression.digest import digest_of
 from farflung.node.door import Doors
@@ -14,7 +15,7 @@ from farflung.node.exchange import Exchange
 from farflung.node.learner import Learner
 from farflung.node.means import KEPT_ROUNDS
 from farflung.node.network import PeerId
-from farflung.node.statesync import Download, StateSync
+from farflung.node.statesync import Download, Sources, StateSync
 from farflung.node.storage import Storage
 from farflung.node.terms import Terms
 from farflung.protocol import standing
@@ -30,8 +31,14 @@ RETRY_S = 1.0
 REPORT_CHUNKS = 16
 """Chunks between two lines of progress."""
 
+VOUCH_S = 5.0
+"""Between two looks at which chunks are good."""
+
 FOLLOWED_ROUNDS = KEPT_ROUNDS // 2
 """Versions after which chunks are brought up to the history while others are still on their way: the means must still be there, and take a while to come."""
+
+AHEAD_LOOKS = 10
+"""Looks, `RETRY_S` apart, in which a version that a donor gave may still come."""
 
 VERSIONS_AHEAD = 2
 """Versions by which a donor may be ahead of the history we know: a commit or two that have not reached us yet."""
@@ -62,6 +69,15 @@ class Catchup:
         self._log = log
         self._terms = terms
         self._download: Download | None = None
+        self._listing: ChunkList | None = None
+        """The newest that a quorum has announced since the download began: by it chunks are known to be good."""
+        self._listed: tuple[int, bytes] | None = None
+        """Its version and digest."""
+
+    @property
+    def under_way(self) -> Download | None:
+        """The download, while there is one."""
+        return self._download
 
     async def download(self, at_least: int) -> int:
         """Fetch, roll forward and verify until the whole outer state is that of one version; returns it.
@@ -69,17 +85,22 @@ class Catchup:
         It is one of our history: rounds that we do not know yet may have counted what we had trained.
         """
         download = self._download = self._download or await self._begin()
+        waited = 0
         while True:
             await self._fetch(download)
-            view = self._member.head.commit.view
-            newest = max([at_least, *download.have.values()])
-            agreed = standing.agreed(self._member.membership, view, self._member.me, newest)
-            if agreed is not None and download.complete and agreed[0] <= self._member.head.commit.version:
+            head = self._member.head.commit
+            # Those who gave such chunks may have heard of a commit before us; but it comes soon, or there is none.
+            ahead = any(version > head.version for version in download.have.values())
+            waited = waited + 1 if ahead else 0
+            newest = max([at_least, *(version for version in download.have.values() if version <= head.version)])
+            agreed = standing.agreed(self._member.membership, head.view, self._member.me, newest)
+            in_time = not ahead or waited > AHEAD_LOOKS
+            if agreed is not None and download.complete and in_time and agreed[0] <= head.version:
                 version, digest, holders = agreed
                 await self._roll_forward(download, version)
-                download.have = dict.fromkeys(download.at(version), version)
-                if download.complete and await self._verified(download, digest, holders):
-                    self._download = None
+                download.keep(version)
+                if download.complete and await self._verified(download, version, digest, holders):
+                    self._download = self._listing = self._listed = None
                     self._report(download)
                     return version
             await asyncio.sleep(RETRY_S)
@@ -89,8 +110,10 @@ class Catchup:
         fetched = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow(download, fetched))
-            await self._sync.fetch(download, self._donors(download), self._arrived)
+            vouching = group.create_task(self._vouch(download))
+            await self._sync.fetch_from(lambda: self._sources(download), download, self._arrived)
             fetched.set()
+            vouching.cancel()
 
     async def _follow(self, download: Download, fetched: asyncio.Event) -> None:
         """Means come before chunks: on a link that is not much faster than the rounds these would leave them no room. Not cancelled at the end, for a
@@ -109,21 +132,57 @@ class Catchup:
                 download.asking.set()
                 followed = version
 
-    async def _verified(self, download: Download, digest: bytes, holders: tuple[PeerId, ...]) -> bool:
+    async def _vouch(self, download: Download) -> None:
+        """Find out which chunks are good, so that others may have them, while there are any."""
+        while True:
+            await asyncio.sleep(VOUCH_S)
+            if not self._fellows(download):
+                continue
+            head = self._member.head.commit
+            oldest = head.version - KEPT_ROUNDS
+            download.good -= {index for index in download.good if download.have[index] < oldest}  # of no use to others
+            agreed = standing.agreed(self._member.membership, head.view, self._member.me, max(0, oldest))
+            if agreed is not None and agreed[0] <= head.version + VERSIONS_AHEAD and agreed[:2] != self._listed:
+                await self._list(agreed[0], agreed[1], self._from_us_on(agreed[2]))
+            if self._listing is not None:
+                for index in download.at(self._listing.version):
+                    await self._look_at(download, index, self._listing)
+
+    async def _list(self, version: int, digest: bytes, holders: Sequence[PeerId]) -> ChunkList | None:
+        """The list that a quorum has announced; None, and the last one stays, when nobody at that version gives it."""
+        listing = await self._listing_of(holders, digest)
+        if listing is not None:
+            self._listing, self._listed = listing, (version, digest)
+        return listing
+
+    async def _look_at(self, download: Download, index: int, listing: ChunkList) -> None:
+        """Whether a chunk that came before the list is good. It may be brought to another version, or be dropped, meanwhile: then a later list tells."""
+        if index in download.good or download.rolling:
+            return
+        digest = await self._aside(digest_of, self._learner.outer.chunk_bytes(index))
+        if download.have.get(index) != listing.version or download.rolling:
+            return
+        if digest == listing.digests[index]:
+            download.good.add(index)
+        else:
+            self._sync.drop_wrong(download, index)
+
+    async def _verified(self, download: Download, version: int, digest: bytes, holders: Sequence[PeerId]) -> bool:
         """Whether the state is the one announced. If not, a list tells which chunks are wrong, while there is somebody at that version."""
         mine = await self._aside(self._learner.outer.chunk_digests)
         if digest_of(*mine) == digest:
             return True
-        listing = await self._listing(holders, digest)
+        listing = await self._list(version, digest, holders)
         if listing is None:
             download.have.clear()  # nobody can say which are wrong any more
+            download.good.clear()
         else:
             self._sync.verify(download, mine, listing)
         return False
 
     async def fetch_repair(self, work: Repair) -> dict[int, bytes] | None:
         """The chunks in which we differ from the majority, checked against its digests; None when they cannot be had any more."""
-        listing = await self._listing(work.donors, work.digest)
+        listing = await self._listing_of(work.donors, work.digest)
         if listing is None:
             return None  # the swarm has moved on; if we still differ, the next comparison says so
         mine = await self._aside(self._learner.outer.chunk_digests)
@@ -158,6 +217,15 @@ class Catchup:
         assert download is not None
         if version > self._member.head.commit.version + VERSIONS_AHEAD:
             raise Refused(f"chunk {index} of version {version}, which there cannot be", peer=download.source[index])
+        if version < self._member.head.commit.version - KEPT_ROUNDS:
+            raise NetworkError(f"chunk {index} of version {version}, which nothing brings forward any more")
+        listing = self._listing
+        if listing is not None and listing.version == version:
+            if digest_of(data) != listing.digests[index]:
+                raise Refused(
+                    f"chunk {index} does not have the digest that a quorum announced", peer=download.source[index]
+                )
+            download.good.add(index)
         self._learner.outer.load_chunk(index, data)
         await self._aside(self._storage.save_chunk, index, version, data)
         if len(download.have) % REPORT_CHUNKS == 0:
@@ -187,8 +255,10 @@ class Catchup:
                 updates = await self._aside(self._exchange.decode, commit.round, means, last=last)
                 self._learner.outer.rule = self._terms.rule(commit)
                 chunks = download.at(target - 1)  # more may come meanwhile; but nobody else changes these
+                download.rolling = True  # for good, if this is cancelled: the thread rolls on
                 await self._learn(self._sync.roll, chunks, updates, self._learner.outer.advance_)
                 download.have |= dict.fromkeys(chunks, target)
+                download.rolling = False
 
     def _donors(self, download: Download) -> list[PeerId]:
         """Everybody alive who holds a state, beginning at a place of our own so that newcomers do not all ask the same."""
@@ -200,10 +270,31 @@ class Catchup:
         ]
         if not holders:
             download.distrusted.clear()  # better the doubtful than nobody; what they give is checked all the same
-        me = self._member.me
-        return [p for p in holders if p > me] + [p for p in holders if p < me]
+        return self._from_us_on(holders)
 
-    async def _listing(self, donors: tuple[PeerId, ...], digest: bytes) -> ChunkList | None:
+    def _sources(self, download: Download) -> Sources:
+        """Whom to ask now."""
+        return Sources(self._donors(download), self._fellows(download))
+
+    def _fellows(self, download: Download) -> list[PeerId]:
+        """Some of those who begin with the same group as we and have no state yet."""
+        members, group = self._member.membership, self._member.group
+        return self._from_us_on(
+            p
+            for p in members.live(members.known())
+            if p not in download.distrusted
+            and (beat := members.heartbeat(p)) is not None
+            and beat.state == "joining"
+            and not beat.digest
+            and beat.group == group
+        )[: self._terms.fellows]
+
+    def _from_us_on(self, peers: Iterable[PeerId]) -> list[PeerId]:
+        """Sorted peers, beginning at a place of our own."""
+        me, those = self._member.me, list(peers)
+        return [p for p in those if p > me] + [p for p in those if p < me]
+
+    async def _listing_of(self, donors: Sequence[PeerId], digest: bytes) -> ChunkList | None:
         for donor in donors:
             try:
                 return await self._sync.list_chunks(donor, digest)

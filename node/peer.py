@@ -19,6 +19,7 @@ from farflung.node.apply import Applier, Evaluate, Keep
 from farflung.node.catchup import Catchup
 from farflung.node.departure import Departure
 from farflung.node.detours import Detours
+from farflung.node.donor import Donor
 from farflung.node.exchange import Exchange
 from farflung.node.executor import Executor
 from farflung.node.facilities import Facilities
@@ -31,7 +32,7 @@ from farflung.node.refusals import Refusals
 from farflung.node.residuals import Residuals
 from farflung.node.sealed_mail import SealedMail
 from farflung.node.serving import Left, Serving
-from farflung.node.statesync import Donor, StateSync
+from farflung.node.statesync import StateSync
 from farflung.node.terms import Terms
 from farflung.node.trainer import Host, Trainer
 from farflung.protocol import messages
@@ -133,22 +134,23 @@ class Peer:
                 down_bytes_per_s=lambda: self.exchange.receiving.bytes_per_s,
             )
         )
+        catchup = Catchup(
+            sync=StateSync(network, learner, self.refused),
+            member=self.member,
+            exchange=self.exchange,
+            learner=learner,
+            doors=doors,
+            storage=storage,
+            log=log,
+            terms=terms,
+        )
         self.applier = Applier(
             terms=terms,
             member=self.member,
             exchange=self.exchange,
             means=self._means,
             residuals=self.residuals,
-            catchup=Catchup(
-                sync=StateSync(network, learner, self.refused),
-                member=self.member,
-                exchange=self.exchange,
-                learner=learner,
-                doors=doors,
-                storage=storage,
-                log=log,
-                terms=terms,
-            ),
+            catchup=catchup,
             trainer=self.trainer,
             learner=learner,
             doors=doors,
@@ -162,7 +164,9 @@ class Peer:
             applied=self._applied,
             lost_state=self._lost_state,
         )
-        self._donor = Donor(network, learner, lambda: self.applier.version, self.applier.steady)
+        self._donor = Donor(
+            network, learner, lambda: self.applier.version, self.applier.steady, lambda: catchup.under_way
+        )
         self.applier.donor = self._donor
         self._journal = doors.journal.run
         self._storage = storage
@@ -487,10 +491,7 @@ class Peer:
             return "round", f"round {attendance.part.plan.height}"
         offers = attendance.ready is not None
         if self.applier.idle and self.trainer.out_of_samples and not (offers and member.consensus.has_quorum):
-            return (
-                "waiting",
-                f"the samples handed out are used up until the swarm commits a round; {member.reason}",
-            )
+            return "waiting", f"the samples handed out are used up until a round is committed; {member.reason}"
         return "ready" if offers else "training", member.reason
 
 

@@ -4,24 +4,29 @@ Donors serve the state they have at the moment. When a round commits in the midd
 the newer; since the outer step is elementwise, each older chunk is rolled forward by the round's mean, which is at most a byte a
 parameter. Chunks are believed when, rolled to one version, their digests stand in a list whose own digest a quorum of the view announces in
 signed heartbeats; those that do not are fetched again, from somebody else if possible.
+
+Newcomers give each other what they have (as BitTorrent's peers do, Cohen 2003): a chunk that has the digest it should at the version of a list is *good*, and may be passed on, rolled
+forward or not. Who has which good chunks newcomers ask each other now and then. Of a full donor each asks first for what the fewest others have, in an order of its own, so that a donor's
+uplink is not spent on the same chunk for everybody.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
+import numpy as np
 import torch
 
 from farflung.compression.digest import digest_of
 from farflung.node import framing
-from farflung.node.learner import Learner
-from farflung.node.network import Network, PeerId, Stream
-from farflung.node.slots import Slots
+from farflung.node.network import Network, PeerId
 from farflung.protocol import wire
 from farflung.protocol.errors import NetworkError, Refused, RemoteError
-from farflung.protocol.headers import ChunkList, ChunkListRequest, ChunkRequest
+from farflung.protocol.headers import ChunkList, ChunkListRequest, ChunkRequest, PiecesRequest
 from farflung.protocol.limits import CHUNK_BYTES
 from farflung.training.coupled import Update
 from farflung.training.errors import BadChunk
@@ -36,19 +41,17 @@ FIRST_STREAMS = 4
 QUICK_S = 10.0
 """A chunk that was here sooner has room for another one beside it."""
 
-SERVED_AT_ONCE = 4
-"""Chunks a donor sends at the same time; more wait their turn, so that newcomers do not take the uplink from rounds."""
-
-TURN_S = 30.0
-"""So long, from its first chunk, whoever has been served most comes before the others. Of a hundred that came at once all would else be through at the end, and none
-before could help the others (docs/experiments.md, 2026-11-26); and without an end the slow ones would keep a donor for themselves. Less than `CHUNK_S`, or those who wait would be gone
-by then."""
-
 ATTEMPTS = 3
 """Times in a row that donors are asked in vain by somebody who cannot come back later."""
 
 DIAL_S = 10.0
 """Until a donor answers at all."""
+
+LOOK_AGAIN_S = 10.0
+"""Between two looks at who gives chunks, and what newcomers have by now."""
+
+FELLOW_STREAMS = 4
+"""To newcomers at the same time, beside those to donors."""
 
 CHUNK_S = 60.0
 """Until a chunk is here: a megabyte over a fifth of a megabit per second."""
@@ -76,6 +79,10 @@ class Download:
     distrusted: set[PeerId] = field(default_factory=set)
     """Donors whose chunks turned out wrong."""
     received_bytes: int = 0
+    good: set[int] = field(default_factory=set)
+    """Chunks that are here and had the digest that a quorum announced: they may be given to others."""
+    rolling: bool = False
+    """While chunks are being brought to another version, none can be given."""
     asking: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while chunks may be asked for; not while something else needs the link."""
 
@@ -86,6 +93,29 @@ class Download:
     def complete(self) -> bool:
         return len(self.have) == self.num_chunks
 
+    def drop(self, index: int) -> None:
+        """What is here of a chunk is wrong."""
+        del self.have[index]
+        self.good.discard(index)
+
+    def keep(self, version: int) -> None:
+        """Only what is at that version. Who gave something of a later one is not asked again: that version has not come."""
+        self.distrusted |= {
+            self.source[index] for index, at in self.have.items() if at > version and index in self.source
+        }
+        self.have = dict.fromkeys(self.at(version), version)
+        self.good &= self.have.keys()
+
+    def good_version(self, index: int) -> int | None:
+        """At which a chunk can be given to others; None: not now."""
+        return self.have[index] if index in self.good and not self.rolling else None
+
+    def good_bits(self) -> bytes:
+        """A bit for each chunk: whether it is good. The first of a byte is its highest."""
+        bits = np.zeros(self.num_chunks, dtype=np.bool_)
+        bits[sorted(self.good)] = True
+        return np.packbits(bits).tobytes()
+
     def at(self, version: int) -> list[int]:
         """The chunks that are here at that version."""
         return [index for index, at in self.have.items() if at == version]
@@ -95,26 +125,57 @@ Arrived = Callable[[int, int, bytes], Awaitable[None]]
 """Hears of each chunk: its index, version and bytes."""
 
 
+class Sources(NamedTuple):
+    """Whom to ask for chunks."""
+
+    donors: Sequence[PeerId]
+    """They have all."""
+    fellows: Sequence[PeerId] = ()
+    """Newcomers, who have some."""
+
+
 class _Work:
     """Which chunks are still to be asked for, and what is done with them. When none is left, those that are slow to come are asked for again elsewhere."""
 
-    def __init__(self, download: Download, arrived: Arrived) -> None:
+    def __init__(self, download: Download, arrived: Arrived, me: PeerId) -> None:
         self.download = download
         self.arrived = arrived
         self.room = asyncio.Semaphore(FIRST_STREAMS)
-        """For streams."""
+        """For streams to donors."""
+        self.fellow_room = asyncio.Semaphore(FELLOW_STREAMS)
         self._asked = {index: 0 for index in range(download.num_chunks) if index not in download.have}
+        self._order = list(range(download.num_chunks))
+        random.Random(me).shuffle(self._order)
+        self._held: dict[PeerId, frozenset[int]] = {}
+        """What fellows have, as they last said."""
+        self._spread: Counter[int] = Counter()
+        """By chunk, how many of them have it."""
 
     @property
     def complete(self) -> bool:
         """Whether nothing is missing."""
         return not self._asked
 
-    def take(self) -> int:
-        """The chunk that the fewest donors have been asked for; something has to be missing."""
-        index = min(self._asked, key=lambda i: (self._asked[i], i))
-        self._asked[index] += 1
-        return index
+    def heard(self, fellow: PeerId, held: frozenset[int]) -> None:
+        """What a fellow has."""
+        self._spread.subtract(self._held.get(fellow, ()))
+        self._spread.update(held)
+        self._held[fellow] = held
+
+    def take(self) -> int | None:
+        """Of what the fewest were asked for the chunk that the fewest fellows have; None when nothing is missing."""
+        return self._take(self._asked)
+
+    def take_of(self, held: Collection[int]) -> int | None:
+        """The same of what a fellow has, but nothing that somebody was asked for while there is something else."""
+        late = all(self._asked.values())
+        return self._take(index for index, times in self._asked.items() if index in held and (late or not times))
+
+    def _take(self, indices: Iterable[int]) -> int | None:
+        best = min(indices, key=lambda i: (self._asked[i], self._spread[i], self._order[i]), default=None)
+        if best is not None:
+            self._asked[best] += 1
+        return best
 
     def done(self, index: int) -> None:
         self._asked.pop(index, None)
@@ -122,62 +183,6 @@ class _Work:
     def give_back(self, index: int) -> None:
         if index in self._asked:
             self._asked[index] -= 1
-
-
-class Donor:
-    """Serves this node's outer state to others."""
-
-    def __init__(self, network: Network, learner: Learner, version: Callable[[], int], steady: asyncio.Event) -> None:
-        self._network = network
-        self._learner = learner
-        self._version = version
-        self._steady = steady
-        self._slots = Slots(SERVED_AT_ONCE)
-        self._digests: tuple[int, tuple[bytes, ...]] = (-1, ())
-
-    def serve(
-        self, refused: Callable[[RemoteError], None], admitted: Callable[[PeerId], bool], within_s: float
-    ) -> None:
-        """Accept downloads by admitted peers."""
-        self._admitted = admitted
-        self._network.serve("chunks", framing.guarded(self._serve_list, refused, within_s=within_s))
-        self._network.serve("chunk", framing.guarded(self._serve_chunks, refused, within_s=within_s))
-
-    def remember(self, version: int, digests: Sequence[bytes]) -> None:
-        """The digests of the state at `version`, as computed after it was applied."""
-        self._digests = (version, tuple(digests))
-
-    async def _serve_list(self, stream: Stream) -> None:
-        self._check(stream.peer)
-        await framing.read_header(stream, ChunkListRequest)
-        version, digests = self._digests
-        ready = bool(digests) and version == self._version()
-        answer = msgspec.msgpack.encode(ChunkList(version, digests)) if ready else None
-        await framing.write_blob(stream, answer, about=True)
-
-    async def _serve_chunks(self, stream: Stream) -> None:
-        self._check(stream.peer)
-        loop = asyncio.get_running_loop()
-        turn, served = 0.0, 0
-        while True:  # until the other side closes, which ends `read_header`
-            request = await framing.read_header(stream, ChunkRequest)
-            if request.index >= self._learner.outer.num_chunks:
-                raise Refused(f"asked for chunk {request.index}", peer=stream.peer)
-            if loop.time() >= turn:
-                served = 0
-            async with asyncio.timeout(CHUNK_S), self._slots.slot(served):
-                await self._steady.wait()
-                # No await from here to the bytes: state and version belong together. Copying a chunk takes
-                # well under a millisecond, so the loop can do it; behind the door it would wait for a step.
-                version, data = self._version(), self._learner.outer.chunk_bytes(request.index)
-                await stream.write(version.to_bytes(VERSION_BYTES, "big"), overhead=VERSION_BYTES)
-                await framing.write_blob(stream, data)
-            turn = loop.time() + TURN_S if served == 0 else turn
-            served += 1
-
-    def _check(self, peer: PeerId) -> None:
-        if not self._admitted(peer):
-            raise Refused("a download before being admitted to the swarm", peer=peer)
 
 
 class Holder(Protocol):
@@ -231,22 +236,46 @@ class StateSync:
 
         Returns when nothing is missing or no donor can give more; the caller looks at `download.have` and goes on.
         """
-        work = _Work(download, arrived)
+        await self.fetch_from(lambda: Sources(donors), download, arrived)
+
+    async def fetch_from(self, look: Callable[[], Sources], download: Download, arrived: Arrived) -> None:
+        """The same from whoever `look` tells of, now and then, as long as some donor gives: those that have failed are asked once more, and fellows for what they have by then."""
+        work = _Work(download, arrived, self._network.peer_id)
+        streams, passes = dict[PeerId, list[asyncio.Task[None]]](), dict[PeerId, asyncio.Task[None]]()
+        running = list[asyncio.Task[None]]()
+
+        def end_all(_: asyncio.Task[None]) -> None:
+            """Once nothing is missing, also the streams that still wait for a slow donor. Not by an error: a group that
+            ends by one swallows, before Python 3.13, that its own task is cancelled at that moment.
+            """
+            if work.complete:
+                for task in running:
+                    task.cancel()
+
         async with asyncio.TaskGroup() as group:
-            streams = [
-                group.create_task(self._drain(donor, work)) for _ in range(STREAMS_PER_DONOR) for donor in donors
-            ]
-
-            def end_all(_: asyncio.Task[None]) -> None:
-                """Once nothing is missing, also the streams that still wait for a slow donor. Not by an error: a group that
-                ends by one swallows, before Python 3.13, that its own task is cancelled at that moment.
-                """
-                if work.complete:
-                    for stream in streams:
-                        stream.cancel()
-
-            for stream in streams:
-                stream.add_done_callback(end_all)
+            looked = False
+            while not work.complete:
+                sources = look()
+                giving = {donor for donor, tasks in streams.items() if not all(task.done() for task in tasks)}
+                due = [d for d in sources.donors if d not in streams or (giving and d not in giving)]
+                streams |= {donor: [] for donor in due}
+                for _ in range(STREAMS_PER_DONOR):
+                    for donor in due:
+                        streams[donor].append(group.create_task(self._drain(donor, work)))
+                if giving or due or not looked:
+                    for fellow in sources.fellows:
+                        if fellow not in passes or passes[fellow].done():
+                            passes[fellow] = group.create_task(self._drain_fellow(fellow, work))
+                tasks = [*(task for tasks in streams.values() for task in tasks), *passes.values()]
+                running = [task for task in tasks if not task.done()]
+                if not running:
+                    break
+                for task in running:
+                    task.add_done_callback(end_all)
+                await asyncio.wait(running, timeout=LOOK_AGAIN_S)
+                looked = True
+            for task in running:
+                task.cancel()
 
     async def fetch_all(self, download: Download, donors: Sequence[PeerId], arrived: Arrived) -> None:
         """The same for who does not come back later, while donors serve others first: until they have been asked in vain a few times."""
@@ -259,12 +288,50 @@ class StateSync:
     async def _drain(self, donor: PeerId, work: _Work) -> None:
         """One stream to one donor, when there is room for it: take chunks off the common list until none is missing, or the donor fails."""
         async with work.room:
-            if not work.complete:
-                await self._use_stream(donor, work)
+            await self._use_stream(donor, work, work.take, work.room)
 
-    async def _use_stream(self, donor: PeerId, work: _Work) -> None:
+    async def _drain_fellow(self, fellow: PeerId, work: _Work) -> None:
+        """The same of what a newcomer has now."""
+        async with work.fellow_room:
+            try:
+                held = frozenset[int]() if work.complete else await self._pieces(fellow)
+            except NetworkError:
+                return
+            except RemoteError as error:
+                work.download.distrusted.add(fellow)
+                self.refused(error)
+                return
+            work.heard(fellow, held)
+            await self._use_stream(fellow, work, lambda: work.take_of(held), work.fellow_room)
+
+    async def _pieces(self, fellow: PeerId) -> frozenset[int]:
+        """The chunks that a newcomer can give. Raises NetworkError or RemoteError."""
+        count = self._learner.outer.num_chunks
+        size = (count + 7) // 8
+        try:
+            async with asyncio.timeout(DIAL_S):
+                stream = await self._network.open_stream(fellow, "pieces")
+                try:
+                    await framing.write_header(stream, PiecesRequest())
+                    data = await framing.read_blob(stream, size)
+                finally:
+                    await stream.close()
+        except TimeoutError as error:
+            raise NetworkError("no answer to which chunks are there") from error
+        if data is None:
+            return frozenset()  # it downloads nothing any more
+        if len(data) != size:
+            raise Refused(f"{len(data)} bytes about {count} chunks", peer=fellow)
+        bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8))[:count]
+        return frozenset(np.flatnonzero(bits).tolist())
+
+    async def _use_stream(
+        self, donor: PeerId, work: _Work, take: Callable[[], int | None], room: asyncio.Semaphore
+    ) -> None:
         loop, download = asyncio.get_running_loop(), work.download
-        index = work.take()
+        index = take()
+        if index is None:
+            return
         try:
             async with asyncio.timeout(DIAL_S):
                 stream = await self._network.open_stream(donor, "chunk")
@@ -279,25 +346,27 @@ class StateSync:
                     await framing.write_header(stream, ChunkRequest(index))
                     version = int.from_bytes(await framing.read_exactly(stream, VERSION_BYTES), "big")
                     data = await framing.read_blob(stream, CHUNK_BYTES)
-                if data is None or len(data) != self._chunk_bytes(index):
+                if data is None:
+                    raise NetworkError("the chunk is not there any more")
+                if len(data) != self._chunk_bytes(index):
                     raise Refused(f"not a chunk {index}", peer=donor)
                 if loop.time() - asked_at < QUICK_S:
-                    work.room.release()  # for one more
+                    room.release()  # for one more
                 if index not in download.have:  # near the end, two donors may be asked for the same chunk
                     download.have[index], download.source[index] = version, donor  # before any await: ours counts
                     try:
                         await work.arrived(index, version, bytes(data))
                     except BadChunk as error:
-                        del download.have[index]
+                        download.drop(index)
                         raise Refused(str(error), peer=donor) from error
-                    except RemoteError:
-                        del download.have[index]
+                    except (RemoteError, NetworkError):
+                        download.drop(index)
                         raise
                     download.received_bytes += len(data)
                 work.done(index)
-                if work.complete:
+                if (more := take()) is None:
                     return
-                index = work.take()
+                index = more
         except (NetworkError, TimeoutError):
             work.give_back(index)  # what this donor did not deliver, others do
         except RemoteError as error:
@@ -315,11 +384,15 @@ class StateSync:
         """Drop the chunks that do not have the digest they should, and say who gave them."""
         wrong = [i for i, (a, b) in enumerate(zip(mine, listing.digests, strict=True)) if a != b]
         for index in wrong:
-            del download.have[index]
-            donor = download.source.pop(index, None)
-            if donor is not None:
-                download.distrusted.add(donor)
-                self.refused(Refused(f"chunk {index} does not have the digest that a quorum announced", peer=donor))
+            self.drop_wrong(download, index)
+
+    def drop_wrong(self, download: Download, index: int) -> None:
+        """A chunk does not have the digest that a quorum announced: it is fetched again, and who gave it is named."""
+        download.drop(index)
+        donor = download.source.pop(index, None)
+        if donor is not None:
+            download.distrusted.add(donor)
+            self.refused(Refused(f"chunk {index} does not have the digest that a quorum announced", peer=donor))
 
     def roll(
         self,

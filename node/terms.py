@@ -27,6 +27,8 @@ class Terms:
     """What moves outer parameters in a round."""
     last: FlatCodec | None = None
     """Of both directions in the last round of the run; None: as always."""
+    fellows: int = 8
+    """Newcomers that a newcomer asks, at the same time, for chunks of the outer state that they have; 0: members only."""
     meet_every: int = 0
     """Of so many rounds of a fragment one is a meeting with another group; 0: none is."""
 

@@ -64,6 +64,10 @@ class ChunkRequest(Struct, frozen=True, array_like=True, tag=69):
     index: Count
 
 
+class PiecesRequest(Struct, frozen=True, array_like=True, tag=81):
+    """Bulk stream `pieces`: which chunks a newcomer can give. Answer: 8 bytes length, one bit for each chunk, the first of a byte its highest; or that it downloads nothing."""
+
+
 class ParcelHeader(Struct, frozen=True, array_like=True, tag=70):
     """Bulk streams `activation` and `gradient`, one after another: what `hop` needs. Then `nbytes` bytes, the last of which are the
     int32 targets where the loss is not at home. The receiver answers one byte: 1 taken, 2 busy, 3 not wanted any more; before the bytes
@@ -191,6 +195,7 @@ BulkHeader = (
     | ChunkListRequest
     | ChunkList
     | ChunkRequest
+    | PiecesRequest
     | ParcelHeader
     | SettleRequest
     | Settled

@@ -15,7 +15,7 @@ A version is named in every envelope, record and manifest; decoders take it from
 * **10**: commits say how many fragments the next round moves at once, and manifests which layers make one.
 * **11**: samples are handed out by the sixteenth of a window at least, so that ledgers stay short.
 * **12**: a full group becomes two: commits say who goes, and which samples each half hands out; heartbeats and peer records say of which group their author is, and owners of
-  parts ask other groups for their outer parameters, as often as the manifest says.
+  parts ask other groups for their outer parameters, as often as the manifest says; newcomers give each other the chunks of the state that they have.
 """
 
 from collections.abc import Iterable

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from farflung.compression.digest import digest_of
+from farflung.node.donor import Donor
 from farflung.node.door import Doors
 from farflung.node.events import Event, EventLog
 from farflung.node.imprints import Imprints, serve_imprints
@@ -16,7 +17,6 @@ from farflung.node.renewal import Renewal
 from farflung.node.sealed_mail import PipelineMail
 from farflung.node.shadows import FETCH_S, Shadows, Shelf, serve_shelf
 from farflung.node.stage_recipe import stage_recipe
-from farflung.node.statesync import Donor
 from farflung.protocol import pipeline_messages
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.keys import Ed25519Signer, PeerId, short

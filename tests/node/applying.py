@@ -13,10 +13,11 @@ from farflung.compression.digest import digest_of
 from farflung.compression.policy import uniform
 from farflung.node.apply import Applier
 from farflung.node.catchup import Catchup
+from farflung.node.donor import Donor
 from farflung.node.evaluator import Extent
 from farflung.node.events import EventLog
 from farflung.node.replica_trainer import ReplicaTrainer
-from farflung.node.statesync import Donor, StateSync
+from farflung.node.statesync import StateSync
 from farflung.node.terms import Terms
 from farflung.node.trainer import Host, Pace, Progress
 from farflung.protocol import chain
@@ -49,6 +50,7 @@ class Member:
     settings: Settings
     membership: Membership
     history: History = field(default_factory=History)
+    group: bytes = b""
 
     @property
     def head(self) -> Certified:

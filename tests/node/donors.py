@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from tests.node.lab import NUMEL, OUTER, Node
 
-from farflung.node.statesync import Donor, Download, StateSync
+from farflung.node.donor import Donor
+from farflung.node.statesync import Download, StateSync
 from farflung.protocol.errors import RemoteError
 
 

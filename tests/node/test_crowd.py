@@ -8,8 +8,9 @@ from tests.node.donors import Serving, newcomer
 from tests.node.lab import NUMEL, Lab, Node, in_lab
 
 from farflung.node import framing
+from farflung.node.donor import SERVED_AT_ONCE, TURN_S
 from farflung.node.network import Stream
-from farflung.node.statesync import ATTEMPTS, CHUNK_S, SERVED_AT_ONCE, STREAMS_PER_DONOR, TURN_S, VERSION_BYTES
+from farflung.node.statesync import ATTEMPTS, CHUNK_S, STREAMS_PER_DONOR, VERSION_BYTES
 from farflung.protocol.errors import NetworkError
 from farflung.protocol.headers import ChunkRequest
 

@@ -178,7 +178,6 @@ def test_a_bad_donors_chunks_are_detected_named_and_fetched_from_another() -> No
 BAD_CHUNKS: dict[str, tuple[Callable[[int], bytes | None], type[RemoteError]]] = {
     "too short": (lambda i: b"x" * 16, Refused),
     "not finite": (lambda i: b"\xff" * 800, Refused),
-    "none": (lambda i: None, Refused),
     "above the limit": (lambda i: bytes((1 << 20) + 1), LimitExceeded),
 }
 

@@ -111,6 +111,7 @@ HEADERS: dict[str, BulkHeader] = {
     "chunk list request": headers.ChunkListRequest(),
     "chunk list": headers.ChunkList(5, (DIGEST, PLAN)),
     "chunk request": headers.ChunkRequest(77),
+    "pieces request": headers.PiecesRequest(),
     "parcel header": headers.ParcelHeader(
         window=PLAN, microbatch=7, hop=1, backward=False, until=4, version=2, route=ROUTE, batch=2, length=128, loss=2.5,
         asks=True, nbytes=1 << 20,
@@ -164,7 +165,7 @@ def test_the_committed_bytes_are_read_back(name: str) -> None:
 def test_tags_are_unique() -> None:
     """And never change: they are the kinds of envelopes."""
     tags = {messages.tag(s) for s in ALL.values()}
-    assert tags == {*range(1, 21), 32, *range(64, 81)}
+    assert tags == {*range(1, 21), 32, *range(64, 82)}
 
 
 def test_messages_and_headers_are_not_mixed_up() -> None:

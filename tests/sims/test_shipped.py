@@ -72,5 +72,5 @@ def test_of_a_smaller_crowd_all_are_members_soon_and_rounds_go_on() -> None:
     whole = load_scenario(SHIPPED / "flash-crowd.toml")
     old, crowd = whole.peers
     expect = structs.replace(whole.expect, min_members=34)
-    result = run(structs.replace(whole, duration_s=200.0, peers=(old, structs.replace(crowd, count=30)), expect=expect))
+    result = run(structs.replace(whole, duration_s=250.0, peers=(old, structs.replace(crowd, count=30)), expect=expect))
     assert result["passed"], (result["violations"], result["expected"])
