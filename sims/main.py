@@ -99,6 +99,20 @@ def bench_groups(
     run_groups(seeds=seeds, as_json=as_json, task=Task(peers=peers, steps=steps))
 
 
+@bench_app.command("crowd")
+def bench_crowd(
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each swarm.")] = 3,
+    newcomers: Annotated[int, typer.Option(min=1, max=63, help="That come at once.")] = 16,
+    up_mbit: Annotated[float, typer.Option(min=0.1, callback=finite, help="Of everybody's uplink.")] = 20.0,
+    down_mbit: Annotated[float, typer.Option(min=0.1, callback=finite, help="Of everybody's downlink.")] = 250.0,
+    as_json: Json = False,
+) -> None:
+    """Newcomers that come at once to a swarm of one, and give each other what they have of the model or not, under virtual time: five minutes."""
+    from farflung.sims.bench_crowd import Task, run_crowd
+
+    run_crowd(seeds=seeds, as_json=as_json, task=Task(newcomers=newcomers, up_mbit=up_mbit, down_mbit=down_mbit))
+
+
 @bench_app.command("codec")
 def bench_codec(
     size: Annotated[
