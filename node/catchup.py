@@ -15,7 +15,7 @@ from farflung.node.exchange import Exchange
 from farflung.node.learner import Learner
 from farflung.node.means import KEPT_ROUNDS
 from farflung.node.network import PeerId
-from farflung.node.statesync import Download, Sources, StateSync
+from farflung.node.statesync import Download, Sources, StateSync, wrong_digest
 from farflung.node.storage import Storage
 from farflung.node.terms import Terms
 from farflung.protocol import standing
@@ -222,9 +222,7 @@ class Catchup:
         listing = self._listing
         if listing is not None and listing.version == version:
             if digest_of(data) != listing.digests[index]:
-                raise Refused(
-                    f"chunk {index} does not have the digest that a quorum announced", peer=download.source[index]
-                )
+                raise wrong_digest(index, download.source[index])
             download.good.add(index)
         self._learner.outer.load_chunk(index, data)
         await self._aside(self._storage.save_chunk, index, version, data)

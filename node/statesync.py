@@ -13,7 +13,7 @@ uplink is not spent on the same chunk for everybody.
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -185,6 +185,11 @@ class _Work:
             self._asked[index] -= 1
 
 
+def wrong_digest(index: int, donor: PeerId) -> Refused:
+    """What to say to whoever gave a chunk that is not what a quorum announced."""
+    return Refused(f"chunk {index} does not have the digest that a quorum announced", peer=donor)
+
+
 class Holder(Protocol):
     """What an outer state is downloaded into."""
 
@@ -207,16 +212,7 @@ class StateSync:
         """
         num_chunks = self._learner.outer.num_chunks
         limit = LIST_BYTES_PER_CHUNK * num_chunks + LIST_BYTES
-        try:
-            async with asyncio.timeout(CHUNK_S):
-                stream = await self._network.open_stream(donor, "chunks")
-                try:
-                    await framing.write_header(stream, ChunkListRequest())
-                    data = await framing.read_blob(stream, limit)
-                finally:
-                    await stream.close()
-        except TimeoutError as error:
-            raise NetworkError("no answer to a request for the list of chunks") from error
+        data = await self._ask(donor, "chunks", ChunkListRequest(), limit, within_s=CHUNK_S)
         if data is None:
             raise NetworkError("the donor is between two versions")
         listing = wire.decode(_LISTS, data, what="list of chunks", limit=limit, peer=donor)
@@ -225,6 +221,21 @@ class StateSync:
         if len(listing.digests) != num_chunks:
             raise Refused(f"a list of {len(listing.digests)} chunks", peer=donor)
         return listing
+
+    async def _ask(
+        self, peer: PeerId, kind: str, request: ChunkListRequest | PiecesRequest, limit: int, *, within_s: float
+    ) -> bytes | None:
+        """One question, and the answer. Raises NetworkError or RemoteError."""
+        try:
+            async with asyncio.timeout(within_s):
+                stream = await self._network.open_stream(peer, kind)
+                try:
+                    await framing.write_header(stream, request)
+                    return await framing.read_blob(stream, limit)
+                finally:
+                    await stream.close()
+        except TimeoutError as error:
+            raise NetworkError(f"no answer about {kind} within {within_s:.0f} s") from error
 
     async def fetch(
         self,
@@ -253,6 +264,12 @@ class StateSync:
                     task.cancel()
 
         async with asyncio.TaskGroup() as group:
+
+            def start(asking: Coroutine[None, None, None]) -> asyncio.Task[None]:
+                task = group.create_task(asking)
+                task.add_done_callback(end_all)
+                return task
+
             looked = False
             while not work.complete:
                 sources = look()
@@ -261,17 +278,15 @@ class StateSync:
                 streams |= {donor: [] for donor in due}
                 for _ in range(STREAMS_PER_DONOR):
                     for donor in due:
-                        streams[donor].append(group.create_task(self._drain(donor, work)))
+                        streams[donor].append(start(self._drain(donor, work)))
                 if giving or due or not looked:
                     for fellow in sources.fellows:
                         if fellow not in passes or passes[fellow].done():
-                            passes[fellow] = group.create_task(self._drain_fellow(fellow, work))
+                            passes[fellow] = start(self._drain_fellow(fellow, work))
                 tasks = [*(task for tasks in streams.values() for task in tasks), *passes.values()]
                 running = [task for task in tasks if not task.done()]
                 if not running:
                     break
-                for task in running:
-                    task.add_done_callback(end_all)
                 await asyncio.wait(running, timeout=LOOK_AGAIN_S)
                 looked = True
             for task in running:
@@ -308,16 +323,7 @@ class StateSync:
         """The chunks that a newcomer can give. Raises NetworkError or RemoteError."""
         count = self._learner.outer.num_chunks
         size = (count + 7) // 8
-        try:
-            async with asyncio.timeout(DIAL_S):
-                stream = await self._network.open_stream(fellow, "pieces")
-                try:
-                    await framing.write_header(stream, PiecesRequest())
-                    data = await framing.read_blob(stream, size)
-                finally:
-                    await stream.close()
-        except TimeoutError as error:
-            raise NetworkError("no answer to which chunks are there") from error
+        data = await self._ask(fellow, "pieces", PiecesRequest(), size, within_s=DIAL_S)
         if data is None:
             return frozenset()  # it downloads nothing any more
         if len(data) != size:
@@ -392,7 +398,7 @@ class StateSync:
         donor = download.source.pop(index, None)
         if donor is not None:
             download.distrusted.add(donor)
-            self.refused(Refused(f"chunk {index} does not have the digest that a quorum announced", peer=donor))
+            self.refused(wrong_digest(index, donor))
 
     def roll(
         self,

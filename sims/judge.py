@@ -32,7 +32,6 @@ from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.envelope import Envelope
 from farflung.protocol.errors import BadSignature
 from farflung.protocol.keys import SIGNATURE_BYTES, PeerId, verify
-from farflung.protocol.limits import MAX_DIVISIONS
 from farflung.protocol.messages import Collected, Cut, Forward, Part, Plan, Promise, Voted
 from farflung.protocol.proposer import plan_id
 from farflung.sims.audit import HONEST_REFUSALS
@@ -376,8 +375,8 @@ class Judge:
         """Whether whoever waits to become a member gets a place: not where the group is full, and must not become two (`planning`, `ledger.shared`)."""
         settings = self.swarm.outfit.terms.settings
         rules, half = settings.rules, settings.rules.max_group // 2
-        divides = rules.divides and half >= max(1, settings.min_contributors) and not rules.finished(commit)
-        return len(commit.view) < rules.max_group or (divides and len(commit.ledger.shares) < MAX_DIVISIONS)
+        large = half >= max(1, settings.min_contributors) and not rules.finished(commit)
+        return len(commit.view) < rules.max_group or (large and rules.may_divide(commit))
 
     @property
     def history(self) -> dict[int, Commit]:

@@ -1,5 +1,6 @@
 """What the judge finds, and what it does not, in a swarm of several groups: by commits made by hand."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 import torch
 
 from farflung.node.events import Event
-from farflung.protocol.chain import Commit, Contribution, Half, RoundResult
+from farflung.protocol.chain import Commit, Contribution, Half, RoundResult, Rules
+from farflung.protocol.lap import Laps
 from farflung.protocol.ledger import Holding, Ledger, Share
 from farflung.protocol.limits import MAX_DIVISIONS
 from farflung.sims.chronicle import Chronicle
@@ -24,6 +26,16 @@ from farflung.training.rules import Sgd
 ME, OTHER = b"m" * 32, b"o" * 32
 GROUP = b"g" * 32
 TOTAL_STEPS = 500
+RULES = Rules(
+    ahead=12,
+    lease=3,
+    max_group=64,
+    cuts=(0, 4),
+    laps=Laps.fixed(1),
+    total_steps=TOTAL_STEPS,
+    tokens_per_sample=1,
+    divides=True,
+)
 
 
 def commit(height: int, *, steps: int = 0, **changed: Any) -> Commit:
@@ -45,8 +57,7 @@ def judged(*heads: Commit, min_contributors: int = 1, **rules: Any) -> tuple[Jud
     """A judge over nodes with these heads, and what it finds."""
     found: list[str] = []
     judge = Judge(broken=lambda which, detail: found.append(f"{which}: {detail}"))
-    known = {"max_group": 64, "divides": True, "finished": lambda commit: commit.steps >= TOTAL_STEPS}
-    settings = SimpleNamespace(rules=SimpleNamespace(**(known | rules)), min_contributors=min_contributors)
+    settings = SimpleNamespace(rules=replace(RULES, **rules), min_contributors=min_contributors)
     swarm: Any = SimpleNamespace(
         peers={number: node(head) for number, head in enumerate(heads)},
         expected=set(range(len(heads))),
