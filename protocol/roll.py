@@ -9,7 +9,7 @@ and they check the plan against their own roll.
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -179,7 +179,7 @@ class Roll:
         return frozenset(stage for one in said for stage in one.tries if stage < self.stages)
 
     def _alive(self, now: float) -> list[PeerId]:
-        return [peer for peer in self.known if self.alive(peer, now)]
+        return sorted(peer for peer, entry in self.entries.items() if self._lives(entry, now))
 
     def _said(self, peers: Iterable[PeerId]) -> list[Present]:
         """The last words of these, where there are any."""
@@ -263,19 +263,26 @@ class Roll:
     def alive(self, peer: PeerId, now: float) -> bool:
         """Whether to count on a peer."""
         entry = self.entries.get(peer)
-        if entry is None or entry.present is None or entry.lost:
-            return False
-        return now <= entry.since + SILENT_AFTER * self.heartbeat_s
+        return entry is not None and self._lives(entry, now)
+
+    def _lives(self, entry: Entry, now: float) -> bool:
+        return entry.present is not None and not entry.lost and now <= entry.since + SILENT_AFTER * self.heartbeat_s
+
+    def _of_life(self, stage: int) -> Iterator[tuple[PeerId, Entry, Present]]:
+        """Others that by their last word are of a stage, in its newest life, in no order."""
+        number = self.number(stage)
+        for peer, entry in self.entries.items():
+            said = entry.present
+            if said is not None and said.stage == stage and said.life == number:
+                yield peer, entry, said
 
     def serving(self, stage: int, now: float) -> list[PeerId]:
         """Others that serve a stage, in its newest life, sorted."""
-        number = self.number(stage)
-        living = (p for p in self.known if self.alive(p, now))
-        return [p for p in living if (said := self.present(p)) and (said.stage, said.life) == (stage, number)]
+        return sorted(peer for peer, entry, _ in self._of_life(stage) if self._lives(entry, now))
 
     def training(self, stage: int, now: float) -> list[PeerId]:
         """Those of them that train."""
-        return [p for p in self.serving(stage, now) if (said := self.present(p)) and said.trains]
+        return sorted(peer for peer, entry, said in self._of_life(stage) if said.trains and self._lives(entry, now))
 
     def holders(self, stage: int, now: float) -> tuple[int, bytes, list[PeerId]] | None:
         """Version and digest of a stage's outer state that most of its peers announce (the newer of two that as many do), and who they
@@ -389,12 +396,7 @@ class Roll:
 
     def _held_by(self, stage: int) -> list[PeerId]:
         """Who, by its last word, has the state of a stage's newest life."""
-        number = self.number(stage)
-        return [
-            peer
-            for peer in self.known
-            if (said := self.present(peer)) and (said.stage, said.life) == (stage, number) and said.digest
-        ]
+        return sorted(peer for peer, _, said in self._of_life(stage) if said.digest)
 
     def deserted(self, stage: int, now: float) -> bool:
         """Whether a stage that once had peers has none that we hear: routes need not wait for it."""
