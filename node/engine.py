@@ -294,6 +294,9 @@ class Engine:
     def delivered_bytes(self) -> int:
         return 0 if self._tls is None else self._tls.delivered_bytes()
 
+    def sent_bytes(self) -> int:
+        return self._links.sent_bytes()
+
     def received_bytes(self) -> int:
         return self._links.received_bytes()
 

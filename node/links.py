@@ -141,6 +141,10 @@ class LinkBook:
         if peer in self._links:
             self.dial_succeeded(peer)
 
+    def sent_bytes(self) -> int:
+        """To all peers, bulk and control."""
+        return sum(link.sent for link in self._links.values())
+
     def received_bytes(self) -> int:
         """From all peers, bulk and control."""
         return sum(link.received for link in self._links.values())

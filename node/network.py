@@ -108,6 +108,9 @@ class Network(Protocol):
     def delivered_bytes(self) -> int:
         """Bytes of bulk connections that have arrived at peers since the start, where the system can tell (TCP on Linux); else 0."""
 
+    def sent_bytes(self) -> int:
+        """Bytes that were sent to all peers since the start, bulk and control, arrived or not."""
+
     def received_bytes(self) -> int:
         """Bytes that have come from all peers since the start, bulk and control."""
 

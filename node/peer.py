@@ -422,8 +422,7 @@ class Peer:
             self._watch_end(self._now())
             if loop.time() >= net_at:
                 net_at += NET_EVERY_S
-                links = self.network.links().values()
-                sent, received = sum(link.sent_bytes for link in links), sum(link.received_bytes for link in links)
+                sent, received = self.network.sent_bytes(), self.network.received_bytes()
                 self.log.emit("net", sent_bytes=sent, received_bytes=received, peers=self.num_alive)
             if self._is_busy():
                 await asyncio.sleep(TICK_S)

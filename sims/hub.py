@@ -189,7 +189,7 @@ class MemoryHub:
 
     def _take_down(self, network: Process, *, reset: bool) -> None:
         del self._running[network.peer_id]
-        self._find_ways()
+        self._find_relays()
         self._paused.pop(network.peer_id, None)
         self._rates.forget(network.peer_id)
         network.stop_serving()
@@ -304,6 +304,11 @@ class MemoryHub:
         self._paths.clear()
         self._ways.clear()
 
+    def _find_relays(self) -> None:
+        """Somebody has come or gone, who may relay for others."""
+        if self._routers:
+            self._find_ways()
+
     def up(self, peer: PeerId, num_bytes: float) -> float:
         """Queue bytes on a peer's uplink; returns when the last has left."""
         return self._rates.reserve(peer, "up", num_bytes, self.link_of(peer).up_bytes_per_s, self.now())
@@ -349,7 +354,7 @@ class MemoryHub:
             raise ValueError(f"peer {network.peer_id.hex()[:12]} is running already")
         self._running[network.peer_id] = network
         self._silent.discard(network.peer_id)
-        self._find_ways()
+        self._find_relays()
 
     def detach(self, network: Process) -> None:
         """A process has ended of its own accord: its operating system closes what it left open."""

@@ -121,7 +121,7 @@ class Judge:
         message = messages.decode(envelope.body, peer=sender)
         match message:
             case Promise() | Voted():
-                index = self.swarm.ids.index(sender)
+                index = self.swarm.numbers[sender]
                 settings = self.swarm.outfit.terms.settings
                 peer = self.swarm.peers.get(index)
                 group = peer.member.group if peer is not None else b""
@@ -138,12 +138,12 @@ class Judge:
         self._cuts.arrives(receiver, data)
 
     def _on_cut(self, sender: PeerId, message: Cut) -> None:
-        peer = self.swarm.peers.get(self.swarm.ids.index(sender))
+        peer = self.swarm.peers.get(self.swarm.numbers[sender])
         proposer = None if peer is None else peer.member.consensus.proposer
         if proposer is None or proposer.plan is None or proposer.plan_id != message.plan:
             return  # it is of a life that is over
         for left_out in self._cuts.thrown_away(message, sender, proposer.collected.get(sender)):
-            whose = f"the contribution of peer {self.swarm.ids.index(left_out)}"
+            whose = f"the contribution of peer {self.swarm.numbers[left_out]}"
             self.violate(3, f"round {proposer.plan.height} throws {whose} away, which all owners hold that it keeps")
 
     def on_event(self, index: int, event: Event) -> None:

@@ -204,9 +204,10 @@ class Rates:
 
 
 class Meter:
-    """What one peer measured about the way to another."""
+    """What one peer measured about the way to another; or, as their `total`, to all of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, total: "Meter | None" = None) -> None:
+        self._total = total
         self._up = self._down = 0.0
         self.sent_bytes = self.received_bytes = 0.0
         """Of bulk; what control messages are of that is no whole number where a byte stands for many."""
@@ -214,6 +215,8 @@ class Meter:
     def sent(self, num_bytes: float) -> None:
         """Count bytes sent."""
         self.sent_bytes += num_bytes
+        if self._total is not None:
+            self._total.sent(num_bytes)
 
     def sent_at(self, num_bytes: int, seconds: float) -> None:
         """Measure the rate of one write, unless it took no time."""
@@ -222,6 +225,8 @@ class Meter:
     def received(self, num_bytes: float) -> None:
         """Count bytes received."""
         self.received_bytes += num_bytes
+        if self._total is not None:
+            self._total.received(num_bytes)
 
     def received_at(self, num_bytes: int, seconds: float) -> None:
         """Measure the rate of one read, unless it took no time."""

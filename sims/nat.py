@@ -35,9 +35,16 @@ class Routers:
         self._seed = seed
         self._nats: dict[PeerId, Nat] = {}
 
+    def __bool__(self) -> bool:
+        """False while nobody is behind one, and everybody reaches everybody directly."""
+        return bool(self._nats)
+
     def put(self, peer: PeerId, nat: Nat) -> None:
         """Put a router in front of a peer; `none` takes it away."""
-        self._nats[peer] = nat
+        if nat == "none":
+            self._nats.pop(peer, None)
+        else:
+            self._nats[peer] = nat
 
     def of(self, peer: PeerId) -> Nat:
         """What is in front of a peer."""

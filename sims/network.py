@@ -23,6 +23,7 @@ class MemoryNetwork:
         self._handlers: dict[str, StreamHandler] = {}
         self._serving: dict[asyncio.Task[None], None] = {}
         self._meters: dict[PeerId, Meter] = {}
+        self._total = Meter()
         self._addresses: dict[PeerId, list[str]] = {}
         self._dialled: dict[PeerId, tuple[Process, float]] = {}
         hub.attach(self)
@@ -92,8 +93,11 @@ class MemoryNetwork:
         """Also those of earlier processes of this peer."""
         return round(self._hub.delivered_bytes[self._peer_id])
 
+    def sent_bytes(self) -> int:
+        return round(self._total.sent_bytes)
+
     def received_bytes(self) -> int:
-        return round(sum(meter.received_bytes for meter in self._meters.values()))
+        return round(self._total.received_bytes)
 
     def pace(self, up_bytes_per_s: float | None) -> None:
         """The model's control messages do not queue behind bulk, so there is nothing to do."""
@@ -169,7 +173,10 @@ class MemoryNetwork:
 
     def meter(self, peer: PeerId) -> Meter:
         """The meter of what goes to and comes from one peer."""
-        return self._meters.setdefault(peer, Meter())
+        meter = self._meters.get(peer)
+        if meter is None:
+            meter = self._meters[peer] = Meter(self._total)
+        return meter
 
     def _as_bulk(self, message: bytes) -> float:
         """Bytes of bulk that stand for as many as a control message has."""

@@ -110,6 +110,7 @@ class StageView:
 
     outfit: Any
     ids: list[PeerId]
+    numbers: dict[PeerId, int]
     saved_vote: Callable[[int], SavedVote | None]
     peers: dict[int, StagePeer] = field(default_factory=dict)
     learners: dict[int, SimStageLearner] = field(default_factory=dict)
@@ -361,7 +362,8 @@ class PipelineSwarm:
         """Of one life of a stage: a chain of its own."""
         if life not in self._judges:
             outfit = _Outfit(recipe.terms(life))
-            self._views[life] = StageView(outfit, self.ids, lambda peer: self.disks[peer].storages[life].vote)
+            numbers = {peer_id: number for number, peer_id in enumerate(self.ids)}
+            self._views[life] = StageView(outfit, self.ids, numbers, lambda peer: self.disks[peer].storages[life].vote)
             where = f"stage {life.stage}" + (f", life {life.number}" if life.number else "")
             judge = Judge(
                 broken=lambda which, what: self._broken(f"{where}, invariant {which}: {what}"),

@@ -145,7 +145,7 @@ class Steps:
         total = sum(c.tokens for c in commit.round.contributors)
         shares = []
         for contribution in commit.round.contributors:
-            index = swarm.ids.index(contribution.peer)
+            index = swarm.numbers[contribution.peer]
             counted, _ = ledger.split(parent.ledger.window(contribution.peer), contribution.samples)
             samples = tuple(numbers(counted))
             gradient = self._gradients.get(index, OrderedDict()).get(samples)

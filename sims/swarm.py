@@ -123,6 +123,8 @@ class Swarm:
     """By peer, of its last process."""
     ids: list[PeerId] = field(init=False)
     """Public keys, by number."""
+    numbers: dict[PeerId, int] = field(init=False)
+    """The other way round."""
     attackers: frozenset[PeerId] = field(init=False)
     disks: list[MemoryStorage] = field(init=False)
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
@@ -138,6 +140,7 @@ class Swarm:
 
     def __post_init__(self) -> None:
         self.ids = [signer.peer_id for signer in self.outfit.signers]
+        self.numbers = {peer_id: number for number, peer_id in enumerate(self.ids)}
         self.attackers = frozenset(peer for index, peer in enumerate(self.ids) if self.outfit.attacks(index))
         self._lives = Lives(self._live_or_crash, self.ids, self.group, self.tasks)
         self.disks = [MemoryStorage() for _ in self.outfit.signers]
@@ -265,7 +268,7 @@ class Swarm:
         """What their records tell of them."""
         found: dict[PeerId, bytes | None] = {}
         for other in self._some_others(me):
-            peer = self.peers.get(self.ids.index(other))
+            peer = self.peers.get(self.numbers[other])
             found[other] = peer.member.group if peer is not None and peer.member.standing.digest else None
         return found
 
