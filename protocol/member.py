@@ -22,7 +22,7 @@ from farflung.protocol.follower import Follower
 from farflung.protocol.history import History
 from farflung.protocol.keys import PeerId, Signer
 from farflung.protocol.limits import MAX_PIPELINE_PEERS
-from farflung.protocol.membership import Membership
+from farflung.protocol.membership import ENOUGH_NEWCOMERS, Membership
 from farflung.protocol.messages import (
     Accepted,
     Commits,
@@ -214,11 +214,17 @@ class Member:
         self._has_looked = self._has_looked or any(group is not None for group in peers.values())
         for peer, group in peers.items():
             ours = self.group if self.started else smallest
-            if ours is None or group in (None, ours) or self._is_member(peer):
+            if self._is_member(peer) or (group is None and not self._has_enough_fellows()):
                 effects += self.discovered(peer, now)
-            elif self.started and group is not None:
+            elif group is not None and ours in (None, group):
+                effects += self.discovered(peer, now)
+            elif group is not None and self.started:
                 self.neighbours.note(peer, group)
         return effects
+
+    def _has_enough_fellows(self) -> bool:
+        """A newcomer needs some others to share a download with. Did all of a crowd greet all, they would have time for nothing else."""
+        return not self.in_view and self.membership.num_newcomers >= ENOUGH_NEWCOMERS
 
     def applied(self, height: int, version: int, digest: bytes, now: float) -> list[Effect]:
         """The node's outer state now is that of `height`; everybody is told its digest."""
@@ -289,11 +295,14 @@ class Member:
             return []  # no news: we hear it ourselves
         if not self.admitted(sender) and not self.settings.admits(sender, beat.admission):
             raise Refused("no invitation to this swarm", peer=sender)
-        if self.membership.is_full and not (sender in self.membership.peers or self._is_member(sender)):
+        is_stranger = not (sender in self.membership.peers or self._is_member(sender))
+        if self.membership.is_full and is_stranger:
             raise Refused(f"more than {MAX_PIPELINE_PEERS} peers at once", peer=sender)
         self.standing.admitted.add(sender)
         if self._is_elsewhere(sender, beat):
             return self._of_another_group(sender, beat, now)
+        if is_stranger and not beat.digest and self._has_enough_fellows():
+            return []
         self.neighbours.forget(sender)
         self.follower.elsewhere.discard(sender)
         known = self.membership.news

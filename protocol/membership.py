@@ -36,6 +36,9 @@ VERDICT_AFTER = 2.5
 UNHEARD_AFTER = 2.0
 """Heartbeats of a peer by which others have heard it later than we."""
 
+ENOUGH_NEWCOMERS = 16
+"""That a newcomer listens to: twice as many as it asks for what it downloads."""
+
 FORGET_AFTER_S = 600.0
 """Dead or departed peers are forgotten after this; the peer cache on disk remembers addresses for longer."""
 
@@ -231,6 +234,12 @@ class Membership:
     def said(self) -> list[tuple[PeerId, Heartbeat]]:
         """Whose heartbeats were heard, and the last one of each."""
         return [(peer, entry.heartbeat) for peer, entry in self.peers.items() if entry.heartbeat is not None]
+
+    @property
+    def num_newcomers(self) -> int:
+        """Others that live and have no state yet, by their word."""
+        beats = (entry.heartbeat for peer, entry in self.peers.items() if self.alive(peer))
+        return sum(beat is not None and not beat.digest for beat in beats)
 
     @property
     def is_full(self) -> bool:
