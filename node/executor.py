@@ -1,6 +1,6 @@
 """Executes what the member decides, in order; what takes long becomes a task of its own.
 
-Order is what makes a vote safe: it is on disk before the message that tells of it leaves, and a commit before we say that we are there. So the
+Order is what makes a vote safe: it is on disk before the message that tells of it leaves, a commit before we say that we are there, and means before we say that we hold them. So the
 disk is waited for here, by whatever was decided after; transfers end with their round (`exchange`), and commits have a queue (`apply`): what one
 does to the learner need not wait for the disk, what follows from it does.
 """
@@ -16,7 +16,6 @@ from farflung.node.means import MeanStore
 from farflung.node.sealed_mail import SealedMail
 from farflung.node.storage import SavedVote, Storage
 from farflung.node.trainer import Trainer
-from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.effects import (
     Apply,
     Confirm,
@@ -31,6 +30,7 @@ from farflung.protocol.effects import (
     Repair,
     RoundOver,
     SaveVote,
+    Secure,
     Send,
 )
 from farflung.protocol.errors import RemoteError
@@ -96,6 +96,8 @@ class Executor:
             case Confirm(plan_id):
                 self._means.confirm(plan_id)
                 exchange.start(plan_id, exchange.confirm(plan_id), group)
+            case Secure(plan_id):
+                await self._journal(self._storage.sync_means, plan_id)
             case FetchMean(plan_id, part, digest, holders):
                 exchange.start(plan_id, exchange.fetch_due(plan_id, part, digest, holders), group)
             case Forget(plan_id, final):
@@ -105,7 +107,7 @@ class Executor:
             case Apply(certified, anchor):
                 on_disk = asyncio.Event()
                 self._applier.push(certified, on_disk)
-                await self._remember(certified, anchor)
+                await self._journal(self._storage.append_commit, anchor, certified)
                 on_disk.set()
             case Repair():
                 self._applier.push(effect)
@@ -118,12 +120,6 @@ class Executor:
                 self._refused(error)
             case Note(event, fields):
                 self._log.emit(event, **{**self._of_group(), **fields})
-
-    async def _remember(self, certified: Certified, anchor: Commit | None) -> None:
-        """Write a commit to disk, after the means of its round: who is in its view has said that it holds them."""
-        if certified.commit.round is not None:
-            await self._journal(self._storage.sync_means, certified.commit.round.plan)
-        await self._journal(self._storage.append_commit, anchor, certified)
 
     def _of_group(self) -> dict[str, str]:
         """What a line says of our group: the commit that has made us one may not be applied yet."""

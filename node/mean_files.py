@@ -39,8 +39,7 @@ class MeanFiles:
 
     def append(self, plan: bytes, part: int, payload: Payload) -> None:
         """What is killed after this loses nothing."""
-        # No fsync: a killed process loses nothing that the system has taken, and a power failure everywhere at
-        # once is not what this protects from. It would cost a disk's latency in every part of every round.
+        # No fsync: a killed process loses nothing that the system has taken, and once in a round is enough (`sync`).
         path = self._path(plan)
         if path.name not in self._ends:
             self._ends[path.name] = _end(path)

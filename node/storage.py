@@ -128,7 +128,7 @@ class Storage(Protocol):
     def load_mean(self, plan: bytes, part: int) -> bytes | None: ...
 
     def sync_means(self, plan: bytes) -> None:
-        """The plan is committed: its means must survive a power failure from now on."""
+        """All means of the plan that are here survive a power failure from now on."""
 
     def drop_means(self, plan: bytes) -> None: ...
 

@@ -66,6 +66,13 @@ class Confirm:
 
 
 @dataclass(frozen=True, slots=True)
+class Secure:
+    """Write all means of this plan to the disk itself, before anything that follows: others will count on it that we hold them, whoever loses power."""
+
+    plan_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class FetchMean:
     """Get an encoded mean from one of `holders`, checked against `digest`."""
 
@@ -133,6 +140,7 @@ Effect = (
     | Contribute
     | Reduce
     | Confirm
+    | Secure
     | FetchMean
     | Apply
     | RoundOver

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from farflung.protocol.chain import Commit, check_successor
-from farflung.protocol.effects import Confirm, Contribute, Effect, FetchMean, Note, Reduce, Send
+from farflung.protocol.effects import Confirm, Contribute, Effect, FetchMean, Note, Reduce, Secure, Send
 from farflung.protocol.errors import Refused
 from farflung.protocol.keys import PeerId
 from farflung.protocol.ledger import count
@@ -103,6 +103,8 @@ class Participation:
     _collected: dict[int, set[PeerId]] = field(default_factory=dict)
     _reported_at: float = NEVER
     _shown_at: float = field(init=False)
+    _secured: tuple[bytes, ...] = ()
+    """What the means were that were last written to the disk itself."""
     _told: bool = False
     """That everything is here."""
 
@@ -217,7 +219,12 @@ class Participation:
         if not self.complete and now < self._shown_at + RESEND_S:
             return []
         self._shown_at = now
-        effects: list[Effect] = [Send(proposer, Held(self.plan_id, tuple(self.digests)))]
+        digests = tuple(self.digests)
+        effects: list[Effect] = []
+        if self.complete and digests != self._secured:  # a commit will say that we hold them, and may outlive our power
+            self._secured = digests
+            effects.append(Secure(self.plan_id))
+        effects.append(Send(proposer, Held(self.plan_id, digests)))
         if self.complete and not self._told:
             self._told = True
             effects.append(Note("round.held", {"round": self.plan.height}))

@@ -111,16 +111,13 @@ class BenchStorage(FileStorage):
     def __init__(self, folder: Path, height: int) -> None:
         super().__init__(folder)
         self._height = height
-        self._certified_at = 0.0
         self.committed: dict[int, float] = {}
         """Height to unix seconds."""
 
-    def sync_means(self, plan: bytes) -> None:
-        self._certified_at = time.time()  # nothing that takes time is done about a certified round before
-        super().sync_means(plan)
-
     def append_commit(self, anchor: Commit | None, certified: Certified) -> None:
-        self.committed[certified.commit.height] = self._certified_at
+        self.committed[certified.commit.height] = (
+            time.time()
+        )  # nothing that takes time is done about a certified round before
         super().append_commit(anchor, certified)
 
     def load_learner(self, learner: Learner) -> Place | None:

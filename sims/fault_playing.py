@@ -40,8 +40,8 @@ class Processes(Protocol):
     def leave(self, peer: int) -> None:
         """Tell a peer to say goodbye and end."""
 
-    def kill(self, peer: int) -> None:
-        """Cancel all tasks of a peer whose network has just been killed."""
+    def kill(self, peer: int, *, reset: bool = True) -> None:
+        """Cancel all tasks of a peer whose network has just been killed. Without `reset` its machine has lost power, and its disk what was not written yet."""
 
     def slow(self, peer: int, factor: float) -> None:
         """From now on everything that a peer computes takes `factor` times its usual time."""
@@ -172,7 +172,7 @@ def _carry_out(fault: Fault, hub: MemoryHub, peers: Sequence[PeerId], processes:
             # A process that has ended by itself, or has not come as far as a network, has none to kill.
             if peers[peer] in hub.running():
                 hub.kill(peers[peer], reset=reset)
-            processes.kill(peer)
+            processes.kill(peer, reset=reset)
         case Pause(peer=peer):
             hub.pause(peers[peer])
         case Resume(peer=peer):

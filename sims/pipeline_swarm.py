@@ -205,6 +205,9 @@ class PipelineSwarm:
         if self.ids[peer] in self.hub.running():  # else whoever plays a schedule has done so
             self.hub.kill(self.ids[peer], reset=reset)
         self._lives.kill(peer)
+        if not reset:
+            for storage in self.disks[peer].storages.values():
+                storage.lose_power()
 
     # ---- one life ----------------------------------------------------------------------------------------------
 

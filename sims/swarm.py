@@ -170,10 +170,12 @@ class Swarm:
         elif self.outfit.start_s and peer in self.tasks:
             self.tasks[peer].cancel()  # it is not up yet
 
-    def kill(self, peer: int) -> None:
+    def kill(self, peer: int, *, reset: bool = True) -> None:
         self.expected.discard(peer)
         self.peers.pop(peer, None)
         self._lives.kill(peer)
+        if not reset:
+            self.disks[peer].lose_power()
 
     def slow(self, peer: int, factor: float) -> None:
         self.slowness[peer] = factor

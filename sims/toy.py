@@ -210,7 +210,7 @@ class Freezable(Protocol):
 
 
 class MemoryStorage:
-    """A disk that outlives its process."""
+    """A disk that outlives its process. What is written without a sync, as means are, is still in the memory of its machine, which loses it with its power."""
 
     def __init__(self) -> None:
         self.clear()
@@ -219,6 +219,8 @@ class MemoryStorage:
         self.vote: SavedVote | None = None
         self.history: list[Link] = []
         self.means: dict[tuple[bytes, int], bytes] = {}
+        self._synced: dict[tuple[bytes, int], bytes] = {}
+        """Of these, what is on the disk itself."""
         self.chunks: dict[tuple[int, int], bytes] = {}
         self.learner: tuple[dict[str, object], Place] | None = None
         self.residuals: dict[str, Tensor] = {}
@@ -242,11 +244,19 @@ class MemoryStorage:
         return self.means.get((plan, part))
 
     def sync_means(self, plan: bytes) -> None:
-        pass
+        self._synced |= {key: mean for key, mean in self.means.items() if key[0] == plan}
+
+    def lose_power(self) -> None:
+        """Its machine has none any more."""
+        self.means = {key: self._synced[key] for key in self.means if key in self._synced}
 
     def drop_means(self, plan: bytes) -> None:
-        for key in [key for key in self.means if key[0] == plan]:
+        self._drop({key for key in self.means if key[0] == plan})
+
+    def _drop(self, keys: Collection[tuple[bytes, int]]) -> None:
+        for key in keys:
             del self.means[key]
+            self._synced.pop(key, None)
 
     def save_chunk(self, index: int, version: int, data: bytes) -> None:
         self.chunks[index, version] = data
@@ -264,7 +274,7 @@ class MemoryStorage:
         assert isinstance(learner, Freezable)
         self.residuals = {name: tensor.clone() for name, tensor in residuals.items()}
         self.learner = (learner.freeze(), place)
-        self.means = {(plan, part): p for (plan, part), p in self.means.items() if plan[:PLAN_BYTES] not in drop}
+        self._drop({(plan, part) for plan, part in self.means if plan[:PLAN_BYTES] in drop})
         self.chunks.clear()
 
     def load_learner(self, learner: Learner) -> Place | None:

@@ -9,7 +9,7 @@ from tests.protocol.bus import beat, follow, ready, rules
 
 from farflung.protocol import chain
 from farflung.protocol.chain import Commit, Contribution, PartResult, RoundResult
-from farflung.protocol.effects import Confirm, Contribute, FetchMean, Note, Reduce, Send
+from farflung.protocol.effects import Confirm, Contribute, FetchMean, Note, Reduce, Secure, Send
 from farflung.protocol.errors import Refused
 from farflung.protocol.ledger import Ledger
 from farflung.protocol.limits import MAX_WAVES
@@ -229,7 +229,7 @@ def test_early_means_are_told_of_when_the_cut_is_known_and_void_if_it_leaves_som
         effects = part.on_cut(A, cut)
         assert [e.part for e in effects if isinstance(e, Reduce)] == ([] if cut == (A, B, C) else [0])
         assert (Confirm(PLAN_ID) in effects) == (cut == (A, B, C))
-        assert part.show(PROPOSER, 102.0)[0] == Send(PROPOSER, Held(PLAN_ID, left))
+        assert Send(PROPOSER, Held(PLAN_ID, left)) in part.show(PROPOSER, 102.0)
         part.hold(2, b"l" * 32, early=True)
         assert tuple(part.digests) == (left if cut != (A, B, C) else (DIGEST, DIGEST, b"l" * 32)), "late, as it was"
         part.hold(0, b"f" * 32)
@@ -255,9 +255,13 @@ def test_what_is_held_is_shown_at_once_when_complete_and_now_and_then_before() -
     part.hold(3, DIGEST)
     part.hold(-1, DIGEST)
     complete = Send(PROPOSER, Held(PLAN_ID, (DIGEST,) * 3))
-    assert part.complete and part.show(PROPOSER, 102.2) == [complete, Note("round.held", {"round": part.plan.height})]
+    noted = Note("round.held", {"round": part.plan.height})
+    assert part.complete and part.show(PROPOSER, 102.2) == [Secure(PLAN_ID), complete, noted]
     assert part.tick(others(), PROPOSER, 102.3) == []
     assert part.tick(others(), PROPOSER, 102.2 + RESEND_S) == [complete], "which is noted once"
+    part.hold(1, b"r" * 32)  # what the proposer told us to fetch instead
+    again = Send(PROPOSER, Held(PLAN_ID, (DIGEST, b"r" * 32, DIGEST)))
+    assert part.show(PROPOSER, 102.3 + RESEND_S) == [Secure(PLAN_ID), again], "it is on no disk yet"
 
 
 def test_fetching() -> None:

@@ -69,7 +69,7 @@ class Chatter:
     def leave(self, peer: int) -> None:
         self.tasks[peer].cancel()
 
-    def kill(self, peer: int) -> None:
+    def kill(self, peer: int, *, reset: bool = True) -> None:
         self.tasks[peer].cancel()
 
     def slow(self, peer: int, factor: float) -> None:
