@@ -27,7 +27,7 @@ pairs.
 """
 
 
-REMEMBERED_SIGNATURES = 1024
+REMEMBERED_SIGNATURES = 8192
 """Good signatures that are not checked again: a vote comes alone, then in its certificate, and in every history that carries it; our own we made
 ourselves; and where many nodes share a process, as in simulations, each of them hears the same heartbeat. Bad ones are checked each time."""
 
@@ -81,7 +81,7 @@ def verify(peer_id: PeerId, signature: bytes, data: bytes) -> None:
     try:
         if (peer_id, signature, data) not in _good:
             Ed25519PublicKey.from_public_bytes(peer_id).verify(signature, data)
-            _remember(peer_id, signature, data)
+        _remember(peer_id, signature, data)
     except InvalidSignature:
         raise BadSignature("the signature does not fit the key and the bytes", peer=peer_id) from None
     except ValueError as err:  # a key that is not 32 bytes long or no point of the curve
@@ -89,12 +89,13 @@ def verify(peer_id: PeerId, signature: bytes, data: bytes) -> None:
 
 
 _good: dict[tuple[PeerId, bytes, bytes], None] = {}
-"""Signatures made or checked here, the oldest first."""
+"""Signatures made or checked here, those that were asked for last at the end."""
 
 
 def _remember(peer_id: PeerId, signature: bytes, data: bytes) -> None:
     if len(data) > REMEMBERED_BYTES:
         return
+    _good.pop((peer_id, signature, data), None)
     if len(_good) >= REMEMBERED_SIGNATURES:
         del _good[next(iter(_good))]
     _good[peer_id, signature, data] = None

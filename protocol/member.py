@@ -202,25 +202,26 @@ class Member:
 
     def discovered(self, peer: PeerId, now: float) -> list[Effect]:
         """A record or a cache mentions a peer."""
-        if not self.membership.discover(peer, now):
-            return []
-        return self._settle([Send(peer, self._heartbeat())], now)
+        return self._greet_new([peer], now)
+
+    def _greet_new(self, peers: Iterable[PeerId], now: float) -> list[Effect]:
+        new = [peer for peer in peers if self.membership.discover(peer, now)]
+        beat = self._heartbeat() if new else None
+        return self._settle([Send(peer, beat) for peer in new if beat is not None], now)
 
     def found(self, peers: Found, now: float) -> list[Effect]:
         """Records tell of peers. Who is of another group than we is somebody to meet; and who is of none yet begins with the smallest that there is, so that groups
         that have lost members win some."""
-        effects: list[Effect] = []
         smallest = None if self.started or self._has_looked else smallest_group(peers, self.waiting.avoids)
         self._has_looked = self._has_looked or any(group is not None for group in peers.values())
+        ours, has_enough = self.group if self.started else smallest, self._has_enough_fellows()
+        greeted: list[PeerId] = []
         for peer, group in peers.items():
-            ours = self.group if self.started else smallest
-            if self._is_member(peer) or (group is None and not self._has_enough_fellows()):
-                effects += self.discovered(peer, now)
-            elif group is not None and ours in (None, group):
-                effects += self.discovered(peer, now)
+            if self._is_member(peer) or (not has_enough if group is None else ours in (None, group)):
+                greeted.append(peer)
             elif group is not None and self.started:
                 self.neighbours.note(peer, group)
-        return effects
+        return self._greet_new(greeted, now)
 
     def _has_enough_fellows(self) -> bool:
         """A newcomer needs some others to share a download with. Did all of a crowd greet all, they would have time for nothing else."""

@@ -159,7 +159,8 @@ class Membership:
 
     def deaf_to(self) -> tuple[PeerId, ...]:
         """Whom others hear and we do not, sorted."""
-        return tuple(p for p in sorted(self.peers) if self.unheard(p))[:MAX_GROUP_PEERS]
+        perhaps = [p for p, entry in self.peers.items() if entry.witnessed_at > entry.heard_at]
+        return tuple(p for p in sorted(perhaps) if self.unheard(p))[:MAX_GROUP_PEERS]
 
     def _says_deaf_to(self, peer: PeerId) -> tuple[PeerId, ...]:
         """By its own last word."""

@@ -1,10 +1,12 @@
 """`farflung bench scale`: what it takes to simulate a peer for an hour, by how many there are, in one run.
 
-Home machines with sessions of five hours train a model of 3 M parameters that only costs time, with nodes' own code: a node looks about four times a second and
-greets every other one one by one, every two seconds or, of more than 16, more rarely. Processor time is that of this process, which has one thread.
+Home machines with sessions of five hours train a model of 3 M parameters that only costs time, in groups of 16 and laps of ten minutes, with nodes' own code: each member of a group
+greets every other one, one by one, every two seconds. All come within a minute, and what that takes is told apart from what follows: the first half of the time, and the second, of a day
+nearly all. Processor time and memory are those of this process, which has one thread.
 """
 
 import json
+import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -15,18 +17,21 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from farflung.protocol.limits import MAX_GROUP_PEERS
+from farflung.node.events import Event
 from farflung.sims.bench_codec import one_thread
+from farflung.sims.bench_workers import BenchError
 from farflung.sims.check import Check
 from farflung.sims.churn import make_schedule
 from farflung.sims.scenario import parse_scenario
-from farflung.sims.scenario_run import make_playable, simulate_any
+from farflung.sims.scenario_plan import prepare
+from farflung.sims.simulation import simulate
 
 MOST_S = 600.0
 """In which a thousand peers are to be simulated for a day."""
 WANTED_PEER_HOURS = 1000 * 24.0
 MOST_OVER_LINEAR = 1.5
 """Of the time for a peer and an hour, from the fewest peers to the most."""
+MOST_MB = 4096
 
 SCENARIO = """
 about = "Home machines that come and go."
@@ -38,11 +43,12 @@ preset = "3m"
 batch_tokens = 16384
 inner_steps = 60
 min_round_s = 5.0
-max_round_s = 600.0
+max_round_s = 1200.0
+max_group = 16
 [[peers]]
 name = "home"
 count = {peers}
-tokens_per_s = 16384.0
+tokens_per_s = 1638.4
 up_mbit = 20.0
 down_mbit = 250.0
 join_s = [0.0, 60.0]
@@ -62,15 +68,20 @@ class Row:
     members: int
     """In the end."""
     processor_s: float
-    per_peer_hour_s: float
+    coming_s: float
+    """Of the processor, for a peer and an hour, in the first half of the time."""
+    settled_s: float
+    """And in the second."""
+    peak_mb: float
+    """That this process has had so far."""
 
 
 def run_scale(*, sizes: Sequence[int], minutes: float, as_json: bool = False) -> list[Row]:
-    """Simulate each number of peers, show, and return one row for each. Raises ConfigError."""
+    """Simulate each number of peers, show, and return one row for each. Raises BenchError where an invariant was broken."""
     console, rows = Console(stderr=as_json), list[Row]()
     with Progress(console=console, transient=True) as shown, one_thread():
         task = shown.add_task("simulating", total=sum(sizes))
-        for peers in sizes:
+        for peers in sorted(sizes):  # of memory, what a smaller number has taken hides nothing
             shown.update(task, description=f"{peers} peers")
             rows.append(measure(peers, minutes))
             shown.advance(task, peers)
@@ -80,12 +91,11 @@ def run_scale(*, sizes: Sequence[int], minutes: float, as_json: bool = False) ->
         sys.stdout.write(json.dumps(told, indent=2) + "\n")
         return rows
     table = Table(title=f"{minutes:g} virtual minutes, one core")
-    for name in ("peers", "members", "rounds", "processor s", "s per peer and hour"):
+    for name in ("peers", "members", "rounds", "processor s", "s per peer and hour", "then", "peak MB"):
         table.add_column(name, justify="right")
     for row in rows:
-        table.add_row(
-            str(row.peers), str(row.members), str(row.rounds), f"{row.processor_s:.1f}", f"{row.per_peer_hour_s:.2f}"
-        )
+        figures = (f"{row.processor_s:.0f}", f"{row.coming_s:.2f}", f"{row.settled_s:.2f}", f"{row.peak_mb:.0f}")
+        table.add_row(str(row.peers), str(row.members), str(row.rounds), *figures)
     console.print(table)
     for goal in goals:
         console.print(f"{goal.verdict}: {goal.target}: {goal.measured}", markup=False, soft_wrap=True)
@@ -101,35 +111,64 @@ def parse_sizes(text: str) -> list[int]:
 
 
 def measure(peers: int, minutes: float) -> Row:
-    """Simulate so many peers for so long."""
+    """Simulate so many peers for so long. Raises BenchError."""
     scenario = parse_scenario(SCENARIO.format(peers=peers, seconds=60.0 * minutes), name="scale")
-    playable = make_playable(scenario, 0, make_schedule(scenario, 0, Path()))
-    began = time.process_time()
-    report = simulate_any(playable.plan)
-    took = time.process_time() - began
+    plan = prepare(scenario, 0, make_schedule(scenario, 0, Path())).plan
+    halves = _Halves(30.0 * minutes)
+    report = simulate(plan, sink=lambda line, event: halves.look(event))
+    if report.violations:
+        raise BenchError(f"{peers} peers: {report.violations[0]}")
+    coming_s, settled_s = halves.end()
+    peer_hours = peers * minutes / 120.0  # in half of the time
     return Row(
         peers=peers,
         hours=minutes / 60.0,
         rounds=report.rounds,
         members=report.members,
-        processor_s=took,
-        per_peer_hour_s=took / (peers * minutes / 60.0),
+        processor_s=coming_s + settled_s,
+        coming_s=coming_s / peer_hours,
+        settled_s=settled_s / peer_hours,
+        peak_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     )
+
+
+class _Halves:
+    """Processor time until some moment of a simulation, and from there on."""
+
+    def __init__(self, half_at: float) -> None:
+        """`half_at`: virtual seconds from the beginning."""
+        self._half_at = half_at
+        self._began_s = self._half_s = time.process_time()
+        self._is_over = False
+
+    def look(self, event: Event) -> None:
+        """Something has happened."""
+        if not self._is_over and event["time"] >= self._half_at:
+            self._half_s, self._is_over = time.process_time(), True
+
+    def end(self) -> tuple[float, float]:
+        """Seconds of both."""
+        return self._half_s - self._began_s, time.process_time() - self._half_s
 
 
 def checks(rows: Sequence[Row]) -> list[Check]:
     """What scale is held to, by the fewest and the most peers measured."""
     fewest, most = min(rows, key=lambda row: row.peers), max(rows, key=lambda row: row.peers)
-    takes_s, growth = most.per_peer_hour_s * WANTED_PEER_HOURS, most.per_peer_hour_s / fewest.per_peer_hour_s
+    takes_s, growth = most.settled_s * WANTED_PEER_HOURS, most.settled_s / fewest.settled_s
     return [
         Check(
             target=f"1,000 peers for 24 hours in {MOST_S:.0f} s",
-            measured=f"{takes_s / 3600:,.0f} h at what a peer takes among {most.peers}, {takes_s / MOST_S:,.0f} times too long; and a swarm has {MAX_GROUP_PEERS} members at most",
+            measured=f"{takes_s / 3600:,.1f} h at what a peer takes among {most.peers}, {takes_s / MOST_S:,.1f} times as long",
             met=takes_s <= MOST_S,
         ),
         Check(
             target=f"a peer's hour at most {MOST_OVER_LINEAR:g} times as dear among the most as among the fewest",
             measured=f"{growth:.2f} times from {fewest.peers} to {most.peers} peers",
             met=growth <= MOST_OVER_LINEAR if most.peers > fewest.peers else None,
+        ),
+        Check(
+            target=f"{MOST_MB} MB at most",
+            measured=f"{most.peak_mb:,.0f} MB with {most.peers} peers",
+            met=most.peak_mb <= MOST_MB,
         ),
     ]

@@ -32,9 +32,11 @@ class Chronicle:
     digests: dict[int, str] = field(default_factory=dict)
     """By version."""
     done: list[Interval] = field(default_factory=list)
-    """Samples that commits have counted, up to `followed`, and those that went with others where the group became two."""
-    divided: dict[int, list[Interval]] = field(default_factory=dict)
-    """By height where it became two: `done` until then."""
+    """Samples that commits have counted, up to `followed`, those that went with others where the group became two, and below the `cursor` those that were never its own."""
+    cursor: int = 0
+    """Of the ledger of the commit that was followed last."""
+    divided: dict[int, tuple[list[Interval], int]] = field(default_factory=dict)
+    """By height where it became two: `done` and `cursor` until then."""
     followed: int = -1
     outer: Outer | None = None
     """The newest seen."""
@@ -133,12 +135,15 @@ class Chronicle:
             self.done = _gaps(entries)  # of an earlier life, or let go with it
         if commit.half is not None:
             if self.since is commit and self.before is not None:
-                self.done = list(self.before.divided[commit.height])
+                done, self.cursor = self.before.divided[commit.height]
+                self.done = list(done)
             else:
-                self.divided[commit.height] = list(self.done)
+                self.divided[commit.height] = list(self.done), self.cursor
             self.done += waiting(commit.half.ledger)
+        self.done += others_blocks(entries, self.cursor)
+        self.cursor = entries.cursor
         position = 0
-        for start, stop in sorted([*self.done, *waiting(entries), *others_blocks(entries)]):
+        for start, stop in sorted([*self.done, *waiting(entries)]):
             if start < position:
                 yield 6, f"commit {commit.height} has sample {start} twice"
             elif start > position:
@@ -168,12 +173,12 @@ def _gaps(entries: Ledger) -> list[Interval]:
     return [(start, stop) for start, stop in [*found, (position, entries.cursor)] if start < stop]
 
 
-def others_blocks(ledger: Ledger) -> list[Interval]:
-    """Numbers below the cursor that were never this group's to hand out, since it was one of several."""
+def others_blocks(ledger: Ledger, begin: int) -> list[Interval]:
+    """Numbers from `begin` to the cursor that were never this group's to hand out, since it was one of several."""
     found: list[Interval] = []
     ends = [*(share.since for share in ledger.shares[1:]), ledger.cursor][: len(ledger.shares)]
     for share, end in zip(ledger.shares, ends, strict=True):
-        at = share.since
+        at = max(share.since, begin)
         while at < end:
             stop = min(end, (at // BLOCK + 1) * BLOCK)
             if at // BLOCK % share.stride != share.place:

@@ -229,9 +229,14 @@ class Judge:
     def look_at_histories(self) -> None:
         """One history (invariant 5), and what its commits say of the samples (6)."""
         for index in sorted(self.swarm.peers):
-            self._look_at_history(index)
+            self._read_history(index)
+        self._follow_all()
 
     def _look_at_history(self, index: int) -> None:
+        self._read_history(index)
+        self._follow_all()
+
+    def _read_history(self, index: int) -> None:
         peer = self.swarm.peers.get(index)
         if peer is None:
             return
@@ -251,6 +256,9 @@ class Judge:
             if known is not certified.commit and known != certified.commit:
                 self.violate(5, f"peer {index} has another commit {height}")
             self._check_votes(group, certified)
+
+    def _follow_all(self) -> None:
+        """What the commits that are known by now say of the samples."""
         for group in list(self.groups.values()):
             while (following := group.follows) is not None:
                 self._follow(group, following)

@@ -76,3 +76,11 @@ def test_others_take_the_place_of_newcomers_that_are_gone_or_have_the_state_now(
         one.tick(float(at))
     one.receive(TOO_MANY[1], STATELESS, FORGET_AFTER_S)
     assert TOO_MANY[1] in one.membership.peers, "all others are silent"
+
+
+def test_whoever_is_found_at_once_hears_one_heartbeat() -> None:
+    """One signature for all of them."""
+    one = new_member(ME, RULES)
+    greetings = sends(one.found(dict.fromkeys(KEYS), 0.0), Heartbeat)
+    assert {s.to for s in greetings} == set(KEYS) and len({id(s.message) for s in greetings}) == 1
+    assert one.found(dict.fromkeys(KEYS), 1.0) == [], "they are known by now"

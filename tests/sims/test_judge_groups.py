@@ -62,6 +62,7 @@ def judged(*heads: Commit, min_contributors: int = 1, **rules: Any) -> tuple[Jud
         peers={number: node(head) for number, head in enumerate(heads)},
         expected=set(range(len(heads))),
         ids=[ME, OTHER],
+        numbers={ME: 0, OTHER: 1},
         attackers=frozenset(),
         hub=SimpleNamespace(now=lambda: 100.0),
         outfit=SimpleNamespace(terms=SimpleNamespace(settings=settings)),
@@ -232,6 +233,6 @@ def test_who_contributes_other_samples_than_count_is_found_but_for_attackers_and
         steps.contributes(0, (number, number + 1), torch.zeros(4))
     before = commit(5, ledger=Ledger(200, (Holding(ME, (counted,)),)))
     round_ = RoundResult(b"p" * 32, (Contribution(ME, 16, 2, 0),), (), 0)
-    swarm: Any = SimpleNamespace(ids=[ME], attackers={ME} if attacks else set())
+    swarm: Any = SimpleNamespace(ids=[ME], numbers={ME: 0}, attackers={ME} if attacks else set())
     assert (steps._shares(swarm, commit(6, round=round_), before) is None) == (counted != (2, 4))
     assert found == (["6: peer 0 contributed other samples than commit 6 counts"] if finds else [])
