@@ -4,11 +4,12 @@
   (`local_node.meter`). Of each call the median; a line through the two sizes says what a call costs and what a million parameters do. The nodes
   train a third of the time only, so that calls do not wait for the processor, and a round has two parts, each half of the model.
 - `start_s`: median from the start of those processes to `node.start`: the interpreter, torch, libp2p, the manifest, the data.
-- `message_s`: half a round trip of heartbeats between two real engines, sealed and opened on the way. Under load it is more.
+- `message_s`: half a round trip of heartbeats between two real engines, sealed and opened on the way, and what a node makes of a message of a round beside: the mean, seen in a
+  simulation of the node's own code with eight peers whose signatures are all checked. Under load it is more.
 - `write_s`: half of a transfer of a small part between them, and its answer, over a stream as rounds use it; `door_s`: a call that does nothing. All three are
   measured after pauses, as rounds come: one right after another takes a third of that.
 - Told, but not in `costs` and so not in virtual time: seconds of an inner step on one core, of sealing and opening a heartbeat, its bytes, and the
-  control messages of a peer among three (counted in a simulation of the node's own code).
+  control messages of a peer among eight (counted in that simulation).
 
 Timings are this machine's as it is now: other programs make them longer, and a lower priority does.
 """
@@ -16,10 +17,11 @@ Timings are this machine's as it is now: other programs make them longer, and a 
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import msgspec
@@ -29,11 +31,16 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from farflung.node.identity import Identity
 from farflung.node.network import PeerId
 from farflung.node.recipe import Recipe
+from farflung.protocol import messages
+from farflung.protocol.envelope import Opener, swarm_of
+from farflung.protocol.keys import forget_signatures
+from farflung.protocol.messages import Heartbeat
 from farflung.sims.bench_workers import BenchError
 from farflung.sims.calibrate_ways import measure_ways
 from farflung.sims.churn import make_schedule
 from farflung.sims.costs import PASSES, Costs, write_costs
 from farflung.sims.facts import event_files, load_events
+from farflung.sims.hub import MemoryHub
 from farflung.sims.local_node import CALLS
 from farflung.sims.local_run import found_locally, start_seconds, step_seconds
 from farflung.sims.outputs import check_outputs
@@ -192,7 +199,7 @@ def costs_of(runs: Sequence[Run], ways: Mapping[str, float]) -> Costs:
     starts = [run.start_s for run in runs if run.start_s is not None]
     return Costs(
         start_s=round(median(starts), 2),
-        message_s=round(ways["message_s"], 6),
+        message_s=round(ways["message_s"] + ways["handle_s"], 6),
         write_s=round(ways["write_s"], 6),
         door_s=round(ways["door_s"], 6),
         hand_s=round(median(hands), 6) if hands else Costs().hand_s,
@@ -206,21 +213,57 @@ def costs_of(runs: Sequence[Run], ways: Mapping[str, float]) -> Costs:
 
 
 def count_messages(seconds: float = 60.0) -> dict[str, Any]:
-    """Control messages of three simulated peers, start and rounds included."""
-    scenario = msgspec.structs.replace(pair("tiny", tokens_per_s=256.0, count=3, seconds=seconds), mode="cost")
-    sizes: list[int] = []
+    """Control messages of eight simulated peers, start and rounds included, and what they make of those of rounds."""
+    scenario = msgspec.structs.replace(pair("tiny", tokens_per_s=256.0, count=8, seconds=seconds), mode="cost")
+    seen = _Messages()
 
     async def listen(swarm: Swarm) -> None:
-        judged = swarm.hub.on_message
-
-        def count(sender: PeerId, message: bytes) -> None:
-            sizes.append(len(message))
-            judged(sender, message)
-
-        swarm.hub.on_message = count
+        seen.listen(swarm.hub)
 
     simulate(prepare(scenario, 0, make_schedule(scenario, 0, Path())).plan, meddler=listen)
     return {
-        "messages_per_peer_s": round(len(sizes) / (seconds * scenario.num_peers), 2),
-        "message_bytes": round(sum(sizes) / len(sizes)),
+        "messages_per_peer_s": round(len(seen.sizes) / (seconds * scenario.num_peers), 2),
+        "message_bytes": round(sum(seen.sizes) / len(seen.sizes)),
+        "handle_s": mean(seen.handled_s) - median(seen.opened_s),
     }
+
+
+class _Messages:
+    """What goes through a hub."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        """Of all."""
+        self.handled_s: list[float] = []
+        """Seconds of this machine that receivers took for those of rounds, opened and answered."""
+        self.opened_s: list[float] = []
+        """Of these, for opening alone."""
+        self._began = self._opened_s = 0.0
+        self._counts = False
+
+    def listen(self, hub: MemoryHub) -> None:
+        """From now on."""
+        judged, delivered = hub.on_message, hub.on_delivery
+
+        def sent(sender: PeerId, message: bytes) -> None:
+            self.sizes.append(len(message))
+            judged(sender, message)
+
+        def comes(sender: PeerId, receiver: PeerId, message: bytes) -> None:
+            delivered(sender, receiver, message)
+            opener = Opener(swarm_of(message, sender))
+            forget_signatures()
+            began = time.perf_counter()
+            opened = opener.open(message, hub.unix_time(receiver), sender)
+            decoded = messages.decode(opened.body, peer=sender)
+            self._opened_s = time.perf_counter() - began
+            self._counts = not isinstance(decoded, Heartbeat)
+            forget_signatures()
+            self._began = time.perf_counter()
+
+        def handled(message: bytes) -> None:
+            if self._counts:
+                self.handled_s.append(time.perf_counter() - self._began)
+                self.opened_s.append(self._opened_s)
+
+        hub.on_message, hub.on_delivery, hub.on_handled = sent, comes, handled

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from farflung.protocol.errors import ConfigError
 from farflung.sims import calibrate_ways
-from farflung.sims.bench_calibrate import Run, costs_of, pair, read_calls
+from farflung.sims.bench_calibrate import Run, costs_of, count_messages, pair, read_calls
 from farflung.sims.churn import make_schedule
 from farflung.sims.costs import Costs, load_costs, write_costs
 from farflung.sims.scenario_plan import prepare
@@ -24,7 +24,7 @@ def run(preset: str, numel: int, **calls: list[float]) -> Run:
 def test_a_call_is_a_line_through_two_sizes() -> None:
     small = run("small", 1_000_000, decode=[0.003, 0.9, 0.003], save_vote=[0.01], clone=[0.5])
     large = run("large", 11_000_000, decode=[0.023], save_vote=[0.008], state=[0.001])
-    costs = costs_of([small, large], {"message_s": 0.002, "write_s": 0.0003, "door_s": 0.0})
+    costs = costs_of([small, large], {"message_s": 0.0015, "handle_s": 0.0005, "write_s": 0.0003, "door_s": 0.0})
     assert costs.calls["decode"] == (0.001, 0.002) and costs.seconds("decode", 5_000_000) == pytest.approx(0.011)
     assert costs.calls["save_vote"] == (0.01, 0.0), "no call is cheaper with a larger model"
     assert costs.calls["clone"] == (0.0, 0.5) and costs.calls["state"] == (0.001, 0.0), "one size: a pass, and no pass"
@@ -45,6 +45,12 @@ def test_ways_between_real_engines_are_measured(monkeypatch: pytest.MonkeyPatch)
     told = calibrate_ways.measure_ways()
     assert all(told[what] > 0.0 for what in ("message_s", "write_s", "door_s", "seal_s", "open_s"))
     assert told["heartbeat_bytes"] > 150
+
+
+def test_messages_are_counted_and_what_a_node_makes_of_them_takes_time() -> None:
+    told = count_messages(20.0)
+    assert told["messages_per_peer_s"] > 1.0 and told["message_bytes"] > 150
+    assert 0.0 < told["handle_s"] < 1.0, "the opening is told of elsewhere"
 
 
 def test_what_is_not_measured_has_a_default() -> None:
