@@ -235,6 +235,8 @@ class Applier:
             means = await self._exchange.collect(result, holders, last=last, attempts=FETCH_ATTEMPTS)
             if means is None:
                 return None
+            # Others will count on it that we have the state: what was said to be held is on the disk itself by now, but not what was fetched, or came too late to be said.
+            await self._aside(self._storage.sync_means, result.plan)
             with self._log.span("decode", commit.height):
                 updates = await self._aside(self._exchange.decode, result, means, last=last)
             contributed = self._counted(result) > 0 and self._exchange.in_flight == result.plan

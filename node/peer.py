@@ -375,7 +375,7 @@ class Peer:
 
     def discovered(self, peer: PeerId) -> None:
         """A record or a cache mentions a peer."""
-        self._do(self.member.discovered(peer, self._now()))
+        self._do(self.member.discovered([peer], self._now()))
 
     def found(self, peers: Found) -> None:
         """Records tell of peers."""

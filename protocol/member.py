@@ -22,7 +22,7 @@ from farflung.protocol.follower import Follower
 from farflung.protocol.history import History
 from farflung.protocol.keys import PeerId, Signer
 from farflung.protocol.limits import MAX_PIPELINE_PEERS
-from farflung.protocol.membership import ENOUGH_NEWCOMERS, Membership
+from farflung.protocol.membership import Membership
 from farflung.protocol.messages import (
     Accepted,
     Commits,
@@ -200,32 +200,32 @@ class Member:
         """A connection to a peer broke or could not be made."""
         return self._settle(self.membership.unreachable(peer, now, reason), now)
 
-    def discovered(self, peer: PeerId, now: float) -> list[Effect]:
-        """A record or a cache mentions a peer."""
-        return self._greet_new([peer], now)
-
-    def _greet_new(self, peers: Iterable[PeerId], now: float) -> list[Effect]:
-        new = [peer for peer in peers if self.membership.discover(peer, now)]
-        beat = self._heartbeat() if new else None
-        return self._settle([Send(peer, beat) for peer in new if beat is not None], now)
+    def discovered(self, peers: Iterable[PeerId], now: float) -> list[Effect]:
+        """Records or caches mention peers: all whom we did not know are greeted."""
+        if new := [peer for peer in peers if self.membership.discover(peer, now)]:
+            beat = self._heartbeat()
+            return self._settle([Send(peer, beat) for peer in new], now)
+        return []
 
     def found(self, peers: Found, now: float) -> list[Effect]:
         """Records tell of peers. Who is of another group than we is somebody to meet; and who is of none yet begins with the smallest that there is, so that groups
         that have lost members win some."""
         smallest = None if self.started or self._has_looked else smallest_group(peers, self.waiting.avoids)
         self._has_looked = self._has_looked or any(group is not None for group in peers.values())
-        ours, has_enough = self.group if self.started else smallest, self._has_enough_fellows()
-        greeted: list[PeerId] = []
+        ours = self.group if self.started else smallest
+        fellows = [peer for peer, group in peers.items() if group is None and peer not in self.membership.peers]
+        greeted = fellows[: self._fellows_wanted]
         for peer, group in peers.items():
-            if self._is_member(peer) or (not has_enough if group is None else ours in (None, group)):
+            if self._is_member(peer) or (group is not None and ours in (None, group)):
                 greeted.append(peer)
             elif group is not None and self.started:
                 self.neighbours.note(peer, group)
-        return self._greet_new(greeted, now)
+        return self.discovered(greeted, now)
 
-    def _has_enough_fellows(self) -> bool:
-        """A newcomer needs some others to share a download with. Did all of a crowd greet all, they would have time for nothing else."""
-        return not self.in_view and self.membership.num_newcomers >= ENOUGH_NEWCOMERS
+    @property
+    def _fellows_wanted(self) -> int:
+        view = self.head.commit.view if self.started else ()
+        return MAX_PIPELINE_PEERS if self.in_view else self.membership.fellows_wanted(view)
 
     def applied(self, height: int, version: int, digest: bytes, now: float) -> list[Effect]:
         """The node's outer state now is that of `height`; everybody is told its digest."""
@@ -302,10 +302,10 @@ class Member:
         self.standing.admitted.add(sender)
         if self._is_elsewhere(sender, beat):
             return self._of_another_group(sender, beat, now)
-        if is_stranger and not beat.digest and self._has_enough_fellows():
-            return []
         self.neighbours.forget(sender)
         self.follower.elsewhere.discard(sender)
+        if is_stranger and not beat.digest and not self._fellows_wanted:
+            return []
         known = self.membership.news
         effects = self._heard(sender, now, via, beat)
         if effects and not beat.reply and any(isinstance(e, Note) for e in effects):

@@ -236,11 +236,16 @@ class Membership:
         """Whose heartbeats were heard, and the last one of each."""
         return [(peer, entry.heartbeat) for peer, entry in self.peers.items() if entry.heartbeat is not None]
 
-    @property
-    def num_newcomers(self) -> int:
-        """Others that live and have no state yet, by their word."""
-        beats = (entry.heartbeat for peer, entry in self.peers.items() if self.alive(peer))
-        return sum(beat is not None and not beat.digest for beat in beats)
+    def fellows_wanted(self, view: Collection[PeerId]) -> int:
+        """How many others that are not of the view and have no state, as far as we know, a newcomer still has time for. It needs some to share a download with; did
+        all of a crowd greet all, they would do nothing else."""
+        here = (
+            entry
+            for peer, entry in self.peers.items()
+            if peer not in view and entry.liveness not in (Liveness.DEAD, Liveness.LEFT)
+        )
+        num_fellows = sum(entry.heartbeat is None or not entry.heartbeat.digest for entry in here)
+        return max(0, ENOUGH_NEWCOMERS - num_fellows)
 
     @property
     def is_full(self) -> bool:

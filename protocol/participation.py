@@ -221,7 +221,9 @@ class Participation:
         self._shown_at = now
         digests = tuple(self.digests)
         effects: list[Effect] = []
-        if self.complete and digests != self._secured:  # a commit will say that we hold them, and may outlive our power
+        if (
+            digests != self._secured
+        ):  # a commit may say that we hold them, be it without those that nobody does, and outlives our power
             self._secured = digests
             effects.append(Secure(self.plan_id))
         effects.append(Send(proposer, Held(self.plan_id, digests)))

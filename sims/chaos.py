@@ -1,9 +1,10 @@
 """Small swarms with toy learners under seeded misfortune: what `make soak` runs by the hundred, and tests meddle with.
 
 In every seventh seed groups of more than three become two. One seed draws 3 to 24 peers and a schedule of joins, leaves, kills, pauses, partitions, lost, doubled and late messages, and a calm stretch after it. `brisk` ones are
-small and short, and go by the ten thousand: 3 to 6 peers with quick steps, hit every few seconds for a minute and a half. Run by hand:
+small and short, and go by the ten thousand: 3 to 6 peers with quick steps, hit every few seconds for a minute and a half. In `dark` ones these lose power all at once. Run by hand:
 
     python -m farflung.sims.chaos --kind brisk --seeds 10000 --repeat-every 10   # `make soak`
+    python -m farflung.sims.chaos --kind dark --seeds 1000 --repeat-every 10   # as well
     python -m farflung.sims.chaos --seeds 500 --repeat-every 10   # as well
     python -m farflung.sims.chaos --seed 17 --events              # one schedule, with its log
     python -m farflung.sims.chaos --seed 17 --twice               # and once more: the log has to be the same
@@ -24,6 +25,7 @@ from farflung.protocol.keys import Ed25519Signer
 from farflung.protocol.lap import Laps
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.settings import Settings
+from farflung.sims.blackout import blackout
 from farflung.sims.fault_drawing import MAX_PEERS, ChurnModel, draw_schedule
 from farflung.sims.faults import Schedule
 from farflung.sims.outer_audit import exact_means
@@ -46,6 +48,16 @@ CALM_S = 240.0
 BRISK_CHURN_S = 90.0
 BRISK_CALM_S = 45.0
 BRISK_PEERS = 6
+DARK_AT_S = (30.0, 80.0)
+"""Within which all lose power."""
+DARK_S = 12.0
+DARK_THEN_S = 110.0
+DARK_FEEDBACK = (
+    FeedbackSpec(),
+    FeedbackSpec(),
+    FeedbackSpec(uplink="residual", downlink="residual"),
+    FeedbackSpec(uplink="kept"),
+)
 HAND_S = 0.002
 """What everything but training takes."""
 
@@ -170,6 +182,21 @@ def brisk_plan(
     return toy_plan(seed, schedule, Wire(step_s=step_s, fragments=fragments), calm_s=calm_s)
 
 
+def dark_plan(seed: int) -> Plan:
+    """A small swarm of the brisk kind, in the middle of which all machines lose power at once, as those of one home do; later all of them come back."""
+    rng = random.Random(f"dark/{seed}")
+    peers, at = rng.randint(3, BRISK_PEERS), rng.uniform(*DARK_AT_S)
+    churn = ChurnModel(calm_s=0.0, mean_gap_s=rng.choice((4.0, 8.0, 15.0)), mean_outage_s=10.0, min_rejoin_s=6.0)
+    schedule = blackout(draw_schedule(rng, peers, at + 1.0, churn), at, away_s=DARK_S, then_s=DARK_THEN_S)
+    wire = Wire(
+        step_s=tuple(rng.uniform(0.6, 1.8) for _ in range(peers)),
+        fragments=rng.choice((1, 1, FRAGMENTS)),
+        checkpoint_s=rng.choice((10.0, 60.0, 300.0)),
+        feedback=rng.choice(DARK_FEEDBACK),
+    )
+    return toy_plan(seed, schedule, wire, calm_s=BRISK_CALM_S)
+
+
 def run_schedule(
     seed: int, schedule: Schedule, meddler: Meddler | None = None, wire: Wire = INT8, *, keep: bool = True
 ) -> Report:
@@ -187,8 +214,13 @@ def run_brisk(seed: int, *, keep: bool = True) -> Report:
     return simulate(brisk_plan(seed), keep=keep)
 
 
+def run_dark(seed: int, *, keep: bool = True) -> Report:
+    """Simulate one seed in which everybody loses power at once."""
+    return simulate(dark_plan(seed), keep=keep)
+
+
 def main() -> None:
-    soak(__doc__, {"chaos": run_seed, "brisk": run_brisk}, _told)
+    soak(__doc__, {"chaos": run_seed, "brisk": run_brisk, "dark": run_dark}, _told)
 
 
 def _told(report: Report) -> str:

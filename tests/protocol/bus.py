@@ -212,7 +212,7 @@ class Node:
             self.train()
             self._announce(now)
         for other in self.bus.signers:
-            self.do(self.member.discovered(other.peer_id, now))
+            self.do(self.member.discovered([other.peer_id], now))
         self.tick()
 
     def tick(self) -> None:

@@ -81,6 +81,26 @@ def test_others_take_the_place_of_newcomers_that_are_gone_or_have_the_state_now(
 def test_whoever_is_found_at_once_hears_one_heartbeat() -> None:
     """One signature for all of them."""
     one = new_member(ME, RULES)
-    greetings = sends(one.found(dict.fromkeys(KEYS), 0.0), Heartbeat)
-    assert {s.to for s in greetings} == set(KEYS) and len({id(s.message) for s in greetings}) == 1
-    assert one.found(dict.fromkeys(KEYS), 1.0) == [], "they are known by now"
+    greetings = sends(one.found(dict.fromkeys(FELLOWS), 0.0), Heartbeat)
+    assert {s.to for s in greetings} == set(FELLOWS) and len({id(s.message) for s in greetings}) == 1
+    assert one.found(dict.fromkeys(FELLOWS), 1.0) == [], "they are known by now"
+
+
+def test_records_of_a_crowd_bring_no_more_than_one_has_time_for() -> None:
+    """Nobody of them was heard yet, and they may never answer."""
+    one = new_member(ME, RULES)
+    records: dict[bytes, bytes | None] = {**dict.fromkeys(KEYS), IDS[0]: b""}
+    assert len(sends(one.found(records, 0.0), Heartbeat)) == ENOUGH_NEWCOMERS + 1
+    assert IDS[0] in one.membership.peers and one.found(records, 1.0) == []
+
+
+def test_members_that_were_not_heard_yet_take_no_newcomers_place() -> None:
+    one = new_member(ME, RULES)
+    one.begin(None, PAST, 0.0)
+    assert {s.to for s in sends(one.found(dict.fromkeys(KEYS), 1.0), Heartbeat)} == set(FELLOWS)
+
+
+def test_whoever_has_lost_its_state_is_of_no_group_however_many_newcomers_there_are() -> None:
+    one = hears_all()
+    one.neighbours.note(TOO_MANY[0], b"another", shown=True)
+    assert one.receive(TOO_MANY[0], STATELESS, 1.0) == [] and not one.neighbours.groups

@@ -325,7 +325,7 @@ def test_whoever_can_make_keys_cannot_make_us_greet_them_all() -> None:
         for stranger in crowd:
             one.receive(stranger, beat(), 0.5)
     assert len(one.membership.peers) == MAX_PIPELINE_PEERS and not one.admitted(crowd[-1])
-    assert not one.discovered(crowd[-1], 0.5) and crowd[-1] not in one.membership.peers
+    assert not one.discovered([crowd[-1]], 0.5) and crowd[-1] not in one.membership.peers
     one.receive(LEADER, beat(), 0.6)  # who is a member is heard all the same
     for now in (10.0, 20.0, 30.0, 700.0):  # suspected, asked about, called dead, and forgotten
         one.tick(now)
