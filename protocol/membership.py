@@ -89,8 +89,10 @@ class Membership:
     """Grows whenever somebody comes, goes, or says that it holds another state: what follows from those stands until then."""
     _pace: tuple[int, float] = (-1, 1.0)
     """The pace when `news` was so much."""
-    look_at: float = -math.inf
-    """No peer is due for a suspicion, a verdict or oblivion before this."""
+    _due: float = -math.inf
+    """No peer is due for a suspicion, a question, a verdict or oblivion before this."""
+    _suspects: bool = False
+    """Whether anybody was suspected at the last look."""
     _detours: int = 0
     """Messages that others were asked to pass on, another each time or so, for one of them may pass on nothing."""
 
@@ -224,7 +226,7 @@ class Membership:
         if peer == self.me or peer in self.peers:
             return False
         self.peers[peer] = Peer(since=now)
-        self.look_at = -math.inf
+        self._due = -math.inf
         return True
 
     def forget(self, peer: PeerId) -> None:
@@ -274,7 +276,7 @@ class Membership:
             if before is None or (before.version, before.digest) != (heartbeat.version, heartbeat.digest):
                 self.news += 1
             if heartbeat.every_s < self._every_s(entry):
-                self.look_at = -math.inf  # it is due earlier than it would have been
+                self._due = -math.inf  # it is due earlier than it would have been
             entry.heartbeat, entry.beat_at = heartbeat, now
             entry.leaving = heartbeat.state == "leaving"
         if entry.liveness is Liveness.LEFT and heartbeat is None:
@@ -300,7 +302,7 @@ class Membership:
         entry = self.peers.get(target)
         if entry is not None and entry.asked is not None and sender in entry.asked:
             entry.witnessed_at = max(entry.witnessed_at, now - age_s)
-            self.look_at = -math.inf
+            self._due = -math.inf
 
     def answer(self, sender: PeerId, target: PeerId, now: float) -> list[Effect]:
         """Answer somebody's probe, when we have anything to say."""
@@ -311,10 +313,10 @@ class Membership:
 
     def tick(self, now: float, *, keep: Collection[PeerId] = ()) -> list[Effect]:
         """Suspicions and verdicts. Whoever is gone for long is forgotten, but for those in `keep`: members may always come back."""
-        if now <= self.look_at:
+        if now <= self._due:
             return []
         effects: list[Effect] = []
-        self.look_at = math.inf
+        self._due, self._suspects = math.inf, False
         for peer in sorted(self.peers):
             entry = self.peers[peer]
             heard_at = max(entry.heard_at, entry.witnessed_at)
@@ -327,8 +329,14 @@ class Membership:
             elif entry.liveness is not Liveness.ALIVE and peer not in keep and now > entry.since + FORGET_AFTER_S:
                 del self.peers[peer]
                 continue
-            self.look_at = min(self.look_at, self._due_at(entry, kept=peer in keep))
+            self._due = min(self._due, self._due_at(entry, kept=peer in keep))
+            self._suspects = self._suspects or entry.liveness is Liveness.SUSPECT
         return effects
+
+    @property
+    def look_at(self) -> float:
+        """When to `tick` next at the latest: while somebody is suspected, as often as it goes."""
+        return -math.inf if self._suspects else self._due
 
     def _due_at(self, entry: Peer, *, kept: bool) -> float:
         """No later than when the peer will be due, unless it is heard from, or spoken of, or a connection to it breaks."""
@@ -336,7 +344,7 @@ class Membership:
             case Liveness.ALIVE:
                 return max(entry.heard_at, entry.witnessed_at) + SUSPECT_AFTER * self._every_s(entry)
             case Liveness.SUSPECT:
-                return -math.inf
+                return entry.since + (ASK_AFTER if entry.asked is None else VERDICT_AFTER) * self._every_s(entry)
             case Liveness.UNKNOWN if kept and entry.asked is None:
                 return entry.since + ASK_AFTER * self.heartbeat_s
         return entry.since + FORGET_AFTER_S
@@ -387,7 +395,7 @@ class Membership:
             return []
         entry.since = now
         self.news += 1
-        self.look_at = -math.inf
+        self._due = -math.inf
         if liveness is Liveness.ALIVE and before is Liveness.SUSPECT and reason == "heard from it":
             return []  # a false alarm is not worth a line in the log
         return [Note(f"peer.{liveness}", {"of": peer.hex(), "name": short(peer), "reason": reason})]

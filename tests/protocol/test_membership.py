@@ -297,7 +297,7 @@ def test_looking_only_when_somebody_is_due_misses_nothing(story: list[tuple[str,
                 case "discover":
                     members.discover(peer, now)
             if members is eager:
-                members.look_at = -math.inf
+                members._due = -math.inf
             said.append(effects + members.tick(now, keep=(A,)))
         assert said[0] == said[1]
         assert lazy.peers == eager.peers and lazy.news == eager.news
