@@ -35,6 +35,8 @@ class MeanFiles:
         self._folder = folder
         self._ends: dict[str, int] = {}
         """Where the last whole entry of a file ends, of those to which this process has appended."""
+        self._synced: dict[str, int] = {}
+        """And where the last one ended when the file was last written to the disk itself."""
         folder.mkdir(parents=True, exist_ok=True)
 
     def append(self, plan: bytes, part: int, payload: Payload) -> None:
@@ -66,8 +68,11 @@ class MeanFiles:
             return file.read(num_bytes)
 
     def sync(self, plan: bytes) -> None:
-        """What has been appended survives a power failure from now on."""
+        """What has been appended survives a power failure from now on. Nothing is done where that is so already."""
         path = self._path(plan)
+        end = self._ends.get(path.name)
+        if end is not None and end == self._synced.get(path.name):
+            return
         try:
             file = path.open("rb")
         except FileNotFoundError:
@@ -77,11 +82,14 @@ class MeanFiles:
             if sys.platform == "linux":  # read again only after a restart: it need not fill the system's cache
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         sync_folder(self._folder)
+        if end is not None:
+            self._synced[path.name] = end
 
     def drop(self, plan: bytes) -> None:
         """Forget all means of the plan; `plan` may be the first PLAN_BYTES of it."""
         path = self._path(plan)
         self._ends.pop(path.name, None)
+        self._synced.pop(path.name, None)
         path.unlink(missing_ok=True)
 
     def plans(self) -> set[bytes]:

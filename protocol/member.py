@@ -128,12 +128,17 @@ class Member:
 
     def admitted(self, peer: PeerId) -> bool:
         """Whether a peer has shown that it may be here, to us or to a quorum."""
-        if peer in self.standing.admitted or peer in (self.me, self.settings.founder):
-            return True
-        return self._is_member(peer)
+        return peer in self.standing.admitted or peer in (self.me, self.settings.founder) or self._is_member(peer)
+
+    @property
+    def _view(self) -> tuple[PeerId, ...]:
+        return self.head.commit.view if self.started else ()
 
     def _is_member(self, peer: PeerId) -> bool:
-        return self.started and peer in self.head.commit.view
+        return peer in self._view
+
+    def _is_stranger(self, peer: PeerId) -> bool:
+        return not (peer in self.membership.peers or self._is_member(peer))
 
     def passes_on(self, message: Forward) -> bool:
         """Whether to, when a member asks. Nobody answers: what does not arrive is said again, by way of another."""
@@ -213,19 +218,14 @@ class Member:
         smallest = None if self.started or self._has_looked else smallest_group(peers, self.waiting.avoids)
         self._has_looked = self._has_looked or any(group is not None for group in peers.values())
         ours = self.group if self.started else smallest
-        fellows = [peer for peer, group in peers.items() if group is None and peer not in self.membership.peers]
-        greeted = fellows[: self._fellows_wanted]
+        fellows = [peer for peer, group in peers.items() if group is None and self._is_stranger(peer)]
+        greeted = fellows[: self.membership.fellows_wanted(self._view)]
         for peer, group in peers.items():
             if self._is_member(peer) or (group is not None and ours in (None, group)):
                 greeted.append(peer)
             elif group is not None and self.started:
                 self.neighbours.note(peer, group)
         return self.discovered(greeted, now)
-
-    @property
-    def _fellows_wanted(self) -> int:
-        view = self.head.commit.view if self.started else ()
-        return MAX_PIPELINE_PEERS if self.in_view else self.membership.fellows_wanted(view)
 
     def applied(self, height: int, version: int, digest: bytes, now: float) -> list[Effect]:
         """The node's outer state now is that of `height`; everybody is told its digest."""
@@ -296,7 +296,7 @@ class Member:
             return []  # no news: we hear it ourselves
         if not self.admitted(sender) and not self.settings.admits(sender, beat.admission):
             raise Refused("no invitation to this swarm", peer=sender)
-        is_stranger = not (sender in self.membership.peers or self._is_member(sender))
+        is_stranger = self._is_stranger(sender)
         if self.membership.is_full and is_stranger:
             raise Refused(f"more than {MAX_PIPELINE_PEERS} peers at once", peer=sender)
         self.standing.admitted.add(sender)
@@ -304,7 +304,7 @@ class Member:
             return self._of_another_group(sender, beat, now)
         self.neighbours.forget(sender)
         self.follower.elsewhere.discard(sender)
-        if is_stranger and not beat.digest and not self._fellows_wanted:
+        if is_stranger and not beat.digest and not self.membership.fellows_wanted(self._view):
             return []
         known = self.membership.news
         effects = self._heard(sender, now, via, beat)
@@ -386,7 +386,7 @@ class Member:
 
     def tick(self, now: float) -> list[Effect]:
         """Called several times a second while we are `busy`, and by `look_at`: heartbeats, repetitions, deadlines."""
-        view = self.head.commit.view if self.started else ()
+        view = self._view
         effects = self.membership.tick(now, keep=view)
         self.waiting.look(now, in_view=self.me in view, quorum=not view or is_quorum(view, self.membership.live(view)))
         if len(self.standing.admitted) > len(self.membership.peers):

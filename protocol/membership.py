@@ -161,7 +161,7 @@ class Membership:
 
     def deaf_to(self) -> tuple[PeerId, ...]:
         """Whom others hear and we do not, sorted."""
-        perhaps = [p for p, entry in self.peers.items() if entry.witnessed_at > entry.heard_at]
+        perhaps = [p for p, entry in self.peers.items() if entry.witnessed_at > entry.heard_at]  # few of many
         return tuple(p for p in sorted(perhaps) if self.unheard(p))[:MAX_GROUP_PEERS]
 
     def _says_deaf_to(self, peer: PeerId) -> tuple[PeerId, ...]:
@@ -239,8 +239,10 @@ class Membership:
         return [(peer, entry.heartbeat) for peer, entry in self.peers.items() if entry.heartbeat is not None]
 
     def fellows_wanted(self, view: Collection[PeerId]) -> int:
-        """How many others that are not of the view and have no state, as far as we know, a newcomer still has time for. It needs some to share a download with; did
-        all of a crowd greet all, they would do nothing else."""
+        """How many more others we have time for that are not of the view and have no state, as far as we know. A newcomer needs some to share a download with; did all
+        of a crowd greet all, they would do nothing else. A member may have to let any of them in."""
+        if self.me in view:
+            return MAX_PIPELINE_PEERS
         here = (
             entry
             for peer, entry in self.peers.items()

@@ -103,13 +103,14 @@ class Participation:
     _collected: dict[int, set[PeerId]] = field(default_factory=dict)
     _reported_at: float = NEVER
     _shown_at: float = field(init=False)
-    _secured: tuple[bytes, ...] = ()
-    """What the means were that were last written to the disk itself."""
+    _secured: tuple[bytes, ...] = field(init=False)
+    """`digests` when the means were last written to the disk itself."""
     _told: bool = False
     """That everything is here."""
 
     def __post_init__(self) -> None:
         self.digests = [b""] * len(self.plan.parts)
+        self._secured = tuple(self.digests)
         self._shown_at = self.began_at  # nobody asks for less than everything so soon
 
     @property
@@ -221,9 +222,8 @@ class Participation:
         self._shown_at = now
         digests = tuple(self.digests)
         effects: list[Effect] = []
-        if (
-            digests != self._secured
-        ):  # a commit may say that we hold them, be it without those that nobody does, and outlives our power
+        # A commit may say that we hold these, be it one without the parts that nobody holds; and it outlives our power.
+        if digests != self._secured:
             self._secured = digests
             effects.append(Secure(self.plan_id))
         effects.append(Send(proposer, Held(self.plan_id, digests)))

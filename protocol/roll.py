@@ -179,7 +179,7 @@ class Roll:
         return frozenset(stage for one in said for stage in one.tries if stage < self.stages)
 
     def _alive(self, now: float) -> list[PeerId]:
-        return sorted(peer for peer, entry in self.entries.items() if self._lives(entry, now))
+        return sorted(peer for peer, entry in self.entries.items() if self._is_alive(entry, now))
 
     def _said(self, peers: Iterable[PeerId]) -> list[Present]:
         """The last words of these, where there are any."""
@@ -263,9 +263,9 @@ class Roll:
     def alive(self, peer: PeerId, now: float) -> bool:
         """Whether to count on a peer."""
         entry = self.entries.get(peer)
-        return entry is not None and self._lives(entry, now)
+        return entry is not None and self._is_alive(entry, now)
 
-    def _lives(self, entry: Entry, now: float) -> bool:
+    def _is_alive(self, entry: Entry, now: float) -> bool:
         return entry.present is not None and not entry.lost and now <= entry.since + SILENT_AFTER * self.heartbeat_s
 
     def _of_life(self, stage: int) -> Iterator[tuple[PeerId, Entry, Present]]:
@@ -278,11 +278,11 @@ class Roll:
 
     def serving(self, stage: int, now: float) -> list[PeerId]:
         """Others that serve a stage, in its newest life, sorted."""
-        return sorted(peer for peer, entry, _ in self._of_life(stage) if self._lives(entry, now))
+        return sorted(peer for peer, entry, _ in self._of_life(stage) if self._is_alive(entry, now))
 
     def training(self, stage: int, now: float) -> list[PeerId]:
         """Those of them that train."""
-        return sorted(peer for peer, entry, said in self._of_life(stage) if said.trains and self._lives(entry, now))
+        return sorted(peer for peer, entry, said in self._of_life(stage) if said.trains and self._is_alive(entry, now))
 
     def holders(self, stage: int, now: float) -> tuple[int, bytes, list[PeerId]] | None:
         """Version and digest of a stage's outer state that most of its peers announce (the newer of two that as many do), and who they

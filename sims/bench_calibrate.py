@@ -224,7 +224,7 @@ def count_messages(seconds: float = 60.0) -> dict[str, Any]:
     return {
         "messages_per_peer_s": round(len(seen.sizes) / (seconds * scenario.num_peers), 2),
         "message_bytes": round(sum(seen.sizes) / len(seen.sizes)),
-        "handle_s": mean(seen.handled_s) - median(seen.opened_s),
+        "handle_s": mean(seen.handled_s),
     }
 
 
@@ -235,11 +235,10 @@ class _Messages:
         self.sizes: list[int] = []
         """Of all."""
         self.handled_s: list[float] = []
-        """Seconds of this machine that receivers took for those of rounds, opened and answered."""
-        self.opened_s: list[float] = []
-        """Of these, for opening alone."""
-        self._began = self._opened_s = 0.0
-        self._counts = False
+        """Seconds of this machine that receivers took for each of those of rounds, without opening it."""
+        self._began = 0.0
+        """When its receiver got the last one, and so much later as opening takes."""
+        self._is_of_round = False
 
     def listen(self, hub: MemoryHub) -> None:
         """From now on."""
@@ -256,14 +255,13 @@ class _Messages:
             began = time.perf_counter()
             opened = opener.open(message, hub.unix_time(receiver), sender)
             decoded = messages.decode(opened.body, peer=sender)
-            self._opened_s = time.perf_counter() - began
-            self._counts = not isinstance(decoded, Heartbeat)
+            opened_s = time.perf_counter() - began
+            self._is_of_round = not isinstance(decoded, Heartbeat)
             forget_signatures()
-            self._began = time.perf_counter()
+            self._began = time.perf_counter() + opened_s
 
-        def handled(message: bytes) -> None:
-            if self._counts:
+        def handled() -> None:
+            if self._is_of_round:
                 self.handled_s.append(time.perf_counter() - self._began)
-                self.opened_s.append(self._opened_s)
 
         hub.on_message, hub.on_delivery, hub.on_handled = sent, comes, handled

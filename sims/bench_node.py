@@ -115,9 +115,8 @@ class BenchStorage(FileStorage):
         """Height to unix seconds."""
 
     def append_commit(self, anchor: Commit | None, certified: Certified) -> None:
-        self.committed[certified.commit.height] = (
-            time.time()
-        )  # nothing that takes time is done about a certified round before
+        # Nothing that takes time is done about a certified round before.
+        self.committed[certified.commit.height] = time.time()
         super().append_commit(anchor, certified)
 
     def load_learner(self, learner: Learner) -> Place | None:

@@ -32,6 +32,7 @@ WANTED_PEER_HOURS = 1000 * 24.0
 MOST_OVER_LINEAR = 1.5
 """Of the time for a peer and an hour, from the fewest peers to the most."""
 MOST_MB = 4096
+"""Of memory, however many peers there are."""
 
 SCENARIO = """
 about = "Home machines that come and go."

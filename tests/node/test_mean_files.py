@@ -1,6 +1,7 @@
 """Means of a plan in one file: what was appended last counts, and what a kill breaks off is not there."""
 
 import errno
+import os
 from io import BufferedWriter
 from pathlib import Path
 
@@ -125,3 +126,27 @@ def test_a_mean_that_is_dropped_while_somebody_looks_for_it_is_not_there(
         patched.setattr(Path, "open", drop_first)
         assert files.load(PLAN, 0) is None
         files.sync(PLAN)
+
+
+def test_the_disk_is_asked_once_for_what_was_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member secures the means of a round before it says that it holds them, and whoever has fetched some before it says where it is: mostly these are the same."""
+    asked: list[int] = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (asked.append(descriptor), fsync(descriptor))[1])
+
+    def asks(files: MeanFiles, plan: bytes = PLAN) -> bool:
+        before = len(asked)
+        files.sync(plan)
+        return len(asked) > before
+
+    files = MeanFiles(tmp_path)
+    files.append(PLAN, 0, b"first")
+    assert asks(files) and not asks(files)
+    files.append(OTHER, 0, b"of another plan")
+    assert not asks(files) and asks(files, OTHER)
+    files.append(PLAN, 1, b"second")
+    assert asks(files) and not asks(files)
+    files.drop(PLAN)
+    files.append(PLAN, 0, b"first")
+    assert asks(files), "it is another file of the same length"
+    assert asks(MeanFiles(tmp_path)), "another process does not know what the last one has asked"

@@ -265,6 +265,12 @@ def test_what_is_held_is_shown_at_once_when_complete_and_now_and_then_before() -
     assert part.show(PROPOSER, 102.3 + RESEND_S) == [Secure(PLAN_ID), again], "it is on no disk yet"
 
 
+def test_where_nothing_is_held_there_is_nothing_to_write() -> None:
+    part = take_part()
+    part.on_cut(A, (A, B, C))
+    assert part.show(PROPOSER, 102.0) == [Send(PROPOSER, Held(PLAN_ID, (b"",) * 3))]
+
+
 def test_fetching() -> None:
     part = take_part()
     part.hold(0, DIGEST)

@@ -21,11 +21,10 @@ MOMENTS = 12
 
 def play(peers: int, dark_at: float | None, seconds: float = DURATION_S) -> Report:
     """Peers of one speed; at some moment nobody has any power, and later everybody is started again."""
-    faults: list[Fault] = [Start(at=0.1 * peer, peer=peer) for peer in range(peers)]
+    starts = tuple(Start(at=0.1 * peer, peer=peer) for peer in range(peers))
+    schedule = Schedule(num_peers=peers, duration_s=seconds, faults=starts)
     if dark_at is not None:
-        faults += [Kill(at=dark_at, peer=peer, reset=False) for peer in range(peers)]
-        faults += [Start(at=dark_at + AWAY_S + 0.1 * peer, peer=peer) for peer in range(peers)]
-    schedule = Schedule(num_peers=peers, duration_s=seconds, faults=tuple(faults))
+        schedule = blackout(schedule, dark_at, away_s=AWAY_S, then_s=seconds - dark_at - AWAY_S)
     return simulate(toy_plan(SEED, schedule, Wire(step_s=(1.0,) * peers), calm_s=0.0), keep=True)
 
 
