@@ -92,11 +92,6 @@ _good: dict[tuple[PeerId, bytes, bytes], None] = {}
 """Signatures made or checked here, those that were asked for last at the end."""
 
 
-def forget_signatures() -> None:
-    """Check them all anew: as one process does of many that share one in a simulation."""
-    _good.clear()
-
-
 def _remember(peer_id: PeerId, signature: bytes, data: bytes) -> None:
     if len(data) > REMEMBERED_BYTES:
         return

@@ -4,12 +4,10 @@
   (`local_node.meter`). Of each call the median; a line through the two sizes says what a call costs and what a million parameters do. The nodes
   train a third of the time only, so that calls do not wait for the processor, and a round has two parts, each half of the model.
 - `start_s`: median from the start of those processes to `node.start`: the interpreter, torch, libp2p, the manifest, the data.
-- `message_s`: half a round trip of heartbeats between two real engines, sealed and opened on the way, and what a node makes of a message of a round beside: the mean, seen in a
-  simulation of the node's own code with eight peers whose signatures are all checked. Under load it is more.
-- `write_s`: half of a transfer of a small part between them, and its answer, over a stream as rounds use it; `door_s`: a call that does nothing. All three are
-  measured after pauses, as rounds come: one right after another takes a third of that.
-- Told, but not in `costs` and so not in virtual time: seconds of an inner step on one core, of sealing and opening a heartbeat, its bytes, and the
-  control messages of a peer among eight (counted in that simulation).
+- `message_s`: half a round trip of heartbeats between two real engines, sealed and opened on the way; `write_s`: half of a transfer of a small part between
+  them, and its answer, over a stream as rounds use it; `door_s`: a call that does nothing. All three after pauses, as rounds come: one right after another
+  takes a third of that. And each as many times as long as eight real nodes' loops compute for a round more than that explains (`calibrate_loops`).
+- Told, but not in `costs` and so not in virtual time: seconds of an inner step on one core, of sealing and opening a heartbeat, and its bytes.
 
 Timings are this machine's as it is now: other programs make them longer, and a lower priority does.
 """
@@ -17,11 +15,10 @@ Timings are this machine's as it is now: other programs make them longer, and a 
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -29,25 +26,18 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from farflung.node.identity import Identity
-from farflung.node.network import PeerId
 from farflung.node.recipe import Recipe
-from farflung.protocol import messages
-from farflung.protocol.envelope import Opener, swarm_of
-from farflung.protocol.keys import forget_signatures
-from farflung.protocol.messages import Heartbeat
 from farflung.sims.bench_workers import BenchError
+from farflung.sims.calibrate_loops import loops_told
 from farflung.sims.calibrate_ways import measure_ways
 from farflung.sims.churn import make_schedule
 from farflung.sims.costs import PASSES, Costs, write_costs
 from farflung.sims.facts import event_files, load_events
-from farflung.sims.hub import MemoryHub
 from farflung.sims.local_node import CALLS
 from farflung.sims.local_run import found_locally, start_seconds, step_seconds
 from farflung.sims.outputs import check_outputs
 from farflung.sims.scenario import Scenario, parse_scenario
-from farflung.sims.scenario_plan import prepare, read_scenario
-from farflung.sims.simulation import simulate
-from farflung.sims.swarm import Swarm
+from farflung.sims.scenario_plan import read_scenario
 from farflung.sims.told_to_end import orderly_end, run_until_told
 
 SIZES = ("1m", "10m")
@@ -55,6 +45,9 @@ SIZES = ("1m", "10m")
 
 SECONDS = 60.0
 """Of one run of two nodes."""
+
+EIGHT_SECONDS = 100.0
+"""Of the run of eight, half of which may pass before all are up."""
 
 STEP_TOKENS = 128
 
@@ -124,11 +117,13 @@ def calibrate(console: Console) -> tuple[Costs, dict[str, Any]]:
     """The costs, and what else was seen; progress is on the console. Raises BenchError, ConfigError, NodeFailed."""
     with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True) as shown:
         bar = shown.add_task("messages", total=None)
-        told = measure_ways() | count_messages()
+        told = measure_ways()
         runs = []
         for preset in SIZES:
             shown.update(bar, description=f"two nodes with the model {preset}")
             runs.append(measure_nodes(preset))
+        shown.update(bar, description="eight nodes with a tiny model")
+        told |= loops_told(pair("tiny", tokens_per_s=float(STEP_TOKENS), count=8, seconds=EIGHT_SECONDS), told)
     costs = costs_of(runs, told)
     return costs, told | {"step_s": {run.preset: run.step_s for run in runs}, "step_tokens": STEP_TOKENS}
 
@@ -199,69 +194,11 @@ def costs_of(runs: Sequence[Run], ways: Mapping[str, float]) -> Costs:
     starts = [run.start_s for run in runs if run.start_s is not None]
     return Costs(
         start_s=round(median(starts), 2),
-        message_s=round(ways["message_s"] + ways["handle_s"], 6),
-        write_s=round(ways["write_s"], 6),
-        door_s=round(ways["door_s"], 6),
+        message_s=round(ways["loop_times"] * ways["message_s"], 6),
+        write_s=round(ways["loop_times"] * ways["write_s"], 6),
+        door_s=round(ways["loop_times"] * ways["door_s"], 6),
         hand_s=round(median(hands), 6) if hands else Costs().hand_s,
         pass_parameters_per_s=round(1e6 / median(passes)) if passes else Costs().pass_parameters_per_s,
         trained_per_s=round(median(STEP_TOKENS * run.num_parameters / run.step_s for run in runs)),
         calls=calls,
     )
-
-
-# ---- messages ------------------------------------------------------------------------------------------------------
-
-
-def count_messages(seconds: float = 60.0) -> dict[str, Any]:
-    """Control messages of eight simulated peers, start and rounds included, and what they make of those of rounds."""
-    scenario = msgspec.structs.replace(pair("tiny", tokens_per_s=256.0, count=8, seconds=seconds), mode="cost")
-    seen = _Messages()
-
-    async def listen(swarm: Swarm) -> None:
-        seen.listen(swarm.hub)
-
-    simulate(prepare(scenario, 0, make_schedule(scenario, 0, Path())).plan, meddler=listen)
-    return {
-        "messages_per_peer_s": round(len(seen.sizes) / (seconds * scenario.num_peers), 2),
-        "message_bytes": round(sum(seen.sizes) / len(seen.sizes)),
-        "handle_s": mean(seen.handled_s),
-    }
-
-
-class _Messages:
-    """What goes through a hub."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-        """Of all."""
-        self.handled_s: list[float] = []
-        """Seconds of this machine that receivers took for each of those of rounds, without opening it."""
-        self._began = 0.0
-        """When its receiver got the last one, and so much later as opening takes."""
-        self._is_of_round = False
-
-    def listen(self, hub: MemoryHub) -> None:
-        """From now on."""
-        judged, delivered = hub.on_message, hub.on_delivery
-
-        def sent(sender: PeerId, message: bytes) -> None:
-            self.sizes.append(len(message))
-            judged(sender, message)
-
-        def comes(sender: PeerId, receiver: PeerId, message: bytes) -> None:
-            delivered(sender, receiver, message)
-            opener = Opener(swarm_of(message, sender))
-            forget_signatures()
-            began = time.perf_counter()
-            opened = opener.open(message, hub.unix_time(receiver), sender)
-            decoded = messages.decode(opened.body, peer=sender)
-            opened_s = time.perf_counter() - began
-            self._is_of_round = not isinstance(decoded, Heartbeat)
-            forget_signatures()
-            self._began = time.perf_counter() + opened_s
-
-        def handled() -> None:
-            if self._is_of_round:
-                self.handled_s.append(time.perf_counter() - self._began)
-
-        hub.on_message, hub.on_delivery, hub.on_handled = sent, comes, handled

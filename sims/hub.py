@@ -106,8 +106,6 @@ class MemoryHub:
         """Sees every control message as it is sent, and its sender."""
         self.on_delivery: Callable[[PeerId, PeerId, bytes], None] = lambda sender, receiver, message: None
         """The same as it is handed to its receiver."""
-        self.on_handled: Callable[[], None] = lambda: None
-        """Told when that is through with it."""
         self.handled_at: Callable[[float], float] | None = None
         """When a control message that is at its receiver's machine now has been taken in; None: at once."""
         self.read_at: Callable[[float], float] | None = None

@@ -75,6 +75,12 @@ class LocalSwarm:
         found = [n for n, node in self._nodes.items() if node.process is not None and not (node.ended or node.killed)]
         return sorted(found, key=lambda peer: (peer != self.founder, peer))
 
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes of those, as the system numbers them."""
+        processes = (self._nodes[peer].process for peer in self.alive)
+        return [process.pid for process in processes if process is not None]
+
     def home(self, peer: int) -> Path:
         """The folder of a peer."""
         return self.folder / self.scenario.label(peer).replace("/", "-")

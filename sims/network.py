@@ -123,7 +123,6 @@ class MemoryNetwork:
             self.meter(sender).received(self._as_bulk(message))
             self._hub.on_delivery(sender, self._peer_id, message)
             self._context.run(self._on_message, sender, message)
-            self._hub.on_handled()
 
     def serves(self, kind: str) -> bool:
         """True when there is a handler for this kind of stream."""

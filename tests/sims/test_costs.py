@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from farflung.protocol.errors import ConfigError
 from farflung.sims import calibrate_ways
-from farflung.sims.bench_calibrate import Run, costs_of, count_messages, pair, read_calls
+from farflung.sims.bench_calibrate import Run, costs_of, pair, read_calls
+from farflung.sims.bench_workers import BenchError
+from farflung.sims.calibrate_loops import Rounds, count_ways
 from farflung.sims.churn import make_schedule
 from farflung.sims.costs import Costs, load_costs, write_costs
 from farflung.sims.scenario_plan import prepare
@@ -24,11 +26,11 @@ def run(preset: str, numel: int, **calls: list[float]) -> Run:
 def test_a_call_is_a_line_through_two_sizes() -> None:
     small = run("small", 1_000_000, decode=[0.003, 0.9, 0.003], save_vote=[0.01], clone=[0.5])
     large = run("large", 11_000_000, decode=[0.023], save_vote=[0.008], state=[0.001])
-    costs = costs_of([small, large], {"message_s": 0.0015, "handle_s": 0.0005, "write_s": 0.0003, "door_s": 0.0})
+    costs = costs_of([small, large], {"message_s": 0.001, "write_s": 0.0002, "door_s": 0.0, "loop_times": 1.5})
     assert costs.calls["decode"] == (0.001, 0.002) and costs.seconds("decode", 5_000_000) == pytest.approx(0.011)
     assert costs.calls["save_vote"] == (0.01, 0.0), "no call is cheaper with a larger model"
     assert costs.calls["clone"] == (0.0, 0.5) and costs.calls["state"] == (0.001, 0.0), "one size: a pass, and no pass"
-    assert (costs.start_s, costs.message_s, costs.hand_s) == (5.0, 0.002, 0.0055)
+    assert (costs.start_s, costs.message_s, costs.hand_s) == (5.0, 0.0015, 0.0055)
     assert costs.pass_parameters_per_s == round(1e6 / 0.251) and costs.write_s == 0.0003
     assert costs.trained_per_s == 128 * 6e6 / 0.1, "half-way between the two"
     assert costs.step_s(3_000_000, 256) == pytest.approx(0.1) and Costs().step_s(3_000_000, 256) == 0.0
@@ -47,10 +49,25 @@ def test_ways_between_real_engines_are_measured(monkeypatch: pytest.MonkeyPatch)
     assert told["heartbeat_bytes"] > 150
 
 
-def test_messages_are_counted_and_what_a_node_makes_of_them_takes_time() -> None:
-    told = count_messages(20.0)
-    assert told["messages_per_peer_s"] > 1.0 and told["message_bytes"] > 150
-    assert 0.0 < told["handle_s"] < 1.0, "the opening is told of elsewhere"
+def test_messages_pieces_and_calls_of_a_round_are_counted() -> None:
+    """Of three nodes: each sends the two others its contribution and its mean, in a header and a payload at least, and asks its doors for more than ten things."""
+    counts, message_bytes = count_ways(pair("tiny", tokens_per_s=256.0, count=3, seconds=40.0))
+    assert message_bytes > 150
+    assert counts["write"] >= 3 * 2 * 2 * 2 and counts["door"] >= 3 * 10
+    assert counts["message"] >= 3 * 2 * (1 + 3), "a greeting, and three words at least of a round, whoever proposes"
+    assert counts["message"] < 200 and counts["write"] < 200
+
+
+def test_only_rounds_of_all_begin_and_end_what_is_counted() -> None:
+    rounds = Rounds(2)
+    for height, peers, done in ((1, 1, 5.0), (2, 2, 10.0), (2, 2, 11.0), (3, 1, 12.0), (5, 2, 20.0), (6, 1, 99.0)):
+        rounds.see({"event": "round.commit", "round": height, "contributors": dict.fromkeys(range(peers))}, (done, 0.0))
+        rounds.see({"event": "step"}, (1000.0, 0.0))
+    assert rounds.each() == [5.0, 0.0], "two rounds, from the second to the fifth height, as told first"
+    alone = Rounds(2)
+    alone.see({"event": "round.commit", "round": 1, "contributors": {"a": 1, "b": 1}}, (1.0,))
+    with pytest.raises(BenchError, match="2 nodes made 1 rounds together"):
+        alone.each()
 
 
 def test_what_is_not_measured_has_a_default() -> None:
