@@ -67,6 +67,7 @@ seq_len = 64
 [manifest.swarm]
 batch_tokens = {tokens}
 inner_steps = 4
+delay_steps = {delay_steps}
 min_round_s = 2.0
 max_round_s = 60.0
 [[peers]]
@@ -132,8 +133,15 @@ def calibrate(console: Console) -> tuple[Costs, dict[str, Any]]:
 
 
 def pair(preset: str, *, tokens_per_s: float, count: int = 2, seconds: float = SECONDS) -> Scenario:
-    """The scenario that is measured."""
-    text = PAIR.format(preset=preset, tokens=STEP_TOKENS, tokens_per_s=tokens_per_s, count=count, seconds=seconds)
+    """The scenario that is measured. More than two do not stand while one of them evaluates: else most rounds would be of others."""
+    text = PAIR.format(
+        preset=preset,
+        tokens=STEP_TOKENS,
+        delay_steps='"auto"' if count > 2 else 0,
+        tokens_per_s=tokens_per_s,
+        count=count,
+        seconds=seconds,
+    )
     return parse_scenario(text, name="calibrate")
 
 

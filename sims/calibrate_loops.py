@@ -27,6 +27,9 @@ from farflung.sims.told_to_end import orderly_end, run_until_told
 KINDS = ("message", "write", "door")
 """What `calibrate_ways` measures one of, in seconds, and a simulation counts: control messages, pieces of streams, calls."""
 
+ENOUGH = 5
+"""Rounds."""
+
 
 @dataclass(slots=True)
 class Rounds:
@@ -35,19 +38,21 @@ class Rounds:
     num_peers: int
     heights: set[int] = field(default_factory=set)
     done: list[tuple[bool, tuple[float, ...]]] = field(default_factory=list)
-    """Whether all took part, and how much had been done, of each kind."""
+    """Whether all were members, and how much had been done, of each kind."""
 
     def see(self, event: Event, done: tuple[float, ...]) -> None:
         """An event came, when so much had been done."""
         if event["event"] == "round.commit" and event["round"] not in self.heights:
             self.heights.add(event["round"])
-            self.done.append((len(event["contributors"]) == self.num_peers, done))
+            self.done.append((len(event["view"]) == self.num_peers, done))
 
     def each(self) -> list[float]:
-        """Of each kind from one round to the next, the mean from the first to the last in which all took part. Raises BenchError when there are not two."""
-        whole = [number for number, (all_took_part, _) in enumerate(self.done) if all_took_part]
-        if len(whole) < 2:
-            raise BenchError(f"{self.num_peers} nodes made {len(whole)} rounds together: this machine is busy")
+        """Of each kind from one round to the next, the mean while all are members. Raises BenchError when these are too few."""
+        whole = [number for number, (are_all, _) in enumerate(self.done) if are_all]
+        if len(whole) < ENOUGH:
+            raise BenchError(
+                f"{self.num_peers} nodes made {len(whole)} rounds together, and {ENOUGH} are needed: this machine is busy"
+            )
         first, last = whole[0], whole[-1]
         return [
             (after - before) / (last - first)
