@@ -31,9 +31,6 @@ REMEMBERED_SIGNATURES = 8192
 """Good signatures that are not checked again: a vote comes alone, then in its certificate, and in every history that carries it; our own we made
 ourselves; and where many nodes share a process, as in simulations, each of them hears the same heartbeat. Bad ones are checked each time."""
 
-REMEMBERED_BYTES = 1 << 10
-"""Longest data whose signature is remembered; votes and heartbeats are shorter."""
-
 
 class Signer(Protocol):
     """Who holds a private key. `node/` keeps it in a file; tests and simulations derive it from a seed."""
@@ -64,7 +61,7 @@ class Ed25519Signer:
     def sign(self, data: bytes) -> bytes:
         """The 64-byte signature over `data`."""
         signature = self._key.sign(data)
-        _remember(self._peer_id, signature, data)
+        _remember(_mark(self._peer_id, signature, data))
         return signature
 
     def __repr__(self) -> str:
@@ -79,26 +76,32 @@ def domain(what: str) -> bytes:
 def verify(peer_id: PeerId, signature: bytes, data: bytes) -> None:
     """Check that `peer_id` signed `data` (with its domain prefix). Raises BadSignature naming the peer."""
     try:
-        if (peer_id, signature, data) not in _good:
+        mark = _mark(peer_id, signature, data)
+        if mark not in _good:
             Ed25519PublicKey.from_public_bytes(peer_id).verify(signature, data)
-        _remember(peer_id, signature, data)
+        _remember(mark)
     except InvalidSignature:
         raise BadSignature("the signature does not fit the key and the bytes", peer=peer_id) from None
     except ValueError as err:  # a key that is not 32 bytes long or no point of the curve
         raise BadSignature(f"no Ed25519 public key: {err}", peer=peer_id) from None
 
 
-_good: dict[tuple[PeerId, bytes, bytes], None] = {}
+Mark = tuple[PeerId, bytes, bytes]
+"""Of a signature: whose it is, its bytes, and a hash of what it is over, which may be long."""
+
+_good: dict[Mark, None] = {}
 """Signatures made or checked here, those that were asked for last at the end."""
 
 
-def _remember(peer_id: PeerId, signature: bytes, data: bytes) -> None:
-    if len(data) > REMEMBERED_BYTES:
-        return
-    _good.pop((peer_id, signature, data), None)
+def _mark(peer_id: PeerId, signature: bytes, data: bytes) -> Mark:
+    return peer_id, signature, hashlib.sha256(data).digest()
+
+
+def _remember(mark: Mark) -> None:
+    _good.pop(mark, None)
     if len(_good) >= REMEMBERED_SIGNATURES:
         del _good[next(iter(_good))]
-    _good[peer_id, signature, data] = None
+    _good[mark] = None
 
 
 def digest(what: str, data: bytes) -> bytes:

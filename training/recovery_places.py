@@ -105,10 +105,11 @@ def _placed(
     for piece in order:
         apart = [peer for peer in peers if peer.stage == piece.stage]
         now = frozenset(current.get(piece.name, ()))
+        dangers = {peer.name: _danger(peer, apart) for peer in peers if peer.stage != piece.stage}
         candidates = [
             peer
             for peer in peers
-            if peer.stage != piece.stage and room[peer.name] >= piece.nbytes
+            if peer.name in dangers and room[peer.name] >= piece.nbytes
             if apart or peer.name in now
         ]
         if not candidates:
@@ -116,15 +117,17 @@ def _placed(
             continue
 
         def rank(
-            peer: Peer, piece: Piece = piece, apart: Sequence[Peer] = apart, now: frozenset[str] = now
+            peer: Peer,
+            piece: Piece = piece,
+            dangers: Mapping[str, tuple[int, int]] = dangers,
+            now: frozenset[str] = now,
         ) -> tuple[object, ...]:
             beside = (peer.stage - piece.stage) % num_stages in (1, num_stages - 1)
             load = peer.room_bytes - room[peer.name]
-            return _danger(peer, apart), peer.name not in now, beside, load, -peer.uplink_bytes_s, peer.name
+            return dangers[peer.name], peer.name not in now, beside, load, -peer.uplink_bytes_s, peer.name
 
         best = min(candidates, key=rank)
-        others = [peer for peer in peers if peer.stage != piece.stage]
-        if _danger(best, apart)[0] and not all(_danger(peer, apart)[0] for peer in others):
+        if dangers[best.name][0] and not all(regions for regions, _ in dangers.values()):
             late.append(piece)
         held.append(Holding(piece=piece.name, holder=best.name, why=_why(best, apart, best.name in now)))
         room[best.name] -= piece.nbytes

@@ -2,6 +2,7 @@
 
 import pytest
 
+from farflung.protocol import keys
 from farflung.protocol.errors import BadSignature, IdentityError, WrongVersion
 from farflung.protocol.keys import Ed25519Signer, domain, fingerprint, short, verify
 from farflung.protocol.versions import PROTOCOL_VERSION, check_version, negotiate
@@ -20,6 +21,33 @@ def test_rfc_8032_vector() -> None:
 
 def test_verify() -> None:
     verify(ALICE.peer_id, ALICE.sign(b"data"), b"data")
+
+
+def test_what_was_signed_here_is_not_checked_however_long_and_nothing_else_passes_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    signer = Ed25519Signer(bytes(32))
+    data = domain("tests") + bytes(5000)
+    signature = signer.sign(data)
+    good, whose = bytes(64), signer.peer_id
+    checked = []
+    real = keys.Ed25519PublicKey
+
+    class Watched:
+        @staticmethod
+        def from_public_bytes(peer_id: bytes) -> object:
+            checked.append(peer_id)
+            return real.from_public_bytes(peer_id)
+
+    monkeypatch.setattr(keys, "Ed25519PublicKey", Watched)
+    verify(whose, signature, data)
+    assert checked == []
+    # The same bytes, cut elsewhere: no key, and no signature of anybody.
+    wrong = ((whose + signature[:1], signature[1:], data), (whose, signature + data[:1], data[1:]), (whose, good, data))
+    for peer_id, other, said in wrong:
+        with pytest.raises(BadSignature):
+            verify(peer_id, other, said)
+    assert checked == [one[0] for one in wrong]
 
 
 @pytest.mark.parametrize(
