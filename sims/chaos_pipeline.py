@@ -4,12 +4,14 @@ Nodes are as they are, the model is of a few layers that learn to count, time is
 newcomers or some that were gone, until there is one more than stages: then every stage has to be served again and all have to train on, within `PATIENCE_S`. Run by hand:
 
     python -m farflung.sims.chaos_pipeline --seeds 1000 --repeat-every 10   # `make soak`
+    python -m farflung.sims.chaos_pipeline --kind dark --seeds 500 --repeat-every 10   # as well: among the blows, all machines lose power at once
     python -m farflung.sims.chaos_pipeline --seed 17 --events               # one of them, with its log
     python -m farflung.sims.chaos_pipeline --seed 17 --twice                # and once more: the log has to be the same
 """
 
 import asyncio
 import hashlib
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -43,6 +45,9 @@ ROUNDS_AFTER = 2
 STORY_S = 3600.0
 """Far longer than all blows of a scene take: a soak is not to hang."""
 
+AWAY_S = 5.0
+"""For which all machines have no power."""
+
 LOOK_S = 1.0
 """Between two looks whether that is so."""
 
@@ -63,23 +68,47 @@ def run_seed(seed: int, *, keep: bool = True) -> StageReport:
     return run_scene(seed, draw_scene(seed), keep=keep)
 
 
-def run_scene(seed: int, scene: Scene, *, keep: bool = True, stop_when_broken: bool = False) -> StageReport:
+def run_dark(seed: int, *, keep: bool = True) -> StageReport:
+    """The same, but at some moment among its blows, or soon after them, all machines lose power at once, and later all of them come back."""
+    scene = draw_scene(seed)
+    return run_scene(
+        seed, scene, keep=keep, dark_s=random.Random(f"{seed}/dark").uniform(0.0, scene.blows[-1].at + 120.0)
+    )
+
+
+def run_scene(
+    seed: int,
+    scene: Scene,
+    *,
+    keep: bool = True,
+    stop_when_broken: bool = False,
+    dark_s: float | None = None,  # when all lose power, seconds after the first rounds
+) -> StageReport:
     """Simulate a scene; the seed draws keys and what the network does. `keep`: the log is kept."""
     kernels.prepare(resolve_paths().cache / "kernels")
     report = StageReport(seed, scene.num_peers, scene.describe(), stages=scene.stages)
-    _Run(seed, scene, report, keep, stop_when_broken).run()
+    _Run(seed, scene, report, keep, stop_when_broken, dark_s).run()
     return report
 
 
 class _Run:
     """The moving parts of one."""
 
-    def __init__(self, seed: int, scene: Scene, report: StageReport, keep: bool, stop_when_broken: bool) -> None:
+    def __init__(
+        self,
+        seed: int,
+        scene: Scene,
+        report: StageReport,
+        keep: bool,
+        stop_when_broken: bool,
+        dark_s: float | None,
+    ) -> None:
         self._seed = seed
         self._scene = scene
         self._report = report
         self._trail = Trail(keep, None, report.events)
         self._stops = stop_when_broken
+        self._dark_s = dark_s
         self._is_broken = asyncio.Event()
         self._swarm: PipelineSwarm
 
@@ -122,8 +151,11 @@ class _Run:
             misfortune = Misfortune(self._scene, swarm, lambda line: self._trail.log(None, "fault", {"what": line}))
             try:
                 async with asyncio.timeout(STORY_S):
-                    await misfortune.run()
-                    await misfortune.end()
+                    if self._dark_s is None:
+                        await misfortune.run()
+                        await misfortune.end()
+                    else:
+                        await misfortune.darken(self._dark_s, AWAY_S)
             except TimeoutError:
                 self._on_broken(f"invariant 0: the blows were not over after {STORY_S:.0f} s")
                 return
@@ -189,7 +221,7 @@ def _recipe(scene: Scene, founder: Ed25519Signer) -> Recipe:
 
 
 def main() -> None:
-    soak(__doc__, {"pipelines": run_seed}, _told)
+    soak(__doc__, {"pipelines": run_seed, "dark": run_dark}, _told)
 
 
 def _told(report: StageReport) -> str:

@@ -1,6 +1,7 @@
 """Lets the blows of a scene (`stage_losses`) fall on a swarm: finds who is hit, makes faults of it, and undoes what is over."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
@@ -22,6 +23,7 @@ from farflung.sims.faults import (
     Resume,
     Slow,
     Start,
+    Window,
 )
 from farflung.sims.pipeline_swarm import PipelineSwarm
 from farflung.sims.stage_losses import Blow, Scene, What, Whom
@@ -46,6 +48,8 @@ class Misfortune:
         self._began = swarm.hub.now()
         self._numbers = count()
         self._cut = False
+        self._windows: dict[int, Window] = {}
+        """What is wrong with the network or machines for a while, by number."""
         self._pauses: dict[int, list[int]] = {}
         """By peer, numbers of those that it stands still for; it goes on after the last of them."""
         self._fresh = list(range(len(scene.placed), scene.num_peers))
@@ -55,6 +59,21 @@ class Misfortune:
         async with asyncio.TaskGroup() as group:
             for blow in self._scene.blows:
                 group.create_task(self._fall(blow), name=f"blow: {blow.what}")
+
+    async def darken(self, after_s: float, away_s: float) -> None:
+        """Blows for so long, or until all are over. Then everybody loses power at one moment, whatever else was wrong is over, and later all come back that were ever there."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(after_s):
+                await self.run()
+        for peer in self._running():
+            self._begin(Kill(at=self._now(), peer=peer, reset=False))
+        for number, window in self._windows.items():
+            self._player.end(number, window)
+        if self._cut:
+            self._begin(Heal(at=self._now()))
+        await asyncio.sleep(away_s)
+        for peer in sorted(self._swarm.tasks):
+            self._begin(Start(at=self._now(), peer=peer))
 
     async def end(self) -> None:
         """Those come back without whom no stages are enough to decide; newcomers come, and after the last of them others come back, until there is one more
@@ -165,6 +184,8 @@ class Misfortune:
                 return number
             self._pauses[fault.peer] = [number]  # those of a life that was killed meanwhile are over
         self._player.begin(number, fault)
+        if isinstance(fault, Window):
+            self._windows[number] = fault
         return number
 
     async def _undo(self, fault: Fault, number: int, lives: Mapping[int, asyncio.Task[None]]) -> None:
@@ -186,7 +207,7 @@ class Misfortune:
                 self._cut = False
                 self._begin(Heal(at=self._now()))
             case Drop() | Duplicate() | Delay() | Slow():
-                self._player.end(number, fault)
+                self._player.end(number, self._windows.pop(number))
             case _:
                 raise AssertionError(f"no blow makes this: {fault}")
 

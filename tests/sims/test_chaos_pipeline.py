@@ -7,11 +7,15 @@ from multiprocessing import get_context
 import pytest
 
 from farflung.protocol.manifest_sections import CHECKFREE, CHECKFREE_PLUS, LADDER
-from farflung.sims.chaos_pipeline import StageReport, run_scene, run_seed
+from farflung.sims.chaos_pipeline import StageReport, run_dark, run_scene, run_seed
 from farflung.sims.stage_losses import LAST, Blow, Scene, What, Whom, draw_scene
 
 SEEDS = [3, 13]
 """`make soak` runs 1,000."""
+
+
+DARK = [3, 7]
+"""The first has begun three stages anew when it is dark."""
 
 
 def scene(*blows: Blow, placed: tuple[int, ...] = (0, 1, 2, 3), newcomers: int = 3) -> Scene:
@@ -34,6 +38,12 @@ def scene(*blows: Blow, placed: tuple[int, ...] = (0, 1, 2, 3), newcomers: int =
 def made(report: StageReport) -> list[str]:
     """Lines of stages that were begun anew."""
     return [line for line in report.events if " stage.made " in line]
+
+
+@pytest.mark.parametrize("seed", DARK)
+def test_all_stages_train_on_when_everybody_has_lost_power(seed: int) -> None:
+    report = run_dark(seed, keep=False)
+    assert report.violations == [] and report.begun_anew == {3: 3, 7: 0}[seed]
 
 
 @pytest.mark.slow

@@ -115,3 +115,37 @@ def test_who_is_stopped_twice_goes_on_after_the_last_one(monkeypatch: pytest.Mon
         (81, "pause peer 1"),
         (131, "resume peer 1"),
     ]
+
+
+def test_in_the_dark_all_that_was_wrong_is_over_and_all_come_back_that_were_ever_there() -> None:
+    blows = (
+        Blow(at=1.0, what=What.PAUSE, which=(0,), for_s=30.0),
+        Blow(at=2.0, what=What.CUT, which=(1,), for_s=30.0),
+        Blow(at=3.0, what=What.DROP, for_s=30.0, much=0.5),
+        Blow(at=4.0, what=What.SLOW, which=(1,), for_s=2.0, much=3.0),
+        Blow(at=5.0, what=What.KILL, which=(1,), for_s=30.0),
+        Blow(at=20.0, what=What.COME),
+    )
+    scene = replace(draw_scene(0), stages=2, layers=2, placed=(0, 1), newcomers=1, regions=(0, 0, 0), blows=blows)
+    told: list[tuple[float, str]] = []
+    there: list[set[int]] = []
+
+    async def story(swarm: PipelineSwarm) -> None:
+        began = swarm.hub.now()
+        for peer in range(2):
+            swarm.start(peer)
+        misfortune = Misfortune(scene, swarm, lambda line: told.append((swarm.hub.now() - began, line)))
+        await misfortune.darken(10.0, 5.0)
+        assert swarm.hub.quiet and set(swarm.slowness.values()) == {1.0}
+        there.append(running(swarm))
+
+    simulate(recipe(stages=2, layers=2), Counting(), signers(3), story)
+    assert there == [{0, 1}], "the newcomer has not come yet"
+    late = [(round(at), line) for at, line in told if at > 7.0]
+    assert late == [
+        (10, "peer 0 loses power"),
+        (10, "end of drop 50% of messages until 33.0 s"),
+        (10, "heal the partition"),
+        (15, "start peer 0"),
+        (15, "start peer 1"),
+    ]
