@@ -5,6 +5,7 @@ nodes make of what comes, what they log and look after, and that so many process
 streams and calls a round has is counted in a simulation of the same swarm. As many times as the one is these together, each of them takes in truth.
 """
 
+import contextlib
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -85,8 +86,10 @@ def loop_seconds(scenario: Scenario) -> float:
         def look(event: Event) -> None:
             if event["event"] != "round.commit" or len(pids := swarm.pids) < scenario.num_peers:
                 return
-            clocks.extend(map(_Clock, pids[len(clocks) :]))
-            rounds.see(event, (sum(one.seconds() for one in clocks),))
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has crashed, of which the swarm tells
+                if not clocks:
+                    clocks.extend(map(_Clock, pids))
+                rounds.see(event, (sum(one.seconds() for one in clocks),))
 
         swarm.on_event = look
         run_until_told(swarm.play(schedule))
@@ -103,7 +106,9 @@ class _Clock:
         self._children = self._node.children(recursive=True)
 
     def seconds(self) -> float:
-        loop = next(thread for thread in self._node.threads() if thread.id == self._node.pid)
+        loop = next((thread for thread in self._node.threads() if thread.id == self._node.pid), None)
+        if loop is None:
+            raise BenchError("this system does not tell what the first thread of a process computes; Linux does")
         of_children = (child.cpu_times() for child in self._children)
         return float(loop.user_time + loop.system_time + sum(times.user + times.system for times in of_children))
 

@@ -1,5 +1,7 @@
 """Costs come from measurements as a line through two sizes, are written, read again, and change what a simulation takes."""
 
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from farflung.protocol.errors import ConfigError
 from farflung.sims import calibrate_ways
 from farflung.sims.bench_calibrate import Run, costs_of, pair, read_calls
 from farflung.sims.bench_workers import BenchError
-from farflung.sims.calibrate_loops import Rounds, count_ways
+from farflung.sims.calibrate_loops import Rounds, _Clock, count_ways
 from farflung.sims.churn import make_schedule
 from farflung.sims.costs import Costs, load_costs, write_costs
 from farflung.sims.scenario_plan import prepare
@@ -69,6 +71,34 @@ def test_only_rounds_of_all_begin_and_end_what_is_counted() -> None:
     for height, members, done in ((8, 2, 35.0), (9, 1, 99.0)):
         rounds.see({"event": "round.commit", "round": height, "view": list(range(members))}, (done, 0.0))
     assert rounds.each() == [5.0, 0.0], "five rounds, from the second height to the eighth, as told first"
+
+
+SPINS = """
+import sys, threading, time
+
+def spin():
+    until = time.thread_time() + 0.4
+    while time.thread_time() < until:
+        pass
+
+other = threading.Thread(target=spin)
+other.start()
+other.join()
+spin()
+print("done", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_clock_of_a_node_is_that_of_its_first_thread() -> None:
+    """Which computes for 0.4 s beside its start, and another thread as long."""
+    with subprocess.Popen(
+        [sys.executable, "-IS", "-c", SPINS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stdin is not None
+        assert process.stdout.readline() == b"done\n"
+        assert 0.38 < _Clock(process.pid).seconds() < 0.7
+        process.stdin.close()
 
 
 def test_what_is_not_measured_has_a_default() -> None:
